@@ -1,0 +1,107 @@
+"""BatchNorm whose running statistics are those of the mini-batch, not of its micro-batches."""
+
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+# count of values per channel, their mean and their summed squared deviation, each (channels,)
+Moments = tuple[int, torch.Tensor, torch.Tensor]
+
+
+class DeferredBatchNorm:
+    """Gather BatchNorm's statistics over several forward passes, update them once.
+
+    Inside the ``with`` block each training BatchNorm normalises by its micro-batch as always
+    (the paper's behaviour), but leaves `running_mean` and `running_var` alone while the moments
+    of its inputs are pooled. `update()` then moves the running statistics once, by the pooled
+    mean and the pooled unbiased variance, as one forward pass over all the samples would.
+
+    The pooled moments are those of the activations that the layer really received. They are the
+    undivided mini-batch's wherever no other training BatchNorm stands before the layer, since a
+    preceding one normalised by micro-batch statistics; no single pass can undo that.
+
+    Differs from the paper: Micro-Batch Streaming (section 4.2.2) leaves BatchNorm as it is, so
+    that the running statistics move once per micro-batch.
+
+    Raises:
+        ValueError: The model has a `SyncBatchNorm`, which shares its statistics by itself.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [
+            module
+            for module in model.modules()
+            if isinstance(module, _BatchNorm) and module.training and module.track_running_stats
+        ]
+        if any(isinstance(layer, nn.SyncBatchNorm) for layer in self._layers):
+            raise ValueError(
+                "batchnorm='deferred' cannot gather the statistics of a SyncBatchNorm layer; use "
+                "batchnorm='micro', or ordinary BatchNorm layers"
+            )
+        self.moments: dict[nn.Module, Moments] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> "DeferredBatchNorm":
+        for layer in self._layers:
+            layer.track_running_stats = False  # the layer then passes no running statistics
+            self._handles.append(layer.register_forward_pre_hook(self._gather))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for layer in self._layers:
+            layer.track_running_stats = True
+
+    @torch.no_grad()
+    def _gather(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        values = inputs[0].detach()  # (samples, channels, ...)
+        if values.dtype in (torch.float16, torch.bfloat16):
+            values = values.float()
+        axes = [axis for axis in range(values.dim()) if axis != 1]
+        count = values.numel() // values.shape[1]
+        variance, mean = torch.var_mean(values, dim=axes, correction=0)
+        self.moments[layer] = _pool(self.moments.get(layer), (count, mean, variance * count))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move each layer's running statistics once, by the pooled moments."""
+        for layer in self._layers:
+            if layer not in self.moments or layer.running_mean is None or layer.running_var is None:
+                continue
+            count, mean, deviation = self.moments[layer]
+            if layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.add_(1)
+            if layer.momentum is None:  # a cumulative average
+                seen: Any = layer.num_batches_tracked
+                momentum: Any = seen.to(layer.running_mean.dtype).reciprocal()
+            else:
+                momentum = layer.momentum
+            variance = deviation / max(1, count - 1)
+            layer.running_mean.lerp_(mean.to(layer.running_mean.dtype), momentum)
+            layer.running_var.lerp_(variance.to(layer.running_var.dtype), momentum)
+        self.moments.clear()
+
+
+def _pool(first: Moments | None, second: Moments) -> Moments:
+    # Chan, Golub and LeVeque's update: no difference of large sums.
+    if first is None:
+        return second
+    (n, mean_n, deviation_n), (m, mean_m, deviation_m) = first, second
+    shift = mean_m - mean_n
+    total = n + m
+    return (
+        total,
+        mean_n + shift * (m / total),
+        deviation_n + deviation_m + shift.square() * (n * m / total),
+    )

@@ -1,0 +1,91 @@
+"""What can be wrong with a mini-batch or an argument, by name, and the checks that find it."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class MicroBatchError(ValueError):
+    """Something given to the streamer cannot be used; gradients are as they were."""
+
+
+class EmptyBatchError(MicroBatchError):
+    """The mini-batch has no sample."""
+
+
+class MicroBatchSizeError(MicroBatchError):
+    """The micro-batch size is neither a whole number of at least 1 nor ``"auto"``."""
+
+
+class BatchSizeMismatchError(MicroBatchError):
+    """The tensors of a mini-batch disagree in their first dimension."""
+
+
+class LossShapeError(MicroBatchError):
+    """The loss is not a scalar tensor."""
+
+
+class NonFiniteLossError(MicroBatchError):
+    """The loss is infinite or not a number."""
+
+
+def check_choice(name: str, given: Any, allowed: tuple[str, ...]) -> None:
+    """Raise a ValueError unless `given` is among `allowed`."""
+    if given not in allowed:
+        raise ValueError(f"{name} is {given!r}; allowed are {', '.join(map(repr, allowed))}")
+
+
+def checked_size(size: Any) -> int | None:
+    """Return a micro-batch size, None for ``"auto"``."""
+    if isinstance(size, str) and size == "auto":
+        return None
+    try:
+        whole = 0 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        whole = 0
+    if whole < 1:
+        raise MicroBatchSizeError(
+            f"micro_batch_size is {size!r}; give a whole number of at least 1, or 'auto'"
+        )
+    return whole
+
+
+def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
+    """Return the device, with its index, on which the model's parameters must be."""
+    parameter = next(model.parameters(), None)
+    if device is None:
+        return parameter.device if parameter is not None else torch.device("cpu")
+    resolved = torch.device(device)
+    if resolved.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("device is 'cuda', but no CUDA device is present; use 'cpu'")
+        if resolved.index is None:
+            resolved = torch.device("cuda", torch.cuda.current_device())
+    if parameter is not None and parameter.device != resolved:
+        raise ValueError(
+            f"the model's parameters are on {parameter.device}, device is {resolved}; move the "
+            f"model there first with model.to({str(resolved)!r})"
+        )
+    return resolved
+
+
+def check_loss(loss: Any) -> torch.Tensor:
+    """Return `loss` if it is a scalar tensor, raise `LossShapeError` if not."""
+    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
+        return loss
+    got = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+    raise LossShapeError(
+        f"loss_fn returned {got}; it must return a scalar tensor, the mean over the "
+        f"micro-batch's samples (for a loss per sample, take its mean())"
+    )
+
+
+def check_finite(loss: torch.Tensor, num_samples: int) -> None:
+    """Raise `NonFiniteLossError` for an infinite or NaN loss; waits for the device."""
+    if not torch.isfinite(loss):
+        raise NonFiniteLossError(
+            f"the loss of the mini-batch of {num_samples} samples is {float(loss)}; gradients "
+            f"and buffers are as before the call; check the inputs, or lower the learning rate"
+        )

@@ -1,0 +1,174 @@
+"""Choose the micro-batch size from a linear memory model, shrink and grow it as memory allows."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from repro.measure import LinearMemoryModel, is_out_of_memory, memory_state
+
+_PROBE_SIZES = (2, 4, 8)
+_PATIENCE = 8  # mini-batches without an out-of-memory error before a halved size is doubled
+_MOST_PATIENCE = 512
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """How a micro-batch size was chosen. All memory is in bytes, peaks above the model included.
+
+    Attributes:
+        micro_batch_size: The size chosen for the first mini-batch.
+        probes: (batch size, measured peak) of each probe.
+        model: M(B) = p + B a fitted to the probes; None where fewer than two probes fit.
+        limit_bytes: What the peak may reach.
+        predicted_bytes: M at the chosen size.
+        observed_bytes: The peak measured over the first mini-batch at the chosen size.
+    """
+
+    micro_batch_size: int
+    probes: tuple[tuple[int, int], ...]
+    model: LinearMemoryModel | None
+    limit_bytes: int
+    predicted_bytes: float | None = None
+    observed_bytes: int | None = None
+
+    @property
+    def prediction_error(self) -> float | None:
+        """(predicted - observed) / observed, or None before both are known."""
+        if self.predicted_bytes is None or not self.observed_bytes:
+            return None
+        return (self.predicted_bytes - self.observed_bytes) / self.observed_bytes
+
+
+class AutoSizer:
+    """Keeps the largest micro-batch size that fits.
+
+    The linear model M(B) = p + B a is fitted once, to the peaks of a few small probes. Before
+    each mini-batch the largest B that the memory free at that moment admits is computed anew, so
+    that the size follows what else takes and returns memory. An out-of-memory error halves the
+    size; after several mini-batches without another it doubles again, up to what the model
+    admits. Each failure after a doubling makes the next try wait twice as long.
+
+    Args:
+        device: Where the memory is.
+        headroom: Share of the free memory left unused, 0 <= headroom < 1; None for 0 under a
+            simulated limit, whose bytes are exact, and 0.05 elsewhere, for fragmentation.
+    """
+
+    def __init__(self, device: torch.device, headroom: float | None) -> None:
+        self._device = device
+        self._headroom = headroom
+        self._model: LinearMemoryModel | None = None
+        self._start_bytes = 0
+        self._cap: int | None = None
+        self._patience = _PATIENCE
+        self._successes = 0
+        self._grew = False
+        self._ran_out = False
+        self.sizing: Sizing | None = None
+
+    def probe(self, num_samples: int, measure: Callable[[int], tuple[int, int]]) -> None:
+        """Fit the memory model.
+
+        Args:
+            num_samples: Samples at hand.
+            measure: Runs one batch of the given size and returns (live bytes before, peak bytes),
+                leaving no trace; raises an out-of-memory error where it does not fit.
+
+        Raises:
+            torch.OutOfMemoryError: Not even one sample fits.
+        """
+        probes: list[tuple[int, int]] = []
+        for size in _probe_sizes(num_samples):
+            peak = self._try(size, measure)
+            if peak is None:
+                self._ran_out = True
+                break
+            probes.append((size, peak))
+        if not probes:
+            peak = measure(1)[1]  # its out-of-memory error is the caller's
+            probes.append((1, peak))
+        if len(probes) >= 2:
+            self._model = LinearMemoryModel.fit(*zip(*probes, strict=True))
+        else:
+            self._cap = probes[0][0]
+        size = self.size_for(num_samples)
+        limit = self._limit_bytes()
+        self.sizing = Sizing(size, tuple(probes), self._model, limit)
+
+    def observed(self, size: int, peak_bytes: int) -> None:
+        """Note the peak of the first mini-batch, at `size`, beside what the model predicted."""
+        if self.sizing is not None:
+            self.sizing = replace(
+                self.sizing,
+                micro_batch_size=size,
+                predicted_bytes=self._model.predict(size) if self._model else None,
+                observed_bytes=peak_bytes,
+            )
+
+    def _try(self, size: int, measure: Callable[[int], tuple[int, int]]) -> int | None:
+        try:
+            self._start_bytes, peak = measure(size)
+            return peak
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        release_memory(self._device)  # outside the except block, which holds the failed tensors
+        return None
+
+    def needs_probe(self, num_samples: int) -> bool:
+        """Whether no model stands yet and `num_samples` are enough for a new try."""
+        if self._model is not None or self._ran_out:
+            return False
+        return self.sizing is None or num_samples > self.sizing.probes[-1][0]
+
+    def _limit_bytes(self) -> int:
+        # In the terms of the probes' peaks, which began from `_start_bytes`.
+        state = memory_state(self._device)
+        headroom = self._headroom
+        if headroom is None:
+            headroom = 0.0 if state.simulated else 0.05
+        return self._start_bytes + int(state.free_bytes * (1 - headroom))
+
+    def size_for(self, num_samples: int) -> int:
+        """Return the micro-batch size for a mini-batch of `num_samples`."""
+        fits = num_samples
+        if self._model is not None:
+            fits = max(1, self._model.largest_batch(self._limit_bytes()))
+        if self._cap is not None:
+            if self._successes >= self._patience:
+                self._cap *= 2
+                self._successes = 0
+                self._grew = True
+            if self._model is not None and self._cap >= fits:
+                self._cap = None
+            else:
+                fits = self._cap
+        return min(fits, num_samples)
+
+    def failed(self, size: int) -> None:
+        """Note that `size` ran out of memory."""
+        if self._grew:
+            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        self._cap = max(1, size // 2)
+        self._successes = 0
+        self._grew = False
+        self._ran_out = True
+
+    def succeeded(self) -> None:
+        """Note that a mini-batch went through."""
+        self._successes += 1
+        if self._cap is None and self._successes >= 4 * self._patience:
+            self._patience = _PATIENCE
+
+
+def _probe_sizes(num_samples: int) -> list[int]:
+    if num_samples >= _PROBE_SIZES[-1]:
+        return list(_PROBE_SIZES)
+    return sorted({max(1, num_samples // 4), max(1, num_samples // 2), num_samples})
+
+
+def release_memory(device: torch.device) -> None:
+    """Return cached blocks to the driver, so that the next size starts unfragmented."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

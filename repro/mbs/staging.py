@@ -1,0 +1,191 @@
+"""Streaming of micro-batches to a device, copies overlapped with computation."""
+
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from repro.mbs.batches import is_batched, to_device
+
+_END = object()
+
+
+@dataclass(frozen=True)
+class Span:
+    """When one micro-batch was copied (or fetched) or computed, from the start of its mini-batch.
+
+    `kind` is ``"copy"`` or ``"compute"``.
+    """
+
+    kind: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass
+class _Slot:
+    """Staging buffers of one micro-batch, and the events that guard their reuse."""
+
+    consumed: torch.cuda.Event
+    copied: torch.cuda.Event
+    buffers: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict)
+
+
+class Stager:
+    """Streams micro-batches to a device, `prefetch` of them copied ahead of the one computed.
+
+    On CUDA the copies run on a stream of their own, from pinned staging buffers (or straight from
+    the mini-batch where that is pinned already) into a ring of `prefetch` + 1 device buffers.
+    Streams wait for each other by events; the host waits for no result, only for a staging buffer
+    whose earlier copy is still under way, so that it runs at most the ring's length ahead. On a
+    CPU a micro-batch is a view of the mini-batch and nothing is copied.
+
+    Args:
+        device: Where micro-batches go.
+        prefetch: Micro-batches in flight ahead of the one being computed, at least 0.
+        trace: Whether to time every copy and computation, for `spans`.
+    """
+
+    def __init__(self, device: torch.device, prefetch: int, trace: bool) -> None:
+        self._device = device
+        self._prefetch = prefetch
+        self._trace = trace
+        self._marks: list[tuple[str, Any, Any]] = []
+        self._origin: Any = None
+        self._slots: list[_Slot] = []
+        self._copy_stream: torch.cuda.Stream | None = None
+
+    def stream(self, micro_batches: Iterable[Any]) -> Generator[Any, None, None]:
+        """Yield each pytree of `micro_batches` on the device.
+
+        A yielded micro-batch may be used until the next one is asked for.
+        """
+        if self._device.type == "cuda":
+            yield from self._stream_cuda(iter(micro_batches))
+            return
+        iterator = iter(micro_batches)
+        while True:
+            start = time.perf_counter()
+            micro_batch = next(iterator, _END)
+            if micro_batch is _END:
+                return
+            micro_batch = to_device(micro_batch, self._device)
+            ready = time.perf_counter()
+            yield micro_batch
+            if self._trace:
+                self._marks.append(("copy", start, ready))
+                self._marks.append(("compute", ready, time.perf_counter()))
+
+    def reset(self) -> None:
+        """Forget the spans so far; the origin of time is now."""
+        self._marks.clear()
+        if self._trace:
+            self._origin = time.perf_counter() if self._device.type == "cpu" else self._mark()
+
+    def spans(self) -> list[Span]:
+        """Return what happened when since `reset`; waits for the device."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+        def seconds(mark: Any) -> float:
+            if self._device.type == "cuda":
+                return self._origin.elapsed_time(mark) / 1e3
+            return mark - self._origin
+
+        counts: dict[str, int] = {"copy": 0, "compute": 0}
+        spans = []
+        for kind, start, end in self._marks:
+            spans.append(Span(kind, counts[kind], seconds(start), seconds(end)))
+            counts[kind] += 1
+        return spans
+
+    def _stream_cuda(self, iterator: Iterator[Any]) -> Generator[Any, None, None]:
+        compute = torch.cuda.current_stream(self._device)
+        if self._copy_stream is None:
+            self._copy_stream = torch.cuda.Stream(self._device)
+        while len(self._slots) < self._prefetch + 1:
+            self._slots.append(_Slot(torch.cuda.Event(), torch.cuda.Event()))
+        in_flight: deque[tuple[_Slot, Any]] = deque()
+        for index, micro_batch in enumerate(iterator):
+            slot = self._slots[index % len(self._slots)]
+            in_flight.append((slot, self._send(micro_batch, slot, compute)))
+            if len(in_flight) > self._prefetch:
+                yield from self._hand_out(*in_flight.popleft(), compute)
+        while in_flight:
+            yield from self._hand_out(*in_flight.popleft(), compute)
+
+    def _send(self, micro_batch: Any, slot: _Slot, compute: torch.cuda.Stream) -> Any:
+        assert self._copy_stream is not None
+        leaves, structure = tree_flatten(micro_batch)
+        sent = list(leaves)
+        for position, leaf in enumerate(leaves):
+            if not is_batched(leaf) or leaf.device == self._device:
+                continue
+            staging, target = self._buffers(slot, position, leaf, compute)
+            if staging is not None:
+                slot.copied.synchronize()  # until the buffer's earlier content has left it
+                staging[: len(leaf)].copy_(leaf)
+            sent[position] = (leaf if staging is None else staging[: len(leaf)], target)
+        with torch.cuda.stream(self._copy_stream):
+            self._copy_stream.wait_event(slot.consumed)
+            start = self._mark()
+            for position, pair in enumerate(sent):
+                if isinstance(pair, tuple):
+                    source, target = pair
+                    view = target[: len(source)]
+                    view.copy_(source, non_blocking=True)
+                    sent[position] = view
+            slot.copied.record(self._copy_stream)
+            if self._trace:
+                self._marks.append(("copy", start, self._mark()))
+        return tree_unflatten(sent, structure)
+
+    def _hand_out(
+        self, slot: _Slot, micro_batch: Any, compute: torch.cuda.Stream
+    ) -> Generator[Any, None, None]:
+        compute.wait_event(slot.copied)
+        start = self._mark()
+        try:
+            yield micro_batch
+        finally:
+            slot.consumed.record(compute)
+            if self._trace:
+                self._marks.append(("compute", start, self._mark()))
+
+    def _buffers(
+        self, slot: _Slot, position: int, leaf: torch.Tensor, compute: torch.cuda.Stream
+    ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        staging, target = slot.buffers.get(position, (None, None))
+        needs_staging = leaf.device.type == "cpu" and not leaf.is_pinned()
+        fits = (
+            target is not None
+            and target.shape[1:] == leaf.shape[1:]
+            and target.shape[0] >= leaf.shape[0]
+            and target.dtype == leaf.dtype
+        )
+        if not fits or target is None:
+            target = torch.empty_like(
+                leaf, device=self._device, memory_format=torch.contiguous_format
+            )
+            # Freed while a copy may be under way, it must not be handed out again too early; and
+            # its memory may still be in use by what the compute stream has queued.
+            assert self._copy_stream is not None
+            target.record_stream(self._copy_stream)
+            slot.consumed.record(compute)
+            staging = None
+        if needs_staging and staging is None:
+            staging = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
+        slot.buffers[position] = (staging, target)
+        return (staging if needs_staging else None), target
+
+    def _mark(self) -> torch.cuda.Event | None:
+        if not self._trace:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event

@@ -1,0 +1,430 @@
+"""Micro-Batch Streaming: the gradient of a mini-batch that does not fit into memory."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_flatten
+
+from repro.mbs.batches import (
+    Piece,
+    as_piece,
+    call_model,
+    concatenate,
+    mark_last,
+    pieces_of,
+    to_device,
+)
+from repro.mbs.batchnorm import DeferredBatchNorm, Moments
+from repro.mbs.errors import (
+    EmptyBatchError,
+    MicroBatchError,
+    check_choice,
+    check_finite,
+    check_loss,
+    checked_size,
+    resolve_device,
+)
+from repro.mbs.sizing import AutoSizer, Sizing, release_memory
+from repro.mbs.staging import Span, Stager
+from repro.mbs.transaction import Transaction, copy_tensors, get_rng, set_rng, write_tensors
+from repro.measure import MemoryMeter, is_out_of_memory
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """What one mini-batch came to.
+
+    Attributes:
+        loss: The mini-batch's loss, a detached scalar on the device. Reading it waits for the
+            device.
+        num_samples: Samples in the mini-batch, N_B.
+        num_micro_batches: Micro-batches it was split into, N_Sμ.
+        micro_batch_size: Size of all but the last (ragged) one of them, N_μ.
+        retries: How often the mini-batch, or a piece of it, was tried again with a smaller size.
+    """
+
+    loss: torch.Tensor
+    num_samples: int
+    num_micro_batches: int
+    micro_batch_size: int
+    retries: int
+
+
+@dataclass
+class _Totals:
+    """Sums over the micro-batches so far; `loss` is weighted but not yet divided."""
+
+    loss: torch.Tensor | None = None
+    weight: float = 0.0
+    num_samples: int = 0
+    num_micro_batches: int = 0
+    micro_batch_size: int = 0
+    retries: int = 0
+
+    def add(self, loss: torch.Tensor, weight: float) -> None:
+        self.loss = loss if self.loss is None else self.loss + loss
+        self.weight += weight
+
+    def check_finite(self) -> None:
+        assert self.loss is not None
+        check_finite(self.loss, self.num_samples)
+
+    def merge(self, part: "_Totals", micro_batch_size: int) -> None:
+        assert part.loss is not None
+        self.add(part.loss, part.weight)
+        self.num_samples += part.num_samples
+        self.num_micro_batches += part.num_micro_batches
+        self.micro_batch_size = micro_batch_size
+
+
+class MicroBatchStreamer:
+    """Computes a mini-batch's gradient in micro-batches that are streamed to the device.
+
+    Section 3 and Algorithm 1 of Piao et al., "Micro Batch Streaming". After `backward` the
+    parameters hold the gradient of the whole mini-batch, added to what they held before; an
+    optimizer step follows as always. A call that raises leaves gradients, buffers and random
+    number generators as they were.
+
+    Example:
+        >>> streamer = MicroBatchStreamer(model, loss_fn, micro_batch_size="auto", device="cuda")
+        >>> for inputs, targets in loader:
+        ...     optimizer.zero_grad(set_to_none=True)
+        ...     result = streamer.backward(inputs, targets)
+        ...     optimizer.step()
+
+    Differs from the paper: the default normalisation weighs each micro-batch by its samples,
+    n_μ / N_B, which also holds where N_μ does not divide N_B; Algorithm 1's 1 / N_Sμ is
+    ``normalization="paper"``.
+
+    Args:
+        model: The model, on `device` already. It is called with the inputs: a tuple or list as
+            positional arguments, a dictionary as keyword arguments, anything else as one. A
+            `DistributedDataParallel` model synchronises once per mini-batch, and its gradient is
+            the mean over the samples (weights) of all processes.
+        loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` where targets
+            are None; returns a scalar, the mean over its micro-batch's samples (weighted by
+            `weights` where those are given), or with `two_pass` any function of the mini-batch.
+        micro_batch_size: A whole number, or ``"auto"``: the largest that fits by a linear memory
+            model, halved on an out-of-memory error, grown back when memory allows.
+        device: Where the model computes; the device of its parameters by default.
+        normalization: ``"exact"``, ``"paper"`` (equation 14), or ``"none"``: the sum of the
+            micro-batches' gradients (equation 13). Not used by `two_pass`, which is exact.
+        batchnorm: ``"micro"``, each micro-batch updates the running statistics (the paper's), or
+            ``"deferred"``, one update with the pooled statistics; see `DeferredBatchNorm`.
+        two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch: a
+            first pass without graph collects all outputs, the loss and its gradient are taken
+            there, and a second pass per micro-batch carries that gradient to the parameters.
+            Costs one more forward pass, and the mini-batch's outputs stay on the device.
+        prefetch: Micro-batches copied ahead of the one that computes, on CUDA.
+        scaler: A `torch.amp.GradScaler` whose scale is applied to the loss; call its `step` and
+            `update` as usual.
+        autocast: A dtype in which to run the forward pass under autocast. Autocast around
+            `backward` works as well.
+        headroom: With ``"auto"``, the share of free memory left unused; by default 0 under a
+            CPU `MemoryBudget` or 0.05 elsewhere.
+        trace: Record when each micro-batch was copied and computed, for `timeline`.
+
+    Raises:
+        MicroBatchSizeError: `micro_batch_size` is neither ``"auto"`` nor at least 1.
+        ValueError: Another argument is not one of its choices.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[..., torch.Tensor],
+        micro_batch_size: int | str = "auto",
+        *,
+        device: torch.device | str | None = None,
+        normalization: str = "exact",
+        batchnorm: str = "micro",
+        two_pass: bool = False,
+        prefetch: int = 2,
+        scaler: torch.amp.GradScaler | None = None,
+        autocast: torch.dtype | None = None,
+        headroom: float | None = None,
+        trace: bool = False,
+    ) -> None:
+        check_choice("normalization", normalization, ("exact", "paper", "none"))
+        check_choice("batchnorm", batchnorm, ("micro", "deferred"))
+        if prefetch < 0:
+            raise ValueError(f"prefetch is {prefetch}; give 0 (no overlap) or more micro-batches")
+        if headroom is not None and not 0 <= headroom < 1:
+            raise ValueError(f"headroom is {headroom}; give a share of the memory, 0 <= share < 1")
+        self._size = checked_size(micro_batch_size)
+        self.model = model
+        self.loss_fn = loss_fn
+        self.device = resolve_device(model, device)
+        self._normalization = normalization
+        self._batchnorm = batchnorm
+        self._two_pass = two_pass
+        self._scaler = scaler
+        self._autocast = autocast
+        self._sizer = AutoSizer(self.device, headroom) if self._size is None else None
+        self._stager = Stager(self.device, prefetch, trace)
+        self._module = model.module if isinstance(model, DistributedDataParallel) else model
+        modules = [model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]
+        self._parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
+        self._buffers = [b for m in modules for b in m.buffers()]
+
+    @property
+    def sizing(self) -> Sizing | None:
+        """How ``"auto"`` chose its first size; None before the first mini-batch."""
+        return self._sizer.sizing if self._sizer else None
+
+    def timeline(self) -> list[Span]:
+        """Return when each micro-batch of the last mini-batch was copied and computed.
+
+        Needs ``trace=True``. Waits for the device.
+        """
+        return self._stager.spans()
+
+    def backward(self, inputs: Any, targets: Any = None, *, weights: Any = None) -> StreamResult:
+        """Add the gradient of a mini-batch to the parameters' gradients.
+
+        The host waits for the device once, at the end, to see whether the loss is finite.
+
+        Args:
+            inputs: A tensor or pytree of tensors (samples first; other leaves are passed on as
+                they are), on any device, or an iterable that yields the mini-batch piece by
+                piece as (inputs, targets) or (inputs, targets, weights), of which one piece at a
+                time is held.
+            targets: Likewise.
+            weights: What each sample, or each micro-batch, counts, such as its tokens; each
+                micro-batch then contributes by its share of their sum.
+
+        Raises:
+            EmptyBatchError: No sample.
+            BatchSizeMismatchError: First dimensions differ.
+            LossShapeError: The loss is not a scalar tensor.
+            NonFiniteLossError: The mini-batch's loss is infinite or not a number.
+            MicroBatchError: Inputs or weights of another unusable form.
+            torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
+        """
+        pieces = pieces_of(inputs, targets, weights)
+        if weights is not None and (self._two_pass or self._normalization != "exact"):
+            raise MicroBatchError(
+                "weights are used by normalization='exact' in a single pass; "
+                + (
+                    "a two-pass loss sees the whole mini-batch, weigh its samples there"
+                    if self._two_pass
+                    else f"normalization is {self._normalization!r}"
+                )
+            )
+        if pieces is not None and self._two_pass:
+            raise MicroBatchError(
+                "two_pass needs the whole mini-batch, not an iterable of pieces; pass tensors"
+            )
+        self._stager.reset()
+        totals = _Totals()
+        if pieces is None:
+            piece = as_piece(inputs, targets, weights)
+            self._with_retries(piece, lambda size: self._run_whole(piece, size), totals)
+        else:
+            with self._transaction():
+                self._run_pieces(pieces, totals)
+        assert totals.loss is not None
+        return StreamResult(
+            totals.loss / self._divisor(totals.weight),
+            totals.num_samples,
+            totals.num_micro_batches,
+            totals.micro_batch_size,
+            totals.retries,
+        )
+
+    # A mini-batch, whole or piece by piece
+
+    def _run_whole(self, piece: Piece, size: int) -> _Totals:
+        bounds = piece.bounds(size)
+        with self._transaction(), self._batchnorm_updates() as updates:
+            if self._two_pass:
+                totals = self._two_passes(piece, bounds)
+            else:
+                weights = self._weights(piece, bounds)
+                divisor = self._shared_divisor(sum(weights))
+                totals = self._accumulate(self.model, piece, bounds, weights, divisor)
+            totals.check_finite()
+            updates.update()
+        return totals
+
+    def _run_pieces(self, pieces: Iterator[Piece], totals: _Totals) -> None:
+        with self._batchnorm_updates() as updates:
+            for piece, is_last in mark_last(pieces):
+                moments = dict(updates.moments)
+                run = partial(self._run_piece, piece, is_last, updates, moments)
+                self._with_retries(piece, run, totals)
+            if totals.loss is None:
+                raise EmptyBatchError("the iterable yielded no piece; give at least one sample")
+            # The total weight is known only now: the gradients so far are sums.
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_div_(gradients, self._shared_divisor(totals.weight))
+            totals.check_finite()
+            updates.update()
+
+    def _run_piece(
+        self,
+        piece: Piece,
+        is_last: bool,
+        updates: DeferredBatchNorm,
+        moments: dict[nn.Module, Moments],
+        size: int,
+    ) -> _Totals:
+        updates.moments = dict(moments)  # without what a failed try gathered
+        bounds = piece.bounds(size)
+        weights = self._weights(piece, bounds)
+        # Only a size that may shrink needs a piece that can be undone on its own.
+        with self._transaction() if self._sizer else nullcontext():
+            return self._accumulate(self.model, piece, bounds, weights, 1.0, is_last)
+
+    def _with_retries(self, piece: Piece, run: Callable[[int], _Totals], totals: _Totals) -> None:
+        """Run at the size given or chosen, smaller where memory runs out; add to `totals`."""
+        if self._sizer is None:
+            assert self._size is not None
+            totals.merge(run(self._size), self._size)
+            return
+        first = self._sizer.needs_probe(piece.num_samples)
+        if first:
+            self._sizer.probe(piece.num_samples, lambda size: self._measure(piece, size))
+        while True:
+            size = self._sizer.size_for(piece.num_samples)
+            try:
+                if first:
+                    with MemoryMeter(self.device, resident=self._module) as meter:
+                        done = run(size)
+                    self._sizer.observed(size, meter.peak_bytes)
+                else:
+                    done = run(size)
+                break
+            except Exception as error:
+                if not is_out_of_memory(error) or size == 1:
+                    raise
+                if isinstance(self.model, DistributedDataParallel):
+                    error.add_note(
+                        "micro_batch_size='auto' cannot try again under DistributedDataParallel, "
+                        "where the other processes would wait; give a smaller whole number"
+                    )
+                    raise
+            # Outside the except block: the error's traceback holds the failed try's tensors.
+            release_memory(self.device)
+            self._sizer.failed(size)
+            totals.retries += 1
+        self._sizer.succeeded()
+        totals.merge(done, size)
+
+    def _measure(self, piece: Piece, size: int) -> tuple[int, int]:
+        """Return live bytes before, and the peak of, one micro-batch that leaves no trace."""
+        inputs, targets = piece.slice(0, size)
+        sample = Piece(inputs, targets, None, size)
+        with (
+            MemoryMeter(self.device, resident=self._module) as meter,
+            self._transaction(keep=False),
+        ):
+            self._accumulate(self._module, sample, [(0, size)], [1.0], 1.0)
+        return meter.start_bytes, meter.peak_bytes
+
+    # Micro-batches
+
+    def _accumulate(
+        self,
+        model: nn.Module,
+        piece: Piece,
+        bounds: list[tuple[int, int]],
+        weights: list[float],
+        divisor: float | torch.Tensor,
+        synchronize: bool = True,
+    ) -> _Totals:
+        """Algorithm 1, lines 7 to 14: each loss counts by its weight over `divisor`."""
+        totals = _Totals(num_samples=piece.num_samples, num_micro_batches=len(bounds))
+        micro_batches = self._stager.stream(piece.slice(*bound) for bound in bounds)
+        for index, (inputs, targets) in enumerate(micro_batches):
+            with self._synchronization(model, synchronize and index == len(bounds) - 1):
+                with self._precision():
+                    loss = self._loss(call_model(model, inputs), targets)
+                self._backward(loss * (weights[index] / divisor))
+            totals.add(loss.detach() * weights[index], weights[index])
+        return totals
+
+    def _two_passes(self, piece: Piece, bounds: list[tuple[int, int]]) -> _Totals:
+        buffers = copy_tensors(self._buffers)
+        rng_states, outputs = [], []
+        with torch.no_grad(), self._precision():
+            for inputs, _ in self._stager.stream(piece.slice(*bound) for bound in bounds):
+                rng_states.append(get_rng(self.device))
+                outputs.append(call_model(self._module, inputs))
+        write_tensors(self._buffers, buffers)  # the second pass updates them
+
+        whole = concatenate(outputs, bounds)
+        del outputs
+        with self._precision():
+            loss = self._loss(whole, to_device(piece.targets, self.device))
+        totals = _Totals(num_samples=piece.num_samples, num_micro_batches=len(bounds))
+        totals.add(loss.detach(), 1.0)
+        totals.check_finite()
+        self._backward(loss)
+        gradients = [getattr(leaf, "grad", None) for leaf in tree_flatten(whole)[0]]
+        del whole, loss
+
+        micro_batches = self._stager.stream(piece.slice(*bound) for bound in bounds)
+        for index, (inputs, _) in enumerate(micro_batches):
+            set_rng(self.device, rng_states[index])  # so that dropout repeats
+            with self._synchronization(self.model, index == len(bounds) - 1):
+                with self._precision():
+                    leaves = tree_flatten(call_model(self.model, inputs))[0]
+                pairs = [
+                    (leaf, gradient[slice(*bounds[index])])
+                    for leaf, gradient in zip(leaves, gradients, strict=True)
+                    if gradient is not None and leaf.requires_grad
+                ]
+                with torch.autocast(self.device.type, enabled=False):
+                    torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
+                del leaves, pairs
+        return totals
+
+    def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return check_loss(
+            self.loss_fn(outputs) if targets is None else self.loss_fn(outputs, targets)
+        )
+
+    def _backward(self, loss: torch.Tensor) -> None:
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        # The backward pass repeats the forward pass's precisions without autocast around it.
+        with torch.autocast(self.device.type, enabled=False):
+            loss.backward()
+
+    def _weights(self, piece: Piece, bounds: list[tuple[int, int]]) -> list[float]:
+        return piece.weights_of(bounds) if self._normalization == "exact" else [1.0] * len(bounds)
+
+    def _divisor(self, weight: float) -> float:
+        return 1.0 if self._normalization == "none" and not self._two_pass else weight
+
+    def _shared_divisor(self, weight: float) -> float | torch.Tensor:
+        """Return the divisor that makes the mean over processes the mean over all samples."""
+        if not isinstance(self.model, DistributedDataParallel) or self._normalization != "exact":
+            return self._divisor(weight)
+        group = self.model.process_group
+        total = torch.tensor(weight, device=self.device, dtype=torch.float64)
+        torch.distributed.all_reduce(total, group=group)
+        return total / torch.distributed.get_world_size(group)
+
+    def _synchronization(self, model: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
+        no_sync = getattr(model, "no_sync", None)
+        return nullcontext() if wanted or no_sync is None else no_sync()
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast)
+
+    def _transaction(self, keep: bool = True) -> Transaction:
+        return Transaction(self._parameters, self._buffers, self.device, keep)
+
+    def _batchnorm_updates(self) -> DeferredBatchNorm:
+        # Without layers it gathers nothing and updates nothing.
+        return DeferredBatchNorm(self._module if self._batchnorm == "deferred" else nn.Module())

@@ -1,0 +1,327 @@
+"""Peak memory, simulated memory limits, and the linear model of memory against batch size."""
+
+import math
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+Resident = nn.Module | Iterable[torch.Tensor]
+
+
+class BudgetExceededError(torch.OutOfMemoryError):
+    """A `MemoryBudget` was exceeded; handled wherever an out-of-memory error is."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether `error` says that a device ran out of memory.
+
+    cuDNN and cuBLAS report a failed workspace allocation as errors of their own, and the CPU
+    allocator as a plain `RuntimeError`.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    phrases = (
+        "CUDNN_STATUS_NOT_SUPPORTED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "DefaultCPUAllocator: can't allocate memory",
+        "DefaultCPUAllocator: not enough memory",
+        "CUDA error: out of memory",
+    )
+    return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
+
+
+class _StorageFollower(TorchDispatchMode):
+    """Sums the bytes of the storages alive among those that it has seen.
+
+    It follows each storage that an operation under it returns, and the parameters that one reads.
+    Other tensors from outside, such as a mini-batch in host memory, are not counted.
+    """
+
+    def __init__(self, on_growth: Callable[[int, int], None]) -> None:
+        super().__init__()
+        self.live_bytes = 0
+        self._on_growth = on_growth
+        self._alive: dict[int, weakref.finalize] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        for tensor in given:
+            if isinstance(tensor, nn.Parameter):
+                self.follow(tensor)
+        result = func(*args, **(kwargs or {}))
+        returned = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        try:
+            for tensor in returned:
+                self.follow(tensor, unless_of=given)
+        except BudgetExceededError:
+            # The traceback holds this frame: let the refused allocation go.
+            del result, returned, tensor
+            raise
+        return result
+
+    def follow(self, tensor: torch.Tensor, unless_of: Sequence[torch.Tensor] = ()) -> None:
+        """Count the storage of `tensor` until it is freed.
+
+        A view of one of `unless_of` is not new memory and is not counted.
+        """
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        # The Python wrapper of a storage lives as long as the storage itself, views included.
+        key = storage._cdata
+        if key in self._alive or any(_storage_key(other) == key for other in unless_of):
+            return
+        size = storage.nbytes()
+        self._alive[key] = weakref.finalize(storage, self._forget, key, size)
+        self.live_bytes += size
+        self._on_growth(self.live_bytes, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        if self._alive.pop(key, None) is not None:
+            self.live_bytes -= size
+
+    def stop(self) -> None:
+        for finalizer in self._alive.values():
+            finalizer.detach()
+        self._alive.clear()
+
+
+def _storage_key(tensor: torch.Tensor) -> int | None:
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
+
+
+class MemoryMeter:
+    """Peak memory of the operations inside a ``with`` block, in bytes.
+
+    On CUDA the peak is the caching allocator's. On a CPU every storage that is alive is followed
+    through a dispatch mode: those allocated inside, those of `resident`, and the parameters that
+    an operation inside touches. Other tensors that exist before are taken for host memory, such
+    as a mini-batch that waits to be streamed. What a kernel allocates for itself is not seen on a
+    CPU. A tensor that outlives the block is no longer followed.
+
+    Attributes:
+        start_bytes: Live bytes on entry (on a CPU, those of `resident`).
+        peak_bytes: The most bytes alive at once so far, `start_bytes` included.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu", resident: Resident = ()) -> None:
+        self.device = torch.device(device)
+        self.start_bytes = 0
+        self._resident = resident
+        self._peak_bytes = 0
+        self._follower: _StorageFollower | None = None
+
+    def __enter__(self) -> "MemoryMeter":
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self.start_bytes = torch.cuda.memory_allocated(self.device)
+            return self
+        self._peak_bytes = 0
+        self._follower = _StorageFollower(self._grown)
+        for tensor in _tensors(self._resident):
+            self._follower.follow(tensor)
+        self.start_bytes = self._follower.live_bytes
+        self._follower.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        if self._follower is not None:
+            self._follower.__exit__(*exception)
+            self._follower.stop()
+            self._follower = None
+        elif self.device.type == "cuda":
+            self._peak_bytes = self.peak_bytes
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes alive now."""
+        if self.device.type == "cuda":
+            return torch.cuda.memory_allocated(self.device)
+        return self._follower.live_bytes if self._follower else 0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes alive at once since entry."""
+        if self.device.type == "cuda":
+            return max(self._peak_bytes, torch.cuda.max_memory_allocated(self.device))
+        return self._peak_bytes
+
+    def _grown(self, live_bytes: int, size: int) -> None:
+        self._peak_bytes = max(self._peak_bytes, live_bytes)
+
+
+_active_budgets: list["MemoryBudget"] = []
+
+
+class MemoryBudget(MemoryMeter):
+    """A memory limit on what runs inside a ``with`` block.
+
+    On CUDA the limit is the process's share of the card
+    (`torch.cuda.set_per_process_memory_fraction`). On a CPU it is simulated: an operation whose
+    result would bring the live storages above the limit (see `MemoryMeter` for which are
+    followed) raises `BudgetExceededError`, a `torch.OutOfMemoryError`. The exact result that did
+    not fit is released before the error is seen.
+
+    Example:
+        >>> with MemoryBudget(limit_bytes=64 * 2**20, resident=model) as budget:
+        ...     loss_fn(model(inputs), targets).backward()
+        >>> budget.peak_bytes
+
+    Args:
+        limit_bytes: The most bytes that may be alive at once, at least 1.
+        device: ``cpu`` or a CUDA device.
+        resident: A module or tensors that occupy the device already (CPU only; a CUDA device
+            knows).
+
+    Raises:
+        ValueError: `limit_bytes` is not a positive number of bytes.
+        BudgetExceededError: Something inside, or `resident` on entry, does not fit.
+    """
+
+    def __init__(
+        self, limit_bytes: int, device: torch.device | str = "cpu", resident: Resident = ()
+    ) -> None:
+        super().__init__(device, resident)
+        if isinstance(limit_bytes, bool) or limit_bytes != int(limit_bytes) or limit_bytes < 1:
+            raise ValueError(
+                f"limit_bytes is {limit_bytes!r}; give a whole number of bytes, at least 1"
+            )
+        self.limit_bytes = int(limit_bytes)
+        self._previous_fraction = 1.0
+
+    def __enter__(self) -> "MemoryBudget":
+        if self.device.type == "cuda":
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            self._previous_fraction = torch.cuda.get_per_process_memory_fraction(self.device)
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(
+                min(1.0, self.limit_bytes / total), self.device
+            )
+        super().__enter__()
+        _active_budgets.append(self)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        _active_budgets.remove(self)
+        super().__exit__(*exception)
+        if self.device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(self._previous_fraction, self.device)
+
+    def _grown(self, live_bytes: int, size: int) -> None:
+        if live_bytes > self.limit_bytes:
+            raise BudgetExceededError(
+                f"out of memory (simulated limit): an allocation of {size:,} bytes brings the "
+                f"live storages to {live_bytes:,} bytes, above the budget of "
+                f"{self.limit_bytes:,}; use a smaller micro-batch or a larger limit_bytes"
+            )
+        super()._grown(live_bytes, size)
+
+
+@dataclass(frozen=True)
+class MemoryState:
+    """What a device holds and may hold, in bytes; `simulated` where a CPU budget sets the limit."""
+
+    live_bytes: int
+    limit_bytes: int
+    simulated: bool = False
+
+    @property
+    def free_bytes(self) -> int:
+        """How many more bytes may be allocated."""
+        return max(0, self.limit_bytes - self.live_bytes)
+
+
+def memory_state(device: torch.device | str = "cpu") -> MemoryState:
+    """Return the live bytes and the limit of `device` now, without waiting for it.
+
+    The limit is an active `MemoryBudget`'s, else on CUDA what the driver has free plus what the
+    caching allocator holds, else the host memory available to this process (cgroup included), of
+    which live bytes are taken as 0.
+    """
+    device = torch.device(device)
+    budgets = [b for b in _active_budgets if b.device.type == device.type]
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        limit = min(total, free + torch.cuda.memory_reserved(device))
+        limit = min([limit, *(b.limit_bytes for b in budgets)])
+        return MemoryState(torch.cuda.memory_allocated(device), limit)
+    if budgets:
+        tightest = min(budgets, key=lambda budget: budget.limit_bytes - budget.live_bytes)
+        return MemoryState(tightest.live_bytes, tightest.limit_bytes, simulated=True)
+    return MemoryState(0, _available_host_bytes())
+
+
+def _available_host_bytes() -> int:
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
+        available = min(available, max(0, int(text) - int(used.read_text())))
+    return available
+
+
+def _tensors(resident: Resident) -> Iterable[torch.Tensor]:
+    if not isinstance(resident, nn.Module):
+        return resident
+    tensors = [*resident.parameters(), *resident.buffers()]
+    return tensors + [p.grad for p in resident.parameters() if p.grad is not None]
+
+
+@dataclass(frozen=True)
+class LinearMemoryModel:
+    """Peak memory as a straight line of the batch size, M(B) = p + B a.
+
+    Attributes:
+        fixed_bytes: p, what does not depend on the batch: parameters, gradients, workspace.
+        bytes_per_sample: a, activations and data of one sample.
+    """
+
+    fixed_bytes: float
+    bytes_per_sample: float
+
+    @classmethod
+    def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "LinearMemoryModel":
+        """Fit the line to measured peaks by least squares.
+
+        Raises:
+            ValueError: Fewer than two distinct batch sizes, or lists of unequal length.
+        """
+        if len(batch_sizes) != len(peak_bytes) or len(set(batch_sizes)) < 2:
+            raise ValueError(
+                f"the linear memory model needs peaks at two or more distinct batch sizes, got "
+                f"sizes {list(batch_sizes)} and {len(peak_bytes)} peaks"
+            )
+        slope, intercept = np.polyfit(np.asarray(batch_sizes, float), np.asarray(peak_bytes), 1)
+        return cls(fixed_bytes=float(intercept), bytes_per_sample=max(0.0, float(slope)))
+
+    def predict(self, batch_size: int) -> float:
+        """Return M(B) in bytes."""
+        return self.fixed_bytes + self.bytes_per_sample * batch_size
+
+    def largest_batch(self, limit_bytes: float) -> int:
+        """Return the largest B with M(B) <= `limit_bytes`; 0 where none fits."""
+        if self.fixed_bytes > limit_bytes:
+            return 0
+        if self.bytes_per_sample == 0:
+            return 2**63 - 1
+        return math.floor((limit_bytes - self.fixed_bytes) / self.bytes_per_sample)
