@@ -1,0 +1,36 @@
+"""The five papers: what is run, what is shown, what is claimed."""
+
+import importlib
+
+from repro.experiments.design import Artefact, Paper
+from repro.experiments.running import UsageError
+
+PAPERS = ("mbs",)
+
+
+def load_paper(key: str) -> Paper:
+    """Return a paper by its key.
+
+    Raises:
+        UsageError: There is no such paper.
+    """
+    if key not in PAPERS:
+        raise UsageError(f"unknown paper {key!r}; choose among {', '.join(PAPERS)}")
+    paper: Paper = importlib.import_module(f"repro.experiments.{key}").PAPER
+    return paper
+
+
+def find_artefacts(target: str) -> tuple[Paper, list[Artefact]]:
+    """Return what ``PAPER`` or ``PAPER/ARTEFACT`` names.
+
+    Raises:
+        UsageError: There is no such paper or artefact.
+    """
+    key, _, name = target.partition("/")
+    paper = load_paper(key)
+    if not name:
+        return paper, list(paper.artefacts.values())
+    if name not in paper.artefacts:
+        choices = ", ".join(f"{key}/{known}" for known in paper.artefacts)
+        raise UsageError(f"unknown artefact {target!r}; choose among {choices}")
+    return paper, [paper.artefacts[name]]

@@ -1,0 +1,355 @@
+"""Plan the runs of artefacts, carry out those without a record, gather results."""
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from repro import datasets
+from repro.experiments.design import (
+    COMPUTING_PROFILES,
+    PROFILES,
+    SEEDS,
+    Artefact,
+    Experiment,
+    Outcome,
+    Paper,
+    Results,
+    Run,
+)
+from repro.measure import describe_device, is_out_of_memory
+from repro.records import (
+    Record,
+    RecordStore,
+    commit_state,
+    library_versions,
+    local_store,
+    now,
+    record_key,
+    reference_stores,
+    source_hash,
+)
+
+T = TypeVar("T")
+
+
+class UsageError(ValueError):
+    """Something was asked for that does not exist; the text names what does."""
+
+
+def default_profile() -> str:
+    """Return ``gpu`` where CUDA is present and ``quick`` where it is not."""
+    return "gpu" if torch.cuda.is_available() else "quick"
+
+
+def default_device() -> str:
+    """Return ``cuda`` where it is present and ``cpu`` where it is not."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_profile(profile: str, computing: bool = True) -> str:
+    """Return `profile` if it exists, and computes where that is asked."""
+    allowed = COMPUTING_PROFILES if computing else PROFILES
+    if profile not in allowed:
+        hint = "; 'view' shows records and computes none" if profile == "view" else ""
+        raise UsageError(f"unknown profile {profile!r}; choose {', '.join(allowed)}{hint}")
+    return profile
+
+
+def choose_datasets(
+    paper: Paper, profile: str, wanted: Sequence[str] = (), root: str | None = None
+) -> dict[str, str]:
+    """Choose a dataset for each task of a paper: one asked for by name, else the best at hand.
+
+    Raises:
+        UsageError: A name is unknown, or serves no task of the paper.
+    """
+    tasks = paper.datasets[profile]
+    served = sorted({name for names in tasks.values() for name in names} | {"synthetic"})
+    for name in wanted:
+        if name not in datasets.NAMES:
+            raise UsageError(f"unknown dataset {name!r}; choose among {', '.join(datasets.NAMES)}")
+        if name not in served:
+            raise UsageError(
+                f"dataset {name!r} serves no experiment of {paper.key} under the profile "
+                f"{profile!r}; choose among {', '.join(served)}"
+            )
+    present = datasets.available(root)
+    chosen = {}
+    for task, names in tasks.items():
+        asked = [name for name in wanted if name in names or name == "synthetic"]
+        chosen[task] = (asked or [name for name in names if name in present])[0]
+    return chosen
+
+
+def plan(
+    paper: Paper, artefacts: Iterable[Artefact], profile: str, chosen: Mapping[str, str]
+) -> list[Run]:
+    """Return the runs that the artefacts need, each once."""
+    return list(
+        dict.fromkeys(run for artefact in artefacts for run in artefact.runs(profile, chosen))
+    )
+
+
+@dataclass
+class Tally:
+    """What became of a plan's runs."""
+
+    done: int = 0
+    stood: int = 0
+    out_of_memory: int = 0
+    failed: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.done} computed ({self.out_of_memory} out of memory, {self.failed} failed), "
+            f"{self.stood} stood already"
+        )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how a plan is carried out."""
+
+    profile: str
+    device: str
+    root: str | None = None
+    seeds: tuple[int, ...] | None = None
+    retry_failed: bool = False
+
+    def seeds_of(self, run: Run) -> tuple[int, ...]:
+        """Return the seeds of a run: its own, those asked for, or the profile's."""
+        if run.seeds is not None:
+            return run.seeds
+        return self.seeds if self.seeds is not None else SEEDS[self.profile]
+
+
+def execute(
+    paper: Paper,
+    runs: Sequence[Run],
+    setting: Setting,
+    store: RecordStore | None = None,
+    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> Tally:
+    """Carry out the runs that have no record yet; each writes its record as it ends.
+
+    Running out of memory and failing are results and are recorded; the others go on. Shows a
+    progress bar on a terminal, and a line per computed run elsewhere.
+    """
+    store = store or local_store(setting.profile)
+    store.sweep()
+    describe_device(setting.device)  # an absent device is said before anything starts
+    steps = [(run, seed) for run in runs for seed in setting.seeds_of(run)]
+    interactive = sys.stderr.isatty()
+    tally = Tally()
+    with tqdm(steps, unit="run", disable=not interactive, desc=paper.key) as bar:
+        for run, seed in bar:
+            experiment = paper.experiments[run.experiment]
+            bar.set_postfix_str(_label(run))
+            data = _load(run.config, setting.root)
+            key = _key(paper, experiment, run, seed, setting, data)
+            standing = store.get(paper.key, experiment.name, key)
+            if standing and not (setting.retry_failed and standing.status == "failed"):
+                tally.stood += 1
+                tally.failed += standing.status == "failed"
+                continue
+            start = time.perf_counter()
+            record = _carry_out(paper, experiment, run, seed, setting, data, key)
+            store.write(record)
+            tally.done += 1
+            tally.out_of_memory += record.status == "out_of_memory"
+            tally.failed += record.status == "failed"
+            if not interactive:
+                seconds = time.perf_counter() - start
+                report(f"{paper.key} {_label(run)} seed {seed}: {record.status} ({seconds:.1f} s)")
+            elif record.status == "failed":
+                tqdm.write(f"failed: {_label(run)} seed {seed}: {record.error}", file=sys.stderr)
+    return tally
+
+
+def _carry_out(
+    paper: Paper,
+    experiment: Experiment,
+    run: Run,
+    seed: int,
+    setting: Setting,
+    data: datasets.ImageData | None,
+    key: str,
+) -> Record:
+    started = now()
+    status, error, outcome = "ok", None, Outcome({})
+    try:
+        outcome = experiment.function(run.config, seed, data, setting.device)
+    except Exception as problem:
+        status = "out_of_memory" if is_out_of_memory(problem) else "failed"
+        error = f"{type(problem).__name__}: {problem}"
+        if status == "failed":
+            error += "\n" + "".join(traceback.format_tb(problem.__traceback__)[-2:])
+    if setting.device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    commit, dirty = commit_state()
+    return Record(
+        key=key,
+        paper=paper.key,
+        experiment=experiment.name,
+        config=run.config,
+        seed=seed,
+        status=status,
+        error=error,
+        metrics=outcome.metrics,
+        timings={
+            name: {"samples_s": list(timing.samples_s), "warmup": timing.warmup}
+            for name, timing in outcome.timings.items()
+        },
+        peak_bytes=outcome.peak_bytes,
+        dataset=None
+        if data is None
+        else {
+            "name": data.record_name,
+            "fingerprint": data.fingerprint,
+            "provenance": data.provenance,
+            "kind": data.kind,
+        },
+        code=code_of(experiment, run.config),
+        device=describe_device(setting.device),
+        versions=library_versions(),
+        commit=commit,
+        dirty=dirty,
+        started=started,
+        finished=now(),
+        command=f"python -m repro run {paper.key} --profile {setting.profile} "
+        f"--device {setting.device}",
+    )
+
+
+def _key(
+    paper: Paper,
+    experiment: Experiment,
+    run: Run,
+    seed: int,
+    setting: Setting,
+    data: datasets.ImageData | None,
+) -> str:
+    device = None
+    if experiment.measures:
+        device = f"{describe_device(setting.device)['name']}, torch {torch.__version__}"
+    return record_key(
+        paper.key,
+        experiment.name,
+        run.config,
+        seed,
+        fingerprint=data.fingerprint if data else None,
+        code=code_of(experiment, run.config),
+        device=device,
+    )
+
+
+def code_of(experiment: Experiment, config: Mapping[str, Any]) -> str:
+    """Return the hash of the source that an experiment runs for a configuration."""
+    return _source_hash(tuple(experiment.modules(config)))
+
+
+@cache
+def _source_hash(modules: tuple[str, ...]) -> str:
+    return source_hash(modules)
+
+
+def _load(config: Mapping[str, Any], root: str | None) -> datasets.ImageData | None:
+    wanted = config.get("dataset")
+    return None if wanted is None else _load_cached(json.dumps(wanted, sort_keys=True), root)
+
+
+@cache
+def _load_cached(wanted: str, root: str | None) -> datasets.ImageData:
+    options = json.loads(wanted)
+    return datasets.load(options.pop("name"), root, **options)
+
+
+def _label(run: Run) -> str:
+    parts = [run.experiment]
+    for name in ("model", "mini_batch", "micro_batch"):
+        if run.config.get(name) is not None:
+            value = run.config[name]
+            parts.append(str(value.get("name", value) if isinstance(value, dict) else value))
+    return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where records come from: this machine, or a device whose records ship with the project."""
+
+    device: str
+    profile: str
+    store: RecordStore
+
+    @property
+    def label(self) -> str:
+        """One phrase for captions."""
+        where = "this machine" if self.device == "local" else f"reference records, {self.device}"
+        return f"{where}, profile {self.profile}"
+
+
+def find_source(paper: Paper, profile: str | None = None, device: str | None = None) -> Source:
+    """Find records of a paper.
+
+    Args:
+        paper: The paper.
+        profile: Only this profile; by default the most thorough one that has records.
+        device: ``local``, or a folder under ``results/reference``; by default this machine's own
+            records where there are any, then the reference of a GPU, then of a CPU.
+
+    Raises:
+        UsageError: There is no such device folder.
+    """
+    local = [Source("local", name, local_store(name)) for name in COMPUTING_PROFILES]
+    reference = [Source(*where, store) for where, store in reference_stores().items()]
+    names = ["local", *dict.fromkeys(source.device for source in reference)]
+    if device is not None and device not in names:
+        raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
+
+    def rank(source: Source) -> tuple[bool, bool, int]:
+        thorough = COMPUTING_PROFILES.index(source.profile)
+        return source.device != "local", source.device.startswith("cpu"), -thorough
+
+    candidates = [
+        source
+        for source in sorted(local + reference, key=rank)
+        if device in (None, source.device) and profile in (None, source.profile)
+    ]
+    filled = [s for s in candidates if any((s.store.folder / paper.key).glob("*.json"))]
+    if filled:
+        return filled[0]
+    fallback = profile or default_profile()
+    return Source("local", fallback, local_store(fallback))
+
+
+def results_of(
+    paper: Paper, artefact: Artefact, source: Source, seeds: tuple[int, ...] | None = None
+) -> Results:
+    """Gather the records of an artefact.
+
+    The datasets are those that the records were made with, best first, so that an artefact is
+    shown as it was computed whatever data is at hand now.
+    """
+    records = source.store.load(paper.key)
+    used = {record.config["dataset"]["name"] for record in records if record.config.get("dataset")}
+    chosen = {}
+    for task, names in paper.datasets[source.profile].items():
+        chosen[task] = next((name for name in (*names, "synthetic") if name in used), names[0])
+
+    def is_current(record: Record) -> bool:
+        experiment = paper.experiments.get(record.experiment)
+        return experiment is not None and record.code == code_of(experiment, record.config)
+
+    runs = artefact.runs(source.profile, chosen)
+    if seeds is None:
+        # Whoever asked for further seeds sees them.
+        seeds = tuple(sorted({record.seed for record in records}.union(SEEDS[source.profile])))
+    return Results(runs, seeds, records, is_current)

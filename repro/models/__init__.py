@@ -1,0 +1,75 @@
+"""The architectures that the papers train and torchvision does not have."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from repro.models._options import check_at_least
+from repro.models.amoebanet import amoebanet_d
+from repro.models.resnet import resnet18, resnet20, resnet50, resnet101, resnet_cifar
+from repro.models.unet import unet
+
+__all__ = [
+    "amoebanet_d",
+    "build",
+    "resnet18",
+    "resnet20",
+    "resnet50",
+    "resnet101",
+    "resnet_cifar",
+    "unet",
+]
+
+_ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
+    function.__name__: function
+    for function in (amoebanet_d, resnet18, resnet20, resnet50, resnet101, resnet_cifar, unet)
+}
+_TORCHVISION = "torchvision/"
+
+
+def build(name: str, **options: Any) -> nn.Module:
+    """Build a model by its name, as a record or a command line has it.
+
+    Args:
+        name: A function of this package (``"resnet20"``), or ``"torchvision/NAME"`` for an image
+            classifier of torchvision.models, which starts from random weights.
+        **options: What the function takes: `num_classes`, `width`, ...
+
+    Raises:
+        ValueError: The name, or an option of one of our own functions, is not known; or an
+            option's value is not allowed.
+    """
+    if name.startswith(_TORCHVISION):
+        return _build_torchvision(name, options)
+    if name not in _ARCHITECTURES:
+        raise ValueError(
+            f"the model {name!r} is not known: choose one of {', '.join(_ARCHITECTURES)}, or "
+            f"{_TORCHVISION}NAME for one of torchvision's, such as {_TORCHVISION}resnet50"
+        )
+    function = _ARCHITECTURES[name]
+    allowed = inspect.signature(function).parameters
+    unknown = [option for option in options if option not in allowed]
+    if unknown:
+        raise ValueError(
+            f"{name} has no option {', '.join(unknown)}: leave it out, or use one of "
+            f"{', '.join(allowed)}"
+        )
+    return function(**options)
+
+
+def _build_torchvision(name: str, options: dict[str, Any]) -> nn.Module:
+    from repro._torchvision import torchvision  # slow to import
+
+    models = torchvision.models
+    known = models.list_models(module=models)
+    short = name.removeprefix(_TORCHVISION)
+    if short not in known:
+        raise ValueError(
+            f"torchvision {torchvision.__version__} has no classifier {short!r}: choose "
+            f"{_TORCHVISION} and one of {', '.join(known)}"
+        )
+    if "num_classes" in options:
+        check_at_least(1, num_classes=options["num_classes"])
+    return models.get_model(short, weights=None, **options)

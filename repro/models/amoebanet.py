@@ -1,0 +1,285 @@
+"""AmoebaNet-D: an image classifier whose two cells were found by evolution.
+
+Sources: the cells are from Real, Aggarwal, Huang, Le, "Regularized Evolution for Image Classifier
+Architecture Search", AAAI 2019 (arXiv:1802.01548), as the authors' TensorFlow code has them
+(tensorflow/tpu, models/official/amoeba_net). They are stacked as in kakaobrain/torchgpipe, which
+comes to the sizes of Huang et al., "GPipe: Efficient Training of Giant Neural Networks using
+Pipeline Parallelism", NeurIPS 2019 (arXiv:1811.06965), table 1.
+
+In shapes, B is the batch size, C the channels of a cell's operations, H and W the height and
+width. Where a stride halves an odd size, it rounds up.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.models._options import check_at_least
+
+Pair = tuple[int, int]
+Operation = Callable[[int, int], nn.Module]  # (channels, stride) -> module that keeps channels
+
+
+# ---- the operations of the search space: (B, C, H, W) to (B, C, ⌈H/stride⌉, ⌈W/stride⌉)
+
+
+def _relu_conv_bn(
+    in_channels: int, out_channels: int, kernel: Pair = (1, 1), stride: Pair = (1, 1)
+) -> nn.Module:
+    padding = (kernel[0] // 2, kernel[1] // 2)
+    return nn.Sequential(
+        nn.ReLU(),  # not in place: several operations read the same state
+        nn.Conv2d(in_channels, out_channels, kernel, stride, padding, bias=False),
+        nn.BatchNorm2d(out_channels),
+    )
+
+
+def none(channels: int, stride: int) -> nn.Module:
+    """Return the identity; both cells use it only where nothing is halved."""
+    return nn.Identity()
+
+
+def avg_pool_3x3(channels: int, stride: int) -> nn.Module:
+    """Return 3x3 average pooling that leaves the padding out of the average."""
+    return nn.AvgPool2d(3, stride, padding=1, count_include_pad=False)
+
+
+def max_pool_3x3(channels: int, stride: int) -> nn.Module:
+    """Return 3x3 maximum pooling."""
+    return nn.MaxPool2d(3, stride, padding=1)
+
+
+def max_pool_2x2(channels: int, stride: int) -> nn.Module:
+    """Return 2x2 maximum pooling; rounding up keeps an odd size in step with the other ones."""
+    return nn.MaxPool2d(2, stride, ceil_mode=True)
+
+
+def conv_1x1(channels: int, stride: int) -> nn.Module:
+    """Return a 1x1 convolution."""
+    return _relu_conv_bn(channels, channels, stride=(stride, stride))
+
+
+def conv_3x3(channels: int, stride: int) -> nn.Module:
+    """Return a 3x3 convolution on a quarter of the channels."""
+    inner = channels // 4
+    return nn.Sequential(
+        _relu_conv_bn(channels, inner),
+        _relu_conv_bn(inner, inner, kernel=(3, 3), stride=(stride, stride)),
+        _relu_conv_bn(inner, channels),
+    )
+
+
+def conv_1x7_7x1(channels: int, stride: int) -> nn.Module:
+    """Return a 1x7 and a 7x1 convolution on a quarter of the channels."""
+    inner = channels // 4
+    return nn.Sequential(
+        _relu_conv_bn(channels, inner),
+        _relu_conv_bn(inner, inner, kernel=(1, 7), stride=(1, stride)),
+        _relu_conv_bn(inner, inner, kernel=(7, 1), stride=(stride, 1)),
+        _relu_conv_bn(inner, channels),
+    )
+
+
+# ---- the two cells
+
+
+@dataclass(frozen=True)
+class Genotype:
+    """The architecture of a cell.
+
+    States 0 and 1 are the outputs of the previous cell and of the one before. Each pair of
+    (state, operation) makes the next state, the sum of its two results.
+
+    Attributes:
+        pairs: What makes states 2, 3, 4, ...
+        returned: The states that are concatenated into the cell's output.
+    """
+
+    pairs: tuple[tuple[tuple[int, Operation], tuple[int, Operation]], ...]
+    returned: tuple[int, ...]
+
+
+# State 0 is returned although state 3 reads it, which the paper's rule (return what nothing reads)
+# would not do; the authors' code does, and with it the sizes of GPipe's table 1 come out.
+NORMAL = Genotype(
+    pairs=(
+        ((1, conv_1x1), (1, max_pool_3x3)),  # state 2
+        ((1, none), (0, conv_1x7_7x1)),  # state 3
+        ((0, conv_1x1), (0, conv_1x7_7x1)),  # state 4
+        ((2, max_pool_3x3), (2, none)),  # state 5
+        ((1, avg_pool_3x3), (5, conv_1x1)),  # state 6
+    ),
+    returned=(0, 3, 4, 6),
+)
+REDUCTION = Genotype(
+    pairs=(
+        ((0, max_pool_2x2), (0, max_pool_3x3)),  # state 2
+        ((2, none), (1, conv_3x3)),  # state 3
+        ((2, conv_1x7_7x1), (2, max_pool_3x3)),  # state 4
+        ((3, none), (1, max_pool_2x2)),  # state 5
+        ((2, avg_pool_3x3), (3, conv_1x1)),  # state 6
+    ),
+    returned=(4, 5, 6),
+)
+
+
+class FactorizedReduction(nn.Module):
+    """Halve a map by two 1x1 convolutions of stride 2 that together see its two diagonals.
+
+    Args:
+        in_channels: Channels of the input.
+        out_channels: Channels of the output, an even number.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        half = out_channels // 2
+        self.even = nn.Conv2d(in_channels, half, kernel_size=1, stride=2, bias=False)
+        self.odd = nn.Conv2d(in_channels, half, kernel_size=1, stride=2, bias=False)
+        self.norm = nn.BatchNorm2d(out_channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, C_in, H, W) to (B, C_out, ⌈H/2⌉, ⌈W/2⌉)."""
+        x = F.relu(x)
+        shifted = F.pad(x, (0, 1, 0, 1))[:, :, 1:, 1:]  # (B, C_in, H, W), one pixel on
+        x = torch.cat((self.even(x), self.odd(shifted)), dim=1)  # (B, C_out, ⌈H/2⌉, ⌈W/2⌉)
+        return self.norm(x)
+
+
+class Cell(nn.Module):
+    """A normal or a reduction cell.
+
+    Args:
+        genotype: Its architecture.
+        in_channels: Channels of the previous cell's output.
+        before_channels: Channels of the output of the cell before that.
+        channels: Channels of each operation, C.
+        stride: 2 in a reduction cell: operations on states 0 and 1 halve the map.
+        before_is_larger: Whether the previous cell was a reduction, so that the output of the
+            cell before it has twice the height and width.
+    """
+
+    def __init__(
+        self,
+        genotype: Genotype,
+        in_channels: int,
+        before_channels: int,
+        channels: int,
+        stride: int,
+        before_is_larger: bool,
+    ) -> None:
+        super().__init__()
+        self.fit = _relu_conv_bn(in_channels, channels)
+        self.fit_before: nn.Module = nn.Identity()
+        if before_is_larger:
+            self.fit_before = FactorizedReduction(before_channels, channels)
+        elif before_channels != channels:
+            self.fit_before = _relu_conv_bn(before_channels, channels)
+
+        self.states = tuple((left[0], right[0]) for left, right in genotype.pairs)
+        self.returned = genotype.returned
+        self.operations = nn.ModuleList(
+            operation(channels, stride if state < 2 else 1)
+            for state, operation in chain.from_iterable(genotype.pairs)
+        )
+        self.out_channels = len(genotype.returned) * channels
+
+    def forward(self, x: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Map the last two outputs, the newer first, to (B, out_channels, ⌈H/stride⌉, ...)."""
+        states = [self.fit(x), self.fit_before(before)]  # 2 of (B, C, H, W)
+        for index, (left, right) in enumerate(self.states):
+            left_result = self.operations[2 * index](states[left])
+            right_result = self.operations[2 * index + 1](states[right])
+            states.append(left_result + right_result)  # (B, C, ⌈H/stride⌉, ⌈W/stride⌉)
+        return torch.cat([states[index] for index in self.returned], dim=1)
+
+
+class AmoebaNet(nn.Module):
+    """A convolution, two reduction cells, three groups of normal cells with a reduction between.
+
+    Convolutions start from N(0, 2 / fan-out), as in the authors' code; the linear layer starts as
+    PyTorch has it.
+
+    Args:
+        num_classes: Number of outputs.
+        cells_per_group: Number of normal cells in each of the three groups.
+        stem_channels: Channels of the first convolution; each reduction doubles the channels.
+        in_channels: Channels of the images.
+    """
+
+    def __init__(
+        self, num_classes: int, cells_per_group: int, stem_channels: int, in_channels: int
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, stem_channels, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(stem_channels),
+        )
+        group = (NORMAL,) * cells_per_group
+        genotypes = (REDUCTION, REDUCTION, *group, REDUCTION, *group, REDUCTION, *group)
+
+        self.cells = nn.ModuleList()
+        channels = last = before = stem_channels
+        before_is_larger = False
+        for genotype in genotypes:
+            stride = 2 if genotype is REDUCTION else 1
+            channels *= stride
+            cell = Cell(genotype, last, before, channels, stride, before_is_larger)
+            self.cells.append(cell)
+            last, before, before_is_larger = cell.out_channels, last, stride == 2
+        self.classifier = nn.Linear(last, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map images (B, in_channels, H, W) to logits (B, num_classes)."""
+        x = before = self.stem(x)  # (B, stem_channels, H/2, W/2)
+        for cell in self.cells:
+            x, before = cell(x, before), x  # H/8 in the first group, then H/16, H/32
+        x = F.relu(x).mean(dim=(2, 3))  # (B, C)
+        return self.classifier(x)  # (B, num_classes)
+
+
+def amoebanet_d(
+    num_classes: int = 10, num_layers: int = 6, num_filters: int = 190, in_channels: int = 3
+) -> AmoebaNet:
+    """Build AmoebaNet-D (num_layers, num_filters), the (L, D) of GPipe's table 1.
+
+    Parameters with 1000 classes: (18, 208) has 81.5 M, (18, 416) 319.0 M, (18, 544) 542.7 M, as in
+    torchgpipe's memory benchmark; GPipe's table says 82 M, 318 M and 542 M. The default is the
+    configuration of Micro Batch Streaming (Piao et al., section 4.2.2).
+
+    Differs from the paper: there is no auxiliary classifier, dropout or drop path, BatchNorm has
+    PyTorch's momentum and epsilon, and the stem follows torchgpipe: a first convolution of D/4
+    filters and reduction cells of D/2 and D (the authors': 32, D/4 and D/2). Three things are as
+    in the authors' code and not as in torchgpipe: 3x3 maximum pooling is a maximum (there an
+    average), a ReLU stands before the classifier and none on the image, and average pooling is
+    global for every image size (there 7x7).
+
+    Args:
+        num_classes: Number of outputs.
+        num_layers: Number of normal cells, a multiple of 3; reduction cells are not counted.
+        num_filters: Channels of the operations in the first group of normal cells, rounded down
+            to a multiple of 4; at least 8.
+        in_channels: Channels of the images. They are halved five times: in training, a batch of
+            one image needs more than 32 pixels a side, or BatchNorm has one value to normalise.
+
+    Raises:
+        ValueError: `num_layers` is not a multiple of 3, or an option is too small.
+    """
+    check_at_least(1, num_classes=num_classes, in_channels=in_channels)
+    check_at_least(3, num_layers=num_layers)
+    check_at_least(8, num_filters=num_filters)  # else a stem cell's bottlenecks have no channel
+    cells_per_group, remainder = divmod(num_layers, 3)
+    if remainder:
+        below = 3 * cells_per_group
+        raise ValueError(
+            f"num_layers is {num_layers}, but must be a multiple of 3, for three groups of equal "
+            f"length: pass num_layers={below} or num_layers={below + 3}"
+        )
+    return AmoebaNet(num_classes, cells_per_group, num_filters // 4, in_channels)

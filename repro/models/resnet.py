@@ -1,0 +1,241 @@
+"""Residual networks for small images: the CIFAR family of the paper, and 18, 50, 101 layers.
+
+Source: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016
+(arXiv:1512.03385).
+
+In shapes, B is the batch size, C a number of channels, H and W the height and width.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.models._options import check_at_least
+
+# Both are called with (in_channels, channels, stride); a block also says how many channels it has.
+MakeShortcut = Callable[[int, int, int], nn.Module]
+MakeBlock = Callable[[int, int, int], tuple[nn.Module, int]]
+
+BOTTLENECK_EXPANSION = 4  # a bottleneck's output has four times its inner channels (Table 1)
+
+
+class IdentityShortcut(nn.Module):
+    """A shortcut without parameters: option A of section 3.3.
+
+    The channels that come in are kept, and zeros stand for the channels that are added behind
+    them; a stride takes every second pixel.
+
+    Args:
+        in_channels: Channels of the input, at most `out_channels`.
+        out_channels: Channels of the output.
+        stride: 1, or 2 where the feature map is halved.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.extra_channels = out_channels - in_channels
+        self.stride = stride
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        x = x[:, :, :: self.stride, :: self.stride]  # (B, C_in, ⌈H/stride⌉, ⌈W/stride⌉)
+        return F.pad(x, (0, 0, 0, 0, 0, self.extra_channels))  # (B, C_out, ...)
+
+
+def projection_shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """Return a 1x1 convolution with BatchNorm: option B of section 3.3."""
+    return _conv_bn(in_channels, out_channels, kernel_size=1, stride=stride)
+
+
+class ResidualBlock(nn.Module):
+    """y = relu(F(x) + x): equations 1 and 2, with a shortcut in place of x where shapes differ.
+
+    Args:
+        residual: The function F, from (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉).
+        shortcut: A module of the same shapes.
+    """
+
+    def __init__(self, residual: nn.Module, shortcut: nn.Module) -> None:
+        super().__init__()
+        self.residual = residual
+        self.shortcut = shortcut
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, C_in, H, W) to (B, C_out, ⌈H/stride⌉, ⌈W/stride⌉)."""
+        # The sum is a tensor that nothing else reads, so that the ReLU can work in place.
+        return F.relu(self.residual(x) + self.shortcut(x), inplace=True)
+
+
+def basic_block(
+    in_channels: int, channels: int, stride: int, shortcut: MakeShortcut = projection_shortcut
+) -> tuple[nn.Module, int]:
+    """Return a block of two 3x3 convolutions (figure 5, left) and its output channels.
+
+    Args:
+        in_channels: Channels of the block's input.
+        channels: Channels of the convolutions.
+        stride: 2 to halve the feature map, else 1.
+        shortcut: Makes the shortcut where the shapes of input and output differ.
+    """
+    residual = nn.Sequential(
+        _conv_bn(in_channels, channels, kernel_size=3, stride=stride),
+        nn.ReLU(inplace=True),
+        _conv_bn(channels, channels, kernel_size=3),
+    )
+    same_shape = stride == 1 and in_channels == channels
+    short = nn.Identity() if same_shape else shortcut(in_channels, channels, stride)
+    return ResidualBlock(residual, short), channels
+
+
+def bottleneck_block(in_channels: int, channels: int, stride: int) -> tuple[nn.Module, int]:
+    """Return a block of 1x1, 3x3, 1x1 convolutions (figure 5, right) and its output channels.
+
+    Differs from the paper: the stride is in the 3x3 convolution, not in the first 1x1, as in
+    torchvision and weiaicunzai/pytorch-cifar100; no pixel is thrown away unseen. Arguments are
+    those of `basic_block`, `channels` being those of the 3x3 convolution.
+    """
+    out_channels = BOTTLENECK_EXPANSION * channels
+    residual = nn.Sequential(
+        _conv_bn(in_channels, channels, kernel_size=1),
+        nn.ReLU(inplace=True),
+        _conv_bn(channels, channels, kernel_size=3, stride=stride),
+        nn.ReLU(inplace=True),
+        _conv_bn(channels, out_channels, kernel_size=1),
+    )
+    same_shape = stride == 1 and in_channels == out_channels
+    short = nn.Identity() if same_shape else projection_shortcut(in_channels, out_channels, stride)
+    return ResidualBlock(residual, short), out_channels
+
+
+class ResNet(nn.Module):
+    """A 3x3 convolution, stages of residual blocks, global average pooling, a linear layer.
+
+    Each stage after the first halves the feature map and doubles the channels. The convolutions
+    start from N(0, 2 / fan-out), He et al. 2015 (arXiv:1502.01852), equation 14, as section 3.4
+    asks; the linear layer starts as PyTorch has it.
+
+    Args:
+        block: `basic_block`, `bottleneck_block`, or another that makes a block.
+        blocks_per_stage: How many blocks each stage has.
+        num_classes: Number of outputs.
+        in_channels: Channels of the images.
+        width: Channels of the stem and inner channels of the first stage's blocks.
+    """
+
+    def __init__(
+        self,
+        block: MakeBlock,
+        blocks_per_stage: Sequence[int],
+        num_classes: int,
+        in_channels: int,
+        width: int,
+    ) -> None:
+        super().__init__()
+        check_at_least(1, num_classes=num_classes, in_channels=in_channels, width=width)
+        self.stem = nn.Sequential(
+            _conv_bn(in_channels, width, kernel_size=3), nn.ReLU(inplace=True)
+        )
+        channels = width
+        stages = []
+        for stage, num_blocks in enumerate(blocks_per_stage):
+            blocks = []
+            for index in range(num_blocks):
+                stride = 2 if stage > 0 and index == 0 else 1
+                module, channels = block(channels, width * 2**stage, stride)
+                blocks.append(module)
+            stages.append(nn.Sequential(*blocks))
+        self.stages = nn.Sequential(*stages)
+        self.classifier = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map images (B, in_channels, H, W) to logits (B, num_classes)."""
+        x = self.stem(x)  # (B, width, H, W)
+        x = self.stages(x)  # (B, C, H/2^s, W/2^s) after s halvings, rounded up
+        x = x.mean(dim=(2, 3))  # (B, C)
+        return self.classifier(x)  # (B, num_classes)
+
+
+def resnet_cifar(
+    depth: int = 20, num_classes: int = 10, in_channels: int = 3, width: int = 16
+) -> ResNet:
+    """Build a CIFAR ResNet of any depth: section 4.2, three stages of n basic blocks each.
+
+    Shortcuts are parameter-free (option A). Parameters with width 16 and 10 classes, table 6:
+    depth 20: 0.27 M, 32: 0.46 M, 44: 0.66 M, 56: 0.85 M, 110: 1.7 M, 1202: 19.4 M.
+
+    Args:
+        depth: Number of weighted layers, 6n + 2: 8, 14, 20, 26, 32, ...
+        num_classes: Number of outputs.
+        in_channels: Channels of the images, which may have any size (the paper's are 32x32).
+        width: Channels of the first stage; the others have 2 and 4 times as many.
+
+    Raises:
+        ValueError: `depth` is not 6n + 2 with n of at least 1, or another option is below 1.
+    """
+    check_at_least(8, depth=depth)
+    blocks, remainder = divmod(depth - 2, 6)
+    if remainder:
+        below = 6 * blocks + 2
+        raise ValueError(
+            f"depth is {depth}, but must be 6n + 2, for three stages of n blocks of two "
+            f"convolutions: pass depth={below} or depth={below + 6}"
+        )
+    block = partial(basic_block, shortcut=IdentityShortcut)
+    return ResNet(block, (blocks,) * 3, num_classes, in_channels, width)
+
+
+def resnet20(num_classes: int = 10, in_channels: int = 3, width: int = 16) -> ResNet:
+    """Build the CIFAR ResNet of 20 layers, 0.27 M parameters (table 6). See `resnet_cifar`."""
+    return resnet_cifar(20, num_classes, in_channels, width)
+
+
+def resnet18(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
+    """Build ResNet-18 (table 1) for small images: 11,220,132 parameters with 100 classes.
+
+    Differs from the paper: for 32x32 images the stem is one 3x3 convolution of stride 1 and there
+    is no max-pooling, as in weiaicunzai/pytorch-cifar100. Any image size works, by global average
+    pooling; at 224x224 it costs sixteen times torchvision's ResNet-18 in the stages.
+
+    Args:
+        num_classes: Number of outputs.
+        in_channels: Channels of the images.
+        width: Channels of the first stage.
+
+    Raises:
+        ValueError: An option is below 1.
+    """
+    return ResNet(basic_block, (2, 2, 2, 2), num_classes, in_channels, width)
+
+
+def resnet50(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
+    """Build ResNet-50 (table 1) for small images: 23,705,252 parameters with 100 classes.
+
+    Differs from the paper: the stem, as in `resnet18`, and the place of the stride, as in
+    `bottleneck_block`. Arguments and errors are those of `resnet18`.
+    """
+    return ResNet(bottleneck_block, (3, 4, 6, 3), num_classes, in_channels, width)
+
+
+def resnet101(num_classes: int = 10, in_channels: int = 3, width: int = 64) -> ResNet:
+    """Build ResNet-101 (table 1) for small images: 42,697,380 parameters with 100 classes.
+
+    Differs from the paper: the stem, as in `resnet18`, and the place of the stride, as in
+    `bottleneck_block`. Arguments and errors are those of `resnet18`.
+    """
+    return ResNet(bottleneck_block, (3, 4, 23, 3), num_classes, in_channels, width)
+
+
+def _conv_bn(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:
+    # No bias: BatchNorm subtracts it again.
+    return nn.Sequential(
+        nn.Conv2d(
+            in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=False
+        ),
+        nn.BatchNorm2d(out_channels),
+    )

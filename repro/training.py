@@ -1,0 +1,136 @@
+"""One plain loop for fitting and evaluating, which every method's step plugs into."""
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.measure import synchronize
+
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch: mean training loss, seconds spent training, and metrics after it."""
+
+    number: int
+    train_loss: float
+    time_s: float
+    metrics: dict[str, float]
+
+
+def plain_step(
+    model: nn.Module,
+    loss_fn: LossFunction,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device | str,
+) -> Step:
+    """Return the ordinary training step: the whole mini-batch on the device at once."""
+
+    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        inputs = inputs.to(device, non_blocking=True)
+        targets = targets.to(device, non_blocking=True)
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_fn(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+def fit(
+    model: nn.Module,
+    step: Step,
+    loader: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    *,
+    epochs: int,
+    device: torch.device | str = "cpu",
+    evaluate: Callable[[], dict[str, float]] | None = None,
+    scheduler: Any = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+) -> list[Epoch]:
+    """Train for a number of epochs.
+
+    Args:
+        model: Put into training mode before each epoch.
+        step: Takes (inputs, targets), updates the model, returns the mini-batch's mean loss.
+        loader: Iterated once per epoch.
+        epochs: At least 1.
+        device: Waited for before the clock is read.
+        evaluate: Called after each epoch, outside its time.
+        scheduler: A learning-rate scheduler, stepped once per epoch.
+        on_epoch: Told of each epoch as it ends.
+
+    Raises:
+        ValueError: `epochs` is below 1, or the loader yields nothing.
+    """
+    if epochs < 1:
+        raise ValueError(f"epochs is {epochs}; give at least 1")
+    history = []
+    for number in range(1, epochs + 1):
+        model.train()
+        synchronize(device)
+        start = time.perf_counter()
+        total, samples = torch.zeros((), device=device), 0
+        for inputs, targets in loader:
+            total += step(inputs, targets) * len(inputs)
+            samples += len(inputs)
+        if not samples:
+            raise ValueError("the loader yields no mini-batch; give data, or drop_last=False")
+        synchronize(device)
+        time_s = time.perf_counter() - start
+        if scheduler is not None:
+            scheduler.step()
+        metrics = evaluate() if evaluate is not None else {}
+        history.append(Epoch(number, float(total) / samples, time_s, metrics))
+        if on_epoch is not None:
+            on_epoch(history[-1])
+    return history
+
+
+@torch.no_grad()
+def evaluate_classifier(
+    model: nn.Module,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    device: torch.device | str = "cpu",
+) -> dict[str, float]:
+    """Return ``test_loss`` (mean cross-entropy) and ``accuracy`` (percent)."""
+    model.eval()
+    loss = torch.zeros((), device=device)
+    correct = torch.zeros((), device=device, dtype=torch.int64)
+    samples = 0
+    for inputs, targets in batches:
+        targets = targets.to(device)
+        outputs = model(inputs.to(device))  # (B, classes)
+        loss += nn.functional.cross_entropy(outputs, targets, reduction="sum")
+        correct += (outputs.argmax(1) == targets).sum()
+        samples += len(targets)
+    return {"test_loss": float(loss) / samples, "accuracy": 100 * int(correct) / samples}
+
+
+@torch.no_grad()
+def evaluate_binary_segmentation(
+    model: nn.Module,
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    device: torch.device | str = "cpu",
+) -> dict[str, float]:
+    """Return ``iou`` in percent: intersection over union of the foreground, all pixels pooled.
+
+    The model gives logits (B, 1, H, W); targets are (B, H, W) with foreground above 0.
+    """
+    model.eval()
+    # Whole numbers: float32 stops counting at 2**24 pixels.
+    intersection = torch.zeros((), device=device, dtype=torch.int64)
+    union = torch.zeros((), device=device, dtype=torch.int64)
+    for inputs, targets in batches:
+        predicted = model(inputs.to(device)).squeeze(1) > 0
+        foreground = targets.to(device) > 0
+        intersection += (predicted & foreground).sum()
+        union += (predicted | foreground).sum()
+    return {"iou": 100 * int(intersection) / max(1, int(union))}
