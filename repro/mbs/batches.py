@@ -24,10 +24,10 @@ class Piece:
     num_samples: int
 
     def slice(self, start: int, stop: int) -> Any:
-        """Return the (inputs, targets) of samples start..stop-1, as views."""
+        """Return the (inputs, targets) of samples start..stop-1, as views without a graph."""
 
         def cut(leaf: Any) -> Any:
-            return leaf[start:stop] if is_batched(leaf) else leaf
+            return leaf[start:stop].detach() if is_batched(leaf) else leaf
 
         return tree_map(cut, (self.inputs, self.targets))
 
@@ -67,9 +67,7 @@ def as_piece(inputs: Any, targets: Any, weights: Any) -> Piece:
         BatchSizeMismatchError: First dimensions differ.
         MicroBatchError: No batched tensor, or unusable weights.
     """
-    # A mapping type that pytrees do not know, such as a tokenizer's output, becomes a dictionary.
-    inputs = dict(inputs) if isinstance(inputs, Mapping) else inputs
-    targets = dict(targets) if isinstance(targets, Mapping) else targets
+    inputs, targets = _without_mappings(inputs), _without_mappings(targets)
     sizes = [leaf.shape[0] for leaf in tree_leaves((inputs, targets)) if is_batched(leaf)]
     if not sizes:
         raise MicroBatchError(
@@ -91,6 +89,9 @@ def pieces_of(inputs: Any, targets: Any, weights: Any) -> Iterator[Piece] | None
     """Return the pieces of a mini-batch that comes piece by piece, None if it is whole.
 
     An iterable yields (inputs, targets) or (inputs, targets, weights).
+
+    Raises:
+        MicroBatchError: Targets or weights beside an iterable.
     """
     whole = isinstance(inputs, torch.Tensor | tuple | list | Mapping)
     if whole or not isinstance(inputs, Iterable):
@@ -114,7 +115,7 @@ def _read_pieces(source: Iterator[Any]) -> Iterator[Piece]:
 
 
 def mark_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Yield each item with whether it is the last."""
+    """Yield each item with whether it is the last, which takes the next one in advance."""
     iterator = iter(items)
     item = next(iterator, _END)
     while item is not _END:
@@ -128,10 +129,25 @@ def is_batched(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
 
 
+def _without_mappings(tree: Any) -> Any:
+    # A mapping that pytrees do not know, such as a tokenizer's output, would pass for a leaf and
+    # reach every micro-batch whole; it becomes a dictionary.
+    def convert(leaf: Any) -> Any:
+        return _without_mappings(dict(leaf)) if isinstance(leaf, Mapping) else leaf
+
+    return tree_map(convert, tree)
+
+
 def _checked_weights(weights: Any) -> torch.Tensor | None:
     if weights is None:
         return None
-    values = torch.as_tensor(weights).detach().to("cpu", torch.float64)
+    try:
+        values = torch.as_tensor(weights).detach().to("cpu", torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise MicroBatchError(
+            f"weights must be a list or 1-D tensor of numbers; got {type(weights).__name__}: "
+            f"{error}"
+        ) from error
     usable = values.dim() == 1 and bool(torch.isfinite(values).all()) and bool((values >= 0).all())
     if not usable or not values.sum() > 0:
         raise MicroBatchError(
@@ -160,6 +176,11 @@ def concatenate(outputs: Sequence[Any], bounds: list[tuple[int, int]]) -> Any:
         MicroBatchError: An output tensor does not have its micro-batch's samples first.
     """
     columns = list(zip(*(tree_flatten(output)[0] for output in outputs), strict=True))
+    if not any(isinstance(column[0], torch.Tensor) for column in columns):
+        raise MicroBatchError(
+            f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them; "
+            f"the model returned {type(outputs[0]).__name__}"
+        )
     joined = []
     for column in columns:
         if not isinstance(column[0], torch.Tensor):

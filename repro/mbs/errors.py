@@ -1,5 +1,6 @@
 """What can be wrong with a mini-batch or an argument, by name, and the checks that find it."""
 
+import math
 import operator
 from typing import Any
 
@@ -31,7 +32,7 @@ class NonFiniteLossError(MicroBatchError):
     """The loss is infinite or not a number."""
 
 
-def check_choice(name: str, given: Any, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
     """Raise a ValueError unless `given` is among `allowed`."""
     if given not in allowed:
         raise ValueError(f"{name} is {given!r}; allowed are {', '.join(map(repr, allowed))}")
@@ -50,6 +51,36 @@ def checked_size(size: Any) -> int | None:
             f"micro_batch_size is {size!r}; give a whole number of at least 1, or 'auto'"
         )
     return whole
+
+
+def check_prefetch(prefetch: Any) -> None:
+    """Raise a ValueError unless `prefetch` is a whole number of at least 0."""
+    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+        raise ValueError(
+            f"prefetch is {prefetch!r}; give 0 (no overlap) or a whole number of micro-batches"
+        )
+
+
+def check_headroom(headroom: Any) -> None:
+    """Raise a ValueError unless `headroom` is None or a share of the memory."""
+    if headroom is not None and not (isinstance(headroom, int | float) and 0 <= headroom < 1):
+        raise ValueError(
+            f"headroom is {headroom!r}; give a share of the memory, 0 <= share < 1, or None"
+        )
+
+
+def check_weights_usable(two_pass: bool, normalization: str) -> None:
+    """Raise a `MicroBatchError` where weights were given and would not be used."""
+    if not two_pass and normalization == "exact":
+        return
+    raise MicroBatchError(
+        "weights are used by normalization='exact' in a single pass; "
+        + (
+            "a two-pass loss sees the whole mini-batch, weigh its samples there"
+            if two_pass
+            else f"normalization is {normalization!r}"
+        )
+    )
 
 
 def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
@@ -82,10 +113,19 @@ def check_loss(loss: Any) -> torch.Tensor:
     )
 
 
-def check_finite(loss: torch.Tensor, num_samples: int) -> None:
-    """Raise `NonFiniteLossError` for an infinite or NaN loss; waits for the device."""
-    if not torch.isfinite(loss):
-        raise NonFiniteLossError(
-            f"the loss of the mini-batch of {num_samples} samples is {float(loss)}; gradients "
-            f"and buffers are as before the call; check the inputs, or lower the learning rate"
-        )
+def check_finite(loss: torch.Tensor, of_all: torch.Tensor, num_samples: int) -> None:
+    """Raise `NonFiniteLossError` for an infinite or NaN loss; waits for the device.
+
+    Args:
+        loss: This process's loss.
+        of_all: The sum of the losses of all processes, which share one gradient.
+        num_samples: Samples of this process.
+    """
+    if math.isfinite(of_all.item()):
+        return
+    value = loss.item()
+    where = "of another process" if math.isfinite(value) else f"of {num_samples} samples"
+    raise NonFiniteLossError(
+        f"the loss of the mini-batch {where} is {of_all.item()}; gradients and buffers are as "
+        f"before the call; check the inputs, or lower the learning rate"
+    )

@@ -1,5 +1,6 @@
 """Choose the micro-batch size from a linear memory model, shrink and grow it as memory allows."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -79,6 +80,7 @@ class AutoSizer:
             torch.OutOfMemoryError: Not even one sample fits.
         """
         probes: list[tuple[int, int]] = []
+        self._cap = None  # an earlier probe's, of fewer samples
         for size in _probe_sizes(num_samples):
             peak = self._try(size, measure)
             if peak is None:
@@ -165,10 +167,13 @@ class AutoSizer:
 def _probe_sizes(num_samples: int) -> list[int]:
     if num_samples >= _PROBE_SIZES[-1]:
         return list(_PROBE_SIZES)
-    return sorted({max(1, num_samples // 4), max(1, num_samples // 2), num_samples})
+    # At least 2, where there are as many: BatchNorm after a global pooling cannot train on 1.
+    least = min(2, num_samples)
+    return sorted({least, max(least, num_samples // 2), num_samples})
 
 
 def release_memory(device: torch.device) -> None:
-    """Return cached blocks to the driver, so that the next size starts unfragmented."""
+    """Free what a failed try left, so that the next size starts unfragmented."""
+    gc.collect()  # a traceback, which holds its frames' tensors, can be part of a cycle
     if device.type == "cuda":
         torch.cuda.empty_cache()

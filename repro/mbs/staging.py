@@ -49,16 +49,24 @@ class Stager:
         device: Where micro-batches go.
         prefetch: Micro-batches in flight ahead of the one being computed, at least 0.
         trace: Whether to time every copy and computation, for `spans`.
+
+    Attributes:
+        marks: (kind, start, end) of each copy and computation since `reset`.
     """
 
     def __init__(self, device: torch.device, prefetch: int, trace: bool) -> None:
         self._device = device
         self._prefetch = prefetch
         self._trace = trace
-        self._marks: list[tuple[str, Any, Any]] = []
+        self.marks: list[tuple[str, Any, Any]] = []
         self._origin: Any = None
         self._slots: list[_Slot] = []
         self._copy_stream: torch.cuda.Stream | None = None
+
+    @property
+    def ring_length(self) -> int:
+        """How many micro-batches are on the device at once, besides the mini-batch itself."""
+        return self._prefetch + 1 if self._device.type == "cuda" else 1
 
     def stream(self, micro_batches: Iterable[Any]) -> Generator[Any, None, None]:
         """Yield each pytree of `micro_batches` on the device.
@@ -78,14 +86,14 @@ class Stager:
             ready = time.perf_counter()
             yield micro_batch
             if self._trace:
-                self._marks.append(("copy", start, ready))
-                self._marks.append(("compute", ready, time.perf_counter()))
+                self.marks.append(("copy", start, ready))
+                self.marks.append(("compute", ready, time.perf_counter()))
 
     def reset(self) -> None:
         """Forget the spans so far; the origin of time is now."""
-        self._marks.clear()
+        self.marks.clear()
         if self._trace:
-            self._origin = time.perf_counter() if self._device.type == "cpu" else self._mark()
+            self._origin = self._mark() if self._device.type == "cuda" else time.perf_counter()
 
     def spans(self) -> list[Span]:
         """Return what happened when since `reset`; waits for the device."""
@@ -99,7 +107,7 @@ class Stager:
 
         counts: dict[str, int] = {"copy": 0, "compute": 0}
         spans = []
-        for kind, start, end in self._marks:
+        for kind, start, end in self.marks:
             spans.append(Span(kind, counts[kind], seconds(start), seconds(end)))
             counts[kind] += 1
         return spans
@@ -108,42 +116,49 @@ class Stager:
         compute = torch.cuda.current_stream(self._device)
         if self._copy_stream is None:
             self._copy_stream = torch.cuda.Stream(self._device)
-        while len(self._slots) < self._prefetch + 1:
+        while len(self._slots) < self.ring_length:
             self._slots.append(_Slot(torch.cuda.Event(), torch.cuda.Event()))
         in_flight: deque[tuple[_Slot, Any]] = deque()
         for index, micro_batch in enumerate(iterator):
             slot = self._slots[index % len(self._slots)]
             in_flight.append((slot, self._send(micro_batch, slot, compute)))
-            if len(in_flight) > self._prefetch:
+            # The first is handed out at once and the lead grows from there, so that the device
+            # computes while the host stages the others.
+            handed_out = index + 1 - len(in_flight)
+            if len(in_flight) > min(self._prefetch, handed_out):
                 yield from self._hand_out(*in_flight.popleft(), compute)
         while in_flight:
             yield from self._hand_out(*in_flight.popleft(), compute)
+        # A copy straight from the caller's pinned memory has to end before the caller may write
+        # there. The last copies ended, or nearly so, before the last computation could start.
+        for slot in self._slots:
+            slot.copied.synchronize()
 
+    @torch.no_grad()
     def _send(self, micro_batch: Any, slot: _Slot, compute: torch.cuda.Stream) -> Any:
         assert self._copy_stream is not None
         leaves, structure = tree_flatten(micro_batch)
-        sent = list(leaves)
+        pairs: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (position, source, target)
         for position, leaf in enumerate(leaves):
-            if not is_batched(leaf) or leaf.device == self._device:
+            if not isinstance(leaf, torch.Tensor) or leaf.device == self._device:
+                continue
+            if not is_batched(leaf):  # a number; filled in by a kernel on the compute stream
+                leaves[position] = leaf.to(self._device, non_blocking=True)
                 continue
             staging, target = self._buffers(slot, position, leaf, compute)
             if staging is not None:
                 slot.copied.synchronize()  # until the buffer's earlier content has left it
-                staging[: len(leaf)].copy_(leaf)
-            sent[position] = (leaf if staging is None else staging[: len(leaf)], target)
+                leaf = staging[: len(leaf)].copy_(leaf)
+            pairs.append((position, leaf, target[: len(leaf)]))
         with torch.cuda.stream(self._copy_stream):
             self._copy_stream.wait_event(slot.consumed)
             start = self._mark()
-            for position, pair in enumerate(sent):
-                if isinstance(pair, tuple):
-                    source, target = pair
-                    view = target[: len(source)]
-                    view.copy_(source, non_blocking=True)
-                    sent[position] = view
+            for position, source, target in pairs:
+                leaves[position] = target.copy_(source, non_blocking=True)
             slot.copied.record(self._copy_stream)
             if self._trace:
-                self._marks.append(("copy", start, self._mark()))
-        return tree_unflatten(sent, structure)
+                self.marks.append(("copy", start, self._mark()))
+        return tree_unflatten(leaves, structure)
 
     def _hand_out(
         self, slot: _Slot, micro_batch: Any, compute: torch.cuda.Stream
@@ -155,33 +170,37 @@ class Stager:
         finally:
             slot.consumed.record(compute)
             if self._trace:
-                self._marks.append(("compute", start, self._mark()))
+                self.marks.append(("compute", start, self._mark()))
 
     def _buffers(
         self, slot: _Slot, position: int, leaf: torch.Tensor, compute: torch.cuda.Stream
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
+        """Return the slot's buffers for a leaf, the first None where it is sent as it lies."""
+        assert self._copy_stream is not None
         staging, target = slot.buffers.get(position, (None, None))
-        needs_staging = leaf.device.type == "cpu" and not leaf.is_pinned()
-        fits = (
-            target is not None
-            and target.shape[1:] == leaf.shape[1:]
-            and target.shape[0] >= leaf.shape[0]
-            and target.dtype == leaf.dtype
-        )
-        if not fits or target is None:
-            target = torch.empty_like(
-                leaf, device=self._device, memory_format=torch.contiguous_format
-            )
+        layout = _memory_format(leaf)
+        if (
+            target is None
+            or target.shape[1:] != leaf.shape[1:]
+            or target.shape[0] < leaf.shape[0]
+            or target.dtype != leaf.dtype
+            or not target.is_contiguous(memory_format=layout)
+        ):
+            slot.buffers.pop(position, None)  # free the old ones first
+            del staging, target
+            target = torch.empty_like(leaf, device=self._device, memory_format=layout)
             # Freed while a copy may be under way, it must not be handed out again too early; and
             # its memory may still be in use by what the compute stream has queued.
-            assert self._copy_stream is not None
             target.record_stream(self._copy_stream)
             slot.consumed.record(compute)
             staging = None
-        if needs_staging and staging is None:
-            staging = torch.empty(target.shape, dtype=target.dtype, pin_memory=True)
+        as_it_lies = leaf.device.type != "cpu" or (
+            leaf.is_contiguous(memory_format=layout) and leaf.is_pinned()
+        )
+        if not as_it_lies and staging is None:
+            staging = torch.empty_like(target, device="cpu", pin_memory=True)
         slot.buffers[position] = (staging, target)
-        return (staging if needs_staging else None), target
+        return (None if as_it_lies else staging), target
 
     def _mark(self) -> torch.cuda.Event | None:
         if not self._trace:
@@ -189,3 +208,15 @@ class Stager:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
+
+
+def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
+    # What the caller chose for speed stays; every other layout becomes contiguous.
+    for layout, dims in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        if (
+            tensor.dim() == dims
+            and not tensor.is_contiguous()
+            and tensor.is_contiguous(memory_format=layout)
+        ):
+            return layout
+    return torch.contiguous_format

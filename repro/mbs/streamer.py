@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten
 
 from repro.mbs.batches import (
@@ -21,66 +19,31 @@ from repro.mbs.batches import (
     to_device,
 )
 from repro.mbs.batchnorm import DeferredBatchNorm, Moments
+from repro.mbs.distributed import Processes
 from repro.mbs.errors import (
     EmptyBatchError,
     MicroBatchError,
     check_choice,
     check_finite,
+    check_headroom,
     check_loss,
+    check_prefetch,
+    check_weights_usable,
     checked_size,
     resolve_device,
 )
+from repro.mbs.results import StreamResult, Totals
 from repro.mbs.sizing import AutoSizer, Sizing, release_memory
 from repro.mbs.staging import Span, Stager
-from repro.mbs.transaction import Transaction, copy_tensors, get_rng, set_rng, write_tensors
+from repro.mbs.transaction import (
+    Transaction,
+    copy_tensors,
+    get_rng,
+    set_rng,
+    tensors_of,
+    write_tensors,
+)
 from repro.measure import MemoryMeter, is_out_of_memory
-
-
-@dataclass(frozen=True)
-class StreamResult:
-    """What one mini-batch came to.
-
-    Attributes:
-        loss: The mini-batch's loss, a detached scalar on the device. Reading it waits for the
-            device.
-        num_samples: Samples in the mini-batch, N_B.
-        num_micro_batches: Micro-batches it was split into, N_Sμ.
-        micro_batch_size: Size of all but the last (ragged) one of them, N_μ.
-        retries: How often the mini-batch, or a piece of it, was tried again with a smaller size.
-    """
-
-    loss: torch.Tensor
-    num_samples: int
-    num_micro_batches: int
-    micro_batch_size: int
-    retries: int
-
-
-@dataclass
-class _Totals:
-    """Sums over the micro-batches so far; `loss` is weighted but not yet divided."""
-
-    loss: torch.Tensor | None = None
-    weight: float = 0.0
-    num_samples: int = 0
-    num_micro_batches: int = 0
-    micro_batch_size: int = 0
-    retries: int = 0
-
-    def add(self, loss: torch.Tensor, weight: float) -> None:
-        self.loss = loss if self.loss is None else self.loss + loss
-        self.weight += weight
-
-    def check_finite(self) -> None:
-        assert self.loss is not None
-        check_finite(self.loss, self.num_samples)
-
-    def merge(self, part: "_Totals", micro_batch_size: int) -> None:
-        assert part.loss is not None
-        self.add(part.loss, part.weight)
-        self.num_samples += part.num_samples
-        self.num_micro_batches += part.num_micro_batches
-        self.micro_batch_size = micro_batch_size
 
 
 class MicroBatchStreamer:
@@ -110,8 +73,10 @@ class MicroBatchStreamer:
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` where targets
             are None; returns a scalar, the mean over its micro-batch's samples (weighted by
             `weights` where those are given), or with `two_pass` any function of the mini-batch.
+            If it has parameters to train it must be a module.
         micro_batch_size: A whole number, or ``"auto"``: the largest that fits by a linear memory
-            model, halved on an out-of-memory error, grown back when memory allows.
+            model, halved on an out-of-memory error, grown back when memory allows. (The model
+            leaves out the mini-batch's outputs, which `two_pass` holds; halving finds them.)
         device: Where the model computes; the device of its parameters by default.
         normalization: ``"exact"``, ``"paper"`` (equation 14), or ``"none"``: the sum of the
             micro-batches' gradients (equation 13). Not used by `two_pass`, which is exact.
@@ -153,10 +118,9 @@ class MicroBatchStreamer:
     ) -> None:
         check_choice("normalization", normalization, ("exact", "paper", "none"))
         check_choice("batchnorm", batchnorm, ("micro", "deferred"))
-        if prefetch < 0:
-            raise ValueError(f"prefetch is {prefetch}; give 0 (no overlap) or more micro-batches")
-        if headroom is not None and not 0 <= headroom < 1:
-            raise ValueError(f"headroom is {headroom}; give a share of the memory, 0 <= share < 1")
+        check_choice("autocast", autocast, (None, torch.bfloat16, torch.float16))
+        check_prefetch(prefetch)
+        check_headroom(headroom)
         self._size = checked_size(micro_batch_size)
         self.model = model
         self.loss_fn = loss_fn
@@ -168,10 +132,13 @@ class MicroBatchStreamer:
         self._autocast = autocast
         self._sizer = AutoSizer(self.device, headroom) if self._size is None else None
         self._stager = Stager(self.device, prefetch, trace)
-        self._module = model.module if isinstance(model, DistributedDataParallel) else model
-        modules = [model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]
-        self._parameters = [p for m in modules for p in m.parameters() if p.requires_grad]
-        self._buffers = [b for m in modules for b in m.buffers()]
+        self._trace = trace
+        self._processes = Processes(model, self.device)
+        self._module = self._processes.module
+        roots = [model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]
+        self._modules = [module for root in roots for module in root.modules()]
+        self._parameters: list[nn.Parameter] = []
+        self._buffers: list[torch.Tensor] = []
 
     @property
     def sizing(self) -> Sizing | None:
@@ -181,8 +148,13 @@ class MicroBatchStreamer:
     def timeline(self) -> list[Span]:
         """Return when each micro-batch of the last mini-batch was copied and computed.
 
-        Needs ``trace=True``. Waits for the device.
+        With `two_pass` each appears twice. Waits for the device.
+
+        Raises:
+            ValueError: The streamer was made without ``trace=True``.
         """
+        if not self._trace:
+            raise ValueError("there is no timeline to return; make the streamer with trace=True")
         return self._stager.spans()
 
     def backward(self, inputs: Any, targets: Any = None, *, weights: Any = None) -> StreamResult:
@@ -193,8 +165,8 @@ class MicroBatchStreamer:
         Args:
             inputs: A tensor or pytree of tensors (samples first; other leaves are passed on as
                 they are), on any device, or an iterable that yields the mini-batch piece by
-                piece as (inputs, targets) or (inputs, targets, weights), of which one piece at a
-                time is held.
+                piece as (inputs, targets) or (inputs, targets, weights), of which no more than
+                two are held at a time. Inputs receive no gradient themselves.
             targets: Likewise.
             weights: What each sample, or each micro-batch, counts, such as its tokens; each
                 micro-batch then contributes by its share of their sum.
@@ -203,68 +175,62 @@ class MicroBatchStreamer:
             EmptyBatchError: No sample.
             BatchSizeMismatchError: First dimensions differ.
             LossShapeError: The loss is not a scalar tensor.
-            NonFiniteLossError: The mini-batch's loss is infinite or not a number.
+            NonFiniteLossError: The mini-batch's loss is infinite or not a number, here or, under
+                `DistributedDataParallel`, in another process.
             MicroBatchError: Inputs or weights of another unusable form.
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = pieces_of(inputs, targets, weights)
-        if weights is not None and (self._two_pass or self._normalization != "exact"):
-            raise MicroBatchError(
-                "weights are used by normalization='exact' in a single pass; "
-                + (
-                    "a two-pass loss sees the whole mini-batch, weigh its samples there"
-                    if self._two_pass
-                    else f"normalization is {self._normalization!r}"
-                )
-            )
+        if weights is not None:
+            check_weights_usable(self._two_pass, self._normalization)
         if pieces is not None and self._two_pass:
             raise MicroBatchError(
                 "two_pass needs the whole mini-batch, not an iterable of pieces; pass tensors"
             )
         self._stager.reset()
-        totals = _Totals()
+        # Anew for each mini-batch: layers are frozen and thawed, buffers replaced.
+        self._parameters, self._buffers = tensors_of(self._modules)
+        totals = Totals()
         if pieces is None:
             piece = as_piece(inputs, targets, weights)
-            self._with_retries(piece, lambda size: self._run_whole(piece, size), totals)
+            self._with_retries(piece, partial(self._run_whole, piece), totals)
         else:
             with self._transaction():
                 self._run_pieces(pieces, totals)
-        assert totals.loss is not None
-        return StreamResult(
-            totals.loss / self._divisor(totals.weight),
-            totals.num_samples,
-            totals.num_micro_batches,
-            totals.micro_batch_size,
-            totals.retries,
-        )
+        return totals.result(self._divisor(totals.weight))
 
     # A mini-batch, whole or piece by piece
 
-    def _run_whole(self, piece: Piece, size: int) -> _Totals:
+    def _run_whole(self, piece: Piece, size: int) -> Totals:
         bounds = piece.bounds(size)
         with self._transaction(), self._batchnorm_updates() as updates:
             if self._two_pass:
-                totals = self._two_passes(piece, bounds)
+                totals = self._two_passes(piece, bounds, updates)
             else:
                 weights = self._weights(piece, bounds)
                 divisor = self._shared_divisor(sum(weights))
                 totals = self._accumulate(self.model, piece, bounds, weights, divisor)
-            totals.check_finite()
+                self._check_finite(totals)
             updates.update()
         return totals
 
-    def _run_pieces(self, pieces: Iterator[Piece], totals: _Totals) -> None:
+    def _run_pieces(self, pieces: Iterator[Piece], totals: Totals) -> None:
         with self._batchnorm_updates() as updates:
-            for piece, is_last in mark_last(pieces):
-                moments = dict(updates.moments)
-                run = partial(self._run_piece, piece, is_last, updates, moments)
+            # Only processes that synchronise have to know which piece is the last.
+            several = self._processes.several
+            marked = mark_last(pieces) if several else ((piece, True) for piece in pieces)
+            for piece, is_last in marked:
+                run = partial(self._run_piece, piece, is_last, updates, dict(updates.moments))
                 self._with_retries(piece, run, totals)
+                del piece, run  # before the next one is made
             if totals.loss is None:
                 raise EmptyBatchError("the iterable yielded no piece; give at least one sample")
             # The total weight is known only now: the gradients so far are sums.
+            divisor = self._shared_divisor(totals.weight)
             gradients = [p.grad for p in self._parameters if p.grad is not None]
-            torch._foreach_div_(gradients, self._shared_divisor(totals.weight))
-            totals.check_finite()
+            if gradients:
+                torch._foreach_div_(gradients, divisor)
+            self._check_finite(totals)
             updates.update()
 
     def _run_piece(
@@ -274,24 +240,28 @@ class MicroBatchStreamer:
         updates: DeferredBatchNorm,
         moments: dict[nn.Module, Moments],
         size: int,
-    ) -> _Totals:
+    ) -> Totals:
         updates.moments = dict(moments)  # without what a failed try gathered
         bounds = piece.bounds(size)
         weights = self._weights(piece, bounds)
-        # Only a size that may shrink needs a piece that can be undone on its own.
-        with self._transaction() if self._sizer else nullcontext():
+        # Only a size that may shrink needs a piece that can be undone on its own. Several
+        # processes do not try again, and synchronise the gradients of all pieces with the last.
+        alone = self._sizer is not None and not self._processes.several
+        with self._transaction() if alone else nullcontext():
             return self._accumulate(self.model, piece, bounds, weights, 1.0, is_last)
 
-    def _with_retries(self, piece: Piece, run: Callable[[int], _Totals], totals: _Totals) -> None:
+    def _with_retries(self, piece: Piece, run: Callable[[int], Totals], totals: Totals) -> None:
         """Run at the size given or chosen, smaller where memory runs out; add to `totals`."""
         if self._sizer is None:
             assert self._size is not None
-            totals.merge(run(self._size), self._size)
+            totals.merge(run(self._size))
             return
+        marks = len(self._stager.marks)
         first = self._sizer.needs_probe(piece.num_samples)
         if first:
-            self._sizer.probe(piece.num_samples, lambda size: self._measure(piece, size))
+            self._sizer.probe(piece.num_samples, partial(self._measure, piece))
         while True:
+            del self._stager.marks[marks:]  # what probes and failed tries left
             size = self._sizer.size_for(piece.num_samples)
             try:
                 if first:
@@ -304,7 +274,7 @@ class MicroBatchStreamer:
             except Exception as error:
                 if not is_out_of_memory(error) or size == 1:
                     raise
-                if isinstance(self.model, DistributedDataParallel):
+                if self._processes.several:
                     error.add_note(
                         "micro_batch_size='auto' cannot try again under DistributedDataParallel, "
                         "where the other processes would wait; give a smaller whole number"
@@ -315,17 +285,22 @@ class MicroBatchStreamer:
             self._sizer.failed(size)
             totals.retries += 1
         self._sizer.succeeded()
-        totals.merge(done, size)
+        totals.merge(done)
 
     def _measure(self, piece: Piece, size: int) -> tuple[int, int]:
-        """Return live bytes before, and the peak of, one micro-batch that leaves no trace."""
+        """Return live bytes before, and the peak of, micro-batches that leave no trace.
+
+        From the second on they find gradients in memory, as most of a mini-batch's do, and as
+        many are streamed as are ever on the device at once.
+        """
         inputs, targets = piece.slice(0, size)
         sample = Piece(inputs, targets, None, size)
+        count = max(2, self._stager.ring_length)
         with (
             MemoryMeter(self.device, resident=self._module) as meter,
             self._transaction(keep=False),
         ):
-            self._accumulate(self._module, sample, [(0, size)], [1.0], 1.0)
+            self._accumulate(self._module, sample, [(0, size)] * count, [1.0] * count, 1.0)
         return meter.start_bytes, meter.peak_bytes
 
     # Micro-batches
@@ -338,34 +313,47 @@ class MicroBatchStreamer:
         weights: list[float],
         divisor: float | torch.Tensor,
         synchronize: bool = True,
-    ) -> _Totals:
+    ) -> Totals:
         """Algorithm 1, lines 7 to 14: each loss counts by its weight over `divisor`."""
-        totals = _Totals(num_samples=piece.num_samples, num_micro_batches=len(bounds))
+        totals = Totals.over(bounds)
+        last = max(index for index, weight in enumerate(weights) if weight > 0)
         micro_batches = self._stager.stream(piece.slice(*bound) for bound in bounds)
         for index, (inputs, targets) in enumerate(micro_batches):
-            with self._synchronization(model, synchronize and index == len(bounds) - 1):
+            if weights[index] == 0:
+                # The loss of no tokens is 0 / 0. It does not count; BatchNorm still sees the
+                # samples, and dropout draws.
+                with self._precision():
+                    call_model(self._module, inputs)
+                continue
+            with self._processes.synchronization(synchronize and index == last):
                 with self._precision():
                     loss = self._loss(call_model(model, inputs), targets)
                 self._backward(loss * (weights[index] / divisor))
-            totals.add(loss.detach() * weights[index], weights[index])
+            totals.add(loss.detach(), weights[index])
+            del loss, inputs, targets  # with what its graph still holds
         return totals
 
-    def _two_passes(self, piece: Piece, bounds: list[tuple[int, int]]) -> _Totals:
+    def _two_passes(
+        self, piece: Piece, bounds: list[tuple[int, int]], updates: DeferredBatchNorm
+    ) -> Totals:
         buffers = copy_tensors(self._buffers)
         rng_states, outputs = [], []
         with torch.no_grad(), self._precision():
             for inputs, _ in self._stager.stream(piece.slice(*bound) for bound in bounds):
                 rng_states.append(get_rng(self.device))
                 outputs.append(call_model(self._module, inputs))
-        write_tensors(self._buffers, buffers)  # the second pass updates them
+        # The second pass updates buffers and moments, and needs weights cast with a graph.
+        write_tensors(self._buffers, buffers)
+        updates.moments.clear()
+        torch.clear_autocast_cache()
 
         whole = concatenate(outputs, bounds)
         del outputs
         with self._precision():
             loss = self._loss(whole, to_device(piece.targets, self.device))
-        totals = _Totals(num_samples=piece.num_samples, num_micro_batches=len(bounds))
+        totals = Totals.over(bounds)
         totals.add(loss.detach(), 1.0)
-        totals.check_finite()
+        self._check_finite(totals)
         self._backward(loss)
         gradients = [getattr(leaf, "grad", None) for leaf in tree_flatten(whole)[0]]
         del whole, loss
@@ -373,7 +361,7 @@ class MicroBatchStreamer:
         micro_batches = self._stager.stream(piece.slice(*bound) for bound in bounds)
         for index, (inputs, _) in enumerate(micro_batches):
             set_rng(self.device, rng_states[index])  # so that dropout repeats
-            with self._synchronization(self.model, index == len(bounds) - 1):
+            with self._processes.synchronization(index == len(bounds) - 1):
                 with self._precision():
                     leaves = tree_flatten(call_model(self.model, inputs))[0]
                 pairs = [
@@ -381,7 +369,7 @@ class MicroBatchStreamer:
                     for leaf, gradient in zip(leaves, gradients, strict=True)
                     if gradient is not None and leaf.requires_grad
                 ]
-                with torch.autocast(self.device.type, enabled=False):
+                with self._no_autocast():
                     torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
                 del leaves, pairs
         return totals
@@ -394,9 +382,13 @@ class MicroBatchStreamer:
     def _backward(self, loss: torch.Tensor) -> None:
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
-        # The backward pass repeats the forward pass's precisions without autocast around it.
-        with torch.autocast(self.device.type, enabled=False):
+        with self._no_autocast():
             loss.backward()
+
+    def _check_finite(self, totals: Totals) -> None:
+        assert totals.loss is not None
+        loss = totals.loss
+        check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
 
     def _weights(self, piece: Piece, bounds: list[tuple[int, int]]) -> list[float]:
         return piece.weights_of(bounds) if self._normalization == "exact" else [1.0] * len(bounds)
@@ -405,25 +397,24 @@ class MicroBatchStreamer:
         return 1.0 if self._normalization == "none" and not self._two_pass else weight
 
     def _shared_divisor(self, weight: float) -> float | torch.Tensor:
-        """Return the divisor that makes the mean over processes the mean over all samples."""
-        if not isinstance(self.model, DistributedDataParallel) or self._normalization != "exact":
+        if self._normalization != "exact":
             return self._divisor(weight)
-        group = self.model.process_group
-        total = torch.tensor(weight, device=self.device, dtype=torch.float64)
-        torch.distributed.all_reduce(total, group=group)
-        return total / torch.distributed.get_world_size(group)
-
-    def _synchronization(self, model: nn.Module, wanted: bool) -> AbstractContextManager[Any]:
-        no_sync = getattr(model, "no_sync", None)
-        return nullcontext() if wanted or no_sync is None else no_sync()
+        return self._processes.mean_weight(weight)
 
     def _precision(self) -> AbstractContextManager[Any]:
         if self._autocast is None:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self._autocast)
 
+    def _no_autocast(self) -> AbstractContextManager[Any]:
+        # The backward pass repeats the forward pass's precisions without autocast around it.
+        if not torch.is_autocast_enabled(self.device.type):
+            return nullcontext()
+        return torch.autocast(self.device.type, enabled=False)
+
     def _transaction(self, keep: bool = True) -> Transaction:
-        return Transaction(self._parameters, self._buffers, self.device, keep)
+        views = self._processes.gradients_are_views
+        return Transaction(self._parameters, self._buffers, self.device, keep, views)
 
     def _batchnorm_updates(self) -> DeferredBatchNorm:
         # Without layers it gathers nothing and updates nothing.

@@ -1,5 +1,6 @@
 """All-or-nothing gradients: what lets a mini-batch be tried again after it ran out of memory."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -18,10 +19,12 @@ class Transaction:
     A `torch.amp.GradScaler` needs nothing put back: scaling a loss does not change its state.
 
     Args:
-        parameters: Those whose gradients are accumulated.
+        parameters: Those whose gradients are accumulated, each once.
         buffers: Those that a forward pass may change.
         device: The device whose random number generator is saved beside the CPU's.
         keep: Whether leaving normally keeps what was done; a probe puts everything back.
+        copy_gradients: Set copies of the gradients aside, for gradients that lie in memory which
+            the backward pass writes, as views of `DistributedDataParallel`'s buckets do.
     """
 
     def __init__(
@@ -30,18 +33,24 @@ class Transaction:
         buffers: Sequence[torch.Tensor],
         device: torch.device,
         keep: bool = True,
+        copy_gradients: bool = False,
     ) -> None:
         self._keep = keep
+        self._copy_gradients = copy_gradients
         self._parameters = parameters
         self._buffers = buffers
         self._device = device
 
     def __enter__(self) -> "Transaction":
-        self._gradients = [p.grad for p in self._parameters]
+        # First what may run out of memory, while nothing has changed yet.
+        self._saved_buffers = copy_tensors(self._buffers)
+        self._gradients = [
+            p.grad.clone() if self._copy_gradients and p.grad is not None else p.grad
+            for p in self._parameters
+        ]
+        self._rng = get_rng(self._device)
         for parameter in self._parameters:
             parameter.grad = None
-        self._saved_buffers = copy_tensors(self._buffers)
-        self._rng = get_rng(self._device)
         return self
 
     def __exit__(
@@ -50,18 +59,35 @@ class Transaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if kind is None and self._keep:
-            for parameter, before in zip(self._parameters, self._gradients, strict=True):
-                if before is not None:
-                    if parameter.grad is not None:
-                        before.add_(parameter.grad)
-                    parameter.grad = before
-        else:
-            for parameter, before in zip(self._parameters, self._gradients, strict=True):
+        kept = kind is None and self._keep
+        sums, terms = [], []
+        for parameter, before in zip(self._parameters, self._gradients, strict=True):
+            if not kept:
                 parameter.grad = before
+            elif before is not None:
+                if parameter.grad is not None:
+                    sums.append(before)
+                    terms.append(parameter.grad)
+                parameter.grad = before
+        if sums:
+            torch._foreach_add_(sums, terms)
+        if not kept:
             write_tensors(self._buffers, self._saved_buffers)
             set_rng(self._device, self._rng)
         del self._gradients, self._saved_buffers
+
+
+def tensors_of(modules: Sequence[nn.Module]) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
+    """Return the parameters to train and the buffers of these modules themselves, tied ones once.
+
+    Several times faster than walking the module tree, and done for each mini-batch.
+    """
+    parameters = (p for module in modules for p in module._parameters.values())
+    buffers = (b for module in modules for b in module._buffers.values())
+    return (
+        list({id(p): p for p in parameters if p is not None and p.requires_grad}.values()),
+        list({id(b): b for b in buffers if b is not None}.values()),
+    )
 
 
 def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -74,8 +100,15 @@ def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 @torch.no_grad()
 def write_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy `sources` into `targets`."""
-    if targets:
-        torch._foreach_copy_(list(targets), list(sources))
+    # One call per kind of tensor: a mixed list is copied tensor by tensor.
+    alike: dict[object, tuple[list[torch.Tensor], list[torch.Tensor]]]
+    alike = defaultdict(lambda: ([], []))
+    for target, source in zip(targets, sources, strict=True):
+        group = alike[target.device, target.dtype]
+        group[0].append(target)
+        group[1].append(source)
+    for group in alike.values():
+        torch._foreach_copy_(*group)
 
 
 def get_rng(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -5,6 +5,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ class BudgetExceededError(torch.OutOfMemoryError):
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether `error` says that a device ran out of memory.
 
-    cuDNN and cuBLAS report a failed workspace allocation as errors of their own, and the CPU
-    allocator as a plain `RuntimeError`.
+    cuDNN and cuBLAS report a failed workspace allocation as errors of their own (cuDNN also as an
+    operation that it does not support), and the CPU allocator as a plain `RuntimeError`.
     """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -33,6 +34,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         "CUDNN_STATUS_NOT_SUPPORTED",
         "CUDNN_STATUS_ALLOC_FAILED",
         "CUBLAS_STATUS_ALLOC_FAILED",
+        "unable to find an engine to execute this computation",
         "DefaultCPUAllocator: can't allocate memory",
         "DefaultCPUAllocator: not enough memory",
         "CUDA error: out of memory",
@@ -97,13 +99,16 @@ class _StorageFollower(TorchDispatchMode):
             self.live_bytes -= size
 
     def stop(self) -> None:
-        for finalizer in self._alive.values():
+        for finalizer in list(self._alive.values()):  # a garbage collection may forget some
             finalizer.detach()
         self._alive.clear()
 
 
 def _storage_key(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
+
+
+_active_cuda_meters: list["MemoryMeter"] = []  # they share the allocator's one peak counter
 
 
 class MemoryMeter:
@@ -125,29 +130,41 @@ class MemoryMeter:
         self.start_bytes = 0
         self._resident = resident
         self._peak_bytes = 0
+        self._active = False
         self._follower: _StorageFollower | None = None
 
     def __enter__(self) -> "MemoryMeter":
+        self._peak_bytes = 0
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+            for outer in _active_cuda_meters:
+                outer._peak_bytes = outer.peak_bytes
             torch.cuda.reset_peak_memory_stats(self.device)
             self.start_bytes = torch.cuda.memory_allocated(self.device)
-            return self
-        self._peak_bytes = 0
-        self._follower = _StorageFollower(self._grown)
-        for tensor in _tensors(self._resident):
-            self._follower.follow(tensor)
-        self.start_bytes = self._follower.live_bytes
-        self._follower.__enter__()
+            _active_cuda_meters.append(self)
+        else:
+            self._follower = _StorageFollower(self._grown)
+            try:
+                for tensor in _tensors(self._resident):
+                    self._follower.follow(tensor)
+            except BudgetExceededError:
+                self._follower.stop()
+                self._follower = None
+                raise
+            self.start_bytes = self._follower.live_bytes
+            self._follower.__enter__()
+        self._active = True
         return self
 
     def __exit__(self, *exception: Any) -> None:
+        self._peak_bytes = self.peak_bytes
+        self._active = False
         if self._follower is not None:
             self._follower.__exit__(*exception)
             self._follower.stop()
             self._follower = None
-        elif self.device.type == "cuda":
-            self._peak_bytes = self.peak_bytes
+        else:
+            _active_cuda_meters.remove(self)
 
     @property
     def live_bytes(self) -> int:
@@ -158,8 +175,8 @@ class MemoryMeter:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes alive at once since entry."""
-        if self.device.type == "cuda":
+        """The most bytes alive at once since entry, up to the end of the block."""
+        if self.device.type == "cuda" and self._active:
             return max(self._peak_bytes, torch.cuda.max_memory_allocated(self.device))
         return self._peak_bytes
 
@@ -199,7 +216,10 @@ class MemoryBudget(MemoryMeter):
         self, limit_bytes: int, device: torch.device | str = "cpu", resident: Resident = ()
     ) -> None:
         super().__init__(device, resident)
-        if isinstance(limit_bytes, bool) or limit_bytes != int(limit_bytes) or limit_bytes < 1:
+        whole = isinstance(limit_bytes, int | np.integer) or (
+            isinstance(limit_bytes, float) and limit_bytes.is_integer()
+        )
+        if isinstance(limit_bytes, bool) or not whole or limit_bytes < 1:
             raise ValueError(
                 f"limit_bytes is {limit_bytes!r}; give a whole number of bytes, at least 1"
             )
@@ -209,10 +229,11 @@ class MemoryBudget(MemoryMeter):
     def __enter__(self) -> "MemoryBudget":
         if self.device.type == "cuda":
             total = torch.cuda.get_device_properties(self.device).total_memory
-            self._previous_fraction = torch.cuda.get_per_process_memory_fraction(self.device)
+            previous = torch.cuda.get_per_process_memory_fraction(self.device)
+            self._previous_fraction = previous
             torch.cuda.empty_cache()
             torch.cuda.set_per_process_memory_fraction(
-                min(1.0, self.limit_bytes / total), self.device
+                min(previous, self.limit_bytes / total), self.device
             )
         super().__enter__()
         _active_budgets.append(self)
@@ -256,7 +277,7 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     which live bytes are taken as 0.
     """
     device = torch.device(device)
-    budgets = [b for b in _active_budgets if b.device.type == device.type]
+    budgets = [b for b in _active_budgets if _same_device(b.device, device)]
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         limit = min(total, free + torch.cuda.memory_reserved(device))
@@ -266,6 +287,14 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
         tightest = min(budgets, key=lambda budget: budget.limit_bytes - budget.live_bytes)
         return MemoryState(tightest.live_bytes, tightest.limit_bytes, simulated=True)
     return MemoryState(0, _available_host_bytes())
+
+
+def _same_device(one: torch.device, other: torch.device) -> bool:
+    if one.type != "cuda" or other.type != "cuda":
+        return one.type == other.type
+    current = torch.cuda.current_device()
+    first, second = (current if d.index is None else d.index for d in (one, other))
+    return first == second
 
 
 def _available_host_bytes() -> int:
@@ -301,7 +330,10 @@ class LinearMemoryModel:
 
     @classmethod
     def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "LinearMemoryModel":
-        """Fit the line to measured peaks by least squares.
+        """Fit the line to measured peaks by least squares, in exact arithmetic.
+
+        Peaks that lie on a line of whole numbers thus give that very line, and `largest_batch`
+        is not one too few at a limit that is met to the byte.
 
         Raises:
             ValueError: Fewer than two distinct batch sizes, or lists of unequal length.
@@ -311,10 +343,14 @@ class LinearMemoryModel:
                 f"the linear memory model needs peaks at two or more distinct batch sizes, got "
                 f"sizes {list(batch_sizes)} and {len(peak_bytes)} peaks"
             )
-        slope, intercept = np.polyfit(np.asarray(batch_sizes, float), np.asarray(peak_bytes), 1)
-        return cls(fixed_bytes=float(intercept), bytes_per_sample=max(0.0, float(slope)))
+        x, y = [Fraction(int(b)) for b in batch_sizes], [Fraction(int(m)) for m in peak_bytes]
+        mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+        covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+        # Memory does not shrink with the batch; a measured slope below 0 is noise.
+        slope = max(Fraction(0), covariance / sum((a - mean_x) ** 2 for a in x))
+        return cls(fixed_bytes=float(mean_y - slope * mean_x), bytes_per_sample=float(slope))
 
-    def predict(self, batch_size: int) -> float:
+    def predict(self, batch_size: float) -> float:
         """Return M(B) in bytes."""
         return self.fixed_bytes + self.bytes_per_sample * batch_size
 

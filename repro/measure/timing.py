@@ -102,10 +102,11 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         }
-    if device.type != "cuda" or not torch.cuda.is_available():
+    count = torch.cuda.device_count()
+    if device.type != "cuda" or not count or (device.index or 0) >= count:
         raise ValueError(
             f"device {str(device)!r} is not available here; allowed are 'cpu'"
-            + (" and 'cuda'" if torch.cuda.is_available() else " (no CUDA device is present)")
+            + (f" and 'cuda:0' to 'cuda:{count - 1}'" if count else " (no CUDA device is present)")
         )
     properties = torch.cuda.get_device_properties(device)
     facts = {

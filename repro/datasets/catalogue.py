@@ -1,0 +1,296 @@
+"""The datasets by name: where they are searched, how they are loaded."""
+
+import inspect
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from repro import paths
+from repro.datasets import embedded, generators, sources
+from repro.datasets.archives import Decoded, cached, content_hash
+from repro.datasets.image_data import (
+    CorruptDatasetError,
+    DatasetError,
+    DatasetNotFoundError,
+    ImageData,
+    Size,
+    Split,
+    check_size,
+    digest,
+)
+
+EMBEDDED = {"digits": "inside scikit-learn", "photos": "inside scikit-image"}
+ON_DISK = ("cifar10", "cifar100", "flowers102", "flowers5", "carvana", "camvid", "imagenet")
+NAMES = (*EMBEDDED, *ON_DISK, "synthetic")
+
+ROAD = sources.CAMVID_CLASSES.index("road")
+FORMAT = 1  # raised when the same files come to decode to other pixels, labels or splits
+PROBE_TIMEOUT_S = 5.0
+
+_CONTENT = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "flowers102": "Oxford Flowers-102",
+    "flowers5": "Photographs of 5 kinds of flowers, a stand-in for Flowers-102",
+    "carvana": "Carvana cars with masks",
+    "camvid": "CamVid road scenes with masks of 11 classes and unlabelled",
+    "imagenet": "ImageNet (ILSVRC2012)",
+}
+_BY_HAND = {
+    "imagenet": "image-net.org gives it to registered users only",
+    "carvana": "Kaggle gives it to registered users only",
+}
+
+
+def load(
+    name: str,
+    root: str | os.PathLike[str] | None = None,
+    *,
+    image_size: int | Size | None = None,
+    per_class: int | None = None,
+    binary: bool = False,
+    download: bool = True,
+    **options: Any,
+) -> ImageData:
+    """Load a dataset as uint8 tensors.
+
+    Searched in order: `root`, `$REPRO_DATA`, `./data`, each for the layouts that
+    `data/README.md` lists; then a download where torchvision has one. What was decoded is kept in
+    `repro.paths.cache_dir()` and memory-mapped the next time.
+
+    Args:
+        name: One of `NAMES`.
+        root: Folder searched first.
+        image_size: None keeps the size; an int resizes the short side and cuts the centre; a pair
+            (height, width) resizes to exactly that. Masks follow by nearest neighbour.
+        per_class: Keep the first so many images of each class in every split; labelled sets on
+            disk only.
+        binary: For `camvid`, make masks of road (1) against the rest (0): the stand-in for
+            Carvana.
+        download: Try to download what was not found.
+        **options: For `synthetic` and `photos`, the options of `generators.synthetic` and
+            `embedded.photos`.
+
+    Raises:
+        DatasetNotFoundError: The dataset is nowhere and could not be downloaded.
+        CorruptDatasetError: Its files are damaged or incomplete.
+        DatasetError: The name is unknown, or an option does not fit it.
+    """
+    _check_name(name)
+    size = check_size(image_size)
+    if per_class is not None and (not isinstance(per_class, int) or per_class < 1):
+        raise DatasetError(f"per_class={per_class!r}: expected None or an int, at least 1")
+    if per_class is not None and (name not in ON_DISK or name in sources.MASK_CLASSES):
+        raise DatasetError(
+            f"per_class={per_class}: not for {name!r}, only for labelled sets on disk"
+        )
+    if binary and name != "camvid":
+        raise DatasetError(f"binary=True: not for {name!r}, only for 'camvid'")
+    _check_options(name, options)
+    if name == "synthetic":
+        return generators.synthetic(32 if size is None else size, **options)
+    if name == "photos":
+        return embedded.photos(size, **options)
+    if name == "digits":
+        return embedded.digits(size)
+
+    source = _find(name, root) or _downloaded(name, root, allowed=download)
+    data = _read(name, source, size, per_class)
+    return road_against_rest(data) if binary else data
+
+
+def road_against_rest(data: ImageData) -> ImageData:
+    """Return CamVid with masks of 1 for road and 0 for all else: the stand-in for Carvana."""
+
+    def binary(split: Split) -> Split:
+        if split.masks is None:
+            raise DatasetError(f"{data.name!r} has no masks; expected camvid")
+        return replace(split, masks=(split.masks == ROAD).byte())
+
+    if data.classes != sources.CAMVID_CLASSES:
+        raise DatasetError(
+            f"{data.record_name!r} has {data.num_classes} classes: expected camvid with its "
+            f"{len(sources.CAMVID_CLASSES)}"
+        )
+    return replace(
+        data,
+        record_name=f"{data.record_name}-road",
+        provenance=f"{data.provenance[:-1]}; masks road against rest, a stand-in for Carvana.",
+        fingerprint=digest([data.fingerprint, "road"])[:16],
+        classes=("rest", "road"),
+        train=binary(data.train),
+        test=binary(data.test),
+        val=None if data.val is None else binary(data.val),
+    )
+
+
+def available(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
+    """Return the names that `load` can serve now without a download, and where each lies."""
+    found = dict(EMBEDDED)
+    for name in ON_DISK:
+        source = _find(name, root)
+        if source is not None:
+            found[name] = f"{source.layout} at {source.path}"
+    return found | {"synthetic": "generated"}
+
+
+def download(
+    names: str | Sequence[str] = ON_DISK, root: str | os.PathLike[str] | None = None
+) -> dict[str, str]:
+    """Download what is missing and the network allows; say for each name what became of it.
+
+    Args:
+        names: One name or several.
+        root: Folder to search and download to; by default the first writable of `$REPRO_DATA` and
+            `./data`.
+
+    Raises:
+        DatasetError: A name is unknown. All else that goes wrong is in the report.
+    """
+    report = {}
+    for name in [names] if isinstance(names, str) else names:
+        _check_name(name)
+        if name in (present := available(root)):
+            report[name] = f"present: {present[name]}"
+            continue
+        try:
+            source = _downloaded(name, root, allowed=True)
+            report[name] = f"downloaded: {source.layout} at {source.path}"
+        except DatasetNotFoundError as error:
+            report[name] = f"not downloaded: {error.__cause__ or error}"
+    return report
+
+
+def _check_name(name: str) -> None:
+    if name not in NAMES:
+        raise DatasetError(f"unknown dataset {name!r}: expected one of {', '.join(NAMES)}")
+
+
+def _check_options(name: str, options: Mapping[str, Any]) -> None:
+    makers: dict[str, Callable[..., ImageData]] = {
+        "synthetic": generators.synthetic,
+        "photos": embedded.photos,
+    }
+    known = set(inspect.signature(makers[name]).parameters) if name in makers else set()
+    if unknown := sorted(set(options) - known):
+        allowed = ", ".join(sorted(known - {"image_size"})) or "none"
+        raise DatasetError(
+            f"{name!r} takes no option {', '.join(unknown)}: its own options are {allowed}"
+        )
+
+
+def _find(name: str, root: str | os.PathLike[str] | None) -> sources.Source | None:
+    found = (sources.find(name, folder) for folder in paths.data_roots(root))
+    return next((source for source in found if source is not None), None)
+
+
+class _NoDownloadError(Exception):
+    """Why there was no download."""
+
+
+def _downloaded(name: str, root: str | os.PathLike[str] | None, *, allowed: bool) -> sources.Source:
+    """Download a dataset once and return where it lies.
+
+    Raises:
+        DatasetNotFoundError: There is no download; its cause says why.
+    """
+    try:
+        if not allowed:
+            raise _NoDownloadError("not tried, download=False")
+        _fetch(name, root)
+        source = _find(name, root)
+        if source is None:
+            raise _NoDownloadError("the download finished, but left nothing that can be loaded")
+    except _NoDownloadError as reason:
+        folders = "\n  ".join(str(folder) for folder in paths.data_roots(root))
+        files = "\n  ".join(sources.looked_for(name))
+        raise DatasetNotFoundError(
+            f"dataset {name!r} was not found.\nLooked for:\n  {files}\nin the folders:\n  {folders}"
+            f"\nDownload: {reason}.\nThree ways to provide it, with the layouts of data/README.md:"
+            f"\n  1. load({name!r}, root=FOLDER)\n  2. set $REPRO_DATA to its folder\n  3. put it "
+            "into ./data\nOr name data that is always there: 'synthetic', or the embedded "
+            f"{' and '.join(map(repr, EMBEDDED))}."
+        ) from reason
+    return source
+
+
+def _fetch(name: str, root: str | os.PathLike[str] | None) -> None:
+    try:
+        url = sources.download_url(name)
+    except (ImportError, RuntimeError) as error:
+        raise _NoDownloadError(f"torchvision cannot be imported ({error})") from error
+    if url is None:
+        reason = _BY_HAND.get(name, "no public address is known that serves this layout")
+        raise _NoDownloadError(reason)
+    # A closed network may swallow packets, and torchvision itself waits without a limit.
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=PROBE_TIMEOUT_S):
+            pass
+    except urllib.error.HTTPError as error:
+        if error.code in (403, 407):  # a refusal; anything else may be of HEAD alone
+            raise _NoDownloadError(f"{url} is refused ({error})") from error
+    except OSError as error:
+        raise _NoDownloadError(f"{url} cannot be reached ({error})") from error
+    target = _writable_root(root)
+    try:
+        sources.fetch(name, target)
+    except (OSError, RuntimeError, EOFError) as error:
+        raise _NoDownloadError(f"{url} failed ({error})") from error
+
+
+def _writable_root(root: str | os.PathLike[str] | None) -> Path:
+    folders = paths.data_roots(root)
+    for folder in folders[:1] if root is not None else folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    raise _NoDownloadError("no folder to download to is writable")
+
+
+def _read(
+    name: str, source: sources.Source, size: int | Size | None, per_class: int | None
+) -> ImageData:
+    key = ""
+
+    def build() -> Decoded:
+        return source.decode(size, per_class)
+
+    try:
+        content = content_hash(source.files(per_class), source.path)
+        key = digest([FORMAT, source.record_name, content, size, per_class])[:16]
+        decoded = cached(f"{name}-{key}", build)
+    except DatasetError:
+        raise
+    except PermissionError as error:
+        raise DatasetError(
+            f"{source.path} cannot be read or unpacked ({error}): make it readable; torchvision "
+            "unpacks ImageNet beside its archives the first time and needs to write there once"
+        ) from error
+    # torchvision raises RuntimeError where a checksum differs, OSError where a file lacks.
+    except (RuntimeError, OSError, EOFError) as error:
+        raise CorruptDatasetError(
+            f"{source.path} is damaged or incomplete ({error}): provide it again"
+        ) from error
+    recompressed = source.record_name.endswith("-jpeg")
+    note = ", perhaps recompressed: accuracies may run below those of the original" * recompressed
+    part = "" if per_class is None else f", the first {per_class} images of each class"
+    resized = "" if size is None else f", resized to {size}"
+    return ImageData(
+        name=name,
+        record_name=source.record_name,
+        kind="real",
+        provenance=f"{_CONTENT[name]} from {source.layout}{note}{part}{resized}.",
+        fingerprint=key,
+        classes=decoded.classes,
+        train=decoded.splits["train"],
+        test=decoded.splits["test"],
+        val=decoded.splits.get("val"),
+    )

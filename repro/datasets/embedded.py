@@ -1,0 +1,164 @@
+"""Real images that ship inside scikit-learn and scikit-image: there on every machine."""
+
+import hashlib
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from repro.datasets.decoding import resized_pixels
+from repro.datasets.image_data import (
+    DatasetError,
+    ImageData,
+    Size,
+    Split,
+    as_pair,
+    digest,
+    labels_tensor,
+    tensor_digest,
+)
+
+PHOTOGRAPHS = {
+    "astronaut": "astronaut.png",
+    "cat": "chelsea.png",
+    "coffee": "coffee.png",
+    "galaxies": "hubble_deep_field.jpg",
+    "motorcycle": "motorcycle_left.png",
+    "retina": "retina.jpg",
+    "rocket": "rocket.jpg",
+    "tissue": "ihc.png",
+}
+
+
+def digits(image_size: int | Size | None = None) -> ImageData:
+    """Load scikit-learn's 1,797 handwritten digits, 8x8 grey: every fifth of a class is test.
+
+    Args:
+        image_size: None is 8x8.
+    """
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    # Values run from 0 to 16.
+    pixels = (bunch.images.astype(np.int64) * 255 // 16).astype(np.uint8)
+    resized = [resized_pixels(Image.fromarray(image), image_size) for image in pixels]
+    images = torch.from_numpy(np.stack(resized))
+    labels = labels_tensor(bunch.target)
+    ranks = torch.empty_like(labels)  # the how-manieth of its class every image is
+    for label in range(10):
+        members = labels == label
+        ranks[members] = torch.arange(int(members.sum()))
+    is_test = ranks % 5 == 4
+    train = Split(images[~is_test], labels[~is_test])
+    test = Split(images[is_test], labels[is_test])
+    return ImageData(
+        name="digits",
+        record_name="digits",
+        kind="real",
+        provenance=(
+            "Handwritten digits of 8x8 grey pixels (UCI) that ship inside scikit-learn; every "
+            "fifth of a class is test."
+        ),
+        fingerprint=tensor_digest(train, test)[:16],
+        classes=tuple(str(label) for label in range(10)),
+        train=train,
+        test=test,
+    )
+
+
+def photos(
+    image_size: int | Size | None = None,
+    *,
+    train_per_class: int = 128,
+    test_per_class: int = 32,
+    seed: int = 0,
+) -> ImageData:
+    """Cut patches from the colour photographs inside the scikit-image wheel.
+
+    The class is the photograph. Training patches lie in its left 70 %, test patches in its right
+    30 %. A mask is 1 where the luminance exceeds Otsu's threshold of the whole photograph.
+
+    Args:
+        image_size: Side or (height, width) of a patch in pixels, not resized; None is 64.
+        train_per_class: Training patches of every photograph.
+        test_per_class: Test patches of every photograph.
+        seed: Seed of where the patches lie.
+
+    Raises:
+        DatasetError: A patch does not fit the smallest photograph's test region, or a count is
+            below 1.
+    """
+    height, width = as_pair(64 if image_size is None else image_size)
+    if min(train_per_class, test_per_class) < 1 or seed < 0:
+        raise DatasetError(
+            f"train_per_class={train_per_class}, test_per_class={test_per_class}, seed={seed}: "
+            "expected at least 1, 1 and 0"
+        )
+    folder = _scikit_image_data()
+    files = [folder / file for file in PHOTOGRAPHS.values()]
+    photographs = [_photograph(file) for file in files]
+    limits = [(len(image), image.shape[1] - _border(image)) for image, _ in photographs]
+    largest = min(limit[0] for limit in limits), min(limit[1] for limit in limits)
+    if height > largest[0] or width > largest[1]:
+        raise DatasetError(
+            f"image_size={height}x{width}: patches that lie in the test region of every photograph "
+            f"are at most {largest[0]}x{largest[1]}; give a smaller size"
+        )
+    random = np.random.Generator(np.random.PCG64(seed))
+    splits = []
+    for count, right in ((train_per_class, False), (test_per_class, True)):
+        images, masks = [], []
+        for image, mask in photographs:
+            first, last = (_border(image), image.shape[1]) if right else (0, _border(image))
+            tops = random.integers(0, len(image) - height + 1, count)
+            lefts = random.integers(first, last - width + 1, count)
+            for top, left in zip(tops, lefts, strict=True):
+                here = (slice(top, top + height), slice(left, left + width))
+                images.append(image[here].transpose(2, 0, 1))
+                masks.append(mask[here])
+        labels = torch.arange(len(photographs)).repeat_interleave(count)
+        splits.append(
+            Split(torch.from_numpy(np.stack(images)), labels, torch.from_numpy(np.stack(masks)))
+        )
+    # From the files, not the pixels: JPEG decoders differ in the last bit.
+    content = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    options = [height, width, train_per_class, test_per_class, seed]
+    return ImageData(
+        name="photos",
+        record_name="photos",
+        kind="real",
+        provenance=(
+            f"Patches of {height}x{width} pixels from {len(files)} colour photographs inside the "
+            "scikit-image wheel; class = photograph, training patches from its left 70 % and test "
+            "patches from its right 30 %, masks = Otsu foreground of luminance, not annotations."
+        ),
+        fingerprint=digest(["photos", 1, *content, *options])[:16],
+        classes=tuple(PHOTOGRAPHS),
+        train=splits[0],
+        test=splits[1],
+    )
+
+
+def _border(image: np.ndarray) -> int:
+    """Return the first column of a photograph's test region."""
+    return image.shape[1] * 7 // 10
+
+
+def _scikit_image_data() -> Path:
+    # Found, not imported: skimage.data would look for a download folder.
+    spec = importlib.util.find_spec("skimage")
+    if spec is None or spec.origin is None:
+        raise DatasetError("photos: scikit-image is not installed; pip install scikit-image")
+    return Path(spec.origin).parent / "data"
+
+
+def _photograph(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return a photograph, uint8 (H, W, 3), and its Otsu foreground, uint8 (H, W)."""
+    from skimage.filters import threshold_otsu
+
+    with Image.open(path) as opened:
+        colour = opened.convert("RGB")
+    luminance = np.asarray(colour.convert("L"))
+    return np.asarray(colour), (luminance > threshold_otsu(luminance)).astype(np.uint8)

@@ -1,0 +1,152 @@
+"""Synthetic images with a class structure that a small CNN can learn."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from repro.datasets.image_data import (
+    DatasetError,
+    ImageData,
+    Size,
+    Split,
+    as_pair,
+    check_size,
+    tensor_digest,
+)
+
+COARSE = 4  # cells along each side of a pattern
+CHUNK = 64  # images made at once
+
+
+def synthetic(
+    image_size: int | Size = 32,
+    *,
+    train: int = 2048,
+    test: int = 512,
+    num_classes: int = 10,
+    channels: int = 3,
+    masks: bool = False,
+    seed: int = 0,
+) -> ImageData:
+    """Make images of which each mixes its class's pattern, one of its own, and noise.
+
+    All arithmetic is on integers, so that every machine makes the same pixels.
+
+    Args:
+        image_size: Side or (height, width) in pixels.
+        train: Training images.
+        test: Test images, of the same class patterns.
+        num_classes: Classes, as evenly frequent as the counts allow; with masks, the background
+            included.
+        channels: Channels of the images.
+        masks: Make masks instead of labels: in each image an ellipse of one class from 1 on, on
+            the pattern of class 0.
+        seed: Seed of the patterns and the images.
+
+    Raises:
+        DatasetError: A count is too small, or `image_size` is no size.
+    """
+    size = check_size(image_size)
+    if size is None:
+        raise DatasetError("image_size=None: synthetic images have no size of their own, give one")
+    least = {"train": 1, "test": 1, "num_classes": 2, "channels": 1, "seed": 0}
+    given: dict[str, Any] = {
+        "train": train,
+        "test": test,
+        "num_classes": num_classes,
+        "channels": channels,
+        "seed": seed,
+    }
+    for name, value in given.items():
+        if not isinstance(value, int) or value < least[name]:
+            raise DatasetError(f"{name}={value!r}: expected an int, at least {least[name]}")
+    if masks and num_classes > 255:
+        raise DatasetError(f"num_classes={num_classes}: masks are uint8, expected at most 255")
+    height, width = as_pair(size)
+    patterns = _upsample(
+        _generator(seed, 0).integers(0, 256, (num_classes, channels, COARSE, COARSE)),
+        height,
+        width,
+    )
+    make = _masked if masks else _labelled
+    splits = [
+        make(patterns, count, _generator(seed, stream)) for stream, count in ((1, train), (2, test))
+    ]
+    return ImageData(
+        name="synthetic",
+        record_name="synthetic",
+        kind="synthetic",
+        provenance=(
+            f"Synthetic: {train} + {test} images of {channels}x{height}x{width} generated with "
+            f"seed {seed}, {num_classes} classes{' of pixels' if masks else ''}."
+        ),
+        fingerprint=tensor_digest(*splits)[:16],
+        classes=tuple(f"class {k}" for k in range(num_classes)),
+        train=splits[0],
+        test=splits[1],
+    )
+
+
+def _generator(seed: int, stream: int) -> np.random.Generator:
+    # Separate streams: the test images stay the same when the number of training images changes.
+    return np.random.Generator(np.random.PCG64([seed, stream]))
+
+
+def _upsample(coarse: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Interpolate (..., a, b) patterns of 0 to 255 bilinearly to int32 (..., height, width)."""
+    result = coarse.astype(np.int32)
+    for axis, side in ((-2, height), (-1, width)):
+        cells = result.shape[axis] - 1
+        position = np.arange(side, dtype=np.int32) * (cells * 256) // max(side - 1, 1)
+        lower = np.minimum(position // 256, cells - 1)
+        weight = position - 256 * lower
+        weight = weight[:, None] if axis == -2 else weight
+        low, high = np.take(result, lower, axis), np.take(result, lower + 1, axis)
+        result = (low * (256 - weight) + high * weight) // 256
+    return result
+
+
+def _labelled(patterns: np.ndarray, count: int, random: np.random.Generator) -> Split:
+    labels = random.permutation(np.arange(count) % len(patterns))
+    images = np.empty((count, *patterns.shape[1:]), np.uint8)
+    for start in range(0, count, CHUNK):
+        part = labels[start : start + CHUNK]
+        images[start : start + CHUNK] = _mix(patterns[part], random)
+    return Split(torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _masked(patterns: np.ndarray, count: int, random: np.random.Generator) -> Split:
+    height, width = patterns.shape[2:]
+    labels = random.permutation(1 + np.arange(count) % (len(patterns) - 1))
+    images = np.empty((count, *patterns.shape[1:]), np.uint8)
+    masks = np.empty((count, height, width), np.uint8)
+    for start in range(0, count, CHUNK):
+        part = labels[start : start + CHUNK].astype(np.uint8)
+        inside = _ellipses(len(part), height, width, random)
+        masks[start : start + CHUNK] = inside * part[:, None, None]
+        clean = np.where(inside[:, None], patterns[part], patterns[:1])
+        images[start : start + CHUNK] = _mix(clean, random)
+    return Split(torch.from_numpy(images), masks=torch.from_numpy(masks))
+
+
+def _mix(clean: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Mix clean images (n, C, H, W) with a smooth pattern of their own and with noise."""
+    n, channels, height, width = clean.shape
+    own = _upsample(random.integers(0, 256, (n, channels, COARSE, COARSE)), height, width)
+    noise = random.integers(0, 256, clean.shape, np.uint8)
+    return ((6 * clean + 5 * own + 5 * noise.astype(np.int32)) // 16).astype(np.uint8)
+
+
+def _ellipses(n: int, height: int, width: int, random: np.random.Generator) -> np.ndarray:
+    """Return bool (n, H, W): the inside of one ellipse per image."""
+    y, x = np.ogrid[:height, :width]
+
+    def draw(low: int, high: int) -> np.ndarray:
+        return random.integers(low, max(low, high) + 1, (n, 1, 1))
+
+    centre_y, centre_x = draw(height // 4, 3 * height // 4), draw(width // 4, 3 * width // 4)
+    radius_y = draw(max(1, height // 6), 2 * height // 5)
+    radius_x = draw(max(1, width // 6), 2 * width // 5)
+    distance = ((y - centre_y) * radius_x) ** 2 + ((x - centre_x) * radius_y) ** 2
+    return distance <= (radius_y * radius_x) ** 2

@@ -1,0 +1,129 @@
+"""What every dataset is once loaded, and what can go wrong on the way there."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Size = tuple[int, int]  # height, width in pixels
+
+
+class DatasetError(ValueError):
+    """A dataset was asked for in a way that cannot be served."""
+
+
+class DatasetNotFoundError(DatasetError):
+    """A known dataset lies in none of the folders searched and could not be downloaded."""
+
+
+class CorruptDatasetError(DatasetError):
+    """A file of a dataset is damaged, incomplete or laid out differently than documented."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images of one split with their labels, their masks or both.
+
+    Attributes:
+        images: uint8, (N, C, H, W).
+        labels: int64 class index, (N,), or None.
+        masks: uint8 class index of every pixel, (N, H, W), or None.
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+    masks: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that are there, by field name."""
+        fields = {"images": self.images, "labels": self.labels, "masks": self.masks}
+        return {name: tensor for name, tensor in fields.items() if tensor is not None}
+
+
+@dataclass(frozen=True, eq=False)
+class ImageData:
+    """A dataset in memory.
+
+    Attributes:
+        name: The name it was loaded by.
+        record_name: The name for records, which tells e.g. `cifar10` from `cifar10-jpeg`.
+        kind: `real` or `synthetic`.
+        provenance: One sentence: where from, recompressed or not, a stand-in for what.
+        fingerprint: 16 hexadecimal digits, a hash of the source's content and of how it was
+            resized and cut; equal on every machine for equal files.
+        classes: Class names, indexed by label; by the value of a mask where there is no label.
+        train: The training split.
+        test: The test split.
+        val: The validation split, where the source has one.
+    """
+
+    name: str
+    record_name: str
+    kind: Literal["real", "synthetic"]
+    provenance: str
+    fingerprint: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+    val: Split | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of every image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+def digest(parts: Iterable[object]) -> str:
+    """Return 64 hexadecimal digits that depend on the text of every part and on their order."""
+    joined = "\x1f".join(str(part) for part in parts)
+    return hashlib.sha256(joined.encode()).hexdigest()
+
+
+def tensor_digest(*splits: Split) -> str:
+    """Return 64 hexadecimal digits that depend on shape and content of every tensor."""
+    sha = hashlib.sha256()
+    for split in splits:
+        for name, tensor in split.tensors().items():
+            sha.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            sha.update(tensor.contiguous().numpy().data)
+    return sha.hexdigest()
+
+
+def check_size(image_size: int | Size | None) -> int | Size | None:
+    """Return `image_size` if it is None, a positive int or a pair of them.
+
+    Raises:
+        DatasetError: It is something else.
+    """
+    if image_size is None:
+        return None
+    sides = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size,) * 2
+    integral = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
+    if len(sides) != 2 or not integral or min(sides) < 1:
+        raise DatasetError(
+            f"image_size={image_size!r}: expected None, a positive int (short side, then a centre "
+            "crop) or a pair (height, width) of positive ints"
+        )
+    return image_size if isinstance(image_size, int) else (sides[0], sides[1])
+
+
+def as_pair(image_size: int | Size) -> Size:
+    """Return height and width of the images that `image_size` asks for."""
+    return (image_size, image_size) if isinstance(image_size, int) else image_size
+
+
+def labels_tensor(labels: Iterable[int]) -> Tensor:
+    """Return labels as int64, (N,)."""
+    return torch.tensor(list(labels), dtype=torch.int64)

@@ -1,0 +1,321 @@
+"""Mini-batches cut, flipped, resized and normalised from a uint8 tensor on one device.
+
+Every augmentation is one operation on the whole batch. A random crop is one `index_select` on a
+view of all windows: row s of the view is the window that begins at element s of the tensor, so
+that each row is copied as a block. Pixels stay uint8 until the last step, a quarter of the bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from repro.datasets.image_data import Size
+
+Batch = tuple[Tensor, Tensor]
+
+
+class TensorLoader:
+    """Iterate over mini-batches of a dataset that lies on a device as one tensor.
+
+    The order and the augmentation of an epoch depend on `seed` and the number of the epoch alone:
+    not on the batch size, the device or torch's global generator, which is left as it was. Every
+    iteration begins a new epoch. A batch is a tensor of its own and stays valid.
+
+    Images are cropped, then flipped, resized and normalised: (pixel / 255 - mean) / std.
+
+    Args:
+        images: uint8, (N, C, H, W).
+        targets: int64 labels, (N,), or uint8 masks, (N, H, W), which are cropped, flipped and
+            resized (nearest) like their images.
+        batch_size: Images in a mini-batch.
+        seed: Seed of the order and the augmentation, at least 0.
+        shuffle: Visit the images in random order.
+        crop_size: Side or (height, width) in pixels of what is cut out of the padded image; None
+            is the size of the images.
+        crop: Cut at a random place, or at the centre.
+        padding: Pixels added on each side before the crop.
+        padding_mode: Pad with zeros (masks: with `mask_fill`) or by reflection.
+        flip: Mirror left and right with probability one half.
+        resolution: Side or (height, width) in pixels of the batches, resized bilinearly with
+            antialiasing; None is the size of the crop.
+        mean: Mean of every channel, of pixels scaled to [0, 1]; by default that of `images`.
+        std: Standard deviation of every channel, likewise.
+        drop_last: Leave out the last, smaller batch.
+        mask_fill: Class index of zero-padded pixels of masks.
+        device: Where the data lies and the batches are made; by default where `images` lies.
+
+    Raises:
+        ValueError: An argument is out of range or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        crop_size: int | Size | None = None,
+        crop: Literal["random", "center"] = "random",
+        padding: int = 0,
+        padding_mode: Literal["zeros", "reflect"] = "zeros",
+        flip: bool = False,
+        resolution: int | Size | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        drop_last: bool = False,
+        mask_fill: int = 0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        _check_data(images, targets)
+        self.masked = targets.dim() == 3
+        self.seed = _integer("seed", seed, 0)
+        self.shuffle = shuffle
+        self.flip = flip
+        self.drop_last = drop_last
+        self.epoch = 0
+        self._length = len(images)
+        self._channels, *self._image_size = images.shape[1:]
+
+        self.padding = _integer("padding", padding, 0)
+        if padding_mode not in ("zeros", "reflect"):
+            raise ValueError(f"padding_mode={padding_mode!r}: expected 'zeros' or 'reflect'")
+        if padding_mode == "reflect" and padding >= min(self._image_size):
+            raise ValueError(
+                f"padding={padding}: reflection reaches at most {min(self._image_size) - 1} pixels "
+                f"here; give less padding or padding_mode='zeros'"
+            )
+        self.padding_mode = padding_mode
+        self.mask_fill = _integer("mask_fill", mask_fill, 0, 255)
+        if crop not in ("random", "center"):
+            raise ValueError(f"crop={crop!r}: expected 'random' or 'center'")
+        self.crop = crop
+        self.crop_size = _pair("crop_size", crop_size) or (
+            self._image_size[0],
+            self._image_size[1],
+        )
+        padded = [side + 2 * padding for side in self._image_size]
+        if self.crop_size[0] > padded[0] or self.crop_size[1] > padded[1]:
+            raise ValueError(
+                f"crop_size={self.crop_size} does not fit the padded images of {padded[0]}x"
+                f"{padded[1]} pixels: give a smaller crop_size or more padding"
+            )
+        self.set_batch_size(batch_size)
+        self.set_resolution(resolution)
+
+        self.device = torch.device(device) if device is not None else images.device
+        self._images = images.to(self.device).contiguous()
+        # Masks are cut and flipped as images of one channel, (N, 1, H, W).
+        self._targets = targets.to(self.device).contiguous()
+        if self.masked:
+            self._targets = self._targets.unsqueeze(1)
+        if mean is None or std is None:
+            measured_mean, measured_std = channel_statistics(self._images)
+            mean = measured_mean if mean is None else mean
+            std = measured_std if std is None else std
+        self.mean = _per_channel("mean", mean, self._channels)
+        self.std = _per_channel("std", std, self._channels)
+        if min(self.std) <= 0:
+            raise ValueError(
+                f"std={self.std}: expected positive values; a channel of constant images has 0, "
+                "give std= explicitly"
+            )
+        # (x / 255 - mean) / std as one product and one sum.
+        scale = [1 / (255 * deviation) for deviation in self.std]
+        shift = [-m / deviation for m, deviation in zip(self.mean, self.std, strict=True)]
+        self._scale = torch.tensor(scale, device=self.device).view(1, -1, 1, 1)
+        self._shift = torch.tensor(shift, device=self.device).view(1, -1, 1, 1)
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Set the batch size from the next iteration on.
+
+        Raises:
+            ValueError: It is below 1, or above the number of images although `drop_last` is set.
+        """
+        batch_size = _integer("batch_size", batch_size, 1)
+        if self.drop_last and batch_size > self._length:
+            raise ValueError(
+                f"batch_size={batch_size} with drop_last=True leaves no batch of {self._length} "
+                "images: give a smaller batch size or drop_last=False"
+            )
+        self.batch_size = batch_size
+
+    def set_resolution(self, resolution: int | Size | None) -> None:
+        """Set the side or (height, width) of the batches from the next iteration on.
+
+        Raises:
+            ValueError: It is no positive int, no pair of them and not None (the crop's size).
+        """
+        self.resolution = _pair("resolution", resolution) or self.crop_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`, at least 0; the ones after it count on.
+
+        Raises:
+            ValueError: It is negative.
+        """
+        self.epoch = _integer("epoch", epoch, 0)
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        full, rest = divmod(self._length, self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin an epoch.
+
+        Yields float32 images, (B, C, height, width), and int64 labels, (B,), or masks,
+        (B, height, width).
+        """
+        plan = self._plan_epoch(self.epoch)
+        self.epoch += 1
+        count = len(self)
+        return self._batches(plan, count, self.batch_size, self.resolution)
+
+    def _plan_epoch(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Draw order, crop corners (row * width + column) and flips of an epoch, each (N,)."""
+        state = np.random.SeedSequence([self.seed, epoch]).generate_state(1, np.uint64)
+        # On the CPU, so that every device sees the same epoch.
+        generator = torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
+        n = self._length
+        order = torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
+        free = [
+            side + 2 * self.padding - cut
+            for side, cut in zip(self._image_size, self.crop_size, strict=True)
+        ]
+        if self.crop == "random":
+            top, left = (torch.randint(f + 1, (n,), generator=generator) for f in free)
+        else:
+            top, left = (torch.full((n,), f // 2) for f in free)
+        corner = top * (self._image_size[1] + 2 * self.padding) + left
+        flips = torch.randint(2, (n,), generator=generator) if self.flip else torch.zeros(0)
+        return order.to(self.device), corner.to(self.device), flips.to(self.device)
+
+    def _batches(
+        self, plan: tuple[Tensor, Tensor, Tensor], count: int, batch_size: int, resolution: Size
+    ) -> Iterator[Batch]:
+        for i in range(count):
+            here = slice(i * batch_size, (i + 1) * batch_size)
+            index, corner, flips = (part[here] for part in plan)
+            pixels = self._cut(self._images, index, corner, flips, fill=0)
+            images = pixels.to(torch.float32)
+            if resolution != self.crop_size:
+                images = functional.interpolate(
+                    images, resolution, mode="bilinear", antialias=True, align_corners=False
+                )
+            images.mul_(self._scale).add_(self._shift)
+            if not self.masked:
+                yield images, self._targets.index_select(0, index)
+                continue
+            masks = self._cut(self._targets, index, corner, flips, fill=self.mask_fill)
+            if resolution != self.crop_size:
+                masks = functional.interpolate(masks, resolution, mode="nearest-exact")
+            yield images, masks.squeeze(1).to(torch.int64)
+
+    def _cut(
+        self, tensor: Tensor, index: Tensor, corner: Tensor, flips: Tensor, fill: int
+    ) -> Tensor:
+        """Pad, crop and flip rows `index` of a uint8 (N, C, H, W) tensor."""
+        if self.padding:
+            batch = self._pad(tensor.index_select(0, index), fill)
+            index = torch.arange(len(index), device=self.device)
+        else:
+            batch = tensor
+        if tuple(batch.shape[2:]) == self.crop_size:
+            batch = batch if self.padding else batch.index_select(0, index)
+        else:
+            windows = _windows(batch, self.crop_size)
+            batch = windows.index_select(0, index * batch[0].numel() + corner)
+        if self.flip:
+            # Row b of the pair is the batch itself, row B + b its mirror image. Both are uint8:
+            # faster than choosing between them pixel by pixel.
+            both = torch.cat((batch, batch.flip(-1)))
+            rows = torch.arange(len(index), device=self.device) + flips * len(index)
+            batch = both.index_select(0, rows)
+        return batch
+
+    def _pad(self, batch: Tensor, fill: int) -> Tensor:
+        if self.padding_mode == "zeros":
+            return functional.pad(batch, (self.padding,) * 4, value=fill)
+        for dim in (2, 3):  # functional.pad reflects no uint8 on the CPU
+            side = batch.shape[dim]
+            places = torch.arange(-self.padding, side + self.padding, device=self.device).abs()
+            batch = batch.index_select(dim, side - 1 - (side - 1 - places).abs())
+        return batch
+
+
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation of each channel of uint8 images scaled to [0, 1].
+
+    Args:
+        images: uint8, (N, C, H, W).
+    """
+    # Integer sums of one chunk are exact, and a chunk keeps the wider copy of the pixels small.
+    chunk = max(1, (1 << 24) // images[0].numel())
+    total = torch.zeros(images.shape[1], dtype=torch.float64)
+    squares = torch.zeros_like(total)
+    for part in images.split(chunk):
+        pixels = part.to(torch.int32)
+        total += pixels.sum((0, 2, 3)).cpu()
+        squares += pixels.square_().sum((0, 2, 3)).cpu()
+    count = images.numel() / images.shape[1] * 255
+    mean = total / count
+    variance = (squares / (count * 255) - mean.square()).clamp_min(0)
+    return tuple(mean.tolist()), tuple(variance.sqrt().tolist())
+
+
+def _windows(batch: Tensor, size: Size) -> Tensor:
+    """View a contiguous (N, C, H, W) tensor as (starts, C, *size): one row per first element."""
+    channels, height, width = batch.shape[1:]
+    strides = (1, height * width, width, 1)
+    last = (channels - 1) * strides[1] + (size[0] - 1) * width + size[1] - 1
+    return batch.as_strided((batch.numel() - last, channels, *size), strides)
+
+
+def _check_data(images: Tensor, targets: Tensor) -> None:
+    if images.dtype != torch.uint8 or images.dim() != 4 or images.numel() == 0:
+        raise ValueError(
+            f"images: {images.dtype} of shape {tuple(images.shape)}; expected uint8 pixels "
+            "(N, C, H, W) with no side 0, normalisation happens in the loader"
+        )
+    if len(targets) != len(images):
+        raise ValueError(f"{len(images)} images but {len(targets)} targets: expected one for each")
+    labels = targets.dtype == torch.int64 and targets.dim() == 1
+    masks = targets.dtype == torch.uint8 and targets.shape[1:] == images.shape[2:]
+    if not labels and not masks:
+        raise ValueError(
+            f"targets: {targets.dtype} of shape {tuple(targets.shape)}; expected int64 labels (N,) "
+            f"or uint8 masks (N, H, W) of the images' size {tuple(images.shape[2:])}"
+        )
+
+
+def _integer(name: str, value: int, least: int, most: int | None = None) -> int:
+    allowed = f"at least {least}" if most is None else f"{least} to {most}"
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name}={value!r}: expected an int, {allowed}")
+    if value < least or (most is not None and value > most):
+        raise ValueError(f"{name}={value}: expected {allowed}")
+    return int(value)
+
+
+def _pair(name: str, value: int | Size | None) -> Size | None:
+    if value is None:
+        return None
+    sides = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    if len(sides) != 2:
+        raise ValueError(f"{name}={value!r}: expected an int or a pair (height, width)")
+    return _integer(name, sides[0], 1), _integer(name, sides[1], 1)
+
+
+def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[float, ...]:
+    if len(values) != channels:
+        raise ValueError(
+            f"{name}={tuple(values)} has {len(values)} values: expected one for each of the "
+            f"{channels} channels"
+        )
+    return tuple(float(value) for value in values)

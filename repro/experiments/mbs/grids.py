@@ -1,0 +1,197 @@
+"""What is run under each profile: models, data, mini-batch sizes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from repro.experiments.design import Run, reported
+
+CLASSIFIERS = ("ResNet-50", "ResNet-101", "AmoebaNet-D")
+ROLES = (*CLASSIFIERS, "U-Net")
+
+# Section 4.2.4. The number of epochs and any augmentation are not given there.
+_SGD = {"name": "sgd", "lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "ResNet-50": _SGD,
+    "ResNet-101": _SGD,
+    "AmoebaNet-D": _SGD | {"lr": 0.1, "weight_decay": 1e-4, "schedule": "linear"},
+    "U-Net": {"name": "adam", "lr": 0.01, "weight_decay": 5e-4},
+}
+
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "ResNet-50": {"name": "torchvision/resnet50"},
+    "ResNet-101": {"name": "torchvision/resnet101"},
+    "AmoebaNet-D": {"name": "amoebanet_d", "num_layers": 6, "num_filters": 190},
+    "U-Net": {"name": "unet", "width": 64, "depth": 4},
+}
+_SMALL: dict[str, dict[str, Any]] = {
+    "ResNet-50": {"name": "resnet_cifar", "depth": 8, "width": 8},
+    "ResNet-101": {"name": "resnet_cifar", "depth": 14, "width": 8},
+    "AmoebaNet-D": {"name": "amoebanet_d", "num_layers": 3, "num_filters": 16},
+    "U-Net": {"name": "unet", "width": 4, "depth": 3},
+}
+MODELS = {"smoke": _SMALL, "quick": _SMALL, "gpu": _PUBLISHED, "paper": _PUBLISHED}
+
+# The inputs of 32x32 in Table 1 go to the variant for such inputs, as in the paper's repository.
+LOW_RESOLUTION_MODELS = {"gpu": {"name": "resnet50"}, "paper": {"name": "resnet50"}}
+
+DATASETS = {
+    "smoke": {"classification": ("digits",), "segmentation": ("photos",)},
+    "quick": {
+        "classification": ("flowers5", "flowers102", "digits"),
+        "segmentation": ("camvid", "carvana", "photos"),
+    },
+    "gpu": {
+        "classification": ("flowers102", "flowers5", "digits"),
+        "segmentation": ("carvana", "camvid", "photos"),
+    },
+    "paper": {
+        "classification": ("flowers102", "flowers5", "digits"),
+        "segmentation": ("carvana", "camvid", "photos"),
+    },
+}
+
+# Training samples in an epoch (None: all; a set with fewer is gone through more than once),
+# test samples, epochs.
+EXTENT: dict[str, dict[str, Any]] = {
+    "smoke": {"train_samples": 64, "test_samples": 32, "epochs": 2},
+    "quick": {"train_samples": 1024, "test_samples": 512, "epochs": 4},
+    "gpu": {"train_samples": 2048, "test_samples": 512, "epochs": 8},
+    "paper": {"train_samples": None, "test_samples": None, "epochs": 100},
+}
+
+# The paper's initial size first: the largest mini-batch that fits without streaming.
+MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
+    "smoke": {"ResNet-50": (16, 32), "ResNet-101": (8,), "AmoebaNet-D": (32,), "U-Net": (16, 32)},
+    "quick": {
+        "ResNet-50": (16, 32, 128, 512, 1024),
+        "ResNet-101": (8, 32, 256),
+        "AmoebaNet-D": (32, 128, 512),
+        "U-Net": (16, 64, 256),
+    },
+}
+MINI_BATCHES["gpu"] = MINI_BATCHES["paper"] = {
+    role: tuple(
+        row["mini_batch"]
+        for table in ("table4", "table5")
+        for row in reported("mbs")[table]
+        if row["model"] == role
+    )
+    for role in ROLES
+}
+# Table 1's two sizes. The quick profile spares itself the smallest one.
+SMALL_BATCH = {"smoke": 4, "quick": 4, "gpu": 2, "paper": 2}
+LARGE_BATCH = 16
+
+
+def task_of(role: str) -> str:
+    """Return the task that a model of the paper is trained for."""
+    return "segmentation" if role == "U-Net" else "classification"
+
+
+def micro_batch_of(role: str, mini_batch: int) -> int:
+    """Section 4.3.2: half the initial mini-batch, above it the largest that fits undivided."""
+    initial: int = reported("mbs")["table2"][role]["mini_batch"]
+    return initial // 2 if mini_batch <= initial else initial
+
+
+def _images(profile: str, role: str, name: str, low: bool) -> dict[str, Any]:
+    """Return a dataset's options and how it is cropped, for the higher or lower resolution."""
+    small = profile in ("smoke", "quick")
+    if task_of(role) == "classification":
+        if small:
+            high_size, low_size = (16, 4) if name == "digits" else (32, 16)
+        else:
+            high_size = 416 if role == "AmoebaNet-D" and profile == "paper" else 224
+            low_size = 32
+        size = low_size if low else high_size
+        dataset: dict[str, Any] = {"name": name, "image_size": size}
+        augment = {"padding": size // 8, "flip": name != "digits"}
+    else:
+        # A random square of 384 from 640 rows, at every scale.
+        side = (24 if low else 48) if small else (96 if low else 384)
+        rows = side * 640 // 384
+        columns = rows * 959 // 640
+        dataset = {"name": name, "image_size": [rows, columns]}
+        if name == "camvid":
+            dataset["binary"] = True
+        if name == "photos":
+            dataset = {"name": name, "image_size": min(rows, 80)}
+            side = min(side, 48)
+        augment = {"crop_size": side, "flip": True}
+    if name == "synthetic" and task_of(role) == "segmentation":
+        dataset |= {"masks": True, "num_classes": 2}
+    return {"dataset": dataset, "augment": augment}
+
+
+def base_config(
+    profile: str, role: str, chosen: Mapping[str, str], low: bool = False
+) -> dict[str, Any]:
+    """Return what all experiments of a model share under a profile."""
+    model = MODELS[profile][role]
+    if low and role == "ResNet-50":
+        model = LOW_RESOLUTION_MODELS.get(profile, model)
+    initial = reported("mbs")["table2"][role]["mini_batch"]
+    return {
+        "role": role,
+        "model": model,
+        "resolution": "low" if low else "high",
+        **_images(profile, role, chosen[task_of(role)], low),
+        "optimizer": OPTIMIZERS[role],
+        # The paper's profile takes the card as it is.
+        "limit_fits": None if profile == "paper" else initial,
+    }
+
+
+def training(
+    profile: str,
+    role: str,
+    chosen: Mapping[str, str],
+    mini_batch: int,
+    micro_batch: int | None,
+    low: bool = False,
+) -> Run:
+    """Return one training run; without MBS where `micro_batch` is None."""
+    config = base_config(profile, role, chosen, low) | EXTENT[profile]
+    return Run("train", config | {"mini_batch": mini_batch, "micro_batch": micro_batch})
+
+
+def pairs(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
+    """Return the trainings without and with MBS at every mini-batch size of Tables 4 and 5."""
+    return [
+        training(profile, role, chosen, size, micro)
+        for size in MINI_BATCHES[profile][role]
+        for micro in (None, micro_batch_of(role, size))
+    ]
+
+
+def initial_pair(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
+    """Return the trainings without and with MBS at the initial mini-batch size (Table 2)."""
+    return pairs(profile, role, chosen)[:2]
+
+
+def resolution_grid(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
+    """Return Table 1's trainings without MBS: two batch sizes at two resolutions."""
+    return [
+        training(profile, role, chosen, size, None, low)
+        for low in (True, False)
+        for size in (SMALL_BATCH[profile], LARGE_BATCH)
+    ]
+
+
+def sizing(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
+    """Return the measurement of how memory and time grow with the mini-batch."""
+    largest = 32 if profile == "smoke" else 128
+    return Run("size", base_config(profile, role, chosen) | {"largest": largest}, seeds=(0,))
+
+
+def overhead(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
+    """Return the step times with and without MBS at the initial size, taken in turns."""
+    initial = reported("mbs")["table2"][role]
+    config = base_config(profile, role, chosen) | {"repeats": 3 if profile == "smoke" else 15}
+    return Run("overhead", config | initial, seeds=(0,))
+
+
+def timeline(profile: str, chosen: Mapping[str, str]) -> Run:
+    """Return the traced mini-batch of Figure 2."""
+    config = base_config(profile, "ResNet-50", chosen)
+    return Run("timeline", config | {"mini_batch": 64, "micro_batch": 16}, seeds=(0,))

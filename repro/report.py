@@ -1,0 +1,164 @@
+"""Tables, comparisons with a paper's values, and the HTML report."""
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and sample standard deviation of n values; `std` is NaN for a single one."""
+
+    n: int
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Summary":
+        """Summarise values; n = 0 gives NaN."""
+        array = np.asarray(list(values), dtype=float)
+        mean = float(array.mean()) if len(array) else float("nan")
+        return cls(len(array), mean, float(array.std(ddof=1)) if len(array) > 1 else float("nan"))
+
+    def text(self, digits: int = 2) -> str:
+        """Return ``mean ± std``, or the mean alone where n is 1."""
+        if self.n == 0:
+            return DASH
+        spread = "" if np.isnan(self.std) else f" ± {self.std:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
+    """Return a paper's ``[mean, std]`` as text; a missing pair is the paper's "Failed"."""
+    return "Failed" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of one sample less the mean of another, with Welch's 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        interval = "" if np.isnan(self.low) else f" [{self.low:+.2f}, {self.high:+.2f}]"
+        return f"{self.mean:+.2f}{interval}"
+
+    @property
+    def includes_zero(self) -> bool:
+        """Whether the interval holds 0; True where one value a side gives no interval."""
+        return bool(np.isnan(self.low)) or self.low <= 0 <= self.high
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
+    """Compare two samples of measured values, as ``mean(first) - mean(second)``."""
+    gap = float(np.mean(first) - np.mean(second))
+    if min(len(first), len(second)) < 2:
+        return Difference(gap, float("nan"), float("nan"))
+    if np.ptp(first) == 0 and np.ptp(second) == 0:
+        return Difference(gap, gap, gap)
+    interval = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    return Difference(gap, float(interval.low), float(interval.high))
+
+
+def to_rich(frame: pd.DataFrame, title: str) -> "Table":
+    """Return a data frame as a table for the terminal."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for position, column in enumerate(frame.columns):
+        table.add_column(str(column), justify="left" if position == 0 else "right")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(_cell(value) for value in row))
+    return table
+
+
+def to_html(frame: pd.DataFrame) -> str:
+    """Return a data frame as an HTML table."""
+    return frame.map(_cell).to_html(index=False, border=0, classes="repro", justify="left")
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and np.isnan(value)):
+        return DASH
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def figure_png(figure: "Figure", dpi: int = 110) -> bytes:
+    """Return a figure as PNG."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, bbox_inches="tight")
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Section:
+    """One artefact of an HTML report."""
+
+    anchor: str
+    title: str
+    caption: str
+    table: pd.DataFrame
+    verdicts: pd.DataFrame
+    figure: "Figure | None"
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
+       color: #1c2230; }
+table.repro { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
+table.repro th, table.repro td { padding: .25em .8em; border-bottom: 1px solid #d8dde6;
+       text-align: left; vertical-align: top; }
+table.repro thead th { border-bottom: 2px solid #1c2230; }
+img { max-width: 100%; } p.caption { color: #48536a; max-width: 60em; } nav { margin: 1em 0; }
+"""
+
+
+def html_page(
+    title: str, lead: str, overview: pd.DataFrame, sections: Sequence[Section], provenance: str
+) -> str:
+    """Return a self-contained HTML page: the verdicts, then every table and figure."""
+    parts = [
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>",
+        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>",
+        f"<h2>Verdicts</h2>{to_html(overview)}",
+    ]
+    links = (f"<a href='#{s.anchor}'>{html.escape(s.title)}</a>" for s in sections)
+    parts.append(f"<nav>{' · '.join(links)}</nav>")
+    for section in sections:
+        parts.append(f"<h2 id='{section.anchor}'>{html.escape(section.title)}</h2>")
+        parts.append(f"<p class='caption'>{html.escape(section.caption)}</p>")
+        if section.figure is not None:
+            image = base64.b64encode(figure_png(section.figure)).decode()
+            alternative = html.escape(section.title)
+            parts.append(f"<img alt='{alternative}' src='data:image/png;base64,{image}'>")
+        parts.append(to_html(section.table))
+        if len(section.verdicts):
+            parts.append(to_html(section.verdicts))
+    parts.append(f"<h2>Provenance</h2><p class='caption'>{html.escape(provenance)}</p></html>")
+    return "\n".join(parts)
+
+
+def write_html(path: Path, page: str) -> Path:
+    """Write a page whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(page)
+    temporary.replace(path)
+    return path

@@ -1,0 +1,287 @@
+import hashlib
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from dataset_files import (
+    class_files,
+    encode,
+    mask_files,
+    random_image,
+    write_archive,
+    write_folder,
+)
+from PIL import Image
+from scipy.io import savemat
+
+from repro import paths
+from repro.datasets import (
+    NAMES,
+    CorruptDatasetError,
+    DatasetError,
+    DatasetNotFoundError,
+    download,
+    load,
+    synthetic,
+)
+
+
+def torchvision_datasets():
+    from repro._torchvision import torchvision
+
+    return torchvision.datasets
+
+
+def md5(path):
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def cifar10_root(tmp_path, monkeypatch):
+    """Twenty images in torchvision's layout, with checksums to match."""
+    folder = tmp_path / "data" / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    names = [*(f"data_batch_{k}" for k in range(1, 6)), "test_batch"]
+    for name in names:
+        content = {"data": random.integers(0, 256, (4, 3072), np.uint8), "labels": [3, 1, 1, 0]}
+        (folder / name).write_bytes(pickle.dumps(content))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    cifar = torchvision_datasets().CIFAR10
+    monkeypatch.setattr(cifar, "train_list", [[n, md5(folder / n)] for n in names[:5]])
+    monkeypatch.setattr(cifar, "test_list", [[names[5], md5(folder / names[5])]])
+    monkeypatch.setattr(cifar, "meta", {**cifar.meta, "md5": md5(folder / "batches.meta")})
+    return tmp_path / "data"
+
+
+def test_cifar10_in_torchvision_layout(cifar10_root):
+    data = load("cifar10", cifar10_root)
+    assert data.record_name == "cifar10"
+    assert data.classes == tuple("abcdefghij")
+    assert data.train.images.shape == (20, 3, 32, 32)
+    assert data.train.labels.tolist() == [3, 1, 1, 0] * 5
+    first = pickle.loads((cifar10_root / "cifar-10-batches-py" / "data_batch_1").read_bytes())
+    assert np.array_equal(data.train.images[:4].flatten(1), first["data"])
+    assert load("cifar10", cifar10_root, per_class=1).train.labels.tolist() == [3, 1, 0]
+    assert load("cifar10", cifar10_root, image_size=16).test.images.shape == (4, 3, 16, 16)
+
+
+def test_torchvision_layout_comes_before_an_archive(cifar10_root):
+    write_archive(cifar10_root / "cifar10.tar.xz", class_files("cifar10"))
+    assert load("cifar10", cifar10_root).record_name == "cifar10"
+
+
+def test_corrupt_torchvision_folder(cifar10_root):
+    path = cifar10_root / "cifar-10-batches-py" / "data_batch_2"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(CorruptDatasetError, match="cifar-10-batches-py is damaged"):
+        load("cifar10", cifar10_root)
+    assert not list(paths.cache_dir().glob("*.pt"))
+
+
+def test_flowers102_in_torchvision_layout(tmp_path, monkeypatch):
+    folder = tmp_path / "flowers-102"
+    write_folder(
+        folder / "jpg",
+        {f"image_{i:05d}.jpg": encode(random_image(i, 8 + i, 12), "JPEG") for i in range(1, 7)},
+    )
+    savemat(folder / "imagelabels.mat", {"labels": np.array([[1, 2, 3, 102, 5, 6]])})
+    savemat(folder / "setid.mat", {"trnid": [[4, 1]], "valid": [[2, 3]], "tstid": [[6, 5]]})
+    flowers = torchvision_datasets().Flowers102
+    files = {
+        key: (name, md5(folder / name) if (folder / name).is_file() else sum_)
+        for key, (name, sum_) in flowers._file_dict.items()
+    }
+    monkeypatch.setattr(flowers, "_file_dict", files)
+    data = load("flowers102", tmp_path, image_size=8)
+    assert data.train.labels.tolist() == [101, 0]
+    assert data.test.labels.tolist() == [5, 4]
+    assert len(data.val) == 2 and data.num_classes == 102
+    assert data.train.images.shape == (2, 3, 8, 8)
+
+
+def test_imagenet_in_torchvision_layout(tmp_path):
+    root = tmp_path / "imagenet"
+    for s, split in enumerate(("train", "val")):
+        for k, wnid in enumerate(("n01", "n02")):
+            image = encode(random_image(s * 10 + k, 9, 11), "JPEG")
+            write_folder(root, {f"{split}/{wnid}/{wnid}_{i}.JPEG": image for i in range(2)})
+    torch.save(({"n01": ("tench", "Tinca"), "n02": ("shark",)}, ["n01"] * 4), root / "meta.bin")
+    data = load("imagenet", tmp_path, image_size=8, per_class=1)
+    assert data.classes == ("tench", "shark")
+    assert data.record_name == "imagenet"
+    assert data.train.labels.tolist() == data.test.labels.tolist() == [0, 1]
+
+
+def test_carvana_in_kaggle_layout(tmp_path):
+    for car in range(5):
+        for view in (1, 2):
+            stem = f"car{car}_{view:02d}"
+            write_folder(tmp_path, {f"train/{stem}.jpg": encode(random_image(car), "JPEG")})
+            mask = Image.fromarray(np.eye(8, dtype=np.uint8) * 255).convert("1")
+            (tmp_path / "train_masks").mkdir(exist_ok=True)
+            mask.save(tmp_path / "train_masks" / f"{stem}_mask.gif")
+    data = load("carvana", tmp_path)
+    assert (len(data.train), len(data.test)) == (8, 2)  # whole cars, not views
+    assert torch.equal(data.train.masks[0], torch.eye(8, dtype=torch.uint8))
+    assert data.classes == ("background", "car") and data.record_name == "carvana"
+    (tmp_path / "train_masks" / "car3_02_mask.gif").unlink()
+    with pytest.raises(CorruptDatasetError, match=r"car3_02\.jpg has no mask"):
+        load("carvana", tmp_path)
+
+
+def test_carvana_archive(tmp_path):
+    write_archive(tmp_path / "carvana.tar.xz", mask_files("carvana", ("train", "test"), 2))
+    data = load("carvana", tmp_path)
+    assert data.record_name == "carvana-jpeg" and int(data.train.masks.max()) == 1
+
+
+def test_search_order(tmp_path, monkeypatch):
+    places = [tmp_path / "explicit", tmp_path / "environment", paths.ROOT / "data"]
+    monkeypatch.setenv("REPRO_DATA", str(places[1]))
+    for count, place in zip((1, 2, 3), places, strict=True):
+        write_archive(place / "flowers5.tar.xz", class_files("flowers5", per_class=count))
+    assert len(load("flowers5", places[0]).train) == 2
+    assert len(load("flowers5").train) == 4
+    monkeypatch.delenv("REPRO_DATA")
+    assert len(load("flowers5").train) == 6
+
+
+def test_not_found_says_what_where_and_the_ways_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPRO_DATA", str(tmp_path / "environment"))
+    with pytest.raises(DatasetNotFoundError) as caught:
+        load("cifar10", tmp_path / "explicit")
+    text = str(caught.value)
+    expected = [
+        "cifar-10-batches-py",
+        "cifar10.tar.xz",
+        str(tmp_path / "explicit"),
+        str(tmp_path / "environment"),
+        str(paths.ROOT / "data"),
+        "cannot be reached",
+        "root=FOLDER",
+        "$REPRO_DATA",
+        "./data",
+        "'synthetic'",
+        "'digits'",
+    ]
+    assert [part for part in expected if part not in text] == []
+
+
+def test_each_download_is_tried_once(tmp_path, monkeypatch):
+    calls = []
+
+    def refuse(request, timeout):
+        calls.append((request.full_url, timeout))
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    with pytest.raises(DatasetNotFoundError, match="timed out"):
+        load("cifar100", tmp_path)
+    assert len(calls) == 1 and calls[0][1] <= 10
+    with pytest.raises(DatasetNotFoundError, match="download=False"):
+        load("cifar100", tmp_path, download=False)
+    assert len(calls) == 1
+
+
+def test_download_writes_to_the_root_given(tmp_path, monkeypatch):
+    class Answer:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+    def fetch(name, root):
+        write_archive(root / "cifar10.tar.xz", class_files("cifar10"))
+
+    monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: Answer())
+    monkeypatch.setattr("repro.datasets.sources.fetch", fetch)
+    assert len(load("cifar10", tmp_path / "new").train) == 6
+    assert (tmp_path / "new" / "cifar10.tar.xz").is_file()
+
+
+def test_download_reports_and_does_not_raise(tmp_path):
+    write_archive(tmp_path / "flowers5.tar.xz", class_files("flowers5"))
+    report = download(root=tmp_path)
+    assert report["flowers5"].startswith("present")
+    assert "network is closed" in report["cifar10"]
+    assert "Kaggle" in report["carvana"] and "image-net.org" in report["imagenet"]
+    assert list(download("digits")) == ["digits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cifar",), "unknown dataset 'cifar': expected one of digits, photos, cifar10"),
+        (("digits", None, {"image_size": 0}), "image_size=0"),
+        (("digits", None, {"image_size": (8, 8, 8)}), "image_size="),
+        (("digits", None, {"per_class": 3}), "per_class=3: not for 'digits'"),
+        (("flowers5", None, {"per_class": 0}), "per_class=0"),
+        (("flowers5", None, {"binary": True}), "only for 'camvid'"),
+        (("flowers5", None, {"seed": 1}), "takes no option seed"),
+        (("synthetic", None, {"classes": 3}), "its own options are channels, masks"),
+        (("synthetic", None, {"num_classes": 1}), "num_classes=1"),
+        (("photos", None, {"image_size": 500}), "at most"),
+    ],
+)
+def test_wrong_requests(arguments, message):
+    name, root, options = (*arguments, None, {})[:3] if len(arguments) == 1 else arguments
+    with pytest.raises(DatasetError, match=message):
+        load(name, root, **options)
+
+
+def test_digits():
+    data = load("digits")
+    assert data.train.images.shape[1:] == (1, 8, 8) and len(data.train) + len(data.test) == 1797
+    for split, share in ((data.train, 0.8), (data.test, 0.2)):
+        counts = torch.bincount(split.labels)
+        assert ((counts / 1797 - share / 10).abs() < 0.003).all()
+    assert load("digits").fingerprint == data.fingerprint
+    assert load("digits", image_size=16).train.images.shape[1:] == (1, 16, 16)
+
+
+def test_photos_masks_labels_and_disjoint_regions():
+    data = load("photos", image_size=(32, 48), train_per_class=4, test_per_class=2)
+    assert data.train.images.shape == (32, 3, 32, 48) and data.test.masks.shape == (16, 32, 48)
+    assert set(data.train.masks.unique().tolist()) == {0, 1}
+    assert data.test.labels.tolist() == [k for k in range(8) for _ in range(2)]
+    again = load("photos", image_size=(32, 48), train_per_class=4, test_per_class=2)
+    assert torch.equal(again.train.images, data.train.images)
+    assert again.fingerprint == data.fingerprint
+    assert "Otsu" in data.provenance
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_synthetic_is_seeded_and_has_structure(masks):
+    options = {"train": 300, "test": 100, "num_classes": 3, "masks": masks}
+    data = synthetic((16, 20), **options)
+    assert data.kind == "synthetic" and data.image_shape == (3, 16, 20)
+    again, other = synthetic((16, 20), **options), synthetic((16, 20), seed=1, **options)
+    assert data.fingerprint == again.fingerprint != other.fingerprint
+    assert torch.equal(data.test.images, again.test.images)
+    if masks:
+        assert data.train.labels is None
+        assert data.train.masks.unique().tolist() == [0, 1, 2]
+        return
+    # Nearest class mean is right far more often than the chance of one third.
+    train, test = data.train.images.float(), data.test.images.float()
+    means = torch.stack([train[data.train.labels == k].mean(0) for k in range(3)])
+    nearest = torch.cdist(test.flatten(1), means.flatten(1)).argmin(1)
+    assert (nearest == data.test.labels).float().mean() > 0.8
+
+
+def test_every_name_is_known():
+    assert set(NAMES) > {"digits", "photos", "cifar10", "synthetic"} and len(NAMES) == 10
+
+
+def test_import_is_light():
+    code = (
+        "import sys, repro.datasets;"
+        "print([m for m in ('torchvision', 'sklearn', 'skimage', 'scipy') if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"
