@@ -172,6 +172,25 @@ def timeline(
     return figure
 
 
+def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
+    """Draw how many claims of each paper got each verdict, as one stacked bar a paper."""
+    figure, axes = _new(1, 1, 9, 1.3 + 0.5 * len(counts))
+    axis = axes[0, 0]
+    colours = ["#3a9d6e", "#f2c14e", "#d1495b", "#d8dde6"]
+    words = list(next(iter(counts.values())))
+    left = np.zeros(len(counts))
+    for word, colour in zip(words, colours, strict=True):
+        values = np.array([numbers[word] for numbers in counts.values()])
+        bars = axis.barh(list(counts), values, left=left, color=colour, height=0.55, label=word)
+        axis.bar_label(bars, [str(v) if v else "" for v in values], label_type="center")
+        left += values
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel("claims")
+    _legend_below(figure, axis, 4)
+    return figure
+
+
 def streaming_plan(
     memory_mib: Mapping[str, Mapping[str, float]], limit_mib: float, time_ms: Mapping[str, float]
 ) -> Figure:

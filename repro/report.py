@@ -94,6 +94,19 @@ def to_html(frame: pd.DataFrame) -> str:
     return frame.map(_cell).to_html(index=False, border=0, classes="repro", justify="left")
 
 
+class TableView:
+    """A data frame as a notebook shows it: HTML on screen, aligned text where there is none."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.frame = frame
+
+    def __repr__(self) -> str:
+        return self.frame.map(_cell).to_string(index=False)
+
+    def _repr_html_(self) -> str:
+        return f"<style>{_TABLE_STYLE}</style>{to_html(self.frame)}"
+
+
 def _cell(value: Any) -> str:
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return DASH
@@ -119,15 +132,17 @@ class Section:
     figure: "Figure | None"
 
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
-       color: #1c2230; }
+_TABLE_STYLE = """
 table.repro { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
 table.repro th, table.repro td { padding: .25em .8em; border-bottom: 1px solid #d8dde6;
-       text-align: left; vertical-align: top; }
-table.repro thead th { border-bottom: 2px solid #1c2230; }
-img { max-width: 100%; } p.caption { color: #48536a; max-width: 60em; } nav { margin: 1em 0; }
+       text-align: left !important; vertical-align: top; }
+table.repro thead th { border-bottom: 2px solid #48536a; }
 """
+_STYLE = f"""
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
+       color: #1c2230; }}
+img {{ max-width: 100%; }} p.caption {{ color: #48536a; max-width: 60em; }} nav {{ margin: 1em 0; }}
+{_TABLE_STYLE}"""
 
 
 def html_page(

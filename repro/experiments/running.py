@@ -98,6 +98,41 @@ def plan(
     )
 
 
+def only_mini_batches(runs: Sequence[Run], sizes: Sequence[int]) -> list[Run]:
+    """Return the runs with one of these mini-batch sizes; all where none is given.
+
+    Raises:
+        UsageError: A size is below 1, or no run has it.
+    """
+    present = {run.config["mini_batch"] for run in runs if "mini_batch" in run.config}
+    for size in sizes:
+        if size < 1 or size not in present:
+            allowed = ", ".join(str(known) for known in sorted(present))
+            raise UsageError(f"mini-batch size {size} is not in the plan; choose among {allowed}")
+    return [run for run in runs if not sizes or run.config.get("mini_batch") in sizes]
+
+
+def parse_seeds(text: str | None) -> tuple[int, ...] | None:
+    """Read a number of seeds (``3`` is 0, 1, 2) or a list (``0,5,7``); None stays None.
+
+    Raises:
+        UsageError: The text is neither.
+    """
+    if text is None or not text.strip():
+        return None
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if "," not in text:
+        numbers = tuple(range(numbers[0])) if numbers else ()
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise UsageError(
+            f"seeds are {text!r}; give how many (3), or a list of distinct ones from 0 (0,5,7)"
+        )
+    return numbers
+
+
 @dataclass
 class Tally:
     """What became of a plan's runs."""
@@ -146,6 +181,10 @@ def execute(
     store = store or local_store(setting.profile)
     store.sweep()
     describe_device(setting.device)  # an absent device is said before anything starts
+    if setting.device == "cpu" and setting.profile in ("smoke", "quick"):
+        # Such small models gain nothing from a second thread, and lose much to waiting for it
+        # where another process wants the core.
+        torch.set_num_threads(1)
     steps = [(run, seed) for run in runs for seed in setting.seeds_of(run)]
     interactive = sys.stderr.isatty()
     tally = Tally()
@@ -172,6 +211,12 @@ def execute(
             elif record.status == "failed":
                 tqdm.write(f"failed: {_label(run)} seed {seed}: {record.error}", file=sys.stderr)
     return tally
+
+
+def load_data(runs: Sequence[Run], root: str | None) -> None:
+    """Load the datasets of a plan, so that a missing or damaged one is said before it starts."""
+    for run in runs:
+        _load(run.config, root)
 
 
 def _carry_out(
@@ -296,7 +341,9 @@ class Source:
         return f"{where}, profile {self.profile}"
 
 
-def find_source(paper: Paper, profile: str | None = None, device: str | None = None) -> Source:
+def find_source(
+    paper: Paper, profile: str | None = None, device: str | None = None, local: bool = True
+) -> Source:
     """Find records of a paper.
 
     Args:
@@ -304,11 +351,12 @@ def find_source(paper: Paper, profile: str | None = None, device: str | None = N
         profile: Only this profile; by default the most thorough one that has records.
         device: ``local``, or a folder under ``results/reference``; by default this machine's own
             records where there are any, then the reference of a GPU, then of a CPU.
+        local: Whether this machine's own records count.
 
     Raises:
         UsageError: There is no such device folder.
     """
-    local = [Source("local", name, local_store(name)) for name in COMPUTING_PROFILES]
+    own = [Source("local", name, local_store(name)) for name in COMPUTING_PROFILES]
     reference = [Source(*where, store) for where, store in reference_stores().items()]
     names = ["local", *dict.fromkeys(source.device for source in reference)]
     if device is not None and device not in names:
@@ -320,8 +368,10 @@ def find_source(paper: Paper, profile: str | None = None, device: str | None = N
 
     candidates = [
         source
-        for source in sorted(local + reference, key=rank)
-        if device in (None, source.device) and profile in (None, source.profile)
+        for source in sorted(own + reference, key=rank)
+        if device in (None, source.device)
+        and profile in (None, source.profile)
+        and (local or source.device != "local")
     ]
     filled = [s for s in candidates if any((s.store.folder / paper.key).glob("*.json"))]
     if filled:
@@ -335,14 +385,15 @@ def results_of(
 ) -> Results:
     """Gather the records of an artefact.
 
-    The datasets are those that the records were made with, best first, so that an artefact is
-    shown as it was computed whatever data is at hand now.
+    The datasets are those of the latest records, so that an artefact is shown as it was computed
+    whatever data is at hand now.
     """
-    records = source.store.load(paper.key)
-    used = {record.config["dataset"]["name"] for record in records if record.config.get("dataset")}
+    records = source.store.load(paper.key)  # oldest first
+    used = [r.config["dataset"]["name"] for r in records if r.config.get("dataset")]
     chosen = {}
     for task, names in paper.datasets[source.profile].items():
-        chosen[task] = next((name for name in (*names, "synthetic") if name in used), names[0])
+        serving = [name for name in used if name in (*names, "synthetic")]
+        chosen[task] = serving[-1] if serving else names[0]
 
     def is_current(record: Record) -> bool:
         experiment = paper.experiments.get(record.experiment)

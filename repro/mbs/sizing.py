@@ -8,7 +8,7 @@ import torch
 
 from repro.measure import LinearMemoryModel, is_out_of_memory, memory_state
 
-_PROBE_SIZES = (2, 4, 8)
+_FIRST_PROBE = 2  # not 1: BatchNorm after a global pooling cannot train on one sample
 _PATIENCE = 8  # mini-batches without an out-of-memory error before a halved size is doubled
 _MOST_PATIENCE = 512
 
@@ -20,7 +20,7 @@ class Sizing:
     Attributes:
         micro_batch_size: The size chosen for the first mini-batch.
         probes: (batch size, measured peak) of each probe.
-        model: M(B) = p + B a fitted to the probes; None where fewer than two probes fit.
+        model: M(B) = p + B a through the last two probes; None where fewer than two fit.
         limit_bytes: What the peak may reach.
         predicted_bytes: M at the chosen size.
         observed_bytes: The peak measured over the first mini-batch at the chosen size.
@@ -44,7 +44,11 @@ class Sizing:
 class AutoSizer:
     """Keeps the largest micro-batch size that fits.
 
-    The linear model M(B) = p + B a is fitted once, to the peaks of a few small probes. Before
+    The linear model M(B) = p + B a is fitted once, to the peaks of a few probes. A training step
+    peaks at different moments for small and for large batches (workspace and gradients against
+    activations), so that M is the largest of several lines and small probes underestimate it.
+    Each probe therefore doubles the batch until the model of the last two admits no further
+    doubling; together they cost about as much as four micro-batches of the size chosen. Before
     each mini-batch the largest B that the memory free at that moment admits is computed anew, so
     that the size follows what else takes and returns memory. An out-of-memory error halves the
     size; after several mini-batches without another it doubles again, up to what the model
@@ -80,23 +84,26 @@ class AutoSizer:
             torch.OutOfMemoryError: Not even one sample fits.
         """
         probes: list[tuple[int, int]] = []
-        self._cap = None  # an earlier probe's, of fewer samples
-        for size in _probe_sizes(num_samples):
+        self._model = self._cap = None  # an earlier probe's, of fewer samples
+        size = min(_FIRST_PROBE, num_samples)
+        while size <= num_samples:
             peak = self._try(size, measure)
             if peak is None:
                 self._ran_out = True
+                self._cap = probes[-1][0] if probes else None
                 break
             probes.append((size, peak))
+            if len(probes) >= 2:
+                self._model = LinearMemoryModel.fit(*zip(*probes[-2:], strict=True))
+                if self._model.largest_batch(self._limit_bytes()) < 2 * size:
+                    break
+            size = 3 if size == 2 and num_samples == 3 else 2 * size
         if not probes:
-            peak = measure(1)[1]  # its out-of-memory error is the caller's
-            probes.append((1, peak))
-        if len(probes) >= 2:
-            self._model = LinearMemoryModel.fit(*zip(*probes, strict=True))
-        else:
+            probes.append((1, measure(1)[1]))  # its out-of-memory error is the caller's
+        if self._model is None:
             self._cap = probes[0][0]
-        size = self.size_for(num_samples)
-        limit = self._limit_bytes()
-        self.sizing = Sizing(size, tuple(probes), self._model, limit)
+        chosen = self.size_for(num_samples)
+        self.sizing = Sizing(chosen, tuple(probes), self._model, self._limit_bytes())
 
     def observed(self, size: int, peak_bytes: int) -> None:
         """Note the peak of the first mini-batch, at `size`, beside what the model predicted."""
@@ -164,16 +171,10 @@ class AutoSizer:
             self._patience = _PATIENCE
 
 
-def _probe_sizes(num_samples: int) -> list[int]:
-    if num_samples >= _PROBE_SIZES[-1]:
-        return list(_PROBE_SIZES)
-    # At least 2, where there are as many: BatchNorm after a global pooling cannot train on 1.
-    least = min(2, num_samples)
-    return sorted({least, max(least, num_samples // 2), num_samples})
-
-
 def release_memory(device: torch.device) -> None:
     """Free what a failed try left, so that the next size starts unfragmented."""
-    gc.collect()  # a traceback, which holds its frames' tensors, can be part of a cycle
+    # A traceback, which holds its frames' tensors, can be part of a cycle. Those of the failed try
+    # are young; a full collection can take a quarter of a second.
+    gc.collect(1)
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -75,8 +75,8 @@ class MicroBatchStreamer:
             `weights` where those are given), or with `two_pass` any function of the mini-batch.
             If it has parameters to train it must be a module.
         micro_batch_size: A whole number, or ``"auto"``: the largest that fits by a linear memory
-            model, halved on an out-of-memory error, grown back when memory allows. (The model
-            leaves out the mini-batch's outputs, which `two_pass` holds; halving finds them.)
+            model (which knows nothing of the outputs that `two_pass` holds), halved on an
+            out-of-memory error, grown back when memory allows.
         device: Where the model computes; the device of its parameters by default.
         normalization: ``"exact"``, ``"paper"`` (equation 14), or ``"none"``: the sum of the
             micro-batches' gradients (equation 13). Not used by `two_pass`, which is exact.
@@ -184,9 +184,7 @@ class MicroBatchStreamer:
         if weights is not None:
             check_weights_usable(self._two_pass, self._normalization)
         if pieces is not None and self._two_pass:
-            raise MicroBatchError(
-                "two_pass needs the whole mini-batch, not an iterable of pieces; pass tensors"
-            )
+            raise MicroBatchError("two_pass takes a whole mini-batch, not an iterable of pieces")
         self._stager.reset()
         # Anew for each mini-batch: layers are frozen and thawed, buffers replaced.
         self._parameters, self._buffers = tensors_of(self._modules)
@@ -386,8 +384,8 @@ class MicroBatchStreamer:
             loss.backward()
 
     def _check_finite(self, totals: Totals) -> None:
-        assert totals.loss is not None
         loss = totals.loss
+        assert loss is not None
         check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
 
     def _weights(self, piece: Piece, bounds: list[tuple[int, int]]) -> list[float]:

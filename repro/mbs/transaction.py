@@ -62,13 +62,12 @@ class Transaction:
         kept = kind is None and self._keep
         sums, terms = [], []
         for parameter, before in zip(self._parameters, self._gradients, strict=True):
-            if not kept:
-                parameter.grad = before
-            elif before is not None:
-                if parameter.grad is not None:
-                    sums.append(before)
-                    terms.append(parameter.grad)
-                parameter.grad = before
+            if kept and before is None:
+                continue
+            if kept and before is not None and parameter.grad is not None:
+                sums.append(before)
+                terms.append(parameter.grad)
+            parameter.grad = before
         if sums:
             torch._foreach_add_(sums, terms)
         if not kept:

@@ -350,7 +350,7 @@ class LinearMemoryModel:
         slope = max(Fraction(0), covariance / sum((a - mean_x) ** 2 for a in x))
         return cls(fixed_bytes=float(mean_y - slope * mean_x), bytes_per_sample=float(slope))
 
-    def predict(self, batch_size: float) -> float:
+    def predict(self, batch_size: int) -> float:
         """Return M(B) in bytes."""
         return self.fixed_bytes + self.bytes_per_sample * batch_size
 

@@ -214,13 +214,15 @@ def figure2_table(results: Results) -> pd.DataFrame:
         lengths = [
             1e3 * (end - start) for k, _, start, end in metrics.get("spans", []) if k == kind
         ]
-        rows.append([kind, str(len(lengths)), Summary.of(lengths).text(), f"{sum(lengths):.2f}"])
+        stage = metrics.get("copied", kind) if kind == "copy" else "forward + backward"
+        rows.append([stage, str(len(lengths)), Summary.of(lengths).text(), f"{sum(lengths):.2f}"])
     if metrics:
         start, end = metrics["update"]
         update = f"{1e3 * (end - start):.2f}"
-        rows.append(["update", "1", update, update])
-        hidden = f"{100 * hidden_share(metrics['spans']):.0f} %"
-        rows.append(["copy time behind a computation", DASH, DASH, hidden])
+        rows.append(["optimizer step", "1", update, update])
+        if record and record.device["type"] == "cuda":
+            hidden = f"{100 * hidden_share(metrics['spans']):.0f} %"
+            rows.append(["copy time behind a computation", DASH, DASH, hidden])
     return pd.DataFrame(rows, columns=["stage", "n", "each (ms)", "in all (ms)"])
 
 

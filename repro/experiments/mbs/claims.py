@@ -205,7 +205,8 @@ def check_curves(results: Results) -> Verdict:
         gap, spread = measured
         word = "reproduced" if gap <= max(SAME_WITHIN, 0 if np.isnan(spread) else spread) else (
             "not reproduced")  # fmt: skip
-        parts.append((word, f"{role} {gap:.2f} points apart on average, seeds spread {spread:.2f}"))
+        seeds = "one seed" if np.isnan(spread) else f"seeds spread {spread:.2f}"
+        parts.append((word, f"{role} {gap:.2f} points apart on average, {seeds}"))
     return combine(parts)
 
 

@@ -34,7 +34,7 @@ MODELS = {"smoke": _SMALL, "quick": _SMALL, "gpu": _PUBLISHED, "paper": _PUBLISH
 # The inputs of 32x32 in Table 1 go to the variant for such inputs, as in the paper's repository.
 LOW_RESOLUTION_MODELS = {"gpu": {"name": "resnet50"}, "paper": {"name": "resnet50"}}
 
-DATASETS = {
+DATASETS: dict[str, dict[str, tuple[str, ...]]] = {
     "smoke": {"classification": ("digits",), "segmentation": ("photos",)},
     "quick": {
         "classification": ("flowers5", "flowers102", "digits"),
@@ -52,24 +52,20 @@ DATASETS = {
 
 # Training samples in an epoch (None: all; a set with fewer is gone through more than once),
 # test samples, epochs.
-EXTENT: dict[str, dict[str, Any]] = {
-    "smoke": {"train_samples": 64, "test_samples": 32, "epochs": 2},
-    "quick": {"train_samples": 1024, "test_samples": 512, "epochs": 4},
-    "gpu": {"train_samples": 2048, "test_samples": 512, "epochs": 8},
-    "paper": {"train_samples": None, "test_samples": None, "epochs": 100},
+_ALL: dict[str, int | None] = {"train_samples": None, "test_samples": None, "epochs": 100}
+_GPU: dict[str, int | None] = {"train_samples": 2048, "test_samples": 512, "epochs": 8}
+_SMOKE: dict[str, int | None] = {"train_samples": 64, "test_samples": 32, "epochs": 2}
+_QUICK: dict[str, int | None] = {"train_samples": 512, "test_samples": 512, "epochs": 4}
+EXTENT = {
+    "smoke": dict.fromkeys(ROLES, _SMOKE),
+    "quick": dict.fromkeys(ROLES, _QUICK)
+    | {"ResNet-50": _QUICK | {"train_samples": 1024}, "U-Net": _QUICK | {"test_samples": 96}},
+    "gpu": dict.fromkeys(ROLES, _GPU),
+    "paper": dict.fromkeys(ROLES, _ALL),
 }
 
-# The paper's initial size first: the largest mini-batch that fits without streaming.
-MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
-    "smoke": {"ResNet-50": (16, 32), "ResNet-101": (8,), "AmoebaNet-D": (32,), "U-Net": (16, 32)},
-    "quick": {
-        "ResNet-50": (16, 32, 128, 512, 1024),
-        "ResNet-101": (8, 32, 256),
-        "AmoebaNet-D": (32, 128, 512),
-        "U-Net": (16, 64, 256),
-    },
-}
-MINI_BATCHES["gpu"] = MINI_BATCHES["paper"] = {
+# Streamed mini-batch sizes, the paper's initial one first: the largest that fits undivided.
+_PAPER_SIZES = {
     role: tuple(
         row["mini_batch"]
         for table in ("table4", "table5")
@@ -77,6 +73,17 @@ MINI_BATCHES["gpu"] = MINI_BATCHES["paper"] = {
         if row["model"] == role
     )
     for role in ROLES
+}
+MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
+    "smoke": {"ResNet-50": (16, 32), "ResNet-101": (8,), "AmoebaNet-D": (32,), "U-Net": (16, 32)},
+    "quick": {
+        "ResNet-50": (16, 64, 256, 1024),
+        "ResNet-101": (8, 64, 512),
+        "AmoebaNet-D": (32, 128, 512),
+        "U-Net": (16, 64, 256),
+    },
+    "gpu": _PAPER_SIZES,
+    "paper": _PAPER_SIZES,
 }
 # Table 1's two sizes. The quick profile spares itself the smallest one.
 SMALL_BATCH = {"smoke": 4, "quick": 4, "gpu": 2, "paper": 2}
@@ -137,8 +144,8 @@ def base_config(
         "resolution": "low" if low else "high",
         **_images(profile, role, chosen[task_of(role)], low),
         "optimizer": OPTIMIZERS[role],
-        # The paper's profile takes the card as it is.
-        "limit_fits": None if profile == "paper" else initial,
+        # The paper's profile takes the card as it is; the lower resolution fits anywhere.
+        "limit_fits": None if low or profile == "paper" else initial,
     }
 
 
@@ -151,22 +158,31 @@ def training(
     low: bool = False,
 ) -> Run:
     """Return one training run; without MBS where `micro_batch` is None."""
-    config = base_config(profile, role, chosen, low) | EXTENT[profile]
+    config = base_config(profile, role, chosen, low) | EXTENT[profile][role]
     return Run("train", config | {"mini_batch": mini_batch, "micro_batch": micro_batch})
 
 
 def pairs(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
-    """Return the trainings without and with MBS at every mini-batch size of Tables 4 and 5."""
-    return [
-        training(profile, role, chosen, size, micro)
-        for size in MINI_BATCHES[profile][role]
-        for micro in (None, micro_batch_of(role, size))
-    ]
+    """Return the trainings without and with MBS of Tables 4 and 5.
+
+    Without MBS every size of the paper's is tried that an epoch's samples fill, since most only
+    say that they do not fit.
+    """
+    samples = EXTENT[profile][role]["train_samples"]
+    runs = []
+    for size in _PAPER_SIZES[role]:
+        if samples is None or size <= samples:
+            runs.append(training(profile, role, chosen, size, None))
+        if size in MINI_BATCHES[profile][role]:
+            runs.append(training(profile, role, chosen, size, micro_batch_of(role, size)))
+    return runs
 
 
 def initial_pair(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
     """Return the trainings without and with MBS at the initial mini-batch size (Table 2)."""
-    return pairs(profile, role, chosen)[:2]
+    initial = reported("mbs")["table2"][role]["mini_batch"]
+    micro = micro_batch_of(role, initial)
+    return [training(profile, role, chosen, initial, way) for way in (None, micro)]
 
 
 def resolution_grid(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:

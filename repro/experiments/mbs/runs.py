@@ -3,7 +3,7 @@
 import copy
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -183,8 +183,9 @@ def _limit_bytes(config: Config, data: ImageData, device: str) -> int | None:
     parts = [config[name] for name in ("model", "dataset", "augment", "optimizer", "limit_fits")]
     key = json.dumps([*parts, data.fingerprint, device], sort_keys=True)
     if key not in _limits:
-        model, _ = _memory_model(config, data, device)
-        _limits[key] = int(model.predict(config["limit_fits"] * 3 / 2))
+        sizes = (config["limit_fits"], 2 * config["limit_fits"])
+        peaks = [_measured_peak(config, data, _first_batch(config, data, n), device) for n in sizes]
+        _limits[key] = sum(peaks) // 2
     return _limits[key]
 
 
@@ -204,14 +205,14 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     limit = _limit_bytes(config, data, device)
     optimizer = _build_optimizer(config, model)
     loader = _loader(config, data, config["mini_batch"], seed, config["train_samples"])
-    # A mini-batch of more than the set's samples is all of them, as in the loader.
     peak = None
     if limit is not None and device == "cpu":
         probe = copy.deepcopy(model).train()
-        with MemoryBudget(limit, device, resident=probe) as budget:
-            _two_steps(config, probe, next(iter(loader)), device)
-        peak = budget.peak_bytes
+        batch = next(iter(loader))  # drawn outside the budget: it lies in host memory
         loader.set_epoch(0)
+        with MemoryBudget(limit, device, resident=probe) as budget:
+            _two_steps(config, probe, batch, device)
+        peak = budget.peak_bytes
     scheduler = None
     if config["optimizer"].get("schedule") == "linear":
         scheduler = torch.optim.lr_scheduler.LinearLR(
@@ -352,16 +353,38 @@ def timeline(config: Config, seed: int, data: ImageData | None, device: str) -> 
         optimizer.zero_grad(set_to_none=True)
         synchronize(device)
         start = time.perf_counter()
-        result = streamer.backward(iter(pieces)) if device == "cpu" else streamer.backward(*batch)
+        prepared = _Stopwatch(iter(pieces))
+        result = streamer.backward(prepared) if device == "cpu" else streamer.backward(*batch)
         computed = time.perf_counter()
         optimizer.step()
         synchronize(device)
         updated = time.perf_counter()
+    spans = [[s.kind, s.micro_batch, s.start_s, s.end_s] for s in streamer.timeline()]
+    if device == "cpu":
+        spans = [span for span in spans if span[0] == "compute"] + prepared.spans
     return Outcome(
         metrics={
-            "spans": [[s.kind, s.micro_batch, s.start_s, s.end_s] for s in streamer.timeline()],
+            "spans": spans,
             "update": [computed - start, updated - start],
             "copied": "pieces prepared on the CPU" if device == "cpu" else "host to device",
             "micro_batches": result.num_micro_batches,
         }
     )
+
+
+class _Stopwatch:
+    """Passes items on and notes when each was made, in seconds from the first request."""
+
+    def __init__(self, items: Iterator[Batch]) -> None:
+        self._items = items
+        self.spans: list[list[Any]] = []
+
+    def __iter__(self) -> Iterator[Batch]:
+        origin = time.perf_counter()
+        while True:
+            start = time.perf_counter() - origin
+            item = next(self._items, None)
+            if item is None:
+                return
+            self.spans.append(["copy", len(self.spans), start, time.perf_counter() - origin])
+            yield item

@@ -1,0 +1,91 @@
+# make help says what there is. Variables: PROFILE, DEVICE, DATA, SEEDS.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+REPRO := $(BIN)/python -m repro
+STAMP := $(VENV)/.installed
+PAPERS := mbs
+NOTEBOOK_mbs := 01_mbs
+
+# Threads that wait by spinning stop each other for seconds where cores are shared.
+export OMP_WAIT_POLICY ?= passive
+# Keeps pip and papermill from asking or telling what is not about this project.
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYDEVD_DISABLE_FILE_VALIDATION := 1
+ifdef DATA
+export REPRO_DATA := $(abspath $(DATA))
+else ifdef REPRO_DATA
+export REPRO_DATA := $(abspath $(REPRO_DATA))
+endif
+
+RUN_FLAGS := $(if $(PROFILE),--profile $(PROFILE)) $(if $(DEVICE),--device $(DEVICE)) \
+	$(if $(SEEDS),--seeds $(SEEDS))
+# Where CUDA is present the profile is gpu, elsewhere quick.
+CHOSEN = $(if $(PROFILE),$(PROFILE),$$($(BIN)/python -c "from repro.experiments.running import \
+	default_profile; print(default_profile())"))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab data test unit nbval smoke reproduce-all $(PAPERS:%=reproduce-%) report \
+	status lint typecheck clean
+
+help:  ## say what the targets do
+	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@echo "reproduce-PAPER   compute one paper's records and notebook; PAPER is one of: $(PAPERS)"
+	@echo "Variables: PROFILE=smoke|quick|gpu|paper DEVICE=cpu|cuda DATA=folder SEEDS=3 or 0,5,7"
+
+setup: $(STAMP)  ## make the environment in .venv and install
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) ..."
+	@$(BIN)/python -m pip install -q -c constraints.txt torch
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[notebooks,dev]'
+	@touch $@
+
+reproduce-all: $(STAMP)  ## reproduce every table and figure, resumable, then print the verdicts
+	@failed=0; \
+	$(REPRO) run $(RUN_FLAGS) || failed=1; \
+	$(REPRO) notebooks $(RUN_FLAGS) --profile $(CHOSEN) || failed=1; \
+	$(REPRO) report --profile $(CHOSEN) || failed=1; \
+	if [ $$failed = 1 ]; then echo "some pieces failed: make status"; fi; exit $$failed
+
+$(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
+	@$(REPRO) run $* $(RUN_FLAGS) && \
+	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
+
+test: unit nbval smoke  ## unit tests, notebook validation, a smoke reproduction
+
+unit: $(STAMP)
+	@$(BIN)/python -m pytest tests
+
+nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
+	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
+		notebooks
+
+smoke: $(STAMP)  ## every experiment and notebook end to end at toy scale, in a folder of its own
+	@folder=$$(mktemp -d) && REPRO_RESULTS=$$folder && export REPRO_RESULTS && \
+	$(REPRO) run --profile smoke && $(REPRO) notebooks --profile smoke && \
+	$(REPRO) report --profile smoke >/dev/null && rm -r $$folder && echo "smoke reproduction passed"
+
+lab: $(STAMP)  ## open the notebooks in JupyterLab
+	@$(BIN)/jupyter lab notebooks
+
+data: $(STAMP)  ## download the datasets that the network allows, say what it could not
+	@$(REPRO) data
+
+report: $(STAMP)  ## print the verdicts and write the HTML report
+	@$(REPRO) report $(if $(PROFILE),--profile $(PROFILE))
+
+status: $(STAMP)  ## say which records stand, are missing, stale or failed
+	@$(REPRO) status $(if $(PROFILE),--profile $(PROFILE))
+
+lint: $(STAMP)  ## ruff
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+typecheck: $(STAMP)  ## mypy
+	@$(BIN)/mypy
+
+clean:  ## remove the environment and caches; records and datasets stay
+	@rm -rf $(VENV) build *.egg-info .ruff_cache .mypy_cache .pytest_cache results/local/notebooks
+	@find repro tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,239 @@
+"""The command line: ``python -m repro list | run | show | status | report | notebooks | data``."""
+
+import os
+
+# Threads that wait by spinning stop each other for seconds where cores are shared.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import json
+import sys
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+app = typer.Typer(
+    help="Reproduce five papers on batch size, memory and speed in CNN training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Targets = Annotated[
+    list[str] | None, typer.Argument(help="PAPER or PAPER/ARTEFACT, such as mbs/table4.")
+]
+Profile = Annotated[str | None, typer.Option(help="smoke, quick, gpu or paper.")]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
+Data = Annotated[str | None, typer.Option(help="Folder searched first for datasets.")]
+Datasets = Annotated[list[str] | None, typer.Option("--dataset", help="Use this dataset.")]
+Seeds = Annotated[str | None, typer.Option(help="A number of seeds (3), or a list (0,5,7).")]
+Reference = Annotated[
+    str | None, typer.Option("--from", help="'local', or a device under results/reference.")
+]
+
+
+@app.command("list")
+def list_() -> None:
+    """List papers and artefacts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from repro.experiments import PAPERS, load_paper
+
+    table = Table("artefact", "in the paper", "what it shows", box=None, pad_edge=False)
+    for key in PAPERS:
+        paper = load_paper(key)
+        for artefact in paper.artefacts.values():
+            table.add_row(f"{key}/{artefact.name}", artefact.source, artefact.title)
+    _console(Console).print(table)
+
+
+@app.command()
+def run(
+    targets: Targets = None,
+    profile: Profile = None,
+    device: Device = None,
+    data: Data = None,
+    dataset: Datasets = None,
+    seeds: Seeds = None,
+    mini_batch: Annotated[
+        list[int] | None, typer.Option(help="Only the runs with this mini-batch size.")
+    ] = None,
+    retry_failed: Annotated[bool, typer.Option(help="Run again what failed.")] = False,
+) -> None:
+    """Compute the records of artefacts; a record that stands is not computed again."""
+    from repro.experiments import running
+
+    profile = running.check_profile(profile or running.default_profile())
+    setting = running.Setting(
+        profile=profile,
+        device=_checked_device(device or running.default_device()),
+        root=data,
+        seeds=running.parse_seeds(seeds),
+        retry_failed=retry_failed,
+    )
+    plans = []
+    for paper, artefacts in _by_paper(targets):  # everything is checked before anything runs
+        chosen = running.choose_datasets(paper, profile, dataset or (), data)
+        runs = running.plan(paper, artefacts, profile, chosen)
+        runs = running.only_mini_batches(runs, mini_batch or ())
+        running.load_data(runs, data)
+        plans.append((paper, runs))
+    failed = 0
+    for paper, runs in plans:
+        tally = running.execute(paper, runs, setting)
+        typer.echo(f"{paper.key}, profile {profile}: {tally}")
+        failed += tally.failed
+    raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def show(
+    target: Annotated[str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/table4.")],
+    profile: Profile = None,
+    reference: Reference = None,
+) -> None:
+    """Print an artefact: the paper's values beside the measured ones, and the verdicts."""
+    from rich.console import Console
+
+    from repro import report
+    from repro.experiments import find_artefacts, running, summary
+
+    if profile is not None:
+        running.check_profile(profile)
+    paper, artefacts = find_artefacts(target)
+    console = _console(Console)
+    source = running.find_source(paper, profile, reference)
+    for artefact in artefacts:
+        results = running.results_of(paper, artefact, source)
+        title = f"{paper.key}/{artefact.name}: {artefact.title} ({source.label})"
+        console.print(report.to_rich(artefact.table(results), title))
+        console.print(artefact.caption(results), soft_wrap=False, markup=False)
+        verdicts = summary.verdicts(paper, artefact, results)
+        if len(verdicts):
+            console.print(report.to_rich(verdicts.drop(columns="artefact"), "\nClaims"))
+
+
+@app.command()
+def status(
+    profile: Profile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say for each artefact which records stand, are missing, stale or failed."""
+    from rich.console import Console
+
+    from repro import report
+    from repro.experiments import running, summary
+
+    if profile is not None:
+        running.check_profile(profile)
+    frame = summary.status(profile)
+    if as_json:
+        typer.echo(json.dumps(frame.to_dict("records"), indent=1))
+    else:
+        _console(Console).print(report.to_rich(frame, "Records on this machine"))
+
+
+@app.command()
+def report(
+    profile: Profile = None,
+    reference: Reference = None,
+    output: Annotated[str | None, typer.Option(help="Path of the HTML file.")] = None,
+) -> None:
+    """Print every verdict, and write the HTML report."""
+    from rich.console import Console
+
+    from repro.experiments import running, summary
+    from repro.report import to_rich
+
+    if profile is not None:
+        running.check_profile(profile)
+    verdicts, path = summary.write_report(profile, reference, output)
+    console = _console(Console)
+    console.print(to_rich(verdicts, "Verdicts"))
+    typer.echo(f"HTML report: {path}")
+
+
+@app.command()
+def notebooks(
+    names: Annotated[list[str] | None, typer.Argument(help="Names without .ipynb.")] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option("-p", "--parameter", help="NAME=VALUE of the notebook.")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="view, smoke, quick, gpu or paper.")] = "view",
+    device: Device = None,
+    data: Data = None,
+    seeds: Seeds = None,
+) -> None:
+    """Execute notebooks by papermill into results/local/notebooks, with an HTML copy of each."""
+    from repro import notebooks as runner
+    from repro.experiments import running
+
+    running.check_profile(profile, computing=False)
+    given = dict(runner.parse_parameter(text) for text in parameter or ())
+    options = {"device": device, "data": data, "seeds": seeds}
+    given |= {name: value for name, value in options.items() if value is not None}
+    failures = 0
+    for path in runner.find(names or ()):
+        outcome = runner.execute(path, given | {"profile": profile})
+        typer.echo(outcome.text)
+        failures += outcome.failed
+    raise typer.Exit(1 if failures else 0)
+
+
+@app.command("data")
+def data_(
+    names: Annotated[list[str] | None, typer.Argument(help="Datasets; all by default.")] = None,
+    data: Data = None,
+) -> None:
+    """Download the datasets that the network allows, and say what became of each."""
+    from repro import datasets
+
+    for name, outcome in datasets.download(names or datasets.catalogue.ON_DISK, data).items():
+        typer.echo(f"{name}: {' '.join(outcome.split())}")
+
+
+def _by_paper(targets: list[str] | None) -> list[Any]:
+    from repro.experiments import PAPERS, find_artefacts
+
+    grouped: dict[str, Any] = {}
+    for target in targets or PAPERS:
+        paper, artefacts = find_artefacts(target)
+        grouped.setdefault(paper.key, (paper, []))[1].extend(artefacts)
+    return list(grouped.values())
+
+
+def _checked_device(device: str) -> str:
+    from repro.experiments import UsageError
+    from repro.measure import describe_device
+
+    try:
+        describe_device(device)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(str(error).splitlines()[0]) from error
+    return device
+
+
+def _console(console_class: Any) -> Any:
+    # A pipe has no width of its own; tables should not be cut there.
+    return console_class() if sys.stdout.isatty() else console_class(width=180)
+
+
+def main() -> NoReturn:
+    """Run a command; bad input ends with one line and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except Exception as error:
+        from repro.datasets import DatasetError
+        from repro.experiments import UsageError
+        from repro.records import RecordError
+
+        if not isinstance(error, UsageError | RecordError | DatasetError):
+            raise
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What streaming a mini-batch would need and take, from the measured models of memory and time."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from repro import plots
+from repro.experiments.design import Results
+from repro.measure import LinearMemoryModel
+from repro.records import Record
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class StreamingPlan:
+    """A mini-batch on a device with limited memory; bytes and seconds.
+
+    Attributes:
+        micro_batch_size: The largest that fits, at most the mini-batch; 0 where not even one
+            sample does.
+        num_micro_batches: How many of them, the last may be smaller.
+        model_bytes: p of M(B) = p + B a.
+        undivided_bytes: B a for the whole mini-batch.
+        streamed_bytes: B a for one micro-batch.
+        undivided_s: Time of the mini-batch at once, None where it does not fit.
+        streamed_s: Time of the micro-batches one after the other, None where none fits.
+    """
+
+    micro_batch_size: int
+    num_micro_batches: int
+    model_bytes: float
+    undivided_bytes: float
+    streamed_bytes: float
+    undivided_s: float | None
+    streamed_s: float | None
+
+
+def plan_streaming(record: Record, limit_bytes: float, mini_batch: int) -> StreamingPlan:
+    """Plan a mini-batch by a ``size`` record: M(B) = p + B a and t(B) = c + B d.
+
+    Raises:
+        ValueError: The limit or the mini-batch is below 1, or the record holds no models.
+    """
+    if mini_batch < 1 or limit_bytes < 1:
+        raise ValueError(
+            f"mini_batch is {mini_batch}, limit_bytes {limit_bytes}; both must be at least 1"
+        )
+    if record.experiment != "size" or record.status != "ok":
+        raise ValueError(
+            f"the record is of {record.experiment!r} with status {record.status!r}; give one of "
+            f"'size' that ran: python -m repro run mbs/table2"
+        )
+    memory = LinearMemoryModel(record.metrics["fixed_bytes"], record.metrics["bytes_per_sample"])
+    sizes = [int(size) for size in record.timings]
+    medians = [float(np.median(timing["samples_s"])) for timing in record.timings.values()]
+    per_sample_s, per_step_s = (max(0.0, float(value)) for value in np.polyfit(sizes, medians, 1))
+
+    def duration(samples: int) -> float:
+        return per_step_s + per_sample_s * samples if samples else 0.0
+
+    micro = min(mini_batch, memory.largest_batch(limit_bytes))
+    full, rest = divmod(mini_batch, micro) if micro else (0, 0)
+    return StreamingPlan(
+        micro_batch_size=micro,
+        num_micro_batches=full + bool(rest),
+        model_bytes=memory.fixed_bytes,
+        undivided_bytes=memory.bytes_per_sample * mini_batch,
+        streamed_bytes=memory.bytes_per_sample * micro,
+        undivided_s=duration(mini_batch) if micro == mini_batch else None,
+        streamed_s=full * duration(micro) + duration(rest) if micro else None,
+    )
+
+
+def size_records(results: Results) -> dict[str, Record]:
+    """Return the usable ``size`` records by model."""
+    return {r.config["role"]: r for r in results.select("size") if r.status == "ok"}
+
+
+def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
+    """Draw a plan's memory against the limit, and its time."""
+    plan = plan_streaming(record, limit_mib * MIB, mini_batch)
+    ways = {
+        f"without MBS\n(batch {mini_batch})": (plan.undivided_bytes, plan.undivided_s),
+        f"with MBS\n({plan.num_micro_batches} × {plan.micro_batch_size})": (
+            plan.streamed_bytes,
+            plan.streamed_s,
+        ),
+    }
+    memory = {
+        way: {"model": plan.model_bytes / MIB, "data and activations": size / MIB}
+        for way, (size, _) in ways.items()
+    }
+    times = {way: float("nan") if s is None else 1e3 * s for way, (_, s) in ways.items()}
+    return plots.streaming_plan(memory, limit_mib, times)

@@ -1,0 +1,105 @@
+"""What a notebook does with a paper: compute or look up its records, and show them."""
+
+from IPython.display import Image, Markdown, display
+from matplotlib.figure import Figure
+
+from repro import report
+from repro.experiments import load_paper, running, summary
+from repro.experiments.design import Results, Verdict
+from repro.experiments.running import Setting, Source
+from repro.records import local_store
+
+
+class Session:
+    """A paper in a notebook.
+
+    Args:
+        paper: Key of the paper.
+        profile: ``view`` shows the reference records and computes nothing; another profile first
+            computes the records that are missing on this machine.
+        device: ``cpu`` or ``cuda``; empty takes CUDA where it is present.
+        data: Folder searched first for datasets; empty for none.
+        seeds: How many (``"3"``), or which (``"0,5,7"``); empty for the profile's.
+        reference: For ``view``, a folder under ``results/reference``; empty takes a GPU's before
+            a CPU's.
+
+    Raises:
+        UsageError: An argument is not one of its choices.
+    """
+
+    def __init__(
+        self,
+        paper: str,
+        profile: str = "view",
+        device: str = "",
+        data: str = "",
+        seeds: str = "",
+        reference: str = "",
+    ) -> None:
+        running.check_profile(profile, computing=False)
+        self.paper = load_paper(paper)
+        if profile == "view":
+            self.source = running.find_source(self.paper, None, reference or None, local=False)
+        else:
+            setting = Setting(
+                profile,
+                device or running.default_device(),
+                data or None,
+                running.parse_seeds(seeds),
+            )
+            chosen = running.choose_datasets(self.paper, profile, (), setting.root)
+            runs = running.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
+            running.load_data(runs, setting.root)
+            running.execute(self.paper, runs, setting)
+            self.source = Source("local", profile, local_store(profile))
+        display(Markdown(f"Shown: {self.source.label}."))
+
+    def results(self, name: str) -> Results:
+        """Return the records of an artefact."""
+        return running.results_of(self.paper, self.paper.artefacts[name], self.source)
+
+    def show(self, name: str) -> None:
+        """Show an artefact: its caption, figure, table and verdicts."""
+        artefact = self.paper.artefacts[name]
+        results = self.results(name)
+        display(Markdown(f"**{artefact.source}.** {artefact.caption(results)}"))
+        if artefact.figure is not None:
+            show_figure(artefact.figure(results))
+        display(report.TableView(artefact.table(results)))
+        if artefact.claims:
+            judged = summary.verdicts(self.paper, artefact, results).drop(columns="artefact")
+            display(report.TableView(judged))
+
+    def verdicts(self) -> report.TableView:
+        """Return the verdicts on all claims."""
+        frame = summary.paper_verdicts(self.paper, self.source)
+        return report.TableView(frame[["artefact", "claim", "verdict", "evidence"]])
+
+    def counts(self) -> dict[str, int]:
+        """Return how many claims got each verdict."""
+        words = list(summary.paper_verdicts(self.paper, self.source)["verdict"])
+        return {word: words.count(word) for word in Verdict.WORDS}
+
+    def provenance(self) -> None:
+        """Show what made the records: devices, versions, commits, time, datasets."""
+        records = self.source.store.load(self.paper.key)
+        lines = [f"- {len(records)} records: {self.source.label}"]
+        for title, values in {
+            "device": {record.device["name"] for record in records},
+            "torch": {record.versions["torch"] for record in records},
+            "Python": {record.versions["python"] for record in records},
+            "code": {
+                f"{(record.commit or 'no checkout')[:10]}{' with changes' if record.dirty else ''}"
+                for record in records
+            },
+            "data": {r.dataset["name"] for r in records if r.dataset},
+            "command": {record.command for record in records},
+        }.items():
+            lines.append(f"- {title}: {', '.join(sorted(values)) or 'none'}")
+        display(Markdown("\n".join(lines)))
+
+
+def show_figure(figure: Figure) -> None:
+    """Show a figure as PNG, sharp on a dense screen."""
+    png = report.figure_png(figure, dpi=160)
+    display(Image(png, width=int(figure.get_figwidth() * 85)))

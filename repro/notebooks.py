@@ -1,0 +1,112 @@
+"""Execute the notebooks by papermill, rejecting what papermill lets pass."""
+
+import ast
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repro import paths
+from repro.experiments.running import UsageError
+
+FOLDER = paths.ROOT / "notebooks"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one notebook."""
+
+    text: str
+    failed: bool = False
+
+
+def find(names: Sequence[str]) -> list[Path]:
+    """Return the paths of notebooks by name, of all of them for no name.
+
+    Raises:
+        UsageError: There is no notebook of that name.
+    """
+    known = {path.stem: path for path in sorted(FOLDER.glob("[0-9]*.ipynb"))}
+    for name in names:
+        if name.removesuffix(".ipynb") not in known:
+            raise UsageError(f"unknown notebook {name!r}; choose among {', '.join(known)}")
+    return [known[name.removesuffix(".ipynb")] for name in names or known]
+
+
+def parse_parameter(text: str) -> tuple[str, Any]:
+    """Read ``NAME=VALUE``; a value that is no Python literal is a string.
+
+    Raises:
+        UsageError: There is no equals sign.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise UsageError(f"parameter {text!r} is not of the form NAME=VALUE")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
+    """Run a notebook with parameters and export it to HTML, unless nothing changed since.
+
+    papermill only logs a parameter that the notebook does not have; here it is an error.
+
+    Raises:
+        UsageError: A parameter is unknown, or papermill is not installed.
+    """
+    try:
+        import papermill
+        from nbconvert import HTMLExporter
+    except ImportError as error:
+        raise UsageError(
+            f"{error.name} is not installed; install the notebooks with pip install "
+            f"'repro[notebooks]', or compute without them: python -m repro run"
+        ) from error
+    known = papermill.inspect_notebook(str(path))
+    unknown = sorted(set(parameters) - set(known))
+    if unknown:
+        raise UsageError(
+            f"notebook {path.stem} has no parameter {', '.join(unknown)}; it has "
+            f"{', '.join(sorted(known))}"
+        )
+    target = paths.results_dir() / "local" / "notebooks" / path.name
+    stamp = target.with_suffix(".stamp")
+    state = _state(path, parameters)
+    if stamp.exists() and stamp.read_text() == state and target.exists():
+        return Outcome(f"{path.stem}: up to date, {target.with_suffix('.html')}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        papermill.execute_notebook(
+            str(path),
+            str(target),
+            parameters=dict(parameters),
+            kernel_name="python3",  # whatever kernel the notebook was last saved with
+            progress_bar=False,
+            cwd=str(FOLDER),
+        )
+    except papermill.PapermillExecutionError as error:
+        return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; see {target}", True)
+    finally:
+        if target.exists():
+            page, _ = HTMLExporter().from_filename(str(target))
+            target.with_suffix(".html").write_text(page)
+    # A notebook that computes adds records: what it saw is what stands after it.
+    stamp.write_text(_state(path, parameters))
+    return Outcome(f"{path.stem}: done, {target.with_suffix('.html')}")
+
+
+def _state(path: Path, parameters: Mapping[str, Any]) -> str:
+    """Hash all that an executed notebook depends on: itself, the package, records, data root."""
+    digest = hashlib.sha256(json.dumps(dict(parameters), sort_keys=True).encode())
+    digest.update(os.environ.get("REPRO_DATA", "").encode())
+    sources = [path, *sorted(paths.PACKAGE.rglob("*.py")), *sorted(paths.PACKAGE.rglob("*.toml"))]
+    for source in sources:
+        digest.update(source.read_bytes())
+    for record in sorted(paths.results_dir().rglob("*.json")):
+        digest.update(f"{record} {record.stat().st_mtime_ns}".encode())
+    return digest.hexdigest()

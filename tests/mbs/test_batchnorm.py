@@ -1,0 +1,136 @@
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.mbs import DeferredBatchNorm, MicroBatchStreamer
+
+
+def batch(num_samples=20, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    x = 3 + 2 * torch.randn(num_samples, 5, 3, 2, generator=generator, dtype=dtype)
+    return x, torch.randn(num_samples, 5, 3, 2, generator=generator, dtype=dtype)
+
+
+def streamer(model, micro, **options):
+    return MicroBatchStreamer(model, F.mse_loss, micro, batchnorm="deferred", **options)
+
+
+def assert_same_buffers(model, other, rtol=1e-12):
+    for (name, b), c in zip(model.named_buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(b, c, rtol=rtol, atol=rtol, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("momentum", [0.1, 1.0, None])
+@pytest.mark.parametrize("micro", [1, 3, 16, 64])
+@pytest.mark.parametrize("form", ["whole", "pieces", "two_pass"])
+def test_deferred_statistics_are_the_full_batchs(form, micro, momentum):
+    model = nn.BatchNorm2d(5, momentum=momentum).double()
+    full = copy.deepcopy(model)
+    stream = streamer(model, micro, two_pass=form == "two_pass")
+    for num_samples in (20, 7, 13):
+        x, y = batch(num_samples)
+        full(x)
+        if form == "pieces":
+            stream.backward(iter([(x[:5], y[:5]), (x[5:], y[5:])]))
+        else:
+            stream.backward(x, y)
+        assert_same_buffers(model, full)
+    assert model.num_batches_tracked == 3
+
+
+def test_deferred_statistics_of_half_precision_inputs():
+    # bfloat16 in, float32 statistics: their precision is float32's, not bfloat16's 3 digits
+    model = nn.BatchNorm2d(5)
+    full = copy.deepcopy(model)
+    x, y = batch(40, torch.bfloat16)
+    streamer(model, 6).backward(x, y)
+    full(x.float())
+    assert_same_buffers(model, full, rtol=1e-5)
+
+
+def test_deferred_keeps_precision_far_from_zero():
+    model = nn.BatchNorm2d(5)
+    x, y = batch(40, torch.float32)
+    x += 1e4  # a variance of 4 as a difference of squares of 1e8 would be lost
+    streamer(model, 6).backward(x, y)
+    variance = x.double().transpose(0, 1).flatten(1).var(dim=1)
+    torch.testing.assert_close(model.running_var.double(), 0.9 + 0.1 * variance, rtol=1e-4, atol=0)
+
+
+def test_layers_in_eval_mode_or_without_statistics_are_left_alone():
+    model = nn.Sequential(
+        nn.BatchNorm2d(5), nn.BatchNorm2d(5, track_running_stats=False), nn.BatchNorm2d(5)
+    ).double()
+    model[0].eval()
+    before = copy.deepcopy(model)
+    streamer(model, 6).backward(*batch())
+    assert_same_buffers(model[0], before[0])
+    assert not model[1].track_running_stats and model[1].running_mean is None
+    assert model[2].num_batches_tracked == 1
+    assert model[0].track_running_stats and model[2].track_running_stats
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_deeper_layers_pool_the_inputs_that_they_received(two_pass):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 5, 1), nn.ReLU(), nn.BatchNorm2d(5))
+    model = model.double()
+    received = []
+    handle = model[3].register_forward_pre_hook(lambda m, inputs: received.append(inputs[0]))
+    x, y = batch()
+    streamer(model, 6, two_pass=two_pass).backward(x, y)
+    handle.remove()
+    values = torch.cat(received[-4:]).transpose(0, 1).flatten(1)  # (channels, values)
+    torch.testing.assert_close(model[3].running_mean, 0.1 * values.mean(1), rtol=1e-12, atol=1e-14)
+    expected = 0.9 + 0.1 * values.var(1)
+    torch.testing.assert_close(model[3].running_var, expected, rtol=1e-12, atol=0)
+    # and these are not the undivided mini-batch's, as the documentation says
+    full = copy.deepcopy(model)
+    full[3].reset_running_stats()
+    full(x)
+    assert not torch.allclose(full[3].running_var, model[3].running_var, rtol=1e-6)
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_micro_is_an_explicit_loop(two_pass):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 5, 1), nn.BatchNorm2d(5)).double()
+    plain = copy.deepcopy(model)
+    x, y = batch()
+    for start in range(0, 20, 6):
+        part = slice(start, min(start + 6, 20))
+        loss = F.mse_loss(plain(x[part]), y[part])
+        (loss * ((part.stop - part.start) / 20)).backward()
+    MicroBatchStreamer(model, F.mse_loss, 6, two_pass=two_pass).backward(x, y)
+    assert_same_buffers(model, plain)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_deferred_normalises_by_the_micro_batch_as_micro_does():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm2d(5), nn.Conv2d(5, 5, 1)).double()
+    micro, (x, y) = copy.deepcopy(model), batch()
+    streamer(model, 6).backward(x, y)
+    MicroBatchStreamer(micro, F.mse_loss, 6).backward(x, y)
+    for p, q in zip(model.parameters(), micro.parameters(), strict=True):
+        assert torch.equal(p.grad, q.grad)
+    assert model[0].num_batches_tracked == 1 and micro[0].num_batches_tracked == 4
+
+
+def test_a_failed_block_restores_the_layers():
+    model = nn.BatchNorm2d(5).double()
+    before = copy.deepcopy(model)
+    with pytest.raises(KeyError), DeferredBatchNorm(model):
+        model(batch()[0])
+        raise KeyError
+    assert model.track_running_stats and not model._forward_pre_hooks
+    assert_same_buffers(model, before)
+
+
+def test_sync_batchnorm_is_refused():
+    with pytest.raises(ValueError, match="SyncBatchNorm layer; use batchnorm='micro'"):
+        streamer(nn.SyncBatchNorm(5), 4).backward(*batch())

@@ -1,0 +1,379 @@
+import copy
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.mbs import MicroBatchStreamer
+from repro.mbs.sizing import AutoSizer
+from repro.measure import BudgetExceededError, LinearMemoryModel, MemoryBudget, is_out_of_memory
+
+CPU = torch.device("cpu")
+
+
+def make_model(batchnorm=True, dropout=0.0, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(16, 64),
+        nn.BatchNorm1d(64) if batchnorm else nn.Identity(),
+        nn.ReLU(),
+        nn.Dropout(dropout),
+        nn.Linear(64, 4),
+    )
+
+
+def make_batch(num_samples, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_samples, 16, generator=generator)
+    return x, torch.randint(4, (num_samples,), generator=generator)
+
+
+def tensors_of(model):
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return [*gradients, *model.buffers()]
+
+
+def fits(size, limit, num_samples, batchnorm):
+    model = make_model(batchnorm)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, size)
+    batch = make_batch(num_samples)  # in host memory, outside the budget
+    try:
+        with MemoryBudget(limit, resident=model):
+            streamer.backward(*batch)
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("limit", [40_000, 56_789, 77_777, 100_000])
+@pytest.mark.parametrize("batchnorm", [False, True])
+def test_auto_chooses_the_largest_size_that_fits(limit, batchnorm):
+    num_samples = 400
+    model, batch = make_model(batchnorm), make_batch(num_samples)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+    with MemoryBudget(limit, resident=model) as budget:
+        result = streamer.backward(*batch)
+        assert budget.peak_bytes <= limit
+    size = result.micro_batch_size
+    assert 1 < size < num_samples // 2 and result.retries == 0
+    assert fits(size, limit, num_samples, batchnorm)
+    assert not fits(size + 1, limit, num_samples, batchnorm)
+
+    sizing = streamer.sizing
+    assert sizing is not None and sizing.micro_batch_size == size
+    assert sizing.limit_bytes == limit
+    assert sizing.observed_bytes == budget.peak_bytes
+    assert sizing.model is not None and sizing.predicted_bytes == sizing.model.predict(size)
+    assert abs(sizing.prediction_error) < 0.001
+
+
+def test_everything_fits_without_a_budget():
+    model = make_model()
+    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+    assert streamer.sizing is None
+    assert streamer.backward(*make_batch(100)).micro_batch_size == 100
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 3, 4, 5, 7, 8])
+def test_small_mini_batches(num_samples):
+    model = make_model(batchnorm=num_samples > 1)  # BatchNorm cannot train on one value
+    result = MicroBatchStreamer(model, F.cross_entropy, "auto").backward(*make_batch(num_samples))
+    assert result.micro_batch_size == num_samples
+
+
+def test_a_small_first_mini_batch_does_not_hold_back_the_next():
+    streamer = MicroBatchStreamer(make_model(False), F.cross_entropy, "auto")
+    assert streamer.backward(*make_batch(1)).micro_batch_size == 1
+    assert streamer.backward(*make_batch(64)).micro_batch_size == 64
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("form", ["whole", "pieces", "two_pass", "deferred"])
+def test_probes_leave_no_trace(form, existing):
+    x, y = make_batch(24)
+    torch.manual_seed(3)
+    models = [make_model(dropout=0.5) for _ in range(2)]
+    for model in models:
+        for p in model.parameters():
+            p.grad = torch.ones_like(p) if existing else None
+    options = {
+        "two_pass": form == "two_pass",
+        "batchnorm": "deferred" if form == "deferred" else "micro",
+    }
+    states, timelines = [], []
+    for model, size in zip(models, (24, "auto"), strict=True):
+        torch.manual_seed(4)
+        streamer = MicroBatchStreamer(model, F.cross_entropy, size, trace=True, **options)
+        batch = (iter([(x[:12], y[:12]), (x[12:], y[12:])]),) if form == "pieces" else (x, y)
+        streamer.backward(*batch)
+        states.append((tensors_of(model), torch.get_rng_state()))
+        timelines.append(len(streamer.timeline()))
+    for a, b in zip(states[0][0], states[1][0], strict=True):
+        assert torch.equal(a, b)
+    assert torch.equal(states[0][1], states[1][1])
+    assert timelines[0] == timelines[1]
+
+
+class Fragile(nn.Module):
+    """Passes its input on, and runs out of memory at one call of its forward or backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.countdown = {"forward": 0, "backward": 0}
+
+    def tick(self, direction):
+        self.countdown[direction] -= 1
+        if self.countdown[direction] == 0:
+            raise torch.OutOfMemoryError("injected")
+
+    def forward(self, x):
+        if torch.is_grad_enabled():
+            self.tick("forward")
+        out = x * 1.0
+        if out.requires_grad:
+            out.register_hook(lambda gradient: self.tick("backward"))
+        return out
+
+
+def fragile_pair(dropout=0.0):
+    broken, plain = make_model(dropout=dropout), make_model(dropout=dropout)
+    fragile = Fragile()
+    return nn.Sequential(broken[:3], fragile, broken[3:]), plain, fragile
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("form", ["whole", "pieces", "two_pass", "deferred", "scaler"])
+def test_a_failed_try_is_undone_and_the_retry_is_undisturbed(form, direction, existing):
+    model, plain, fragile = fragile_pair(dropout=0.5)
+    options = {
+        "two_pass": form == "two_pass",
+        "batchnorm": "deferred" if form == "deferred" else "micro",
+    }
+    scalers = [torch.amp.GradScaler("cpu") if form == "scaler" else None for _ in range(2)]
+    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto", scaler=scalers[0], **options)
+    reference = MicroBatchStreamer(plain, F.cross_entropy, 8, scaler=scalers[1], **options)
+    x, y = make_batch(32)
+
+    def run(streamer):
+        torch.manual_seed(7)
+        if form == "pieces":
+            result = streamer.backward(iter([(x[:16], y[:16]), (x[16:], y[16:])]))
+        else:
+            result = streamer.backward(x, y)
+        return result, torch.get_rng_state()
+
+    limit = 85_000  # chooses about 16: two micro-batches, or one for each piece
+    with MemoryBudget(limit, resident=model):
+        run(streamer)  # probes
+        assert streamer.sizing.micro_batch_size >= 16
+    for m in (model, plain):
+        m.load_state_dict(
+            dict(zip(m.state_dict(), make_model().state_dict().values(), strict=True))
+        )
+        for p in m.parameters():
+            p.grad = torch.ones_like(p) if existing else None
+    before = scalers[0].state_dict() if scalers[0] else None
+    streamer._sizer._cap, streamer._sizer._patience = 16, 10**6  # 16 + 16: fails in the second
+    fragile.countdown[direction] = 2
+    result, rng = run(streamer)
+    assert (result.retries, result.num_samples) == (1, 32)
+    assert before is None or scalers[0].state_dict() == before
+    if form == "pieces":  # the first piece stays as it was computed, the second alone is halved
+        assert (result.micro_batch_size, result.num_micro_batches) == (16, 3)
+        return
+    assert (result.micro_batch_size, result.num_micro_batches) == (8, 4)
+    expected, expected_rng = run(reference)
+    assert torch.equal(result.loss, expected.loss)
+    assert torch.equal(rng, expected_rng)
+    for a, b in zip(tensors_of(model), tensors_of(plain), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_pieces_retry_piece_by_piece(direction):
+    model, plain, fragile = fragile_pair()
+    x, y = make_batch(32)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+    streamer._sizer._model = LinearMemoryModel(0, 1)  # as if probed: everything fits
+    fragile.countdown[direction] = 2  # the second piece's first micro-batch
+    result = streamer.backward(iter([(x[:16], y[:16]), (x[16:], y[16:])]))
+    assert result.retries == 1
+    for a, b in ((0, 16), (16, 24), (24, 32)):  # 16, then 8 + 8
+        (F.cross_entropy(plain(x[a:b]), y[a:b]) * ((b - a) / 32)).backward()
+    for a, b in zip(tensors_of(model), tensors_of(plain), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_size_shrinks_and_grows_back_with_the_memory():
+    model = make_model()
+    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+    x, y = make_batch(400)
+
+    def size():
+        model.zero_grad()
+        return streamer.backward(x, y).micro_batch_size
+
+    with MemoryBudget(120_000, resident=model):
+        first = size()
+        taken = torch.empty(30_000, dtype=torch.uint8)  # as another tensor of the program
+        small = size()
+        assert small < first
+        del taken
+        assert size() == first
+    with MemoryBudget(70_000, resident=model):
+        tight = size()
+        assert tight < small
+    with MemoryBudget(240_000, resident=model):
+        assert size() > first
+
+
+def test_optimizer_state_is_accounted_for():
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+    batch = make_batch(400)
+    with MemoryBudget(110_000, resident=model):
+        results = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            results.append(streamer.backward(*batch))
+            optimizer.step()
+    assert [r.retries for r in results] == [0, 0, 0]
+    assert results[0].micro_batch_size > results[1].micro_batch_size == results[2].micro_batch_size
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("form", ["whole", "pieces"])
+def test_where_not_even_one_sample_fits(form, existing):
+    model = make_model(batchnorm=False, dropout=0.5)
+    gradients = [torch.ones_like(p) if existing else None for p in model.parameters()]
+    for p, g in zip(model.parameters(), gradients, strict=True):
+        p.grad = g
+    x, y = make_batch(16)
+    rng = torch.get_rng_state()
+    resident = sum(t.nbytes for t in [*model.parameters(), *(g for g in gradients if existing)])
+    with MemoryBudget(resident + 500, resident=model), pytest.raises(torch.OutOfMemoryError):
+        streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+        streamer.backward(iter([(x, y)])) if form == "pieces" else streamer.backward(x, y)
+    assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+    assert not existing or all(torch.equal(g, torch.ones_like(g)) for g in gradients)
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_a_fixed_size_that_does_not_fit_is_an_error_without_a_trace():
+    model = make_model()
+    gradients = [torch.ones_like(p) for p in model.parameters()]
+    for p, g in zip(model.parameters(), gradients, strict=True):
+        p.grad = g
+    buffers = copy.deepcopy(list(model.buffers()))
+    resident = sum(t.nbytes for t in [*model.parameters(), *gradients, *buffers])
+    batch = make_batch(128)
+    for extra in [0, 200, 400, *range(600, 40_000, 1_500)]:  # runs out in all sorts of places
+        budget = MemoryBudget(resident + extra, resident=model)
+        with budget, pytest.raises(BudgetExceededError):
+            MicroBatchStreamer(model, F.cross_entropy, 64).backward(*batch)
+        assert all(p.grad is g for p, g in zip(model.parameters(), gradients, strict=True))
+        assert all(torch.equal(g, torch.ones_like(g)) for g in gradients)
+        assert all(torch.equal(a, b) for a, b in zip(model.buffers(), buffers, strict=True))
+
+
+def test_another_error_is_not_retried():
+    model = make_model()
+    calls = []
+
+    def loss_fn(outputs, targets):
+        calls.append(len(outputs))
+        raise RuntimeError("size mismatch")
+
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        MicroBatchStreamer(model, loss_fn, "auto").backward(*make_batch(32))
+    assert len(calls) == 1
+
+
+# The sizer by itself, with a memory of a given line
+
+
+def simulated(capacity, fixed=100, per_sample=10):
+    """Return `measure` for a memory of `capacity` bytes."""
+
+    def measure(size):
+        if fixed + per_sample * size > capacity:
+            raise torch.OutOfMemoryError("simulated")
+        return 0, fixed + per_sample * size
+
+    return measure
+
+
+@pytest.mark.parametrize("capacity", [110, 119, 120, 139, 140, 180, 500, 1049])
+def test_sizer_against_brute_force(capacity):
+    with MemoryBudget(capacity):
+        sizer = AutoSizer(CPU, None)
+        sizer.probe(64, simulated(capacity))
+        size = sizer.size_for(64)
+        largest = max(b for b in range(1, 65) if 100 + 10 * b <= capacity)
+        probed = [s for s, _ in sizer.sizing.probes]
+        if len(probed) >= 2:
+            assert size == largest
+        else:  # no line through one point: that size, and doubled after a while
+            assert size == max(probed) <= largest < 2 * max(2, size)
+
+
+def test_sizer_headroom_leaves_memory_unused():
+    with MemoryBudget(1100):
+        sizer = AutoSizer(CPU, 0.5)
+        sizer.probe(64, simulated(1100))
+        assert sizer.size_for(64) == (1100 // 2 - 100) // 10
+
+
+def test_sizer_halves_then_doubles_after_patience_and_gets_more_patient():
+    with MemoryBudget(10_000):
+        sizer = AutoSizer(CPU, None)
+        sizer.probe(64, simulated(10_000))
+        assert sizer.size_for(64) == 64
+        sizer.failed(64)
+        assert sizer.size_for(64) == 32
+        sizer.failed(32)
+        sizes = []
+        for _ in range(60):  # 32 is too much, although the model says otherwise
+            size = sizer.size_for(64)
+            sizes.append(size)
+            if size > 16:
+                sizer.failed(size)
+            else:
+                sizer.succeeded()
+    failures = [i for i, size in enumerate(sizes) if size > 16]
+    gaps = [b - a for a, b in zip([-1, *failures], failures, strict=False)]
+    assert gaps == [9, 17, 33]  # 8, 16, 32 successes before each try
+    assert set(sizes) == {16, 32}
+
+
+def test_sizer_without_a_model_grows_from_what_fitted():
+    with MemoryBudget(125):
+        sizer = AutoSizer(CPU, None)
+        sizer.probe(64, simulated(125))  # only 2 fits
+        assert sizer.sizing.model is None
+        assert not sizer.needs_probe(64)
+        for _ in range(8):
+            assert sizer.size_for(64) == 2
+            sizer.succeeded()
+        assert sizer.size_for(64) == 4
+
+
+def test_errors_are_recognised_by_what_they_say():
+    model, _, fragile = fragile_pair()
+    fragile.tick = partial(_not_supported, [])
+    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+    streamer._sizer._model = LinearMemoryModel(0, 1)
+    result = streamer.backward(*make_batch(32))
+    assert (result.retries, result.micro_batch_size) == (1, 16)
+
+
+def _not_supported(calls, direction):
+    calls.append(direction)
+    if len(calls) == 1:
+        error = RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if")
+        assert is_out_of_memory(error)
+        raise error

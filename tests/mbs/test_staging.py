@@ -1,0 +1,237 @@
+"""Batches as pytrees, and their way to the device; the CUDA tests need a GPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.mbs import BatchSizeMismatchError, MicroBatchStreamer
+from repro.mbs.batches import as_piece, mark_last
+from repro.mbs.staging import Stager, _memory_format
+from repro.measure import MemoryBudget
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is present")
+
+
+@pytest.mark.parametrize("micro", [1, 3, 7, 10, 99])
+def test_slices_cover_every_sample_once_and_are_views(micro):
+    x = torch.arange(10.0).view(10, 1)
+    piece = as_piece({"x": x, "name": "same"}, [x], None)
+    bounds = piece.bounds(micro)
+    parts = [piece.slice(*bound) for bound in bounds]
+    assert torch.equal(torch.cat([inputs["x"] for inputs, _ in parts]), x)
+    assert torch.equal(torch.cat([targets[0] for _, targets in parts]), x)
+    assert {len(inputs["x"]) for inputs, _ in parts[:-1]} <= {micro}
+    assert all(inputs["name"] == "same" for inputs, _ in parts)
+    assert all(
+        inputs["x"].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+        for inputs, _ in parts
+    )
+
+
+def test_first_dimensions_are_compared_in_inputs_and_targets_alike():
+    with pytest.raises(BatchSizeMismatchError, match=r"\[3, 3, 2\]"):
+        as_piece((torch.zeros(3), torch.zeros(3, 2)), {"y": torch.zeros(2)}, None)
+
+
+def test_weights_are_summed_over_the_samples_of_a_micro_batch():
+    piece = as_piece(torch.zeros(5), None, [1, 2, 3, 4, 5])
+    assert piece.weights_of(piece.bounds(2)) == [3.0, 7.0, 5.0]
+    assert as_piece(torch.zeros(5), None, [7, 8, 9]).weights_of(piece.bounds(2)) == [7.0, 8.0, 9.0]
+    assert as_piece(torch.zeros(5), None, None).weights_of(piece.bounds(2)) == [2.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_mark_last(count):
+    expected = [(i, i == count - 1) for i in range(count)]
+    assert list(mark_last(range(count))) == expected
+
+
+def test_a_cpu_stager_copies_nothing():
+    x = torch.zeros(4)
+    stager = Stager(torch.device("cpu"), 2, trace=False)
+    assert stager.ring_length == 1
+    assert [part.data_ptr() for part in stager.stream([x, x[1:]])] == [
+        x.data_ptr(),
+        x[1:].data_ptr(),
+    ]
+    assert stager.spans() == []
+
+
+def test_memory_formats():
+    x = torch.zeros(4, 3, 5, 6)
+    assert _memory_format(x) == torch.contiguous_format
+    assert _memory_format(x.to(memory_format=torch.channels_last)) == torch.channels_last
+    assert _memory_format(x.transpose(2, 3)) == torch.contiguous_format
+    volume = torch.zeros(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d)
+    assert _memory_format(volume[:1]) == torch.channels_last_3d
+
+
+# CUDA
+
+
+def cuda_pair(seed=0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 4)).double()
+    return model.cuda(), torch.randn(70, 64).double(), torch.randint(4, (70,))
+
+
+def relative_error(got, want):
+    got, want = (torch.cat([g.flatten() for g in gradients]) for gradients in (got, want))
+    return float((got - want).norm() / want.norm())
+
+
+def full_gradients(model, x, y):
+    loss = F.cross_entropy(model(x.cuda()), y.cuda())
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("memory", ["pageable", "pinned", "device", "transposed"])
+@pytest.mark.parametrize("micro", [1, 3, 16, 64])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_streaming_equals_the_full_batch(memory, micro, prefetch, two_pass):
+    model, x, y = cuda_pair()
+    expected = full_gradients(model, x, y)
+    if memory == "pinned":
+        x, y = x.pin_memory(), y.pin_memory()
+    elif memory == "device":
+        x, y = x.cuda(), y.cuda()
+    elif memory == "transposed":
+        x = x.t().contiguous().t()
+    options = {"prefetch": prefetch, "two_pass": two_pass, "device": "cuda"}
+    streamer = MicroBatchStreamer(model, F.cross_entropy, micro, **options)
+    for _ in range(2):  # with a ring to make, and with the ring made
+        model.zero_grad()
+        streamer.backward(x, y)
+        assert relative_error([p.grad for p in model.parameters()], expected) < 1e-12
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("memory", ["pageable", "pinned"])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_the_ring_is_not_overwritten_while_it_is_read(memory, prefetch):
+    device = torch.device("cuda", torch.cuda.current_device())
+    stager = Stager(device, prefetch, trace=False)
+    data = torch.arange(40 * 1024 * 256, dtype=torch.float32).view(40, 1024, 256)
+    data = data.pin_memory() if memory == "pinned" else data
+    for size in (1, 2, 1, 3):  # the ring's buffers grow, and are larger than what they hold
+        seen = []
+        for part in stager.stream(data[i : i + size] for i in range(0, len(data), size)):
+            torch.cuda._sleep(5_000_000)  # milliseconds, in which the host stages ahead
+            seen.append(part.clone())
+        assert torch.equal(torch.cat(seen).cpu(), data)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_the_callers_pinned_memory_may_be_written_at_once():
+    device = torch.device("cuda", torch.cuda.current_device())
+    stager = Stager(device, 3, trace=False)
+    data = torch.ones(12, 1 << 20).pin_memory()
+    seen = []
+    for part in stager.stream(data[i : i + 1] for i in range(12)):
+        torch.cuda._sleep(5_000_000)
+        seen.append(part.sum())
+    data.zero_()
+    assert torch.stack(seen).tolist() == [float(1 << 20)] * 12
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_channels_last_and_numbers_arrive_as_they_were():
+    device = torch.device("cuda", torch.cuda.current_device())
+    images = torch.randn(6, 3, 8, 8).to(memory_format=torch.channels_last)
+    number = torch.tensor(3.0)
+    for pinned in (False, True):
+        source = images.pin_memory() if pinned else images
+        stager = Stager(device, 2, trace=False)
+        for i, (part, same) in enumerate(
+            stager.stream((source[j : j + 2], number) for j in (0, 2, 4))
+        ):
+            assert part.is_contiguous(memory_format=torch.channels_last)
+            assert torch.equal(part.cpu(), images[2 * i : 2 * i + 2])
+            assert same.device == device and same.item() == 3.0
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("memory", ["pageable", "pinned", "device"])
+def test_the_loop_never_waits_for_the_device(memory):
+    model, x, y = cuda_pair()
+    if memory != "pageable":
+        x, y = (x.pin_memory(), y.pin_memory()) if memory == "pinned" else (x.cuda(), y.cuda())
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 16)
+    streamer.backward(x, y)  # allocates the ring and the pinned staging buffers
+    piece = as_piece(x, y, None)
+    bounds = piece.bounds(16)
+    weights = piece.weights_of(bounds)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        streamer._accumulate(model, piece, bounds, weights, 70.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_copies_overlap_computation():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3)).cuda()
+    x = torch.randn(256, 3, 128, 128).pin_memory()
+    streamer = MicroBatchStreamer(model, lambda out: out.square().mean(), 32, trace=True)
+    for _ in range(3):
+        model.zero_grad()
+        streamer.backward(x)
+    spans = streamer.timeline()
+    copies = [s for s in spans if s.kind == "copy"]
+    computations = [s for s in spans if s.kind == "compute"]
+    assert len(copies) == len(computations) == 8
+    for copy, computation in zip(copies, computations, strict=True):
+        assert copy.start_s <= copy.end_s <= computation.start_s + 1e-5 < computation.end_s
+    for later, earlier in zip(copies[1:], computations[:-1], strict=True):
+        assert later.start_s < earlier.end_s  # begun while the one before was computed
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_auto_under_a_cuda_budget():
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3)).to(device)
+    x = torch.randn(512, 3, 128, 128)
+    streamer = MicroBatchStreamer(model, lambda out: out.square().mean(), "auto")
+    limit = torch.cuda.memory_allocated(device) + 2 * 2**30
+    with MemoryBudget(limit, device) as budget:
+        result = streamer.backward(x)
+        assert budget.peak_bytes <= limit
+    assert 1 < result.micro_batch_size < 512
+    assert streamer.sizing.observed_bytes <= limit
+    expected = [torch.zeros_like(p) for p in model.parameters()]
+    for start in range(0, 512, 32):
+        loss = model(x[start : start + 32].to(device)).square().mean() / 16
+        for total, part in zip(
+            expected, torch.autograd.grad(loss, list(model.parameters())), strict=True
+        ):
+            total += part
+    assert relative_error([p.grad for p in model.parameters()], expected) < 5e-3  # TF32
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_dropout_on_the_device_repeats_in_two_passes():
+    model, x, y = cuda_pair()
+    model = nn.Sequential(model, nn.Dropout(0.5))
+    torch.manual_seed(3)
+    outputs = torch.cat([model(x[i : i + 16].cuda()) for i in range(0, 70, 16)])
+    loss = F.cross_entropy(outputs, y.cuda())
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    after = torch.cuda.get_rng_state()
+    torch.manual_seed(3)
+    MicroBatchStreamer(model, F.cross_entropy, 16, two_pass=True).backward(x, y)
+    assert relative_error([p.grad for p in model.parameters()], expected) < 1e-12
+    assert torch.equal(torch.cuda.get_rng_state(), after)

@@ -1,0 +1,684 @@
+import copy
+import weakref
+from collections import UserDict
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.mbs import (
+    BatchSizeMismatchError,
+    EmptyBatchError,
+    LossShapeError,
+    MicroBatchError,
+    MicroBatchSizeError,
+    MicroBatchStreamer,
+    NonFiniteLossError,
+)
+from repro.measure import MemoryMeter
+
+MINI = [1, 7, 16, 65, 70]
+MICRO = [1, 3, 16, 64]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+def make_model(dtype=torch.float64, dropout=0.0, seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 4), nn.Flatten()
+    ).to(dtype)
+
+
+def make_batch(num_samples, dtype=torch.float64, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(num_samples, 6, generator=generator, dtype=dtype)
+    return inputs, torch.randint(4, (num_samples,), generator=generator)
+
+
+def gradients(model):
+    return [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def reference(model, loss):
+    """Gradients and value of `loss(model)` in plain PyTorch, on a copy."""
+    plain = copy.deepcopy(model)
+    plain.zero_grad()
+    value = loss(plain)
+    value.backward()
+    return gradients(plain), value.detach()
+
+
+def assert_equal_gradients(model, expected, relative):
+    # relative to the size of the whole gradient: single entries can be sums that cancel
+    got = torch.cat([g.flatten() for g in gradients(model)])
+    want = torch.cat([g.flatten() for g in expected])
+    assert (got - want).norm() <= relative * want.norm()
+    assert want.norm() > 0
+
+
+def splits(num_samples, micro):
+    return [(i, min(i + micro, num_samples)) for i in range(0, num_samples, micro)]
+
+
+# Equal to the full batch
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("micro", MICRO)
+@pytest.mark.parametrize("mini", MINI)
+def test_gradient_and_loss_are_the_full_batchs(mini, micro, dtype):
+    model, (x, y) = make_model(dtype), make_batch(mini, dtype)
+    expected, loss = reference(model, lambda m: F.cross_entropy(m(x), y))
+    result = MicroBatchStreamer(model, F.cross_entropy, micro).backward(x, y)
+    assert_equal_gradients(model, expected, TOLERANCE[dtype])
+    torch.testing.assert_close(result.loss, loss, rtol=TOLERANCE[dtype], atol=0)
+    assert not result.loss.requires_grad
+    assert (result.num_samples, result.num_micro_batches) == (mini, -(-mini // micro))
+    assert (result.micro_batch_size, result.retries) == (min(micro, mini), 0)
+
+
+def weighted_loss(outputs, targets):
+    labels, weights = targets
+    return (F.cross_entropy(outputs, labels, reduction="none") * weights).sum() / weights.sum()
+
+
+@pytest.mark.parametrize("micro", MICRO)
+@pytest.mark.parametrize("mini", MINI)
+def test_per_sample_weights(mini, micro):
+    model, (x, y) = make_model(), make_batch(mini)
+    w = torch.rand(mini, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + 0.1
+    expected, loss = reference(model, lambda m: weighted_loss(m(x), (y, w)))
+    result = MicroBatchStreamer(model, weighted_loss, micro).backward(x, (y, w), weights=w)
+    assert_equal_gradients(model, expected, 1e-12)
+    torch.testing.assert_close(result.loss, loss, rtol=1e-12, atol=0)
+
+
+def token_loss(outputs, labels):  # mean over the tokens that are not padding
+    return F.cross_entropy(outputs.repeat_interleave(3, 0), labels.flatten(), ignore_index=-1)
+
+
+@pytest.mark.parametrize("micro", MICRO)
+@pytest.mark.parametrize("mini", MINI)
+def test_per_micro_batch_weights_as_token_counts(mini, micro):
+    model, (x, _) = make_model(), make_batch(mini)
+    labels = torch.randint(-1, 4, (mini, 3), generator=torch.Generator().manual_seed(3))
+    labels[0, 0] = 2
+    labels[-(-mini // 2) :] = -1  # whole micro-batches without a token: their loss is 0 / 0
+    expected, loss = reference(model, lambda m: token_loss(m(x), labels))
+    counts = [int((labels[a:b] >= 0).sum()) for a, b in splits(mini, micro)]
+    result = MicroBatchStreamer(model, token_loss, micro).backward(x, labels, weights=counts)
+    assert_equal_gradients(model, expected, 1e-12)
+    torch.testing.assert_close(result.loss, loss, rtol=1e-12, atol=0)
+
+
+def dice_loss(outputs, targets):
+    probabilities = outputs.sigmoid()
+    overlap = (probabilities * targets).sum()
+    return 1 - 2 * overlap / (probabilities.sum() + targets.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("micro", MICRO)
+@pytest.mark.parametrize("mini", MINI)
+def test_two_pass_dice_over_the_batch(mini, micro, dtype):
+    model, (x, y) = make_model(dtype), make_batch(mini, dtype)
+    masks = F.one_hot(y, 4).to(dtype)
+    expected, loss = reference(model, lambda m: dice_loss(m(x), masks))
+    streamer = MicroBatchStreamer(model, dice_loss, micro, two_pass=True)
+    result = streamer.backward(x, masks)
+    assert_equal_gradients(model, expected, TOLERANCE[dtype])
+    torch.testing.assert_close(result.loss, loss, rtol=TOLERANCE[dtype], atol=0)
+
+
+def test_dice_in_one_pass_is_not_exact():
+    model, (x, y) = make_model(), make_batch(64)
+    masks = F.one_hot(y, 4).double()
+    expected, _ = reference(model, lambda m: dice_loss(m(x), masks))
+    MicroBatchStreamer(model, dice_loss, 8).backward(x, masks)
+    with pytest.raises(AssertionError):
+        assert_equal_gradients(model, expected, 1e-3)
+
+
+@pytest.mark.parametrize("micro", MICRO)
+@pytest.mark.parametrize("mini", MINI)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_pieces_from_an_iterable(mini, micro, weighted):
+    model, (x, y) = make_model(), make_batch(mini)
+    w = torch.arange(1.0, mini + 1, dtype=torch.float64)
+    bounds = splits(mini, 10)
+    if weighted:
+        expected, loss = reference(model, lambda m: weighted_loss(m(x), (y, w)))
+        pieces = ((x[a:b], (y[a:b], w[a:b]), w[a:b]) for a, b in bounds)
+        streamer = MicroBatchStreamer(model, weighted_loss, micro)
+    else:
+        expected, loss = reference(model, lambda m: F.cross_entropy(m(x), y))
+        pieces = ((x[a:b], y[a:b]) for a, b in bounds)
+        streamer = MicroBatchStreamer(model, F.cross_entropy, micro)
+    result = streamer.backward(pieces)
+    assert_equal_gradients(model, expected, 1e-12)
+    torch.testing.assert_close(result.loss, loss, rtol=1e-12, atol=0)
+    assert result.num_samples == mini
+    assert result.micro_batch_size == min(micro, 10, mini)
+    assert result.num_micro_batches == sum(len(splits(b - a, micro)) for a, b in bounds)
+
+
+def test_no_more_than_two_pieces_are_held():
+    model, (x, y) = make_model(), make_batch(60)
+    made, alive = [], []
+
+    def read():
+        for a, b in splits(60, 10):
+            piece = x[a:b].clone()
+            made.append(weakref.ref(piece))
+            alive.append(sum(reference() is not None for reference in made))
+            yield piece, y[a:b]
+            del piece
+
+    MicroBatchStreamer(model, F.cross_entropy, 10).backward(read())
+    assert len(made) == 6 and max(alive) <= 2
+
+
+# Equations 13 and 14
+
+
+@pytest.mark.parametrize("micro", MICRO)
+@pytest.mark.parametrize("mini", MINI)
+@pytest.mark.parametrize("normalization", ["paper", "none"])
+def test_paper_and_none_are_equations_14_and_13(mini, micro, normalization):
+    model, (x, y) = make_model(), make_batch(mini)
+    bounds = splits(mini, micro)
+    parts = [
+        reference(model, lambda m, a=a, b=b: F.cross_entropy(m(x[a:b]), y[a:b])) for a, b in bounds
+    ]
+    factor = 1 / len(bounds) if normalization == "paper" else 1.0
+    expected = [factor * sum(g) for g in zip(*(part[0] for part in parts), strict=True)]
+    streamer = MicroBatchStreamer(model, F.cross_entropy, micro, normalization=normalization)
+    result = streamer.backward(x, y)
+    assert_equal_gradients(model, expected, 1e-12)
+    expected_loss = factor * sum(part[1] for part in parts)
+    torch.testing.assert_close(result.loss, expected_loss, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("normalization", ["paper", "none"])
+def test_other_normalizations_over_pieces(normalization):
+    model, (x, y) = make_model(), make_batch(20)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 4, normalization=normalization)
+    whole = streamer.backward(x, y).loss
+    expected = gradients(model)
+    model.zero_grad()
+    pieces = streamer.backward([(x[:12], y[:12]), (x[12:], y[12:])].__iter__()).loss
+    assert_equal_gradients(model, expected, 1e-12)
+    torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("mini", "micro", "last"), [(65, 16, 1), (70, 16, 6)])
+def test_paper_overweighs_a_ragged_end(mini, micro, last):
+    # A loss that only the last micro-batch contributes to: weight 1/5 instead of last/mini.
+    x = torch.zeros(mini, 1, dtype=torch.float64)
+    x[-last:] = 1
+    found = {}
+    for normalization in ("exact", "paper"):
+        model = nn.Linear(1, 1, bias=False).double()
+        MicroBatchStreamer(
+            model, lambda outputs: outputs.mean(), micro, normalization=normalization
+        ).backward(x)
+        found[normalization] = model.weight.grad.item()
+    assert found["exact"] == pytest.approx(last / mini, rel=1e-12)
+    assert found["paper"] / found["exact"] == pytest.approx((1 / 5) / (last / mini), rel=1e-12)
+
+
+# Trajectories and existing gradients
+
+
+@pytest.mark.parametrize(
+    "make_optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), torch.optim.Adam]
+)
+def test_trajectory_of_twenty_steps(make_optimizer):
+    full, streamed = make_model(), make_model()
+    optimizers = [make_optimizer(m.parameters()) for m in (full, streamed)]
+    streamer = MicroBatchStreamer(streamed, F.cross_entropy, 16)
+    for step in range(20):
+        x, y = make_batch(70 if step % 3 else 65, seed=step)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        F.cross_entropy(full(x), y).backward()
+        streamer.backward(x, y)
+        for optimizer in optimizers:
+            optimizer.step()
+    for p, q in zip(full.parameters(), streamed.parameters(), strict=True):
+        # Adam divides by the root of squares that start near 0
+        torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_gradients_are_added_to_existing_ones_in_place(two_pass):
+    model, (x, y) = make_model(), make_batch(20)
+    before = [torch.full_like(p, 3.0) for p in model.parameters()]
+    expected, _ = reference(model, lambda m: F.cross_entropy(m(x), y))
+    for p, g in zip(model.parameters(), before, strict=True):
+        p.grad = g
+    MicroBatchStreamer(model, F.cross_entropy, 6, two_pass=two_pass).backward(x, y)
+    assert all(p.grad is g for p, g in zip(model.parameters(), before, strict=True))
+    assert_equal_gradients(model, [g + 3.0 for g in expected], 1e-12)
+
+
+def test_frozen_thawed_tied_and_unused_parameters():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(6, 6, bias=False)
+            self.second = nn.Linear(6, 6, bias=False)
+            self.second.weight = self.first.weight
+            self.last = nn.Linear(6, 4)
+            self.unused = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.last(self.second(self.first(x).tanh()))
+
+    class Loss(nn.Module):  # shares a parameter with the model and has one of its own
+        def __init__(self, shared):
+            super().__init__()
+            self.shared = shared
+            self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+        def forward(self, outputs, targets):
+            return F.cross_entropy(outputs * self.scale, targets) + self.shared.square().sum()
+
+    torch.manual_seed(0)
+    model, (x, y) = Net().double(), make_batch(11)
+    model.last.requires_grad_(False)
+    loss_fn = Loss(model.first.weight)
+    streamer = MicroBatchStreamer(model, loss_fn, 4)
+    both = nn.ModuleList([model, loss_fn])
+    for frozen in (True, False):
+        model.last.requires_grad_(not frozen)  # after the streamer was made
+        for pieces in (False, True):
+            expected, _ = reference(both, lambda b: b[1](b[0](x), y))
+            both.zero_grad()
+            for _ in range(2):  # into existing gradients
+                streamer.backward(iter([(x, y)])) if pieces else streamer.backward(x, y)
+            assert (model.last.weight.grad is None) == frozen
+            assert model.unused.weight.grad is None
+            for p, g in zip(both.parameters(), expected, strict=True):
+                if g is not None:
+                    torch.testing.assert_close(p.grad, 2 * g, rtol=1e-12, atol=1e-14)
+
+
+def test_peak_memory_does_not_grow_with_the_mini_batch():
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.Linear(256, 4))
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 32)
+    peaks = []
+    for factor in (2, 16):
+        x, y = torch.randn(32 * factor, 64), torch.randint(4, (32 * factor,))
+        model.zero_grad()
+        with MemoryMeter(resident=model) as meter:
+            streamer.backward(x, y)
+        peaks.append(meter.peak_bytes)
+    model.zero_grad()
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    x, y = torch.randn(32, 64), torch.randint(4, (32,))
+    with MemoryMeter(resident=model) as meter:
+        F.cross_entropy(model(x), y).backward()
+    assert peaks[1] <= 1.02 * peaks[0]
+    assert peaks[1] <= 1.02 * meter.peak_bytes
+
+
+def test_what_a_graph_holds_beside_its_tensors_is_gone_before_the_next_micro_batch():
+    class Hoard(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.kept = torch.empty(1024, 256)  # 1 MiB that backward does not free
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    class Hoarding(nn.Linear):
+        def forward(self, x):
+            return Hoard.apply(super().forward(x))
+
+    model = Hoarding(6, 4)
+    x, y = make_batch(8, torch.float32)
+    with MemoryMeter(resident=model) as meter:
+        MicroBatchStreamer(model, F.cross_entropy, 2).backward(x, y)
+    assert meter.peak_bytes < 1.5 * 2**20
+
+
+# Randomness
+
+
+@pytest.mark.parametrize("micro", [3, 16, 64])
+def test_dropout_repeats_in_the_two_passes(micro):
+    model, (x, y) = make_model(dropout=0.5), make_batch(20)
+    masks = F.one_hot(y, 4).double()
+    plain = copy.deepcopy(model)
+    torch.manual_seed(5)
+    outputs = torch.cat([plain(x[a:b]) for a, b in splits(20, micro)])  # graph of all of them
+    dice_loss(outputs, masks).backward()
+    after = torch.get_rng_state()
+
+    torch.manual_seed(5)
+    MicroBatchStreamer(model, dice_loss, micro, two_pass=True).backward(x, masks)
+    assert_equal_gradients(model, gradients(plain), 1e-12)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_a_single_pass_draws_what_a_plain_loop_draws():
+    model, (x, y) = make_model(dropout=0.5), make_batch(20)
+    plain = copy.deepcopy(model)
+    torch.manual_seed(5)
+    for a, b in splits(20, 6):
+        (F.cross_entropy(plain(x[a:b]), y[a:b]) * ((b - a) / 20)).backward()
+    after = torch.get_rng_state()
+    torch.manual_seed(5)
+    MicroBatchStreamer(model, F.cross_entropy, 6).backward(x, y)
+    assert_equal_gradients(model, gradients(plain), 1e-12)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+# Precision
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+@pytest.mark.parametrize("way", ["option", "ambient"])
+def test_autocast_to_bfloat16(way, two_pass):
+    model, (x, y) = make_model(torch.float32), make_batch(20, torch.float32)
+    plain = copy.deepcopy(model)
+    seen = []
+
+    def loss_fn(outputs, targets):
+        seen.append(outputs.dtype)
+        return F.cross_entropy(outputs.float(), targets)
+
+    for a, b in splits(20, 6):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(plain(x[a:b]).float(), y[a:b])
+        (loss * ((b - a) / 20)).backward()
+    autocast = torch.bfloat16 if way == "option" else None
+    streamer = MicroBatchStreamer(model, loss_fn, 6, autocast=autocast, two_pass=two_pass)
+    with torch.autocast("cpu", torch.bfloat16, enabled=way == "ambient"):
+        streamer.backward(x, y)
+    assert set(seen) == {torch.bfloat16}
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+    # two_pass rounds the outputs' gradient to bfloat16 after, not before, the division by 20
+    assert_equal_gradients(model, gradients(plain), 2e-2 if two_pass else 1e-6)
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_grad_scaler(two_pass):
+    model, (x, y) = make_model(torch.float32), make_batch(20, torch.float32)
+    expected, loss = reference(model, lambda m: F.cross_entropy(m(x), y))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = scaler.state_dict()
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 6, scaler=scaler, two_pass=two_pass)
+    result = streamer.backward(x, y)
+    assert scaler.state_dict() == state
+    assert_equal_gradients(model, [1024 * g for g in expected], 1e-5)
+    torch.testing.assert_close(result.loss, loss, rtol=1e-5, atol=0)
+    scaler.unscale_(optimizer)
+    assert_equal_gradients(model, expected, 1e-5)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def test_half_precision_losses_are_summed_without_overflow():
+    model = nn.Linear(2, 1).to(torch.float16)
+    x = torch.ones(8, 2, dtype=torch.float16)
+    streamer = MicroBatchStreamer(model, lambda outputs: outputs.mean() * 0 + 100.0, 2)
+    result = streamer.backward(x, weights=[1000.0] * 4)  # 4 * 100,000 > 65,504
+    assert result.loss.item() == 100.0
+
+
+# Pytrees
+
+
+class ManyInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, first, second=None, scale=1.0, offset=None):
+        total = first if second is None else first + second["deep"][0]
+        return {"logits": self.linear(total * scale) + (0 if offset is None else offset)}
+
+
+def dict_loss(outputs, targets):
+    return F.cross_entropy(outputs["logits"], targets["labels"][0])
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+@pytest.mark.parametrize("kind", ["tuple", "list", "dict", "mapping", "nested mapping"])
+def test_pytrees(kind, two_pass):
+    torch.manual_seed(0)
+    model, (x, y) = ManyInputs().double(), make_batch(17)
+    z = x.flip(0)
+    offset = torch.tensor(0.5, dtype=torch.float64)  # no batch dimension: passed on as it is
+    second = {"deep": [z, "text"]}
+    inputs = {
+        "tuple": (x, second, 2.0, offset),
+        "list": [x, second, 2.0, offset],
+        "dict": {"first": x, "second": second, "scale": 2.0, "offset": offset},
+        "mapping": UserDict(first=x, second=second, scale=2.0, offset=offset),
+        "nested mapping": (x, UserDict(deep=[z, "text"]), 2.0, offset),
+    }[kind]
+    targets = UserDict(labels=(y, None)) if "mapping" in kind else {"labels": (y, None)}
+    expected, _ = reference(
+        model, lambda m: dict_loss(m(x, {"deep": [z]}, 2.0, offset), {"labels": (y,)})
+    )
+    MicroBatchStreamer(model, dict_loss, 5, two_pass=two_pass).backward(inputs, targets)
+    assert_equal_gradients(model, expected, 1e-12)
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_without_targets(two_pass):
+    model, (x, _) = make_model(), make_batch(17)
+
+    def loss_fn(outputs):
+        return outputs.square().mean()
+
+    expected, _ = reference(model, lambda m: loss_fn(m(x)))
+    MicroBatchStreamer(model, loss_fn, 5, two_pass=two_pass).backward(x)
+    assert_equal_gradients(model, expected, 1e-12)
+
+
+def test_inputs_receive_no_gradient():
+    model, (x, y) = make_model(), make_batch(9)
+    x.requires_grad_()
+    MicroBatchStreamer(model, F.cross_entropy, 4).backward(x, y)
+    assert x.grad is None
+
+
+# Bad input
+
+
+def state_of(model):
+    return (
+        [(p.grad, None if p.grad is None else p.grad.clone()) for p in model.parameters()],
+        [b.clone() for b in model.buffers()],
+        torch.get_rng_state(),
+    )
+
+
+def assert_unchanged(model, state):
+    before, buffers, rng = state
+    for parameter, (gradient, values) in zip(model.parameters(), before, strict=True):
+        assert parameter.grad is gradient
+        assert gradient is None or torch.equal(gradient, values)
+    assert all(torch.equal(b, c) for b, c in zip(model.buffers(), buffers, strict=True))
+    assert torch.equal(torch.get_rng_state(), rng)
+
+
+def model_with_state(existing):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+    if existing:
+        for p in model.parameters():
+            p.grad = torch.randn_like(p)
+    return model
+
+
+def nan_in_third(outputs, targets, calls=None):
+    calls.append(None)
+    loss = F.cross_entropy(outputs, targets)
+    return loss * float("nan") if len(calls) == 3 else loss
+
+
+BAD_LOSSES = [
+    (lambda o, t: F.cross_entropy(o, t, reduction="none"), LossShapeError, r"shape \(4,\)"),
+    (lambda o, t: 1.5, LossShapeError, r"returned 1\.5; it must return a scalar tensor"),
+    (lambda o, t: o.sum() * float("inf"), NonFiniteLossError, "12 samples"),
+    (None, NonFiniteLossError, "is nan; gradients and buffers are as before"),
+]
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize(
+    ("form", "loss_fn", "error", "message"),
+    [
+        (form, *bad)
+        for form in ("whole", "pieces", "auto", "two_pass", "deferred")
+        for bad in BAD_LOSSES
+        if bad[0] is not None or form not in ("two_pass", "auto")  # these have no third loss
+    ],
+)
+def test_a_bad_loss_leaves_everything_as_it_was(form, loss_fn, error, message, existing):
+    model = model_with_state(existing)
+    x, y = make_batch(12, torch.float32)
+    streamer = MicroBatchStreamer(
+        model,
+        loss_fn or partial(nan_in_third, calls=[]),
+        "auto" if form == "auto" else 4,
+        two_pass=form == "two_pass",
+        batchnorm="deferred" if form == "deferred" else "micro",
+    )
+    state = state_of(model)
+    with pytest.raises(error) as caught:
+        if form == "pieces":
+            streamer.backward(iter([(x[:8], y[:8]), (x[8:], y[8:])]))
+        else:
+            streamer.backward(x, y)
+    if form not in ("two_pass", "auto"):
+        caught.match(message)
+    assert_unchanged(model, state)
+    assert all(m.track_running_stats for m in model if isinstance(m, nn.BatchNorm1d))
+
+
+def batch_cases():
+    x, y = make_batch(6, torch.float32)
+    whole, part = "1-D tensor of", "6 samples in 2 micro-batches"
+    yield (x[:0], y[:0]), {}, EmptyBatchError, "no samples"
+    yield (x, y[:5]), {}, BatchSizeMismatchError, r"\[6, 5\]; they must be equal"
+    yield ({"a": x, "b": x[:2]}, y), {}, BatchSizeMismatchError, r"\[6, 2, 6\]"
+    yield (3.0, None), {}, MicroBatchError, "no tensor with a batch dimension"
+    yield (torch.tensor(1.0), None), {}, MicroBatchError, "no tensor with a batch dimension"
+    yield (x, y), {"weights": [1.0] * 5}, MicroBatchError, f"5 weights were given for {part}"
+    yield (x, y), {"weights": [1.0, -1.0]}, MicroBatchError, whole
+    yield (x, y), {"weights": [0.0, 0.0]}, MicroBatchError, "not all zero"
+    yield (x, y), {"weights": [1.0, float("nan")]}, MicroBatchError, whole
+    yield (x, y), {"weights": torch.ones(3, 2)}, MicroBatchError, r"shape \(3, 2\)"
+    yield (x, y), {"weights": 2.0}, MicroBatchError, whole
+    yield (x, y), {"weights": "abc"}, MicroBatchError, whole
+    yield (x, y), {"weights": ["a", "b"]}, MicroBatchError, whole
+    yield (iter([]), None), {}, EmptyBatchError, "yielded no piece"
+    yield (iter([(x, y)]), y), {}, MicroBatchError, "do not pass targets or weights beside it"
+    yield (iter([(x, y)]), None), {"weights": [1]}, MicroBatchError, "do not pass targets"
+    yield (iter([(x, y), x]), None), {}, MicroBatchError, "yielded Tensor; each piece must be"
+    yield (iter([(x, y), (x, y[:2])]), None), {}, BatchSizeMismatchError, "must be equal"
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize(("batch", "options", "error", "message"), [*batch_cases()])
+def test_a_bad_mini_batch_leaves_everything_as_it_was(batch, options, error, message, existing):
+    model = model_with_state(existing)
+    state = state_of(model)
+    if not isinstance(batch[0], torch.Tensor | dict | float):
+        batch = (copy.copy(batch[0]), batch[1])  # an iterator serves both parametrisations
+    with pytest.raises(error, match=message):
+        MicroBatchStreamer(model, F.cross_entropy, 3).backward(*batch, **options)
+    assert_unchanged(model, state)
+
+
+@pytest.mark.parametrize("size", [0, -1, True, 2.0, "3", "Auto", None, float("nan")])
+def test_bad_micro_batch_sizes(size):
+    with pytest.raises(MicroBatchSizeError, match="whole number of at least 1, or 'auto'"):
+        MicroBatchStreamer(make_model(), F.cross_entropy, size)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"normalization": "mean"}, "allowed are 'exact', 'paper', 'none'"),
+        ({"batchnorm": "sync"}, "allowed are 'micro', 'deferred'"),
+        ({"prefetch": -1}, "prefetch is -1"),
+        ({"prefetch": 1.5}, "prefetch is 1.5"),
+        ({"headroom": 1.0}, "0 <= share < 1"),
+        ({"headroom": float("nan")}, "0 <= share < 1"),
+        ({"headroom": "5%"}, "0 <= share < 1"),
+        ({"autocast": torch.float64}, "autocast is torch.float64; allowed are"),
+        ({"autocast": True}, "autocast is True; allowed are"),
+        ({"device": "meta"}, "move the model there first"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        MicroBatchStreamer(make_model(), F.cross_entropy, 4, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is present")
+def test_cuda_where_there_is_none():
+    with pytest.raises(ValueError, match="no CUDA device is present; use 'cpu'"):
+        MicroBatchStreamer(make_model(), F.cross_entropy, 4, device="cuda")
+
+
+def test_two_pass_needs_tensors_and_takes_no_weights():
+    streamer = MicroBatchStreamer(make_model(), F.cross_entropy, 4, two_pass=True)
+    x, y = make_batch(8)
+    with pytest.raises(MicroBatchError, match="not an iterable of pieces"):
+        streamer.backward(iter([(x, y)]))
+    with pytest.raises(MicroBatchError, match="weigh its samples there"):
+        streamer.backward(x, y, weights=[1.0] * 8)
+    with pytest.raises(MicroBatchError, match="normalization is 'paper'"):
+        MicroBatchStreamer(make_model(), F.cross_entropy, 4, normalization="paper").backward(
+            x, y, weights=[1.0] * 8
+        )
+
+
+@pytest.mark.parametrize(
+    ("convert", "message"),
+    [
+        (lambda out: out.sum(), r"of 4 samples gave an output of shape \(\)"),
+        (lambda out: out[:2], r"of 4 samples gave an output of shape \(2, 4\)"),
+        (lambda out: object(), "the model returned object"),
+    ],
+)
+def test_two_pass_needs_outputs_per_sample(convert, message):
+    class Odd(nn.Linear):
+        def forward(self, x):
+            return convert(super().forward(x))
+
+    model = Odd(6, 4).double()
+    with pytest.raises(MicroBatchError, match=message):
+        MicroBatchStreamer(model, F.cross_entropy, 4, two_pass=True).backward(*make_batch(8))
+    assert model.weight.grad is None
+
+
+def test_timeline_on_a_cpu():
+    model, (x, y) = make_model(), make_batch(10)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 4, trace=True)
+    for _ in range(2):  # the last mini-batch's only
+        streamer.backward(x, y)
+    spans = streamer.timeline()
+    assert [(s.kind, s.micro_batch) for s in spans] == [
+        (kind, i) for i in range(3) for kind in ("copy", "compute")
+    ]
+    ends = [0.0]
+    for span in spans:
+        assert ends[-1] <= span.start_s <= span.end_s
+        ends.append(span.end_s)
+    with pytest.raises(ValueError, match="trace=True"):
+        MicroBatchStreamer(model, F.cross_entropy, 4).timeline()
