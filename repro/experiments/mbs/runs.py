@@ -41,6 +41,8 @@ def modules(config: Config) -> list[str]:
         "repro.mbs.streamer",
         "repro.mbs.batches",
         "repro.mbs.batchnorm",
+        "repro.mbs.distributed",
+        "repro.mbs.results",
         "repro.mbs.sizing",
         "repro.mbs.staging",
         "repro.mbs.transaction",
@@ -373,14 +375,17 @@ def timeline(config: Config, seed: int, data: ImageData | None, device: str) -> 
 
 
 class _Stopwatch:
-    """Passes items on and notes when each was made, in seconds from the first request."""
+    """Passes items on and notes when each was made, in seconds from the call of `iter`."""
 
     def __init__(self, items: Iterator[Batch]) -> None:
         self._items = items
         self.spans: list[list[Any]] = []
 
     def __iter__(self) -> Iterator[Batch]:
-        origin = time.perf_counter()
+        # At once, not with the first item: the streamer's clock starts here as well.
+        return self._timed(time.perf_counter())
+
+    def _timed(self, origin: float) -> Iterator[Batch]:
         while True:
             start = time.perf_counter() - origin
             item = next(self._items, None)

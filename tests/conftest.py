@@ -1,0 +1,142 @@
+"""What all tests share: one thread, folders of their own, no GPU tests without a GPU."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repro.records import Record, RecordStore
+
+CPU = {"type": "cpu", "name": "a CPU", "slug": "cpu-2-cores", "threads": 1, "memory_bytes": 2**33}
+DIGITS = {
+    "name": "digits",
+    "fingerprint": "0" * 16,
+    "provenance": "Handwritten digits inside scikit-learn.",
+    "kind": "real",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device, and there is none")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def single_thread() -> None:
+    # These models gain nothing from a second thread, and lose much where the core is wanted.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test reads the user's datasets, or writes into the checkout's results or data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPRO_RESULTS", str(tmp_path_factory.mktemp("results")))
+        patch.setenv("REPRO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("REPRO_DATA", raising=False)
+        yield
+
+
+@pytest.fixture
+def results_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty results folder for one test."""
+    folder = tmp_path / "results"
+    monkeypatch.setenv("REPRO_RESULTS", str(folder))
+    return folder
+
+
+def make_record(experiment: str = "train", **changes: Any) -> Record:
+    """Return a record as a run on a CPU would leave it, with `changes`."""
+    values: dict[str, Any] = {
+        "key": f"{abs(hash(str(changes))):024x}"[:24],
+        "paper": "mbs",
+        "experiment": experiment,
+        "config": {},
+        "seed": 0,
+        "status": "ok",
+        "metrics": {},
+        "timings": {},
+        "peak_bytes": None,
+        "dataset": DIGITS,
+        "code": "c" * 24,
+        "device": CPU,
+        "versions": {"python": "3.11", "torch": "2.13"},
+        "commit": None,
+        "dirty": None,
+        "started": "2026-01-01T00:00:00+00:00",
+        "finished": "2026-01-01T00:00:01+00:00",
+        "command": "python -m repro run mbs",
+    }
+    return Record(**values | changes)
+
+
+@pytest.fixture(name="make_record")
+def make_record_fixture() -> Any:
+    return make_record
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """The smoke reproduction of Micro-Batch Streaming: its records and what ran for them."""
+
+    folder: Path  # of results
+    store: RecordStore
+    calls: list[tuple[str, dict[str, Any], set[Path]]]  # experiment, configuration, source files
+
+
+@pytest.fixture(scope="session")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
+    """Carry out the smoke profile once for all tests, noting every source file that executes."""
+    from dataclasses import replace
+
+    from repro.experiments import load_paper, running
+
+    paper = load_paper("mbs")
+    folder = tmp_path_factory.mktemp("smoke")
+    store = RecordStore(folder / "local" / "smoke")
+    calls: list[tuple[str, dict[str, Any], set[Path]]] = []
+
+    def watched(name: str, function: Any) -> Any:
+        def call(config: Any, *arguments: Any) -> Any:
+            files: set[str] = set()
+
+            def note(frame: Any, event: str, argument: Any) -> None:
+                files.add(frame.f_code.co_filename)
+
+            before = sys.gettrace()
+            sys.settrace(note)
+            threading.settrace(note)
+            try:
+                return function(config, *arguments)
+            finally:
+                sys.settrace(before)
+                threading.settrace(None)  # type: ignore[arg-type]
+                calls.append((name, config, {Path(file) for file in files}))
+
+        return call
+
+    experiments = {
+        name: replace(experiment, function=watched(name, experiment.function))
+        for name, experiment in paper.experiments.items()
+    }
+    chosen = running.choose_datasets(paper, "smoke")
+    runs = running.plan(paper, paper.artefacts.values(), "smoke", chosen)
+    tally = running.execute(
+        replace(paper, experiments=experiments),
+        runs,
+        running.Setting("smoke", "cpu"),
+        store,
+        report=lambda line: None,
+    )
+    assert tally.failed == 0, [r.error for r in store.load("mbs") if r.status == "failed"]
+    assert tally.done == len(runs)
+    return Smoke(folder, store, calls)

@@ -1,0 +1,451 @@
+"""Records: whole or not at all, keyed by what the result depends on, nothing ever lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from repro import paths, records
+from repro.records import Record, RecordError, RecordStore, read_record, record_key, source_hash
+
+CONFIG = {"model": {"name": "unet", "width": 4}, "image_size": [8, 9], "mini_batch": 16}
+
+
+@pytest.fixture
+def store(tmp_path) -> RecordStore:
+    return RecordStore(tmp_path / "store")
+
+
+@pytest.fixture
+def record(make_record) -> Record:
+    return make_record(
+        config=CONFIG,
+        metrics={"best": 97.5, "curve": [1.0, float("inf"), -0.0], "metric": "iou", "limit": None},
+        timings={"epoch": {"samples_s": [0.1, 0.2], "warmup": 1}},
+        peak_bytes=2**40,
+    )
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+class TestStore:
+    def test_round_trip(self, store, record):
+        path = store.write(record)
+        assert read_record(path) == record
+        assert store.get("mbs", "train", record.key) == record
+        assert store.has("mbs", "train", record.key)
+        assert not store.has("mbs", "train", "another")
+        assert files(store.folder) == [f"train-{record.key}.json"]
+
+    def test_an_out_of_memory_and_a_failed_record_round_trip(self, store, record):
+        for status in ("out_of_memory", "failed"):
+            changed = replace(record, status=status, error="RuntimeError: μ 'quoted'\n  line 2")
+            assert read_record(store.write(changed)) == changed
+
+    def test_load_is_oldest_first_and_a_paper_at_a_time(self, store, record):
+        days = [3, 1, 2]
+        for day in days:
+            finished = f"2026-01-0{day}T00:00:00+00:00"
+            store.write(replace(record, key=f"key{day}", finished=finished))
+        store.write(replace(record, paper="adaptive"))
+        assert [r.key for r in store.load("mbs")] == ["key1", "key2", "key3"]
+        assert len(store.load("adaptive")) == 1
+        assert store.load("outofcore") == []
+
+    def test_the_folder_is_made_by_the_first_record_only(self, store, record):
+        store.sweep()
+        assert store.load("mbs") == []
+        assert not store.folder.exists()
+        store.write(record)
+        assert store.folder.exists()
+
+    @pytest.mark.parametrize("moment", ["dump", "fsync", "replace"])
+    def test_a_crash_while_writing_leaves_what_stood(self, store, record, monkeypatch, moment):
+        other = replace(record, key="other")
+        store.write(record)
+        store.write(other)
+        before = {path: path.read_bytes() for path in store.folder.rglob("*.json")}
+
+        def crash(*args, **kwargs):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            if moment == "dump":
+                patch.setattr(json, "dump", crash)
+            elif moment == "fsync":
+                patch.setattr(os, "fsync", crash)
+            else:
+                patch.setattr(Path, "replace", crash)
+            for changed in (replace(record, seed=1), replace(record, key="new")):
+                with pytest.raises(KeyboardInterrupt):
+                    store.write(changed)
+        assert {path: path.read_bytes() for path in store.folder.rglob("*.json")} == before
+        assert store.load("mbs") == sorted([record, other], key=lambda r: r.key)
+        store.write(replace(record, key="new"))
+        assert len(store.load("mbs")) == 3
+
+    def test_processes_killed_while_they_write_leave_whole_records(self, store, make_record):
+        # A record of some 100 kB, written again and again, so that kills fall into the writing.
+        script = textwrap.dedent(
+            """
+            import sys
+            from pathlib import Path
+            from repro.records import RecordStore, read_record
+            from dataclasses import replace
+            store, number = RecordStore(Path(sys.argv[1])), 0
+            record = read_record(Path(sys.argv[2]))
+            print("ready", flush=True)
+            while True:
+                number += 1
+                store.write(replace(record, key=f"key{number % 7}", seed=number))
+            """
+        )
+        big = make_record(metrics={"curve": [k / 3 for k in range(4000)]})
+        template = RecordStore(store.folder.parent / "template").write(big)
+        command = [sys.executable, "-c", script, str(store.folder), str(template)]
+        leftovers = 0
+        for delay_s in (0.01, 0.013, 0.017, 0.023, 0.031, 0.047):
+            process = subprocess.Popen(command, stdout=subprocess.PIPE)
+            process.stdout.readline()
+            time.sleep(delay_s)
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            for record in store.load("mbs"):
+                assert record.metrics == big.metrics
+            leftovers += len(list(store.folder.rglob("*.tmp")))
+            store.sweep()
+            assert not list(store.folder.rglob("*.tmp"))
+        assert leftovers, "no kill fell into the writing; the test shows nothing"
+
+    def test_sweep_removes_leftovers_of_dead_processes_only(self, store, record):
+        dead = subprocess.Popen([sys.executable, "-c", ""])
+        dead.wait()
+        path = store.write(record)
+        mine, theirs, nobodys = (
+            path.with_name(f".{path.name}.{owner}.tmp") for owner in (os.getpid(), dead.pid, "x")
+        )
+        system = path.with_name(f".{path.name}.1.tmp")  # alive, and another user's
+        notes = path.with_name("notes.tmp")
+        for file in (mine, theirs, nobodys, system, notes):
+            file.write_text("{")
+        store.sweep()
+        assert mine.exists()
+        assert system.exists()
+        assert notes.exists()
+        assert path.exists()
+        assert not theirs.exists()
+        assert not nobodys.exists()
+
+
+class TestCorruptRecords:
+    CONTENTS = {
+        "empty": b"",
+        "truncated": None,  # half of a record
+        "not JSON": b"accuracy: 12",
+        "not text": b"\xff\xfe\x00",
+        "a list": b"[]",
+        "a number": b"3",
+        "another program's": b'{"accuracy": 12}',
+        "nested without end": b"[" * 200_000,
+    }
+
+    @pytest.mark.parametrize("kind", CONTENTS)
+    def test_the_error_names_the_file_and_what_to_do(self, store, record, kind):
+        good = store.write(record)
+        bad = store.write(replace(record, key="bad"))
+        content = self.CONTENTS[kind]
+        content = bad.read_bytes()[:-200] if content is None else content
+        bad.write_bytes(content)
+        for read in (
+            lambda: read_record(bad),
+            lambda: store.load("mbs"),
+            lambda: store.get("mbs", "train", "bad"),
+            lambda: store.has("mbs", "train", "bad"),
+        ):
+            with pytest.raises(RecordError) as caught:
+                read()
+            assert str(bad) in str(caught.value)
+            assert "move it away or delete it, then run again" in str(caught.value)
+            assert len(str(caught.value)) < 2000
+        assert bad.read_bytes() == content
+        assert read_record(good) == record
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("schema", 0), ("schema", "1"), ("status", "done"), ("status", None), ("status", ["ok"])],
+    )
+    def test_another_schema_or_status(self, store, record, field, value):
+        path = store.write(record)
+        path.write_text(json.dumps(asdict(record) | {field: value}))
+        with pytest.raises(RecordError) as caught:
+            read_record(path)
+        assert repr(value) in str(caught.value)
+        assert "schema 1 with status ok, out_of_memory, failed" in str(caught.value)
+
+    def test_a_missing_and_an_additional_field(self, store, record):
+        path = store.write(record)
+        content = asdict(record)
+        for changed in (content | {"mood": "good"}, {k: content[k] for k in content if k != "key"}):
+            path.write_text(json.dumps(changed))
+            with pytest.raises(RecordError, match="is not a record"):
+                read_record(path)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("config", None), ("config", []), ("metrics", "best"), ("timings", None), ("seed", "0"),
+         ("device", None), ("dataset", "digits"), ("finished", 3), ("versions", None)],
+    )  # fmt: skip
+    def test_a_field_of_another_type(self, store, record, field, value):
+        # Whoever reads a record relies on these; the error must not come from there.
+        path = store.write(record)
+        path.write_text(json.dumps(asdict(record) | {field: value}))
+        with pytest.raises(RecordError, match=field):
+            read_record(path)
+
+    def test_a_folder_in_a_records_place(self, store, record):
+        path = store.write(record).with_name("train-folder.json")
+        path.mkdir()
+        with pytest.raises(RecordError, match="cannot be read"):
+            store.load("mbs")
+
+
+class TestKeys:
+    def test_a_key_changes_with_all_that_the_result_depends_on(self):
+        base = {"fingerprint": "f", "code": "c", "device": "d"}
+        keys = [
+            record_key("mbs", "train", CONFIG, 0, **base),
+            record_key("adaptive", "train", CONFIG, 0, **base),
+            record_key("mbs", "size", CONFIG, 0, **base),
+            record_key("mbs", "train", CONFIG, 1, **base),
+            record_key("mbs", "train", CONFIG | {"mini_batch": 17}, 0, **base),
+            record_key("mbs", "train", CONFIG | {"model": {"name": "unet", "width": 5}}, 0, **base),
+            record_key("mbs", "train", CONFIG | {"micro_batch": None}, 0, **base),
+            record_key("mbs", "train", CONFIG, 0, **base | {"fingerprint": "g"}),
+            record_key("mbs", "train", CONFIG, 0, **base | {"fingerprint": None}),
+            record_key("mbs", "train", CONFIG, 0, **base | {"code": "e"}),
+            record_key("mbs", "train", CONFIG, 0, **base | {"device": "e"}),
+            record_key("mbs", "train", CONFIG, 0, **base | {"device": None}),
+        ]
+        assert len(set(keys)) == len(keys)
+
+    def test_and_with_nothing_else(self, monkeypatch, tmp_path):
+        base = {"fingerprint": "f", "code": "c", "device": "d"}
+        key = record_key("mbs", "train", CONFIG, 0, **base)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("PYTHONHASHSEED", "1")
+        reordered = dict(reversed(CONFIG.items())) | {"image_size": (8, 9)}  # JSON has no tuples
+        assert record_key("mbs", "train", reordered, 0, **base) == key
+        assert record_key("mbs", "train", json.loads(json.dumps(CONFIG)), 0, **base) == key
+
+    def test_the_schema_counts(self, monkeypatch):
+        base = {"fingerprint": "f", "code": "c", "device": "d"}
+        key = record_key("mbs", "train", CONFIG, 0, **base)
+        monkeypatch.setattr(records, "SCHEMA", 2)
+        assert record_key("mbs", "train", CONFIG, 0, **base) != key
+
+    def test_identity_ignores_data_code_and_device(self, record):
+        same = replace(record, key="k", code="x", device={}, dataset=None, status="failed")
+        assert same.identity == record.identity
+        assert replace(record, seed=3).identity != record.identity
+        assert replace(record, config={}).identity != record.identity
+        assert replace(record, experiment="size").identity != record.identity
+
+
+MODULE = '''"""What it is about."""
+
+import math
+
+# A remark.
+LIMIT = 3
+TEXT = """
+# not a remark
+
+but text
+"""
+
+
+class Thing:
+    """What it is."""
+
+    size = 1
+
+
+def double(x):
+    """Return twice x.
+
+    A blank line above.
+    """
+    # why
+    return 2 * x  # indeed
+'''
+
+
+class TestSourceHash:
+    @pytest.fixture
+    def hash_of(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(paths, "PACKAGE", tmp_path / "repro")
+        (tmp_path / "repro").mkdir()
+
+        def hash_of(source: str) -> str:
+            (tmp_path / "repro" / "thing.py").write_text(source)
+            return source_hash(["repro.thing"])
+
+        return hash_of
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ('"""What it is about."""\n', '"""Another text.\n\nLonger."""\n'),
+            ('"""What it is about."""\n', ""),
+            ('    """What it is."""\n', ""),
+            ("    A blank line above.\n", "    No blank line.\n    Two lines.\n"),
+            ("# A remark.\n", "# Another remark.\n    # and a second\n"),
+            ("    # why\n", ""),
+            ("import math\n", "\n\n\nimport math\n\n"),
+            ("LIMIT = 3\n", "LIMIT = 3   \n"),
+        ],
+    )
+    def test_what_does_not_count(self, hash_of, old, new):
+        assert old in MODULE
+        assert hash_of(MODULE.replace(old, new)) == hash_of(MODULE)
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ("LIMIT = 3", "LIMIT = 4"),
+            ("2 * x", "3 * x"),
+            ("import math\n", ""),
+            ("def double", "def twice"),
+            ("    size = 1\n", "    size = 1\n    colour = 2\n"),
+            ("    return 2 * x", "        \n    return 1\n    return 2 * x"),
+            # Lines of a text that is not a docstring are code, whatever they look like.
+            ("# not a remark\n", "# not the same remark\n"),
+            ("remark\n\nbut", "remark\n\n\n\nbut"),
+            ("but text\n", "but text   \n"),
+        ],
+    )
+    def test_what_counts(self, hash_of, old, new):
+        assert old in MODULE
+        assert hash_of(MODULE.replace(old, new)) != hash_of(MODULE)
+
+    def test_code_beside_a_docstring_counts(self, hash_of):
+        assert hash_of('def f(): "Doc."; return 1\n') != hash_of('def f(): "Doc."; return 2\n')
+
+    def test_the_modules_name_counts_and_their_order_does_not(self, hash_of, tmp_path):
+        hash_of(MODULE)
+        (tmp_path / "repro" / "other.py").write_text(MODULE)
+        (tmp_path / "repro" / "folder").mkdir()
+        (tmp_path / "repro" / "folder" / "__init__.py").write_text(MODULE)
+        names = ["repro.thing", "repro.other", "repro.folder"]
+        assert len({source_hash([name]) for name in names}) == 3
+        assert source_hash(names) == source_hash([*reversed(names), "repro.other"])
+
+    def test_every_module_of_the_package_can_be_hashed(self):
+        for path in paths.PACKAGE.rglob("*.py"):
+            parts = path.relative_to(paths.PACKAGE.parent).with_suffix("").parts
+            name = ".".join(part for part in parts if part != "__init__")
+            assert len(source_hash([name])) == 24
+
+
+class TestCircumstances:
+    def test_commit_state_of_a_checkout_and_outside_one(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(paths, "ROOT", tmp_path)
+        assert records.commit_state() == (None, None)
+
+        def git(*arguments: str) -> None:
+            settings = ["-c", "user.name=A", "-c", "user.email=a@example.com"]
+            command = ["git", "-C", str(tmp_path), *settings, *arguments]
+            subprocess.run(command, check=True, capture_output=True)
+
+        git("init", "-q")
+        (tmp_path / "file").write_text("1")
+        git("add", "file")
+        git("commit", "-q", "-m", "first")
+        commit, dirty = records.commit_state()
+        assert len(commit) == 40
+        assert dirty is False
+        (tmp_path / "untracked").write_text("1")
+        assert records.commit_state() == (commit, False)
+        (tmp_path / "file").write_text("2")
+        assert records.commit_state() == (commit, True)
+
+    def test_without_git(self, monkeypatch):
+        monkeypatch.setenv("PATH", "")
+        assert records.commit_state() == (None, None)
+
+    def test_versions(self, monkeypatch):
+        versions = records.library_versions()
+        assert versions["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}")
+        assert "absent" not in versions.values()
+        monkeypatch.setattr(records, "_LIBRARIES", ("no-such-library",))
+        assert records.library_versions()["no-such-library"] == "absent"
+
+    def test_now_is_utc(self):
+        assert records.now().endswith("+00:00")
+        assert len(records.now()) == len("2026-01-01T00:00:00+00:00")
+
+    def test_stores_of_this_machine_and_of_others(self, results_folder, make_record):
+        store = records.local_store("quick")
+        assert store.folder == results_folder / "local" / "quick"
+        assert records.reference_stores() == {}
+        for device, profile in (("nvidia-h200", "gpu"), ("cpu-2-cores", "quick")):
+            RecordStore(results_folder / "reference" / device / profile).write(make_record())
+        (results_folder / "reference" / "README.md").write_text("")
+        (results_folder / "reference" / "nvidia-h200" / "README.md").write_text("")
+        found = records.reference_stores()
+        assert set(found) == {("nvidia-h200", "gpu"), ("cpu-2-cores", "quick")}
+        assert len(found["nvidia-h200", "gpu"].load("mbs")) == 1
+
+
+def run_and_kill(folder: Path, records_before_kill: int | None) -> subprocess.CompletedProcess:
+    """Run Table 4 and Figure 2 at toy scale; kill once so many records were written."""
+    command = [sys.executable, "-m", "repro", "run", "mbs/table4", "mbs/figure2"]
+    process = subprocess.Popen(
+        [*command, "--profile", "smoke", "--device", "cpu"],
+        env=os.environ | {"REPRO_RESULTS": str(folder), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if records_before_kill is not None:
+        for _ in range(records_before_kill):
+            process.stderr.readline()
+        time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+@pytest.mark.slow
+def test_a_killed_run_loses_at_most_the_record_in_flight(tmp_path):
+    store = RecordStore(tmp_path / "local" / "smoke")
+    written = {}
+    for count in (2, 7):
+        killed = run_and_kill(tmp_path, count)
+        assert killed.returncode == -signal.SIGKILL
+        assert all(read_record(path) for path in written)
+        now = {path: path.stat().st_mtime_ns for path in store.folder.rglob("*.json")}
+        # What it said it had done is there, with at most what followed in the pause.
+        assert len(now) >= len(written) + count
+        assert {path: now[path] for path in written} == written
+        assert all(read_record(path).status in ("ok", "out_of_memory") for path in now)
+        written = now
+    finished = run_and_kill(tmp_path, None)
+    assert finished.returncode == 0, finished.stderr
+    assert not list(store.folder.rglob("*.tmp"))
+    total = len(store.load("mbs"))
+    expected = f"{total - len(written)} computed"
+    assert expected in finished.stdout
+    assert f"{len(written)} stood already" in finished.stdout
+    for path, modified in written.items():
+        assert path.stat().st_mtime_ns == modified
