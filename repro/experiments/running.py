@@ -1,5 +1,6 @@
 """Plan the runs of artefacts, carry out those without a record, gather results."""
 
+import gc
 import json
 import sys
 import time
@@ -113,7 +114,7 @@ def only_mini_batches(runs: Sequence[Run], sizes: Sequence[int]) -> list[Run]:
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
-    """Read a number of seeds (``3`` is 0, 1, 2) or a list (``0,5,7``); None stays None.
+    """Read a number of seeds (``3`` is 0, 1, 2) or a list (``0,5,7`` or ``5,``); None stays None.
 
     Raises:
         UsageError: The text is neither.
@@ -121,7 +122,7 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     if text is None or not text.strip():
         return None
     try:
-        numbers = tuple(int(part) for part in text.split(","))
+        numbers = tuple(int(part) for part in text.removesuffix(",").split(","))
     except ValueError:
         numbers = ()
     if "," not in text:
@@ -159,6 +160,16 @@ class Setting:
     seeds: tuple[int, ...] | None = None
     retry_failed: bool = False
 
+    def command(self, target: str, dataset: str | None) -> str:
+        """Return a command line that computes a record again."""
+        parts = [f"python -m repro run {target} --profile {self.profile} --device {self.device}"]
+        if dataset is not None:
+            parts.append(f"--dataset {dataset}")
+        if self.seeds is not None:
+            listed = ",".join(map(str, self.seeds))
+            parts.append(f"--seeds {listed}{',' if len(self.seeds) == 1 else ''}")
+        return " ".join(parts)
+
     def seeds_of(self, run: Run) -> tuple[int, ...]:
         """Return the seeds of a run: its own, those asked for, or the profile's."""
         if run.seeds is not None:
@@ -186,6 +197,8 @@ def execute(
         # where another process wants the core.
         torch.set_num_threads(1)
     steps = [(run, seed) for run in runs for seed in setting.seeds_of(run)]
+    # Seed by seed: whatever stops it early leaves whole tables with a smaller n.
+    steps.sort(key=lambda step: step[1])
     interactive = sys.stderr.isatty()
     tally = Tally()
     with tqdm(steps, unit="run", disable=not interactive, desc=paper.key) as bar:
@@ -237,6 +250,7 @@ def _carry_out(
         error = f"{type(problem).__name__}: {problem}"
         if status == "failed":
             error += "\n" + "".join(traceback.format_tb(problem.__traceback__)[-2:])
+    gc.collect()  # a failed model in a cycle with its error would take memory from the next run
     if setting.device.startswith("cuda"):
         torch.cuda.empty_cache()
     commit, dirty = commit_state()
@@ -269,8 +283,7 @@ def _carry_out(
         dirty=dirty,
         started=started,
         finished=now(),
-        command=f"python -m repro run {paper.key} --profile {setting.profile} "
-        f"--device {setting.device}",
+        command=setting.command(paper.key, (run.config.get("dataset") or {}).get("name")),
     )
 
 
@@ -284,7 +297,9 @@ def _key(
 ) -> str:
     device = None
     if experiment.measures:
-        device = f"{describe_device(setting.device)['name']}, torch {torch.__version__}"
+        versions = library_versions()
+        libraries = f"torch {versions['torch']}, torchvision {versions['torchvision']}"
+        device = f"{describe_device(setting.device)['name']}, {libraries}"
     return record_key(
         paper.key,
         experiment.name,
@@ -389,6 +404,8 @@ def results_of(
     whatever data is at hand now.
     """
     records = source.store.load(paper.key)  # oldest first
+    # One table never mixes devices: where this machine has records of several, the last counts.
+    records = [r for r in records if r.device["name"] == records[-1].device["name"]]
     used = [r.config["dataset"]["name"] for r in records if r.config.get("dataset")]
     chosen = {}
     for task, names in paper.datasets[source.profile].items():

@@ -169,6 +169,22 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
+def own_memory(outputs: Any, inputs: Any) -> Any:
+    """Return `outputs`, copied where they share memory with `inputs`, whose buffer is reused."""
+    shared = {
+        leaf.untyped_storage().data_ptr()
+        for leaf in tree_leaves(inputs)
+        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
+    }
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
+            return leaf
+        return leaf.clone() if leaf.untyped_storage().data_ptr() in shared else leaf
+
+    return tree_map(own, outputs)
+
+
 def concatenate(outputs: Sequence[Any], bounds: list[tuple[int, int]]) -> Any:
     """Join the micro-batches' outputs, (n_μ, ...) each, to leaves (N_B, ...) that want gradients.
 

@@ -33,6 +33,7 @@ class _Slot:
 
     consumed: torch.cuda.Event
     copied: torch.cuda.Event
+    direct: bool = False  # copied from memory of the caller's
     buffers: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict)
 
 
@@ -61,6 +62,7 @@ class Stager:
         self.marks: list[tuple[str, Any, Any]] = []
         self._origin: Any = None
         self._slots: list[_Slot] = []
+        self._next_slot = 0  # goes on from piece to piece, so that their copies overlap as well
         self._copy_stream: torch.cuda.Stream | None = None
 
     @property
@@ -119,8 +121,26 @@ class Stager:
         while len(self._slots) < self.ring_length:
             self._slots.append(_Slot(torch.cuda.Event(), torch.cuda.Event()))
         in_flight: deque[tuple[_Slot, Any]] = deque()
+        try:
+            yield from self._pipeline(iterator, in_flight, compute)
+        finally:
+            # A copy straight from the caller's pinned memory has to end before the caller may
+            # write there. The last copies ended, or nearly so, before the last computation could
+            # start. Copies from staging buffers need no wait.
+            for slot in self._slots:
+                if slot.direct:
+                    slot.copied.synchronize()
+                    slot.direct = False
+
+    def _pipeline(
+        self,
+        iterator: Iterator[Any],
+        in_flight: deque[tuple[_Slot, Any]],
+        compute: torch.cuda.Stream,
+    ) -> Generator[Any, None, None]:
         for index, micro_batch in enumerate(iterator):
-            slot = self._slots[index % len(self._slots)]
+            slot = self._slots[self._next_slot]
+            self._next_slot = (self._next_slot + 1) % len(self._slots)
             in_flight.append((slot, self._send(micro_batch, slot, compute)))
             # The first is handed out at once and the lead grows from there, so that the device
             # computes while the host stages the others.
@@ -129,10 +149,6 @@ class Stager:
                 yield from self._hand_out(*in_flight.popleft(), compute)
         while in_flight:
             yield from self._hand_out(*in_flight.popleft(), compute)
-        # A copy straight from the caller's pinned memory has to end before the caller may write
-        # there. The last copies ended, or nearly so, before the last computation could start.
-        for slot in self._slots:
-            slot.copied.synchronize()
 
     @torch.no_grad()
     def _send(self, micro_batch: Any, slot: _Slot, compute: torch.cuda.Stream) -> Any:
@@ -146,7 +162,9 @@ class Stager:
                 leaves[position] = leaf.to(self._device, non_blocking=True)
                 continue
             staging, target = self._buffers(slot, position, leaf, compute)
-            if staging is not None:
+            if staging is None:
+                slot.direct = True
+            else:
                 slot.copied.synchronize()  # until the buffer's earlier content has left it
                 leaf = staging[: len(leaf)].copy_(leaf)
             pairs.append((position, leaf, target[: len(leaf)]))

@@ -15,6 +15,7 @@ from repro.mbs.batches import (
     call_model,
     concatenate,
     mark_last,
+    own_memory,
     pieces_of,
     to_device,
 )
@@ -68,8 +69,8 @@ class MicroBatchStreamer:
     Args:
         model: The model, on `device` already. It is called with the inputs: a tuple or list as
             positional arguments, a dictionary as keyword arguments, anything else as one. A
-            `DistributedDataParallel` model synchronises once per mini-batch, and its gradient is
-            the mean over the samples (weights) of all processes.
+            `DistributedDataParallel` model synchronises once per mini-batch; its gradient is the
+            mean over all processes' samples (weights), with `two_pass` over their losses.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` where targets
             are None; returns a scalar, the mean over its micro-batch's samples (weighted by
             `weights` where those are given), or with `two_pass` any function of the mini-batch.
@@ -85,12 +86,11 @@ class MicroBatchStreamer:
         two_pass: Exact for a loss that is no mean over samples, such as Dice over the batch: a
             first pass without graph collects all outputs, the loss and its gradient are taken
             there, and a second pass per micro-batch carries that gradient to the parameters.
-            Costs one more forward pass, and the mini-batch's outputs stay on the device.
+            Costs one more forward pass; the mini-batch's outputs stay on the device.
         prefetch: Micro-batches copied ahead of the one that computes, on CUDA.
         scaler: A `torch.amp.GradScaler` whose scale is applied to the loss; call its `step` and
             `update` as usual.
-        autocast: A dtype in which to run the forward pass under autocast. Autocast around
-            `backward` works as well.
+        autocast: A dtype for the forward pass; autocast around `backward` works as well.
         headroom: With ``"auto"``, the share of free memory left unused; by default 0 under a
             CPU `MemoryBudget` or 0.05 elsewhere.
         trace: Record when each micro-batch was copied and computed, for `timeline`.
@@ -339,7 +339,7 @@ class MicroBatchStreamer:
         with torch.no_grad(), self._precision():
             for inputs, _ in self._stager.stream(piece.slice(*bound) for bound in bounds):
                 rng_states.append(get_rng(self.device))
-                outputs.append(call_model(self._module, inputs))
+                outputs.append(own_memory(call_model(self._module, inputs), inputs))
         # The second pass updates buffers and moments, and needs weights cast with a graph.
         write_tensors(self._buffers, buffers)
         updates.moments.clear()

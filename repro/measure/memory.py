@@ -127,6 +127,9 @@ class MemoryMeter:
 
     def __init__(self, device: torch.device | str = "cpu", resident: Resident = ()) -> None:
         self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            # What sets a process's share of a card takes no bare "cuda".
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.start_bytes = 0
         self._resident = resident
         self._peak_bytes = 0

@@ -119,8 +119,10 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:
-    import pynvml  # the module of the nvidia-ml-py distribution
-
+    try:
+        import pynvml  # the module of the nvidia-ml-py distribution
+    except ImportError:
+        return {"driver": "unknown (nvidia-ml-py is not installed)"}
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")

@@ -1,6 +1,7 @@
 """Captions: what the numbers are, and all that differs from the paper's setting."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from repro.experiments.design import Results
 from repro.experiments.mbs.grids import ROLES
@@ -43,13 +44,26 @@ def _facts(results: Results) -> Iterable[str]:
     ]
     if extents:
         yield f"An epoch is {' or '.join(extents)}."
-    limits = [r.metrics["limit_bytes"] for r in records if r.metrics.get("limit_bytes")]
-    if limits:
-        cpu = all(record.device["type"] == "cpu" for record in records)
-        how = "MemoryBudget over the live tensors" if cpu else "a share of the card"
+    sides = {
+        (role, _side(r.config), r.config["resolution"]): None
+        for role in ROLES
+        for r in records
+        if r.config["role"] == role
+    }
+    papers = ", ".join(
+        f"{role} {side} px, paper {_PAPER_SIDES[role, resolution]}"
+        for role, side, resolution in sides
+    )
+    yield f"Image sides: {papers}."
+    if any(r.config.get("limit_fits") for r in records if r.experiment in ("train", "size")):
+        limits = [r.metrics["limit_bytes"] for r in records if r.metrics.get("limit_bytes")]
+        on_cpu = all(record.device["type"] == "cpu" for record in records)
+        how = "MemoryBudget over the live tensors" if on_cpu else "a share of the card"
+        share = ", in two steps ahead of each training" if on_cpu and trained else ""
         yield (
-            f"The memory limit is SIMULATED ({how}), for each model half way between the need of "
-            f"the paper's initial mini-batch and of twice that ({_range_mib(limits)})."
+            f"The memory limit is SIMULATED ({how}{share}), for each model half way between the "
+            f"need of the paper's initial mini-batch and of twice that"
+            f"{f' ({_range_mib(limits)})' if limits else ''}: which sizes fit is set by this."
         )
     if any(r.config.get("micro_batch") for r in records):
         yield "MBS normalises by Algorithm 1; BatchNorm sees micro-batches, as in the paper."
@@ -59,6 +73,22 @@ def _facts(results: Results) -> Iterable[str]:
         yield f"{len(results.failed)} runs FAILED."
     if results.missing:
         yield f"{results.missing} of {len(results.expected)} runs are missing."
+
+
+# Section 4.2.3; Table 1 has the lower ones.
+_PAPER_SIDES = {
+    ("ResNet-50", "high"): 224,
+    ("ResNet-50", "low"): 32,
+    ("ResNet-101", "high"): 224,
+    ("AmoebaNet-D", "high"): 416,
+    ("U-Net", "high"): 384,
+    ("U-Net", "low"): 96,
+}
+
+
+def _side(config: Mapping[str, Any]) -> int:
+    side: int = config["augment"].get("crop_size") or config["dataset"]["image_size"]
+    return side
 
 
 def _range_mib(sizes: Sequence[int]) -> str:

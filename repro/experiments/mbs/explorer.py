@@ -78,6 +78,11 @@ def size_records(results: Results) -> dict[str, Record]:
     return {r.config["role"]: r for r in results.select("size") if r.status == "ok"}
 
 
+def default_limit_mib(record: Record) -> float:
+    """Return the limit that a ``size`` record was measured under, else its device's memory."""
+    return float(record.metrics["limit_bytes"] or record.device["memory_bytes"]) / MIB
+
+
 def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     """Draw a plan's memory against the limit, and its time."""
     plan = plan_streaming(record, limit_mib * MIB, mini_batch)

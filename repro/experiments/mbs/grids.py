@@ -53,14 +53,14 @@ DATASETS: dict[str, dict[str, tuple[str, ...]]] = {
 # Training samples in an epoch (None: all; a set with fewer is gone through more than once),
 # test samples, epochs.
 _ALL: dict[str, int | None] = {"train_samples": None, "test_samples": None, "epochs": 100}
-_GPU: dict[str, int | None] = {"train_samples": 2048, "test_samples": 512, "epochs": 8}
+_GPU: dict[str, int | None] = {"train_samples": 1024, "test_samples": 256, "epochs": 4}
 _SMOKE: dict[str, int | None] = {"train_samples": 64, "test_samples": 32, "epochs": 2}
 _QUICK: dict[str, int | None] = {"train_samples": 512, "test_samples": 512, "epochs": 4}
 EXTENT = {
     "smoke": dict.fromkeys(ROLES, _SMOKE),
     "quick": dict.fromkeys(ROLES, _QUICK)
     | {"ResNet-50": _QUICK | {"train_samples": 1024}, "U-Net": _QUICK | {"test_samples": 96}},
-    "gpu": dict.fromkeys(ROLES, _GPU),
+    "gpu": dict.fromkeys(ROLES, _GPU) | {"U-Net": _GPU | {"test_samples": 64}},
     "paper": dict.fromkeys(ROLES, _ALL),
 }
 
@@ -82,11 +82,11 @@ MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
         "AmoebaNet-D": (32, 128, 512),
         "U-Net": (16, 64, 256),
     },
-    "gpu": _PAPER_SIZES,
+    "gpu": _PAPER_SIZES | {"ResNet-101": (8, 32, 128, 1024), "U-Net": (16, 64, 256, 1024)},
     "paper": _PAPER_SIZES,
 }
-# Table 1's two sizes. The quick profile spares itself the smallest one.
-SMALL_BATCH = {"smoke": 4, "quick": 4, "gpu": 2, "paper": 2}
+# Table 1's two sizes. The shorter profiles spare themselves the smallest one.
+SMALL_BATCH = {"smoke": 4, "quick": 4, "gpu": 4, "paper": 2}
 LARGE_BATCH = 16
 
 

@@ -1,18 +1,30 @@
 """The experiments of Micro-Batch Streaming: what is executed and measured."""
 
 import copy
+import gc
 import json
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
-from repro import models
-from repro.datasets import ImageData, Split, TensorLoader, channel_statistics
+from repro.datasets import ImageData
 from repro.experiments.design import Outcome
+from repro.experiments.mbs.building import (
+    Batch,
+    Config,
+    build_model,
+    build_optimizer,
+    evaluation,
+    is_segmentation,
+    loss_of,
+    train_loader,
+    training_step,
+)
 from repro.mbs import MicroBatchStreamer
 from repro.measure import (
     LinearMemoryModel,
@@ -23,10 +35,7 @@ from repro.measure import (
     synchronize,
     time_interleaved,
 )
-from repro.training import Step, evaluate_binary_segmentation, evaluate_classifier, fit, plain_step
-
-Config = Mapping[str, Any]
-Batch = tuple[torch.Tensor, torch.Tensor]
+from repro.training import Step, fit
 
 
 def modules(config: Config) -> list[str]:
@@ -36,12 +45,14 @@ def modules(config: Config) -> list[str]:
     used = [] if name.startswith("torchvision/") else own.get(name, ["repro.models.resnet"])
     return [
         "repro.experiments.mbs.runs",
+        "repro.experiments.mbs.building",
         "repro.training",
         "repro.datasets.loader",
         "repro.mbs.streamer",
         "repro.mbs.batches",
         "repro.mbs.batchnorm",
         "repro.mbs.distributed",
+        "repro.mbs.errors",
         "repro.mbs.results",
         "repro.mbs.sizing",
         "repro.mbs.staging",
@@ -52,109 +63,15 @@ def modules(config: Config) -> list[str]:
     ]
 
 
-def bce_dice_loss(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-    """Binary cross-entropy plus 1 - Dice over the whole batch (equations 18 to 20).
-
-    The Dice coefficient takes the predicted probabilities, which have a gradient, where equation
-    18 speaks of a binary image.
-
-    Args:
-        logits: (B, 1, H, W).
-        masks: (B, H, W), foreground above 0.
-    """
-    logits = logits.squeeze(1)
-    truth = (masks > 0).to(logits.dtype)
-    predicted = logits.sigmoid()
-    overlap = 2 * (predicted * truth).sum()
-    dice = overlap / (predicted.sum() + truth.sum()).clamp_min(1e-6)
-    return nn.functional.binary_cross_entropy_with_logits(logits, truth) + 1 - dice
-
-
-def _is_segmentation(config: Config) -> bool:
-    return config["role"] == "U-Net"
-
-
-def _loss_of(config: Config) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    return bce_dice_loss if _is_segmentation(config) else nn.functional.cross_entropy
-
-
-def _build_model(config: Config, data: ImageData, device: str) -> nn.Module:
-    options = dict(config["model"])
-    num_classes = 1 if _is_segmentation(config) else data.num_classes
-    return models.build(options.pop("name"), num_classes=num_classes, **options).to(device)
-
-
-def _build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    options = {k: v for k, v in config["optimizer"].items() if k not in ("name", "schedule")}
-    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[config["optimizer"]["name"]]
-    return kind(model.parameters(), **options)
-
-
-def _images_and_targets(config: Config, split: Split, samples: int | None) -> Batch:
-    """Return the split's images in three channels, and its labels or masks.
-
-    With more `samples` than images, images come several times, each augmented by itself.
-    """
-    targets = split.masks if _is_segmentation(config) else split.labels
-    if targets is None:
-        wanted = "masks" if _is_segmentation(config) else "labels"
-        raise ValueError(f"the dataset has no {wanted}, which {config['role']} is trained on")
-    count = len(split) if samples is None else samples
-    # Sets on disk are ordered by class: a smaller share is taken evenly.
-    if count < len(split):
-        chosen = torch.linspace(0, len(split) - 1, count).round().long()
-    else:
-        chosen = torch.arange(count) % len(split)
-    images = split.images[chosen]
-    return images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images, targets[chosen]
-
-
-def _loader(
-    config: Config, data: ImageData, batch_size: int, seed: int, samples: int | None
-) -> TensorLoader:
-    """Return the loader of augmented mini-batches, in host memory as in the paper."""
-    images, targets = _images_and_targets(config, data.train, samples)
-    return TensorLoader(images, targets, batch_size, seed=seed, device="cpu", **config["augment"])
-
-
-def _evaluation(
-    config: Config, data: ImageData, model: nn.Module, device: str
-) -> Callable[[], dict[str, float]]:
-    images, targets = _images_and_targets(config, data.test, config["test_samples"])
-    mean, std = channel_statistics(_images_and_targets(config, data.train, None)[0])
-    size = min(16 if device != "cpu" else 64, len(images))
-    loader = TensorLoader(images, targets, size, shuffle=False, mean=mean, std=std, device="cpu")
-    evaluate = evaluate_binary_segmentation if _is_segmentation(config) else evaluate_classifier
-    return lambda: evaluate(model, loader, device)
-
-
-def _step(config: Config, model: nn.Module, optimizer: torch.optim.Optimizer, device: str) -> Step:
-    """Return a training step, streamed by Algorithm 1 where the configuration has micro-batches."""
-    loss_fn = _loss_of(config)
-    if config["micro_batch"] is None:
-        return plain_step(model, loss_fn, optimizer, device)
-    streamer = MicroBatchStreamer(
-        model, loss_fn, config["micro_batch"], device=device, normalization="paper"
-    )
-
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad(set_to_none=True)
-        loss = streamer.backward(inputs, targets).loss
-        optimizer.step()
-        return loss
-
-    return step
-
-
 def _two_steps(config: Config, model: nn.Module, batch: Batch, device: str) -> None:
     # The second step also holds the optimizer's state, which the first one makes.
-    step = _step(config, model, _build_optimizer(config, model), device)
+    step = training_step(config, model, build_optimizer(config, model), device)
     for _ in range(2):
         step(*batch)
 
 
 def _measured_peak(config: Config, data: ImageData, batch: Batch, device: str) -> int:
-    model = _build_model(config, data, device).train()
+    model = build_model(config, data, device).train()
     with MemoryMeter(device, resident=model) as meter:
         _two_steps(dict(config) | {"micro_batch": None}, model, batch, device)
     return meter.peak_bytes
@@ -170,7 +87,7 @@ def _memory_model(
 
 
 def _first_batch(config: Config, data: ImageData, size: int) -> Batch:
-    return next(iter(_loader(config, data, size, seed=0, samples=max(size, 8))))
+    return next(iter(train_loader(config, data, size, seed=0, samples=max(size, 8))))
 
 
 def _limit_bytes(config: Config, data: ImageData, device: str) -> int | None:
@@ -185,6 +102,7 @@ def _limit_bytes(config: Config, data: ImageData, device: str) -> int | None:
     parts = [config[name] for name in ("model", "dataset", "augment", "optimizer", "limit_fits")]
     key = json.dumps([*parts, data.fingerprint, device], sort_keys=True)
     if key not in _limits:
+        gc.collect()
         sizes = (config["limit_fits"], 2 * config["limit_fits"])
         peaks = [_measured_peak(config, data, _first_batch(config, data, n), device) for n in sizes]
         _limits[key] = sum(peaks) // 2
@@ -202,11 +120,11 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     runs under the limit. An out-of-memory error is the caller's to record.
     """
     assert data is not None
+    limit = _limit_bytes(config, data, device)  # before this model occupies memory
     torch.manual_seed(seed)
-    model = _build_model(config, data, device)
-    limit = _limit_bytes(config, data, device)
-    optimizer = _build_optimizer(config, model)
-    loader = _loader(config, data, config["mini_batch"], seed, config["train_samples"])
+    model = build_model(config, data, device)
+    optimizer = build_optimizer(config, model)
+    loader = train_loader(config, data, config["mini_batch"], seed, config["train_samples"])
     peak = None
     if limit is not None and device == "cpu":
         probe = copy.deepcopy(model).train()
@@ -224,16 +142,20 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     with MemoryBudget(limit, device) if limited and limit else nullcontext() as budget_or_none:
         history = fit(
             model,
-            _step(config, model, optimizer, device),
+            training_step(config, model, optimizer, device),
             loader,
             epochs=config["epochs"],
             device=device,
-            evaluate=_evaluation(config, data, model, device),
+            evaluate=evaluation(config, data, model, device),
             scheduler=scheduler,
         )
     if budget_or_none is not None:
         peak = budget_or_none.peak_bytes
-    metric = "iou" if _is_segmentation(config) else "accuracy"
+    if not all(math.isfinite(epoch.train_loss) for epoch in history):
+        raise FloatingPointError(
+            f"training diverged: the losses of the epochs are {[e.train_loss for e in history]}"
+        )
+    metric = "iou" if is_segmentation(config) else "accuracy"
     curves = {name: [e.metrics[name] for e in history] for name in history[0].metrics}
     return Outcome(
         metrics={
@@ -260,16 +182,15 @@ def size(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
     torch.manual_seed(seed)
     memory, peaks = _memory_model(config, data, device)
     limit = _limit_bytes(config, data, device)
-    fits, tried = 0, 1
-    while tried <= config["largest"] and limit is not None:
-        tried *= 2
+    fits, tried = None if limit is None else 0, 2
+    while limit is not None and tried <= config["largest"]:
         if not _fits(config, data, tried, limit, device):
             break
-        fits = tried
+        fits, tried = tried, 2 * tried
 
     batch = _first_batch(config, data, config["largest"])
-    model = _build_model(config, data, device).train()
-    streamer = MicroBatchStreamer(model, _loss_of(config), "auto", device=device)
+    model = build_model(config, data, device).train()
+    streamer = MicroBatchStreamer(model, loss_of(config), "auto", device=device)
     budget = MemoryBudget(limit, device, resident=model) if limit else nullcontext()
     with budget:
         streamer.backward(*batch)
@@ -280,7 +201,7 @@ def size(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
     steps = {}
     for count in sizes:
         undivided = dict(config) | {"micro_batch": None}
-        step = _step(undivided, model, _build_optimizer(config, model), device)
+        step = training_step(undivided, model, build_optimizer(config, model), device)
         steps[str(count)] = _bind(step, _first_batch(config, data, count))
     timings = time_interleaved(steps, warmup=2, repeats=7, device=device)
     return Outcome(
@@ -303,7 +224,7 @@ def size(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
 
 def _fits(config: Config, data: ImageData, count: int, limit: int, device: str) -> bool:
     batch = _first_batch(config, data, count)
-    model = _build_model(config, data, device).train()
+    model = build_model(config, data, device).train()
     try:
         with MemoryBudget(limit, device, resident=model):
             _two_steps(dict(config) | {"micro_batch": None}, model, batch, device)
@@ -319,18 +240,35 @@ def _bind(step: Step, batch: Batch) -> Callable[[], torch.Tensor]:
 
 
 def overhead(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Time steps with and without MBS at the initial size, in turns (section 4.3.3)."""
+    """Time steps with and without MBS, in turns (section 4.3.3).
+
+    Against the undivided initial mini-batch stand, as in Tables 4 and 5, the same mini-batch in
+    halves, and twice the mini-batch in micro-batches of the initial size.
+    """
     assert data is not None
     torch.manual_seed(seed)
-    batch = _first_batch(config, data, config["mini_batch"])
+    initial = config["mini_batch"]
+    ways = {
+        "undivided": (initial, None),
+        "halved": (initial, config["micro_batch"]),
+        "doubled": (2 * initial, initial),
+    }
     steps = {}
-    for name, micro in (("undivided", None), ("streamed", config["micro_batch"])):
-        model = _build_model(config, data, device).train()
-        chosen = dict(config) | {"micro_batch": micro}
-        steps[name] = _bind(_step(chosen, model, _build_optimizer(config, model), device), batch)
+    for name, (count, micro) in ways.items():
+        model = build_model(config, data, device).train()
+        step = training_step(
+            dict(config) | {"micro_batch": micro}, model, build_optimizer(config, model), device
+        )
+        steps[name] = _bind(step, _first_batch(config, data, count))
     timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
-    ratio = timings["streamed"].median_s / timings["undivided"].median_s
-    return Outcome(metrics={"overhead_percent": 100 * (ratio - 1)}, timings=timings)
+    per_sample = {name: timings[name].median_s / count for name, (count, _) in ways.items()}
+    return Outcome(
+        metrics={
+            f"{name}_percent": 100 * (per_sample[name] / per_sample["undivided"] - 1)
+            for name in ("halved", "doubled")
+        },
+        timings=timings,
+    )
 
 
 def timeline(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -342,17 +280,21 @@ def timeline(config: Config, seed: int, data: ImageData | None, device: str) -> 
     """
     assert data is not None
     torch.manual_seed(seed)
-    model = _build_model(config, data, device).train()
-    optimizer = _build_optimizer(config, model)
+    model = build_model(config, data, device).train()
+    optimizer = build_optimizer(config, model)
     micro = config["micro_batch"]
     streamer = MicroBatchStreamer(
-        model, _loss_of(config), micro, device=device, normalization="paper", trace=True
+        model, loss_of(config), micro, device=device, normalization="paper", trace=True
     )
+    versions: list[int] = []  # of the first parameter, as each micro-batch finds it
+    first = next(model.parameters())
+    model.register_forward_pre_hook(lambda *_: versions.append(first._version))
     count = config["mini_batch"]
-    pieces = _loader(config, data, micro, seed, samples=count)
-    batch = next(iter(_loader(config, data, count, seed, samples=count)))
+    pieces = train_loader(config, data, micro, seed, samples=count)
+    batch = next(iter(train_loader(config, data, count, seed, samples=count)))
     for _ in range(3):  # the last one is kept, the others warm up
         optimizer.zero_grad(set_to_none=True)
+        versions.clear()
         synchronize(device)
         start = time.perf_counter()
         prepared = _Stopwatch(iter(pieces))
@@ -370,6 +312,8 @@ def timeline(config: Config, seed: int, data: ImageData | None, device: str) -> 
             "update": [computed - start, updated - start],
             "copied": "pieces prepared on the CPU" if device == "cpu" else "host to device",
             "micro_batches": result.num_micro_batches,
+            "updates_between_micro_batches": len(set(versions)) - 1,
+            "updates_after": int(first._version != versions[-1]),
         }
     )
 
