@@ -1,0 +1,127 @@
+"""Planning a mini-batch from the measured models, against a simulation sample by sample."""
+
+import math
+
+import numpy as np
+import pytest
+from made import FAILED, made_results
+
+from repro.experiments.mbs.explorer import draw_plan, plan_streaming, size_records
+from repro.report import figure_png
+
+MIB = 2**20
+
+
+def size_record(make_record, fixed=1000.0, each=100.0, step_s=0.5, sample_s=0.25, **changes):
+    sizes = (2, 4, 8, 16, 32)
+    values = {
+        "metrics": {"fixed_bytes": fixed, "bytes_per_sample": each, "limit_bytes": int(fixed * 3)},
+        # A median, so that one slow sample does not matter.
+        "timings": {
+            str(n): {"samples_s": [step_s + sample_s * n] * 4 + [99.0], "warmup": 2} for n in sizes
+        },
+    }
+    return make_record("size", **values | changes)
+
+
+def simulate(fixed, each, step_s, sample_s, limit, mini_batch):
+    """Fill micro-batches sample by sample as long as they fit; return sizes and seconds."""
+    if fixed + each > limit:
+        return [], None
+    largest = 0
+    while largest < mini_batch and fixed + each * (largest + 1) <= limit:
+        largest += 1
+    sizes, left = [], mini_batch
+    while left:
+        sizes.append(min(left, largest))
+        left -= sizes[-1]
+    return sizes, sum(step_s + sample_s * n for n in sizes)
+
+
+def test_against_a_simulation(make_record):
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        fixed, each = map(int, random.integers(1, 2000, 2))
+        step_s, sample_s = map(float, random.integers(1, 9, 2) / 8)
+        limit, mini_batch = map(int, random.integers(1, [9000, 130]))
+        record = size_record(make_record, float(fixed), float(each), step_s, sample_s)
+        plan = plan_streaming(record, limit, mini_batch)
+        sizes, seconds = simulate(fixed, each, step_s, sample_s, limit, mini_batch)
+        assert plan.num_micro_batches == len(sizes)
+        assert plan.micro_batch_size == (sizes[0] if sizes else 0)
+        assert plan.model_bytes == fixed
+        assert plan.undivided_bytes == each * mini_batch
+        assert plan.streamed_bytes == each * plan.micro_batch_size
+        if not sizes:
+            assert plan.streamed_s is None and plan.undivided_s is None
+            continue
+        assert plan.model_bytes + plan.streamed_bytes <= limit
+        assert plan.streamed_s == pytest.approx(seconds)
+        if len(sizes) == 1:
+            assert plan.undivided_s == pytest.approx(seconds)
+        else:
+            assert plan.undivided_s is None
+
+
+def test_noisy_times_give_no_negative_time(make_record):
+    timings = {str(n): {"samples_s": [1.0 / n], "warmup": 0} for n in (2, 4, 8)}
+    plan = plan_streaming(size_record(make_record, timings=timings), 1e9, 64)
+    assert plan.streamed_s >= 0
+
+
+def test_no_growth_of_memory_fits_anything(make_record):
+    plan = plan_streaming(size_record(make_record, each=0.0), 1000, 64)
+    assert (plan.micro_batch_size, plan.num_micro_batches) == (64, 1)
+
+
+@pytest.mark.parametrize(("limit", "mini_batch"), [(0, 16), (0.5, 16), (-1, 16), (4000, 0)])
+def test_wrong_numbers(make_record, limit, mini_batch):
+    with pytest.raises(ValueError, match="must be at least 1") as caught:
+        plan_streaming(size_record(make_record), limit, mini_batch)
+    assert str(limit) in str(caught.value) and str(mini_batch) in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"experiment": "train"}, {"status": "failed"}])
+def test_wrong_records(make_record, changes):
+    from dataclasses import replace
+
+    record = replace(size_record(make_record), **changes)
+    with pytest.raises(ValueError, match=r"give one of 'size' that ran: python -m repro run"):
+        plan_streaming(record, 4000, 16)
+
+
+def test_only_records_that_ran_are_offered():
+    def make(run, seed):
+        return FAILED if run.config["role"] == "U-Net" else {}
+
+    found = size_records(made_results("table2", make))
+    assert set(found) == {"ResNet-50", "ResNet-101", "AmoebaNet-D"}
+    assert all(record.config["role"] == role for role, record in found.items())
+
+
+@pytest.mark.parametrize(
+    ("limit_mib", "batch", "shown"),
+    [(10.0, 4, "(1 × 4)"), (10.0, 64, "(8 × 8)"), (1.0, 64, "(0 × 0)")],
+)
+def test_the_drawing_says_what_fits(make_record, limit_mib, batch, shown):
+    figure = draw_plan(size_record(make_record, 2.0 * MIB, 1.0 * MIB), limit_mib, batch)
+    assert figure_png(figure, dpi=50)
+    memory, duration = figure.axes
+    labels = " ".join(label.get_text() for label in memory.get_yticklabels())
+    assert f"(batch {batch})" in labels and shown in labels
+    texts = [text.get_text().strip() for text in memory.texts]
+    fits = [2 + batch <= limit_mib, 2 + min(batch, 8) <= limit_mib]
+    assert ["does not fit" not in text for text in texts] == fits or limit_mib == 1.0
+    out = [text.get_text() for text in duration.texts if "out of memory" in text.get_text()]
+    assert len(out) == sum(not fit for fit in fits)
+    assert "MiB" in memory.get_xlabel() and "ms" in duration.get_xlabel()
+    assert math.isfinite(memory.get_xlim()[1])
+
+
+def test_on_the_smoke_records(smoke):
+    for record in smoke.store.load("mbs"):
+        if record.experiment == "size":
+            limit = record.metrics["limit_bytes"]
+            plan = plan_streaming(record, limit, 64)
+            assert plan.undivided_s is None and plan.streamed_s > 0
+            assert plan.micro_batch_size == record.metrics["predicted_largest"]

@@ -1,0 +1,238 @@
+"""The experiments themselves: the loss, what a record depends on, what is measured."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from repro import datasets, paths
+from repro.experiments import load_paper, running
+from repro.experiments.mbs import building, grids, runs
+
+PAPER = load_paper("mbs")
+CHOSEN = {"classification": "digits", "segmentation": "photos"}
+
+# Files of this package that execute during an experiment and whose source is no part of the
+# record's key, each for a reason.
+NOT_DECLARED = {
+    "repro/mbs/errors.py": "texts of errors",
+    "repro/models/_options.py": "checks of options",
+    "repro/models/__init__.py": "finds the builder by name",
+    "repro/_torchvision.py": "imports torchvision",
+    "repro/experiments/design.py": "plain containers",
+    "repro/datasets/image_data.py": "plain containers; the data's fingerprint is in the key",
+}
+
+
+def numpy_bce_dice(logits: np.ndarray, masks: np.ndarray) -> float:
+    truth = (masks > 0).astype(np.float64)
+    p = 1 / (1 + np.exp(-logits[:, 0]))
+    bce = -np.mean(truth * np.log(p) + (1 - truth) * np.log(1 - p))
+    dice = 2 * np.sum(p * truth) / (np.sum(p) + np.sum(truth))
+    return float(bce + 1 - dice)
+
+
+class TestLoss:
+    @pytest.mark.parametrize("highest", [1, 11])
+    def test_against_numpy(self, highest):
+        random = np.random.default_rng(highest)
+        logits = random.normal(0, 2, (3, 1, 5, 7))
+        masks = random.integers(0, highest + 1, (3, 5, 7), np.uint8)
+        loss = building.bce_dice_loss(torch.from_numpy(logits), torch.from_numpy(masks))
+        assert float(loss) == pytest.approx(numpy_bce_dice(logits, masks), rel=1e-12)
+
+    def test_it_is_of_the_whole_batch_not_a_mean_over_samples(self):
+        random = np.random.default_rng(0)
+        logits = torch.from_numpy(random.normal(0, 2, (2, 1, 4, 4)))
+        masks = torch.zeros(2, 4, 4, dtype=torch.uint8)
+        masks[0, :3] = 1
+        parts = [float(building.bce_dice_loss(logits[i : i + 1], masks[i : i + 1])) for i in (0, 1)]
+        whole = float(building.bce_dice_loss(logits, masks))
+        assert whole != pytest.approx(np.mean(parts), abs=1e-3)
+
+    def test_a_certain_right_answer_costs_nothing_and_has_a_gradient(self):
+        masks = torch.tensor([[[0, 1], [1, 0]]], dtype=torch.uint8)
+        logits = ((masks.double() * 2 - 1) * 50)[:, None].requires_grad_()
+        loss = building.bce_dice_loss(logits, masks)
+        assert loss.item() == pytest.approx(0, abs=1e-9)
+        loss.backward()
+        assert torch.isfinite(logits.grad).all()
+
+    def test_without_foreground_it_is_finite(self):
+        loss = building.bce_dice_loss(torch.full((1, 1, 2, 2), -200.0), torch.zeros(1, 2, 2).byte())
+        assert torch.isfinite(loss)
+
+
+class TestModules:
+    def test_every_file_that_runs_is_declared(self, smoke):
+        names = {(name, config["role"]) for name, config, _ in smoke.calls}
+        assert {name for name, _ in names} == set(PAPER.experiments)
+        assert {role for _, role in names} == set(grids.ROLES)
+        unexplained, explained = set(), set()
+        for name, config, files in smoke.calls:
+            declared = set()
+            for module in PAPER.experiments[name].modules(config):
+                path = paths.PACKAGE.parent / module.replace(".", "/")
+                found = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+                assert found.exists(), module
+                declared.add(found)
+            for file in files:
+                if paths.PACKAGE not in file.parents or file in declared:
+                    continue
+                relative = file.relative_to(paths.PACKAGE.parent).as_posix()
+                (explained if relative in NOT_DECLARED else unexplained).add((name, relative))
+        assert not unexplained
+        assert {relative for _, relative in explained} <= set(NOT_DECLARED)
+
+    @pytest.mark.parametrize(
+        ("model", "module"),
+        [("unet", "unet"), ("amoebanet_d", "amoebanet"), ("resnet_cifar", "resnet"),
+         ("resnet50", "resnet"), ("torchvision/resnet50", None)],
+    )  # fmt: skip
+    def test_the_models_own_file_and_no_other(self, model, module):
+        declared = runs.modules({"model": {"name": model}})
+        models = [name for name in declared if name.startswith("repro.models.")]
+        assert models == ([f"repro.models.{module}"] if module else [])
+
+
+class TestTraining:
+    @pytest.mark.parametrize("role", ["ResNet-50", "U-Net"])
+    def test_a_result_is_a_function_of_the_seed_alone(self, role, monkeypatch):
+        """Whatever ran before in the process, such as the measurement of the limit."""
+        config = grids.training("smoke", role, CHOSEN, 16, 8).config | {"train_samples": 32}
+        options = dict(config["dataset"])
+        data = datasets.load(options.pop("name"), **options)
+        monkeypatch.setattr(runs, "_limits", {})
+        first = runs.train(config, 3, data, "cpu").metrics  # measures the limit
+        second = runs.train(config, 3, data, "cpu").metrics  # knows it
+        other = runs.train(config, 4, data, "cpu").metrics
+        assert first == second
+        assert other["train_loss"] != first["train_loss"]
+
+    def test_smoke_records_are_complete(self, smoke):
+        records = smoke.store.load("mbs")
+        assert {record.status for record in records} == {"ok", "out_of_memory"}
+        for record in records:
+            assert record.dataset["name"] == record.config["dataset"]["name"]
+            assert (record.error is None) == (record.status == "ok")
+            if record.experiment != "train" or record.status != "ok":
+                continue
+            metrics = record.metrics
+            assert len(metrics[metrics["metric"]]) == record.config["epochs"]
+            assert metrics["best"] == max(metrics[metrics["metric"]])
+            assert 0 <= metrics["best"] <= 100
+            samples = record.config["train_samples"]
+            assert metrics["steps_per_epoch"] == -(-samples // record.config["mini_batch"])
+            epoch = record.timings["epoch"]
+            assert len(epoch["samples_s"]) + epoch["warmup"] == record.config["epochs"]
+
+    def test_the_limit_divides_as_on_the_papers_card(self, smoke):
+        for record in smoke.store.load("mbs"):
+            config = record.config
+            if record.experiment != "train":
+                continue
+            if config["limit_fits"] is None:
+                assert record.peak_bytes is None and record.metrics["limit_bytes"] is None
+                continue
+            held = config["micro_batch"] or config["mini_batch"]
+            assert (record.status == "ok") == (held <= config["limit_fits"])
+            if record.status == "ok":
+                assert 0 < record.peak_bytes <= record.metrics["limit_bytes"]
+
+    def test_out_of_memory_names_the_limit(self, smoke):
+        errors = [r.error for r in smoke.store.load("mbs") if r.status == "out_of_memory"]
+        assert errors
+        assert all(error.startswith("BudgetExceededError: ") for error in errors)
+
+    def test_data_that_does_not_serve_the_task(self):
+        data = datasets.load("digits", image_size=48)
+        config = grids.training("smoke", "U-Net", CHOSEN, 16, None).config
+        with pytest.raises(ValueError, match="no masks"):
+            runs.train(config, 0, data, "cpu")
+
+
+class TestMeasurements:
+    def of(self, smoke, experiment):
+        return [r for r in smoke.store.load("mbs") if r.experiment == experiment]
+
+    def test_sizes(self, smoke):
+        records = self.of(smoke, "size")
+        assert {record.config["role"] for record in records} == set(grids.ROLES)
+        for record in records:
+            metrics = record.metrics
+            initial = record.config["limit_fits"]
+            assert metrics["largest_that_fits"] == initial
+            assert initial <= metrics["predicted_largest"] < 2 * initial
+            assert 0 < metrics["auto_micro_batch"] < 2 * initial
+            assert metrics["auto_observed_bytes"] <= metrics["limit_bytes"]
+            assert metrics["bytes_per_sample"] > 0 and metrics["fixed_bytes"] > 0
+            assert metrics["auto_prediction_error"] == pytest.approx(
+                metrics["auto_predicted_bytes"] / metrics["auto_observed_bytes"] - 1, abs=0.2
+            )
+            assert set(record.timings) == {"2", "4", "8", "16", "32"}
+
+    def test_without_a_limit_no_size_is_made_up(self):
+        """Under the profile `paper` the card is taken as it is: nothing was tried under a limit."""
+        config = grids.sizing("smoke", "ResNet-101", CHOSEN).config
+        data = datasets.load("digits", image_size=config["dataset"]["image_size"])
+        outcome = runs.size(config | {"limit_fits": None, "largest": 8}, 0, data, "cpu")
+        assert outcome.metrics["limit_bytes"] is None
+        assert outcome.metrics["largest_that_fits"] is None
+        assert outcome.metrics["predicted_largest"] is None
+
+    def test_overhead_is_the_ratio_of_the_medians(self, smoke):
+        for record in self.of(smoke, "overhead"):
+            initial = record.config["mini_batch"]
+            per_sample = {
+                way: np.median(record.timings[way]["samples_s"]) / count
+                for way, count in (("undivided", initial), ("halved", initial),
+                                   ("doubled", 2 * initial))
+            }  # fmt: skip
+            for way in ("halved", "doubled"):
+                expected = 100 * (per_sample[way] / per_sample["undivided"] - 1)
+                assert record.metrics[f"{way}_percent"] == pytest.approx(expected)
+                assert len(record.timings[way]["samples_s"]) == record.config["repeats"]
+
+    def test_the_timeline_is_in_order(self, smoke):
+        (record,) = self.of(smoke, "timeline")
+        count = record.config["mini_batch"] // record.config["micro_batch"]
+        assert record.metrics["micro_batches"] == count
+        assert record.metrics["updates_between_micro_batches"] == 0
+        assert record.metrics["updates_after"] == 1
+        for kind in ("copy", "compute"):
+            spans = [span for span in record.metrics["spans"] if span[0] == kind]
+            assert [number for _, number, _, _ in spans] == list(range(count))
+            times = [time for _, _, start, end in spans for time in (start, end)]
+            assert times == sorted(times) and times[0] >= 0
+        start, end = record.metrics["update"]
+        assert start < end
+        # On a CPU a micro-batch is prepared before it is computed.
+        copies, computations = (
+            [span for span in record.metrics["spans"] if span[0] == kind]
+            for kind in ("copy", "compute")
+        )
+        for copied, computed in zip(copies, computations, strict=True):
+            assert copied[3] <= computed[2] + 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_the_smoke_profile_on_a_gpu(tmp_path):
+    from repro.records import RecordStore
+
+    store = RecordStore(tmp_path)
+    planned = running.plan(PAPER, PAPER.artefacts.values(), "smoke", CHOSEN)
+    setting = running.Setting("smoke", "cuda")
+    tally = running.execute(PAPER, planned, setting, store, lambda line: None)
+    errors = [record.error for record in store.load("mbs") if record.status == "failed"]
+    assert not errors
+    assert tally.done == len(planned)
+    source = running.Source("local", "smoke", store)
+    paper = replace(PAPER)
+    results = running.results_of(paper, paper.artefacts["figure2"], source)
+    assert results.records[0].device["type"] == "cuda"
+    for artefact in paper.artefacts.values():
+        found = running.results_of(paper, artefact, source)
+        assert found.missing == 0
+        assert len(artefact.table(found)) and artefact.caption(found)

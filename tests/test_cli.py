@@ -1,0 +1,284 @@
+"""The command line: what it prints, and that bad input ends with one line and exit code 2."""
+
+import json
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from repro import __main__ as cli
+from repro import notebooks, paths
+from repro.experiments import running
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command in this process; return its exit code, stdout and stderr."""
+
+    def refuse(*arguments, **options):
+        raise OSError("the network is closed")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr(paths, "ROOT", tmp_path / "checkout")  # the user's data is not searched
+    monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "01_mbs.ipynb").write_text("{}")
+    monkeypatch.setattr(notebooks, "FOLDER", tmp_path / "notebooks")
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["python -m repro", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    return run
+
+
+@pytest.fixture
+def reproduced(smoke, results_folder) -> Path:
+    """A results folder of this test's own that holds the smoke reproduction."""
+    shutil.copytree(smoke.folder, results_folder)
+    return results_folder
+
+
+def snapshot(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+class TestCommands:
+    def test_list_names_every_artefact(self, run):
+        code, out, err = run("list")
+        assert (code, err) == (0, "")
+        for name in ("table1", "table2", "table3", "table4", "table5", "figure2", "figure3"):
+            assert f"mbs/{name}" in out
+        assert "Table 4" in out
+
+    def test_run_computes_a_subset_once(self, run, results_folder):
+        command = ("run", "mbs/figure2", "mbs/table5", "--mini-batch", "64")
+        options = ("--profile", "smoke", "--device", "cpu", "--seeds", "0,3")
+        code, out, err = run(*command, *options)
+        assert code == 0, err
+        assert "mbs, profile smoke: " in out and "0 stood already" in out
+        written = snapshot(results_folder)
+        contents = [json.loads(content) for content, _ in written.values()]
+        assert {c["config"]["mini_batch"] for c in contents} == {64}
+        assert {c["seed"] for c in contents if c["experiment"] == "train"} == {0, 3}
+        assert len(err.splitlines()) == len(written)
+        code, out, err = run(*command, *options)
+        assert (code, err) == (0, "")
+        assert f"0 computed (0 out of memory, 0 failed), {len(written)} stood already" in out
+        assert snapshot(results_folder) == written
+
+    def test_a_failed_run_is_told_by_the_exit_code(self, run, results_folder, monkeypatch):
+        from dataclasses import replace
+
+        from repro.experiments import mbs
+
+        def broken(config, seed, data, device):
+            raise RuntimeError("it broke")
+
+        timeline = replace(mbs.PAPER.experiments["timeline"], function=broken)
+        monkeypatch.setitem(mbs.PAPER.experiments, "timeline", timeline)
+        command = ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
+        code, out, err = run(*command)
+        assert code == 1 and "1 failed" in out and "failed" in err
+        assert run(*command)[0] == 1  # it stands, and still failed
+        monkeypatch.undo()
+        monkeypatch.setenv("REPRO_RESULTS", str(results_folder))
+
+    @pytest.mark.parametrize("artefact", ["table2", "table5", "figure3"])
+    def test_show(self, run, reproduced, artefact):
+        code, out, err = run("show", f"mbs/{artefact}")
+        assert (code, err) == (0, "")
+        assert "this machine, profile smoke" in out and "paper" in out and "Claims" in out
+        assert "photos" in out or "digits" in out
+        assert "out of memory" in out or artefact != "table5"
+
+    def test_show_without_records(self, run, results_folder):
+        code, out, _ = run("show", "mbs/table4", "--profile", "smoke")
+        assert code == 0 and "Not run yet." in out and "not run" in out
+        assert not results_folder.exists()
+
+    def test_show_a_whole_paper(self, run, reproduced):
+        code, out, _ = run("show", "mbs")
+        assert code == 0 and all(f"mbs/table{n}:" in out for n in range(1, 6))
+
+    def test_status(self, run, reproduced):
+        code, out, err = run("status", "--json")
+        assert (code, err) == (0, "")
+        rows = {row["artefact"]: row for row in json.loads(out)}
+        assert len(rows) == 7
+        for row in rows.values():
+            assert row["profile"] == "smoke"
+            assert row["ok"] + row["out of memory"] == row["runs"] > 0
+            assert row["failed"] == row["missing"] == row["stale"] == 0
+        assert rows["mbs/table5"]["out of memory"] > 0
+        code, out, _ = run("status")
+        assert code == 0 and "mbs/table5" in out
+        removed = next(reproduced.rglob("timeline-*.json"))
+        removed.unlink()
+        rows = {row["artefact"]: row for row in json.loads(run("status", "--json")[1])}
+        assert rows["mbs/figure2"]["missing"] == 1
+
+    def test_status_without_records(self, run, results_folder):
+        assert json.loads(run("status", "--json")[1]) == []
+        rows = json.loads(run("status", "--json", "--profile", "quick")[1])
+        assert all(row["missing"] == row["runs"] for row in rows)
+        assert run("status")[0] == 0
+
+    def test_stale_records_are_counted(self, run, reproduced, monkeypatch):
+        running._source_hash.cache_clear()
+        monkeypatch.setattr(running, "source_hash", lambda modules: "changed")
+        try:
+            rows = json.loads(run("status", "--json")[1])
+            out = run("show", "mbs/table5")[1]
+        finally:
+            running._source_hash.cache_clear()
+        assert all(row["stale"] == row["runs"] for row in rows)
+        assert "STALE" in out
+
+    def test_report(self, run, reproduced, tmp_path):
+        code, out, err = run("report")
+        assert (code, err) == (0, "")
+        path = reproduced / "local" / "report.html"
+        assert f"HTML report: {path}" in out.replace("\n", "") and "Verdicts" in out
+        page = path.read_text()
+        HTMLParser().feed(page)
+        for name in ("table1", "figure3"):
+            assert f"id='mbs-{name}'" in page
+        assert page.count("<img") == 5
+        code, out, _ = run("report", "--output", str(tmp_path / "new" / "my.html"))
+        assert code == 0 and (tmp_path / "new" / "my.html").exists()
+
+    def test_report_without_records(self, run, results_folder):
+        code, out, _ = run("report", "--profile", "smoke")
+        assert code == 0 and "not run" in out
+        assert (results_folder / "local" / "report.html").exists()
+
+    def test_help(self, run):
+        code, out, _ = run("--help")
+        assert code == 0
+        for command in ("list", "run", "show", "status", "report", "notebooks", "data"):
+            assert command in out
+
+    def test_data_says_what_became_of_each(self, run, tmp_path):
+        code, out, err = run("data", "carvana", "cifar10", "--data", str(tmp_path))
+        assert (code, err) == (0, "")
+        lines = out.splitlines()
+        assert [line.split(":")[0] for line in lines] == ["carvana", "cifar10"]
+        assert "Kaggle" in lines[0] and "the network is closed" in lines[1]
+
+
+SMOKE = ("--profile", "smoke", "--device", "cpu")
+
+# The command, and what the line must name.
+BAD_INPUT = {
+    "unknown paper": (("run", "vgg", *SMOKE), ["'vgg'", "mbs"]),
+    "unknown paper, shown": (("show", "vgg/table1"), ["'vgg'", "mbs"]),
+    "unknown artefact": (("run", "mbs/table9", *SMOKE), ["'mbs/table9'", "mbs/table4"]),
+    "unknown artefact, shown": (("show", "mbs/table9"), ["'mbs/table9'", "mbs/figure3"]),
+    "unknown profile": (("run", "mbs", "--profile", "fast"), ["'fast'", "smoke, quick, gpu"]),
+    "unknown profile, shown": (("show", "mbs", "--profile", "fast"), ["'fast'", "smoke"]),
+    "unknown profile, status": (("status", "--profile", "fast"), ["'fast'", "smoke"]),
+    "unknown profile, report": (("report", "--profile", "fast"), ["'fast'", "smoke"]),
+    "unknown profile, notebooks": (("notebooks", "--profile", "fast"), ["'fast'", "view"]),
+    "the profile view": (("run", "--profile", "view"), ["'view'", "computes none", "smoke"]),
+    "unknown dataset": (("run", *SMOKE, "--dataset", "mnist"), ["'mnist'", "digits", "synthetic"]),
+    "unfit dataset": (("run", *SMOKE, "--dataset", "imagenet"), ["'imagenet'", "digits, photos"]),
+    "unknown dataset, data": (("data", "mnist"), ["'mnist'", "cifar10"]),
+    "unknown device": (("run", "mbs", "--profile", "smoke", "--device", "tpu"), ["tpu", "cpu"]),
+    "absent device": (("run", *SMOKE[:2], "--device", "cuda:99"), ["cuda:99", "'cpu'"]),
+    "no seeds": (("run", *SMOKE, "--seeds", "0"), ["'0'", "(3)", "(0,5,7)"]),
+    "negative seeds": (("run", *SMOKE, "--seeds", "-3"), ["'-3'", "(3)"]),
+    "wrong seeds": (("run", *SMOKE, "--seeds", "1,x"), ["'1,x'", "(0,5,7)"]),
+    "negative mini-batch": (
+        ("run", "mbs/table5", *SMOKE, "--mini-batch", "-16"), ["-16", "16, 32, 64"],
+    ),
+    "absent mini-batch": (("run", "mbs/table5", *SMOKE, "--mini-batch", "17"), ["17", "16, 32"]),
+    "no number": (("run", "mbs", *SMOKE, "--mini-batch", "many"), ["--mini-batch"]),
+    "unknown reference": (("show", "mbs/table4", "--from", "tpu"), ["'tpu'", "local"]),
+    "unknown reference, report": (("report", "--from", "tpu"), ["'tpu'", "local"]),
+    "unknown notebook": (("notebooks", "99_none"), ["'99_none'", "01_mbs"]),
+    "unknown option": (("run", "--color", "red"), ["--color"]),
+    "unknown command": (("reproduce",), ["reproduce"]),
+    "a parameter without a value": (("notebooks", "-p", "profile"), ["'profile'", "NAME=VALUE"]),
+    "missing dataset": (
+        ("run", "mbs", "--profile", "quick", "--device", "cpu", "--dataset", "flowers102"),
+        ["flowers102", "$REPRO_DATA", "synthetic", "the network is closed"],
+    ),
+    "a data folder that is not there": (
+        ("run", "mbs/figure2", *SMOKE, "--data", "no/such/folder"), ["no/such/folder"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD_INPUT)
+def test_bad_input_ends_with_one_line_and_nothing_is_lost(run, reproduced, kind):
+    arguments, named = BAD_INPUT[kind]
+    before = snapshot(reproduced)
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    for text in named:
+        assert text in err
+    assert "Traceback" not in err
+    assert snapshot(reproduced) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("run", "mbs/figure2", *SMOKE), ("show", "mbs/figure2"), ("status",), ("status", "--json"),
+     ("report",)],
+)  # fmt: skip
+@pytest.mark.parametrize("content", ["", '{"accuracy": 3}'])
+def test_a_corrupt_record(run, reproduced, arguments, content):
+    path = next(reproduced.rglob("timeline-*.json"))
+    path.write_text(content)
+    before = snapshot(reproduced)
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert len(err.splitlines()) == 1 and err.startswith("error: ")
+    assert str(path) in err and "move it away or delete it" in err
+    assert snapshot(reproduced) == before
+    path.unlink()
+    assert run("status", "--json")[0] == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\xfd7zXZ\x00\x00\x04 and then nothing"])
+def test_a_corrupt_archive(run, results_folder, tmp_path, content):
+    (tmp_path / "flowers5.tar.xz").write_bytes(content)
+    options = ("--profile", "quick", "--device", "cpu", "--data", str(tmp_path))
+    code, out, err = run("run", "mbs/table4", *options, "--dataset", "flowers5")
+    assert code == 2 and out == ""
+    assert len(err.splitlines()) == 1
+    assert "flowers5.tar.xz" in err
+    assert (tmp_path / "flowers5.tar.xz").read_bytes() == content
+    assert not results_folder.exists()
+
+
+def test_a_report_that_cannot_be_written(run, reproduced, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = run("report", "--output", str(tmp_path / "file" / "report.html"))
+    assert code == 2
+    assert len(err.splitlines()) == 1 and "file" in err
+
+
+def test_a_results_folder_that_cannot_be_written(run, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path / "file"))
+    code, _, err = run("run", "mbs/figure2", *SMOKE)
+    assert code == 2
+    assert len(err.splitlines()) == 1 and str(tmp_path / "file") in err
+
+
+def test_a_defect_of_ours_keeps_its_traceback(run, monkeypatch):
+    """Only what the user can mend is one line; all else must be findable."""
+    monkeypatch.setattr(running, "check_profile", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("status", "--profile", "smoke")

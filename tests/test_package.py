@@ -1,0 +1,221 @@
+"""The house: what may import what, what `import repro` costs, size and docstrings of modules."""
+
+import ast
+import os
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from repro import paths
+
+MODULES = sorted(paths.PACKAGE.rglob("*.py"))
+METHODS = sorted(
+    name
+    for name in ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
+    if (paths.PACKAGE / name).is_dir()
+)
+NOTEBOOK_PACKAGES = ("IPython", "ipywidgets", "papermill", "nbformat", "nbconvert", "nbclient",
+                     "jupyter_client", "ipykernel")  # fmt: skip
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(paths.PACKAGE.parent).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+def imports(path: Path, top_level_only: bool = False) -> set[str]:
+    """Return the modules that a file imports, in functions too; relative ones as they are."""
+    tree = ast.parse(path.read_text())
+    found = set()
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name} imports relatively"
+            # `from repro import plots` imports repro.plots.
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(names if node.module == "repro" else {node.module or ""})
+    return found
+
+
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *arguments],
+        capture_output=True, text=True, timeout=60, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def under(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+class TestArrows:
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_method_can_be_lifted_out(self, method):
+        for path in (paths.PACKAGE / method).rglob("*.py"):
+            for name in imports(path):
+                own = under(name, f"repro.{method}", "repro.measure")
+                library = name.split(".")[0] in {
+                    *sys.stdlib_module_names,
+                    "torch",
+                    "numpy",
+                    "scipy",
+                }
+                assert own or library, f"{path.name} imports {name}"
+
+    def test_measure_and_records_know_nothing_of_the_rest(self):
+        for path in (paths.PACKAGE / "measure").rglob("*.py"):
+            assert all(under(n, "repro.measure") for n in imports(path) if under(n, "repro"))
+        allowed = {"repro.paths"}
+        assert {n for n in imports(paths.PACKAGE / "records.py") if under(n, "repro")} <= allowed
+
+    def test_models_and_datasets_know_no_method_and_no_experiment(self):
+        forbidden = [f"repro.{name}" for name in (*METHODS, "experiments", "records", "report")]
+        for folder in ("models", "datasets", "measure"):
+            for path in (paths.PACKAGE / folder).rglob("*.py"):
+                assert not [name for name in imports(path) if under(name, *forbidden)]
+
+    def test_methods_are_used_by_experiments_only(self):
+        methods = [f"repro.{method}" for method in METHODS]
+        for path in MODULES:
+            name = module_name(path)
+            if under(name, *methods, "repro.experiments"):
+                continue
+            assert not [n for n in imports(path) if under(n, *methods)], name
+
+    def test_an_experiment_uses_its_own_method_only(self):
+        for method in METHODS:
+            others = [f"repro.{other}" for other in METHODS if other != method]
+            others += [f"repro.experiments.{other}" for other in METHODS if other != method]
+            for path in (paths.PACKAGE / "experiments").rglob("*.py"):
+                if under(module_name(path), f"repro.experiments.{method}"):
+                    assert not [n for n in imports(path) if under(n, *others)]
+
+    def test_notebook_packages_are_for_notebooks(self):
+        allowed = {"repro.notebooks", "repro.experiments.session"}
+        for path in MODULES:
+            found = [name for name in imports(path) if under(name, *NOTEBOOK_PACKAGES)]
+            assert not found or module_name(path) in allowed, path.name
+        # The runner is imported by the command line, and so must not need them at once.
+        at_once = imports(paths.PACKAGE / "notebooks.py", top_level_only=True)
+        assert not [name for name in at_once if under(name, *NOTEBOOK_PACKAGES)]
+
+    def test_torchvision_is_imported_in_one_place(self):
+        users = [
+            module_name(path)
+            for path in MODULES
+            if any(under(name, "torchvision") for name in imports(path))
+        ]
+        assert set(users) <= {"repro._torchvision"}
+
+
+class TestImport:
+    def test_import_repro_is_fast_and_light(self):
+        done = python(
+            """
+            import sys, time
+            start = time.perf_counter()
+            import repro
+            elapsed = time.perf_counter() - start
+            heavy = [n for n in ("torch", "numpy", "pandas", "matplotlib", "IPython", "ipywidgets",
+                                 "papermill", "sklearn", "torchvision") if n in sys.modules]
+            loaded = [n for n in sys.modules if n.startswith("repro.")]
+            print(elapsed, heavy, loaded)
+            assert elapsed < 0.5 and not heavy and not loaded and repro.__version__
+            """
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    @pytest.mark.slow
+    def test_the_command_line_needs_no_notebook_package(self, tmp_path):
+        done = python(
+            """
+            import runpy, sys, warnings
+            warnings.simplefilter("error")
+            blocked = sys.argv[2:]
+
+            class Block:
+                def find_spec(self, name, path=None, target=None):
+                    if name.split(".")[0] in blocked:
+                        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+            sys.meta_path.insert(0, Block())
+            import os
+            os.environ["REPRO_RESULTS"] = sys.argv[1]
+            for command in (["list"], ["status"], ["run", "mbs/figure2", "--profile", "smoke",
+                            "--device", "cpu"], ["notebooks"]):
+                sys.argv = ["repro", *command]
+                try:
+                    runpy.run_module("repro", run_name="__main__", alter_sys=True)
+                except SystemExit as end:
+                    print(command[0], end.code)
+            loaded = [name for name in blocked if name in sys.modules]
+            assert not loaded, loaded
+            """,
+            str(tmp_path),
+            *NOTEBOOK_PACKAGES,
+        )
+        assert done.returncode == 0, done.stderr
+        words = [line.split() for line in done.stdout.splitlines()]
+        commands = ("list", "status", "run", "notebooks")
+        ends = [" ".join(w) for w in words if len(w) == 2 and w[0] in commands]
+        assert ends == ["list 0", "status 0", "run 0", "notebooks 2"]
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("error: ") and "is not installed" in last
+        assert "python -m repro run" in last
+
+
+class TestModules:
+    @pytest.mark.parametrize("path", MODULES, ids=module_name)
+    def test_no_module_is_too_long(self, path):
+        lines = len(path.read_text().splitlines())
+        assert lines <= 420, f"{path.name} has {lines} lines"
+
+    @pytest.mark.parametrize("path", MODULES, ids=module_name)
+    def test_everything_public_has_a_docstring(self, path):
+        tree = ast.parse(path.read_text())
+        assert ast.get_docstring(tree), "the module has none"
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        private = module_name(path).rsplit(".", 1)[-1].startswith("_") and path.stem != "__main__"
+        missing = []
+        for node in tree.body:
+            if not isinstance(node, kinds) or node.name.startswith("_") or private:
+                continue
+            if not ast.get_docstring(node):
+                missing.append(node.name)
+            if isinstance(node, ast.ClassDef):
+                missing += [
+                    f"{node.name}.{part.name}"
+                    for part in node.body
+                    if isinstance(part, kinds)
+                    and not part.name.startswith("_")
+                    and not ast.get_docstring(part)
+                    # What overrides a documented method of torch's needs none of its own.
+                    and part.name not in ("forward", "extra_repr")
+                ]
+        assert not missing
+
+    def test_no_path_of_a_machine(self):
+        for path in MODULES:
+            for text in ("/home/", "/work/", "/tmp/", "/root/", "/Users/"):
+                assert text not in path.read_text(), f"{path.name} has {text}"
+
+    def test_data_files_are_packaged(self):
+        path = paths.ROOT / "pyproject.toml"
+        if not path.exists():
+            pytest.skip("not a checkout")
+        project = tomllib.loads(path.read_text())
+        patterns = project["tool"]["setuptools"]["package-data"]["repro"]
+        packaged = {file for pattern in patterns for file in paths.PACKAGE.glob(pattern)}
+        others = {
+            file
+            for file in paths.PACKAGE.rglob("*")
+            if file.is_file() and file.suffix not in (".py", ".pyc")
+        }
+        assert others <= packaged
+        assert project["project"]["version"] == __import__("repro").__version__

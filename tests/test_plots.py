@@ -1,0 +1,190 @@
+"""Every figure: labelled axes with units, a legend outside, nothing left open, the data drawn."""
+
+import inspect
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from repro import plots
+
+NAN = float("nan")
+CURVES = {
+    "ResNet-50": {
+        "training loss": {"without": [[2.0, 1.0], [2.2, 1.4]], "with": [[2.1, 1.1]]},
+        "test accuracy (%)": {"without": [[10.0, 20.0], [30.0, 40.0]], "with": []},
+    },
+    "U-Net": {
+        "training loss": {"without": [[2.0, 1.0]], "with": [[2.1, 1.1]]},
+        "test accuracy (%)": {"without": [[10.0, 20.0]], "with": [[11.0, 21.0]]},
+    },
+}
+SERIES = {"ResNet-50": [(16, 87.0, 0.3), (1024, 77.0, NAN)], "U-Net": [(32, 95.0, 0.1)], "new": []}
+
+# A figure of each function, and how many labels its legend has (0: it needs none).
+FIGURES = {
+    "learning_curves": (lambda: plots.learning_curves(CURVES), 2),
+    "against_mini_batch": (
+        lambda: plots.against_mini_batch(
+            {"paper": SERIES, "ours": SERIES}, ["accuracy (%)", "time (s)"], 32
+        ),
+        2,
+    ),
+    "grouped_bars": (
+        lambda: plots.grouped_bars(
+            {"ResNet-50": {"paper": [(0, 48.0, NAN), (1, 62.0, NAN)], "ours": [(0, 50.0, 1.0)]}},
+            ["low", "high"],
+            ["accuracy (%)"],
+        ),
+        2,
+    ),
+    "timeline": (
+        lambda: plots.timeline(
+            [("copy", 0, 0.0, 0.01), ("compute", 0, 0.01, 0.03), ("copy", 1, 0.01, 0.011)],
+            (0.03, 0.035),
+            "copy",
+        ),
+        0,
+    ),
+    "verdict_counts": (
+        lambda: plots.verdict_counts(
+            {
+                "MBS": {"reproduced": 3, "partly": 1, "not reproduced": 0, "not run": 2},
+                "Another": {"reproduced": 0, "partly": 0, "not reproduced": 1, "not run": 0},
+            }
+        ),
+        4,
+    ),
+    "streaming_plan": (
+        lambda: plots.streaming_plan(
+            {
+                "without": {"model": 2.0, "data and activations": 30.0},
+                "with": {"model": 2.0, "data and activations": 4.0},
+            },
+            10.0,
+            {"without": NAN, "with": 123.0},
+        ),
+        3,
+    ),
+}
+
+
+def public_functions() -> set[str]:
+    return {
+        name
+        for name, function in inspect.getmembers(plots, inspect.isfunction)
+        if function.__module__ == "repro.plots" and not name.startswith("_")
+    }
+
+
+def test_every_function_is_tested_here():
+    assert public_functions() == set(FIGURES)
+
+
+@pytest.fixture(params=FIGURES)
+def drawn(request) -> tuple[str, Figure, int]:
+    make, labels = FIGURES[request.param]
+    figure = make()
+    FigureCanvasAgg(figure).draw()  # a missing glyph or a layout that does not fit warns here
+    return request.param, figure, labels
+
+
+def test_a_figure_is_returned_and_none_left_open(drawn):
+    _, figure, _ = drawn
+    assert isinstance(figure, Figure)
+    assert plt.get_fignums() == []
+
+
+def test_axes_are_labelled_with_units(drawn):
+    name, figure, _ = drawn
+    rows = max(axis.get_subplotspec().rowspan.stop for axis in figure.axes)
+    for axis in figure.axes:
+        spec = axis.get_subplotspec()
+        # Words on an axis say what it is; shared rows and columns are labelled once.
+        named_x = any(t.get_text().strip("−-0123456789. ") for t in axis.get_xticklabels())
+        named_y = any(t.get_text().strip("−-0123456789. ,") for t in axis.get_yticklabels())
+        if spec.rowspan.stop == rows:
+            assert axis.get_xlabel() or named_x, name
+        if spec.is_first_col():
+            assert axis.get_ylabel() or named_y, name
+        for label in (axis.get_xlabel(), axis.get_ylabel()):
+            if any(word in label for word in ("time", "memory", "accuracy", "IoU")):
+                assert "(" in label, label
+
+
+def test_the_legend_is_complete_and_outside_of_the_axes(drawn):
+    _, figure, labels = drawn
+    assert all(axis.get_legend() is None for axis in figure.axes)
+    texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert len(texts) == len(set(texts)) == labels
+    renderer = figure.canvas.get_renderer()
+    for legend in figure.legends:
+        box = legend.get_window_extent(renderer)
+        if not labels:
+            continue
+        for axis in figure.axes:
+            assert not box.overlaps(axis.get_window_extent(renderer))
+
+
+def test_the_style_of_others_is_left_alone():
+    before = dict(plt.rcParams)
+    for make, _ in FIGURES.values():
+        make()
+    assert dict(plt.rcParams) == before
+
+
+def test_learning_curves_draw_mean_and_band():
+    figure = plots.learning_curves(CURVES)
+    axis = figure.axes[2]  # second row, first column
+    (line,) = axis.get_lines()
+    assert line.get_ydata() == pytest.approx([20.0, 30.0])
+    assert list(line.get_xdata()) == [1, 2]
+    (band,) = axis.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    std = np.std([10.0, 30.0], ddof=1)
+    assert (heights.min(), heights.max()) == pytest.approx((20.0 - std, 30.0 + std))
+
+
+def test_the_legend_does_not_depend_on_the_first_panel():
+    empty = {name: {"without": [], "with": []} for name in CURVES["U-Net"]}
+    figure = plots.learning_curves({"ResNet-50": empty, "U-Net": CURVES["U-Net"]})
+    texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert texts == ["without", "with"]
+
+
+@pytest.mark.parametrize(("failing_from", "shaded"), [(32, True), (2048, False)])
+def test_sizes_beyond_memory_are_shaded(failing_from, shaded):
+    figure = plots.against_mini_batch({"paper": SERIES}, ["accuracy (%)"], failing_from)
+    texts = [text.get_text() for text in figure.axes[0].texts]
+    assert texts == (["out of memory without MBS"] if shaded else [])
+    assert [t.get_text() for t in figure.axes[0].get_xticklabels()] == ["16", "32", "1024"]
+
+
+def test_bars_have_the_height_of_the_means():
+    figure = plots.grouped_bars(
+        {"ResNet-50": {"paper": [(0, 48.0, NAN)], "ours": [(0, 50.0, 1.0), (1, 20.0, NAN)]}},
+        ["low", "high"],
+        ["accuracy (%)"],
+    )
+    heights = sorted(patch.get_height() for patch in figure.axes[0].patches)
+    assert heights == [20.0, 48.0, 50.0]
+
+
+def test_a_timeline_is_in_milliseconds():
+    figure = plots.timeline([("compute", 0, 0.01, 0.03)], (0.03, 0.035), "copy")
+    axis = figure.axes[0]
+    spans = sorted((p.get_x(), p.get_x() + p.get_width()) for p in axis.patches)
+    assert spans == [pytest.approx((10.0, 30.0)), pytest.approx((30.0, 35.0))]
+    assert "(ms)" in axis.get_xlabel()
+
+
+def test_stacked_verdicts_add_up():
+    make, _ = FIGURES["verdict_counts"]
+    patches = make().axes[0].patches
+    ends = {}
+    for patch in patches:
+        row = round(patch.get_y() + patch.get_height() / 2)
+        ends[row] = max(ends.get(row, 0), patch.get_x() + patch.get_width())
+    assert ends == {0: 6, 1: 1}

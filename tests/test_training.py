@@ -1,0 +1,181 @@
+"""The plain loop equals one written by hand; the metrics equal scikit-learn's."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, jaccard_score, log_loss
+from torch import nn
+
+from repro.training import (
+    Epoch,
+    evaluate_binary_segmentation,
+    evaluate_classifier,
+    fit,
+    plain_step,
+)
+
+
+@pytest.fixture
+def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    sizes = (8, 8, 3)  # the last one is smaller: means must weigh it less
+    return [
+        (torch.randn(n, 5, generator=generator), torch.randint(0, 4, (n,), generator=generator))
+        for n in sizes
+    ]
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 4))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+
+
+def test_fit_equals_a_loop_written_by_hand(model, batches):
+    reference = copy.deepcopy(model)
+    loss_fn = nn.CrossEntropyLoss()
+    optimizer = sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    history = fit(
+        model, plain_step(model, loss_fn, optimizer, "cpu"), batches, epochs=3, scheduler=scheduler
+    )
+
+    optimizer, expected = sgd(reference), []
+    for epoch in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * 0.5**epoch
+        reference.train()
+        losses = []
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            loss = loss_fn(reference(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            losses += [loss.item()] * len(inputs)
+        expected.append(np.mean(losses))
+    for ours, theirs in zip(
+        model.state_dict().values(), reference.state_dict().values(), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+    assert [epoch.train_loss for epoch in history] == pytest.approx(expected, rel=1e-6)
+    assert [epoch.number for epoch in history] == [1, 2, 3]
+    assert all(epoch.time_s > 0 and epoch.metrics == {} for epoch in history)
+
+
+def test_each_epoch_trains_then_evaluates_then_tells(model, batches):
+    events = []
+
+    def step(inputs, targets):
+        events.append("train" if model.training else "eval")
+        return torch.tensor(1.0)
+
+    def evaluate():
+        model.eval()
+        events.append("evaluate")
+        return {"accuracy": 50.0}
+
+    told: list[Epoch] = []
+    history = fit(model, step, batches[:1], epochs=2, evaluate=evaluate, on_epoch=told.append)
+    assert events == ["train", "evaluate"] * 2
+    assert told == history
+    assert history[0].metrics == {"accuracy": 50.0}
+
+
+def test_evaluation_is_outside_the_epochs_time(model, batches, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("repro.training.time.perf_counter", lambda: clock[0])
+
+    def step(inputs, targets):
+        clock[0] += 2.0
+        return torch.tensor(1.0)
+
+    def evaluate():
+        clock[0] += 100.0
+        return {}
+
+    history = fit(model, step, batches, epochs=2, evaluate=evaluate)
+    assert [epoch.time_s for epoch in history] == [6.0, 6.0]
+
+
+def test_a_steps_gradients_start_from_zero(model, batches):
+    step = plain_step(model, nn.CrossEntropyLoss(), sgd(model), "cpu")
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e6)
+    loss = step(*batches[0])
+    assert not loss.requires_grad
+    assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10
+
+
+@pytest.mark.parametrize("epochs", [0, -1])
+def test_too_few_epochs(model, batches, epochs):
+    with pytest.raises(ValueError, match=f"epochs is {epochs}; give at least 1"):
+        fit(model, lambda a, b: torch.zeros(()), batches, epochs=epochs)
+
+
+def test_an_empty_loader(model):
+    with pytest.raises(ValueError, match="yields no mini-batch"):
+        fit(model, lambda a, b: torch.zeros(()), [], epochs=1)
+
+
+def test_classification_against_scikit_learn(model, batches):
+    fit(model, plain_step(model, nn.CrossEntropyLoss(), sgd(model), "cpu"), batches, epochs=2)
+    found = evaluate_classifier(model, batches)
+    assert not model.training
+    with torch.no_grad():
+        probabilities = torch.cat([model(inputs) for inputs, _ in batches]).double().softmax(1)
+    labels = torch.cat([targets for _, targets in batches]).numpy()
+    assert set(found) == {"test_loss", "accuracy"}
+    assert found["accuracy"] == pytest.approx(
+        100 * accuracy_score(labels, probabilities.argmax(1).numpy())
+    )
+    expected = log_loss(labels, probabilities.numpy(), labels=range(4))
+    assert found["test_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_segmentation_against_scikit_learn():
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 1, 3, padding=1)
+    batches = [(torch.randn(n, 3, 6, 5), torch.randint(0, 3, (n, 6, 5)).byte()) for n in (4, 1)]
+    found = evaluate_binary_segmentation(model, batches)
+    with torch.no_grad():
+        predicted = torch.cat([model(inputs)[:, 0] > 0 for inputs, _ in batches])
+    truth = torch.cat([targets > 0 for _, targets in batches])
+    expected = 100 * jaccard_score(truth.numpy().ravel(), predicted.numpy().ravel())
+    assert found == {"iou": pytest.approx(expected)}
+    assert not model.training
+
+
+class Threshold(nn.Module):
+    def forward(self, inputs):
+        return inputs[:, :1] - 0.5
+
+
+def test_perfect_and_void_segmentation():
+    truth = torch.zeros(2, 4, 4, dtype=torch.uint8)
+    truth[:, 1:3] = 1
+    images = truth[:, None].float().expand(-1, 3, -1, -1)
+    assert evaluate_binary_segmentation(Threshold(), [(images, truth)]) == {"iou": 100.0}
+    assert evaluate_binary_segmentation(Threshold(), [(1 - images, truth)]) == {"iou": 0.0}
+
+
+def test_counts_are_exact_beyond_float32():
+    """Adding 1 to 2**24 in float32 gives 2**24."""
+    side = 4096  # 2**24 pixels, then three more
+    batches = [
+        (torch.ones(1, 1, side, side), torch.ones(1, side, side, dtype=torch.uint8)),
+        (torch.ones(1, 1, 1, 3), torch.zeros(1, 1, 3, dtype=torch.uint8)),
+    ]
+    found = evaluate_binary_segmentation(Threshold(), batches)
+    assert found["iou"] == 100 * 2**24 / (2**24 + 3)
+
+
+@pytest.mark.parametrize("evaluate", [evaluate_classifier, evaluate_binary_segmentation])
+def test_nothing_to_evaluate(model, evaluate):
+    with pytest.raises(ValueError, match="no"):
+        evaluate(model, [])
