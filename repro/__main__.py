@@ -67,7 +67,7 @@ def run(
     profile = running.check_profile(profile or running.default_profile())
     setting = running.Setting(
         profile=profile,
-        device=_checked_device(device or running.default_device()),
+        device=running.check_device(device or running.default_device()),
         root=data,
         seeds=running.parse_seeds(seeds),
         retry_failed=retry_failed,
@@ -97,15 +97,15 @@ def show(
     from rich.console import Console
 
     from repro import report
-    from repro.experiments import find_artefacts, running, summary
+    from repro.experiments import find_artefacts, running, sources, summary
 
     if profile is not None:
         running.check_profile(profile)
     paper, artefacts = find_artefacts(target)
     console = _console(Console)
-    source = running.find_source(paper, profile, reference)
+    source = sources.find_source(paper, profile, reference)
     for artefact in artefacts:
-        results = running.results_of(paper, artefact, source)
+        results = sources.results_of(paper, artefact, source)
         title = f"{paper.key}/{artefact.name}: {artefact.title} ({source.label})"
         console.print(report.to_rich(artefact.table(results), title))
         console.print(artefact.caption(results), soft_wrap=False, markup=False)
@@ -203,17 +203,6 @@ def _by_paper(targets: list[str] | None) -> list[Any]:
     return list(grouped.values())
 
 
-def _checked_device(device: str) -> str:
-    from repro.experiments import UsageError
-    from repro.measure import describe_device
-
-    try:
-        describe_device(device)
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(str(error).splitlines()[0]) from error
-    return device
-
-
 def _console(console_class: Any) -> Any:
     # A pipe has no width of its own; tables should not be cut there.
     return console_class() if sys.stdout.isatty() else console_class(width=180)
@@ -222,17 +211,28 @@ def _console(console_class: Any) -> Any:
 def main() -> NoReturn:
     """Run a command; bad input ends with one line and exit code 2."""
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        print("interrupted: what was computed stands, run again to go on", file=sys.stderr)
+        raise SystemExit(130) from None
     except Exception as error:
         from repro.datasets import DatasetError
         from repro.experiments import UsageError
         from repro.records import RecordError
 
-        if not isinstance(error, UsageError | RecordError | DatasetError):
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+            raise SystemExit(2) from None
+        own = isinstance(error, UsageError | RecordError | DatasetError)
+        folder = isinstance(error, OSError) and error.filename  # such as one without permission
+        # Not by class: typer brings its own click, or uses the one installed.
+        complaint = getattr(error, "format_message", None)
+        if not (own or folder or complaint):
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        text = complaint() if complaint else str(error)
+        print(f"error: {' '.join(text.split())}", file=sys.stderr)
         raise SystemExit(2) from None
-    raise SystemExit(0)
+    raise SystemExit(code or 0)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
     if stamp.exists() and stamp.read_text() == state and target.exists():
         return Outcome(f"{path.stem}: up to date, {target.with_suffix('.html')}")
     target.parent.mkdir(parents=True, exist_ok=True)
+    stamp.unlink(missing_ok=True)  # what is written now need not be what it stands for
     try:
         papermill.execute_notebook(
             str(path),

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
-from matplotlib.axes import Axes
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -28,9 +28,15 @@ def _new(rows: int, columns: int, width: float, height: float) -> tuple[Figure, 
     return figure, axes
 
 
-def _legend_below(figure: Figure, axis: Axes, columns: int) -> None:
-    handles, labels = axis.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+def _legend_below(figure: Figure, columns: int) -> None:
+    # A panel may be empty: what any of them shows is named once.
+    named: dict[str, Artist] = {}
+    for axis in figure.axes:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            named.setdefault(label, handle)
+    figure.legend(
+        list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False
+    )
 
 
 def learning_curves(
@@ -67,7 +73,7 @@ def learning_curves(
                 axis.set_xlabel("epoch")
             if column == 0:
                 axis.set_ylabel(quantity)
-    _legend_below(figure, axes[0, 0], 2)
+    _legend_below(figure, 2)
     return figure
 
 
@@ -108,7 +114,7 @@ def against_mini_batch(
             )  # fmt: skip
             axis.margins(y=0.18)
         axis.set(title=title, xlabel="mini-batch size", ylabel=ylabel)
-    _legend_below(figure, axes[0, 0], 4)
+    _legend_below(figure, 4)
     return figure
 
 
@@ -138,7 +144,7 @@ def grouped_bars(
         axis.grid(axis="x", visible=False)
         axis.margins(y=0.12)
         axis.set(title=title, ylabel=ylabel)
-    _legend_below(figure, axes[0, 0], 4)
+    _legend_below(figure, 4)
     return figure
 
 
@@ -187,7 +193,7 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("claims")
-    _legend_below(figure, axis, 4)
+    _legend_below(figure, 4)
     return figure
 
 
@@ -233,5 +239,5 @@ def streaming_plan(
         axis.set_yticks(range(len(ways)), ways)
         axis.set_ylim(-0.6, len(ways) - 0.4)
         axis.grid(axis="y", visible=False)
-    _legend_below(figure, memory, 3)
+    _legend_below(figure, 3)
     return figure

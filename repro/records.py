@@ -179,7 +179,7 @@ def read_record(path: Path) -> Record:
     advice = "move it away or delete it, then run again; no other record is touched"
     try:
         content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"record {path} cannot be read ({error}); {advice}") from error
     names = {f.name for f in fields(Record)}
     if not isinstance(content, dict) or set(content) != names:
@@ -190,7 +190,18 @@ def read_record(path: Path) -> Record:
             f"record {path} has schema {content['schema']!r} and status {content['status']!r}; "
             f"this version reads schema {SCHEMA} with status {', '.join(STATUSES)}; {advice}"
         )
+    wrong = [name for name, kinds in _KINDS.items() if not isinstance(content[name], kinds)]
+    if wrong:
+        raise RecordError(f"record {path} has another type of {', '.join(wrong)}; {advice}")
     return Record(**content)
+
+
+_KINDS: dict[str, Any] = {
+    **dict.fromkeys(("key", "paper", "experiment", "code", "started", "finished", "command"), str),
+    **dict.fromkeys(("config", "metrics", "timings", "device", "versions"), dict),
+    "seed": int,
+    "dataset": dict | None,
+}
 
 
 def local_store(profile: str) -> RecordStore:
@@ -226,21 +237,32 @@ def _source_path(module: str) -> Path:
 
 
 def _code_lines(path: Path) -> bytes:
-    source = path.read_text()
-    skipped: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    lines = path.read_text().split("\n")
+    skipped: set[int] = set()  # lines of nothing but a docstring
+    inside: set[int] = set()  # lines of a text that is not a docstring: every character counts
+    tree = ast.parse("\n".join(lines))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno:
+            inside.update(range(node.lineno, node.end_lineno + (node.end_lineno > node.lineno)))
+    for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if not isinstance(body, list) or not body or not isinstance(body[0], ast.Expr):
             continue
         value = body[0].value
         if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            skipped.update(range(body[0].lineno, (body[0].end_lineno or body[0].lineno) + 1))
-    lines = [
-        line.rstrip()
-        for number, line in enumerate(source.splitlines(), 1)
-        if number not in skipped and line.strip() and not line.lstrip().startswith("#")
+            first, last = body[0].lineno, body[0].end_lineno or body[0].lineno
+            before = lines[first - 1].encode()[: body[0].col_offset]
+            after = lines[last - 1].encode()[body[0].end_col_offset :].strip()
+            inside.difference_update(range(first, last + 1))
+            if not before.strip() and (not after or after.startswith(b"#")):
+                skipped.update(range(first, last + 1))
+    kept = [
+        line if number in inside else line.rstrip()
+        for number, line in enumerate(lines, 1)
+        if number not in skipped
+        and (number in inside or (line.strip() and not line.lstrip().startswith("#")))
     ]
-    return "\n".join(lines).encode()
+    return "\n".join(kept).encode()
 
 
 def library_versions() -> dict[str, str]:

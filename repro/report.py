@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,10 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
         return Difference(gap, float("nan"), float("nan"))
     if np.ptp(first) == 0 and np.ptp(second) == 0:
         return Difference(gap, gap, gap)
-    interval = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
+    with warnings.catch_warnings():
+        # scipy warns where one side has no spread, which the interval allows for.
+        warnings.filterwarnings("ignore", message="Precision loss", category=RuntimeWarning)
+        interval = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
     return Difference(gap, float(interval.low), float(interval.high))
 
 
@@ -80,12 +84,13 @@ def to_rich(frame: pd.DataFrame, title: str) -> "Table":
     """Return a data frame as a table for the terminal."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for position, column in enumerate(frame.columns):
         table.add_column(str(column), justify="left" if position == 0 else "right")
     for row in frame.itertuples(index=False):
-        table.add_row(*(_cell(value) for value in row))
+        table.add_row(*(Text(_cell(value)) for value in row))
     return table
 
 

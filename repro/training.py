@@ -111,6 +111,8 @@ def evaluate_classifier(
         loss += nn.functional.cross_entropy(outputs, targets, reduction="sum")
         correct += (outputs.argmax(1) == targets).sum()
         samples += len(targets)
+    if not samples:
+        raise ValueError("there is no batch to evaluate on; give a test split that is not empty")
     return {"test_loss": float(loss) / samples, "accuracy": 100 * int(correct) / samples}
 
 
@@ -128,9 +130,13 @@ def evaluate_binary_segmentation(
     # Whole numbers: float32 stops counting at 2**24 pixels.
     intersection = torch.zeros((), device=device, dtype=torch.int64)
     union = torch.zeros((), device=device, dtype=torch.int64)
+    samples = 0
     for inputs, targets in batches:
+        samples += len(inputs)
         predicted = model(inputs.to(device)).squeeze(1) > 0
         foreground = targets.to(device) > 0
         intersection += (predicted & foreground).sum()
         union += (predicted | foreground).sum()
+    if not samples:
+        raise ValueError("there is no batch to evaluate on; give a test split that is not empty")
     return {"iou": 100 * int(intersection) / max(1, int(union))}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from tqdm import tqdm
 
-from repro import datasets
+from repro import datasets, paths
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     PROFILES,
@@ -22,7 +22,6 @@ from repro.experiments.design import (
     Experiment,
     Outcome,
     Paper,
-    Results,
     Run,
 )
 from repro.measure import describe_device, is_out_of_memory
@@ -34,7 +33,6 @@ from repro.records import (
     local_store,
     now,
     record_key,
-    reference_stores,
     source_hash,
 )
 
@@ -64,6 +62,15 @@ def check_profile(profile: str, computing: bool = True) -> str:
     return profile
 
 
+def check_device(device: str) -> str:
+    """Return `device` if it is there."""
+    try:
+        describe_device(device)
+    except (ValueError, RuntimeError) as error:
+        raise UsageError(str(error).splitlines()[0]) from error
+    return device
+
+
 def choose_datasets(
     paper: Paper, profile: str, wanted: Sequence[str] = (), root: str | None = None
 ) -> dict[str, str]:
@@ -72,6 +79,8 @@ def choose_datasets(
     Raises:
         UsageError: A name is unknown, or serves no task of the paper.
     """
+    if root is not None and not paths.data_roots(root)[0].is_dir():
+        raise UsageError(f"data folder {str(root)!r} does not exist; leave it out, or give another")
     tasks = paper.datasets[profile]
     served = sorted({name for names in tasks.values() for name in names} | {"synthetic"})
     for name in wanted:
@@ -109,7 +118,8 @@ def only_mini_batches(runs: Sequence[Run], sizes: Sequence[int]) -> list[Run]:
     for size in sizes:
         if size < 1 or size not in present:
             allowed = ", ".join(str(known) for known in sorted(present))
-            raise UsageError(f"mini-batch size {size} is not in the plan; choose among {allowed}")
+            advice = f"choose among {allowed}" if allowed else "none of these runs has one"
+            raise UsageError(f"mini-batch size {size} is not in the plan; {advice}")
     return [run for run in runs if not sizes or run.config.get("mini_batch") in sizes]
 
 
@@ -126,7 +136,8 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     except ValueError:
         numbers = ()
     if "," not in text:
-        numbers = tuple(range(numbers[0])) if numbers else ()
+        count = numbers[0] if numbers and numbers[0] <= 1000 else 0
+        numbers = tuple(range(count))
     if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
         raise UsageError(
             f"seeds are {text!r}; give how many (3), or a list of distinct ones from 0 (0,5,7)"
@@ -250,7 +261,8 @@ def _carry_out(
         error = f"{type(problem).__name__}: {problem}"
         if status == "failed":
             error += "\n" + "".join(traceback.format_tb(problem.__traceback__)[-2:])
-    gc.collect()  # a failed model in a cycle with its error would take memory from the next run
+    if status != "ok":
+        gc.collect()  # a model in a cycle with its error would take memory from the next run
     if setting.device.startswith("cuda"):
         torch.cuda.empty_cache()
     commit, dirty = commit_state()
@@ -339,85 +351,3 @@ def _label(run: Run) -> str:
             value = run.config[name]
             parts.append(str(value.get("name", value) if isinstance(value, dict) else value))
     return " ".join(parts)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where records come from: this machine, or a device whose records ship with the project."""
-
-    device: str
-    profile: str
-    store: RecordStore
-
-    @property
-    def label(self) -> str:
-        """One phrase for captions."""
-        where = "this machine" if self.device == "local" else f"reference records, {self.device}"
-        return f"{where}, profile {self.profile}"
-
-
-def find_source(
-    paper: Paper, profile: str | None = None, device: str | None = None, local: bool = True
-) -> Source:
-    """Find records of a paper.
-
-    Args:
-        paper: The paper.
-        profile: Only this profile; by default the most thorough one that has records.
-        device: ``local``, or a folder under ``results/reference``; by default this machine's own
-            records where there are any, then the reference of a GPU, then of a CPU.
-        local: Whether this machine's own records count.
-
-    Raises:
-        UsageError: There is no such device folder.
-    """
-    own = [Source("local", name, local_store(name)) for name in COMPUTING_PROFILES]
-    reference = [Source(*where, store) for where, store in reference_stores().items()]
-    names = ["local", *dict.fromkeys(source.device for source in reference)]
-    if device is not None and device not in names:
-        raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
-
-    def rank(source: Source) -> tuple[bool, bool, int]:
-        thorough = COMPUTING_PROFILES.index(source.profile)
-        return source.device != "local", source.device.startswith("cpu"), -thorough
-
-    candidates = [
-        source
-        for source in sorted(own + reference, key=rank)
-        if device in (None, source.device)
-        and profile in (None, source.profile)
-        and (local or source.device != "local")
-    ]
-    filled = [s for s in candidates if any((s.store.folder / paper.key).glob("*.json"))]
-    if filled:
-        return filled[0]
-    fallback = profile or default_profile()
-    return Source("local", fallback, local_store(fallback))
-
-
-def results_of(
-    paper: Paper, artefact: Artefact, source: Source, seeds: tuple[int, ...] | None = None
-) -> Results:
-    """Gather the records of an artefact.
-
-    The datasets are those of the latest records, so that an artefact is shown as it was computed
-    whatever data is at hand now.
-    """
-    records = source.store.load(paper.key)  # oldest first
-    # One table never mixes devices: where this machine has records of several, the last counts.
-    records = [r for r in records if r.device["name"] == records[-1].device["name"]]
-    used = [r.config["dataset"]["name"] for r in records if r.config.get("dataset")]
-    chosen = {}
-    for task, names in paper.datasets[source.profile].items():
-        serving = [name for name in used if name in (*names, "synthetic")]
-        chosen[task] = serving[-1] if serving else names[0]
-
-    def is_current(record: Record) -> bool:
-        experiment = paper.experiments.get(record.experiment)
-        return experiment is not None and record.code == code_of(experiment, record.config)
-
-    runs = artefact.runs(source.profile, chosen)
-    if seeds is None:
-        # Whoever asked for further seeds sees them.
-        seeds = tuple(sorted({record.seed for record in records}.union(SEEDS[source.profile])))
-    return Results(runs, seeds, records, is_current)

@@ -4,9 +4,10 @@ from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from repro import report
-from repro.experiments import load_paper, running, summary
+from repro.experiments import load_paper, running, sources, summary
 from repro.experiments.design import Results, Verdict
-from repro.experiments.running import Setting, Source
+from repro.experiments.running import Setting
+from repro.experiments.sources import Source
 from repro.records import local_store
 
 
@@ -39,11 +40,11 @@ class Session:
         running.check_profile(profile, computing=False)
         self.paper = load_paper(paper)
         if profile == "view":
-            self.source = running.find_source(self.paper, None, reference or None, local=False)
+            self.source = sources.find_source(self.paper, None, reference or None, local=False)
         else:
             setting = Setting(
                 profile,
-                device or running.default_device(),
+                running.check_device(device or running.default_device()),
                 data or None,
                 running.parse_seeds(seeds),
             )
@@ -56,7 +57,7 @@ class Session:
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
-        return running.results_of(self.paper, self.paper.artefacts[name], self.source)
+        return sources.results_of(self.paper, self.paper.artefacts[name], self.source)
 
     def show(self, name: str) -> None:
         """Show an artefact: its caption, figure, table and verdicts."""

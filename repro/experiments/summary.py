@@ -7,7 +7,7 @@ import pandas as pd
 from repro import paths, report
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results, Verdict
-from repro.experiments.running import Source, find_source, results_of
+from repro.experiments.sources import Source, find_source, results_of
 from repro.records import local_store
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conftest import make_record
+from invented import make_record
 
 from repro.experiments import load_paper
 from repro.experiments.design import Results, Run, Verdict

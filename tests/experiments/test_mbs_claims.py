@@ -13,6 +13,7 @@ from made import (
     verdict,
 )
 
+from repro.experiments import sources
 from repro.experiments.mbs.artefacts import curve_gap, hidden_share, same_size_difference
 from repro.experiments.mbs.claims import combine, larger
 
@@ -50,11 +51,10 @@ class TestEveryClaim:
                 assert found.evidence
 
     def test_on_the_smoke_records_each_gives_numbers(self, smoke):
-        from repro.experiments import running
 
-        source = running.Source("local", "smoke", smoke.store)
+        source = sources.Source("local", "smoke", smoke.store)
         for artefact in PAPER.artefacts.values():
-            results = running.results_of(PAPER, artefact, source)
+            results = sources.results_of(PAPER, artefact, source)
             assert results.missing == 0 and not results.stale and not results.failed
             for claim in artefact.claims:
                 found = claim.check(results)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from repro import datasets, paths
-from repro.experiments import load_paper, running
+from repro.experiments import load_paper, running, sources
 from repro.experiments.mbs import building, grids, runs
 
 PAPER = load_paper("mbs")
@@ -228,11 +228,11 @@ def test_the_smoke_profile_on_a_gpu(tmp_path):
     errors = [record.error for record in store.load("mbs") if record.status == "failed"]
     assert not errors
     assert tally.done == len(planned)
-    source = running.Source("local", "smoke", store)
+    source = sources.Source("local", "smoke", store)
     paper = replace(PAPER)
-    results = running.results_of(paper, paper.artefacts["figure2"], source)
+    results = sources.results_of(paper, paper.artefacts["figure2"], source)
     assert results.records[0].device["type"] == "cuda"
     for artefact in paper.artefacts.values():
-        found = running.results_of(paper, artefact, source)
+        found = sources.results_of(paper, artefact, source)
         assert found.missing == 0
         assert len(artefact.table(found)) and artefact.caption(found)

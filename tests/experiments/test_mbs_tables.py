@@ -5,7 +5,7 @@ from typing import ClassVar
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from conftest import DIGITS
+from invented import DIGITS
 from made import (
     FAILED,
     INITIAL,
@@ -18,7 +18,7 @@ from made import (
 )
 from matplotlib.figure import Figure
 
-from repro.experiments import running
+from repro.experiments import sources
 from repro.report import figure_png
 
 NOISE = (-0.5, 0.0, 0.5)  # mean 0, sample standard deviation 0.5
@@ -90,9 +90,9 @@ class TestEveryArtefact:
                 assert "difference" in columns
 
     def test_on_the_smoke_records(self, smoke):
-        source = running.Source("local", "smoke", smoke.store)
+        source = sources.Source("local", "smoke", smoke.store)
         for artefact in PAPER.artefacts.values():
-            results = running.results_of(PAPER, artefact, source)
+            results = sources.results_of(PAPER, artefact, source)
             cells = artefact.table(results).astype(str).to_numpy().ravel()
             assert "error" not in cells and "nan" not in cells
             caption = artefact.caption(results)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from repro import datasets, records
-from repro.experiments import find_artefacts, load_paper, running
+from repro.experiments import find_artefacts, load_paper, running, sources
 from repro.experiments.design import (
     PROFILES,
     SEEDS,
@@ -20,7 +20,8 @@ from repro.experiments.design import (
     Run,
     Verdict,
 )
-from repro.experiments.running import Setting, Source, UsageError
+from repro.experiments.running import Setting, UsageError
+from repro.experiments.sources import Source
 from repro.measure import Timing
 from repro.records import RecordError, RecordStore
 
@@ -264,7 +265,7 @@ class TestExecute:
 class TestResults:
     def gather(self, toy: Toy, store: RecordStore, **options) -> Results:
         source = Source("local", "smoke", store)
-        return running.results_of(toy.paper, toy.paper.artefacts["a"], source, **options)
+        return sources.results_of(toy.paper, toy.paper.artefacts["a"], source, **options)
 
     def test_of_an_empty_store(self, toy, store):
         results = self.gather(toy, store)
@@ -341,7 +342,7 @@ class TestResults:
         store.write(replace(old, key="old", config={"mini_batch": 4}))
         source = Source("local", "smoke", store)
         for artefact in paper.artefacts.values():
-            assert running.results_of(paper, artefact, source).missing == 0
+            assert sources.results_of(paper, artefact, source).missing == 0
 
 
 class TestChoice:
@@ -474,7 +475,7 @@ class TestFindSource:
         ]
         for name in names:  # each one provided goes before all earlier ones
             provide(name)
-            source = running.find_source(toy.paper)
+            source = sources.find_source(toy.paper)
             device, profile = name.removeprefix("reference/").split("/")
             assert (source.device, source.profile) == (device, profile)
             assert len(source.store.load("toy")) == 1
@@ -484,7 +485,7 @@ class TestFindSource:
             provide(name)
 
         def found(*arguments, **options) -> tuple[str, str]:
-            source = running.find_source(toy.paper, *arguments, **options)
+            source = sources.find_source(toy.paper, *arguments, **options)
             return source.device, source.profile
 
         assert found() == ("local", "quick")
@@ -496,14 +497,14 @@ class TestFindSource:
             found(None, "tpu")
 
     def test_none_at_all(self, toy, results_folder):
-        source = running.find_source(toy.paper)
+        source = sources.find_source(toy.paper)
         assert (source.device, source.profile) == ("local", running.default_profile())
         assert not results_folder.exists()
 
     def test_a_folder_that_is_no_profile_is_no_obstacle(self, toy, provide, results_folder):
         provide("reference/nvidia-h200/gpu")
         (results_folder / "reference" / "nvidia-h200" / "logs").mkdir()
-        assert running.find_source(toy.paper).profile == "gpu"
+        assert sources.find_source(toy.paper).profile == "gpu"
 
     def test_labels(self, tmp_path):
         store = RecordStore(tmp_path)

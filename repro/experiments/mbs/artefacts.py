@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from repro import plots
 from repro.experiments.design import Results, reported
-from repro.experiments.mbs.grids import CLASSIFIERS, ROLES
+from repro.experiments.mbs.grids import CLASSIFIERS, LARGE_BATCH, ROLES
 from repro.records import Record
 from repro.report import DASH, Summary, difference, mean_std
 
@@ -48,13 +48,16 @@ def status_or(records: Sequence[Record], text: str) -> str:
 
 
 def table1(results: Results) -> pd.DataFrame:
+    """Return Table 1: the metric without MBS by mini-batch and image size."""
     rows = []
     for role in ("ResNet-50", "U-Net"):
         paper = reported("mbs")["table1"][role]
         for resolution in ("low", "high"):
             runs = results.select("train", role=role, resolution=resolution, micro_batch=None)
-            sizes = sorted({run.config["mini_batch"] for run in runs})
-            for label, size in zip(("small", "large"), sizes or (0, 0), strict=False):
+            sizes = {run.config["mini_batch"] for run in runs}
+            large = LARGE_BATCH if LARGE_BATCH in sizes else None
+            small = min(sizes - {LARGE_BATCH}, default=None)
+            for label, size in (("small", small), ("large", large)):
                 values = best([run for run in runs if run.config["mini_batch"] == size])
                 value = paper[f"{resolution}_{label}"]
                 rows.append(
@@ -89,6 +92,7 @@ def _gap(values: Sequence[float], paper: float) -> str:
 
 
 def table2(results: Results) -> pd.DataFrame:
+    """Return Table 2: the largest mini-batch that fits, tried, modelled and chosen by itself."""
     rows = []
     for role in ROLES:
         paper = reported("mbs")["table2"][role]
@@ -116,6 +120,7 @@ def table2(results: Results) -> pd.DataFrame:
 
 
 def table3(results: Results) -> pd.DataFrame:
+    """Return Table 3: U-Net's IoU without and with MBS."""
     paper = reported("mbs")["table3"]
     initial = reported("mbs")["table2"]["U-Net"]["mini_batch"]
     rows = []
@@ -212,6 +217,7 @@ def large_batch_figure(results: Results, table: str) -> Figure:
 
 
 def figure2_table(results: Results) -> pd.DataFrame:
+    """Return the times of Figure 2's stages."""
     record = next(iter(results.select("timeline")), None)
     metrics = record.metrics if record and record.status == "ok" else {}
     rows = []
@@ -243,6 +249,7 @@ def hidden_share(spans: Sequence[Sequence[Any]]) -> float:
 
 
 def figure2(results: Results) -> Figure:
+    """Draw Figure 2 as a measured timeline."""
     record = next(iter(results.select("timeline")), None)
     if record is None or record.status != "ok":
         return plots.timeline([("compute", 0, 0.0, 0.0)], (0.0, 1e-3), "copy (not run)")
@@ -259,6 +266,7 @@ def _curves(results: Results, role: str, streamed: bool, name: str) -> list[list
 
 
 def figure3(results: Results) -> Figure:
+    """Draw Figure 3: training loss and accuracy per epoch, without and with MBS."""
     panels = {
         role: {
             "training loss": {

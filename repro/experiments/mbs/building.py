@@ -34,20 +34,24 @@ def bce_dice_loss(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
 
 
 def is_segmentation(config: Config) -> bool:
+    """Whether the configuration trains U-Net on masks."""
     return config["role"] == "U-Net"
 
 
 def loss_of(config: Config) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return the loss of section 4.2.4."""
     return bce_dice_loss if is_segmentation(config) else nn.functional.cross_entropy
 
 
 def build_model(config: Config, data: ImageData, device: str) -> nn.Module:
+    """Return the model with fresh weights, on the device."""
     options = dict(config["model"])
     num_classes = 1 if is_segmentation(config) else data.num_classes
     return models.build(options.pop("name"), num_classes=num_classes, **options).to(device)
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer of section 4.2.4."""
     options = {k: v for k, v in config["optimizer"].items() if k not in ("name", "schedule")}
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[config["optimizer"]["name"]]
     return kind(model.parameters(), **options)
@@ -104,6 +108,7 @@ _statistics_of: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {}
 def evaluation(
     config: Config, data: ImageData, model: nn.Module, device: str
 ) -> Callable[[], dict[str, float]]:
+    """Return a function that measures the model on the test split."""
     samples = config["test_samples"]
     samples = None if samples is None else min(samples, len(data.test))  # none counts twice
     images, targets = images_and_targets(config, data.test, samples)

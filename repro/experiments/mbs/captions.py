@@ -25,10 +25,8 @@ def _facts(results: Results) -> Iterable[str]:
         return
     devices = sorted({record.device["name"] for record in records})
     yield f"Measured on {', '.join(devices)}."
-    sets = {r.dataset["provenance"]: r.dataset for r in records if r.dataset}
-    for provenance, facts in sets.items():
-        synthetic = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
-        yield f"Data: {synthetic}{facts['name']}: {provenance.rstrip('.')}."
+    described = {_data(r.dataset, r.config["role"]): None for r in records if r.dataset}
+    yield from described
     models = {
         (role, _model(r.config["model"])): None
         for role in ROLES
@@ -89,6 +87,14 @@ _PAPER_SIDES = {
 def _side(config: Mapping[str, Any]) -> int:
     side: int = config["augment"].get("crop_size") or config["dataset"]["image_size"]
     return side
+
+
+def _data(facts: Mapping[str, str], role: str) -> str:
+    paper = "Carvana" if role == "U-Net" else "Flowers-102"
+    own = facts["name"].startswith(("flowers102", "carvana")) or "stand-in" in facts["provenance"]
+    kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
+    stand_in = "" if own else f", a stand-in for the paper's {paper}"
+    return f"Data: {kind}{facts['name']}{stand_in}: {facts['provenance'].rstrip('.')}."
 
 
 def _range_mib(sizes: Sequence[int]) -> str:

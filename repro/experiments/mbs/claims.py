@@ -86,6 +86,7 @@ def _table1_cell(results: Results, role: str, cell: str) -> list[float]:
 
 
 def check_prediction(results: Results) -> Verdict:
+    """Judge whether the linear model names a size from the last that fits to the next tried."""
     parts = []
     for role in ROLES:
         record = next(iter(results.select("size", role=role)), None)
@@ -103,6 +104,7 @@ def check_prediction(results: Results) -> Verdict:
 
 
 def check_same(results: Results, roles: Sequence[str]) -> Verdict:
+    """Judge results with and without MBS at the initial mini-batch against the tolerance."""
     parts = []
     for role in roles:
         gap = same_size_difference(results, role)
@@ -120,6 +122,7 @@ def check_same(results: Results, roles: Sequence[str]) -> Verdict:
 
 
 def check_memory(results: Results, roles: Sequence[str]) -> Verdict:
+    """Judge whether mini-batches above the initial one train with MBS only."""
     parts = []
     for role in roles:
         initial = reported("mbs")["table2"][role]["mini_batch"]
@@ -147,6 +150,7 @@ def check_memory(results: Results, roles: Sequence[str]) -> Verdict:
 
 
 def check_optimum(results: Results, roles: Sequence[str]) -> Verdict:
+    """Judge whether the best streamed size above the initial one beats the undivided one."""
     parts = []
     for role in roles:
         initial = reported("mbs")["table2"][role]["mini_batch"]
@@ -166,6 +170,7 @@ def check_optimum(results: Results, roles: Sequence[str]) -> Verdict:
 
 
 def check_decline(results: Results, roles: Sequence[str]) -> Verdict:
+    """Judge whether the best streamed size beats the largest."""
     parts = []
     for role in roles:
         sizes = sorted({r.config["mini_batch"] for r in results.select("train", role=role)})
@@ -183,6 +188,7 @@ def check_decline(results: Results, roles: Sequence[str]) -> Verdict:
 
 
 def check_overhead(results: Results, roles: Sequence[str]) -> Verdict:
+    """Judge the cost of a step with MBS against an undivided one, measured in turns."""
     parts = []
     for role in roles:
         record = next(iter(results.select("overhead", role=role)), None)
@@ -202,6 +208,7 @@ def check_overhead(results: Results, roles: Sequence[str]) -> Verdict:
 
 
 def check_epoch_time(results: Results, roles: Sequence[str]) -> Verdict:
+    """Judge the time of epochs with MBS against the undivided initial one."""
     parts = []
     for role in roles:
         rows = paper_rows(role)
@@ -223,6 +230,7 @@ def check_epoch_time(results: Results, roles: Sequence[str]) -> Verdict:
 
 
 def check_curves(results: Results) -> Verdict:
+    """Judge how far learning curves with and without MBS lie apart."""
     parts = []
     for role in CLASSIFIERS:
         accuracy = curve_gap(results, role, "accuracy")
@@ -239,14 +247,19 @@ def check_curves(results: Results) -> Verdict:
         word = "reproduced" if close else "partly" if as_seeds else "not reproduced"
         parts.append(
             (word, f"{role}: accuracy {accuracy.distance:.2f} points apart on average (tolerance "
-                   f"{limits[0]:.2f}, seeds spread {accuracy.spread:.2f}), loss "
+                   f"{limits[0]:.2f}, {_spread(accuracy.spread)}), loss "
                    f"{100 * loss.distance / loss.level:.1f} % apart (tolerance {LOSS_PERCENT:g} %, "
-                   f"seeds spread {100 * loss.spread / loss.level:.1f} %)")
+                   f"{_spread(100 * loss.spread / loss.level)})")
         )  # fmt: skip
     return combine(parts)
 
 
+def _spread(value: float) -> str:
+    return "one seed" if np.isnan(value) else f"seeds spread {value:.2f}"
+
+
 def check_overlap(results: Results) -> Verdict:
+    """Judge how much of the copies' time lies behind a computation; needs a GPU."""
     record = next(iter(results.select("timeline")), None)
     if record is None or record.status != "ok":
         return Verdict("not run", "no records")
@@ -258,6 +271,7 @@ def check_overlap(results: Results) -> Verdict:
 
 
 def check_order(results: Results) -> Verdict:
+    """Judge whether parameters change once, after the last micro-batch."""
     record = next(iter(results.select("timeline")), None)
     if record is None or record.status != "ok":
         return Verdict("not run", "no records")

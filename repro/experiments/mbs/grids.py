@@ -122,8 +122,8 @@ def _images(profile: str, role: str, name: str, low: bool) -> dict[str, Any]:
         if name == "camvid":
             dataset["binary"] = True
         if name == "photos":
-            dataset = {"name": name, "image_size": min(rows, 80)}
-            side = min(side, 48)
+            side = min(side, 24 if low else 48)  # the photographs hold no larger patches
+            dataset = {"name": name, "image_size": side * 640 // 384}
         augment = {"crop_size": side, "flip": True}
     if name == "synthetic" and task_of(role) == "segmentation":
         dataset |= {"masks": True, "num_classes": 2}
