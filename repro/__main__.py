@@ -164,6 +164,9 @@ def notebooks(
     device: Device = None,
     data: Data = None,
     seeds: Seeds = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Instead, run them in place on reference records.")
+    ] = False,
 ) -> None:
     """Execute notebooks by papermill into results/local/notebooks, with an HTML copy of each."""
     from repro import notebooks as runner
@@ -175,7 +178,8 @@ def notebooks(
     given |= {name: value for name, value in options.items() if value is not None}
     failures = 0
     for path in runner.find(names or ()):
-        outcome = runner.execute(path, given | {"profile": profile})
+        given_profile = given | {"profile": profile}
+        outcome = runner.refresh(path) if refresh else runner.execute(path, given_profile)
         typer.echo(outcome.text)
         failures += outcome.failed
     raise typer.Exit(1 if failures else 0)

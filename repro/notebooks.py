@@ -13,6 +13,8 @@ from repro import paths
 from repro.experiments.running import UsageError
 
 FOLDER = paths.ROOT / "notebooks"
+# A kernel warns at every start that its local sockets are not encrypted.
+QUIET_KERNEL = ["--IPKernelApp.log_level=ERROR"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
             parameters=dict(parameters),
             kernel_name="python3",  # whatever kernel the notebook was last saved with
             progress_bar=False,
+            extra_arguments=QUIET_KERNEL,
             cwd=str(FOLDER),
         )
     except papermill.PapermillExecutionError as error:
@@ -99,6 +102,35 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
     # A notebook that computes adds records: what it saw is what stands after it.
     stamp.write_text(_state(path, parameters))
     return Outcome(f"{path.stem}: done, {target.with_suffix('.html')}")
+
+
+def refresh(path: Path) -> Outcome:
+    """Run a notebook as it is, on the reference records, and keep its outputs in place.
+
+    What differs from run to run without saying anything is left out: times, widget states, and
+    what went to the error stream.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError
+
+    notebook = nbformat.read(path, as_version=4)
+    context = {"metadata": {"path": str(FOLDER)}}
+    try:
+        NotebookClient(
+            notebook, kernel_name="python3", resources=context, extra_arguments=QUIET_KERNEL
+        ).execute()
+    except CellExecutionError as error:
+        return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; left as it was", True)
+    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
+    temporary = path.with_suffix(".tmp")
+    nbformat.write(notebook, temporary)
+    temporary.replace(path)
+    return Outcome(f"{path.stem}: outputs refreshed")
 
 
 def _state(path: Path, parameters: Mapping[str, Any]) -> str:

@@ -102,5 +102,5 @@ class Session:
 
 def show_figure(figure: Figure) -> None:
     """Show a figure as PNG, sharp on a dense screen."""
-    png = report.figure_png(figure, dpi=160)
+    png = report.figure_png(figure, dpi=120)
     display(Image(png, width=int(figure.get_figwidth() * 85)))
