@@ -23,7 +23,7 @@ class StreamingPlan:
         num_micro_batches: How many of them, the last may be smaller.
         model_bytes: p of M(B) = p + B a.
         undivided_bytes: B a for the whole mini-batch.
-        streamed_bytes: B a for one micro-batch.
+        streamed_bytes: B a for one micro-batch, of a single sample where none fits.
         undivided_s: Time of the mini-batch at once, None where it does not fit.
         streamed_s: Time of the micro-batches one after the other, None where none fits.
     """
@@ -67,7 +67,7 @@ def plan_streaming(record: Record, limit_bytes: float, mini_batch: int) -> Strea
         num_micro_batches=full + bool(rest),
         model_bytes=memory.fixed_bytes,
         undivided_bytes=memory.bytes_per_sample * mini_batch,
-        streamed_bytes=memory.bytes_per_sample * micro,
+        streamed_bytes=memory.bytes_per_sample * max(1, micro),
         undivided_s=duration(mini_batch) if micro == mini_batch else None,
         streamed_s=full * duration(micro) + duration(rest) if micro else None,
     )
@@ -86,9 +86,12 @@ def default_limit_mib(record: Record) -> float:
 def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     """Draw a plan's memory against the limit, and its time."""
     plan = plan_streaming(record, limit_mib * MIB, mini_batch)
+    parts = f"{plan.num_micro_batches} × {plan.micro_batch_size}"
+    if not plan.micro_batch_size:
+        parts = "not one sample fits"
     ways = {
         f"without MBS\n(batch {mini_batch})": (plan.undivided_bytes, plan.undivided_s),
-        f"with MBS\n({plan.num_micro_batches} × {plan.micro_batch_size})": (
+        f"with MBS\n({parts})": (
             plan.streamed_bytes,
             plan.streamed_s,
         ),
