@@ -78,11 +78,11 @@ def run(
         runs = running.plan(paper, artefacts, profile, chosen)
         runs = running.only_mini_batches(runs, mini_batch or ())
         running.load_data(runs, data)
-        plans.append((paper, runs))
+        plans.append((paper, runs, ", ".join(chosen.values())))
     failed = 0
-    for paper, runs in plans:
+    for paper, runs, used in plans:
         tally = running.execute(paper, runs, setting)
-        typer.echo(f"{paper.key}, profile {profile}: {tally}")
+        typer.echo(f"{paper.key}, profile {profile}: {tally}; data: {used}")
         failed += tally.failed
     raise typer.Exit(1 if failed else 0)
 
@@ -132,6 +132,8 @@ def status(
         typer.echo(json.dumps(frame.to_dict("records"), indent=1))
     else:
         _console(Console).print(report.to_rich(frame, "Records on this machine"))
+        if frame.empty:
+            typer.echo("none yet: python -m repro run; show and report use the reference records")
 
 
 @app.command()
@@ -160,7 +162,9 @@ def notebooks(
     parameter: Annotated[
         list[str] | None, typer.Option("-p", "--parameter", help="NAME=VALUE of the notebook.")
     ] = None,
-    profile: Annotated[str, typer.Option(help="view, smoke, quick, gpu or paper.")] = "view",
+    profile: Annotated[
+        str | None, typer.Option(help="view (the default), smoke, quick, gpu or paper.")
+    ] = None,
     device: Device = None,
     data: Data = None,
     seeds: Seeds = None,
@@ -172,14 +176,17 @@ def notebooks(
     from repro import notebooks as runner
     from repro.experiments import running
 
-    running.check_profile(profile, computing=False)
     given = dict(runner.parse_parameter(text) for text in parameter or ())
-    options = {"device": device, "data": data, "seeds": seeds}
-    given |= {name: value for name, value in options.items() if value is not None}
+    options = {"profile": profile, "device": device, "data": data, "seeds": seeds}
+    for name, value in options.items():
+        if value is not None and given.setdefault(name, value) != value:
+            raise running.UsageError(
+                f"{name} is given twice, as {given[name]!r} and {value!r}; give one of them"
+            )
+    running.check_profile(str(given.setdefault("profile", "view")), computing=False)
     failures = 0
     for path in runner.find(names or ()):
-        given_profile = given | {"profile": profile}
-        outcome = runner.refresh(path) if refresh else runner.execute(path, given_profile)
+        outcome = runner.refresh(path) if refresh else runner.execute(path, given)
         typer.echo(outcome.text)
         failures += outcome.failed
     raise typer.Exit(1 if failures else 0)

@@ -80,6 +80,9 @@ def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
     return Difference(gap, float(interval.low), float(interval.high))
 
 
+_TEXT_COLUMNS = ("claim", "in the paper", "verdict", "evidence")
+
+
 def to_rich(frame: pd.DataFrame, title: str) -> "Table":
     """Return a data frame as a table for the terminal."""
     from rich import box
@@ -88,7 +91,8 @@ def to_rich(frame: pd.DataFrame, title: str) -> "Table":
 
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     for position, column in enumerate(frame.columns):
-        table.add_column(str(column), justify="left" if position == 0 else "right")
+        text = position == 0 or column in _TEXT_COLUMNS
+        table.add_column(str(column), justify="left" if text else "right")
     for row in frame.itertuples(index=False):
         table.add_row(*(Text(_cell(value)) for value in row))
     return table

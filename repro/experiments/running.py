@@ -346,8 +346,7 @@ def _load_cached(wanted: str, root: str | None) -> datasets.ImageData:
 
 def _label(run: Run) -> str:
     parts = [run.experiment]
-    for name in ("model", "mini_batch", "micro_batch"):
+    for name in ("role", "resolution", "mini_batch", "micro_batch"):
         if run.config.get(name) is not None:
-            value = run.config[name]
-            parts.append(str(value.get("name", value) if isinstance(value, dict) else value))
+            parts.append(f"{name.replace('_', '-')} {run.config[name]}")
     return " ".join(parts)

@@ -72,9 +72,10 @@ class MicroBatchStreamer:
             `DistributedDataParallel` model synchronises once per mini-batch; its gradient is the
             mean over all processes' samples (weights), with `two_pass` over their losses.
         loss_fn: Called as ``loss_fn(outputs, targets)``, or ``loss_fn(outputs)`` where targets
-            are None; returns a scalar, the mean over its micro-batch's samples (weighted by
-            `weights` where those are given), or with `two_pass` any function of the mini-batch.
-            If it has parameters to train it must be a module.
+            are None; returns a scalar, the plain mean over its micro-batch's samples (weighted by
+            `weights` where those are given; a sum needs ``normalization="none"``, class weights
+            or an ignored class need `two_pass`), or with `two_pass` any function of the
+            mini-batch. If it has parameters to train it must be a module.
         micro_batch_size: A whole number, or ``"auto"``: the largest that fits by a linear memory
             model (which knows nothing of the outputs that `two_pass` holds), halved on an
             out-of-memory error, grown back when memory allows.
@@ -90,7 +91,7 @@ class MicroBatchStreamer:
         prefetch: Micro-batches copied ahead of the one that computes, on CUDA.
         scaler: A `torch.amp.GradScaler` whose scale is applied to the loss; call its `step` and
             `update` as usual.
-        autocast: A dtype for the forward pass; autocast around `backward` works as well.
+        autocast: A dtype for the forward pass; autocast around `backward` works too.
         headroom: With ``"auto"``, the share of free memory left unused; by default 0 under a
             CPU `MemoryBudget` or 0.05 elsewhere.
         trace: Record when each micro-batch was copied and computed, for `timeline`.

@@ -462,13 +462,16 @@ class TestFindSource:
         return provide
 
     def test_ranks(self, toy, provide):
-        """This machine's own before a GPU's before a CPU's; each the most thorough first."""
+        """This machine's own before a GPU's before a CPU's; each the most thorough first.
+
+        Toy records come after all others.
+        """
         names = [
             "reference/cpu-2-cores/smoke",
+            "local/smoke",
             "reference/cpu-2-cores/quick",
             "reference/nvidia-h200/quick",
             "reference/nvidia-h200/gpu",
-            "local/smoke",
             "local/quick",
             "local/gpu",
             "local/paper",
