@@ -86,6 +86,6 @@ lint: $(STAMP)  ## ruff
 typecheck: $(STAMP)  ## mypy
 	@$(BIN)/mypy
 
-clean:  ## remove the environment and caches; records and datasets stay
+clean:  ## remove the environment, caches, executed notebooks; records and datasets stay
 	@rm -rf $(VENV) build *.egg-info .ruff_cache .mypy_cache .pytest_cache results/local/notebooks
 	@find repro tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

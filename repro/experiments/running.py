@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -35,8 +35,6 @@ from repro.records import (
     record_key,
     source_hash,
 )
-
-T = TypeVar("T")
 
 
 class UsageError(ValueError):

@@ -6,14 +6,9 @@ import pandas as pd
 
 from repro import paths, report
 from repro.experiments import PAPERS, load_paper
-from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results, Verdict
+from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results
 from repro.experiments.sources import Source, find_source, results_of
 from repro.records import local_store
-
-
-def verdict_of(artefact: Artefact, results: Results) -> list[tuple[str, str, Verdict]]:
-    """Return (claim, where the paper makes it, verdict) for each claim."""
-    return [(claim.text, claim.source, claim.check(results)) for claim in artefact.claims]
 
 
 def verdicts(paper: Paper, artefact: Artefact, results: Results) -> pd.DataFrame:
@@ -21,12 +16,12 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> pd.DataFrame
     rows = [
         {
             "artefact": f"{paper.key}/{artefact.name}",
-            "claim": claim,
-            "in the paper": where,
+            "claim": claim.text,
+            "in the paper": claim.source,
             "verdict": verdict.word,
             "evidence": verdict.evidence,
         }
-        for claim, where, verdict in verdict_of(artefact, results)
+        for claim, verdict in ((claim, claim.check(results)) for claim in artefact.claims)
     ]
     return pd.DataFrame(rows, columns=["artefact", "claim", "in the paper", "verdict", "evidence"])
 
@@ -37,13 +32,6 @@ def paper_verdicts(paper: Paper, source: Source) -> pd.DataFrame:
         verdicts(paper, artefact, results_of(paper, artefact, source))
         for artefact in paper.artefacts.values()
     ]
-    return pd.concat(frames, ignore_index=True)
-
-
-def overview(profile: str | None = None, device: str | None = None) -> pd.DataFrame:
-    """Return all verdicts on all papers, each from the best records there are."""
-    papers = [load_paper(key) for key in PAPERS]
-    frames = [paper_verdicts(paper, find_source(paper, profile, device)) for paper in papers]
     return pd.concat(frames, ignore_index=True)
 
 

@@ -1,6 +1,7 @@
 """The tables and figures of Micro-Batch Streaming."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,18 +48,22 @@ def status_or(records: Sequence[Record], text: str) -> str:
     return "out of memory" if records[0].status == "out_of_memory" else "error"
 
 
+def table1_cell(results: Results, role: str, resolution: str, label: str) -> list[Record]:
+    """Return the trainings of one cell of Table 1; `label` is ``small`` or ``large``."""
+    runs = results.select("train", role=role, resolution=resolution, micro_batch=None)
+    large = label == "large"
+    return [run for run in runs if (run.config["mini_batch"] == LARGE_BATCH) == large]
+
+
 def table1(results: Results) -> pd.DataFrame:
     """Return Table 1: the metric without MBS by mini-batch and image size."""
     rows = []
     for role in ("ResNet-50", "U-Net"):
         paper = reported("mbs")["table1"][role]
         for resolution in ("low", "high"):
-            runs = results.select("train", role=role, resolution=resolution, micro_batch=None)
-            sizes = {run.config["mini_batch"] for run in runs}
-            large = LARGE_BATCH if LARGE_BATCH in sizes else None
-            small = min(sizes - {LARGE_BATCH}, default=None)
-            for label, size in (("small", small), ("large", large)):
-                values = best([run for run in runs if run.config["mini_batch"] == size])
+            for label in ("small", "large"):
+                runs = table1_cell(results, role, resolution, label)
+                values = best(runs)
                 value = paper[f"{resolution}_{label}"]
                 rows.append(
                     {
@@ -66,7 +71,7 @@ def table1(results: Results) -> pd.DataFrame:
                         "image, paper": f"{paper[f'{resolution}_size']} px",
                         "image, ours": _side(runs),
                         "mini-batch, paper": _ASSUMED[label],
-                        "mini-batch, ours": size or DASH,
+                        "mini-batch, ours": runs[0].config["mini_batch"] if runs else DASH,
                         "paper (%)": f"{value:.2f}",
                         "ours (%)": Summary.of(values).text(),
                         "n": len(values),
@@ -77,7 +82,10 @@ def table1(results: Results) -> pd.DataFrame:
 
 
 # The paper's text leaves the smaller size out; see the note in reported/mbs.toml.
-_ASSUMED = {"small": "2 (assumed)", "large": "16"}
+_ASSUMED = {
+    "small": f"{reported('mbs')['table1']['small_batch']} (assumed)",
+    "large": str(reported("mbs")["table1"]["large_batch"]),
+}
 
 
 def _side(runs: Sequence[Record]) -> str:
@@ -139,16 +147,10 @@ def table3(results: Results) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _large_batches(results: Results, table: str) -> Iterator[tuple[dict[str, Any], bool]]:
-    for row in reported("mbs")[table]:
-        for streamed in (False, True):
-            yield row, streamed
-
-
 def large_batches(results: Results, table: str) -> pd.DataFrame:
     """Return Table 4 or 5: a row per model, mini-batch size and way of training."""
     rows = []
-    for row, streamed in _large_batches(results, table):
+    for row, streamed in itertools.product(reported("mbs")[table], (False, True)):
         runs = trainings(results, row["model"], row["mini_batch"], streamed)
         values, times = best(runs), epoch_times(runs)
         way = "with" if streamed else "without"
@@ -180,11 +182,8 @@ def figure1_bars(results: Results) -> Figure:
         for position, (resolution, label) in enumerate(_CELLS):
             value = paper[f"{resolution}_{label}"]
             series["paper"].append((position, value, float("nan")))
-            runs = results.select("train", role=role, resolution=resolution, micro_batch=None)
-            sizes = sorted({run.config["mini_batch"] for run in runs})
-            if len(sizes) == 2:
-                size = sizes[label == "large"]
-                summary = Summary.of(best([r for r in runs if r.config["mini_batch"] == size]))
+            if values := best(table1_cell(results, role, resolution, label)):
+                summary = Summary.of(values)
                 series["ours"].append((position, summary.mean, summary.std))
         panels[role] = series
     groups = [f"{resolution} res.\n{label} batch" for resolution, label in _CELLS]
