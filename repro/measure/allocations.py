@@ -1,0 +1,58 @@
+"""The memory that a call allocates, that of libraries inside its operations included."""
+
+import ctypes
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> int:
+    """Return how far the allocator's bytes rise above their start while `function` runs.
+
+    `MemoryMeter` sees the tensors that operations return. This sees every request to torch's
+    allocator, such as the reordered copies that oneDNN makes inside a convolution, and the
+    workspaces of cuDNN. What the call returns counts as well. Memory that a library takes from the
+    system directly does not.
+
+    Args:
+        function: Called once; call it before, so that what it keeps is not counted.
+        device: ``cpu`` or a CUDA device.
+    """
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        result = function()
+        torch.cuda.synchronize(device)
+        del result
+        return torch.cuda.max_memory_allocated(device) - before
+    # Without this the profiler writes a line to the terminal at every start and stop.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        result = function()
+    del result
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+def keep_freed_memory() -> bool:
+    """Make this process keep memory that it frees; return whether the C library allows it.
+
+    By default glibc returns large blocks to the system and takes them anew, so that every large
+    tensor pays for page faults: on a virtual machine several times the work that fills it. What is
+    compared then is who allocates least, not who computes fastest. Meant for a process that
+    measures; there is no way back.
+    """
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    trim_threshold, mmap_max = -1, -4
+    return bool(set_option(mmap_max, 0)) and bool(set_option(trim_threshold, 2**31 - 1))

@@ -1,0 +1,44 @@
+"""Micro-batch convolution tuning: μ-cuDNN (Oyama et al.), with real algorithms and measured times.
+
+`tune` makes a model's convolutions run divided; `best_division`, `pareto_front`,
+`assign_workspaces` and `split_batch` are its optimisers, for anyone's own measurements.
+"""
+
+from repro.microconv.assignment import assign_workspaces
+from repro.microconv.backends import BackendMissingError, stated_error
+from repro.microconv.cache import BenchmarkCache, CacheError
+from repro.microconv.cluster import split_batch
+from repro.microconv.conv import TunedConv2d
+from repro.microconv.kernels import Convolution, Kernel
+from repro.microconv.optimize import (
+    POLICIES,
+    Candidate,
+    Division,
+    best_division,
+    micro_batch_sizes,
+    pareto_front,
+)
+from repro.microconv.results import KernelReport, TuningReport
+from repro.microconv.tuning import tune, untune
+
+__all__ = [
+    "POLICIES",
+    "BackendMissingError",
+    "BenchmarkCache",
+    "CacheError",
+    "Candidate",
+    "Convolution",
+    "Division",
+    "Kernel",
+    "KernelReport",
+    "TunedConv2d",
+    "TuningReport",
+    "assign_workspaces",
+    "best_division",
+    "micro_batch_sizes",
+    "pareto_front",
+    "split_batch",
+    "stated_error",
+    "tune",
+    "untune",
+]

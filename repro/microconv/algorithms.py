@@ -1,0 +1,349 @@
+"""Convolution algorithms written as tensor operations: the ``torch`` backend, on any device.
+
+Each algorithm computes all three kernels into buffers that it is given, at any stride, padding and
+dilation unless its class says otherwise. ``native`` is the framework's own convolution.
+"""
+
+import itertools
+from functools import cache
+
+import torch
+from scipy import fft as scipy_fft
+
+from repro.microconv.kernels import Buffers, Convolution, Kernel
+
+Tensor = torch.Tensor
+Slices = tuple[slice, slice]
+
+
+def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
+    """Return which outputs a filter's tap reaches, and the inputs that it reads for them.
+
+    Taps reach into the padding at the borders: those outputs are left out.
+    """
+    out, source = [], []
+    for axis, tap in enumerate((row, column)):
+        size, count = (conv.height, conv.width)[axis], conv.out_size[axis]
+        stride = conv.stride[axis]
+        start = tap * conv.dilation[axis] - conv.padding[axis]  # input of output 0
+        first = max(0, -(start // stride)) if start < 0 else 0
+        last = min(count - 1, (size - 1 - start) // stride)
+        out.append(slice(first, max(first, last + 1)))
+        if last < first:
+            source.append(slice(0, 0))
+        else:
+            source.append(slice(start + first * stride, start + last * stride + 1, stride))
+    return (out[0], out[1]), (source[0], source[1])
+
+
+class Direct:
+    """The loops of Algorithm 1, over filter taps; each tap is a product of matrices."""
+
+    error = 2e-6
+    dtypes = ("float32", "float64")
+
+    def supports(self, kernel: Kernel) -> bool:
+        """Any shape."""
+        return True
+
+    def buffers(self, kernel: Kernel, b: int) -> Buffers:
+        """One tap's inputs for every output, and the filters by tap."""
+        conv, dtype = kernel.conv, kernel.torch_dtype
+        rows, columns = conv.out_size
+        filters = (conv.taps, conv.out_channels, conv.in_channels)
+        return {
+            "taken": ((b, conv.in_channels, rows, columns), dtype),
+            "filters": (filters, dtype),
+        }
+
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+        """Compute one kernel; see `TorchBackend.run`."""
+        conv, taken = kernel.conv, t["taken"]
+        b = len(taken)
+        flat = taken.view(b, conv.in_channels, -1)
+        taps = [(v, u) for v in range(conv.kernel_size[0]) for u in range(conv.kernel_size[1])]
+        by_tap = t["filters"]
+        if kernel.kind == "backward_filter":
+            by_tap.zero_()
+            gradient = second.view(b, conv.out_channels, -1)
+        else:
+            by_tap.view(*conv.kernel_size, conv.out_channels, -1).copy_(second.permute(2, 3, 0, 1))
+        if kernel.kind == "forward":
+            out.zero_()
+            result = out.view(b, conv.out_channels, -1)
+        elif kernel.kind == "backward_data":
+            out.zero_()
+            gradient = first.view(b, conv.out_channels, -1)
+        for tap, (v, u) in enumerate(taps):
+            (ys, xs), (rows, columns) = _window(conv, v, u)
+            if kernel.kind == "backward_data":
+                torch.bmm(by_tap[tap].T.expand(b, -1, -1), gradient, out=flat)
+                out[:, :, rows, columns] += taken[:, :, ys, xs]
+                continue
+            taken.zero_()
+            taken[:, :, ys, xs] = first[:, :, rows, columns]
+            if kernel.kind == "forward":
+                result.baddbmm_(by_tap[tap].expand(b, -1, -1), flat)
+            else:
+                for n in range(b):
+                    by_tap[tap].addmm_(gradient[n], flat[n].T)
+        if kernel.kind == "backward_filter":
+            out += by_tap.view(*conv.kernel_size, conv.out_channels, -1).permute(2, 3, 0, 1)
+
+
+class Im2col:
+    """Explicit GEMM: every patch becomes a column, the convolution one product of matrices."""
+
+    error = 2e-6
+    dtypes = ("float32", "float64", "bfloat16", "float16")
+
+    def supports(self, kernel: Kernel) -> bool:
+        """Any shape."""
+        return True
+
+    def buffers(self, kernel: Kernel, b: int) -> Buffers:
+        """The columns; an unpadded 1×1 filter at stride 1 needs none."""
+        conv = kernel.conv
+        if self._identity(conv):
+            return {}
+        rows, columns = conv.out_size
+        shape = (b, conv.in_channels * conv.taps, rows * columns)
+        return {"columns": (shape, kernel.torch_dtype)}
+
+    @staticmethod
+    def _identity(conv: Convolution) -> bool:
+        return conv.kernel_size == conv.stride == (1, 1) and conv.padding == (0, 0)
+
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+        """Compute one kernel; see `TorchBackend.run`."""
+        conv, b = kernel.conv, len(first)
+        shape = (list(conv.kernel_size), list(conv.dilation), list(conv.padding), list(conv.stride))
+        identity = self._identity(conv)
+        if kernel.kind == "backward_data":
+            columns = out.view(b, conv.in_channels, -1) if identity else t["columns"]
+            filters = second.view(conv.out_channels, -1).T
+            torch.bmm(filters.expand(b, -1, -1), first.view(b, conv.out_channels, -1), out=columns)
+            if not identity:
+                size = [conv.height, conv.width]
+                torch.ops.aten.col2im.out(columns, size, *shape, out=out)
+            return
+        if identity:
+            columns = first.view(b, conv.in_channels, -1)
+        else:
+            columns = torch.ops.aten.im2col.out(first, *shape, out=t["columns"])
+        if kernel.kind == "forward":
+            filters = second.view(conv.out_channels, -1).expand(b, -1, -1)
+            torch.bmm(filters, columns, out=out.view(b, conv.out_channels, -1))
+        else:
+            result = out.view(conv.out_channels, -1)
+            for gradient, column in zip(second.flatten(2), columns, strict=True):
+                result.addmm_(gradient, column.T)
+
+
+class FFT:
+    """Products in the frequency domain (Mathieu et al.), over whole padded images.
+
+    The three kernels differ in what is conjugated and summed over: forward correlates the input
+    with the filters, the data gradient convolves, the filter gradient correlates the input with
+    the output's gradient. A stride becomes zeros between the output's elements, a dilation zeros
+    between the filters'.
+    """
+
+    error = 5e-6
+    dtypes = ("float32", "float64")
+
+    def supports(self, kernel: Kernel) -> bool:
+        """Any shape."""
+        return True
+
+    @staticmethod
+    def _size(conv: Convolution) -> tuple[int, int]:
+        rows = scipy_fft.next_fast_len(conv.height + 2 * conv.padding[0], real=False)
+        columns = scipy_fft.next_fast_len(conv.width + 2 * conv.padding[1], real=True)
+        return rows, columns
+
+    def buffers(self, kernel: Kernel, b: int) -> Buffers:
+        """One image and one spectrum as staging, three spectra by frequency."""
+        conv, dtype = kernel.conv, kernel.torch_dtype
+        rows, columns = self._size(conv)
+        frequencies = rows * (columns // 2 + 1)
+        c, k = conv.in_channels, conv.out_channels
+        largest = max(b * c, b * k, k * c)
+        spectrum = torch.complex128 if dtype == torch.float64 else torch.complex64
+        return {
+            "image": ((largest, rows, columns), dtype),
+            # What torch.fft makes itself on the way: a spectrum and an image.
+            "library_image": ((largest, rows, columns), dtype),
+            "library_spectrum": ((largest, frequencies), spectrum),
+            "staging": ((largest, frequencies), spectrum),
+            "x": ((frequencies, b, c), spectrum),
+            "w": ((frequencies, k, c), spectrum),
+            "y": ((frequencies, b, k), spectrum),
+        }
+
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+        """Compute one kernel; see `TorchBackend.run`."""
+        conv, (rows, columns) = kernel.conv, self._size(kernel.conv)
+        pad, stride, dilation = conv.padding, conv.stride, conv.dilation
+        inside = (
+            slice(pad[0], pad[0] + conv.height),
+            slice(pad[1], pad[1] + conv.width),
+        )
+        spread = tuple(
+            slice(0, s * (count - 1) + 1, s) for s, count in zip(stride, conv.out_size, strict=True)
+        )
+        dilated = tuple(
+            slice(0, extent, d) for extent, d in zip(conv.extent, dilation, strict=True)
+        )
+
+        def transform(source: Tensor, place: tuple, target: Tensor) -> None:
+            count = source.shape[0] * source.shape[1]
+            image = t["image"][:count].zero_()
+            image.view(*source.shape[:2], rows, columns)[:, :, place[0], place[1]] = source
+            staged = t["staging"][:count]
+            torch.fft.rfft2(image, out=staged.view(count, rows, -1))
+            target.copy_(staged.view(*source.shape[:2], -1).permute(2, 0, 1))
+
+        def inverse(source: Tensor, shape: tuple[int, int]) -> Tensor:
+            count = shape[0] * shape[1]
+            staged = t["staging"][:count]
+            staged.view(*shape, -1).copy_(source.permute(1, 2, 0))
+            image = t["image"][:count]
+            torch.fft.irfft2(staged.view(count, rows, -1), s=(rows, columns), out=image)
+            return image.view(*shape, rows, columns)
+
+        x, w, y = t["x"], t["w"], t["y"]
+        b, c, k = x.shape[1], conv.in_channels, conv.out_channels
+        if kernel.kind == "forward":
+            transform(first, inside, x)
+            transform(second, dilated, w)
+            torch.bmm(x, torch.conj_physical(w, out=w).transpose(1, 2), out=y)
+            out.copy_(inverse(y, (b, k))[:, :, spread[0], spread[1]])
+        elif kernel.kind == "backward_data":
+            transform(first, spread, y)
+            transform(second, dilated, w)
+            torch.bmm(y, w, out=x)
+            out.copy_(inverse(x, (b, c))[:, :, inside[0], inside[1]])
+        else:
+            transform(first, inside, x)
+            transform(second, spread, y)
+            torch.bmm(torch.conj_physical(y, out=y).transpose(1, 2), x, out=w)
+            out += inverse(w, (k, c))[:, :, dilated[0], dilated[1]]
+
+
+# F(4×4, 3×3) of Lavin and Gray: y = Aᵀ[(G w Gᵀ) ⊙ (Bᵀ x B)]A on tiles of 6×6, at the points
+# 0, 1, -1, 2, -2 and infinity.
+_BT = [
+    [4, 0, -5, 0, 1, 0], [0, -4, -4, 1, 1, 0], [0, 4, -4, -1, 1, 0],
+    [0, -2, -1, 2, 1, 0], [0, 2, -1, -2, 1, 0], [0, 4, 0, -5, 0, 1],
+]  # fmt: skip
+_G = [
+    [1 / 4, 0, 0], [-1 / 6, -1 / 6, -1 / 6], [-1 / 6, 1 / 6, -1 / 6],
+    [1 / 24, 1 / 12, 1 / 6], [1 / 24, -1 / 12, 1 / 6], [0, 0, 1],
+]  # fmt: skip
+_AT = [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]
+
+
+@cache
+def _winograd_matrices(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the two-dimensional transforms of inputs, filters and outputs as matrices."""
+    matrices = (torch.tensor(m, dtype=torch.float64) for m in (_BT, _G, _AT))
+    inputs, filters, outputs = (
+        torch.kron(m, m).to(device=device, dtype=dtype).contiguous() for m in matrices
+    )
+    return inputs, filters, outputs  # (36, 36), (36, 9), (16, 36)
+
+
+class Winograd:
+    """Minimal filtering F(4×4, 3×3) (Lavin and Gray), for 3×3 filters at stride and dilation 1.
+
+    The data gradient is a forward pass with flipped filters, the filter gradient the adjoint of
+    the forward pass.
+    """
+
+    error = 2e-5
+    dtypes = ("float32", "float64")
+
+    def supports(self, kernel: Kernel) -> bool:
+        """3×3, stride 1, dilation 1, padding up to 2."""
+        conv = kernel.conv
+        return (
+            conv.kernel_size == (3, 3)
+            and conv.stride == conv.dilation == (1, 1)
+            and max(conv.padding) <= 2
+        )
+
+    @staticmethod
+    def _geometry(kernel: Kernel) -> tuple[int, int, tuple[int, int], tuple[int, int]]:
+        """Return input channels, output channels, padding and tiles of the forward-like pass."""
+        conv = kernel.conv
+        c, k, pad, size = conv.in_channels, conv.out_channels, conv.padding, conv.out_size
+        if kernel.kind == "backward_data":
+            c, k, pad, size = k, c, (2 - pad[0], 2 - pad[1]), (conv.height, conv.width)
+        return c, k, pad, (-(-size[0] // 4), -(-size[1] // 4))
+
+    def buffers(self, kernel: Kernel, b: int) -> Buffers:
+        """Tiles before and after a transform in turns, padded images, the filters' transform."""
+        dtype = kernel.torch_dtype
+        c, k, _, (ty, tx) = self._geometry(kernel)
+        p = b * ty * tx
+        padded = b * max(c * (4 * ty + 2) * (4 * tx + 2), k * 16 * ty * tx)
+        return {
+            "padded": ((padded,), dtype),
+            "one": ((36 * max(c, k) * p,), dtype),
+            "two": ((36 * max(c, k) * p,), dtype),
+            "taps": ((9, k * c), dtype),
+            "filters": ((36, k, c), dtype),
+        }
+
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+        """Compute one kernel; see `TorchBackend.run`."""
+        c, k, pad, (ty, tx) = self._geometry(kernel)
+        b = len(first)
+        p = b * ty * tx
+        of_inputs, of_filters, of_outputs = _winograd_matrices(first.dtype, str(first.device))
+        one, two, taps, filters = t["one"], t["two"], t["taps"], t["filters"]
+
+        # Inputs: overlapping tiles (36, c, p), transformed from `one` to `two`.
+        h, w = first.shape[2:]
+        height, width = 4 * ty + 2, 4 * tx + 2
+        padded = t["padded"][: b * c * height * width].view(b, c, height, width).zero_()
+        rows, columns = min(h, height - pad[0]), min(w, width - pad[1])
+        padded[:, :, pad[0] : pad[0] + rows, pad[1] : pad[1] + columns] = first[
+            :, :, :rows, :columns
+        ]
+        bs, cs, hs, ws = padded.stride()
+        tiles = padded.as_strided((6, 6, c, b, ty, tx), (hs, ws, cs, bs, 4 * hs, 4 * ws))
+        one[: 36 * c * p].view(6, 6, c, b, ty, tx).copy_(tiles)
+        inputs = two[: 36 * c * p].view(36, c * p)
+        torch.mm(of_inputs, one[: 36 * c * p].view(36, c * p), out=inputs)
+
+        if kernel.kind == "backward_filter":
+            # The output's gradient in tiles of 4×4, through the adjoint of the outputs' transform.
+            half = t["padded"][: 16 * k * p].zero_()
+            blocks = half.view(4, 4, k, b, ty, tx)
+            for i, j in itertools.product(range(4), range(4)):
+                source = second[:, :, i::4, j::4].transpose(0, 1)
+                blocks[i, j, :, :, : source.shape[2], : source.shape[3]] = source
+            gradients = one[: 36 * k * p].view(36, k * p)
+            torch.mm(of_outputs.T, half.view(16, k * p), out=gradients)
+            torch.bmm(gradients.view(36, k, p), inputs.view(36, c, p).transpose(1, 2), out=filters)
+            torch.mm(of_filters.T, filters.view(36, k * c), out=taps)
+            out += taps.view(3, 3, k, c).permute(2, 3, 0, 1)
+            return
+
+        for tap in range(9):
+            row, column = divmod(tap, 3)
+            source = second[:, :, row, column]
+            if kernel.kind == "backward_data":
+                source = second[:, :, 2 - row, 2 - column].T
+            taps[tap].view(k, c).copy_(source)
+        torch.mm(of_filters, taps, out=filters.view(36, k * c))
+        products = one[: 36 * k * p].view(36, k, p)
+        torch.bmm(filters, inputs.view(36, c, p), out=products)
+        outputs = two[: 16 * k * p].view(16, k * p)
+        torch.mm(of_outputs, products.view(36, k * p), out=outputs)
+        whole = t["padded"][: b * k * 16 * ty * tx].view(b, k, ty, 4, tx, 4)
+        whole.copy_(outputs.view(4, 4, k, b, ty, tx).permute(3, 2, 4, 0, 5, 1))
+        rows, columns = out.shape[2:]
+        out.copy_(whole.view(b, k, 4 * ty, 4 * tx)[:, :, :rows, :columns])

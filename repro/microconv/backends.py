@@ -1,0 +1,237 @@
+"""The backends by name, and how one micro-batch or a whole division is run with them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from repro.microconv.cudnn import CuDNNBackend
+from repro.microconv.kernels import Kernel
+from repro.microconv.nnpack import NNPACKBackend
+from repro.microconv.torch_backend import TorchBackend
+
+
+class BackendMissingError(ValueError):
+    """A backend was asked for that is not there on this machine or device."""
+
+
+class Backend(Protocol):
+    """A library of convolution algorithms with explicit workspace."""
+
+    name: str
+    names: tuple[str, ...]  # of its algorithms
+
+    def missing(self, device: str) -> str | None:
+        """Return in one line why the backend is not there, None where it is."""
+
+    def version(self, device: str) -> str:
+        """Return everything of the library that decides its times."""
+
+    def error(self, algorithm: str, kernel: Kernel) -> float:
+        """Return the stated relative error of an algorithm in float32 arithmetic."""
+
+    def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
+        """List the algorithms for a micro-batch of `b` with their workspace in bytes."""
+
+    def run(
+        self,
+        algorithm: str,
+        kernel: Kernel,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        out: torch.Tensor,
+        workspace: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        """Compute a micro-batch; see `run`."""
+
+
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (TorchBackend(), NNPACKBackend(), CuDNNBackend())
+}
+NATIVE = "torch:native"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which algorithms may be used on a device.
+
+    Attributes:
+        backends: Those to ask.
+        names: Backends and ``BACKEND:ALGORITHM`` that were asked for; None for everything.
+        unavailable: A line for each backend that is not there.
+    """
+
+    backends: tuple[Backend, ...]
+    names: tuple[str, ...] | None
+    unavailable: tuple[str, ...]
+
+    def admits(self, algorithm: str) -> bool:
+        """Return whether ``BACKEND:ALGORITHM`` was asked for, by itself or with its backend."""
+        if self.names is None:
+            return True
+        return algorithm in self.names or algorithm.partition(":")[0] in self.names
+
+
+def choose(names: Sequence[str] | None, device: str) -> Choice:
+    """Return what may be used on a device.
+
+    Args:
+        names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
+        device: ``cpu`` or a CUDA device.
+
+    Raises:
+        BackendMissingError: A backend was named that is unknown or not there.
+        ValueError: No name was given, or an algorithm that its backend does not have.
+    """
+    if names is None:
+        problems = {name: backend.missing(device) for name, backend in BACKENDS.items()}
+        there = tuple(BACKENDS[name] for name, problem in problems.items() if problem is None)
+        return Choice(there, None, tuple(problem for problem in problems.values() if problem))
+    if isinstance(names, str) or not names:
+        raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
+    chosen = []
+    for name in names:
+        backend_name, _, algorithm = name.partition(":")
+        if backend_name not in BACKENDS:
+            raise BackendMissingError(
+                f"unknown backend {backend_name!r}; choose among {', '.join(BACKENDS)}"
+            )
+        backend = BACKENDS[backend_name]
+        if problem := backend.missing(device):
+            raise BackendMissingError(f"{problem}; leave it out, or give another device")
+        if algorithm and algorithm not in backend.names:
+            raise ValueError(
+                f"{backend_name} has no algorithm {algorithm!r}; choose among "
+                f"{', '.join(backend.names)}"
+            )
+        chosen.append(backend)
+    return Choice(tuple(dict.fromkeys(chosen)), tuple(names), ())
+
+
+def find(algorithm: str) -> tuple[Backend, str]:
+    """Return the backend and its algorithm of a name such as ``nnpack:ft8x8``.
+
+    Raises:
+        ValueError: No backend has that name.
+    """
+    name, _, own = algorithm.partition(":")
+    if name not in BACKENDS or not own:
+        raise ValueError(
+            f"algorithm {algorithm!r} names no backend; give BACKEND:ALGORITHM with a backend "
+            f"among {', '.join(BACKENDS)}"
+        )
+    return BACKENDS[name], own
+
+
+def stated_error(algorithm: str, kernel: Kernel) -> float:
+    """Return the relative error that an algorithm may have against exact arithmetic.
+
+    It is the largest difference over the largest magnitude of the result, for operands of normal
+    random numbers. It is stated for float32; other data types and TF32 round more coarsely or
+    finely, by the ratio of their precisions.
+    """
+    backend, own = find(algorithm)
+    precision = 2**-11 if kernel.math == "tf32" else torch.finfo(kernel.torch_dtype).eps
+    return backend.error(own, kernel) * max(precision / 2**-23, 2**-29)
+
+
+def run(
+    algorithm: str,
+    kernel: Kernel,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """Compute one micro-batch of a kernel by an algorithm, without allocating.
+
+    Nothing waits for the device.
+
+    Args:
+        algorithm: ``BACKEND:ALGORITHM``.
+        kernel: What is computed; see `Kernel.shapes` for the operands.
+        first: First operand, contiguous in the kernel's layout.
+        second: Second operand, likewise.
+        out: Result. Of ``forward`` and ``backward_data`` it is overwritten; a
+            ``backward_filter`` is added to it, so that micro-batches accumulate.
+        workspace: Bytes, at least as many as the backend lists, aligned to
+            `kernels.ALIGNMENT`. ``torch:native`` uses none of it: it allocates by itself.
+        bias: Shape (K,), added to a forward pass.
+    """
+    backend, own = find(algorithm)
+    backend.run(own, kernel, first, second, out, workspace, bias)
+
+
+def run_division(
+    parts: Sequence[tuple[int, str]],
+    kernel: Kernel,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+    bias: torch.Tensor | None = None,
+) -> None:
+    """Compute a whole mini-batch, one part after the other in the same workspace.
+
+    Arguments as `run`, for the mini-batch; a filter gradient in `out` is overwritten here.
+
+    Raises:
+        ValueError: The parts do not sum to the mini-batch.
+    """
+    if sum(size for size, _ in parts) != len(first):
+        raise ValueError(
+            f"the division has parts of {[size for size, _ in parts]} samples, the mini-batch "
+            f"{len(first)}; divide this mini-batch"
+        )
+    accumulates = kernel.kind == "backward_filter"
+    total = out
+    if accumulates:
+        # Sums of 16-bit gradients are kept in float32, as inside one convolution.
+        if out.dtype.itemsize < 4 and len(parts) > 1:
+            total = torch.zeros_like(out, dtype=torch.float32)
+        out.zero_()
+    start = 0
+    for size, algorithm in parts:
+        piece = slice(start, start + size)
+        start += size
+        if accumulates:
+            if total is not out and piece.start:
+                total += out
+                out.zero_()
+            run(algorithm, kernel, first[piece], second[piece], out, workspace)
+        else:
+            run(algorithm, kernel, first[piece], second, out[piece], workspace, bias)
+    if total is not out:
+        out.copy_(total.add_(out))
+
+
+def math_of(dtype: torch.dtype, device: str) -> str:
+    """Return how torch is set to multiply float32 numbers in a convolution: ieee or tf32."""
+    if dtype != torch.float32 or torch.device(device).type != "cuda":
+        return "ieee"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "ieee"  # no TF32 before Ampere
+    cudnn: Any = torch.backends.cudnn
+    settings: tuple[Any, ...] = (cudnn.conv, cudnn, torch.backends)
+    given = [setting.fp32_precision for setting in settings if setting.fp32_precision != "none"]
+    return "tf32" if given and given[0] == "tf32" else "ieee"
+
+
+@contextmanager
+def precision(kernel: Kernel) -> Iterator[None]:
+    """Set torch to multiply as a kernel says, for as long as the block lasts."""
+    if torch.device(kernel.device).type != "cuda" or kernel.dtype != "float32":
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    setting = cudnn.conv
+    before = setting.fp32_precision
+    setting.fp32_precision = kernel.math
+    try:
+        yield
+    finally:
+        setting.fp32_precision = before

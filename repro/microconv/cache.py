@@ -1,0 +1,169 @@
+"""A file of benchmark results, so that what was measured once is not measured again."""
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from repro.measure import describe_device
+from repro.microconv.backends import BACKENDS
+from repro.microconv.kernels import Kernel
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS listings_1 (
+    key TEXT NOT NULL, micro_batch INTEGER NOT NULL, algorithms TEXT NOT NULL,
+    PRIMARY KEY (key, micro_batch));
+CREATE TABLE IF NOT EXISTS times_1 (
+    key TEXT NOT NULL, micro_batch INTEGER NOT NULL, algorithm TEXT NOT NULL,
+    samples_s TEXT NOT NULL, measured TEXT NOT NULL,
+    PRIMARY KEY (key, micro_batch, algorithm));
+"""
+
+
+class CacheError(ValueError):
+    """A benchmark cache cannot be opened, or is something else."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What decides the time of an algorithm, as text: kernel, library, device, and our code."""
+
+    text: str
+
+    @classmethod
+    def of(cls, kernel: Kernel, backend: str) -> "Key":
+        """Return the key of a kernel on this machine; it is JSON, so that a person can read it."""
+        facts = {
+            "kernel": kernel.facts(),
+            "backend": BACKENDS[backend].version(kernel.device),
+            "device": describe_device(kernel.device)["name"],
+            "code": _code(),
+        }
+        return cls(json.dumps(facts, sort_keys=True))
+
+
+@cache
+def _code() -> str:
+    """Return a hash of the modules whose change may change times."""
+    modules = ("algorithms", "backends", "cudnn", "kernels", "measuring", "nnpack", "torch_backend")
+    sources = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in modules)
+    return sha256(b"".join(sources)).hexdigest()[:16]
+
+
+def default_path() -> Path:
+    """Return ``microconv.sqlite`` in `$REPRO_CACHE`, else in the user's cache folder."""
+    folder = os.environ.get("REPRO_CACHE")
+    if not folder:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = str(Path(home) / "repro")
+    return Path(folder).expanduser() / "microconv.sqlite"
+
+
+class BenchmarkCache:
+    """Algorithms and measured times by kernel and micro-batch, in an SQLite file.
+
+    Any number of threads and processes may use a file at once. One row holds one measurement, so
+    that writers never overwrite each other's; of two that measure the same, the first stays.
+
+    Args:
+        path: The file, made with its folder where it is not there; None keeps everything in memory.
+
+    Raises:
+        CacheError: The file cannot be written, or is no such cache.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = None if path is None else Path(path).expanduser()
+        self._lock = threading.RLock()
+        self._memory: sqlite3.Connection | None = None
+        if self.path is None:
+            self._memory = sqlite3.connect(":memory:", check_same_thread=False)
+        else:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CacheError(self._problem(error)) from error
+        with self._open() as connection:
+            connection.executescript(_SCHEMA)
+
+    def _problem(self, error: Exception) -> str:
+        return (
+            f"the benchmark cache {self.path} cannot be used: {error}; give another file as "
+            f"cache=, delete this one, or give cache=None to keep the results in memory"
+        )
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            if self._memory is not None:
+                with self._memory:
+                    yield self._memory
+                return
+            connection = None
+            try:
+                # Another process may hold the file for a while; each call opens it anew, which
+                # also holds across a fork.
+                connection = sqlite3.connect(str(self.path), timeout=60)
+                with connection:
+                    yield connection
+            except sqlite3.Error as error:
+                raise CacheError(self._problem(error)) from error
+            finally:
+                if connection is not None:
+                    connection.close()
+
+    def listing(self, key: Key, micro_batch: int) -> list[tuple[str, int]] | None:
+        """Return the algorithms and their workspace in bytes, None where not listed yet."""
+        with self._open() as connection:
+            row = connection.execute(
+                "SELECT algorithms FROM listings_1 WHERE key = ? AND micro_batch = ?",
+                (key.text, micro_batch),
+            ).fetchone()
+        return None if row is None else [(name, size) for name, size in json.loads(row[0])]
+
+    def store_listing(self, key: Key, micro_batch: int, algorithms: list[tuple[str, int]]) -> None:
+        """Keep the algorithms of a micro-batch and their workspace."""
+        with self._open() as connection:
+            connection.execute(
+                "INSERT OR REPLACE INTO listings_1 VALUES (?, ?, ?)",
+                (key.text, micro_batch, json.dumps(algorithms)),
+            )
+
+    def times(self, key: Key, micro_batch: int) -> dict[str, list[float]]:
+        """Return the measured seconds by algorithm; none for one that turned out not to run."""
+        with self._open() as connection:
+            rows = connection.execute(
+                "SELECT algorithm, samples_s FROM times_1 WHERE key = ? AND micro_batch = ?",
+                (key.text, micro_batch),
+            ).fetchall()
+        return {algorithm: json.loads(samples) for algorithm, samples in rows}
+
+    def store_times(self, key: Key, micro_batch: int, times: Mapping[str, list[float]]) -> None:
+        """Keep measured seconds by algorithm."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        with self._open() as connection:
+            connection.executemany(
+                "INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)",
+                [
+                    (key.text, micro_batch, algorithm, json.dumps(samples), now)
+                    for algorithm, samples in times.items()
+                ],
+            )
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._open() as connection:
+            connection.executescript("DELETE FROM listings_1; DELETE FROM times_1;")
+
+    def __len__(self) -> int:
+        """Return how many times are kept."""
+        with self._open() as connection:
+            count: int = connection.execute("SELECT COUNT(*) FROM times_1").fetchone()[0]
+        return count

@@ -1,0 +1,84 @@
+"""Share a mini-batch out among devices of unequal speed (section III-E, Figure 13)."""
+
+import math
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
+
+D = TypeVar("D", bound=Hashable)
+
+
+def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, int]:
+    """Give each device a batch size so that the slowest one finishes first.
+
+    Minimises max over g of Σ_b t_gb x_gb with Σ x_gb b = B and at most one size for each device.
+    Among the splits with that maximum, the one with the smallest sum of times is returned.
+
+    Differs from the paper: instead of an integer programme, the bottleneck is found by bisection
+    over the measured times, with the reachable sums of sizes as the bits of an integer; exact, and
+    without tolerances.
+
+    Args:
+        batch: The mini-batch size B.
+        times: By device, then by batch size, the seconds of a forward and backward pass.
+
+    Returns:
+        The batch size of every device that takes part; one that would only slow the others down
+        is left out.
+
+    Raises:
+        ValueError: `batch` is below 1, a time is negative or not finite, a size is below 1, or no
+            choice of sizes sums to the mini-batch.
+    """
+    if batch < 1 or batch != int(batch):
+        raise ValueError(f"batch is {batch}; it must be a whole number from 1")
+    for device, measured in times.items():
+        for size, time in measured.items():
+            if size < 1 or size != int(size) or not (math.isfinite(time) and time >= 0):
+                raise ValueError(
+                    f"device {device!r} has the time {time} at batch size {size}; sizes are whole "
+                    f"numbers from 1 and times finite seconds >= 0"
+                )
+    bounds = sorted({time for measured in times.values() for time in measured.values()})
+    if not bounds or not _reaches(batch, times, bounds[-1]):
+        sizes = {device: sorted(measured) for device, measured in times.items()}
+        raise ValueError(
+            f"no choice of at most one size for each device sums to the mini-batch {batch}; the "
+            f"sizes are {sizes}: measure more of them"
+        )
+    low, high = 0, len(bounds) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _reaches(batch, times, bounds[middle]):
+            high = middle
+        else:
+            low = middle + 1
+    return _cheapest(batch, times, bounds[low])
+
+
+def _reaches(batch: int, times: Mapping[D, Mapping[int, float]], bound: float) -> bool:
+    sums = 1  # bit b: the devices so far can take b samples within the bound
+    for measured in times.values():
+        reached = sums
+        for size, time in measured.items():
+            if time <= bound and size <= batch:
+                reached |= sums << size
+        sums = reached & ((1 << (batch + 1)) - 1)
+    return bool(sums >> batch & 1)
+
+
+def _cheapest(batch: int, times: Mapping[D, Mapping[int, float]], bound: float) -> dict[D, int]:
+    # By samples given out so far: the least sum of times, and the sizes that attain it.
+    best: dict[int, tuple[float, dict[D, int]]] = {0: (0.0, {})}
+    for device, measured in times.items():
+        extended = dict(best)
+        for taken, (total, split) in best.items():
+            for size, time in measured.items():
+                sum_ = taken + size
+                if (
+                    time <= bound
+                    and sum_ <= batch
+                    and (sum_ not in extended or total + time < extended[sum_][0])
+                ):
+                    extended[sum_] = (total + time, {**split, device: size})
+        best = extended
+    return best[batch][1]

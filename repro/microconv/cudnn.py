@@ -1,0 +1,281 @@
+"""The ``cudnn`` backend: explicit cuDNN algorithms with queried workspace, on a CUDA device.
+
+It calls the C functions of the cuDNN that torch has loaded: ``cudnnConvolutionForward``,
+``...BackwardData`` and ``...BackwardFilter``, each with an algorithm, a workspace and the scales
+alpha and beta. Weight gradients are accumulated by beta = 1 (section II).
+
+Of the configurations in section III-D only those that compute in float32 are offered for 16-bit
+tensors (PSEUDO_HALF): torch computes in float32 as well, so that nothing loses precision.
+"""
+
+import ctypes
+import threading
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from repro.microconv.kernels import Kernel, aligned
+
+_FORWARD = (
+    "IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "DIRECT", "FFT", "FFT_TILING", "WINOGRAD",
+    "WINOGRAD_NONFUSED",
+)  # fmt: skip
+_BACKWARD_DATA = ("ALGO_0", "ALGO_1", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED")
+# Number 4 of the filter gradient, WINOGRAD, is declared in cuDNN's header but does not exist.
+_BACKWARD_FILTER = ("ALGO_0", "ALGO_1", "FFT", "ALGO_3", "", "WINOGRAD_NONFUSED", "FFT_TILING")
+ALGORITHMS = {
+    kind: {name: number for number, name in enumerate(names) if name}
+    for kind, names in (
+        ("forward", _FORWARD),
+        ("backward_data", _BACKWARD_DATA),
+        ("backward_filter", _BACKWARD_FILTER),
+    )
+}
+# Sums by atomic additions, in an order that changes between runs.
+_NONDETERMINISTIC = {("backward_data", "ALGO_0"), ("backward_filter", "ALGO_0"),
+                     ("backward_filter", "ALGO_3")}  # fmt: skip
+
+_DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
+_LAYOUTS = {"nchw": 0, "nhwc": 1}
+_DEFAULT_MATH, _TENSOR_OP_MATH, _FMA_MATH = 0, 1, 3
+_CROSS_CORRELATION = 1
+_NOT_SUPPORTED = 3000  # 9 before cuDNN 9
+
+
+class UnsupportedError(RuntimeError):
+    """cuDNN listed an algorithm with its workspace, and then refused to run it."""
+
+
+class CuDNNBackend:
+    """Runs cuDNN's own algorithms by name."""
+
+    name = "cudnn"
+    names = tuple(dict.fromkeys(name for known in ALGORITHMS.values() for name in known))
+
+    def missing(self, device: str) -> str | None:
+        """Return in one line why the backend is not there, None where it is."""
+        if torch.device(device).type != "cuda":
+            return f"cudnn: runs on a CUDA device only, not on {device}"
+        if not torch.cuda.is_available():
+            return "cudnn: no CUDA device is present"
+        return _load()[1]
+
+    def version(self, device: str) -> str:
+        """Return cuDNN's version."""
+        library, problem = _load()
+        if library is None:
+            raise RuntimeError(problem)
+        return f"cudnn {library.cudnnGetVersion()}"
+
+    def error(self, algorithm: str, kernel: Kernel) -> float:
+        """Return the stated relative error of an algorithm; see `backends.stated_error`."""
+        return 1e-4 if algorithm.startswith("WINOGRAD") else 5e-6
+
+    def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
+        """List the algorithms for a micro-batch of `b` with their workspace in bytes.
+
+        Those whose sums depend on the order of threads are left out where torch is asked for
+        deterministic algorithms.
+        """
+        deterministic = (
+            torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+        )
+        found = []
+        with torch.cuda.device(kernel.device):
+            for name, number in ALGORITHMS[kernel.kind].items():
+                if deterministic and (kernel.kind, name) in _NONDETERMINISTIC:
+                    continue
+                size = ctypes.c_size_t(0)
+                d = _descriptors(kernel, b)
+                query = getattr(_library(), _QUERIES[kernel.kind])
+                order = (d.first, d.second, d.conv, d.out)
+                if kernel.kind == "backward_data":
+                    order = (d.second, d.first, d.conv, d.out)
+                if query(_handle(), *order, number, ctypes.byref(size)) == 0:
+                    found.append((name, aligned(size.value)))
+        return found
+
+    def run(
+        self,
+        algorithm: str,
+        kernel: Kernel,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        out: torch.Tensor,
+        workspace: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        """Compute a micro-batch into `out`; see `backends.run`.
+
+        Raises:
+            UnsupportedError: cuDNN does not run the algorithm for this shape after all.
+        """
+        d = _descriptors(kernel, len(first))
+        scale = ctypes.c_double if kernel.dtype == "float64" else ctypes.c_float
+        one = scale(1.0)
+        # beta: the filter gradient is added to, the others overwritten.
+        beta = scale(1.0 if kernel.kind == "backward_filter" else 0.0)
+        operands = [(d.first, first.data_ptr()), (d.second, second.data_ptr())]
+        if kernel.kind == "backward_data":
+            operands.reverse()
+        (left, a), (right, b) = operands
+        number = ALGORITHMS[kernel.kind][algorithm]
+        with torch.cuda.device(kernel.device):
+            stream = torch.cuda.current_stream().cuda_stream
+            _check(_library().cudnnSetStream(_handle(), stream), "cudnnSetStream")
+            status = getattr(_library(), _CALLS[kernel.kind])(
+                _handle(), ctypes.byref(one), left, a, right, b, d.conv, number,
+                workspace.data_ptr(), workspace.numel(), ctypes.byref(beta), d.out, out.data_ptr(),
+            )  # fmt: skip
+        if status:
+            message = (
+                f"cudnn: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
+                f"of {len(first)}: {_message(status)}"
+            )
+            unsupported = status in (_NOT_SUPPORTED, 9)
+            raise UnsupportedError(message) if unsupported else RuntimeError(message)
+        if bias is not None:
+            out += bias.view(-1, 1, 1)
+
+
+_QUERIES = {
+    "forward": "cudnnGetConvolutionForwardWorkspaceSize",
+    "backward_data": "cudnnGetConvolutionBackwardDataWorkspaceSize",
+    "backward_filter": "cudnnGetConvolutionBackwardFilterWorkspaceSize",
+}
+_CALLS = {
+    "forward": "cudnnConvolutionForward",
+    "backward_data": "cudnnConvolutionBackwardData",
+    "backward_filter": "cudnnConvolutionBackwardFilter",
+}
+
+
+@cache
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    """Return cuDNN, or why it is not there."""
+    # Under this name the copy is found that torch has loaded; else that of the Python package.
+    packaged = Path(torch.__file__).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
+    problem = ""
+    for place in ("libcudnn.so.9", str(packaged)):
+        try:
+            return declare(ctypes.CDLL(place)), None
+        except (OSError, AttributeError) as error:
+            problem = str(error)
+    return None, f"cudnn: no cuDNN 9 with the convolution functions was found ({problem})"
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare the arguments of the functions that are used; return the library.
+
+    Raises:
+        AttributeError: A function is not there.
+    """
+    pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+    handle = ctypes.POINTER(pointer)
+    declared: dict[str, list] = {
+        "cudnnCreate": [handle],
+        "cudnnSetStream": [pointer, pointer],
+        "cudnnCreateTensorDescriptor": [handle],
+        "cudnnCreateFilterDescriptor": [handle],
+        "cudnnCreateConvolutionDescriptor": [handle],
+        "cudnnSetTensor4dDescriptor": [pointer, *[number] * 6],
+        "cudnnSetFilter4dDescriptor": [pointer, *[number] * 6],
+        "cudnnSetConvolution2dDescriptor": [pointer, *[number] * 8],
+        "cudnnSetConvolutionGroupCount": [pointer, number],
+        "cudnnSetConvolutionMathType": [pointer, number],
+    }
+    for name in _QUERIES.values():
+        declared[name] = [*[pointer] * 5, number, ctypes.POINTER(size)]
+    for name in _CALLS.values():
+        declared[name] = [*[pointer] * 7, number, pointer, size, pointer, pointer, pointer]
+    for name, arguments in declared.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, number
+    library.cudnnGetVersion.restype = size
+    library.cudnnGetErrorString.argtypes = [number]
+    library.cudnnGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+def _library() -> ctypes.CDLL:
+    library, problem = _load()
+    if library is None:
+        raise RuntimeError(problem)
+    return library
+
+
+def _message(status: int) -> str:
+    return f"{_library().cudnnGetErrorString(status).decode()} ({status})"
+
+
+def _check(status: int, call: str) -> None:
+    if status:
+        raise RuntimeError(f"cudnn: {call} failed: {_message(status)}")
+
+
+_handles = threading.local()
+
+
+def _handle() -> ctypes.c_void_p:
+    """Return this thread's handle of the current device."""
+    known: dict[int, ctypes.c_void_p] = _handles.__dict__.setdefault("known", {})
+    index = torch.cuda.current_device()
+    if index not in known:
+        known[index] = ctypes.c_void_p()
+        _check(_library().cudnnCreate(ctypes.byref(known[index])), "cudnnCreate")
+    return known[index]
+
+
+class _Descriptors:
+    """cuDNN's descriptions of the operands and the result, in `Kernel`'s order."""
+
+    def __init__(self, kernel: Kernel, b: int) -> None:
+        conv = kernel.conv
+        data, layout = _DATA_TYPES[kernel.dtype], _LAYOUTS[kernel.layout]
+        filters = {"forward": 1, "backward_data": 1, "backward_filter": 2}[kernel.kind]
+        made = []
+        for position, shape in enumerate(kernel.shapes(b)):
+            if position == filters:
+                d = self._create("Filter")
+                self._set("Filter4d", d, data, layout, *shape)
+            else:
+                d = self._create("Tensor")
+                self._set("Tensor4d", d, layout, data, *shape)
+            made.append(d)
+        self.first, self.second, self.out = made
+        self.conv = self._create("Convolution")
+        compute = 1 if kernel.dtype == "float64" else 0
+        self._set(
+            "Convolution2d", self.conv, *conv.padding, *conv.stride, *conv.dilation,
+            _CROSS_CORRELATION, compute,
+        )  # fmt: skip
+        _check(
+            _library().cudnnSetConvolutionGroupCount(self.conv, conv.groups),
+            "cudnnSetConvolutionGroupCount",
+        )
+        math = _DEFAULT_MATH
+        if kernel.dtype in ("float16", "bfloat16"):
+            math = _TENSOR_OP_MATH
+        elif kernel.dtype == "float32" and kernel.math == "ieee":
+            math = _FMA_MATH
+        _check(
+            _library().cudnnSetConvolutionMathType(self.conv, math), "cudnnSetConvolutionMathType"
+        )
+
+    @staticmethod
+    def _create(what: str) -> ctypes.c_void_p:
+        descriptor = ctypes.c_void_p()
+        call = f"cudnnCreate{what}Descriptor"
+        _check(getattr(_library(), call)(ctypes.byref(descriptor)), call)
+        return descriptor
+
+    @staticmethod
+    def _set(what: str, *values: object) -> None:
+        call = f"cudnnSet{what}Descriptor"
+        _check(getattr(_library(), call)(*values), call)
+
+
+@cache
+def _descriptors(kernel: Kernel, b: int) -> _Descriptors:
+    return _Descriptors(kernel, b)

@@ -1,0 +1,233 @@
+"""What is computed: convolution shapes, kernels, the operands and buffers that they take."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+KINDS = ("forward", "backward_data", "backward_filter")
+# Every workspace is a multiple of this, so that segments of a common one stay aligned.
+ALIGNMENT = 256
+
+
+def aligned(count: int) -> int:
+    """Return `count` bytes rounded up to the alignment of workspaces."""
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The shape of a two-dimensional cross-correlation, without its batch.
+
+    Attributes:
+        in_channels: C.
+        height: H of the input.
+        width: W of the input.
+        out_channels: K.
+        kernel_size: Rows and columns of a filter, (V, U) in the paper.
+        stride: Rows, columns.
+        padding: Zero rows and columns on each side.
+        dilation: Rows, columns.
+        groups: Must divide C and K.
+
+    Raises:
+        ValueError: The output would be empty, or a number is out of range.
+    """
+
+    in_channels: int
+    height: int
+    width: int
+    out_channels: int
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        counts = (self.in_channels, self.out_channels, self.groups, *self.kernel_size)
+        if min(*counts, *self.stride, *self.dilation) < 1 or min(self.padding) < 0:
+            raise ValueError(f"{self}: sizes, strides and dilations start at 1, paddings at 0")
+        if self.in_channels % self.groups or self.out_channels % self.groups:
+            raise ValueError(f"{self}: groups must divide both numbers of channels")
+        if min(self.out_size) < 1:
+            raise ValueError(f"{self}: the filter is larger than the padded input")
+
+    @classmethod
+    def of(cls, module: nn.Conv2d, height: int, width: int) -> "Convolution":
+        """Return the shape of a module, given the rows and columns of its input.
+
+        Raises:
+            ValueError: Its padding is ``same`` with a filter of even extent, which pads one side
+                more than the other.
+        """
+        rows, columns = module.kernel_size
+        sides = [d * (k - 1) for d, k in zip(module.dilation, (rows, columns), strict=True)]
+        if module.padding == "same":
+            if any(side % 2 for side in sides):
+                raise ValueError(
+                    f"its padding 'same' is not symmetric for {rows}×{columns} filters"
+                )
+            top, left = (side // 2 for side in sides)
+        else:
+            top, left = (0, 0) if isinstance(module.padding, str) else module.padding
+        return cls(
+            module.in_channels,
+            height,
+            width,
+            module.out_channels,
+            (rows, columns),
+            (module.stride[0], module.stride[1]),
+            (top, left),
+            (module.dilation[0], module.dilation[1]),
+            module.groups,
+        )
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns that a dilated filter covers."""
+        rows, columns = (
+            d * (k - 1) + 1 for d, k in zip(self.dilation, self.kernel_size, strict=True)
+        )
+        return rows, columns
+
+    @property
+    def out_size(self) -> tuple[int, int]:
+        """Rows and columns of the output."""
+        rows, columns = (
+            (size + 2 * p - e) // s + 1
+            for size, p, e, s in zip(
+                (self.height, self.width), self.padding, self.extent, self.stride, strict=True
+            )
+        )
+        return rows, columns
+
+    @property
+    def taps(self) -> int:
+        """Filter elements of one channel."""
+        return self.kernel_size[0] * self.kernel_size[1]
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int, int]:
+        """Shape (K, C / groups, rows, columns) of the filters."""
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+
+    def input_shape(self, batch: int) -> tuple[int, int, int, int]:
+        """Shape (b, C, H, W) of a micro-batch's input."""
+        return (batch, self.in_channels, self.height, self.width)
+
+    def output_shape(self, batch: int) -> tuple[int, int, int, int]:
+        """Shape (b, K, H', W') of a micro-batch's output."""
+        return (batch, self.out_channels, *self.out_size)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One of the three operations of a convolutional layer, and all that decides its time.
+
+    Attributes:
+        kind: ``forward``, ``backward_data`` or ``backward_filter``.
+        conv: The layer's shape.
+        dtype: Of the tensors, such as ``float32``.
+        device: ``cpu`` or ``cuda``, with an index where there are several.
+        layout: ``nchw``, or ``nhwc`` for torch's channels-last format.
+        math: What a product of two float32 may be rounded to: ``ieee`` or ``tf32``; other
+            data types have only ``ieee``.
+
+    Raises:
+        ValueError: A value is not one of these.
+    """
+
+    kind: str
+    conv: Convolution
+    dtype: str = "float32"
+    device: str = "cpu"
+    layout: str = "nchw"
+    math: str = "ieee"
+
+    def __post_init__(self) -> None:
+        for name, allowed in (
+            ("kind", KINDS),
+            ("dtype", ("float32", "float64", "bfloat16", "float16")),
+            ("layout", ("nchw", "nhwc")),
+            ("math", ("ieee", "tf32") if self.dtype == "float32" else ("ieee",)),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(
+                    f"{name} of a kernel is {getattr(self, name)!r}; choose {', '.join(allowed)}"
+                )
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The data type as torch's."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype
+
+    def facts(self) -> dict[str, Any]:
+        """Return every attribute as plain values, for a key."""
+        return asdict(self)
+
+    def shapes(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of both operands and of the result, for `batch` samples.
+
+        They are (input, filters, output), (output's gradient, filters, input's gradient) or
+        (input, output's gradient, filters' gradient).
+        """
+        x, w, y = (
+            self.conv.input_shape(batch),
+            self.conv.weight_shape,
+            self.conv.output_shape(batch),
+        )
+        return {"forward": (x, w, y), "backward_data": (y, w, x), "backward_filter": (x, y, w)}[
+            self.kind
+        ]
+
+    def tensors(self, batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return random operands and a result of zeros, in the kernel's layout."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        memory_format = torch.contiguous_format if self.layout == "nchw" else torch.channels_last
+        first, second, result = (
+            torch.empty(shape, dtype=self.torch_dtype, device=self.device).contiguous(
+                memory_format=memory_format
+            )
+            for shape in self.shapes(batch)
+        )
+        first.normal_(generator=generator)
+        second.normal_(generator=generator)
+        return first, second, result.zero_()
+
+
+Buffers = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def buffers_bytes(buffers: Buffers) -> int:
+    """Return the bytes of workspace that these buffers take one after the other."""
+    return sum(aligned(_bytes(shape, dtype)) for shape, dtype in buffers.values())
+
+
+def carve(workspace: torch.Tensor, buffers: Buffers) -> dict[str, torch.Tensor]:
+    """Lay tensors of given shapes and types one after the other into a workspace of bytes.
+
+    Raises:
+        ValueError: The workspace is smaller than `buffers_bytes`.
+    """
+    if workspace.numel() < buffers_bytes(buffers):
+        raise ValueError(
+            f"the workspace has {workspace.numel()} bytes, the buffers {list(buffers)} need "
+            f"{buffers_bytes(buffers)}; give as many as the backend lists for the micro-batch"
+        )
+    tensors, offset = {}, 0
+    for name, (shape, dtype) in buffers.items():
+        size = _bytes(shape, dtype)
+        tensors[name] = workspace[offset : offset + size].view(dtype).view(shape)
+        offset += aligned(size)
+    return tensors
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    count = dtype.itemsize
+    for side in shape:
+        count *= side
+    return count

@@ -1,0 +1,119 @@
+"""What `tune` found and did, layer by layer."""
+
+import math
+from dataclasses import dataclass, field
+
+from repro.microconv.kernels import Kernel
+from repro.microconv.optimize import Division
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """What became of one kernel of one layer.
+
+    Attributes:
+        layer: Name in the model.
+        kernel: What is computed.
+        batch: The mini-batch size.
+        division: The one that runs; None where the kernel is left to torch.
+        time_s: Median seconds of it, or of torch's own, allocating its result as in a step.
+        native_s: Median seconds of torch's own convolution, measured in turns with it.
+        native_bytes: What torch's own convolution allocates inside, measured.
+        error: The largest stated relative error of its algorithms; see `backends.stated_error`.
+    """
+
+    layer: str
+    kernel: Kernel
+    batch: int
+    division: Division | None
+    time_s: float
+    native_s: float
+    native_bytes: int
+    error: float
+
+
+@dataclass
+class TuningReport:
+    """What `tune` did.
+
+    Attributes:
+        kernels: One entry for each kernel of each layer, in the order of first use.
+        skipped: By layer that was left as it is, why.
+        unavailable: A line for each backend that is not there.
+        mode: ``WR`` or ``WD``.
+        policy: Micro-batch sizes that were considered.
+        limit_bytes: Workspace limit, of each kernel (WR) or of all (WD).
+        allocated_bytes: Workspace that the model holds now.
+        measured: Times that were measured.
+        cached: Times that came from the cache.
+        benchmark_s: Seconds spent measuring.
+        optimise_s: Seconds spent in the dynamic and integer programmes.
+    """
+
+    mode: str
+    policy: str
+    limit_bytes: int
+    kernels: list[KernelReport] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    unavailable: list[str] = field(default_factory=list)
+    allocated_bytes: int = 0
+    measured: int = 0
+    cached: int = 0
+    benchmark_s: float = 0.0
+    optimise_s: float = 0.0
+
+    @property
+    def time_s(self) -> float:
+        """Sum of all kernels as they run now, seconds."""
+        return math.fsum(entry.time_s for entry in self.kernels)
+
+    @property
+    def native_s(self) -> float:
+        """Sum of all kernels as torch runs them, seconds."""
+        return math.fsum(entry.native_s for entry in self.kernels)
+
+    def __str__(self) -> str:
+        header = ("layer", "kernel", "N", "runs as", "ms", "torch ms", "ratio", "MiB", "torch MiB")
+        rows = [header]
+        for entry in self.kernels:
+            division = entry.division
+            rows.append(
+                (
+                    entry.layer,
+                    entry.kernel.kind,
+                    str(entry.batch),
+                    str(division) if division else "torch's own",
+                    f"{1e3 * entry.time_s:.2f}",
+                    f"{1e3 * entry.native_s:.2f}",
+                    f"{entry.native_s / entry.time_s:.2f}×" if entry.time_s else "–",
+                    f"{division.workspace_bytes / MIB:.2f}" if division else "–",
+                    f"{entry.native_bytes / MIB:.2f}",
+                )
+            )
+        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+        lines = [
+            "  ".join(
+                cell.ljust(width) if column in (0, 1, 3) else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        each = "for each kernel" if self.mode == "WR" else "in all"
+        ratio = f"{self.native_s / self.time_s:.2f}×" if self.time_s else "–"
+        lines += [
+            f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms "
+            f"({ratio})",
+            f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}; "
+            f"{self.allocated_bytes / MIB:.2f} MiB allocated",
+            f"{self.measured} times measured in {self.benchmark_s:.2f} s, {self.cached} from the "
+            f"cache; optimised in {1e3 * self.optimise_s:.1f} ms",
+        ]
+        lines += [f"left as it is: {name}: {reason}" for name, reason in self.skipped.items()]
+        lines += [f"not available: {problem}" for problem in self.unavailable]
+        return "\n".join(lines)
+
+    def summary(self) -> None:
+        """Print the table of layers, what was left as it is, and what it took."""
+        print(self)
