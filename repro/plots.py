@@ -16,7 +16,8 @@ STAGES = {"copy": "#f2a541", "compute": "#1f6fb4", "update": "#3a9d6e"}
 Point = tuple[float, float, float]
 
 
-def _new(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
+def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
+    """Return a figure of a size in inches and its axes, shape (rows, columns)."""
     with sns.axes_style("whitegrid", {"grid.color": "#e6e9ef", "axes.edgecolor": "#8d99ae"}):
         figure, axes = plt.subplots(
             rows, columns, figsize=(width, height), squeeze=False, layout="constrained"
@@ -28,7 +29,8 @@ def _new(rows: int, columns: int, width: float, height: float) -> tuple[Figure, 
     return figure, axes
 
 
-def _legend_below(figure: Figure, columns: int) -> None:
+def legend_below(figure: Figure, columns: int) -> None:
+    """Name what any panel shows once, below all of them."""
     # A panel may be empty: what any of them shows is named once.
     named: dict[str, Artist] = {}
     for axis in figure.axes:
@@ -49,7 +51,7 @@ def learning_curves(
             of every seed.
     """
     rows = list(next(iter(panels.values())))
-    figure, axes = _new(len(rows), len(panels), 3.9 * len(panels), 2.7 * len(rows) + 0.4)
+    figure, axes = new_axes(len(rows), len(panels), 3.9 * len(panels), 2.7 * len(rows) + 0.4)
     styles = [(WITHOUT, "-"), (OURS, "--")]
     for column, (title, quantities) in enumerate(panels.items()):
         for row, quantity in enumerate(rows):
@@ -73,7 +75,7 @@ def learning_curves(
                 axis.set_xlabel("epoch")
             if column == 0:
                 axis.set_ylabel(quantity)
-    _legend_below(figure, 2)
+    legend_below(figure, 2)
     return figure
 
 
@@ -87,7 +89,7 @@ def against_mini_batch(
         ylabels: One for each panel.
         failing_from: The sizes from here on do not fit without streaming; shaded.
     """
-    figure, axes = _new(1, len(panels), 4.6 * len(panels), 3.6)
+    figure, axes = new_axes(1, len(panels), 4.6 * len(panels), 3.6)
     markers = ["o", "s", "^", "D", "v", "P"]
     palette = sns.color_palette("colorblind", 6)
     for axis, (title, series), ylabel in zip(axes[0], panels.items(), ylabels, strict=True):
@@ -114,7 +116,7 @@ def against_mini_batch(
             )  # fmt: skip
             axis.margins(y=0.18)
         axis.set(title=title, xlabel="mini-batch size", ylabel=ylabel)
-    _legend_below(figure, 4)
+    legend_below(figure, 4)
     return figure
 
 
@@ -124,7 +126,7 @@ def grouped_bars(
     ylabels: Sequence[str],
 ) -> Figure:
     """Draw groups of bars with error bars; a point's position is its group's number."""
-    figure, axes = _new(1, len(panels), 4.2 * len(panels), 3.4)
+    figure, axes = new_axes(1, len(panels), 4.2 * len(panels), 3.4)
     colours = [PAPER, OURS, WITHOUT, "#3a9d6e"]
     for axis, (title, series), ylabel in zip(axes[0], panels.items(), ylabels, strict=True):
         width = 0.8 / max(1, len(series))
@@ -144,7 +146,7 @@ def grouped_bars(
         axis.grid(axis="x", visible=False)
         axis.margins(y=0.12)
         axis.set(title=title, ylabel=ylabel)
-    _legend_below(figure, 4)
+    legend_below(figure, 4)
     return figure
 
 
@@ -158,7 +160,7 @@ def timeline(
         update: Start and end of the optimizer's step, in seconds.
         copied: Names the lane of copies.
     """
-    figure, axes = _new(1, 1, 10, 2.6)
+    figure, axes = new_axes(1, 1, 10, 2.6)
     axis = axes[0, 0]
     lanes = {"update": 0, "compute": 1, "copy": 2}
     bars = [*spans, ("update", -1, *update)]
@@ -180,7 +182,7 @@ def timeline(
 
 def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     """Draw how many claims of each paper got each verdict, as one stacked bar a paper."""
-    figure, axes = _new(1, 1, 9, 1.3 + 0.5 * len(counts))
+    figure, axes = new_axes(1, 1, 9, 1.3 + 0.5 * len(counts))
     axis = axes[0, 0]
     colours = ["#3a9d6e", "#f2c14e", "#d1495b", "#d8dde6"]
     words = list(next(iter(counts.values())))
@@ -193,7 +195,7 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("claims")
-    _legend_below(figure, 4)
+    legend_below(figure, 4)
     return figure
 
 
@@ -207,7 +209,7 @@ def streaming_plan(
         limit_mib: The device's memory, MiB.
         time_ms: By way, milliseconds for the mini-batch; NaN where it does not fit.
     """
-    figure, axes = _new(1, 2, 9.5, 2.9)
+    figure, axes = new_axes(1, 2, 9.5, 2.9)
     memory, duration = axes[0]
     colours = {"model": PAPER, "data and activations": OURS}
     ways = list(memory_mib)
@@ -239,5 +241,5 @@ def streaming_plan(
         axis.set_yticks(range(len(ways)), ways)
         axis.set_ylim(-0.6, len(ways) - 0.4)
         axis.grid(axis="y", visible=False)
-    _legend_below(figure, 3)
+    legend_below(figure, 3)
     return figure

@@ -80,7 +80,7 @@ def public_functions() -> set[str]:
 
 
 def test_every_function_is_tested_here():
-    assert public_functions() == set(FIGURES)
+    assert public_functions() - {"new_axes", "legend_below"} == set(FIGURES)
 
 
 @pytest.fixture(params=FIGURES)

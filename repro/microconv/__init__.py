@@ -19,7 +19,7 @@ from repro.microconv.optimize import (
     pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport
-from repro.microconv.tuning import tune, untune
+from repro.microconv.tuning import find_kernels, tune, untune
 
 __all__ = [
     "POLICIES",
@@ -35,6 +35,7 @@ __all__ = [
     "TuningReport",
     "assign_workspaces",
     "best_division",
+    "find_kernels",
     "micro_batch_sizes",
     "pareto_front",
     "split_batch",

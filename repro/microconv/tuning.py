@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,8 @@ from repro.microconv.conv import (
     TunedConv2d,
     TunedKernel,
     Workspace,
+    call_overhead_s,
+    install,
     kernels_of,
     segment_bytes,
     signature,
@@ -110,6 +112,20 @@ def tune(
     calls = _record_calls(model, sample_input, training, report.skipped)
     _Tuner(report, store, algorithms, max_error, min_gain).tune(calls)
     return report
+
+
+def find_kernels(
+    model: nn.Module, sample_input: Any, training: bool = True
+) -> list[tuple[str, Kernel, int]]:
+    """Return (layer, kernel, mini-batch size) of what `tune` would consider, in order of use.
+
+    Arguments as `tune`; without `training` only forward passes.
+    """
+    return [
+        (call.name, kernels_of(call.module, call.signature)[kind], call.batch)
+        for call in _record_calls(model, sample_input, training, {})
+        for kind in call.kinds
+    ]
 
 
 def untune(model: nn.Module) -> nn.Module:
@@ -253,7 +269,7 @@ class _Tuner:
             for (call, kernel), division in zip(wanted, divisions, strict=True)
         ]
         report.benchmark_s += time.perf_counter() - start
-        report.kernels = chosen
+        chosen = report.kernels = self._worthwhile(calls, chosen)
         for bench in self.benches.values():
             report.measured += bench.counts.measured
             report.cached += bench.counts.cached
@@ -338,6 +354,22 @@ class _Tuner:
             error=max((backends.stated_error(name, kernel) for name in names), default=0.0),
         )
 
+    def _worthwhile(
+        self, calls: Sequence[_Call], chosen: Sequence[KernelReport]
+    ) -> list[KernelReport]:
+        """Leave those layers to torch whose kernels gain less than a call from Python costs."""
+        kept: list[KernelReport] = []
+        remaining = iter(chosen)
+        for call in calls:
+            entries = [next(remaining) for _ in call.kinds]
+            saved_s = sum(entry.native_s - entry.time_s for entry in entries)
+            may_stay = self.min_gain > -math.inf and any(entry.division for entry in entries)
+            device, training = entries[0].kernel.device, len(entries) > 1
+            if may_stay and saved_s < call_overhead_s(device, training):
+                entries = [replace(e, division=None, time_s=e.native_s) for e in entries]
+            kept += entries
+        return kept
+
     def _install(self, calls: Sequence[_Call], chosen: Sequence[KernelReport]) -> None:
         report = self.report
         by_call = {(entry.layer, entry.kernel): entry for entry in chosen}
@@ -366,16 +398,8 @@ class _Tuner:
                 report.skipped.setdefault(call.name, "torch's own convolution is as fast")
                 continue
             report.skipped.pop(call.name, None)
-            _swap(call.module, call.signature, tuned)
+            install(call.module, call.signature, tuned)
         for workspace in workspaces.values():
             if workspace.size:
                 workspace.allocate()
                 report.allocated_bytes += workspace.size
-
-
-def _swap(module: nn.Conv2d, call: Signature, tuned: dict[str, TunedKernel]) -> None:
-    made = cast(TunedConv2d, module)
-    if not isinstance(module, TunedConv2d):
-        cast(nn.Module, module).__class__ = TunedConv2d
-        made.tuned, made.untuned_calls = {}, 0
-    made.tuned[call] = tuned

@@ -8,12 +8,14 @@ from torch import nn
 
 from repro.models._options import check_at_least
 from repro.models.amoebanet import amoebanet_d
+from repro.models.densenet import densenet40
 from repro.models.resnet import resnet18, resnet20, resnet50, resnet101, resnet_cifar
 from repro.models.unet import unet
 
 __all__ = [
     "amoebanet_d",
     "build",
+    "densenet40",
     "resnet18",
     "resnet20",
     "resnet50",
@@ -24,7 +26,16 @@ __all__ = [
 
 _ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     function.__name__: function
-    for function in (amoebanet_d, resnet18, resnet20, resnet50, resnet101, resnet_cifar, unet)
+    for function in (
+        amoebanet_d,
+        densenet40,
+        resnet18,
+        resnet20,
+        resnet50,
+        resnet101,
+        resnet_cifar,
+        unet,
+    )
 }
 _TORCHVISION = "torchvision/"
 

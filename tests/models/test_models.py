@@ -18,6 +18,7 @@ MODELS = {
     "resnet50": ({"width": 2}, (3, 9, 8), (5,)),
     "resnet101": ({"width": 1}, (3, 8, 8), (5,)),
     "unet": ({"width": 4, "depth": 2}, (3, 13, 18), (5, 13, 18)),
+    "densenet40": ({"growth": 2}, (3, 12, 8), (5,)),
     "amoebanet_d": ({"num_layers": 3, "num_filters": 8}, (3, 64, 48), (5,)),
 }
 EVERY = pytest.mark.parametrize("name", MODELS)

@@ -1,0 +1,457 @@
+"""The experiments of μ-cuDNN: what is executed and measured."""
+
+import copy
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from repro.datasets import ImageData
+from repro.experiments.design import Outcome
+from repro.experiments.microconv import deepbench
+from repro.measure import time_interleaved
+from repro.measure.allocations import keep_freed_memory
+from repro.microconv import (
+    BenchmarkCache,
+    Candidate,
+    Division,
+    Kernel,
+    assign_workspaces,
+    best_division,
+    find_kernels,
+    micro_batch_sizes,
+    pareto_front,
+    tune,
+)
+from repro.microconv.backends import NATIVE, choose, precision
+from repro.microconv.measuring import Bench
+from repro.models import build
+
+MIB = 2**20
+Config = Mapping[str, Any]
+Named = tuple[str, Kernel, int]  # layer, kernel, mini-batch size
+_MAX_ERROR = 1e-4
+_CAP_MIB = 512  # the largest limit of the paper; algorithms that need more are not measured
+
+# Measured times, shared by the experiments on one network within a process.
+_caches: dict[str, BenchmarkCache] = {}
+
+
+def modules(config: Config) -> list[str]:
+    """Name the modules of this package that an experiment's result depends on."""
+    name = config.get("model", {}).get("name", "")
+    own = {"densenet40": ["repro.models.densenet"]}
+    used = [] if not name or name.startswith("torchvision/") else ["repro.models.resnet"]
+    return [
+        "repro.experiments.microconv.runs",
+        "repro.experiments.microconv.deepbench",
+        *(
+            f"repro.microconv.{module}"
+            for module in (
+                "algorithms", "assignment", "backends", "cache", "cluster", "conv", "cudnn",
+                "kernels", "measuring", "nnpack", "optimize", "results", "torch_backend", "tuning",
+            )
+        ),
+        "repro.measure.allocations",
+        "repro.measure.memory",
+        "repro.measure.timing",
+        *own.get(name, used),
+    ]  # fmt: skip
+
+
+@contextmanager
+def _machine(config: Config, device: str) -> Iterator[None]:
+    """Use as many threads as a configuration says, and keep freed memory on a CPU."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        keep_freed_memory()
+        if config.get("threads"):
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+            torch.set_num_threads(min(config["threads"], cores))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _network(config: Config, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Return a network in training mode, random images and labels."""
+    torch.manual_seed(0)
+    model = build(config["model"]["name"], **_options(config["model"])).train()
+    dtype = getattr(torch, config["dtype"])
+    side = config["image"]
+    images = torch.randn(config["batch"], 3, side, side, dtype=dtype, device=device)
+    labels = torch.randint(10, (config["batch"],), device=device)
+    return model.to(device=device, dtype=dtype), images, labels
+
+
+def _options(model: Config) -> dict[str, Any]:
+    return {name: value for name, value in model.items() if name != "name"}
+
+
+def _kernels(config: Config, device: str) -> list[Named]:
+    """Return the kernels of a network's convolutions, named conv1, conv2, ... in order of use."""
+    model, images, _ = _network(config, device)
+    with _rounding(config, device):
+        found = find_kernels(model, images)
+    order = {layer: index for index, layer in enumerate(dict.fromkeys(n for n, _, _ in found))}
+    named = [(f"conv{order[layer] + 1}", kernel, batch) for layer, kernel, batch in found]
+    if config.get("layer"):
+        named = [
+            entry
+            for entry in named
+            if entry[0] == config["layer"] and entry[1].kind in config["kinds"]
+        ]
+    return named
+
+
+@contextmanager
+def _rounding(config: Config, device: str) -> Iterator[None]:
+    """Round products of float32 as a configuration says."""
+    shape = deepbench.layers("OCR")[0].conv
+    with precision(Kernel("forward", shape, config["dtype"], device, math=config["math"])):
+        yield
+
+
+def _bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:
+    return Bench(choose(config["algorithms"], device), cache, _MAX_ERROR)
+
+
+def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Measure every kernel of a network at every micro-batch size of a policy.
+
+    Starts from nothing, so that the seconds are those of a first tuning; what was measured is
+    then used by the other experiments on the network.
+    """
+    with _machine(config, device):
+        named = _kernels(config, device)
+        cache = BenchmarkCache(None)
+        bench = _bench(config, device, cache)
+        start = time.perf_counter()
+        measured: dict[tuple[Kernel, int], dict[int, list[Candidate]]] = {}
+        for _, kernel, batch in named:
+            if (kernel, batch) not in measured:
+                sizes = micro_batch_sizes(batch, config["policy"])
+                measured[kernel, batch] = bench.candidates(kernel, batch, sizes, _CAP_MIB * MIB)
+        benchmark_s = time.perf_counter() - start
+        start = time.perf_counter()
+        divided = {
+            key: _divide(key[1], found, 64 * MIB, "kernel") for key, found in measured.items()
+        }
+        optimise_s = time.perf_counter() - start
+        if not config.get("layer"):
+            _caches[_key_of(config, device)] = cache
+        return Outcome(
+            metrics={
+                "benchmark_s": benchmark_s,
+                "optimise_s": optimise_s,
+                "measured": bench.counts.measured,
+                "infeasible_at_64_mib": sum(found is None for found in divided.values()),
+                "kernels": [
+                    _described(layer, kernel, batch, measured[kernel, batch])
+                    for layer, kernel, batch in named
+                ],
+            }
+        )
+
+
+def _key_of(config: Config, device: str) -> str:
+    parts = ("role", "model", "image", "batch", "setting", "algorithms", "threads")
+    return repr([config.get(part) for part in parts] + [device])
+
+
+def _divide(
+    batch: int, found: Mapping[int, Sequence[Candidate]], limit_bytes: int, name: str
+) -> Division | None:
+    try:
+        return best_division(batch, found, limit_bytes, kernel=name)
+    except ValueError:
+        return None
+
+
+def _described(
+    layer: str, kernel: Kernel, batch: int, found: Mapping[int, Sequence[Candidate]]
+) -> dict[str, Any]:
+    """Return a kernel and its useful candidates as plain values, torch's own at the end."""
+    native = next(way for way in found[batch] if way.algorithm == NATIVE)
+    useful: dict[str, list[list[Any]]] = {}
+    for size, ways in found.items():
+        fastest = float("inf")
+        useful[str(size)] = []
+        for way in sorted(ways, key=lambda way: (way.workspace_bytes, way.time_s)):
+            if way.time_s < fastest:
+                fastest = way.time_s
+                useful[str(size)].append([way.algorithm, way.time_s, way.workspace_bytes])
+    return {
+        "layer": layer,
+        "kind": kernel.kind,
+        "batch": batch,
+        "shape": _shape(kernel),
+        "native_s": native.time_s,
+        "native_bytes": native.workspace_bytes,
+        "candidates": useful,
+    }
+
+
+def _shape(kernel: Kernel) -> str:
+    c = kernel.conv
+    size = "×".join(map(str, c.kernel_size))
+    return (
+        f"{c.in_channels}×{c.height}×{c.width} to {c.out_channels}, {size}, stride {c.stride[0]}, "
+        f"padding {c.padding[0]}"
+    )
+
+
+def network(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Divide a network's kernels under a limit, run them, and time a whole iteration of it.
+
+    Twice: with every byte of temporary memory held to the limit, torch's own convolution
+    included, kernel by kernel; and as `tune` does it, which leaves a kernel to torch where that
+    is fastest.
+    """
+    with _machine(config, device), _rounding(config, device):
+        model, images, labels = _network(config, device)
+        named = _kernels(config, device)
+        cache = _caches.setdefault(_key_of(config, device), BenchmarkCache(None))
+        bench = _bench(config, device, cache)
+        limit = config["limit_mib"] * MIB
+        sizes = {batch: micro_batch_sizes(batch, config["policy"]) for _, _, batch in named}
+        measured = {
+            (kernel, batch): bench.candidates(kernel, batch, sizes[batch], _CAP_MIB * MIB)
+            for _, kernel, batch in named
+        }
+        start = time.perf_counter()
+        held, solved = _hold(config["mode"], named, measured, limit)
+        optimise_s = time.perf_counter() - start
+        timed: dict[Any, tuple[float, float]] = {}
+        rows = []
+        for (layer, kernel, batch), division in zip(named, held, strict=True):
+            row: dict[str, Any] = {"layer": layer, "kind": kernel.kind, "batch": batch}
+            if division is not None:
+                key = (kernel, batch, str(division))
+                if key not in timed:
+                    timed[key] = bench.compare(kernel, batch, division.parts)
+                row |= {
+                    "parts": [list(part) for part in division.parts],
+                    "workspace_bytes": division.workspace_bytes,
+                    "time_s": timed[key][0],
+                    "native_s": timed[key][1],
+                    "predicted_s": division.time_s,
+                }
+            rows.append(row)
+
+        plain = copy.deepcopy(model)
+        report = tune(
+            model,
+            images,
+            limit,
+            config["policy"],
+            config["mode"],
+            algorithms=config["algorithms"],
+            cache=cache,
+        )
+        loss_error, gradient_error = _difference(model, plain, images, labels)
+        timings = time_interleaved(
+            {
+                "tuned": lambda: _iteration(model, images, labels),
+                "plain": lambda: _iteration(plain, images, labels),
+            },
+            warmup=1,
+            repeats=config["repeats"],
+            device=device,
+        )
+        return Outcome(
+            metrics={
+                "kernels": rows,
+                "variables": solved,
+                "optimise_s": optimise_s,
+                "tuned_kernels": sum(entry.division is not None for entry in report.kernels),
+                "tuned_s": report.time_s,
+                "tuned_native_s": report.native_s,
+                "allocated_bytes": report.allocated_bytes,
+                "loss_error": loss_error,
+                "gradient_error": gradient_error,
+            },
+            timings=timings,
+        )
+
+
+def _hold(
+    mode: str,
+    named: Sequence[Named],
+    measured: Mapping[tuple[Kernel, int], Mapping[int, Sequence[Candidate]]],
+    limit: int,
+) -> tuple[list[Division | None], int]:
+    """Return a division for each kernel within the limit, and the number of 0-1 variables."""
+    if mode == "WR":
+        return [_divide(n, measured[kernel, n], limit, layer) for layer, kernel, n in named], 0
+    fronts = {}
+    for key, found in measured.items():
+        try:
+            fronts[key] = pareto_front(key[1], found, limit)
+        except ValueError:
+            return [None] * len(named), 0
+    choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}
+    variables = sum(map(len, choices.values()))
+    try:
+        chosen = assign_workspaces(choices, limit)
+    except ValueError:
+        return [None] * len(named), variables
+    return [chosen[index] for index in range(len(named))], variables
+
+
+def _iteration(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    model.zero_grad(set_to_none=True)
+    loss = functional.cross_entropy(model(images).float(), labels)
+    loss.backward()
+    return loss
+
+
+def _difference(
+    tuned: nn.Module, plain: nn.Module, images: torch.Tensor, labels: torch.Tensor
+) -> tuple[float, float]:
+    """Return the relative differences of the loss and, at worst, of a parameter's gradient."""
+    losses = []
+    for model in (tuned, plain):
+        torch.manual_seed(1)  # the same dropout on both sides
+        losses.append(_iteration(model, images, labels).detach().double())
+    worst = 0.0
+    for one, other in zip(tuned.parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None and other.grad is not None
+        scale = other.grad.double().abs().max().clamp_min(1e-30)
+        gap = (one.grad.double() - other.grad.double()).abs().max() / scale
+        worst = max(worst, float(gap))
+    return float((losses[0] - losses[1]).abs() / losses[1].abs()), worst
+
+
+def bench_layers(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Divide the forward passes of DeepBench's layers under a limit, and run them."""
+    with _machine(config, device), _rounding(config, device):
+        bench = _bench(config, device, BenchmarkCache(None))
+        limit = config["limit_mib"] * MIB
+        rows: list[dict[str, Any]] = []
+        left_out = 0
+        known: dict[Any, dict[str, Any]] = {}
+        for layer in deepbench.layers(config["role"]):
+            largest = config["largest_mmacs"]
+            if largest is not None and layer.macs(config["factor"]) > largest * 1e6:
+                left_out += 1
+                continue
+            batch = layer.batch * config["factor"]
+            kernel = Kernel("forward", layer.conv, config["dtype"], device, math=config["math"])
+            if (kernel, batch) not in known:
+                known[kernel, batch] = _layer_row(bench, kernel, batch, limit, config["policy"])
+            rows.append(known[kernel, batch])
+        return Outcome(metrics={"layers": rows, "left_out": left_out})
+
+
+def _layer_row(bench: Bench, kernel: Kernel, batch: int, limit: int, policy: str) -> dict[str, Any]:
+    found = bench.candidates(kernel, batch, micro_batch_sizes(batch, policy), limit)
+    row: dict[str, Any] = {
+        "shape": _shape(kernel),
+        "kernel_size": "×".join(map(str, kernel.conv.kernel_size)),
+        "batch": batch,
+    }
+    for name, ways in (("undivided", {batch: found[batch]}), ("divided", found)):
+        division = _divide(batch, ways, limit, "layer")
+        if division is not None:
+            time_s, native_s = bench.compare(kernel, batch, division.parts)
+            row[name] = {
+                "parts": [list(part) for part in division.parts],
+                "workspace_bytes": division.workspace_bytes,
+                "time_s": time_s,
+                "native_s": native_s,
+            }
+    return row
+
+
+def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Time forward and backward passes of a network at several batch sizes on unequal devices.
+
+    With CUDA they are the GPU and its host's CPU; on a CPU alone two threads and one stand for
+    them. They are timed one at a time: the cluster is simulated.
+    """
+    batch = config["batch"]
+    sizes = sorted({1, 2, 4, *range(4, batch + 1, 4), batch})
+    before = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
+    places = {"fast": (device, min(2, cores)), "slow": ("cpu", 1)}
+    if device != "cpu":
+        places = {"fast": (device, before), "slow": ("cpu", before)}
+    keep_freed_memory()
+    times: dict[str, dict[str, float]] = {}
+    try:
+        for name, (place, threads) in places.items():
+            torch.set_num_threads(threads)
+            model, images, labels = _network(dict(config) | {"dtype": "float32"}, place)
+            steps: dict[str, Callable[[], Any]] = {
+                str(size): _bound(model, images[:size], labels[:size]) for size in sizes
+            }
+            timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=place)
+            times[name] = {size: timing.median_s for size, timing in timed.items()}
+    finally:
+        torch.set_num_threads(before)
+    described = {
+        name: place if place != "cpu" else f"CPU, {threads} thread{'s' * (threads > 1)}"
+        for name, (place, threads) in places.items()
+    }
+    return Outcome(metrics={"times": times, "devices": described})
+
+
+def _bound(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], Any]:
+    return lambda: _iteration(model, images, labels)
+
+
+def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Time the optimisers on made-up fronts of the paper's sizes, and on one made-up kernel."""
+    generator = random.Random(seed)
+    timings = {}
+    for kernels, variables in config["sizes"]:
+        fronts, total = _made_up(generator, kernels, variables)
+        timings[f"WD, {variables} variables"] = time_interleaved(
+            {"": lambda f=fronts, t=total: assign_workspaces(f, t)},  # type: ignore[misc]
+            warmup=1,
+            repeats=config["repeats"],
+        )[""]
+    found = {
+        b: [
+            Candidate(
+                f"a{number}",
+                b**0.9 * generator.uniform(0.5, 1.5) * 1e-4,
+                int(b * generator.uniform(1e5, 1e6)),
+            )
+            for number in range(6)
+        ]
+        for b in range(1, 257)
+    }
+    for name, run in (("front", pareto_front), ("WR", best_division)):
+        timings[f"{name}, B = 256, 6 algorithms, all"] = time_interleaved(
+            {"": lambda run=run: run(256, found)},  # type: ignore[misc]
+            warmup=1,
+            repeats=config["repeats"],
+        )[""]
+    return Outcome(metrics={"fronts": "made up at random"}, timings=timings)
+
+
+def _made_up(
+    generator: random.Random, kernels: int, variables: int
+) -> tuple[dict[int, list[Division]], int]:
+    """Return random fronts with a number of divisions in all, and half the workspace they want."""
+    cuts = sorted(generator.sample(range(1, variables), kernels - 1))
+    counts = [b - a for a, b in zip([0, *cuts], [*cuts, variables], strict=True)]
+    fronts = {}
+    for kernel, count in enumerate(counts):
+        needs = sorted(generator.sample(range(64 * MIB), count))
+        times = sorted((generator.uniform(1e-3, 1e-2) for _ in range(count)), reverse=True)
+        fronts[kernel] = [
+            Division(t, need, [(1, "a")]) for t, need in zip(times, needs, strict=True)
+        ]
+    least = sum(front[0].workspace_bytes for front in fronts.values())
+    most = sum(front[-1].workspace_bytes for front in fronts.values())
+    return fronts, (least + most) // 2

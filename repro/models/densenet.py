@@ -1,0 +1,71 @@
+"""DenseNet for small images: every layer reads the maps of all layers before it in its block.
+
+Source: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", CVPR
+2017 (arXiv:1608.06993), section 4: the variant for CIFAR without bottlenecks and compression.
+"""
+
+import torch
+from torch import nn
+
+from repro.models._options import check_at_least
+
+
+class _DenseLayer(nn.Module):
+    """BN, ReLU, 3×3 convolution; its k maps are appended to what it read."""
+
+    def __init__(self, in_channels: int, growth: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(in_channels)
+        self.conv = nn.Conv2d(in_channels, growth, 3, padding=1, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, self.conv(self.norm(x).relu())], dim=1)
+
+
+class DenseNet(nn.Module):
+    """Three dense blocks of equal length with transitions that halve the resolution.
+
+    Convolutions start from He's normal distribution, as in the paper's section 4.2.
+
+    Args:
+        depth: Layers with weights: 3 blocks of (depth - 4) / 3 convolutions, 1 at the start, 2
+            transitions, 1 classifier.
+        growth: k, maps that each layer adds.
+        num_classes: Number of logits.
+        in_channels: Channels of the images.
+
+    Raises:
+        ValueError: (depth - 4) is not divisible by 3, or a number is too small.
+    """
+
+    def __init__(self, depth: int, growth: int, num_classes: int, in_channels: int) -> None:
+        super().__init__()
+        check_at_least(7, depth=depth)
+        check_at_least(1, growth=growth, num_classes=num_classes, in_channels=in_channels)
+        if (depth - 4) % 3:
+            raise ValueError(f"depth is {depth}, but must be 3 n + 4: choose 40, 100 or 7, 10, 13")
+        channels = 16
+        parts: list[nn.Module] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)]
+        for block in range(3):
+            for _ in range((depth - 4) // 3):
+                parts.append(_DenseLayer(channels, growth))
+                channels += growth
+            parts += [nn.BatchNorm2d(channels), nn.ReLU()]
+            if block < 2:
+                parts += [nn.Conv2d(channels, channels, 1, bias=False), nn.AvgPool2d(2)]
+        self.features = nn.Sequential(*parts)
+        self.classifier = nn.Linear(channels, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # (B, C, H, W) -> (B, channels, H / 4, W / 4) -> (B, channels)
+        maps: torch.Tensor = self.features(x)
+        logits: torch.Tensor = self.classifier(maps.mean((2, 3)))
+        return logits
+
+
+def densenet40(growth: int = 12, num_classes: int = 10, in_channels: int = 3) -> DenseNet:
+    """Return DenseNet-40 (k = 12 in its paper; μ-cuDNN takes k = 40)."""
+    return DenseNet(40, growth, num_classes, in_channels)
