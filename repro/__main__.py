@@ -78,7 +78,7 @@ def run(
         runs = running.plan(paper, artefacts, profile, chosen)
         runs = running.only_mini_batches(runs, mini_batch or ())
         running.load_data(runs, data)
-        plans.append((paper, runs, ", ".join(chosen.values())))
+        plans.append((paper, runs, ", ".join(chosen.values()) or "none"))
     failed = 0
     for paper, runs, used in plans:
         tally = running.execute(paper, runs, setting)

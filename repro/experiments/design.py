@@ -75,6 +75,23 @@ class Verdict:
             raise ValueError(f"verdict is {self.word!r}; allowed are {', '.join(self.WORDS)}")
 
 
+Part = tuple[str, str]  # a word of Verdict.WORDS, and its evidence
+
+
+def combine(parts: Sequence[Part]) -> Verdict:
+    """Join the verdicts on several parts of a claim: all, some or none reproduced."""
+    words = [word for word, _ in parts if word != "not run"]
+    evidence = "; ".join(text for _, text in parts)
+    if not words:
+        return Verdict("not run", evidence or "no records")
+    if all(word == "reproduced" for word in words):
+        whole = len(words) == len(parts)
+        return Verdict("reproduced" if whole else "partly", evidence)
+    if all(word == "not reproduced" for word in words):
+        return Verdict("not reproduced", evidence)
+    return Verdict("partly", evidence)
+
+
 @dataclass(frozen=True)
 class Claim:
     """A statement of the paper, and the check that says whether it holds in the records."""

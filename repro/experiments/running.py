@@ -74,6 +74,8 @@ def choose_datasets(
 ) -> dict[str, str]:
     """Choose a dataset for each task of a paper: one asked for by name, else the best at hand.
 
+    A paper that measures kernels on random numbers has no tasks, and takes none.
+
     Raises:
         UsageError: A name is unknown, or serves no task of the paper.
     """
@@ -84,7 +86,7 @@ def choose_datasets(
     for name in wanted:
         if name not in datasets.NAMES:
             raise UsageError(f"unknown dataset {name!r}; choose among {', '.join(datasets.NAMES)}")
-        if name not in served:
+        if tasks and name not in served:
             raise UsageError(
                 f"dataset {name!r} serves no experiment of {paper.key} under the profile "
                 f"{profile!r}; choose among {', '.join(served)}"
@@ -344,7 +346,9 @@ def _load_cached(wanted: str, root: str | None) -> datasets.ImageData:
 
 def _label(run: Run) -> str:
     parts = [run.experiment]
-    for name in ("role", "resolution", "mini_batch", "micro_batch"):
+    named = ("role", "resolution", "mini_batch", "micro_batch", "layer", "setting", "mode",
+             "limit_mib", "policy")  # fmt: skip
+    for name in named:
         if run.config.get(name) is not None:
             parts.append(f"{name.replace('_', '-')} {run.config[name]}")
     return " ".join(parts)

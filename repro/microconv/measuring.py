@@ -18,8 +18,8 @@ from repro.microconv.torch_backend import native
 
 # An algorithm this many times slower than the fastest is timed once: no noise makes it win.
 _HOPELESS = 3.0
-_ENOUGH_S = 0.03  # of repeated samples, where a call is that short
-_REPEATS = (3, 15)
+_ENOUGH_S = 0.02  # of repeated samples, where a call is that short
+_REPEATS = (3, 10)
 
 
 @dataclass

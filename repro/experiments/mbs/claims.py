@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.experiments.design import Claim, Results, Verdict, reported
+from repro.experiments.design import Claim, Part, Results, Verdict, combine, reported
 from repro.experiments.mbs.artefacts import (
     best,
     curve_gap,
@@ -17,8 +17,6 @@ from repro.experiments.mbs.artefacts import (
 )
 from repro.experiments.mbs.grids import CLASSIFIERS, ROLES
 from repro.report import difference
-
-Part = tuple[str, str]  # a word of Verdict.WORDS, and its evidence
 
 # The largest that section 4.3.3 gives.
 OVERHEAD_PERCENT = max(
@@ -42,20 +40,6 @@ def tolerance(role: str) -> float:
     first = paper_rows(role)[0]
     (without, spread), (streamed, spread_streamed) = first["without"], first["with"]
     return max(abs(streamed - without), 2 * float(np.hypot(spread, spread_streamed) / 2**0.5))
-
-
-def combine(parts: Sequence[Part]) -> Verdict:
-    """Join the verdicts on several models: all, some or none reproduced."""
-    words = [word for word, _ in parts if word != "not run"]
-    evidence = "; ".join(text for _, text in parts)
-    if not words:
-        return Verdict("not run", evidence or "no records")
-    if all(word == "reproduced" for word in words):
-        whole = len(words) == len(parts)
-        return Verdict("reproduced" if whole else "partly", evidence)
-    if all(word == "not reproduced" for word in words):
-        return Verdict("not reproduced", evidence)
-    return Verdict("partly", evidence)
 
 
 def larger(name: str, higher: Sequence[float], lower: Sequence[float], paper: float) -> Part:

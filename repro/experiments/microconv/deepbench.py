@@ -104,3 +104,25 @@ def layers(network_type: str) -> list[Layer]:
         for c, h, w, k, rows, columns, stride, padding, batches in _LAYERS[network_type]
         for batch in batches
     ]
+
+
+def choose(
+    network_type: str, factor: int, largest_mmacs: float | None, of_each_size: int | None
+) -> list[Layer]:
+    """Return the layers of one network type that are run, in DeepBench's order.
+
+    Args:
+        network_type: One of `NETWORK_TYPES`.
+        factor: Of the batch size.
+        largest_mmacs: Leave out layers of more multiplications, in millions; None for none.
+        of_each_size: How many of each kernel size, cheapest first; None for all.
+    """
+    every = layers(network_type)
+    kept: dict[tuple[int, int], list[Layer]] = {}
+    for layer in sorted(every, key=lambda layer: layer.macs(factor)):
+        group = kept.setdefault(layer.conv.kernel_size, [])
+        small = largest_mmacs is None or layer.macs(factor) <= largest_mmacs * 1e6
+        if small and (of_each_size is None or len(group) < of_each_size):
+            group.append(layer)
+    chosen = [layer for group in kept.values() for layer in group]
+    return sorted(chosen, key=every.index)

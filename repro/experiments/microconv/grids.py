@@ -67,7 +67,7 @@ _WITH_ALL = {
     "paper": ROLES,
 }
 REPEATS = {"smoke": 2, "quick": 3, "gpu": 10, "paper": 50}
-CONV2_BATCH = {"smoke": 4, "quick": 64, "gpu": 256, "paper": 256}
+CONV2_BATCH = {"smoke": 4, "quick": 32, "gpu": 256, "paper": 256}
 THREADS = {"smoke": 1, "quick": 2, "gpu": None, "paper": None}
 
 
@@ -126,13 +126,13 @@ def settings(profile: str) -> tuple[str, ...]:
     return tuple(SETTINGS[profile])
 
 
-# How many multiplications a layer of DeepBench may take to be run (at the batch size of `factor`
-# times the original), and that factor: 4 in the paper.
+# The batch size's factor (4 in the paper); where layers are chosen: the largest that is run, in
+# millions of multiplications at that batch size, and how many of each kernel size, cheapest first.
 DEEPBENCH: dict[str, dict[str, Any]] = {
-    "smoke": {"factor": 1, "largest_mmacs": 60},
-    "quick": {"factor": 4, "largest_mmacs": 1300},
-    "gpu": {"factor": 4, "largest_mmacs": None},
-    "paper": {"factor": 4, "largest_mmacs": None},
+    "smoke": {"factor": 1, "largest_mmacs": 60, "of_each_size": 1},
+    "quick": {"factor": 4, "largest_mmacs": 4000, "of_each_size": 2},
+    "gpu": {"factor": 4, "largest_mmacs": None, "of_each_size": None},
+    "paper": {"factor": 4, "largest_mmacs": None, "of_each_size": None},
 }
 
 
