@@ -19,6 +19,9 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
     Args:
         function: Called once; call it before, so that what it keeps is not counted.
         device: ``cpu`` or a CUDA device.
+
+    Raises:
+        RuntimeError: On a CPU, a profiler is running, which this one would end.
     """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
@@ -28,6 +31,11 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
         torch.cuda.synchronize(device)
         del result
         return torch.cuda.max_memory_allocated(device) - before
+    if torch._C._autograd._profiler_enabled():
+        raise RuntimeError(
+            "peak_allocation needs torch's profiler, and one is running; stop it first, and "
+            "profile afterwards"
+        )
     # Without this the profiler writes a line to the terminal at every start and stop.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -42,6 +50,14 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
     return peak
 
 
+_kept = False
+
+
+def freed_memory_is_kept() -> bool:
+    """Return whether `keep_freed_memory` took effect in this process."""
+    return _kept
+
+
 def keep_freed_memory() -> bool:
     """Make this process keep memory that it frees; return whether the C library allows it.
 
@@ -50,9 +66,11 @@ def keep_freed_memory() -> bool:
     compared then is who allocates least, not who computes fastest. Meant for a process that
     measures; there is no way back.
     """
+    global _kept
     try:
         set_option = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
     trim_threshold, mmap_max = -1, -4
-    return bool(set_option(mmap_max, 0)) and bool(set_option(trim_threshold, 2**31 - 1))
+    _kept = bool(set_option(mmap_max, 0)) and bool(set_option(trim_threshold, 2**31 - 1))
+    return _kept

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from scipy import fft as scipy_fft
 
-from repro.microconv.kernels import Buffers, Convolution, Kernel
+from repro.microconv.kernels import Buffers, Convolution, Kernel, buffers_bytes
 
 Tensor = torch.Tensor
 Slices = tuple[slice, slice]
@@ -36,7 +36,15 @@ def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
     return (out[0], out[1]), (source[0], source[1])
 
 
-class Direct:
+class _Algorithm:
+    """What the algorithms share."""
+
+    def hidden(self, kernel: Kernel, b: int) -> int:
+        """Return the bytes that torch allocates inside, beside the buffers."""
+        return 0
+
+
+class Direct(_Algorithm):
     """The loops of Algorithm 1, over filter taps; each tap is a product of matrices."""
 
     error = 2e-6
@@ -91,15 +99,15 @@ class Direct:
             out += by_tap.view(*conv.kernel_size, conv.out_channels, -1).permute(2, 3, 0, 1)
 
 
-class Im2col:
+class Im2col(_Algorithm):
     """Explicit GEMM: every patch becomes a column, the convolution one product of matrices."""
 
     error = 2e-6
     dtypes = ("float32", "float64", "bfloat16", "float16")
 
     def supports(self, kernel: Kernel) -> bool:
-        """Any shape."""
-        return True
+        """Any shape; in 16 bits no filter gradient, whose sum over samples would be rounded."""
+        return kernel.kind != "backward_filter" or kernel.torch_dtype.itemsize >= 4
 
     def buffers(self, kernel: Kernel, b: int) -> Buffers:
         """The columns; an unpadded 1×1 filter at stride 1 needs none."""
@@ -140,7 +148,7 @@ class Im2col:
                 result.addmm_(gradient, column.T)
 
 
-class FFT:
+class FFT(_Algorithm):
     """Products in the frequency domain (Mathieu et al.), over whole padded images.
 
     The three kernels differ in what is conjugated and summed over: forward correlates the input
@@ -172,14 +180,17 @@ class FFT:
         spectrum = torch.complex128 if dtype == torch.float64 else torch.complex64
         return {
             "image": ((largest, rows, columns), dtype),
-            # What torch.fft makes itself on the way: a spectrum and an image.
-            "library_image": ((largest, rows, columns), dtype),
-            "library_spectrum": ((largest, frequencies), spectrum),
             "staging": ((largest, frequencies), spectrum),
             "x": ((frequencies, b, c), spectrum),
             "w": ((frequencies, k, c), spectrum),
             "y": ((frequencies, b, k), spectrum),
         }
+
+    def hidden(self, kernel: Kernel, b: int) -> int:
+        """Return what torch.fft and a complex product of matrices make on their way."""
+        buffers = self.buffers(kernel, b)
+        made = buffers_bytes({name: buffers[name] for name in ("image", "staging")})
+        return made + max(buffers_bytes({name: buffers[name]}) for name in "xwy")
 
     def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
         """Compute one kernel; see `TorchBackend.run`."""
@@ -247,14 +258,19 @@ _AT = [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 
 @cache
 def _winograd_matrices(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return the two-dimensional transforms of inputs, filters and outputs as matrices."""
-    matrices = (torch.tensor(m, dtype=torch.float64) for m in (_BT, _G, _AT))
+    with torch.inference_mode(False):
+        return _kronecker(dtype, device)
+
+
+def _kronecker(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
+    matrices = (torch.tensor(m, dtype=torch.float64, device="cpu") for m in (_BT, _G, _AT))
     inputs, filters, outputs = (
         torch.kron(m, m).to(device=device, dtype=dtype).contiguous() for m in matrices
     )
     return inputs, filters, outputs  # (36, 36), (36, 9), (16, 36)
 
 
-class Winograd:
+class Winograd(_Algorithm):
     """Minimal filtering F(4×4, 3×3) (Lavin and Gray), for 3×3 filters at stride and dilation 1.
 
     The data gradient is a forward pass with flipped filters, the filter gradient the adjoint of

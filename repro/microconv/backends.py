@@ -1,13 +1,12 @@
 """The backends by name, and how one micro-batch or a whole division is run with them."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from repro.microconv.cudnn import CuDNNBackend
+from repro.microconv.cudnn import NONDETERMINISTIC, CuDNNBackend
 from repro.microconv.kernels import Kernel
 from repro.microconv.nnpack import NNPACKBackend
 from repro.microconv.torch_backend import TorchBackend
@@ -34,6 +33,9 @@ class Backend(Protocol):
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """List the algorithms for a micro-batch of `b` with their workspace in bytes."""
+
+    def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
+        """Return how much of the listed workspace the caller gives; the rest it allocates."""
 
     def run(
         self,
@@ -75,6 +77,31 @@ class Choice:
         return algorithm in self.names or algorithm.partition(":")[0] in self.names
 
 
+def check_names(names: Sequence[str] | None) -> None:
+    """Check that backends, and algorithms as ``BACKEND:ALGORITHM``, exist.
+
+    Raises:
+        BackendMissingError: A backend is unknown.
+        ValueError: No name was given, or an algorithm that its backend does not have.
+    """
+    if names is None:
+        return
+    if isinstance(names, str) or not names:
+        raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
+    for name in names:
+        backend_name, _, algorithm = name.partition(":")
+        if backend_name not in BACKENDS:
+            raise BackendMissingError(
+                f"unknown backend {backend_name!r}; choose among {', '.join(BACKENDS)}"
+            )
+        backend = BACKENDS[backend_name]
+        if algorithm and algorithm not in backend.names:
+            raise ValueError(
+                f"{backend_name} has no algorithm {algorithm!r}; choose among "
+                f"{', '.join(backend.names)}"
+            )
+
+
 def choose(names: Sequence[str] | None, device: str) -> Choice:
     """Return what may be used on a device.
 
@@ -90,24 +117,11 @@ def choose(names: Sequence[str] | None, device: str) -> Choice:
         problems = {name: backend.missing(device) for name, backend in BACKENDS.items()}
         there = tuple(BACKENDS[name] for name, problem in problems.items() if problem is None)
         return Choice(there, None, tuple(problem for problem in problems.values() if problem))
-    if isinstance(names, str) or not names:
-        raise ValueError(f"algorithms is {names!r}; give a list of names, or None for all")
-    chosen = []
-    for name in names:
-        backend_name, _, algorithm = name.partition(":")
-        if backend_name not in BACKENDS:
-            raise BackendMissingError(
-                f"unknown backend {backend_name!r}; choose among {', '.join(BACKENDS)}"
-            )
-        backend = BACKENDS[backend_name]
+    check_names(names)
+    chosen = [BACKENDS[name.partition(":")[0]] for name in names]
+    for backend in chosen:
         if problem := backend.missing(device):
             raise BackendMissingError(f"{problem}; leave it out, or give another device")
-        if algorithm and algorithm not in backend.names:
-            raise ValueError(
-                f"{backend_name} has no algorithm {algorithm!r}; choose among "
-                f"{', '.join(backend.names)}"
-            )
-        chosen.append(backend)
     return Choice(tuple(dict.fromkeys(chosen)), tuple(names), ())
 
 
@@ -138,6 +152,15 @@ def stated_error(algorithm: str, kernel: Kernel) -> float:
     return backend.error(own, kernel) * max(precision / 2**-23, 2**-29)
 
 
+def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
+    """Return the bytes to give as workspace to ``BACKEND:ALGORITHM`` for `b` samples.
+
+    They are what the backend lists, less what its library allocates by itself.
+    """
+    backend, own = find(algorithm)
+    return backend.given_bytes(own, kernel, b)
+
+
 def run(
     algorithm: str,
     kernel: Kernel,
@@ -147,9 +170,9 @@ def run(
     workspace: torch.Tensor,
     bias: torch.Tensor | None = None,
 ) -> None:
-    """Compute one micro-batch of a kernel by an algorithm, without allocating.
+    """Compute one micro-batch of a kernel by an algorithm.
 
-    Nothing waits for the device.
+    It allocates no more than it lists beyond `given_bytes`, and nothing waits for the device.
 
     Args:
         algorithm: ``BACKEND:ALGORITHM``.
@@ -158,12 +181,17 @@ def run(
         second: Second operand, likewise.
         out: Result. Of ``forward`` and ``backward_data`` it is overwritten; a
             ``backward_filter`` is added to it, so that micro-batches accumulate.
-        workspace: Bytes, at least as many as the backend lists, aligned to
-            `kernels.ALIGNMENT`. ``torch:native`` uses none of it: it allocates by itself.
+        workspace: Bytes, at least `given_bytes`, aligned to `kernels.ALIGNMENT`.
         bias: Shape (K,), added to a forward pass.
     """
     backend, own = find(algorithm)
     backend.run(own, kernel, first, second, out, workspace, bias)
+
+
+def permitted(algorithm: str, kernel: Kernel) -> bool:
+    """Return whether an algorithm may run while torch is asked for deterministic ones."""
+    backend, own = find(algorithm)
+    return backend.name != "cudnn" or (kernel.kind, own) not in NONDETERMINISTIC
 
 
 def run_division(
@@ -219,19 +247,3 @@ def math_of(dtype: torch.dtype, device: str) -> str:
     settings: tuple[Any, ...] = (cudnn.conv, cudnn, torch.backends)
     given = [setting.fp32_precision for setting in settings if setting.fp32_precision != "none"]
     return "tf32" if given and given[0] == "tf32" else "ieee"
-
-
-@contextmanager
-def precision(kernel: Kernel) -> Iterator[None]:
-    """Set torch to multiply as a kernel says, for as long as the block lasts."""
-    if torch.device(kernel.device).type != "cuda" or kernel.dtype != "float32":
-        yield
-        return
-    cudnn: Any = torch.backends.cudnn
-    setting = cudnn.conv
-    before = setting.fp32_precision
-    setting.fp32_precision = kernel.math
-    try:
-        yield
-    finally:
-        setting.fp32_precision = before

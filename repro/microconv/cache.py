@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-from repro.measure import describe_device
+from repro.measure import allocations, describe_device, timing
+from repro.measure.allocations import freed_memory_is_kept
 from repro.microconv.backends import BACKENDS
 from repro.microconv.kernels import Kernel
 
@@ -43,17 +45,35 @@ class Key:
         facts = {
             "kernel": kernel.facts(),
             "backend": BACKENDS[backend].version(kernel.device),
-            "device": describe_device(kernel.device)["name"],
+            "device": _device(kernel.device),
+            "freed memory kept": freed_memory_is_kept(),
             "code": _code(),
         }
         return cls(json.dumps(facts, sort_keys=True))
 
 
 @cache
+def _device(device: str) -> str:
+    facts = describe_device(device)
+    return " ".join(str(facts[name]) for name in ("name", "driver") if name in facts)
+
+
+@cache
 def _code() -> str:
     """Return a hash of the modules whose change may change times."""
-    modules = ("algorithms", "backends", "cudnn", "kernels", "measuring", "nnpack", "torch_backend")
-    sources = (Path(__file__).with_name(f"{name}.py").read_bytes() for name in modules)
+    modules = (
+        "algorithms",
+        "backends",
+        "conv",
+        "cudnn",
+        "kernels",
+        "measuring",
+        "nnpack",
+        "torch_backend",
+    )
+    files = [Path(__file__).with_name(f"{name}.py") for name in modules]
+    files += [Path(module.__file__ or "") for module in (allocations, timing)]
+    sources = (file.read_bytes() for file in files)
     return sha256(b"".join(sources)).hexdigest()[:16]
 
 
@@ -85,6 +105,7 @@ class BenchmarkCache:
         self._memory: sqlite3.Connection | None = None
         if self.path is None:
             self._memory = sqlite3.connect(":memory:", check_same_thread=False)
+            weakref.finalize(self, self._memory.close)
         else:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

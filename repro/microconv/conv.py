@@ -1,14 +1,17 @@
 """A convolution that runs its division: what `tune` puts in the place of ``nn.Conv2d``."""
 
+import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
+from torch._prims_common import suggest_memory_format
+from torch.autograd import forward_ad
 
 from repro.measure import time_interleaved
 from repro.microconv import backends
@@ -56,7 +59,8 @@ class Workspace:
         """Return the buffer, made if it is not there yet."""
         if self._buffer is None:
             # Zeroed once, so that no page is missing in the first timed step.
-            self._buffer = torch.zeros(self.size, dtype=torch.uint8, device=self.device)
+            with torch.inference_mode(False):
+                self._buffer = torch.zeros(self.size, dtype=torch.uint8, device=self.device)
         return self._buffer
 
     @contextmanager
@@ -64,10 +68,12 @@ class Workspace:
         """Hold a segment for the kernels that are queued inside the block."""
         with self._lock:
             buffer = self.allocate()
-            if buffer.is_cuda:
+            if buffer.is_cuda and not torch.cuda.is_current_stream_capturing():
                 stream = torch.cuda.current_stream(buffer.device)
-                if self._stream is not None and self._stream != stream:
-                    stream.wait_stream(self._stream)
+                if self._stream != stream:
+                    if self._stream is not None:
+                        stream.wait_stream(self._stream)
+                    buffer.record_stream(stream)
                 self._stream = stream
             yield buffer[offset : offset + size]
 
@@ -81,6 +87,8 @@ class TunedKernel:
         batch: The mini-batch size that was tuned for.
         parts: Its division; None leaves the kernel to torch.
         candidates: What the division was made of; another batch size is divided from them.
+        native_s: Seconds of torch's own convolution by batch size, which such a division must
+            beat; none where divisions were asked for whatever they take.
         limit_bytes: What the division needs, inside torch's own convolution included.
         segment_bytes: What its parts need of `workspace`.
         offset: Where its segment of the workspace starts.
@@ -95,6 +103,7 @@ class TunedKernel:
     segment_bytes: int
     offset: int
     workspace: Workspace
+    native_s: dict[int, float] = field(default_factory=dict)
     _others: dict[int, Parts | None] = field(default_factory=dict, repr=False)
 
     def division(self, batch: int) -> Parts | None:
@@ -109,16 +118,28 @@ class TunedKernel:
             self._others[batch] = None
             with suppress(ValueError):
                 fitting = {
-                    size: [
-                        way
-                        for way in ways
-                        if way.algorithm == backends.NATIVE
-                        or way.workspace_bytes <= self.segment_bytes
-                    ]
+                    size: [way for way in ways if self._fits(size, way)]
                     for size, ways in self.candidates.items()
                 }
-                self._others[batch] = best_division(batch, fitting, self.limit_bytes).parts
+                found = best_division(batch, fitting, self.limit_bytes)
+                if found.time_s < self._native_s(batch):
+                    self._others[batch] = found.parts
         return self._others[batch]
+
+    def _native_s(self, batch: int) -> float:
+        """Return the seconds of torch's own convolution, between and beyond measured sizes."""
+        if not self.native_s:
+            return math.inf
+        sizes = sorted(self.native_s)
+        if batch > sizes[-1]:
+            return self.native_s[sizes[-1]] * batch / sizes[-1]
+        return float(np.interp(batch, [0, *sizes], [0.0, *(self.native_s[b] for b in sizes)]))
+
+    def _fits(self, size: int, way: Candidate) -> bool:
+        if way.algorithm == backends.NATIVE:
+            # Of the whole tuned batch, its result was counted as the output, not as a buffer.
+            return size != self.batch
+        return backends.given_bytes(way.algorithm, self.kernel, size) <= self.segment_bytes
 
     def run(
         self,
@@ -126,11 +147,18 @@ class TunedKernel:
         second: torch.Tensor,
         shape: tuple[int, ...],
         bias: torch.Tensor | None = None,
+        like: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute the kernel for a mini-batch into a new tensor of a given shape."""
+        """Compute the kernel for a mini-batch into a new tensor of a given shape.
+
+        Arguments as `native`; `shape` is that of the result.
+        """
         parts = self.division(len(first))
+        if parts is not None and _only_deterministic():
+            allowed = all(backends.permitted(name, self.kernel) for _, name in parts)
+            parts = parts if allowed else None
         if parts is None or parts == [(len(first), backends.NATIVE)]:
-            return native(self.kernel, first, second, bias)
+            return native(self.kernel, first, second, bias, like)
         memory_format = _FORMATS[self.kernel.layout]
         out = torch.empty(
             shape, dtype=first.dtype, device=first.device, memory_format=memory_format
@@ -148,17 +176,14 @@ class TunedKernel:
         return out
 
 
-def segment_bytes(division: Division | None, candidates: Mapping[int, Sequence[Candidate]]) -> int:
+def _only_deterministic() -> bool:
+    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+def segment_bytes(kernel: Kernel, division: Division | None) -> int:
     """Return the workspace to give to a division; torch's own convolution takes none of it."""
-    if division is None:
-        return 0
-    needs = {
-        (size, way.algorithm): way.workspace_bytes
-        for size, ways in candidates.items()
-        for way in ways
-        if way.algorithm != backends.NATIVE
-    }
-    return max((needs.get(part, 0) for part in division.parts), default=0)
+    parts = [] if division is None else set(division.parts)
+    return max((backends.given_bytes(name, kernel, size) for size, name in parts), default=0)
 
 
 _FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -170,8 +195,7 @@ Signature = tuple[int, int, str, str, str, str]
 def layout_of(input: torch.Tensor, weight: torch.Tensor) -> str:
     """Return ``nhwc`` where torch would compute channels-last, else ``nchw``."""
     for tensor in (input, weight):
-        channels_last = tensor.is_contiguous(memory_format=torch.channels_last)
-        if channels_last and not tensor.is_contiguous():
+        if suggest_memory_format(tensor) == torch.channels_last:
             return "nhwc"
     return "nchw"
 
@@ -208,31 +232,63 @@ class TunedConv2d(nn.Conv2d):
     """An ``nn.Conv2d`` whose kernels run divided; made by `tune`, undone by `untune`.
 
     Parameters, buffers, hooks and the place in the model are the module's own. Calls that it was
-    not tuned for (another image size, data type or device; under ``torch.compile`` or functional
-    transforms; second derivatives) are computed by torch, as before.
+    not tuned for are computed by torch, as before: another image size, data type or device, a
+    stride that was changed since, ``torch.compile``, functional transforms, forward-mode and
+    second derivatives, tensors that are no plain ones.
 
     Attributes:
         tuned: By signature of a call, then kind, the kernels.
+        geometry: Stride, padding, dilation, groups and padding mode that were tuned for.
         untuned_calls: How many calls torch computed for want of a tuning.
     """
 
     tuned: dict[Signature, dict[str, TunedKernel]]
+    geometry: tuple[Any, ...]
     untuned_calls: int
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-            return super().forward(input)
-        kernels = self.tuned.get(signature(input, self.weight)) if input.dim() == 4 else None
-        if kernels is None or len(input) == 0 or input.shape[1] != self.in_channels:
+        weight, bias = self.weight, self.bias  # read once: a parametrization computes them
+        if (
+            torch.compiler.is_compiling()
+            or torch._C._are_functorch_transforms_active()
+            or forward_ad._current_level >= 0
+        ):
+            return self._conv_forward(input, weight, bias)
+        kernels = self._kernels(input, weight, bias)
+        if kernels is None:
             self.untuned_calls += 1
-            return super().forward(input)
+            return self._conv_forward(input, weight, bias)
         dtype = compute_dtype(input)
-        bias = None if self.bias is None else self.bias.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
         with torch.autocast(input.device.type, enabled=False):
-            result: torch.Tensor = _Divided.apply(
-                input.to(dtype), self.weight.to(dtype), bias, kernels
-            )
+            result: torch.Tensor = _Divided.apply(input.to(dtype), weight.to(dtype), bias, kernels)
         return result
+
+    def _kernels(
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> dict[str, TunedKernel] | None:
+        """Return the kernels for a call, None where torch is to compute it, or to complain."""
+        given = [tensor for tensor in (input, weight, bias) if tensor is not None]
+        plain = all(
+            type(tensor) in (torch.Tensor, nn.Parameter)
+            and tensor.layout == torch.strided
+            and tensor.device == given[0].device
+            for tensor in given
+        )
+        if not plain or input.device.type not in ("cpu", "cuda") or input.dim() != 4:
+            return None
+        if self.geometry != geometry_of(self) or not len(input):
+            return None
+        kernels = self.tuned.get(signature(input, weight))
+        if kernels is None:
+            return None
+        conv = kernels["forward"].kernel.conv
+        alike = input.shape[1] == conv.in_channels and weight.shape == conv.weight_shape
+        if bias is not None:
+            alike = alike and bias.shape == (conv.out_channels,)
+        autocast = torch.is_autocast_enabled(input.device.type)
+        same_type = autocast or all(tensor.dtype == input.dtype for tensor in given)
+        return kernels if alike and same_type else None
 
     def extra_repr(self) -> str:
         kinds = {
@@ -255,8 +311,9 @@ class _Divided(torch.autograd.Function):
         bias: torch.Tensor | None,
         kernels: dict[str, TunedKernel],
     ) -> torch.Tensor:
-        ctx.save_for_backward(input, weight)
-        ctx.kernels, ctx.with_bias = kernels, bias is not None
+        # Torch keeps the input for the filters' gradient alone.
+        ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, weight)
+        ctx.kernels, ctx.with_bias, ctx.shape = kernels, bias is not None, input.shape
         forward = kernels["forward"]
         shape = forward.kernel.conv.output_shape(len(input))
         return forward.run(input, weight, shape, bias)
@@ -267,7 +324,10 @@ class _Divided(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         kernels: dict[str, TunedKernel] = ctx.kernels
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        if torch.is_grad_enabled():  # create_graph=True: what follows must be differentiable
+        input = gradient.new_empty(ctx.shape) if input is None else input
+        # With create_graph=True what follows must be differentiable; batched gradients must be
+        # seen by torch.
+        if torch.is_grad_enabled() or _batched(gradient):
             conv = kernels["forward"].kernel.conv
             sizes = [weight.shape[0]] if ctx.with_bias else None
             found = torch.ops.aten.convolution_backward(
@@ -277,22 +337,31 @@ class _Divided(torch.autograd.Function):
             return (*found, None)
         of_input = of_weight = of_bias = None
         if needs_input:
-            of_input = kernels["backward_data"].run(gradient, weight, input.shape)
+            of_input = kernels["backward_data"].run(gradient, weight, ctx.shape, like=input)
         if needs_weight:
-            of_weight = kernels["backward_filter"].run(input, gradient, weight.shape)
+            of_weight = kernels["backward_filter"].run(input, gradient, weight.shape, like=weight)
         if ctx.with_bias and needs_bias:
             of_bias = gradient.sum((0, 2, 3))
         return of_input, of_weight, of_bias, None
 
 
-@cache
-def call_overhead_s(device: str, training: bool) -> float:
-    """Return what a call of a tuned layer costs more than one of torch's, in seconds.
+def _batched(tensor: torch.Tensor) -> bool:
+    return type(tensor) is not torch.Tensor or torch._C._functorch.is_legacy_batchedtensor(tensor)
+
+
+def geometry_of(module: nn.Conv2d) -> tuple[Any, ...]:
+    """Return what decides a layer's result besides its tensors."""
+    return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
+
+
+def call_overhead(device: str, training: bool) -> list[float]:
+    """Return by how many seconds a call of a tuned layer costs more than one of torch's.
 
     Measured on one pixel, with every kernel left to torch, so that only the way there differs.
     """
-    plain = nn.Conv2d(1, 1, 1, device=device)
-    tuned = nn.Conv2d(1, 1, 1, device=device)
+    plain, tuned = (nn.Conv2d(1, 1, 1, device="meta").to_empty(device=device) for _ in range(2))
+    for parameter in (*plain.parameters(), *tuned.parameters()):
+        nn.init.zeros_(parameter)
     input = torch.zeros(1, 1, 1, 1, device=device, requires_grad=training)
     call = signature(input, tuned.weight)
     kernels = {
@@ -310,7 +379,8 @@ def call_overhead_s(device: str, training: bool) -> float:
     timed = time_interleaved(
         {"plain": lambda: run(plain), "tuned": lambda: run(tuned)}, warmup=10, repeats=50
     )
-    return max(0.0, timed["tuned"].median_s - timed["plain"].median_s)
+    pairs = zip(timed["tuned"].samples_s, timed["plain"].samples_s, strict=True)
+    return [tuned_s - plain_s for tuned_s, plain_s in pairs]
 
 
 def install(module: nn.Conv2d, call: Signature, kernels: dict[str, TunedKernel]) -> None:
@@ -319,4 +389,5 @@ def install(module: nn.Conv2d, call: Signature, kernels: dict[str, TunedKernel])
     if not isinstance(module, TunedConv2d):
         cast(nn.Module, module).__class__ = TunedConv2d
         made.tuned, made.untuned_calls = {}, 0
+        made.geometry = geometry_of(module)
     made.tuned[call] = kernels

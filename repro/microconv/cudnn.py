@@ -33,14 +33,14 @@ ALGORITHMS = {
     )
 }
 # Sums by atomic additions, in an order that changes between runs.
-_NONDETERMINISTIC = {("backward_data", "ALGO_0"), ("backward_filter", "ALGO_0"),
+NONDETERMINISTIC = {("backward_data", "ALGO_0"), ("backward_filter", "ALGO_0"),
                      ("backward_filter", "ALGO_3")}  # fmt: skip
 
 _DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _LAYOUTS = {"nchw": 0, "nhwc": 1}
 _DEFAULT_MATH, _TENSOR_OP_MATH, _FMA_MATH = 0, 1, 3
 _CROSS_CORRELATION = 1
-_NOT_SUPPORTED = 3000  # 9 before cuDNN 9
+_COMPILATION_FAILED, _OUT_OF_MEMORY = 4001, (4003, 4004)
 
 
 class UnsupportedError(RuntimeError):
@@ -62,11 +62,12 @@ class CuDNNBackend:
         return _load()[1]
 
     def version(self, device: str) -> str:
-        """Return cuDNN's version."""
+        """Return cuDNN's version, and whether torch asks for deterministic algorithms."""
         library, problem = _load()
         if library is None:
             raise RuntimeError(problem)
-        return f"cudnn {library.cudnnGetVersion()}"
+        order = "deterministic" if _deterministic() else "any order of sums"
+        return f"cudnn {library.cudnnGetVersion()}, {order}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
         """Return the stated relative error of an algorithm; see `backends.stated_error`."""
@@ -78,14 +79,17 @@ class CuDNNBackend:
         Those whose sums depend on the order of threads are left out where torch is asked for
         deterministic algorithms.
         """
-        deterministic = (
-            torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-        )
+        return [
+            (name, size)
+            for name, size in self._listed(kernel, b)
+            if not (_deterministic() and (kernel.kind, name) in NONDETERMINISTIC)
+        ]
+
+    @staticmethod
+    def _listed(kernel: Kernel, b: int) -> list[tuple[str, int]]:
         found = []
         with torch.cuda.device(kernel.device):
             for name, number in ALGORITHMS[kernel.kind].items():
-                if deterministic and (kernel.kind, name) in _NONDETERMINISTIC:
-                    continue
                 size = ctypes.c_size_t(0)
                 d = _descriptors(kernel, b)
                 query = getattr(_library(), _QUERIES[kernel.kind])
@@ -95,6 +99,10 @@ class CuDNNBackend:
                 if query(_handle(), *order, number, ctypes.byref(size)) == 0:
                     found.append((name, aligned(size.value)))
         return found
+
+    def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
+        """Return the listed workspace: all of it is given."""
+        return dict(self._listed(kernel, b))[algorithm]
 
     def run(
         self,
@@ -133,10 +141,16 @@ class CuDNNBackend:
                 f"cudnn: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
                 f"of {len(first)}: {_message(status)}"
             )
-            unsupported = status in (_NOT_SUPPORTED, 9)
+            if status in _OUT_OF_MEMORY:
+                raise torch.OutOfMemoryError(message)
+            unsupported = 3000 <= status < 4000 or status == _COMPILATION_FAILED
             raise UnsupportedError(message) if unsupported else RuntimeError(message)
         if bias is not None:
             out += bias.view(-1, 1, 1)
+
+
+def _deterministic() -> bool:
+    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
 _QUERIES = {

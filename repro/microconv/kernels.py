@@ -1,6 +1,7 @@
 """What is computed: convolution shapes, kernels, the operands and buffers that they take."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -231,3 +232,19 @@ def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     for side in shape:
         count *= side
     return count
+
+
+@contextmanager
+def precision(kernel: Kernel) -> Iterator[None]:
+    """Set torch to multiply as a kernel says, convolutions and matrices, inside the block."""
+    if torch.device(kernel.device).type != "cuda" or kernel.dtype != "float32":
+        yield
+        return
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    before = cudnn.conv.fp32_precision, matmul.fp32_precision
+    cudnn.conv.fp32_precision = matmul.fp32_precision = kernel.math
+    try:
+        yield
+    finally:
+        cudnn.conv.fp32_precision, matmul.fp32_precision = before

@@ -2,8 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,15 +12,18 @@ from repro.measure import is_out_of_memory, time_interleaved
 from repro.microconv import backends
 from repro.microconv.backends import Choice
 from repro.microconv.cache import BenchmarkCache, Key
+from repro.microconv.conv import call_overhead
 from repro.microconv.cudnn import UnsupportedError
-from repro.microconv.kernels import Kernel
+from repro.microconv.kernels import Convolution, Kernel, precision
 from repro.microconv.optimize import Candidate
 from repro.microconv.torch_backend import native
 
-# An algorithm this many times slower than the fastest is timed once: no noise makes it win.
+# An algorithm this many times slower than one that needs no more workspace is timed once: no noise
+# makes it win.
 _HOPELESS = 3.0
 _ENOUGH_S = 0.02  # of repeated samples, where a call is that short
 _REPEATS = (3, 10)
+_ROUNDS = 7  # of a trial
 
 
 @dataclass
@@ -28,6 +32,28 @@ class Counts:
 
     measured: int = 0
     cached: int = 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Seconds of a division and of the framework's own convolution, round by round."""
+
+    division_s: tuple[float, ...]
+    native_s: tuple[float, ...]
+
+    @property
+    def medians_s(self) -> tuple[float, float]:
+        """Median seconds of the division and of the framework's own convolution."""
+        return statistics.median(self.division_s), statistics.median(self.native_s)
+
+    @property
+    def ratio(self) -> float:
+        """Median over the rounds of the division's time over the framework's own.
+
+        Both run in each round, so that a slow spell of the machine does not decide.
+        """
+        pairs = zip(self.division_s, self.native_s, strict=True)
+        return statistics.median(own / native for own, native in pairs)
 
 
 class Bench:
@@ -74,9 +100,9 @@ class Bench:
             key = Key.of(kernel, backend.name)
             listed = self.cache.listing(key, b)
             if listed is None:
-                listed = [
-                    (f"{backend.name}:{name}", size) for name, size in backend.algorithms(kernel, b)
-                ]
+                with _undisturbed(kernel):
+                    algorithms = backend.algorithms(kernel, b)
+                listed = [(f"{backend.name}:{name}", size) for name, size in algorithms]
                 self.cache.store_listing(key, b, listed)
             found += [(key, name, size) for name, size in listed if self._admits(name, kernel)]
         return found
@@ -86,10 +112,9 @@ class Bench:
             return True
         if not self.choice.admits(name):
             return False
-        # The limit is meant for float32; a coarser type rounds by more with any algorithm.
-        coarse = 2 * backends.stated_error(backends.NATIVE, kernel)
-        allowed = math.inf if self.max_error is None else max(self.max_error, coarse)
-        return backends.stated_error(name, kernel) <= allowed
+        backend, own = backends.find(name)
+        # In float32 on both sides: a coarser type rounds by more with any algorithm.
+        return self.max_error is None or backend.error(own, kernel) <= self.max_error
 
     def _measure(
         self,
@@ -114,9 +139,11 @@ class Bench:
                 buffers += kernel.tensors(batch)
             measured = self._time(kernel, b, missing, buffers)
             self.counts.measured += len(missing)
-            for key, name, _ in listing:
-                if name in measured:
-                    self.cache.store_times(key, b, {name: measured[name]})
+            for key in dict.fromkeys(key for key, _, _ in listing):
+                own = {
+                    name: measured[name] for k, name, _ in listing if k == key and name in measured
+                }
+                self.cache.store_times(key, b, own)
             known |= measured
         # Of a whole mini-batch, what torch's own convolution returns is the output itself.
         output = math.prod(kernel.shapes(b)[2]) * kernel.torch_dtype.itemsize if b == batch else 0
@@ -134,46 +161,55 @@ class Bench:
         self, kernel: Kernel, b: int, wanted: Sequence[tuple[str, int]], buffers: list[torch.Tensor]
     ) -> dict[str, list[float]]:
         """Time algorithms in turns; one that does not run after all gets no sample."""
-        own = [size for name, size in wanted if name != backends.NATIVE]
-        workspace = torch.zeros(max(own, default=0), dtype=torch.uint8, device=kernel.device)
+        needs = [backends.given_bytes(name, kernel, b) for name, _ in wanted]
+        workspace = torch.zeros(max(needs), dtype=torch.uint8, device=kernel.device)
         calls = {name: self._call(name, kernel, b, buffers, workspace) for name, _ in wanted}
         samples: dict[str, list[float]] = {}
-        with backends.precision(kernel):
+        with precision(kernel), _undisturbed(kernel):
             ran: dict[str, float] = {}
             for name, call in calls.items():
                 try:
-                    cold = self._once(call, kernel)
-                    slow = ran and cold > 2 * _HOPELESS * min(ran.values())
-                    ran[name] = cold if slow else self._once(call, kernel)
+                    self._once(call, kernel)  # loads or compiles what the library needs
+                    ran[name] = self._once(call, kernel)
                 except UnsupportedError:
                     samples[name] = []  # listed and yet refused: not asked again
                 except Exception as error:
-                    if not is_out_of_memory(error):  # of the device; another day it may run
+                    # Of the device; another day it may run. Torch's own has to.
+                    if name == backends.NATIVE or not is_out_of_memory(error):
                         raise
             samples |= {name: [seconds] for name, seconds in ran.items()}
             if not ran:
                 return samples
+            sizes = dict(wanted)
+            hopeful = {
+                name: calls[name]
+                for name, seconds in ran.items()
+                if all(
+                    seconds <= _HOPELESS * other_s
+                    for other, other_s in ran.items()
+                    if sizes[other] <= sizes[name]
+                )
+            }
             fastest = min(ran.values())
             repeats = min(max(math.ceil(_ENOUGH_S / max(fastest, 1e-9)), _REPEATS[0]), _REPEATS[1])
-            hopeful = {
-                name: calls[name] for name, seconds in ran.items() if seconds <= _HOPELESS * fastest
-            }
             timed = time_interleaved(hopeful, warmup=0, repeats=repeats, device=kernel.device)
         return samples | {name: list(timing.samples_s) for name, timing in timed.items()}
 
     @staticmethod
-    def _once(call: Callable[[], None], kernel: Kernel) -> float:
+    def _once(call: Callable[[], object], kernel: Kernel) -> float:
         timing = time_interleaved({"": call}, warmup=0, repeats=1, device=kernel.device)[""]
         return timing.samples_s[0]
 
     @staticmethod
     def _call(
         name: str, kernel: Kernel, b: int, buffers: list[torch.Tensor], workspace: torch.Tensor
-    ) -> Callable[[], None]:
+    ) -> Callable[[], object]:
         first, second, out = buffers
         accumulates = kernel.kind == "backward_filter"
         pieces = max(1, len(first) // b)
         turn = 0
+        if name == backends.NATIVE and b == len(first):
+            return lambda: native(kernel, first, second, like=out)  # as it runs where left to torch
 
         def call() -> None:
             nonlocal turn
@@ -186,16 +222,14 @@ class Bench:
 
         return call
 
-    def compare(
-        self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]]
-    ) -> tuple[float, float]:
-        """Return the median seconds of a division and of the framework's own convolution, as used.
+    def compare(self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]]) -> Trial:
+        """Time a division and the framework's own convolution in turns, as a step runs them.
 
         Unlike `candidates`, the output is allocated anew in each call, as in a training step, on
         both sides; and all parts run after each other.
         """
         key = Key(f"{Key.of(kernel, 'torch').text} {Key.of(kernel, _last_backend(parts)).text}")
-        names = (f"division {list(parts)}", "native")
+        names = (f"division {list(parts)}", f"native beside {list(parts)}")
         known = self.cache.times(key, batch)
         if all(name in known for name in names):
             self.counts.cached += 2
@@ -203,28 +237,54 @@ class Bench:
             self.counts.measured += 2
             known = self._compare(kernel, batch, parts, names)
             self.cache.store_times(key, batch, known)
-        return statistics.median(known[names[0]]), statistics.median(known[names[1]])
+        return Trial(tuple(known[names[0]]), tuple(known[names[1]]))
 
     def _compare(
         self, kernel: Kernel, batch: int, parts: Sequence[tuple[int, str]], names: tuple[str, str]
     ) -> dict[str, list[float]]:
         first, second, out = kernel.tensors(batch)
-        sizes = {
-            (b, name): size
-            for b in {b for b, _ in parts}
-            for _, name, size in self._listing(kernel, b)
-        }
-        own = [sizes[part] for part in parts if part[1] != backends.NATIVE]
-        workspace = torch.zeros(max(own, default=0), dtype=torch.uint8, device=kernel.device)
+        needs = [backends.given_bytes(name, kernel, b) for b, name in set(parts)]
+        workspace = torch.zeros(max(needs), dtype=torch.uint8, device=kernel.device)
+        whole = list(parts) == [(batch, backends.NATIVE)]
         calls: dict[str, Callable[[], object]] = {
-            names[0]: lambda: backends.run_division(
-                parts, kernel, first, second, torch.empty_like(out), workspace
+            names[0]: lambda: (
+                native(kernel, first, second, like=out)
+                if whole
+                else backends.run_division(
+                    parts, kernel, first, second, torch.empty_like(out), workspace
+                )
             ),
-            names[1]: lambda: native(kernel, first, second),
+            names[1]: lambda: native(kernel, first, second, like=out),
         }
-        with backends.precision(kernel):
-            timed = time_interleaved(calls, warmup=1, repeats=5, device=kernel.device)
+        with precision(kernel), _undisturbed(kernel):
+            timed = time_interleaved(calls, warmup=1, repeats=_ROUNDS, device=kernel.device)
         return {name: list(timing.samples_s) for name, timing in timed.items()}
+
+    def overhead_s(self, kernel: Kernel, training: bool) -> float:
+        """Return what a call of a tuned layer costs more than one of torch's, in seconds."""
+        pixel = replace(kernel, kind="forward", conv=Convolution(1, 1, 1, 1, (1, 1)))
+        key, name = Key.of(pixel, "torch"), f"call overhead, training {training}"
+        known = self.cache.times(key, 1)
+        if name in known:
+            self.counts.cached += 1
+        else:
+            self.counts.measured += 1
+            with _undisturbed(kernel):
+                known = {name: call_overhead(kernel.device, training)}
+            self.cache.store_times(key, 1, known)
+        return max(0.0, statistics.median(known[name]))
+
+
+@contextmanager
+def _undisturbed(kernel: Kernel) -> Iterator[None]:
+    """Measure as if the caller had set nothing: no autocast, inference or anomaly mode."""
+    kind = torch.device(kernel.device).type
+    with (
+        torch.inference_mode(False),
+        torch.autocast(kind, enabled=False),
+        torch.autograd.set_detect_anomaly(False),
+    ):
+        yield
 
 
 def _last_backend(parts: Sequence[tuple[int, str]]) -> str:

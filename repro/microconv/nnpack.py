@@ -82,6 +82,10 @@ class NNPACKBackend:
                     found.append((name, aligned(size.value) + _flipped_bytes(kernel)))
         return found
 
+    def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
+        """Return the listed workspace: all of it is given."""
+        return dict(self.algorithms(kernel, b))[algorithm]
+
     def run(
         self,
         algorithm: str,
@@ -145,7 +149,8 @@ def _flipped_bytes(kernel: Kernel) -> int:
 
 @cache
 def _zeros(count: int) -> torch.Tensor:
-    return torch.zeros(count)
+    with torch.inference_mode(False):
+        return torch.zeros(count, dtype=torch.float32, device="cpu")
 
 
 @cache

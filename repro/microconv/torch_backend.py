@@ -4,7 +4,7 @@ import torch
 
 from repro.measure.allocations import peak_allocation
 from repro.microconv.algorithms import FFT, Direct, Im2col, Winograd
-from repro.microconv.kernels import Kernel, aligned, buffers_bytes, carve
+from repro.microconv.kernels import Kernel, aligned, buffers_bytes, carve, precision
 
 _WRITTEN: dict[str, Direct | Im2col | FFT | Winograd] = {
     "direct": Direct(),
@@ -28,6 +28,10 @@ class TorchBackend:
     def __init__(self) -> None:
         self._native_bytes: dict[tuple[Kernel, int, int], int] = {}
 
+    def forget(self) -> None:
+        """Forget the memory of torch's own convolution that was measured."""
+        self._native_bytes.clear()
+
     def missing(self, device: str) -> str | None:
         """Return nothing: it runs wherever torch does."""
         return None
@@ -35,8 +39,13 @@ class TorchBackend:
     def version(self, device: str) -> str:
         """Return torch's version and, on a GPU, that of the cuDNN that ``native`` calls."""
         if torch.device(device).type == "cuda":
-            return f"torch {torch.__version__}, cudnn {torch.backends.cudnn.version()}"
-        return f"torch {torch.__version__}, threads {torch.get_num_threads()}"
+            cudnn = torch.backends.cudnn
+            search = (
+                f"{cudnn.enabled}, benchmark {cudnn.benchmark}, deterministic {cudnn.deterministic}"
+            )
+            return f"torch {torch.__version__}, cudnn {cudnn.version()}, {search}"
+        onednn = torch.backends.mkldnn.enabled
+        return f"torch {torch.__version__}, threads {torch.get_num_threads()}, oneDNN {onednn}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
         """Return the stated relative error of an algorithm; see `backends.stated_error`."""
@@ -47,11 +56,17 @@ class TorchBackend:
         found = [("native", self._native_workspace(kernel, b))]
         if kernel.layout == "nchw" and kernel.conv.groups == 1:
             found += [
-                (name, buffers_bytes(algorithm.buffers(kernel, b)))
+                (name, buffers_bytes(algorithm.buffers(kernel, b)) + algorithm.hidden(kernel, b))
                 for name, algorithm in _WRITTEN.items()
                 if kernel.dtype in algorithm.dtypes and algorithm.supports(kernel)
             ]
         return found
+
+    def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
+        """Return the bytes of an algorithm's buffers; ``native`` has none of ours."""
+        if algorithm == "native":
+            return 0
+        return buffers_bytes(_WRITTEN[algorithm].buffers(kernel, b))
 
     def run(
         self,
@@ -65,14 +80,16 @@ class TorchBackend:
     ) -> None:
         """Compute a micro-batch into `out`; see `backends.run`."""
         if algorithm == "native":
-            result = native(kernel, first, second, bias)
+            result = native(kernel, first, second, bias, like=out)
             if kernel.kind == "backward_filter":
                 out += result
             else:
                 out.copy_(result)
             return
         method = _WRITTEN[algorithm]
-        method.run(kernel, first, second, out, carve(workspace, method.buffers(kernel, len(first))))
+        buffers = carve(workspace, method.buffers(kernel, len(first)))
+        with precision(kernel):  # its products are of matrices, which have a setting of their own
+            method.run(kernel, first, second, out, buffers)
         if bias is not None:
             out += bias.view(-1, 1, 1)
 
@@ -82,29 +99,40 @@ class TorchBackend:
         sampled = b if torch.device(kernel.device).type == "cuda" else sampled
         key = (kernel, sampled, torch.get_num_threads())
         if key not in self._native_bytes:
-            first, second, _ = kernel.tensors(sampled)
-            native(kernel, first, second)
-            peak = peak_allocation(lambda: native(kernel, first, second), kernel.device)
+            first, second, out = kernel.tensors(sampled)
+            native(kernel, first, second, like=out)
+            peak = peak_allocation(lambda: native(kernel, first, second, like=out), kernel.device)
             # Divided, its result is a buffer beside the output; see `run`.
             self._native_bytes[key] = aligned(peak)
         return self._native_bytes[key]
 
 
 def native(
-    kernel: Kernel, first: torch.Tensor, second: torch.Tensor, bias: torch.Tensor | None = None
+    kernel: Kernel,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    like: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute a kernel by the framework's own convolution and return the result."""
+    """Compute a kernel by the framework's own convolution and return the result.
+
+    Args:
+        kernel: What is computed.
+        first: First operand; see `Kernel.shapes`.
+        second: Second operand.
+        bias: Shape (K,), added to a forward pass.
+        like: Of a gradient, a tensor of the result's shape, such as the input itself. Its values
+            are not used, but torch asks for it, and copies one that is not laid out as it likes.
+    """
     conv = kernel.conv
     shape = (conv.stride, conv.padding, conv.dilation)
     if kernel.kind == "forward":
         return torch.conv2d(first, second, bias, *shape, conv.groups)
     data = kernel.kind == "backward_data"
     gradient, other = (first, second) if data else (second, first)
-    # The operand whose gradient is wanted is asked for its shape only.
-    wanted = gradient.new_empty(1).expand(
-        conv.input_shape(len(gradient)) if data else conv.weight_shape
-    )
-    x, w = (wanted, other) if data else (other, wanted)
+    if like is None:
+        like = gradient.new_empty(conv.input_shape(len(gradient)) if data else conv.weight_shape)
+    x, w = (like, other) if data else (other, like)
     result = torch.ops.aten.convolution_backward(
         gradient, x, w, None, *shape, False, [0, 0], conv.groups, [data, not data, False]
     )

@@ -3,29 +3,24 @@
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from repro.microconv import backends
 from repro.microconv.assignment import assign_workspaces
 from repro.microconv.cache import BenchmarkCache, default_path
 from repro.microconv.conv import (
-    Signature,
     TunedConv2d,
     TunedKernel,
     Workspace,
-    call_overhead_s,
     install,
     kernels_of,
     segment_bytes,
-    signature,
 )
-from repro.microconv.kernels import KINDS, Kernel
+from repro.microconv.kernels import Kernel
 from repro.microconv.measuring import Bench
 from repro.microconv.optimize import (
     POLICIES,
@@ -36,9 +31,11 @@ from repro.microconv.optimize import (
     pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport
+from repro.microconv.sampling import Call, record_calls
 
 MIB = 2**20
 MODES = ("WR", "WD")
+_ROUNDS = 4
 _MEMORY = BenchmarkCache(None)
 
 
@@ -52,7 +49,7 @@ def tune(
     algorithms: Sequence[str] | None = None,
     max_error: float = 1e-4,
     training: bool | None = None,
-    min_gain: float = 0.03,
+    min_gain: float = 0.05,
     cache: BenchmarkCache | str | os.PathLike[str] | None = "default",
 ) -> TuningReport:
     """Make a model's convolutions run divided into micro-batches, each as fast as it can be.
@@ -103,14 +100,16 @@ def tune(
         raise ValueError(f"workspace_limit is {workspace_limit!r}; give whole bytes, as 64 * 2**20")
     if workspace_limit < 0:
         raise ValueError(f"workspace_limit is {workspace_limit}; it must be at least 0 bytes")
+    if not max_error > 0:
+        raise ValueError(f"max_error is {max_error}; give a relative error above 0")
     if not min_gain < 1:
         raise ValueError(f"min_gain is {min_gain}; give a share of time below 1")
+    backends.check_names(algorithms)
     store = _open_cache(cache)
-    untune(model)
     training = model.training if training is None else training
     report = TuningReport(mode, policy, workspace_limit)
-    calls = _record_calls(model, sample_input, training, report.skipped)
-    _Tuner(report, store, algorithms, max_error, min_gain).tune(calls)
+    calls, report.skipped = record_calls(model, sample_input, training)
+    _Tuner(report, store, algorithms, max_error, min_gain).tune(model, calls)
     return report
 
 
@@ -121,19 +120,21 @@ def find_kernels(
 
     Arguments as `tune`; without `training` only forward passes.
     """
-    return [
-        (call.name, kernels_of(call.module, call.signature)[kind], call.batch)
-        for call in _record_calls(model, sample_input, training, {})
-        for kind in call.kinds
-    ]
+    calls, _ = record_calls(model, sample_input, training)
+    return [(call.name, kernel, call.batch) for call in calls for kernel in call.kernels()]
 
 
 def untune(model: nn.Module) -> nn.Module:
     """Turn every tuned convolution of a model back into ``nn.Conv2d``; return the model."""
     for module in model.modules():
         if type(module) is TunedConv2d:
-            del module.tuned, module.untuned_calls
+            del module.tuned, module.untuned_calls, module.geometry
             cast(nn.Module, module).__class__ = nn.Conv2d
+        elif isinstance(module, TunedConv2d):  # torch.nn.utils.parametrize made a class of it
+            made = type(module)
+            bases = tuple(nn.Conv2d if base is TunedConv2d else base for base in made.__bases__)
+            del module.tuned, module.untuned_calls, module.geometry
+            module.__class__ = type(made.__name__, bases, dict(made.__dict__))
     return model
 
 
@@ -143,93 +144,6 @@ def _open_cache(cache: BenchmarkCache | str | os.PathLike[str] | None) -> Benchm
     if cache is None:
         return _MEMORY
     return BenchmarkCache(default_path() if cache == "default" else cache)
-
-
-@dataclass
-class _Call:
-    """A convolution as the sample calls it."""
-
-    name: str
-    module: nn.Conv2d
-    signature: Signature
-    batch: int
-    kinds: tuple[str, ...]
-
-
-def _ineligible(module: nn.Conv2d) -> str | None:
-    if type(module) is not nn.Conv2d:
-        return f"it is a {type(module).__name__}, which may compute something else"
-    if module.groups != 1:
-        return f"it has {module.groups} groups"
-    if module.padding_mode != "zeros":
-        return f"its padding mode is {module.padding_mode!r}"
-    return None
-
-
-def _record_calls(
-    model: nn.Module, sample_input: Any, training: bool, skipped: dict[str, str]
-) -> list[_Call]:
-    """Run the sample and return the calls of eligible convolutions, each layer and shape once."""
-    calls: dict[tuple[int, Signature], _Call] = {}
-    hooks = []
-    names = {m: name or "(model)" for name, m in model.named_modules() if isinstance(m, nn.Conv2d)}
-
-    def note(module: nn.Module, args: tuple[Any, ...]) -> None:
-        assert isinstance(module, nn.Conv2d)
-        (input,) = args
-        name = names[module]
-        skipped.pop(name, None)
-        if reason := _ineligible(module):
-            skipped[name] = reason
-        elif input.dim() != 4 or not len(input):
-            skipped[name] = f"its input has the shape {tuple(input.shape)}; a batch is needed"
-        elif input.device.type not in ("cpu", "cuda") or not input.is_floating_point():
-            skipped[name] = f"its input is {input.dtype} on {input.device}"
-        else:
-            call = signature(input, module.weight)
-            try:
-                kernels_of(module, call)
-            except ValueError as problem:
-                skipped[name] = str(problem)
-                return
-            kinds = ["forward"]
-            if training:
-                kinds += ["backward_data"] * input.requires_grad
-                kinds += ["backward_filter"] * module.weight.requires_grad
-            # A second call of the same shape needs the kernels of both.
-            before = calls.get((id(module), call))
-            merged = tuple(k for k in KINDS if k in kinds or (before and k in before.kinds))
-            calls[id(module), call] = _Call(name, module, call, len(input), merged)
-
-    for module, name in names.items():
-        skipped[name] = _ineligible(module) or "the sample did not reach it"
-        hooks.append(module.register_forward_pre_hook(note))
-    try:
-        with _undisturbed(model), torch.set_grad_enabled(training):
-            if isinstance(sample_input, Mapping):
-                model(**sample_input)
-            elif isinstance(sample_input, tuple | list):
-                model(*sample_input)
-            else:
-                model(sample_input)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return list(calls.values())
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Put buffers and random state back at the end."""
-    buffers = {buffer: buffer.detach().clone() for buffer in model.buffers()}
-    devices = {p.device.index or 0 for p in model.parameters() if p.is_cuda}
-    with torch.random.fork_rng(sorted(devices)):
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, saved in buffers.items():
-                    buffer.copy_(saved)
 
 
 class _Tuner:
@@ -247,33 +161,43 @@ class _Tuner:
         self.algorithms, self.max_error, self.min_gain = algorithms, max_error, min_gain
         self.benches: dict[str, Bench] = {}
         self.measured: dict[tuple[Kernel, int], dict[int, list[Candidate]]] = {}
+        self.unfit: set[tuple[Kernel, int]] = set()
+        self.failed: set[tuple[Kernel, int, str]] = set()
 
-    def tune(self, calls: Sequence[_Call]) -> None:
+    def tune(self, model: nn.Module, calls: Sequence[Call]) -> None:
         """Tune all calls and put the result into their modules."""
         report = self.report
-        wanted = [
-            (call, kernels_of(call.module, call.signature)[kind])
-            for call in calls
-            for kind in call.kinds
-        ]
+        wanted = [(call, kernel) for call in calls for kernel in call.kernels()]
         start = time.perf_counter()
         for call, kernel in wanted:
             self._measure(kernel, call.batch)
         report.benchmark_s = time.perf_counter() - start
+        # Under WD the workspace of a division that fails its trial goes to others: solved again.
+        for _ in range(_ROUNDS if report.mode == "WD" else 1):
+            start = time.perf_counter()
+            divisions = self._optimise(wanted)
+            report.optimise_s += time.perf_counter() - start
+            start = time.perf_counter()
+            chosen = [
+                self._try(call, kernel, division)
+                for (call, kernel), division in zip(wanted, divisions, strict=True)
+            ]
+            report.benchmark_s += time.perf_counter() - start
+            failed = {
+                (kernel, call.batch, str(division))
+                for (call, kernel), division, entry in zip(wanted, divisions, chosen, strict=True)
+                if division is not None and entry.division is None
+            }
+            if failed <= self.failed:
+                break
+            self.failed |= failed
         start = time.perf_counter()
-        divisions = self._optimise(wanted)
-        report.optimise_s = time.perf_counter() - start
-        start = time.perf_counter()
-        chosen = [
-            self._try(call, kernel, division)
-            for (call, kernel), division in zip(wanted, divisions, strict=True)
-        ]
+        report.kernels = self._worthwhile(calls, chosen)
         report.benchmark_s += time.perf_counter() - start
-        chosen = report.kernels = self._worthwhile(calls, chosen)
         for bench in self.benches.values():
             report.measured += bench.counts.measured
             report.cached += bench.counts.cached
-        self._install(calls, chosen)
+        self._install(model, calls, report.kernels)
 
     def _bench(self, device: str) -> Bench:
         if device not in self.benches:
@@ -289,7 +213,7 @@ class _Tuner:
                 kernel, batch, sizes, self.report.limit_bytes
             )
 
-    def _optimise(self, wanted: Sequence[tuple[_Call, Kernel]]) -> list[Division | None]:
+    def _optimise(self, wanted: Sequence[tuple[Call, Kernel]]) -> list[Division | None]:
         """Return a division for each kernel, None for torch's own undivided convolution."""
         report = self.report
         fronts: dict[tuple[Kernel, int], list[Division]] = {}
@@ -303,19 +227,30 @@ class _Tuner:
                 if report.mode == "WR":
                     solved[key] = best_division(call.batch, candidates, report.limit_bytes)
                 else:
-                    fronts[key] = pareto_front(call.batch, candidates, report.limit_bytes)
+                    # Undivided, torch's own takes none of the workspace that is shared out.
+                    whole = [w for w in candidates[call.batch] if w.algorithm != backends.NATIVE]
+                    candidates |= {call.batch: whole}
+                    front = pareto_front(call.batch, candidates, report.limit_bytes)
+                    fronts[key] = [d for d in front if (*key, str(d)) not in self.failed]
             except ValueError:  # nothing fits: torch's own remains
                 solved[key], fronts[key] = None, []
+                self.unfit.add(key)
         if report.mode == "WR":
             return [solved[kernel, call.batch] for call, kernel in wanted]
-        choices: dict[int, list[Division]] = {}
-        for index, (call, kernel) in enumerate(wanted):
-            choices[index] = list(fronts[kernel, call.batch])
-            if self.min_gain > -math.inf or not choices[index]:
-                # Torch's own convolution takes none of the workspace that is shared out.
-                native = self._native(kernel, call.batch)
-                choices[index].append(Division(native.time_s, 0, []))
-        shares = assign_workspaces(choices, report.limit_bytes)
+        choices = {index: fronts[kernel, call.batch] for index, (call, kernel) in enumerate(wanted)}
+        own = {
+            index: Division(self._native(kernel, call.batch).time_s, 0, [])
+            for index, (call, kernel) in enumerate(wanted)
+        }
+        try:  # where divisions are asked for, torch's own is the last resort
+            fallback = {index: front or [own[index]] for index, front in choices.items()}
+            forced = self.min_gain == -math.inf
+            shares = assign_workspaces(fallback, report.limit_bytes) if forced else {}
+        except ValueError:
+            shares = {}
+        if not shares:
+            every = {index: [own[index], *front] for index, front in choices.items()}
+            shares = assign_workspaces(every, report.limit_bytes)
         return [shares[index] if shares[index].parts else None for index in range(len(wanted))]
 
     def _divisible(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
@@ -330,7 +265,17 @@ class _Tuner:
         ways = self.measured[kernel, batch][batch]
         return next(way for way in ways if way.algorithm == backends.NATIVE)
 
-    def _try(self, call: _Call, kernel: Kernel, division: Division | None) -> KernelReport:
+    def _native_times(self, kernel: Kernel, batch: int) -> dict[int, float]:
+        if self.min_gain == -math.inf:
+            return {}
+        return {
+            size: way.time_s
+            for size, ways in self.measured.get((kernel, batch), {}).items()
+            for way in ways
+            if way.algorithm == backends.NATIVE
+        }
+
+    def _try(self, call: Call, kernel: Kernel, division: Division | None) -> KernelReport:
         native = self._native(kernel, call.batch)
         time_s = native_s = native.time_s
         if division is not None and division.parts == [(call.batch, backends.NATIVE)]:
@@ -339,8 +284,9 @@ class _Tuner:
             division = None
         if division is not None:
             bench = self._bench(kernel.device)
-            time_s, native_s = bench.compare(kernel, call.batch, division.parts)
-            if time_s > (1 - self.min_gain) * native_s:
+            trial = bench.compare(kernel, call.batch, division.parts)
+            time_s, native_s = trial.medians_s
+            if trial.ratio > 1 - self.min_gain:
                 division, time_s = None, native_s
         names = {name for _, name in division.parts} if division else set()
         return KernelReport(
@@ -355,7 +301,7 @@ class _Tuner:
         )
 
     def _worthwhile(
-        self, calls: Sequence[_Call], chosen: Sequence[KernelReport]
+        self, calls: Sequence[Call], chosen: Sequence[KernelReport]
     ) -> list[KernelReport]:
         """Leave those layers to torch whose kernels gain less than a call from Python costs."""
         kept: list[KernelReport] = []
@@ -364,42 +310,59 @@ class _Tuner:
             entries = [next(remaining) for _ in call.kinds]
             saved_s = sum(entry.native_s - entry.time_s for entry in entries)
             may_stay = self.min_gain > -math.inf and any(entry.division for entry in entries)
-            device, training = entries[0].kernel.device, len(entries) > 1
-            if may_stay and saved_s < call_overhead_s(device, training):
+            kernel, training = entries[0].kernel, len(entries) > 1
+            if may_stay and saved_s < self._bench(kernel.device).overhead_s(kernel, training):
                 entries = [replace(e, division=None, time_s=e.native_s) for e in entries]
             kept += entries
         return kept
 
-    def _install(self, calls: Sequence[_Call], chosen: Sequence[KernelReport]) -> None:
+    def _install(
+        self, model: nn.Module, calls: Sequence[Call], chosen: Sequence[KernelReport]
+    ) -> None:
         report = self.report
         by_call = {(entry.layer, entry.kernel): entry for entry in chosen}
         workspaces: dict[str, Workspace] = {}
-        offset = 0
+        made: list[tuple[Call, dict[str, TunedKernel]]] = []
+        offsets: dict[str, int] = {}
         for call in calls:
             tuned: dict[str, TunedKernel] = {}
             for kind, kernel in kernels_of(call.module, call.signature).items():
                 entry = by_call.get((call.name, kernel))
                 division = entry.division if entry else None
-                candidates = self._divisible(kernel, call.batch) if division else {}
                 tuned[kind] = TunedKernel(
                     kernel=kernel,
                     batch=call.batch,
                     parts=division.parts if division else None,
-                    candidates=candidates,
+                    candidates=self._divisible(kernel, call.batch) if division else {},
                     limit_bytes=division.workspace_bytes if division else 0,
-                    segment_bytes=segment_bytes(division, candidates),
-                    offset=offset,
+                    segment_bytes=segment_bytes(kernel, division),
+                    offset=offsets.get(kernel.device, 0),
                     workspace=workspaces.setdefault(kernel.device, Workspace(kernel.device)),
+                    native_s=self._native_times(kernel, call.batch),
                 )
-                tuned[kind].workspace.reserve(offset + tuned[kind].segment_bytes)
+                end = tuned[kind].offset + tuned[kind].segment_bytes
+                tuned[kind].workspace.reserve(end)
                 if report.mode == "WD":
-                    offset += tuned[kind].segment_bytes
-            if all(kernel.parts is None for kernel in tuned.values()):
-                report.skipped.setdefault(call.name, "torch's own convolution is as fast")
-                continue
-            report.skipped.pop(call.name, None)
-            install(call.module, call.signature, tuned)
+                    offsets[kernel.device] = end
+            if any(kernel.parts is not None for kernel in tuned.values()):
+                made.append((call, tuned))
         for workspace in workspaces.values():
             if workspace.size:
-                workspace.allocate()
+                workspace.allocate()  # before the model is changed: memory may run out
                 report.allocated_bytes += workspace.size
+        untune(model)
+        for call, tuned in made:
+            install(call.module, call.signature, tuned)
+        swapped = {call.name for call, _ in made}
+        for call in calls:
+            if call.name not in swapped:
+                report.skipped[call.name] = self._reason(call)
+
+    def _reason(self, call: Call) -> str:
+        """Say why a layer that could be tuned was not."""
+        keys = [(kernel, call.batch) for kernel in call.kernels()]
+        if any(key not in self.unfit for key in keys):
+            return "torch's own convolution is as fast"
+        if all(not ways for key in keys for ways in self._divisible(*key).values()):
+            return "no algorithm that was asked for computes it"
+        return "no division fits into the limit"

@@ -51,9 +51,9 @@ SETTINGS: dict[str, dict[str, dict[str, str]]] = {
     "paper": {"fp32": _IEEE},
 }
 
-# What divisions are made of. On a CPU the other algorithms of ours never win, and would take most
-# of the measuring; all are in the layer benchmark. The slow `direct` is the one that needs little.
-_FEW = ["torch:native", "torch:direct", "nnpack"]
+# What divisions are made of. On a CPU our own algorithms never win, and would take most of the
+# measuring; all are in the layer benchmark.
+_FEW = ["torch:native", "nnpack"]
 ALGORITHMS = {"smoke": _FEW, "quick": _FEW, "gpu": ["torch:native", "cudnn"],
               "paper": ["torch:native", "cudnn"]}  # fmt: skip
 EVERYTHING = {"smoke": ["torch", "nnpack"], "quick": ["torch", "nnpack"],

@@ -135,6 +135,20 @@ def flat(groups: dict[str, list[float]]) -> list[float]:
     return list(chain.from_iterable(groups.values()))
 
 
+def left_to_win(results: Results) -> str:
+    """Say, by setting, on how many layers dividing still beats torch's own convolution."""
+    said = []
+    for setting in reading.settings(results):
+        ratios = flat(layer_ratios(results, setting, "torch"))
+        won = sum(ratio > 1.05 for ratio in ratios)
+        said.append(
+            f"{setting}: on {won} of {len(ratios)} layers, {np.mean(ratios):.2f}× on average"
+            if ratios
+            else f"{setting}: no layers"
+        )
+    return "; ".join(said)
+
+
 def figure8_table(results: Results) -> pd.DataFrame:
     """Return the speed-ups of DeepBench's layers by kernel size and setting."""
     rows = []
@@ -192,27 +206,44 @@ def figure8(results: Results) -> Figure:
 FIGURE10_LIMITS = (8, PAPER["figure10"]["limit_mib"])
 
 
+def conv2_runs(results: Results) -> dict[tuple[int, str], dict[str, Any]]:
+    """Return what was measured of conv2's divisions, by limit and policy."""
+    record = reading.one(results, "candidates", layer="conv2")
+    rows = record.metrics["checked"] if record else []
+    return {(row["limit_mib"], row["policy"]): row for row in rows}
+
+
+def conv2_gain(results: Results, limit: int, policy: str) -> float | None:
+    """Return how much faster conv2 runs than undivided, each in turns with torch's own."""
+    runs = conv2_runs(results)
+    divided, undivided = runs.get((limit, policy)), runs.get((limit, "undivided"))
+    if divided is None or undivided is None:
+        return None
+    relative = [row["time_s"] / row["native_s"] for row in (undivided, divided)]
+    return float(relative[0] / relative[1])
+
+
 def figure10_table(results: Results) -> pd.DataFrame:
     """Return conv2's divisions by limit and policy."""
-    entry = reading.conv2_entry(results)
+    runs = conv2_runs(results)
+    paper = {"undivided": f"{PAPER['figure10']['undivided_kib']} KiB",
+             "powerOfTwo": f"{PAPER['figure10']['power_of_two_mib']} MiB, 32s",
+             "all": times(PAPER["figure10"]["speedup_all"])}  # fmt: skip
     rows = []
     for limit in FIGURE10_LIMITS:
-        undivided = None if entry is None else reading.divide(entry, limit, "undivided")
         for policy in POLICIES:
-            division = None if entry is None else reading.divide(entry, limit, policy)
-            faster = division and undivided and undivided.time_s / division.time_s
-            paper = {"undivided": f"{PAPER['figure10']['undivided_kib']} KiB",
-                     "powerOfTwo": f"{PAPER['figure10']['power_of_two_mib']} MiB, 32s",
-                     "all": times(PAPER["figure10"]["speedup_all"])}[policy]  # fmt: skip
+            row = runs.get((limit, policy))
             rows.append(
                 {
                     "limit (MiB)": limit,
                     "policy": policy,
-                    "paper": paper if limit == FIGURE10_LIMITS[1] else DASH,
-                    "division": DASH if division is None else str(division),
-                    "workspace (MiB)": mib(division.workspace_bytes) if division else DASH,
-                    "time (ms)": ms(division.time_s if division else None),
-                    "over undivided": times(faster or None),
+                    "paper": paper[policy] if limit == FIGURE10_LIMITS[1] else DASH,
+                    "division": reading.parts_text(row["parts"]) if row else "does not fit",
+                    "workspace (MiB)": mib(row["workspace_bytes"] if row else None),
+                    "time (ms)": ms(row["time_s"] if row else None),
+                    "sum of parts (ms)": ms(row["predicted_s"] if row else None),
+                    "torch's own (ms)": ms(row["native_s"] if row else None),
+                    "over undivided": times(conv2_gain(results, limit, policy)),
                 }
             )
     return pd.DataFrame(rows)

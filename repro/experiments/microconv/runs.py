@@ -1,42 +1,52 @@
 """The experiments of μ-cuDNN: what is executed and measured."""
 
 import copy
+import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from repro.datasets import ImageData
 from repro.experiments.design import Outcome
 from repro.experiments.microconv import deepbench
+from repro.experiments.microconv.building import (
+    Config,
+    Named,
+    build_network,
+    cache_key,
+    difference,
+    iteration,
+    machine,
+    make_bench,
+    network_kernels,
+    own_difference,
+    rounding,
+)
 from repro.measure import time_interleaved
 from repro.measure.allocations import keep_freed_memory
 from repro.microconv import (
+    POLICIES,
     BenchmarkCache,
     Candidate,
     Division,
     Kernel,
     assign_workspaces,
     best_division,
-    find_kernels,
     micro_batch_sizes,
     pareto_front,
     tune,
 )
-from repro.microconv.backends import NATIVE, choose, precision
+from repro.microconv.backends import BACKENDS, NATIVE
 from repro.microconv.measuring import Bench
-from repro.models import build
+from repro.microconv.torch_backend import TorchBackend
 
 MIB = 2**20
-Config = Mapping[str, Any]
-Named = tuple[str, Kernel, int]  # layer, kernel, mini-batch size
-_MAX_ERROR = 1e-4
+CHECKED_MIB = (8, 64)  # limits at which the divisions of a single layer are run
 _CAP_MIB = 512  # the largest limit of the paper; algorithms that need more are not measured
 
 # Measured times, shared by the experiments on one network within a process.
@@ -50,12 +60,14 @@ def modules(config: Config) -> list[str]:
     used = [] if not name or name.startswith("torchvision/") else ["repro.models.resnet"]
     return [
         "repro.experiments.microconv.runs",
+        "repro.experiments.microconv.building",
         "repro.experiments.microconv.deepbench",
         *(
             f"repro.microconv.{module}"
             for module in (
                 "algorithms", "assignment", "backends", "cache", "cluster", "conv", "cudnn",
-                "kernels", "measuring", "nnpack", "optimize", "results", "torch_backend", "tuning",
+                "kernels", "measuring", "nnpack", "optimize", "results", "sampling",
+                "torch_backend", "tuning",
             )
         ),
         "repro.measure.allocations",
@@ -65,74 +77,19 @@ def modules(config: Config) -> list[str]:
     ]  # fmt: skip
 
 
-@contextmanager
-def _machine(config: Config, device: str) -> Iterator[None]:
-    """Use as many threads as a configuration says, and keep freed memory on a CPU."""
-    before = torch.get_num_threads()
-    if device == "cpu":
-        keep_freed_memory()
-        if config.get("threads"):
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-            torch.set_num_threads(min(config["threads"], cores))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _network(config: Config, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Return a network in training mode, random images and labels."""
-    torch.manual_seed(0)
-    model = build(config["model"]["name"], **_options(config["model"])).train()
-    dtype = getattr(torch, config["dtype"])
-    side = config["image"]
-    images = torch.randn(config["batch"], 3, side, side, dtype=dtype, device=device)
-    labels = torch.randint(10, (config["batch"],), device=device)
-    return model.to(device=device, dtype=dtype), images, labels
-
-
-def _options(model: Config) -> dict[str, Any]:
-    return {name: value for name, value in model.items() if name != "name"}
-
-
-def _kernels(config: Config, device: str) -> list[Named]:
-    """Return the kernels of a network's convolutions, named conv1, conv2, ... in order of use."""
-    model, images, _ = _network(config, device)
-    with _rounding(config, device):
-        found = find_kernels(model, images)
-    order = {layer: index for index, layer in enumerate(dict.fromkeys(n for n, _, _ in found))}
-    named = [(f"conv{order[layer] + 1}", kernel, batch) for layer, kernel, batch in found]
-    if config.get("layer"):
-        named = [
-            entry
-            for entry in named
-            if entry[0] == config["layer"] and entry[1].kind in config["kinds"]
-        ]
-    return named
-
-
-@contextmanager
-def _rounding(config: Config, device: str) -> Iterator[None]:
-    """Round products of float32 as a configuration says."""
-    shape = deepbench.layers("OCR")[0].conv
-    with precision(Kernel("forward", shape, config["dtype"], device, math=config["math"])):
-        yield
-
-
-def _bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:
-    return Bench(choose(config["algorithms"], device), cache, _MAX_ERROR)
-
-
 def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Measure every kernel of a network at every micro-batch size of a policy.
 
     Starts from nothing, so that the seconds are those of a first tuning; what was measured is
     then used by the other experiments on the network.
     """
-    with _machine(config, device):
-        named = _kernels(config, device)
+    with machine(config, device):
+        named = network_kernels(config, device)
         cache = BenchmarkCache(None)
-        bench = _bench(config, device, cache)
+        bench = make_bench(config, device, cache)
+        own = BACKENDS["torch"]
+        assert isinstance(own, TorchBackend)
+        own.forget()
         start = time.perf_counter()
         measured: dict[tuple[Kernel, int], dict[int, list[Candidate]]] = {}
         for _, kernel, batch in named:
@@ -145,10 +102,15 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
             key: _divide(key[1], found, 64 * MIB, "kernel") for key, found in measured.items()
         }
         optimise_s = time.perf_counter() - start
+        checked: list[dict[str, Any]] = []
         if not config.get("layer"):
-            _caches[_key_of(config, device)] = cache
+            _caches[cache_key(config, device)] = cache
+        else:
+            (_, kernel, batch), *_ = named
+            checked = _checked(bench, kernel, batch, measured[kernel, batch])
         return Outcome(
             metrics={
+                "checked": checked,
                 "benchmark_s": benchmark_s,
                 "optimise_s": optimise_s,
                 "measured": bench.counts.measured,
@@ -161,9 +123,29 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         )
 
 
-def _key_of(config: Config, device: str) -> str:
-    parts = ("role", "model", "image", "batch", "setting", "algorithms", "threads")
-    return repr([config.get(part) for part in parts] + [device])
+def _checked(
+    bench: Bench, kernel: Kernel, batch: int, found: Mapping[int, Sequence[Candidate]]
+) -> list[dict[str, Any]]:
+    """Run the divisions of one kernel by limit and policy, in turns with torch's own."""
+    rows = []
+    for limit, policy in itertools.product(CHECKED_MIB, POLICIES):
+        sizes = set(micro_batch_sizes(batch, policy))
+        ways = {size: candidates for size, candidates in found.items() if size in sizes}
+        division = _divide(batch, ways, limit * MIB, "layer")
+        if division is not None:
+            time_s, native_s = bench.compare(kernel, batch, division.parts).medians_s
+            rows.append(
+                {
+                    "limit_mib": limit,
+                    "policy": policy,
+                    "parts": [list(part) for part in division.parts],
+                    "workspace_bytes": division.workspace_bytes,
+                    "predicted_s": division.time_s,
+                    "time_s": time_s,
+                    "native_s": native_s,
+                }
+            )
+    return rows
 
 
 def _divide(
@@ -215,11 +197,11 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
     included, kernel by kernel; and as `tune` does it, which leaves a kernel to torch where that
     is fastest.
     """
-    with _machine(config, device), _rounding(config, device):
-        model, images, labels = _network(config, device)
-        named = _kernels(config, device)
-        cache = _caches.setdefault(_key_of(config, device), BenchmarkCache(None))
-        bench = _bench(config, device, cache)
+    with machine(config, device), rounding(config, device):
+        model, images, labels = build_network(config, device)
+        named = network_kernels(config, device)
+        cache = _caches.setdefault(cache_key(config, device), BenchmarkCache(None))
+        bench = make_bench(config, device, cache)
         limit = config["limit_mib"] * MIB
         sizes = {batch: micro_batch_sizes(batch, config["policy"]) for _, _, batch in named}
         measured = {
@@ -236,7 +218,7 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
             if division is not None:
                 key = (kernel, batch, str(division))
                 if key not in timed:
-                    timed[key] = bench.compare(kernel, batch, division.parts)
+                    timed[key] = bench.compare(kernel, batch, division.parts).medians_s
                 row |= {
                     "parts": [list(part) for part in division.parts],
                     "workspace_bytes": division.workspace_bytes,
@@ -256,12 +238,12 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
             algorithms=config["algorithms"],
             cache=cache,
         )
-        loss_error, gradient_error = _difference(model, plain, images, labels)
-        own_error = _own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
+        loss_error, gradient_error = difference(model, plain, images, labels)
+        own_error = own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
         timings = time_interleaved(
             {
-                "tuned": lambda: _iteration(model, images, labels),
-                "plain": lambda: _iteration(plain, images, labels),
+                "tuned": lambda: iteration(model, images, labels),
+                "plain": lambda: iteration(plain, images, labels),
             },
             warmup=1,
             repeats=config["repeats"],
@@ -308,52 +290,10 @@ def _hold(
     return [chosen[index] for index in range(len(named))], variables
 
 
-def _iteration(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    model.zero_grad(set_to_none=True)
-    loss = functional.cross_entropy(model(images).float(), labels)
-    loss.backward()
-    return loss
-
-
-def _difference(
-    one: nn.Module, other: nn.Module, images: torch.Tensor, labels: torch.Tensor
-) -> tuple[float, float]:
-    """Return the relative differences of the loss and, at worst, of a parameter's gradient."""
-    losses = []
-    for model in (one, other):
-        torch.manual_seed(1)  # the same dropout on both sides
-        losses.append(_iteration(model, images, labels).detach().double())
-    return float((losses[0] - losses[1]).abs() / losses[1].abs()), _gradient_gap(one, other)
-
-
-def _gradient_gap(one: nn.Module, other: nn.Module) -> float:
-    worst = 0.0
-    for a, b in zip(one.parameters(), other.parameters(), strict=True):
-        assert a.grad is not None and b.grad is not None
-        scale = b.grad.double().abs().max().clamp_min(1e-30)
-        worst = max(worst, float((a.grad.double() - b.grad.double()).abs().max() / scale))
-    return worst
-
-
-def _own_difference(plain: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return how far gradients of torch's own two convolutions lie apart, as a measure.
-
-    A unit that lies at the edge of its ReLU falls on either side by rounding alone.
-    """
-    other = copy.deepcopy(plain)
-    torch.manual_seed(1)
-    library = torch.backends.cudnn if images.is_cuda else torch.backends.mkldnn
-    with library.flags(enabled=False):
-        _iteration(other, images, labels)
-    torch.manual_seed(1)
-    _iteration(plain, images, labels)
-    return _gradient_gap(other, plain)
-
-
 def bench_layers(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Divide the forward passes of DeepBench's layers under a limit, and run them."""
-    with _machine(config, device), _rounding(config, device):
-        bench = _bench(config, device, BenchmarkCache(None))
+    with machine(config, device), rounding(config, device):
+        bench = make_bench(config, device, BenchmarkCache(None))
         limit = config["limit_mib"] * MIB
         rows: list[dict[str, Any]] = []
         known: dict[Any, dict[str, Any]] = {}
@@ -379,7 +319,7 @@ def _layer_row(bench: Bench, kernel: Kernel, batch: int, limit: int, policy: str
     for name, ways in (("undivided", {batch: found[batch]}), ("divided", found)):
         division = _divide(batch, ways, limit, "layer")
         if division is not None:
-            time_s, native_s = bench.compare(kernel, batch, division.parts)
+            time_s, native_s = bench.compare(kernel, batch, division.parts).medians_s
             row[name] = {
                 "parts": [list(part) for part in division.parts],
                 "workspace_bytes": division.workspace_bytes,
@@ -407,7 +347,7 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
     try:
         for name, (place, threads) in places.items():
             torch.set_num_threads(threads)
-            model, images, labels = _network(dict(config) | {"dtype": "float32"}, place)
+            model, images, labels = build_network(dict(config) | {"dtype": "float32"}, place)
             steps: dict[str, Callable[[], Any]] = {
                 str(size): _bound(model, images[:size], labels[:size]) for size in sizes
             }
@@ -423,7 +363,7 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
 
 
 def _bound(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], Any]:
-    return lambda: _iteration(model, images, labels)
+    return lambda: iteration(model, images, labels)
 
 
 def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:

@@ -1,0 +1,131 @@
+"""Which convolutions a model runs, and on what: one pass of a sample, which leaves no trace."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.parameter import is_lazy
+
+from repro.microconv.conv import Signature, TunedConv2d, kernels_of, signature
+from repro.microconv.kernels import KINDS, Kernel
+
+
+@dataclass(frozen=True)
+class Call:
+    """A convolution as the sample calls it: each layer and shape once, at its largest batch."""
+
+    name: str
+    module: nn.Conv2d
+    signature: Signature
+    batch: int
+    kinds: tuple[str, ...]
+
+    def kernels(self) -> list[Kernel]:
+        """Return the kernels that are needed, in the order of `kinds`."""
+        by_kind = kernels_of(self.module, self.signature)
+        return [by_kind[kind] for kind in self.kinds]
+
+
+def _ineligible(module: nn.Module) -> str | None:
+    if type(module) not in (nn.Conv2d, TunedConv2d):
+        return f"it is a {type(module).__name__}; only nn.Conv2d itself is tuned"
+    assert isinstance(module, nn.Conv2d)
+    if module.groups != 1:
+        return f"it has {module.groups} groups"
+    if module.padding_mode != "zeros":
+        return f"its padding mode is {module.padding_mode!r}"
+    return None
+
+
+def record_calls(
+    model: nn.Module, sample_input: Any, training: bool
+) -> tuple[list[Call], dict[str, str]]:
+    """Run the sample; return the calls of eligible convolutions, and why others are left out.
+
+    Args:
+        model: Its buffers and torch's random state are put back afterwards.
+        sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments.
+        training: Whether kernels of the backward pass are wanted as well.
+    """
+    calls: dict[tuple[str, Signature], Call] = {}
+    skipped: dict[str, str] = {}
+    names = {m: name or "(model)" for name, m in model.named_modules() if isinstance(m, _ConvNd)}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = names[module]  # type: ignore[index]
+        found = args[0] if args else kwargs.get("input")
+        if (reason := _reason(module, found)) is not None:
+            if not any(called == name for called, _ in calls):
+                skipped[name] = reason
+            return
+        assert isinstance(module, nn.Conv2d) and isinstance(found, torch.Tensor)
+        skipped.pop(name, None)
+        call = signature(found, module.weight)
+        kinds = ["forward"]
+        if training and torch.is_grad_enabled():
+            kinds += ["backward_data"] * found.requires_grad
+            kinds += ["backward_filter"] * module.weight.requires_grad
+        before = calls.get((name, call))
+        merged = tuple(k for k in KINDS if k in kinds or (before and k in before.kinds))
+        batch = max(len(found), before.batch if before else 0)
+        calls[name, call] = Call(name, module, call, batch, merged)
+
+    hooks = []
+    for module, name in names.items():
+        skipped[name] = _ineligible(module) or "the sample did not reach it"
+        hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
+    try:
+        with _undisturbed(model), torch.set_grad_enabled(training):
+            if isinstance(sample_input, Mapping):
+                model(**sample_input)
+            elif isinstance(sample_input, tuple | list):
+                model(*sample_input)
+            else:
+                model(sample_input)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return list(calls.values()), skipped
+
+
+def _reason(module: nn.Module, input: object) -> str | None:
+    """Return why a call is left to torch, None where it can be tuned."""
+    if reason := _ineligible(module):
+        return reason
+    if type(input) not in (torch.Tensor, nn.Parameter):
+        return f"its input is a {type(input).__name__}; a plain tensor is needed"
+    assert isinstance(input, torch.Tensor) and isinstance(module, nn.Conv2d)
+    if input.dim() != 4 or not len(input):
+        return f"its input has the shape {tuple(input.shape)}; a batch is needed"
+    if input.device.type not in ("cpu", "cuda") or input.layout != torch.strided:
+        return f"its input is {input.layout} on {input.device}, not strided on a CPU or CUDA device"
+    try:
+        kernels_of(module, signature(input, module.weight))
+    except ValueError as problem:
+        return str(problem)
+    return None
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Put buffers and torch's random state back at the end."""
+    saved = [
+        (module, name, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not is_lazy(buffer)
+    ]
+    devices = {p.device.index or 0 for p in model.parameters() if p.is_cuda}
+    with torch.random.fork_rng(sorted(devices)):
+        try:
+            yield
+        finally:
+            for module, name, buffer, values in saved:
+                module._buffers[name] = buffer
+                if not torch.equal(buffer, values):
+                    with torch.no_grad():
+                        buffer.copy_(values)
