@@ -46,8 +46,8 @@ def check_larger_workspace(results: Results) -> Verdict:
     return Verdict(
         word,
         f"{gained} of {len(faster) + unfit} kernels of AlexNet gain more than {100 * SAME:.0f} % "
-        f"from 512 instead of 8 MiB, the most {max(faster, default=1):.2f}×; {unfit} of them fit into "
-        f"512 and not into 8 MiB",
+        f"from 512 instead of 8 MiB, the most {max(faster, default=1):.2f}×; {unfit} of them fit "
+        f"into 512 and not into 8 MiB",
     )
 
 
