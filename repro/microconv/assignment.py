@@ -10,8 +10,6 @@ from scipy import optimize, sparse
 
 from repro.microconv.optimize import Division
 
-MIB = 2**20
-
 K = TypeVar("K", bound=Hashable)
 
 
@@ -89,18 +87,22 @@ def _core(fronts: Mapping[K, list[Division]], total_bytes: int) -> dict[K, list[
                 extra = division.workspace_bytes - known[kernel].workspace_bytes
                 if extra <= capacity and division.time_s < known[kernel].time_s:
                     known[kernel], capacity, improved = division, capacity - extra, True
+
+    def cost(kernel: K, division: Division) -> float:
+        # Of the bytes beyond the kernel's least: differences of large numbers lose digits.
+        extra = division.workspace_bytes - least[kernel].workspace_bytes
+        return division.time_s + price * extra
+
     priced = {
-        kernel: min(d.time_s + price * d.workspace_bytes for d in divisions)
-        for kernel, divisions in fronts.items()
+        kernel: min(cost(kernel, d) for d in divisions) for kernel, divisions in fronts.items()
     }
-    bound = math.fsum(priced.values()) - price * total_bytes
+    spare = total_bytes - sum(division.workspace_bytes for division in least.values())
+    bound = math.fsum(priced.values()) - price * spare
     time = math.fsum(division.time_s for division in known.values())
     gap = max(0.0, time - bound) + 1e-9 * time
     return {
         kernel: [
-            d
-            for d in divisions
-            if d is known[kernel] or d.time_s + price * d.workspace_bytes <= priced[kernel] + gap
+            d for d in divisions if d is known[kernel] or cost(kernel, d) <= priced[kernel] + gap
         ]
         for kernel, divisions in fronts.items()
     }
@@ -121,13 +123,16 @@ def _solve(fronts: Mapping[K, list[Division]], total_bytes: int) -> dict[K, Divi
     # Beyond each kernel's least, so that the numbers that decide are not small differences.
     needs = [d.workspace_bytes - fronts[kernel][0].workspace_bytes for kernel, d in choices]
     total_bytes -= sum(divisions[0].workspace_bytes for divisions in fronts.values())
+    # In the largest unit that divides them all, a byte too much is far above the tolerance.
+    unit = math.gcd(*needs) or 1
+    needs, total_bytes = [need // unit for need in needs], total_bytes // unit
     times = np.array([d.time_s - fronts[kernel][-1].time_s for kernel, d in choices])
     # The solver stops within an absolute gap of 1e-6, which in seconds is a whole kernel.
     costs = times / (float(times.max()) or 1.0) * 1e4
     one_each = sparse.csr_array((np.ones(len(rows)), (rows, np.arange(len(rows)))))
     constraints = [
         optimize.LinearConstraint(one_each, 1, 1),
-        optimize.LinearConstraint(np.array([needs]) / MIB, -np.inf, total_bytes / MIB),
+        optimize.LinearConstraint(np.array([needs], dtype=float), -np.inf, float(total_bytes)),
     ]
     while True:
         result = optimize.milp(

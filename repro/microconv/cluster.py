@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Hashable, Mapping
+from numbers import Integral
 from typing import TypeVar
 
 D = TypeVar("D", bound=Hashable)
@@ -29,15 +30,21 @@ def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, i
         ValueError: `batch` is below 1, a time is negative or not finite, a size is below 1, or no
             choice of sizes sums to the mini-batch.
     """
-    if batch < 1 or batch != int(batch):
+    if not isinstance(batch, Integral) or batch < 1:
         raise ValueError(f"batch is {batch}; it must be a whole number from 1")
     for device, measured in times.items():
         for size, time in measured.items():
-            if size < 1 or size != int(size) or not (math.isfinite(time) and time >= 0):
+            whole = isinstance(size, Integral) and size >= 1
+            if not (whole and math.isfinite(time) and time >= 0):
                 raise ValueError(
                     f"device {device!r} has the time {time} at batch size {size}; sizes are whole "
                     f"numbers from 1 and times finite seconds >= 0"
                 )
+    batch = int(batch)  # numpy's integers have no room for a bit for each sample
+    times = {
+        device: {int(size): time for size, time in measured.items()}
+        for device, measured in times.items()
+    }
     bounds = sorted({time for measured in times.values() for time in measured.values()})
     if not bounds or not _reaches(batch, times, bounds[-1]):
         sizes = {device: sorted(measured) for device, measured in times.items()}

@@ -23,7 +23,7 @@ from repro.microconv.torch_backend import native
 _HOPELESS = 3.0
 _ENOUGH_S = 0.02  # of repeated samples, where a call is that short
 _REPEATS = (3, 10)
-_ROUNDS = 7  # of a trial
+_ROUNDS = 5  # of a trial
 
 
 @dataclass

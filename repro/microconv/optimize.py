@@ -7,6 +7,7 @@ Pure functions over measured times; no backend is involved. Sources: Oyama et al
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class Candidate:
             raise ValueError(
                 f"candidate {self.algorithm!r} has time_s={self.time_s}; give finite seconds >= 0"
             )
-        if self.workspace_bytes < 0 or self.workspace_bytes != int(self.workspace_bytes):
+        if not isinstance(self.workspace_bytes, Integral) or self.workspace_bytes < 0:
             raise ValueError(
                 f"candidate {self.algorithm!r} has workspace_bytes={self.workspace_bytes}; "
                 f"give a whole number of bytes >= 0"
@@ -100,7 +101,7 @@ def best_division(
     """Return the fastest division of a mini-batch within a workspace limit (WR, section III-B).
 
     The dynamic programme T(b) = min over b' of T_μ(b') + T(b - b'). Among divisions of the same
-    time the one with the smallest workspace is returned, so that it lies on `pareto_front`.
+    time the one with the smallest workspace is returned: the last point of `pareto_front`.
 
     Args:
         batch: The mini-batch size B.
@@ -112,17 +113,7 @@ def best_division(
         ValueError: There are no candidates, their sizes cannot sum to the mini-batch, or nothing
             fits: then the message has the smallest limit that would do.
     """
-    table = _Table(batch, candidates, limit_bytes, kernel)
-    best = table.times(len(table.thresholds) - 1)[batch]
-    # T falls with the threshold: the smallest one with the best time is found by bisection.
-    low, high = 0, len(table.thresholds) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if table.times(middle)[batch] <= best:
-            high = middle
-        else:
-            low = middle + 1
-    return table.division(low, table.times(low))
+    return pareto_front(batch, candidates, limit_bytes, kernel=kernel)[-1]
 
 
 def pareto_front(
@@ -175,7 +166,7 @@ class _Table:
             raise ValueError(f"limit_bytes is {limit_bytes}; it must be at least 0, or None")
         usable: dict[int, list[Candidate]] = {}
         for size, ways in candidates.items():
-            if size < 1 or size != int(size):
+            if not isinstance(size, Integral) or size < 1:
                 raise ValueError(
                     f"candidates of {kernel} have a micro-batch size {size}; it must be a whole "
                     f"number from 1"
@@ -211,9 +202,9 @@ class _Table:
             for way in ways:  # ascending in workspace, falling in time
                 row[np.searchsorted(self.thresholds, way.workspace_bytes) :] = way.time_s
 
-    def times(self, column: int | None = None) -> np.ndarray:
-        """Return T(0..B) at one threshold, shape (B + 1,), or at all, (B + 1, thresholds)."""
-        single = self.single if column is None else self.single[:, column : column + 1]
+    def times(self) -> np.ndarray:
+        """Return T(0..B) at every threshold, shape (B + 1, thresholds)."""
+        single = self.single
         total = np.full((self.batch + 1, single.shape[1]), np.inf)
         total[0] = 0.0
         scratch = np.empty_like(single)
@@ -225,7 +216,7 @@ class _Table:
             rest = total[b - count : b][::-1] if contiguous else total[b - self.sizes[:count]]
             np.add(single[:count], rest, out=scratch[:count])
             scratch[:count].min(axis=0, out=total[b])
-        return total if column is None else total[:, 0]
+        return total
 
     def division(self, column: int, total: np.ndarray) -> Division:
         """Return a division that attains ``total[B]`` at a threshold."""
@@ -248,7 +239,7 @@ class _Table:
 
 
 def _check_batch(batch: int) -> None:
-    if batch < 1 or batch != int(batch):
+    if not isinstance(batch, Integral) or batch < 1:
         raise ValueError(f"batch is {batch}; it must be a whole number from 1")
 
 

@@ -53,9 +53,13 @@ def _options(model: Config) -> dict[str, Any]:
     return {name: value for name, value in model.items() if name != "name"}
 
 
-def network_kernels(config: Config, device: str) -> list[Named]:
+def network_kernels(config: Config, device: str, model: nn.Module | None = None) -> list[Named]:
     """Return the kernels of a network's convolutions, named conv1, conv2, ... in order of use."""
-    model, images, _ = build_network(config, device)
+    if model is None:
+        model, images, _ = build_network(config, device)
+    else:
+        side, dtype = config["image"], getattr(torch, config["dtype"])
+        images = torch.zeros(config["batch"], 3, side, side, dtype=dtype, device=device)
     with rounding(config, device):
         found = find_kernels(model, images)
     order = {layer: index for index, layer in enumerate(dict.fromkeys(n for n, _, _ in found))}

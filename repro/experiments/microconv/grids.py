@@ -30,7 +30,7 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "quick": {
         "AlexNet": _PAPER["AlexNet"] | {"batch": 16},
-        "ResNet-50": _PAPER["ResNet-50"] | {"image": 64, "batch": 8},
+        "ResNet-50": _PAPER["ResNet-50"] | {"image": 64, "batch": 4},
         "DenseNet-40": _PAPER["DenseNet-40"] | {"image": 16, "batch": 4},
     },
     "gpu": _PAPER,
@@ -51,12 +51,13 @@ SETTINGS: dict[str, dict[str, dict[str, str]]] = {
     "paper": {"fp32": _IEEE},
 }
 
-# What divisions are made of. On a CPU our own algorithms never win, and would take most of the
-# measuring; all are in the layer benchmark.
+# What divisions are made of. On a CPU our own algorithms hardly ever win, and would take most of
+# the measuring; two of them are in the layer benchmark.
 _FEW = ["torch:native", "nnpack"]
 ALGORITHMS = {"smoke": _FEW, "quick": _FEW, "gpu": ["torch:native", "cudnn"],
               "paper": ["torch:native", "cudnn"]}  # fmt: skip
-EVERYTHING = {"smoke": ["torch", "nnpack"], "quick": ["torch", "nnpack"],
+_SOME = ["torch:native", "torch:im2col", "torch:winograd", "nnpack"]
+EVERYTHING = {"smoke": ["torch", "nnpack"], "quick": _SOME,
               "gpu": ["torch", "cudnn"], "paper": ["torch", "cudnn"]}  # fmt: skip
 
 # `all` measures every size up to the mini-batch; the networks where that takes minutes go without.
@@ -67,7 +68,7 @@ _WITH_ALL = {
     "paper": ROLES,
 }
 REPEATS = {"smoke": 2, "quick": 3, "gpu": 10, "paper": 50}
-CONV2_BATCH = {"smoke": 4, "quick": 32, "gpu": 256, "paper": 256}
+CONV2_BATCH = {"smoke": 4, "quick": 16, "gpu": 256, "paper": 256}
 THREADS = {"smoke": 1, "quick": 2, "gpu": None, "paper": None}
 
 
@@ -130,7 +131,7 @@ def settings(profile: str) -> tuple[str, ...]:
 # millions of multiplications at that batch size, and how many of each kernel size, cheapest first.
 DEEPBENCH: dict[str, dict[str, Any]] = {
     "smoke": {"factor": 1, "largest_mmacs": 60, "of_each_size": 1},
-    "quick": {"factor": 4, "largest_mmacs": 4000, "of_each_size": 2},
+    "quick": {"factor": 4, "largest_mmacs": 3000, "of_each_size": 1},
     "gpu": {"factor": 4, "largest_mmacs": None, "of_each_size": None},
     "paper": {"factor": 4, "largest_mmacs": None, "of_each_size": None},
 }

@@ -199,7 +199,7 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
     """
     with machine(config, device), rounding(config, device):
         model, images, labels = build_network(config, device)
-        named = network_kernels(config, device)
+        named = network_kernels(config, device, model)
         cache = _caches.setdefault(cache_key(config, device), BenchmarkCache(None))
         bench = make_bench(config, device, cache)
         limit = config["limit_mib"] * MIB

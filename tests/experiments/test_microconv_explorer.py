@@ -1,0 +1,130 @@
+"""The explorer of one kernel: what a limit chooses, and what is said and drawn of it."""
+
+import random
+from itertools import product
+
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from test_microconv_checks import FAILED, MIB, candidates, entry, made_results, plausible
+
+from repro.experiments.microconv import explorer, reading
+from repro.microconv import Candidate, best_division
+
+
+def random_entry(seed: int) -> dict:
+    """Return a kernel with four algorithms of random times and workspaces."""
+    generator = random.Random(seed)
+    batch = generator.randint(1, 9)
+    ways = {
+        str(b): [
+            [f"a{k}", b**0.9 * generator.uniform(0.5, 2) * 1e-3, generator.randrange(4 * MIB) * b]
+            for k in range(4)
+        ]
+        for b in range(1, batch + 1)
+    }
+    return entry(batch=batch) | {"candidates": ways}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_chosen_point_is_the_best_division(seed):
+    kernel = random_entry(seed)
+    found = {int(b): [Candidate(*way) for way in ways] for b, ways in kernel["candidates"].items()}
+    front = reading.front(kernel)
+    least, most = explorer.limits_mib(kernel)
+    needs = [division.workspace_bytes / MIB for division in front]
+    limits = [0.0, least / 2, *needs, *(need - 1e-5 for need in needs), most + 1, 1e4]
+    for limit in limits:
+        number = explorer.chosen_point(kernel, limit)
+        if limit < least:
+            assert number is None
+            with pytest.raises(ValueError, match="the smallest limit that would work"):
+                best_division(kernel["batch"], found, int(limit * MIB))
+        else:
+            best = best_division(kernel["batch"], found, int(limit * MIB))
+            assert front[number].time_s == pytest.approx(best.time_s, rel=1e-12)
+            assert front[number].workspace_bytes == best.workspace_bytes <= limit * MIB
+
+
+def test_against_every_division_of_a_small_kernel():
+    """Two samples: undivided or one by one, with either algorithm."""
+    kernel = random_entry(1) | {"batch": 2}
+    kernel["candidates"] = {
+        "1": [["slow", 3e-3, 0], ["fast", 1e-3, MIB]],
+        "2": [["slow", 4e-3, MIB // 2], ["fast", 1.5e-3, 2 * MIB]],
+    }
+    singles, wholes = kernel["candidates"]["1"], kernel["candidates"]["2"]
+    every = [(t, need) for _, t, need in wholes]
+    every += [(a[1] + b[1], max(a[2], b[2])) for a, b in product(singles, repeat=2)]
+    for limit in (0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3):
+        number = explorer.chosen_point(kernel, limit)
+        fitting = [t for t, need in every if need <= limit * MIB]
+        assert reading.front(kernel)[number].time_s == pytest.approx(min(fitting))
+
+
+def test_limits_are_the_ends_of_the_front():
+    assert explorer.limits_mib(entry()) == (0.0, 16.0)
+    assert explorer.limits_mib(entry(slow_mib=0.5)) == (0.5, 16.0)
+    assert explorer.limits_mib(entry(gain=0.5, fast_mib=7.0)) == (0.0, 0.0)
+
+
+def test_kernels_by_name_and_later_ones_win():
+    def make(run):
+        if run.config.get("layer"):
+            return candidates(entry(batch=32), entry(batch=8, gain=3.0))
+        return candidates(entry(batch=8), entry("conv1", "backward_filter", 8))
+
+    found = explorer.kernels(made_results("figure6", make))
+    assert set(found) == {"conv2 F, N = 32", "conv2 F, N = 8", "conv1 BF, N = 8"}
+    for name, kernel in found.items():
+        assert name == f"{reading.label(kernel)}, N = {kernel['batch']}"
+
+
+def test_only_kernels_that_were_measured_are_offered():
+    def make(run):
+        return FAILED if run.config.get("layer") else plausible(run)
+
+    assert len(explorer.kernels(made_results("figure6", make))) == 14
+    assert explorer.kernels(made_results("figure6", lambda run: FAILED)) == {}
+    assert explorer.kernels(made_results("figure6", lambda run: None)) == {}
+    assert explorer.kernels(made_results("figure9", plausible)) == {}
+
+
+class TestDescription:
+    def test_a_division(self):
+        # Within 8 MiB: two calls of four samples, 4.002 ms, against 8 ms slow and undivided.
+        assert explorer.describe(entry(native=(5e-3, 3.0)), 8) == (
+            f"8 MiB: 2×4 fast, 4.0 ms with 8.0 MiB; {8 / 4.002:.2f}× over 8 slow; torch's own "
+            "5.0 ms with 3.0 MiB"
+        )
+
+    def test_undivided(self):
+        text = explorer.describe(entry(), 16)
+        assert text.startswith("16 MiB: 8 fast, 4.0 ms with 16.0 MiB; 1.00× over 8 fast;")
+
+    def test_nothing_undivided_fits(self):
+        text = explorer.describe(entry(slow_mib=2.0, fast_mib=3.0), 4.5)
+        assert text.startswith(
+            "4.5 MiB: 8×1 fast, 4.0 ms with 3.0 MiB; no undivided algorithm fits"
+        )
+
+    def test_nothing_fits(self):
+        text = explorer.describe(entry(slow_mib=2.0, fast_mib=3.0), 1)
+        assert text == "1 MiB: nothing fits; the smallest division needs 2.00 MiB"
+
+
+@pytest.mark.parametrize(("limit", "chosen"), [(0.0, 1), (9.5, 5), (1000.0, 6), (None, None)])
+def test_the_drawing_marks_what_is_chosen(limit, chosen):
+    kernel = entry() if limit is not None else entry(slow_mib=2.0)
+    drawn = explorer.draw(kernel, 1.0 if limit is None else limit)
+    FigureCanvasAgg(drawn).draw()
+    curve, bars = drawn.axes
+    marks = [line for line in curve.get_lines() if line.get_label() == "chosen"]
+    bold = [t.get_text() for t in bars.get_yticklabels() if t.get_fontweight() == "bold"]
+    if chosen is None:
+        assert not marks and not bold
+        return
+    division = reading.front(kernel)[chosen - 1]
+    assert bold == [str(chosen)]
+    (mark,) = marks
+    assert mark.get_xdata()[0] == pytest.approx(division.workspace_bytes / MIB)
+    assert mark.get_ydata()[0] == pytest.approx(1e3 * division.time_s)

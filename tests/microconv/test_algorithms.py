@@ -1,0 +1,615 @@
+"""The algorithms on a CPU, against PyTorch's convolution in float64 and its autograd."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.measure.allocations import peak_allocation
+from repro.microconv import Convolution, Kernel, backends, stated_error
+from repro.microconv.backends import BACKENDS, BackendMissingError, run_division
+from repro.microconv.kernels import ALIGNMENT, KINDS, aligned, buffers_bytes, carve
+
+GUARD = 256
+SEEDS = range(45)
+needs_nnpack = pytest.mark.skipif(
+    BACKENDS["nnpack"].missing("cpu") is not None, reason=str(BACKENDS["nnpack"].missing("cpu"))
+)
+
+
+def reference(kernel, first, second):
+    """The kernel in float64 by another way: autograd through the whole mini-batch."""
+    conv, first, second = kernel.conv, first.double(), second.double()
+    shape = (conv.stride, conv.padding, conv.dilation, conv.groups)
+    if kernel.kind == "forward":
+        return F.conv2d(first, second, None, *shape)
+    if kernel.kind == "backward_data":
+        x = torch.zeros(conv.input_shape(len(first)), dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(F.conv2d(x, second, None, *shape), x, first)[0]
+    w = torch.zeros(conv.weight_shape, dtype=torch.float64, requires_grad=True)
+    return torch.autograd.grad(F.conv2d(first, w, None, *shape), w, second)[0]
+
+
+def error_of(result, expected):
+    """As `stated_error` defines it."""
+    assert result.isfinite().all()
+    return float((result.double() - expected).abs().max() / expected.abs().max())
+
+
+def draw(seed, family):
+    """A random convolution of a family, and a micro-batch size."""
+    rng = random.Random(f"{family} {seed}")
+
+    def pair(low, high):
+        return rng.randint(low, high), rng.randint(low, high)
+
+    channels = rng.randint(1, 6), rng.randint(1, 6)
+    while True:
+        size, filters = pair(4, 17), pair(1, 5)
+        stride, padding, dilation = pair(1, 3), pair(0, 3), pair(1, 3)
+        if family == "3x3":  # what Winograd takes
+            filters, stride, padding, dilation = (3, 3), (1, 1), pair(0, 2), (1, 1)
+        elif family == "plain":  # what NNPACK takes
+            stride = dilation = (1, 1)
+            padding = tuple(rng.randint(0, k - 1) for k in filters)
+        elif family == "1x1":
+            filters, dilation = (1, 1), (1, 1)
+            stride, padding = rng.choice([((1, 1), (0, 0)), (stride, padding)])
+        fields = (*size, channels[1], filters, stride, padding, dilation)
+        try:
+            return Convolution(channels[0], *fields), rng.randint(1, 5)
+        except ValueError:
+            continue
+
+
+def listing(kernel, b):
+    """BACKEND:ALGORITHM of all on this CPU, and the bytes to give to each."""
+    names = [
+        f"{backend.name}:{name}"
+        for backend in BACKENDS.values()
+        if backend.missing("cpu") is None
+        for name, _ in backend.algorithms(kernel, b)
+    ]
+    return [(name, backends.given_bytes(name, kernel, b)) for name in names]
+
+
+@pytest.fixture(autouse=True)
+def native_is_not_measured(monkeypatch):
+    monkeypatch.setattr(type(BACKENDS["torch"]), "_native_workspace", lambda *_: 0)
+
+
+def run_guarded(algorithm, kernel, b, size, seed=0):
+    """Run with garbage in workspace and result; check that nothing else was written.
+
+    Return the operands, what was in the result before, the bias and the result.
+    """
+    first, second, result = kernel.tensors(b, seed)
+    memory = torch.full((GUARD + size + GUARD,), 0xFF, dtype=torch.uint8)  # all NaN
+    workspace = memory[GUARD : GUARD + size]
+    accumulates = kernel.kind == "backward_filter"
+    whole = torch.full((len(result) + 2, *result.shape[1:]), math.nan, dtype=result.dtype)
+    out = whole[1:-1]
+    if accumulates:
+        out.copy_(torch.linspace(-3, 3, out.numel()).view(out.shape))
+    before = out.clone()
+    bias = None
+    if kernel.kind == "forward" and seed % 2:
+        bias = torch.linspace(-2, 2, kernel.conv.out_channels).to(out.dtype)
+    copies = [tensor.clone() for tensor in (first, second)]
+    backends.run(algorithm, kernel, first, second, out, workspace, bias)
+    assert (memory[:GUARD] == 0xFF).all() and (memory[GUARD + size :] == 0xFF).all()
+    assert whole[0].isnan().all() and whole[-1].isnan().all()
+    assert torch.equal(first, copies[0]) and torch.equal(second, copies[1])
+    return first, second, before, bias, out
+
+
+def check(algorithm, kernel, b, size, seed=0):
+    first, second, before, bias, out = run_guarded(algorithm, kernel, b, size, seed)
+    expected = reference(kernel, first, second)
+    if kernel.kind == "backward_filter":
+        rounded = torch.finfo(out.dtype).eps * float(out.double().abs().max())
+        difference = (out.double() - before.double() - expected).abs().max()
+        allowed = stated_error(algorithm, kernel) * expected.abs().max() + rounded
+        if out.dtype.itemsize < 4:
+            allowed = min(allowed, 4 * rounded)
+        assert difference <= allowed, (algorithm, kernel, b, float(difference), float(allowed))
+        return
+    if bias is not None:
+        expected = expected + bias.double().view(-1, 1, 1)
+    error = error_of(out, expected)
+    allowed = stated_error(algorithm, kernel)
+    if out.dtype.itemsize < 4:  # computed in float32, and rounded at the end
+        allowed = min(allowed, 2 * torch.finfo(out.dtype).eps)
+    assert error <= allowed, (algorithm, kernel, b, error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["any", "3x3", "plain", "1x1"])
+@pytest.mark.parametrize("block", range(3))
+def test_every_algorithm_against_float64(family, kind, block):
+    seen = set()
+    for seed in SEEDS[block::3]:
+        conv, b = draw(seed, family)
+        for dtype in ("float32", "float64"):
+            kernel = Kernel(kind, conv, dtype)
+            for algorithm, size in listing(kernel, b):
+                check(algorithm, kernel, b, size, seed)
+                seen.add((algorithm, dtype))
+    wanted = {"torch:native", "torch:direct", "torch:im2col", "torch:fft"}
+    wanted |= {"torch:winograd"} if family == "3x3" else set()
+    assert wanted <= {name for name, dtype in seen if dtype == "float64"}
+    names = {name for name, dtype in seen if dtype == "float32"}
+    if kind != "backward_filter" and BACKENDS["nnpack"].missing("cpu") is None:
+        wanted |= {"nnpack:ft8x8", "nnpack:ft16x16"} if family in ("3x3", "plain") else set()
+        wanted |= {"nnpack:wt8x8"} if family == "3x3" else set()
+    assert wanted <= names
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("b", [1, 2, 3, 8])
+def test_every_algorithm_at_the_size_of_a_layer(kind, b):
+    kernel = Kernel(kind, Convolution(12, 19, 15, 20, (3, 3), padding=(1, 1)))
+    found = listing(kernel, b)
+    assert len(found) >= 5
+    for algorithm, size in found:
+        check(algorithm, kernel, b, size, b)
+
+
+@pytest.mark.parametrize("algorithm", ["native", "direct", "im2col", "fft", "winograd"])
+@pytest.mark.parametrize(
+    ("kind", "conv", "b"),
+    [
+        ("forward", Convolution(2048, 6, 6, 64, (3, 3), padding=(1, 1)), 1),
+        ("backward_data", Convolution(64, 6, 6, 2048, (3, 3), padding=(1, 1)), 1),
+        ("backward_filter", Convolution(3, 32, 32, 16, (3, 3), padding=(1, 1)), 128),
+        ("backward_filter", Convolution(4, 16, 16, 4, (3, 3), padding=(1, 1)), 1024),
+    ],
+    ids=["channels", "data", "images", "samples"],
+)
+def test_stated_errors_hold_where_sums_are_long(kind, conv, b, algorithm):
+    kernel = Kernel(kind, conv)
+    first, second, out = kernel.tensors(b)
+    size = backends.given_bytes(f"torch:{algorithm}", kernel, b)
+    workspace = torch.empty(size, dtype=torch.uint8)
+    backends.run(f"torch:{algorithm}", kernel, first, second, out, workspace)
+    error = error_of(out, reference(kernel, first, second))
+    assert error <= stated_error(f"torch:{algorithm}", kernel)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        Convolution(3, 35, 36, 8, (11, 11), (4, 4), (2, 2)),  # AlexNet conv1
+        Convolution(2, 1, 9, 3, (1, 7), padding=(0, 3)),
+        Convolution(2, 5, 5, 3, (5, 5)),  # one output pixel
+        Convolution(1, 1, 1, 1, (1, 1), padding=(3, 3)),  # mostly padding
+        Convolution(2, 4, 4, 2, (2, 2), (3, 3)),  # inputs that no filter reads
+        Convolution(2, 7, 7, 2, (2, 2), (5, 5), (1, 1)),
+        Convolution(2, 3, 3, 2, (3, 3), padding=(2, 2)),
+        Convolution(2, 6, 5, 2, (3, 3), padding=(3, 1)),  # more than Winograd takes
+        Convolution(2, 5, 6, 2, (3, 3), padding=(0, 4)),
+        Convolution(2, 9, 6, 3, (3, 2), (1, 2), (4, 2), (4, 3)),
+    ],
+    ids=str,
+)
+def test_shapes_at_the_borders(kind, conv):
+    kernel = Kernel(kind, conv)
+    for algorithm, size in listing(kernel, 3):
+        check(algorithm, kernel, 3, size)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sixteen_bit_types(kind, dtype):
+    for seed in range(8):
+        conv, b = draw(seed, "any" if seed % 2 else "1x1")
+        kernel = Kernel(kind, conv, dtype)
+        found = listing(kernel, b)
+        # Sums in 16 bits would be rounded at each sample, and oneDNN copies what it multiplies.
+        assert [name for name, _ in found] == ["torch:native"]
+        for algorithm, size in found:
+            check(algorithm, kernel, b, size, seed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_native_runs_in_groups_and_channels_last_alone(kind):
+    grouped = Kernel(kind, Convolution(4, 7, 7, 6, (3, 3), padding=(1, 1), groups=2))
+    last = Kernel(kind, Convolution(4, 7, 7, 6, (3, 3)), layout="nhwc")
+    for kernel in (grouped, last):
+        assert [name for name, _ in listing(kernel, 2)] == ["torch:native"]
+    check("torch:native", grouped, 2, 0)
+    first, second, out = last.tensors(2)
+    assert first.is_contiguous(memory_format=torch.channels_last)
+    backends.run("torch:native", last, first, second, out, torch.empty(0, dtype=torch.uint8))
+    assert error_of(out, reference(last, first, second)) <= stated_error("torch:native", last)
+
+
+def test_a_workspace_that_is_too_small_is_refused():
+    kernel = Kernel("forward", Convolution(3, 8, 8, 4, (3, 3)))
+    for algorithm, size in listing(kernel, 2):
+        if algorithm == "torch:native":
+            continue
+        first, second, out = kernel.tensors(2)
+        short = torch.zeros(size - ALIGNMENT, dtype=torch.uint8)
+        with pytest.raises((ValueError, RuntimeError), match="the workspace"):
+            backends.run(algorithm, kernel, first, second, out, short)
+
+
+ALLOCATING = [
+    (Convolution(8, 13, 11, 8, (3, 3), padding=(1, 1)), 2),
+    (Convolution(3, 20, 21, 24, (3, 3)), 8),
+    (Convolution(16, 8, 9, 2, (3, 3), padding=(1, 2)), 3),
+    (Convolution(8, 9, 7, 6, (1, 1)), 3),
+    (Convolution(8, 20, 20, 4, (5, 4), (2, 1), (2, 1), (1, 2)), 4),
+]
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "im2col", "fft", "winograd"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_algorithm_allocates_besides_is_in_its_listing(kind, dtype, algorithm):
+    for conv, b in ALLOCATING:
+        kernel = Kernel(kind, conv, dtype)
+        listed = dict(BACKENDS["torch"].algorithms(kernel, b))
+        if algorithm not in listed:
+            continue
+        given = backends.given_bytes(f"torch:{algorithm}", kernel, b)
+        assert given % ALIGNMENT == listed[algorithm] % ALIGNMENT == 0
+        operands = kernel.tensors(b)
+        workspace = torch.zeros(given, dtype=torch.uint8)
+
+        def run(kernel=kernel, operands=operands, workspace=workspace):
+            backends.run(f"torch:{algorithm}", kernel, *operands, workspace)
+
+        run()
+        allocated = peak_allocation(run, "cpu")
+        assert given + allocated <= listed[algorithm], (kernel, b, given, allocated)
+
+
+def test_which_algorithms_take_which_types():
+    for kind in KINDS:
+        for dtype in ("float32", "float64", "bfloat16", "float16"):
+            kernel = Kernel(kind, Convolution(3, 9, 9, 3, (3, 3)), dtype)
+            found = {name for name, _ in BACKENDS["torch"].algorithms(kernel, 1)}
+            if dtype in ("float32", "float64"):
+                assert found == {"native", "direct", "im2col", "fft", "winograd"}
+            else:
+                assert "native" in found and found <= {"native", "im2col"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_more_is_given_than_is_listed(kind):
+    for family in ("any", "3x3", "plain"):
+        for seed in range(6):
+            conv, b = draw(seed, family)
+            kernel = Kernel(kind, conv)
+            for backend in BACKENDS.values():
+                if backend.missing("cpu") is None:
+                    for name, size in backend.algorithms(kernel, b):
+                        given = backends.given_bytes(f"{backend.name}:{name}", kernel, b)
+                        assert 0 <= given <= size
+    assert backends.given_bytes("torch:native", kernel, b) == 0
+
+
+def test_the_memory_of_native_is_measured_at_the_next_power_of_two(monkeypatch):
+    monkeypatch.undo()
+    backend = type(BACKENDS["torch"])()
+    kernel = Kernel("forward", Convolution(4, 9, 9, 8, (3, 3)))
+    listed = {b: dict(backend.algorithms(kernel, b))["native"] for b in (1, 3, 4, 5, 8)}
+    assert listed[1] < listed[3] == listed[4] < listed[5] == listed[8]
+    for b, size in listed.items():  # its result is part of it
+        assert size >= math.prod(kernel.conv.output_shape(b)) * 4
+
+
+# Divisions
+
+
+def compose(rng, batch):
+    """A random composition of the mini-batch."""
+    sizes = []
+    while sum(sizes) < batch:
+        sizes.append(rng.randint(1, batch - sum(sizes)))
+    return sizes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["any", "3x3", "plain"])
+def test_a_division_equals_the_whole(kind, family):
+    for seed in range(15):
+        conv, _ = draw(seed, family)
+        rng = random.Random(seed)
+        batch = rng.randint(2, 9)
+        kernel = Kernel(kind, conv)
+        parts, size = [], 0
+        for b in compose(rng, batch):
+            algorithm, need = rng.choice(listing(kernel, b))
+            parts.append((b, algorithm))
+            size = max(size, need)
+        first, second, out = kernel.tensors(batch, seed)
+        out.fill_(math.nan)  # overwritten, a filter gradient too
+        bias = torch.arange(conv.out_channels).float() if kind == "forward" else None
+        workspace = torch.full((size,), 0xFF, dtype=torch.uint8)
+        run_division(parts, kernel, first, second, out, workspace, bias)
+        expected = reference(kernel, first, second)
+        if bias is not None:
+            expected = expected + bias.double().view(-1, 1, 1)
+        stated = max(stated_error(name, kernel) for _, name in parts)
+        assert error_of(out, expected) <= stated, (parts, kernel)
+
+
+@pytest.mark.parametrize("sizes", [[], [3], [4, 4], [5, 1, 2]])
+def test_parts_must_sum_to_the_mini_batch(sizes):
+    kernel = Kernel("forward", Convolution(1, 3, 3, 1, (1, 1)))
+    first, second, out = kernel.tensors(7)
+    out.fill_(5)
+    parts = [(size, "torch:im2col") for size in sizes]
+    with pytest.raises(
+        ValueError, match=rf"parts of \[{', '.join(map(str, sizes))}\] samples, .* 7"
+    ):
+        run_division(parts, kernel, first, second, out, torch.empty(0, dtype=torch.uint8))
+    assert (out == 5).all()
+
+
+@pytest.mark.parametrize(("dtype", "batch"), [("bfloat16", 600), ("float16", 4100)])
+def test_filter_gradients_of_16_bits_are_summed_in_float32(dtype, batch):
+    # Every sample adds 1; in 16 bits the sum would stand still at 256, or at 2048.
+    kernel = Kernel("backward_filter", Convolution(1, 1, 1, 2, (1, 1)), dtype)
+    ones = torch.ones(batch, 1, 1, 1, dtype=kernel.torch_dtype)
+    out = torch.full((2, 1, 1, 1), math.nan, dtype=kernel.torch_dtype)
+    gradient = ones.expand(-1, 2, -1, -1).contiguous()
+    workspace = torch.empty(0, dtype=torch.uint8)
+    run_division([(1, "torch:native")] * batch, kernel, ones, gradient, out, workspace)
+    assert out.dtype == kernel.torch_dtype
+    torch.testing.assert_close(
+        out.double(), torch.full_like(out, batch).double(), rtol=4e-3, atol=0
+    )
+
+
+# NNPACK's listing
+
+
+@needs_nnpack
+class TestNNPACKListing:
+    plain = Convolution(3, 12, 13, 4, (3, 3), padding=(1, 1))
+
+    def names(self, kernel, b=2):
+        return [name for name, _ in BACKENDS["nnpack"].algorithms(kernel, b)]
+
+    def test_what_it_has(self):
+        for kind in ("forward", "backward_data"):
+            assert {"ft8x8", "ft16x16", "wt8x8"} <= set(self.names(Kernel(kind, self.plain)))
+            found = self.names(Kernel(kind, replace(self.plain, kernel_size=(5, 5))))
+            assert {"ft8x8", "ft16x16"} <= set(found) and "wt8x8" not in found
+            found = self.names(Kernel(kind, replace(self.plain, kernel_size=(9, 9))))
+            assert "ft16x16" in found and "ft8x8" not in found
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"stride": (2, 1)},
+            {"stride": (1, 2)},
+            {"dilation": (1, 2)},
+            {"dilation": (2, 1)},
+            {"groups": 3, "out_channels": 3},
+            {"padding": (3, 1)},  # as large as the filter
+            {"padding": (1, 3)},
+            {"height": 30, "kernel_size": (17, 3)},  # larger than any tile
+            {"width": 30, "kernel_size": (3, 17)},
+        ],
+        ids=str,
+    )
+    def test_shapes_that_it_does_not_support(self, changes):
+        for kind in KINDS:
+            assert self.names(Kernel(kind, replace(self.plain, **changes))) == []
+
+    def test_kernels_that_it_does_not_support(self):
+        assert self.names(Kernel("backward_filter", self.plain)) == []
+        for kind in KINDS:
+            for dtype in ("float64", "bfloat16", "float16"):
+                assert self.names(Kernel(kind, self.plain, dtype)) == []
+            assert self.names(Kernel(kind, self.plain, layout="nhwc")) == []
+
+    def test_workspaces_are_aligned_and_ask_for_the_flipped_filters_too(self):
+        for kind in ("forward", "backward_data"):
+            for name, size in BACKENDS["nnpack"].algorithms(Kernel(kind, self.plain), 3):
+                assert size % ALIGNMENT == 0 and size > 0, name
+
+    def test_with_several_threads(self):
+        kernel = Kernel("forward", Convolution(8, 20, 20, 8, (3, 3), padding=(1, 1)))
+        torch.set_num_threads(2)
+        try:
+            for algorithm, size in listing(kernel, 4):
+                check(algorithm, kernel, 4, size)
+        finally:
+            torch.set_num_threads(1)
+
+
+# Choosing backends
+
+
+class TestChoice:
+    def test_everything_that_is_there(self):
+        choice = backends.choose(None, "cpu")
+        assert BACKENDS["torch"] in choice.backends and BACKENDS["cudnn"] not in choice.backends
+        assert any(line.startswith("cudnn: ") for line in choice.unavailable)
+        assert choice.admits("torch:fft") and choice.admits("nnpack:ft8x8")
+
+    def test_backends_and_single_algorithms(self):
+        choice = backends.choose(["torch:fft", "torch:direct", "torch:fft"], "cpu")
+        assert choice.backends == (BACKENDS["torch"],) and choice.unavailable == ()
+        assert choice.admits("torch:fft") and choice.admits("torch:direct")
+        assert not choice.admits("torch:im2col") and not choice.admits("torch:native")
+        assert backends.choose(["torch"], "cpu").admits("torch:im2col")
+
+    @pytest.mark.parametrize(
+        ("names", "error", "message"),
+        [
+            (["mkl"], BackendMissingError, "unknown backend 'mkl'; choose among torch, nnpack, cu"),
+            (
+                ["cudnn"],
+                BackendMissingError,
+                "cudnn: runs on a CUDA device only, not on cpu; lea",
+            ),
+            (["cudnn:FFT"], BackendMissingError, "cudnn: runs on a CUDA device only, not on cpu"),
+            (["torch:fft8"], ValueError, "torch has no algorithm 'fft8'; choose among native, dir"),
+            ([], ValueError, r"algorithms is \[\]; give a list of names, or None for all"),
+            ("torch", ValueError, "algorithms is 'torch'; give a list of names"),
+        ],
+    )
+    def test_names_that_do_not_work(self, names, error, message):
+        with pytest.raises(error, match=message):
+            backends.choose(names, "cpu")
+
+    @pytest.mark.parametrize("name", ["fft", "torch", "torch:", "mkl:fft", ""])
+    def test_algorithms_without_a_backend(self, name):
+        with pytest.raises(ValueError, match=f"algorithm '{name}' names no backend; give BACKEND"):
+            backends.find(name)
+
+    def test_stated_errors_follow_the_precision(self):
+        conv = Convolution(3, 8, 8, 4, (3, 3))
+
+        def stated(**facts):
+            return stated_error("torch:im2col", Kernel("forward", conv, **facts))
+
+        assert stated() == BACKENDS["torch"].error("im2col", Kernel("forward", conv)) < 1e-4
+        assert stated(dtype="bfloat16") == stated() * 2**16
+        assert stated(dtype="float16") == stated() * 2**13
+        assert stated(math="tf32") == stated() * 2**12
+        assert stated(dtype="float64") == stated() * 2**-29
+
+
+# Shapes, kernels and buffers
+
+
+class TestConvolution:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"in_channels": 0}, "sizes, strides and dilations start at 1, paddings at 0"),
+            ({"out_channels": 0}, "start at 1"),
+            ({"kernel_size": (3, 0)}, "start at 1"),
+            ({"stride": (0, 1)}, "start at 1"),
+            ({"dilation": (1, 0)}, "start at 1"),
+            ({"padding": (0, -1)}, "paddings at 0"),
+            ({"groups": 0}, "start at 1"),
+            ({"groups": 2}, "groups must divide both numbers of channels"),
+            ({"groups": 3}, "groups must divide both numbers of channels"),
+            ({"kernel_size": (9, 3)}, "the filter is larger than the padded input"),
+            ({"kernel_size": (3, 5), "dilation": (1, 2)}, "larger than the padded input"),
+            ({"height": 0}, "."),
+        ],
+        ids=str,
+    )
+    def test_numbers_out_of_range(self, changes, message):
+        conv = Convolution(3, 8, 8, 4, (3, 3))
+        with pytest.raises(ValueError, match=message):
+            replace(conv, **changes)
+
+    def test_shapes_are_torchs(self):
+        for seed in range(40):
+            conv, b = draw(seed, "any")
+            x = torch.empty(conv.input_shape(b), device="meta")
+            w = torch.empty(conv.weight_shape, device="meta")
+            y = F.conv2d(x, w, None, conv.stride, conv.padding, conv.dilation)
+            assert tuple(y.shape) == conv.output_shape(b)
+            shapes = {kind: Kernel(kind, conv).shapes(b) for kind in KINDS}
+            assert shapes["forward"] == (x.shape, w.shape, y.shape)
+            assert shapes["backward_data"] == (y.shape, w.shape, x.shape)
+            assert shapes["backward_filter"] == (x.shape, y.shape, w.shape)
+
+    @pytest.mark.parametrize(
+        ("padding", "expected"),
+        [("valid", (0, 0)), ("same", (2, 3)), ((1, 2), (1, 2)), (1, (1, 1))],
+    )
+    def test_of_a_module(self, padding, expected):
+        module = nn.Conv2d(4, 6, (5, 3), padding=padding, dilation=(1, 3), groups=2)
+        conv = Convolution.of(module, 11, 12)
+        assert conv.padding == expected
+        assert conv == Convolution(4, 11, 12, 6, (5, 3), (1, 1), expected, (1, 3), 2)
+        assert conv.weight_shape == tuple(module.weight.shape) and conv.taps == 15
+        assert conv.output_shape(2) == tuple(module(torch.zeros(2, 4, 11, 12)).shape)
+
+    def test_a_module_that_pads_one_side_more(self):
+        module = nn.Conv2d(1, 1, (3, 4), padding="same")
+        with pytest.raises(ValueError, match="'same' is not symmetric for 3×4 filters"):
+            Convolution.of(module, 8, 8)
+
+
+class TestKernel:
+    conv = Convolution(3, 8, 7, 4, (3, 3))
+
+    @pytest.mark.parametrize(
+        ("facts", "message"),
+        [
+            ({"kind": "backward"}, "kind of a kernel is 'backward'; choose forward, backward_data"),
+            ({"dtype": "int8"}, "dtype of a kernel is 'int8'; choose float32, float64, bfloat16"),
+            ({"layout": "chwn"}, "layout of a kernel is 'chwn'; choose nchw, nhwc"),
+            ({"math": "fast"}, "math of a kernel is 'fast'; choose ieee, tf32"),
+            ({"dtype": "float64", "math": "tf32"}, "is 'tf32'; choose ieee$"),
+        ],
+        ids=str,
+    )
+    def test_values_that_are_none_of_the_choices(self, facts, message):
+        with pytest.raises(ValueError, match=message):
+            Kernel(**{"kind": "forward", "conv": self.conv} | facts)
+
+    def test_operands_are_random_and_the_result_zero_in_the_layout(self):
+        for layout, memory_format in (
+            ("nchw", torch.contiguous_format),
+            ("nhwc", torch.channels_last),
+        ):
+            for kind in KINDS:
+                kernel = Kernel(kind, self.conv, "bfloat16", layout=layout)
+                tensors = kernel.tensors(2, seed=3)
+                assert tuple(t.shape for t in tensors) == kernel.shapes(2)
+                assert all(t.dtype == torch.bfloat16 for t in tensors)
+                assert all(t.is_contiguous(memory_format=memory_format) for t in tensors)
+                assert not tensors[2].any() and tensors[0].float().std() > 0.5
+                assert tensors[1].float().std() > 0.5
+                again, other = kernel.tensors(2, seed=3), kernel.tensors(2, seed=4)
+                assert torch.equal(tensors[0], again[0]) and not torch.equal(tensors[0], other[0])
+
+    def test_tensors_leave_the_random_state_alone(self):
+        state = torch.get_rng_state()
+        Kernel("forward", self.conv).tensors(2)
+        assert torch.equal(torch.get_rng_state(), state)
+
+
+class TestBuffers:
+    buffers = {  # noqa: RUF012
+        "a": ((3, 5), torch.float32),
+        "b": ((7,), torch.float64),
+        "c": ((2, 3), torch.complex64),
+        "d": ((300,), torch.uint8),
+    }
+
+    def test_they_lie_apart_and_aligned(self):
+        assert [aligned(n) for n in (0, 1, 256, 257)] == [0, 256, 256, 512]
+        size = buffers_bytes(self.buffers)
+        assert size == 256 + 256 + 256 + 512
+        workspace = torch.full((size + 8,), 0xFF, dtype=torch.uint8)
+        tensors = carve(workspace, self.buffers)
+        start = workspace.data_ptr()
+        offsets = [tensor.data_ptr() - start for tensor in tensors.values()]
+        assert offsets == [0, 256, 512, 768]
+        for name, (shape, dtype) in self.buffers.items():
+            assert tuple(tensors[name].shape) == shape and tensors[name].dtype == dtype
+            tensors[name].zero_()
+        written = (workspace == 0).nonzero().flatten().tolist()
+        spans = [(0, 60), (256, 56), (512, 48), (768, 300)]
+        assert written == [i for first, count in spans for i in range(first, first + count)]
+
+    def test_none(self):
+        assert buffers_bytes({}) == 0
+        assert carve(torch.empty(0, dtype=torch.uint8), {}) == {}
+
+    def test_a_workspace_that_is_too_small(self):
+        size = buffers_bytes(self.buffers)
+        message = rf"has {size - 1} bytes, the buffers \['a', 'b', 'c', 'd'\] need {size}; give as"
+        with pytest.raises(ValueError, match=message):
+            carve(torch.empty(size - 1, dtype=torch.uint8), self.buffers)

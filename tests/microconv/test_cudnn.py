@@ -1,0 +1,528 @@
+"""The cuDNN backend: against cuDNN where there is a GPU, and against `cudnn_stub.c` anywhere."""
+
+import ctypes
+import math
+import re
+import shutil
+import subprocess
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from repro.microconv import BenchmarkCache, Convolution, Kernel, cudnn, stated_error
+from repro.microconv.backends import BACKENDS, Choice, run_division
+from repro.microconv.cudnn import CuDNNBackend, UnsupportedError
+from repro.microconv.kernels import KINDS, aligned
+from repro.microconv.measuring import Bench
+
+BACKEND = CuDNNBackend()
+GUARD = 256
+
+# The numbers of cuDNN's enumerations, from its documentation.
+NUMBERS = {
+    "forward": {
+        "IMPLICIT_GEMM": 0,
+        "IMPLICIT_PRECOMP_GEMM": 1,
+        "GEMM": 2,
+        "DIRECT": 3,
+        "FFT": 4,
+        "FFT_TILING": 5,
+        "WINOGRAD": 6,
+        "WINOGRAD_NONFUSED": 7,
+    },
+    "backward_data": {
+        "ALGO_0": 0,
+        "ALGO_1": 1,
+        "FFT": 2,
+        "FFT_TILING": 3,
+        "WINOGRAD": 4,
+        "WINOGRAD_NONFUSED": 5,
+    },
+    "backward_filter": {
+        "ALGO_0": 0,
+        "ALGO_1": 1,
+        "FFT": 2,
+        "ALGO_3": 3,
+        "WINOGRAD_NONFUSED": 5,
+        "FFT_TILING": 6,
+    },
+}
+
+
+def reference(kernel, first, second):
+    """The kernel in float64, by autograd through PyTorch's convolution on the CPU."""
+    conv, first, second = kernel.conv, first.cpu().double(), second.cpu().double()
+    shape = (conv.stride, conv.padding, conv.dilation, conv.groups)
+    if kernel.kind == "forward":
+        return F.conv2d(first, second, None, *shape)
+    if kernel.kind == "backward_data":
+        x = torch.zeros(conv.input_shape(len(first)), dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(F.conv2d(x, second, None, *shape), x, first)[0]
+    w = torch.zeros(conv.weight_shape, dtype=torch.float64, requires_grad=True)
+    return torch.autograd.grad(F.conv2d(first, w, None, *shape), w, second)[0]
+
+
+def run_guarded(algorithm, kernel, operands, size, times=1, bias=None):
+    """Run with garbage in result and workspace, and check what lies around the workspace."""
+    first, second, out = operands
+    if kernel.kind == "backward_filter":
+        out.zero_()
+    else:
+        out.fill_(math.nan)
+    memory = torch.full((GUARD + size + GUARD,), 0xFF, dtype=torch.uint8, device=kernel.device)
+    copies = first.clone(), second.clone()
+    for _ in range(times):
+        workspace = memory[GUARD : GUARD + size]
+        BACKEND.run(algorithm, kernel, first, second, out, workspace, bias)
+    assert bool((memory[:GUARD] == 0xFF).all() & (memory[GUARD + size :] == 0xFF).all())
+    assert torch.equal(first, copies[0]) and torch.equal(second, copies[1])
+    return out
+
+
+def assert_near(out, expected, kernel, algorithm):
+    out = out.cpu().double()
+    assert out.isfinite().all()
+    error = float((out - expected).abs().max() / expected.abs().max())
+    # In 16 bits what is stated says little; sums are in float32, and rounded at the end.
+    allowed = min(stated_error(f"cudnn:{algorithm}", kernel), 0.05)
+    assert error <= allowed, (algorithm, kernel, error)
+
+
+# On a GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("dtype", "layout", "math_"),
+    [
+        ("float32", "nchw", "ieee"),
+        ("float32", "nchw", "tf32"),
+        ("float32", "nhwc", "ieee"),
+        ("float32", "nhwc", "tf32"),
+        ("float64", "nchw", "ieee"),
+        ("float16", "nchw", "ieee"),
+        ("bfloat16", "nchw", "ieee"),
+        ("bfloat16", "nhwc", "ieee"),
+    ],
+)
+@pytest.mark.parametrize(
+    "conv",
+    [
+        Convolution(16, 20, 18, 24, (3, 3), padding=(1, 1)),
+        Convolution(8, 27, 27, 16, (5, 5), padding=(2, 2)),
+        Convolution(8, 21, 20, 16, (3, 1), (2, 1), (1, 0), (1, 2)),
+        Convolution(3, 35, 35, 8, (7, 7), (2, 2), (3, 3)),
+        Convolution(16, 9, 9, 16, (3, 3), padding=(1, 1), groups=4),
+    ],
+    ids=str,
+)
+def test_every_algorithm_on_a_gpu(conv, dtype, layout, math_, kind):
+    kernel = Kernel(kind, conv, dtype, "cuda", layout, math_)
+    ran = []
+    for b in (1, 6):
+        operands = kernel.tensors(b)
+        expected = reference(kernel, operands[0], operands[1])
+        for algorithm, size in BACKEND.algorithms(kernel, b):
+            try:
+                out = run_guarded(algorithm, kernel, operands, size)
+            except UnsupportedError:
+                continue
+            assert_near(out, expected, kernel, algorithm)
+            if kind == "backward_filter":  # two micro-batches are added up
+                out = run_guarded(algorithm, kernel, operands, size, times=2)
+                assert_near(out, 2 * expected, kernel, algorithm)
+            ran.append(algorithm)
+    if not ran:
+        assert (dtype, layout) != ("float32", "nchw")
+        pytest.skip(f"this cuDNN has no algorithm for {dtype} in {layout}")
+
+
+@pytest.mark.gpu
+def test_ieee_is_more_exact_than_tf32():
+    errors = {}
+    for math_ in ("ieee", "tf32"):
+        conv = Convolution(64, 16, 16, 64, (3, 3), padding=(1, 1))
+        kernel = Kernel("forward", conv, "float32", "cuda", "nchw", math_)
+        operands = kernel.tensors(8)
+        expected = reference(kernel, operands[0], operands[1])
+        found = []
+        for algorithm, size in BACKEND.algorithms(kernel, 8):
+            if not algorithm.startswith("WINOGRAD"):
+                try:
+                    out = run_guarded(algorithm, kernel, operands, size)
+                except UnsupportedError:
+                    continue
+                found.append(float((out.cpu() - expected).abs().max() / expected.abs().max()))
+        errors[math_] = max(found)
+    assert errors["ieee"] < 5e-6
+    if torch.cuda.get_device_capability() >= (8, 0):
+        assert errors["tf32"] > 20 * errors["ieee"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_uneven_parts_on_a_gpu(kind):
+    kernel = Kernel(kind, Convolution(8, 14, 14, 8, (3, 3), padding=(1, 1)), device="cuda")
+    (name, _), *_ = BACKEND.algorithms(kernel, 4)
+    parts = [(4, f"cudnn:{name}"), (3, "torch:native"), (2, f"cudnn:{name}")]
+    size = max(dict(BACKEND.algorithms(kernel, b))[name] for b in (4, 2))
+    first, second, out = kernel.tensors(9)
+    workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+    run_division(parts, kernel, first, second, out.fill_(math.nan), workspace)
+    assert_near(out, reference(kernel, first, second), replace(kernel, math="tf32"), name)
+
+
+@pytest.mark.gpu
+def test_it_follows_the_current_stream():
+    kernel = Kernel("forward", Convolution(8, 14, 14, 8, (3, 3)), device="cuda")
+    first, second, out = kernel.tensors(4)
+    name, size = BACKEND.algorithms(kernel, 4)[0]
+    workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+    BACKEND.run(name, kernel, first, second, out, workspace)
+    expected = out.clone()
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        first.mul_(2)  # after the sleep, and before the convolution
+        BACKEND.run(name, kernel, first, second, out, workspace)
+    stream.synchronize()
+    torch.testing.assert_close(out, 2 * expected)
+
+
+# On any machine, with the stub
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler to make the stub of cuDNN with")
+    made = tmp_path_factory.mktemp("cudnn") / "stub.so"
+    source = Path(__file__).with_name("cudnn_stub.c")
+    command = [compiler, "-std=c99", "-O2", "-shared", "-fPIC", str(source), "-o", str(made)]
+    subprocess.run(command, check=True, capture_output=True)
+    library = cudnn.declare(ctypes.CDLL(str(made)))
+    library.stub_log.restype = ctypes.c_char_p
+    return library
+
+
+@pytest.fixture
+def stub(library, monkeypatch):
+    """The stub in cuDNN's place, with one device that is the host."""
+    devices = []
+    monkeypatch.setattr(cudnn, "_load", lambda: (library, None))
+    monkeypatch.setattr(torch.cuda, "device", lambda d: devices.append(d) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    stream = SimpleNamespace(cuda_stream=4711)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: stream)
+    cudnn._descriptors.cache_clear()
+    of_this_thread = dict(cudnn._handles.__dict__)
+    cudnn._handles.__dict__.clear()
+    library.stub_reset()
+    yield SimpleNamespace(library=library, devices=devices, stream=stream)
+    library.stub_reset()
+    cudnn._descriptors.cache_clear()
+    cudnn._handles.__dict__.clear()
+    cudnn._handles.__dict__.update(of_this_thread)
+
+
+def log(stub, start):
+    """The stub's log as dictionaries, of the calls that begin so."""
+    lines = stub.library.stub_log().decode().splitlines()
+    return [
+        dict(re.findall(r"(\w+)=(\S+)", line)) | {"kind": line.split()[1]}
+        for line in lines
+        if line.startswith(start)
+    ]
+
+
+CONVS = [
+    Convolution(3, 7, 6, 4, (3, 3), padding=(1, 1)),
+    Convolution(2, 9, 8, 3, (3, 2), (2, 1), (1, 2), (1, 3)),
+    Convolution(1, 6, 9, 5, (1, 4), (1, 3), (0, 1), (2, 1)),
+    Convolution(4, 5, 5, 6, (2, 3), groups=2),
+]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("conv", CONVS, ids=str)
+def test_every_algorithm_in_the_stub(stub, conv, kind, dtype, layout):
+    kernel = Kernel(kind, conv, dtype, layout=layout)
+    for b in (1, 3):
+        operands = kernel.tensors(b, seed=b)
+        expected = reference(kernel, operands[0], operands[1])
+        listed = BACKEND.algorithms(kernel, b)
+        assert [name for name, _ in listed] == list(NUMBERS[kind])
+        for algorithm, size in listed:
+            bias = None
+            if kind == "forward":
+                bias = torch.arange(conv.out_channels, dtype=kernel.torch_dtype)
+            out = run_guarded(algorithm, kernel, operands, size, 1, bias)
+            shifted = expected if bias is None else expected + bias.double().view(-1, 1, 1)
+            assert_near(out, shifted, kernel, algorithm)
+            if kind == "backward_filter":
+                out = run_guarded(algorithm, kernel, operands, size, times=3)
+                assert_near(out, 3 * expected, kernel, algorithm)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_scales_algorithm_stream_and_workspace(stub, kind, dtype):
+    kernel = Kernel(kind, CONVS[0], dtype)
+    operands = kernel.tensors(2)
+    for algorithm, size in BACKEND.algorithms(kernel, 2):
+        run_guarded(algorithm, kernel, operands, size)
+    runs = log(stub, "run")
+    assert [int(run["algo"]) for run in runs] == list(NUMBERS[kind].values())
+    assert [int(query["algo"]) for query in log(stub, "query")] == list(NUMBERS[kind].values())
+    for run, size in zip(runs, dict(BACKEND.algorithms(kernel, 2)).values(), strict=True):
+        assert run["kind"] == kind and run["n"] == "2" and run["alpha"] == "1"
+        assert run["beta"] == ("1" if kind == "backward_filter" else "0")
+        assert run["stream"] == "4711" and run["workspace"] == str(size)
+    stub.stream.cuda_stream = 42  # set before each call
+    run_guarded(algorithm, kernel, operands, size)
+    assert log(stub, "run")[-1]["stream"] == "42"
+    assert set(stub.devices) == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "math_", "type_", "number", "compute"),
+    [
+        ("float32", "ieee", 0, 3, 0),  # no tensor cores, which round to TF32
+        ("float32", "tf32", 0, 0, 0),
+        ("float64", "ieee", 1, 0, 1),
+        ("float16", "ieee", 2, 1, 0),
+        ("bfloat16", "ieee", 9, 1, 0),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_types_and_math(stub, kind, dtype, math_, type_, number, compute):
+    for layout, format_ in (("nchw", 0), ("nhwc", 1)):
+        stub.library.stub_reset()
+        BACKEND.algorithms(Kernel(kind, CONVS[0], dtype, layout=layout, math=math_), 1)
+        queries = log(stub, "query")
+        assert len(queries) == len(NUMBERS[kind])
+        for query in queries:
+            facts = [int(query[fact]) for fact in ("type", "math", "compute", "format", "groups")]
+            assert facts == [type_, number, compute, format_, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_workspace_is_asked_for_by_micro_batch(stub, kind):
+    kernel = Kernel(kind, CONVS[0])
+    for b in (1, 2, 5, 64):
+        listed = dict(BACKEND.algorithms(kernel, b))
+        assert listed == {
+            name: aligned(b * 1000 * number + 7 if number else 0)
+            for name, number in NUMBERS[kind].items()
+        }
+        assert {name: BACKEND.given_bytes(name, kernel, b) for name in listed} == listed
+    assert {query["n"] for query in log(stub, "query")} == {"1", "2", "5", "64"}
+    assert {query["kind"] for query in log(stub, "query")} == {kind}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_cudnn_does_not_list(stub, kind):
+    for status, name in ((3000, "FFT"), (2000, "WINOGRAD_NONFUSED"), (3002, "FFT_TILING")):
+        stub.library.stub_refuse(KINDS.index(kind), NUMBERS[kind][name], 0, status)
+    names = [name for name, _ in BACKEND.algorithms(Kernel(kind, CONVS[0]), 2)]
+    left_out = {"FFT", "WINOGRAD_NONFUSED", "FFT_TILING"}
+    assert names == [name for name in NUMBERS[kind] if name not in left_out]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("status", "word"), [(3000, "STUB_NOT_SUPPORTED"), (3002, "STUB_NOT_SUPPORTED_SHAPE")]
+)
+def test_what_cudnn_lists_and_then_refuses(stub, kind, status, word):
+    # Since cuDNN 9 all of 3000 to 3999 say that something is not supported.
+    stub.library.stub_refuse(KINDS.index(kind), NUMBERS[kind]["FFT"], 1, status)
+    kernel = Kernel(kind, CONVS[0])
+    operands = kernel.tensors(2)
+    size = dict(BACKEND.algorithms(kernel, 2))["FFT"]
+    message = rf"cudnn: FFT failed for {kind} of .* micro-batch of 2: {word} \({status}\)"
+    with pytest.raises(UnsupportedError, match=message):
+        run_guarded("FFT", kernel, operands, size)
+
+
+@pytest.mark.parametrize("status", [2000, 5000])
+def test_other_failures_are_no_lack_of_support(stub, status):
+    stub.library.stub_refuse(0, 4, 1, status)
+    kernel = Kernel("forward", CONVS[0])
+    with pytest.raises(RuntimeError, match=rf"cudnn: FFT failed .* \({status}\)") as caught:
+        run_guarded("FFT", kernel, kernel.tensors(2), 65536)
+    assert not isinstance(caught.value, UnsupportedError)
+
+
+def test_a_workspace_that_is_too_small(stub):
+    kernel = Kernel("forward", CONVS[0])
+    with pytest.raises(RuntimeError, match="STUB_SIZE_INSUFFICIENT"):
+        run_guarded("GEMM", kernel, kernel.tensors(2), 2 * 1000 * 2)
+
+
+def test_calls_that_fail_on_the_way(stub):
+    stub.library.stub_fail_to_create(5000)
+    with pytest.raises(RuntimeError, match=r"cudnn: cudnnCreate failed: STUB_EXECUTION_FAILED"):
+        BACKEND.algorithms(Kernel("forward", CONVS[0]), 1)
+    with pytest.raises(RuntimeError, match=r"cudnnSetTensor4dDescriptor failed: STUB_BAD_PARAM \("):
+        cudnn._descriptors(Kernel("forward", CONVS[0]), 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_uneven_parts_accumulate(stub, kind):
+    kernel = Kernel(kind, CONVS[1])
+    first, second, out = kernel.tensors(8)
+    parts = [(3, "cudnn:FFT"), (3, "cudnn:FFT_TILING"), (1, "torch:direct"), (1, "cudnn:FFT")]
+    workspace = torch.full((2**16,), 0xFF, dtype=torch.uint8)
+    run_division(parts, kernel, first, second, out.fill_(math.nan), workspace)
+    assert_near(out, reference(kernel, first, second), kernel, "FFT")
+    assert [run["n"] for run in log(stub, "run")] == ["3", "3", "1"]
+
+
+def test_a_thread_has_a_handle_of_its_own_and_one_alone(stub):
+    kernel = Kernel("forward", CONVS[0])
+
+    def work():
+        for b in (1, 2):
+            for name, size in BACKEND.algorithms(kernel, b):
+                run_guarded(name, kernel, kernel.tensors(b), size)
+
+    work()
+    assert stub.library.stub_handles() == 1
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert stub.library.stub_handles() == 2
+
+
+def test_a_device_has_a_handle_of_its_own(stub, monkeypatch):
+    kernel = Kernel("forward", CONVS[0])
+    for index in (0, 1, 0, 1):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda index=index: index)
+        BACKEND.algorithms(kernel, 1)
+    assert stub.library.stub_handles() == 2
+
+
+NONDETERMINISTIC = {
+    "forward": set(),
+    "backward_data": {"ALGO_0"},
+    "backward_filter": {"ALGO_0", "ALGO_3"},
+}
+
+
+@pytest.fixture(params=["cudnn", "torch"])
+def deterministic(request, monkeypatch):
+    """Ask torch for deterministic algorithms, in either way; undone afterwards."""
+    if request.param == "cudnn":
+        yield lambda: monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    else:
+        yield lambda: torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_deterministic_algorithms_alone(stub, kind, deterministic):
+    before = [name for name, _ in BACKEND.algorithms(Kernel(kind, CONVS[0]), 2)]
+    deterministic()
+    after = [name for name, _ in BACKEND.algorithms(Kernel(kind, CONVS[0]), 2)]
+    assert after == [name for name in before if name not in NONDETERMINISTIC[kind]]
+
+
+def test_what_was_listed_before_is_not_used_where_it_must_be_deterministic(stub, deterministic):
+    cache, kernel = BenchmarkCache(), Kernel("backward_filter", CONVS[0])
+    choice = Choice((BACKENDS["cudnn"],), None, ())
+    before = Bench(choice, cache).candidates(kernel, 2, [2])[2]
+    assert {"cudnn:ALGO_0", "cudnn:ALGO_3"} < {way.algorithm for way in before}
+    deterministic()
+    after = Bench(choice, cache).candidates(kernel, 2, [2])[2]
+    assert {way.algorithm for way in after} & {"cudnn:ALGO_0", "cudnn:ALGO_3"} == set()
+    assert "cudnn:ALGO_1" in {way.algorithm for way in after}
+
+
+def test_the_bench_measures_and_remembers_what_is_refused(stub):
+    kernel = Kernel("forward", CONVS[0])
+    stub.library.stub_refuse(0, NUMBERS["forward"]["GEMM"], 1, 3000)
+    choice, cache = Choice((BACKENDS["cudnn"],), ("cudnn",), ()), BenchmarkCache()
+    found = Bench(choice, cache).candidates(kernel, 4, [2, 4], 3000)
+    assert [way.algorithm for way in found[2]] == [
+        "torch:native",
+        "cudnn:IMPLICIT_GEMM",
+        "cudnn:IMPLICIT_PRECOMP_GEMM",
+    ]
+    found = Bench(choice, cache).candidates(kernel, 4, [2, 4])
+    assert len(found[2]) == len(found[4]) == 8  # native, and all but GEMM
+    tried = [run for run in log(stub, "run") if run["algo"] == "2"]
+    assert [run["n"] for run in tried] == ["2", "4"]
+
+
+# What is there
+
+
+def test_names_and_stated_errors():
+    assert {kind: dict(known) for kind, known in cudnn.ALGORITHMS.items()} == NUMBERS
+    assert set(BACKEND.names) == {name for known in NUMBERS.values() for name in known}
+    kernel = Kernel("forward", CONVS[0])
+    errors = {name: BACKEND.error(name, kernel) for name in BACKEND.names}
+    winograd = errors["WINOGRAD"]
+    assert errors["WINOGRAD_NONFUSED"] == winograd
+    assert all(0 < e < winograd for name, e in errors.items() if "WINOGRAD" not in name)
+
+
+def test_where_it_is_missing(monkeypatch):
+    assert BACKEND.missing("cpu") == "cudnn: runs on a CUDA device only, not on cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert BACKEND.missing("cuda:0") == "cudnn: no CUDA device is present"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cudnn, "_load", lambda: (None, "cudnn: why"))
+    assert BACKEND.missing("cuda:0") == "cudnn: why"
+    with pytest.raises(RuntimeError, match="cudnn: why"):
+        BACKEND.version("cuda:0")
+    with pytest.raises(RuntimeError, match="cudnn: why"):
+        cudnn._library()
+
+
+def test_the_version(stub, monkeypatch):
+    assert "91234" in BACKEND.version("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert BACKEND.missing("cuda") is None
+
+
+def test_a_library_is_looked_for_in_two_places(library, monkeypatch):
+    tried = []
+
+    def load(place):
+        tried.append(place)
+        if place == "libcudnn.so.9":
+            raise OSError("cannot open shared object file")
+        return library
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    assert cudnn._load.__wrapped__() == (library, None)
+    assert tried[1].endswith("nvidia/cudnn/lib/libcudnn.so.9")
+
+
+def test_no_library_and_one_without_the_functions(monkeypatch):
+    def absent(place):
+        raise OSError(f"{place}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", absent)
+    found, problem = cudnn._load.__wrapped__()
+    assert found is None and problem.startswith("cudnn: no cuDNN 9 with the convolution functions")
+    assert "cannot open shared object file" in problem
+    monkeypatch.undo()
+    other = ctypes.CDLL(None)
+    with pytest.raises(AttributeError, match="cudnnCreate"):
+        cudnn.declare(other)
+    monkeypatch.setattr(ctypes, "CDLL", lambda place: other)
+    found, problem = cudnn._load.__wrapped__()
+    assert found is None and "undefined symbol: cudnnCreate" in problem

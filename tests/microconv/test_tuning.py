@@ -1,0 +1,1618 @@
+"""`tune` and `untune` on small networks: results, what is left alone, limits, copies, the cache."""
+
+import copy
+import io
+import itertools
+import json
+import math
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.measure.allocations import peak_allocation
+from repro.microconv import (
+    POLICIES,
+    BackendMissingError,
+    BenchmarkCache,
+    CacheError,
+    TunedConv2d,
+    TuningReport,
+    find_kernels,
+    stated_error,
+    tune,
+    untune,
+)
+from repro.microconv.conv import TunedKernel, Workspace, segment_bytes
+from repro.microconv.nnpack import _zeros
+from repro.microconv.torch_backend import TorchBackend
+
+WRITTEN = ("torch:direct", "torch:im2col", "torch:fft", "torch:winograd")
+NNPACK = ("nnpack:ft8x8", "nnpack:ft16x16", "nnpack:wt8x8")
+BATCH = 7
+
+
+class Trial(dict):
+    """The times of any division beside torch's own."""
+
+    def __init__(self, division_s, native_s, overhead_s):
+        self.division_s, self.native_s, self.overhead_s = division_s, native_s, overhead_s
+
+    def __contains__(self, name):
+        return True
+
+    def __getitem__(self, name):
+        if name.startswith("call overhead"):
+            return [self.overhead_s]
+        return [self.native_s if name.startswith("native") else self.division_s]
+
+
+class InventedTimes(BenchmarkCache):
+    """Answers from a formula: the fastest division is known, and nothing is measured.
+
+    A micro-batch of b takes 4 + b² seconds, so that parts of two are best; torch's own convolution
+    takes ten times that, or equally long where a test is about dividing it.
+    """
+
+    def __init__(self, division_s=1.0, native_s=2.0, slowdown=10.0, overhead_s=0.0):
+        super().__init__(None)
+        self.trial, self.slowdown = Trial(division_s, native_s, overhead_s), slowdown
+
+    def times(self, key, micro_batch):
+        listing = self.listing(key, micro_batch)
+        if listing is None:
+            return self.trial
+        return {
+            name: [(4.0 + micro_batch**2) * (self.slowdown if name == "torch:native" else 1.0)]
+            for name, _ in listing
+        }
+
+
+class Net(nn.Module):
+    """Strides, padding, dilation, 'same', a 1×1 filter, groups, BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 6, 3, padding=1)
+        self.strided = nn.Conv2d(6, 8, (5, 3), stride=(2, 1), padding=2, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.dilated = nn.Conv2d(8, 6, 3, padding=(2, 1), dilation=(2, 1))
+        self.grouped = nn.Conv2d(6, 6, 3, groups=2)
+        self.same = nn.Conv2d(6, 4, 3, padding="same")
+        self.point = nn.Conv2d(4, 5, 1, stride=2)
+        self.last = nn.Linear(5, 3)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        x = torch.tanh(self.norm(self.strided(x)))
+        x = torch.tanh(self.dilated(x))
+        x = torch.tanh(self.same(torch.tanh(self.grouped(x))))
+        return self.last(self.point(x).mean((2, 3)))
+
+
+CONVOLUTIONS = ("first", "strided", "dilated", "same", "point")
+
+
+def make_net(dtype=torch.float32):
+    torch.manual_seed(0)
+    return Net().to(dtype)
+
+
+def images(num_samples=BATCH, size=(12, 13), dtype=torch.float32, channels=3, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_samples, channels, *size, generator=generator, dtype=dtype)
+
+
+def labels(num_samples):
+    return torch.arange(num_samples) % 3
+
+
+def loss_and_gradients(model, x):
+    x = x.detach().clone().requires_grad_()
+    output = model(x)
+    if output.dim() == 4:
+        loss = output.float() * torch.linspace(-1, 1, output[0].numel()).view(output[0].shape)
+        loss = loss.sum() if x.dtype == torch.float32 else (output * loss.to(output)).sum()
+    else:
+        loss = F.cross_entropy(output.double(), labels(len(x)))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [loss.detach(), *torch.autograd.grad(loss, [x, *parameters])]
+
+
+def relative_error(got, want):
+    scale = want.abs().max().item()
+    difference = (got - want).abs().max().item() if want.numel() else 0.0
+    return difference / scale if scale else difference
+
+
+def assert_close(got, want, tolerance):
+    assert len(got) == len(want)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        assert a.isfinite().all()
+        assert relative_error(a, b) <= tolerance
+
+
+def assert_same(model, reference, x, tolerance=1e-4):
+    assert_close(loss_and_gradients(model, x), loss_and_gradients(reference, x), tolerance)
+
+
+def divided(model, x=None, algorithms=("torch:im2col",), **options):
+    """Tune to the best division, even where torch is faster; return the original and the report."""
+    reference = copy.deepcopy(model)
+    options = {"cache": InventedTimes(), "min_gain": -math.inf, **options}
+    x = images() if x is None else x
+    return reference, tune(model, x, algorithms=algorithms, **options)
+
+
+def kernels_in(model):
+    return [
+        kernel
+        for module in model.modules()
+        if type(module) is TunedConv2d
+        for kernels in module.tuned.values()
+        for kernel in kernels.values()
+    ]
+
+
+def tuned_layers(model):
+    return [name for name, module in model.named_modules() if type(module) is TunedConv2d]
+
+
+# Results
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "mode", "policy"),
+    [
+        *itertools.product([None, ("nnpack",)], ["WR", "WD"], POLICIES),
+        *(((name,), "WR", "powerOfTwo") for name in (*WRITTEN, *NNPACK)),
+        *(((name,), "WD", "all") for name in (*WRITTEN, *NNPACK)),
+        (("torch",), "WD", "undivided"),
+    ],
+)
+def test_loss_and_gradients_are_those_of_the_untuned_network(algorithms, mode, policy):
+    model = make_net()
+    reference, report = divided(model, algorithms=algorithms, mode=mode, policy=policy)
+    assert_same(model, reference, images())
+    assert report.measured == 0
+    expected = [BATCH] if policy == "undivided" else [2, 2, 2, 1]
+    for entry in report.kernels:
+        if entry.division is None:
+            continue
+        assert [size for size, _ in entry.division.parts] == expected
+        for _, name in entry.division.parts:
+            assert algorithms is None or name in algorithms or name.split(":")[0] in algorithms
+    winograd = algorithms in (("torch:winograd",), ("nnpack:wt8x8",))
+    nnpack = algorithms is not None and "nnpack" in algorithms[0]
+    layers = ["first", "same"] if winograd or nnpack else list(CONVOLUTIONS)
+    assert tuned_layers(model) == layers
+    assert all(module.untuned_calls == 0 for module in model.modules() if hasattr(module, "tuned"))
+
+
+@pytest.mark.parametrize("mode", ["WR", "WD"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_double_precision(name, mode):
+    model = make_net(torch.float64)
+    reference, report = divided(model, images(dtype=torch.float64), (name,), mode=mode)
+    assert {entry.kernel.dtype for entry in report.kernels} == {"float64"}
+    for num_samples in (BATCH, 4, 1):
+        x = images(num_samples, dtype=torch.float64)
+        model.eval(), reference.eval()
+        assert_same(model, reference, x, 1e-10)
+    model.train(), reference.train()
+    assert_same(model, reference, images(dtype=torch.float64), 1e-10)
+
+
+def test_torchs_own_convolution_divided():
+    model = make_net()
+    times = InventedTimes(slowdown=1.0)
+    reference, report = divided(model, algorithms=("torch:native",), cache=times)
+    assert {str(entry.division) for entry in report.kernels} == {
+        "3×2 torch:native + 1 torch:native"
+    }
+    assert report.allocated_bytes == 0
+    assert_same(model, reference, images())
+
+
+@pytest.mark.parametrize("algorithms", [("torch:direct",), ("torch:winograd",), ("nnpack",)])
+@pytest.mark.parametrize("num_samples", [1, 3, 6, 8, 17])
+def test_another_batch_size_than_tuned(algorithms, num_samples):
+    model = make_net()
+    reference, _ = divided(model, algorithms=algorithms)
+    model.eval(), reference.eval()
+    assert_same(model, reference, images(num_samples))
+    assert model.first.untuned_calls == 0
+    parts = model.first.tuned[next(iter(model.first.tuned))]["forward"].division(num_samples)
+    assert [size for size, _ in parts] == [2] * (num_samples // 2) + [1] * (num_samples % 2)
+
+
+def test_an_epoch_with_a_short_last_batch():
+    model = make_net()
+    model.norm = nn.Identity()  # cannot train on one sample
+    reference, _ = divided(model, images(4))
+    for num_samples in (4, 4, 1, 4):
+        assert_same(model, reference, images(num_samples, seed=num_samples))
+
+
+def test_tuned_for_one_sample():
+    model = make_net().eval()
+    reference, report = divided(model, images(1), training=True)
+    assert {str(entry.division) for entry in report.kernels} == {"1 torch:im2col"}
+    assert_same(model, reference, images(1))
+    assert_same(model, reference, images(5))
+
+
+def test_an_empty_batch():
+    model = nn.Conv2d(3, 4, 3)
+    reference, _ = divided(model)
+    x = images(0).requires_grad_()
+    assert model(x).shape == reference(x).shape == (0, 4, 10, 11)
+    model(x).sum().backward()
+    assert model.weight.grad.count_nonzero() == 0 and model.untuned_calls == 2
+
+
+@pytest.mark.parametrize("size", [(12, 12), (13, 12), (9, 20)])
+def test_other_image_sizes_are_left_to_torch(size):
+    model = make_net()
+    reference, _ = divided(model)
+    assert_same(model, reference, images(size=size))
+    assert model.first.untuned_calls == 1
+
+
+def test_evaluation_without_gradients():
+    model = make_net()
+    reference, report = divided(model.eval())
+    assert {entry.kernel.kind for entry in report.kernels} == {"forward"}
+    with torch.no_grad():
+        assert relative_error(model(images()), reference(images())) <= 1e-4
+    with torch.inference_mode():
+        assert relative_error(model(images()), reference(images())) <= 1e-4
+    model.train(), reference.train()  # the kernels that were not tuned are torch's
+    assert_same(model, reference, images())
+
+
+def test_gradients_can_be_tuned_in_evaluation_mode_and_left_out_in_training():
+    _, report = divided(make_net().eval(), training=True)
+    assert {entry.kernel.kind for entry in report.kernels} > {"backward_filter"}
+    _, report = divided(make_net(), training=False)
+    assert {entry.kernel.kind for entry in report.kernels} == {"forward"}
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_workspace_made_in_inference_mode_trains(copied):
+    model = make_net().eval()
+    reference = copy.deepcopy(model)
+    options = {"algorithms": ("torch:winograd",), "cache": InventedTimes(), "min_gain": -math.inf}
+    if copied:
+        tune(model, images(), training=True, **options)
+        model = copy.deepcopy(model)  # allocates at its first use
+    with torch.inference_mode():
+        if not copied:
+            tune(model, images(), training=True, **options)
+        model(images())
+    model.train(), reference.train()
+    assert_same(model, reference, images())
+
+
+def test_operands_that_are_not_contiguous():
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    x = images(6, (12, 12))
+    reference, _ = divided(model, x, ("nnpack:ft8x8", "torch:im2col"))
+    for other in (
+        x.transpose(2, 3),
+        x.flip(0)[:, :, :, :1].expand(6, 3, 12, 12),
+        images(12, (12, 12))[::2],
+        images(6, (24, 13))[:, :, ::2, 1:],
+        images(3, (12, 12), channels=6).view(6, 3, 12, 12),
+    ):
+        assert relative_error(model(other), reference(other)) <= 1e-4
+        model.zero_grad(), reference.zero_grad()
+        model(other).sum().backward(), reference(other).sum().backward()  # an expanded gradient
+        assert relative_error(model.weight.grad, reference.weight.grad) <= 1e-4
+    assert model.untuned_calls == 0
+    for module in (model, reference):
+        module.weight = nn.Parameter(module.weight.detach().transpose(2, 3))
+    assert_same(model, reference, x)
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, *NNPACK])
+def test_what_lies_in_the_workspace_does_not_matter(name):
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    reference, _ = divided(model, algorithms=(name,))
+    for kernel in kernels_in(model):
+        kernel.workspace.allocate().fill_(255)  # a NaN of any type
+    torch.use_deterministic_algorithms(True)  # fills what torch.empty returns with NaN
+    try:
+        assert_same(model, reference, images())
+        assert_same(model, reference, images(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_infinite_inputs_leave_nothing_behind():
+    model = make_net()
+    reference, _ = divided(model, algorithms=("torch:fft",))
+    model(images() * math.inf).sum().backward()
+    model.zero_grad()
+    model.norm.load_state_dict(reference.norm.state_dict())
+    assert_same(model, reference, images())
+
+
+class Twice(nn.Module):
+    """One layer called with two shapes, and a shared one."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.again = self.conv
+        self.tied = nn.Conv2d(3, 3, 3, padding=1)
+        self.tied.weight = self.conv.weight
+
+    def forward(self, x):
+        return self.tied(self.again(torch.tanh(self.conv(x)))) + self.conv(x[:, :, :6]).mean()
+
+
+@pytest.mark.parametrize("mode", ["WR", "WD"])
+def test_calls_of_two_shapes_and_shared_modules(mode):
+    torch.manual_seed(0)
+    model = Twice()
+    reference, report = divided(model, mode=mode, algorithms=("torch:im2col", "nnpack:ft8x8"))
+    assert model.conv is model.again and model.tied.weight is model.conv.weight
+    calls = [(entry.layer, entry.kernel.conv.height, entry.kernel.kind) for entry in report.kernels]
+    # The first call needs no data gradient, the second of the same shape does.
+    assert calls == [
+        ("conv", 12, "forward"),
+        ("conv", 12, "backward_data"),
+        ("conv", 12, "backward_filter"),
+        ("tied", 12, "forward"),
+        ("tied", 12, "backward_data"),
+        ("tied", 12, "backward_filter"),
+        ("conv", 6, "forward"),
+        ("conv", 6, "backward_filter"),
+    ]
+    assert len(model.conv.tuned) == 2 and not report.skipped
+    assert_same(model, reference, images())
+    assert model.conv.untuned_calls == model.tied.untuned_calls == 0
+
+
+def test_frozen_weights_and_the_first_layer_need_fewer_kernels():
+    model = make_net()
+    model.strided.requires_grad_(False)
+    model.norm.requires_grad_(False)
+    reference, report = divided(model)
+    kinds = {
+        name: {e.kernel.kind for e in report.kernels if e.layer == name} for name in CONVOLUTIONS
+    }
+    assert kinds["first"] == {"forward", "backward_filter"}
+    assert kinds["strided"] == {"forward", "backward_data"}
+    assert kinds["dilated"] == {"forward", "backward_data", "backward_filter"}
+    assert_same(model, reference, images())  # which asks for the images' gradient as well
+    model.strided.requires_grad_(True), reference.strided.requires_grad_(True)
+    assert_same(model, reference, images())
+    model.requires_grad_(False)
+    model.first.bias.requires_grad_(True)
+    model(images()).sum().backward()
+    assert model.first.bias.grad is not None and model.first.weight.grad is None
+
+
+def test_a_bias_alone_is_trained_right():
+    model = nn.Conv2d(3, 4, 3)
+    model.weight.requires_grad_(False)
+    reference, report = divided(model)
+    assert [entry.kernel.kind for entry in report.kernels] == ["forward"]
+    model(images()).sum().backward(), reference(images()).sum().backward()
+    assert relative_error(model.bias.grad, reference.bias.grad) <= 1e-6
+
+
+# Layouts and data types
+
+
+def test_channels_last_is_divided_in_its_own_layout():
+    model = make_net().to(memory_format=torch.channels_last)
+    x = images().to(memory_format=torch.channels_last)
+    times = InventedTimes(slowdown=1.0)
+    reference, report = divided(model, x, ("torch:native",), cache=times)
+    assert {e.kernel.layout for e in report.kernels if e.layer != "point"} == {"nhwc"}
+    assert "first" in tuned_layers(model)
+    assert_same(model, reference, x)
+    assert model.first(x).stride() == reference.first(x).stride()
+    gradients = [torch.autograd.grad(m(x).sum(), m.first.weight)[0] for m in (model, reference)]
+    assert gradients[0].stride() == gradients[1].stride()
+    # Images in torch's default layout, weights that are not: torch computes channels-last.
+    assert_same(model, reference, images())
+    assert model.first.untuned_calls == 0
+
+
+def test_channels_last_is_left_alone_where_no_algorithm_takes_it():
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    x = images().to(memory_format=torch.channels_last)
+    _, report = divided(model, x, ("nnpack", *WRITTEN))
+    assert type(model) is nn.Conv2d and list(report.skipped) == ["(model)"]
+
+
+def test_a_layout_that_was_not_tuned_is_left_to_torch():
+    model = make_net()
+    reference, _ = divided(model)
+    x = images().to(memory_format=torch.channels_last)
+    assert_same(model, reference, x)
+    assert model.first.untuned_calls == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_sixteen_bits(dtype, autocast):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 4, 3, stride=2))
+    exact = copy.deepcopy(model).double()
+    x = images()
+    if not autocast:
+        model, x = model.to(dtype), x.to(dtype)
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        own = {"algorithms": ("torch:native",), "cache": InventedTimes(slowdown=1.0)}
+        reference, report = divided(model, x, **own)
+        assert {entry.kernel.dtype for entry in report.kernels} == {str(dtype)[6:]}
+        assert tuned_layers(model) == ["0", "2"]
+        outputs = model(x), reference(x)
+        assert outputs[0].dtype == outputs[1].dtype == dtype
+    truth = torch.autograd.grad(exact(x.double()).tanh().sum(), list(exact.parameters()))
+    errors = []
+    for output, module in zip(outputs, (model, reference), strict=True):
+        gradients = torch.autograd.grad(output.tanh().sum(), list(module.parameters()))
+        pairs = zip(gradients, module.parameters(), strict=True)
+        assert all(g.dtype == p.dtype for g, p in pairs)
+        errors.append(
+            [relative_error(g.double(), t) for g, t in zip(gradients, truth, strict=True)]
+        )
+    assert all(ours <= 2 * theirs + 4e-3 for ours, theirs in zip(*errors, strict=True))
+    assert model[0].untuned_calls == 0
+    if autocast:  # without it, the calls are of another data type
+        assert relative_error(model(x), reference(x)) == 0 and model[0].untuned_calls == 1
+
+
+def test_double_precision_is_exempt_from_autocast():
+    model = make_net(torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, report = divided(model.first, images(dtype=torch.float64))
+        assert {entry.kernel.dtype for entry in report.kernels} == {"float64"}
+        assert model.first(images(dtype=torch.float64)).dtype == torch.float64
+
+
+def test_a_model_converted_after_tuning_is_left_to_torch():
+    model = make_net()
+    reference, _ = divided(model)
+    model.double(), reference.double()
+    assert_same(model, reference, images(dtype=torch.float64), 0.0)
+    model.float(), reference.float()
+    assert_same(model, reference, images())
+    assert model.first.untuned_calls == 1
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, "nnpack:ft8x8"])
+def test_backward_inside_autocast(name):
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    reference, _ = divided(model, algorithms=(name,))
+    with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", enabled=False):
+            outputs = [module(images()) for module in (model, reference)]
+        gradients = [
+            torch.autograd.grad(output.square().sum(), list(module.parameters()))
+            for output, module in zip(outputs, (model, reference), strict=True)
+        ]
+    assert_close(*gradients, 1e-4)
+
+
+# Left alone
+
+
+class Subclass(nn.Conv2d):
+    """Computes something else."""
+
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+class Unbatched(nn.Module):
+    """Calls its convolution without a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3)
+
+    def forward(self, x):
+        return self.conv(x[0])
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.Conv2d(3, 3, 3, groups=3), "3 groups"),
+        (nn.Conv2d(3, 3, 3, padding=1, padding_mode="reflect"), "padding mode is 'reflect'"),
+        (nn.Conv2d(3, 3, 3, padding=1, padding_mode="circular"), "padding mode is 'circular'"),
+        (nn.Conv2d(3, 3, (2, 3), padding="same"), "'same' is not symmetric for 2×3"),
+        (Subclass(3, 3, 3), "it is a Subclass"),
+    ],
+)
+def test_layers_that_are_left_alone_with_a_reason(layer, reason):
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), layer)
+    before = dict(vars(layer))
+    reference, report = divided(model)
+    assert list(report.skipped) == ["1"] and reason in report.skipped["1"]
+    assert type(model[1]) is type(layer) is type(reference[1]) and vars(layer) == before
+    assert tuned_layers(model) == ["0"]
+    assert f"left as it is: 1: {report.skipped['1']}" in str(report)
+    assert_same(model, reference, images())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("padding", ["valid", "same"])
+def test_padding_by_name(padding):
+    model = nn.Conv2d(3, 4, (3, 5), padding=padding, dilation=(2, 1))
+    reference, report = divided(model)
+    assert type(model) is TunedConv2d and not report.skipped
+    assert_same(model, reference, images())
+
+
+def test_layers_that_the_sample_does_not_reach_as_a_batch():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), Unbatched())
+    model.aside = nn.ModuleList([nn.Conv2d(3, 3, 1)])
+    model.forward = lambda x: model[1](model[0](x))
+    _, report = divided(model)
+    assert report.skipped == {
+        "1.conv": "its input has the shape (3, 12, 13); a batch is needed",
+        "aside.0": "the sample did not reach it",
+    }
+    assert tuned_layers(model) == ["0"]
+
+
+def test_other_layers_are_untouched():
+    model = nn.Sequential(nn.ConvTranspose2d(3, 3, 3), nn.Conv2d(3, 4, 3), nn.Flatten(2))
+    model.append(nn.Conv1d(4, 2, 3))
+    reference, _ = divided(model)
+    assert [type(m) for m in model] == [nn.ConvTranspose2d, TunedConv2d, nn.Flatten, nn.Conv1d]
+    x = images()
+    assert relative_error(model(x), reference(x)) <= 1e-4
+
+
+def test_a_meta_model_has_nothing_to_tune():
+    model = nn.Conv2d(3, 4, 3, device="meta")
+    report = tune(model, torch.empty(2, 3, 8, 8, device="meta"))
+    assert report.skipped == {
+        "(model)": "its input is torch.strided on meta, not strided on a CPU or CUDA device"
+    }
+    assert report.kernels == [] and type(model) is nn.Conv2d
+    assert report.time_s == report.native_s == 0 and "(–)" in str(report)
+
+
+def test_kernels_can_be_listed_without_tuning():
+    model = make_net()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    listed = find_kernels(model, images())
+    assert tuned_layers(model) == []
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    forward = find_kernels(model, images(), training=False)
+    assert forward == [entry for entry in listed if entry[1].kind == "forward"]
+    _, report = divided(model)
+    assert listed == [(entry.layer, entry.kernel, entry.batch) for entry in report.kernels]
+    assert [entry[0] for entry in forward] == list(CONVOLUTIONS)
+
+
+def test_a_slower_division_is_left_to_torch():
+    for times, tuned in (
+        (InventedTimes(0.97, 1.0), True),
+        (InventedTimes(0.98, 1.0), False),  # in the trial
+        (InventedTimes(0.5, 1.0, slowdown=0.1), False),  # alone
+    ):
+        model = nn.Conv2d(3, 4, 3)
+        _, report = divided(model, cache=times, min_gain=0.03)
+        assert (type(model) is TunedConv2d) == tuned
+        for entry in report.kernels:
+            assert (entry.division is not None) == tuned
+            assert entry.time_s == (0.97 if tuned else entry.native_s)
+        skipped = {} if tuned else {"(model)": "torch's own convolution is as fast"}
+        assert report.skipped == skipped
+
+
+# Autograd beyond a plain backward
+
+
+def test_a_gradient_penalty():
+    results = []
+    model = make_net(torch.float64)
+    reference, _ = divided(model, images(dtype=torch.float64))
+    for module in (model, reference):
+        x = images(dtype=torch.float64).requires_grad_()
+        (gradient,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
+        penalty = (gradient.flatten(1).norm(dim=1) - 1).square().mean()
+        # The last bias is in no penalty.
+        found_ = torch.autograd.grad(penalty, list(module.parameters()), allow_unused=True)
+        results.append([penalty.detach(), *(g for g in found_ if g is not None)])
+    assert len(results[0]) > 10 and model.first.untuned_calls == 0
+    assert_close(*results, 1e-9)
+
+
+def test_numerical_derivatives_of_first_and_second_order():
+    model = nn.Conv2d(1, 2, 2, stride=(1, 2), padding=1).double()
+    x = images(3, (2, 3), torch.float64, channels=1).requires_grad_()
+    divided(model, x)
+
+    def function(x, weight, bias):
+        return torch.func.functional_call(model, {"weight": weight, "bias": bias}, (x,))
+
+    assert torch.autograd.gradcheck(function, (x, model.weight, model.bias))
+    assert torch.autograd.gradgradcheck(function, (x, model.weight, model.bias))
+    assert model.untuned_calls == 0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # inside torch.func.jvp
+def test_functional_transforms_fall_back():
+    model = make_net(torch.float64).eval()
+    reference, _ = divided(model, images(dtype=torch.float64), training=True)
+    x = images(dtype=torch.float64)
+    results = []
+    for module in (model, reference):
+        parameters = {name: p.detach() for name, p in module.named_parameters()}
+
+        def loss(parameters, image, module=module):
+            outputs = torch.func.functional_call(module, parameters, (image[None],))
+            return outputs.square().sum()
+
+        whole = torch.func.grad(loss)(parameters, x[0])
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+        mapped = torch.func.vmap(module)(x[:, None])
+        _, tangent = torch.func.jvp(module, (x,), (torch.ones_like(x),))
+        results.append([*whole.values(), *each.values(), mapped, tangent])
+    assert_close(*results, 1e-12)
+    assert model.first.untuned_calls == 0  # these are not for want of a tuning
+
+
+@pytest.mark.slow
+def test_compiled_models_run_torchs_own_convolution():
+    model = make_net()
+    reference, _ = divided(model)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert_same(compiled, reference, images())
+    assert model.first.untuned_calls == 0
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    model = make_net().eval()
+    reference, _ = divided(model, training=True)
+    for module in (model, reference):
+        x = images().requires_grad_()
+        checkpoint(module, x, use_reentrant=reentrant).square().sum().backward()
+    gradients = [[p.grad for p in m.parameters() if p.grad is not None] for m in (model, reference)]
+    assert_close(*gradients, 1e-4)
+
+
+def test_anomaly_detection_saved_tensor_hooks_and_a_retained_graph():
+    model = make_net()
+    reference, _ = divided(model)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        outputs = [m(images()).square().sum() for m in (model, reference)]
+    with torch.autograd.set_detect_anomaly(True, check_nan=True):
+        for module, output in zip((model, reference), outputs, strict=True):
+            output.backward(retain_graph=True)
+            output.backward()
+            module.total = [p.grad for p in module.parameters()]
+    assert_close(model.total, reference.total, 1e-4)
+
+
+def test_an_input_changed_in_place_is_an_error():
+    model = nn.Conv2d(3, 4, 3)
+    divided(model)
+    x = images()
+    output = model(x)
+    x.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_parameters_given_for_one_call():
+    model = make_net()
+    reference, _ = divided(model)
+    torch.manual_seed(3)
+    given = {n: torch.randn_like(p).requires_grad_() for n, p in model.named_parameters()}
+    results = []
+    for module in (model, reference):
+        output = torch.func.functional_call(module, given, (images(),))
+        loss = output.square().sum()
+        results.append([loss.detach(), *torch.autograd.grad(loss, list(given.values()))])
+    assert_close(*results, 1e-4)
+    assert model.first.untuned_calls == 0
+
+
+# The model as an object
+
+
+def test_parameters_state_and_hooks_are_the_models_own():
+    model = make_net()
+    hooked = []
+    model.first.register_forward_hook(lambda m, args, out: hooked.append("after"))
+    model.first.register_forward_pre_hook(lambda m, args: hooked.append("before"))
+    model.first.register_full_backward_hook(lambda m, gi, go: hooked.append("backward"))
+    model.first.note = "mine"
+    parameters, modules = list(model.parameters()), list(model.modules())
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    attributes = set(vars(model.first))
+
+    divided(model)
+    hooked.clear()
+    for now, before in zip(model.parameters(), parameters, strict=True):
+        assert now is before
+    for now, before in zip(model.modules(), modules, strict=True):
+        assert now is before
+    assert list(model.state_dict()) == list(state)
+    assert all(torch.equal(now, state[name]) for name, now in model.state_dict().items())
+    assert model.first.note == "mine" and isinstance(model.first, nn.Conv2d)
+    assert len(model.first._forward_pre_hooks) == 1
+    model(images().requires_grad_()).sum().backward()
+    assert hooked == ["before", "after", "backward"]
+    model.load_state_dict(state)
+    assert "tuned: " in repr(model.first) and "forward 4 parts" in repr(model.first)
+
+    assert untune(model) is model
+    assert type(model.first) is nn.Conv2d and set(vars(model.first)) == attributes
+    assert tuned_layers(model) == []
+    assert "tuned" not in repr(model)
+    hooked.clear()
+    model(images())
+    assert hooked == ["before", "after"]
+    untune(model)  # again, and of one that never was
+
+
+def test_an_untuned_model_computes_as_before():
+    model = make_net()
+    reference, _ = divided(model, algorithms=("nnpack:wt8x8", "torch:fft"))
+    untune(model)
+    assert_same(model, reference, images(), 0.0)
+
+
+def test_a_single_convolution_is_a_model():
+    model = nn.Conv2d(3, 4, 3)
+    _, report = divided(model)
+    assert type(model) is TunedConv2d
+    assert {entry.layer for entry in report.kernels} == {"(model)"}
+
+
+def test_tuning_again_starts_from_the_untuned_model():
+    model = make_net()
+    reference, _ = divided(model)
+    workspace = model.first.tuned[next(iter(model.first.tuned))]["forward"].workspace
+    _, report = divided(model, images(size=(10, 9)), ("torch:direct",))
+    assert len(model.first.tuned) == 1
+    assert all(kernel.workspace is not workspace for kernel in kernels_in(model))
+    assert_same(model, reference, images(size=(10, 9)))
+    _, report = divided(model, algorithms=("nnpack",))
+    assert tuned_layers(model) == ["first", "same"] and "strided" in report.skipped
+
+
+def test_a_gain_below_what_a_call_costs_is_none():
+    for saved_s, tuned in ((1e-9, False), (1.0, True)):
+        model = nn.Conv2d(3, 4, 3)
+        times = InventedTimes(1.0 - saved_s, 1.0, overhead_s=1e-5)
+        _, report = divided(model, cache=times, min_gain=-1.0)
+        assert (type(model) is TunedConv2d) == tuned == all(e.division for e in report.kernels)
+        assert report.native_s - report.time_s == pytest.approx(2 * saved_s if tuned else 0.0)
+
+
+def test_a_part_of_a_model():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.Conv2d(4, 4, 3)))
+    reference, _ = divided(model[1], images(channels=4, size=(10, 11)))
+    assert tuned_layers(model) == ["1.0"]
+    reference = untune(copy.deepcopy(model))
+    assert_same(model, reference, images())
+    assert model[1][0].untuned_calls == 0
+
+
+@pytest.mark.parametrize("form", ["tuple", "list", "dict"])
+def test_forms_of_the_sample(form):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x, scale):
+            return self.conv(x) * scale
+
+    sample = {"tuple": (images(), 2.0), "list": [images(), 2.0]}
+    model = Two()
+    divided(model, sample.get(form, {"scale": 2.0, "x": images()}))
+    assert type(model.conv) is TunedConv2d
+
+
+def copies(model, how):
+    if how == "deepcopy":
+        return copy.deepcopy(model)
+    if how == "pickle":
+        return pickle.loads(pickle.dumps(model))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("mode", ["WR", "WD"])
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
+def test_copies_of_a_tuned_model(how, mode):
+    model = make_net()
+    reference, report = divided(model, mode=mode, algorithms=("torch:direct", "nnpack:ft8x8"))
+    model(images(3))  # so that there are divisions of another batch size
+    model.norm.load_state_dict(reference.norm.state_dict())
+    other = copies(model, how)
+    assert tuned_layers(other) == tuned_layers(model)
+    theirs = {id(kernel.workspace): kernel.workspace for kernel in kernels_in(other)}
+    ours = {id(kernel.workspace) for kernel in kernels_in(model)}
+    assert len(theirs) == len(ours) == 1 and not theirs.keys() & ours
+    (workspace,) = theirs.values()
+    assert workspace.size == report.allocated_bytes
+    assert_same(other, reference, images())
+    assert other.first.untuned_calls == model.first.untuned_calls == 0
+    assert workspace.allocate().data_ptr() != kernels_in(model)[0].workspace.allocate().data_ptr()
+    untune(other)
+    assert tuned_layers(other) == [] and tuned_layers(model)
+    other.norm.load_state_dict(reference.norm.state_dict())
+    model.norm.load_state_dict(reference.norm.state_dict())
+    assert_same(other, reference, images(), 0.0)
+    assert_same(model, reference, images())
+
+
+def test_state_moves_between_tuned_and_untuned_models():
+    model, other = make_net(), Net()
+    divided(model)
+    other.load_state_dict(model.state_dict())
+    assert_same(model, other, images())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_with_an_optimizer_made_before(optimizer):
+    model = make_net(torch.float64)
+    reference = copy.deepcopy(model)
+
+    def make(module):
+        if optimizer == "sgd":
+            return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+        return torch.optim.Adam(module.parameters(), lr=1e-2)
+
+    optimizers = [(module, make(module)) for module in (model, reference)]
+    divided(model, images(dtype=torch.float64), ("torch:winograd", "torch:im2col"))
+    for step in range(6):
+        num_samples = BATCH if step != 3 else 4
+        x = images(num_samples, dtype=torch.float64, seed=step)
+        losses = []
+        for module, optimizer_ in optimizers:
+            optimizer_.zero_grad()
+            loss = F.cross_entropy(module(x), labels(num_samples))
+            loss.backward()
+            optimizer_.step()
+            losses.append(loss.item())
+        assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+        if step == 4:
+            untune(model)
+    for p, q in zip(model.state_dict().values(), reference.state_dict().values(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-8, atol=1e-12)
+
+
+def test_pruned_and_normalised_weights_are_hooks_and_stay():
+    from torch.nn.utils import prune
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    reference = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    prune.l1_unstructured(reference[0], "weight", 0.5)
+    reference.load_state_dict(model.state_dict())
+    tune(model, images(), algorithms=("torch:im2col",), min_gain=-math.inf, cache=InventedTimes())
+    assert tuned_layers(model) == ["0", "1"]
+    assert_same(model, reference, images())
+    assert model[0].weight_orig.requires_grad
+
+
+# What tuning leaves undisturbed
+
+
+class Restless(nn.Module):
+    """Draws random numbers and keeps statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = make_net()
+        self.drop = nn.Dropout2d(0.5)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("absent", None)
+
+    def forward(self, x):
+        self.calls += 1
+        if x.isnan().any():
+            raise FloatingPointError
+        return self.net(self.drop(x))
+
+
+@pytest.mark.parametrize("cache", ["invented", "measured"])
+def test_buffers_gradients_modes_and_random_state_are_undisturbed(cache):
+    model = Restless()
+    model.net.norm.eval()
+    model.net.first.weight.grad = torch.ones_like(model.net.first.weight)
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    torch.manual_seed(5)
+    random.seed(5)
+    before = torch.get_rng_state(), random.getstate()
+    x = images(2)
+    cache = InventedTimes() if cache == "invented" else None
+    divided(model, x, cache=cache)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+    assert [module.training for module in model.modules()] == modes
+    assert model.net.first.weight.grad.eq(1).all() and model.net.last.weight.grad is None
+    assert torch.equal(x, images(2)) and x.grad is None and torch.is_grad_enabled()
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_sample_that_raises_leaves_the_model_as_it_was():
+    model = Restless()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = torch.get_rng_state()
+    with pytest.raises(FloatingPointError):
+        tune(model, images() * math.nan)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert tuned_layers(model) == []
+    with pytest.raises(RuntimeError, match="3 channels"):
+        tune(model, images(channels=4))
+    assert tuned_layers(model) == []
+
+
+# Limits, reports, errors
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("limit", [0, 5000, 20_000, 40_000, 200_000, 2**26])
+def test_no_kernel_exceeds_its_limit(limit, policy):
+    model = make_net()
+    reference, report = divided(model, algorithms=None, workspace_limit=limit, policy=policy)
+    divisions = [entry.division for entry in report.kernels if entry.division]
+    assert all(division.workspace_bytes <= limit for division in divisions)
+    assert report.allocated_bytes <= limit
+    for kernel in kernels_in(model):
+        assert kernel.segment_bytes <= kernel.limit_bytes <= limit and kernel.offset == 0
+        assert kernel.workspace.size == report.allocated_bytes
+    assert_same(model, reference, images())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_kernels_together_stay_within_the_limit(policy):
+    chosen = []
+    for limit in (0, 255, 256, 9000, 33_333, 81_920, 150_000, 400_000, 2**26):
+        model = make_net()
+        # Torch's own convolution is a choice that needs no workspace.
+        _, report = divided(
+            model, algorithms=None, workspace_limit=limit, policy=policy, mode="WD", min_gain=-1e9
+        )
+        needs = [e.division.workspace_bytes for e in report.kernels if e.division]
+        assert sum(needs) <= limit and report.allocated_bytes <= limit
+        segments = sorted((k.offset, k.segment_bytes) for k in kernels_in(model) if k.segment_bytes)
+        ends = [offset + size for offset, size in segments]
+        assert all(offset % 256 == 0 for offset, _ in segments)
+        # One after the other, none overlapping.
+        assert [offset for offset, _ in segments] == [0, *ends][: len(segments)]
+        assert max(ends, default=0) == report.allocated_bytes == sum(s for _, s in segments)
+        chosen.append(len(needs))
+    assert chosen[0] <= 1 and chosen == sorted(chosen) and chosen[-1] == len(report.kernels)
+
+
+def test_a_smaller_limit_gives_smaller_parts():
+    sizes = []
+    for limit in (200_000, 60_000, 17_000):
+        model = nn.Conv2d(3, 6, 3, padding=1)
+        times = InventedTimes()
+        times.times = lambda key, b, t=times: (
+            t.trial if t.listing(key, b) is None else {n: [1.0] for n, _ in t.listing(key, b)}
+        )
+        _, report = divided(model, training=False, workspace_limit=limit, cache=times)
+        (entry,) = report.kernels
+        sizes.append(entry.division.parts[0][0])
+        assert entry.division.workspace_bytes <= limit
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] == BATCH and sizes[-1] < 4
+
+
+def test_the_report():
+    model = make_net()
+    _, report = divided(model, algorithms=("torch:fft", "nnpack"), workspace_limit=2**22, mode="WD")
+    assert isinstance(report, TuningReport)
+    assert (report.mode, report.policy, report.limit_bytes) == ("WD", "powerOfTwo", 2**22)
+    kinds = ("forward", "backward_data", "backward_filter")
+    every = [(name, kind) for name in CONVOLUTIONS for kind in kinds]
+    every.remove(("first", "backward_data"))
+    assert [(entry.layer, entry.kernel.kind) for entry in report.kernels] == every
+    assert list(report.skipped) == ["grouped"]
+    assert report.measured == 0 and report.cached > len(every) and report.unavailable == []
+    assert report.benchmark_s > 0 and report.optimise_s > 0
+    for entry in report.kernels:
+        module = getattr(model, entry.layer)
+        assert entry.batch == BATCH and entry.kernel.device == "cpu"
+        assert entry.kernel.conv.kernel_size == module.kernel_size
+        assert entry.kernel.conv.stride == module.stride
+        assert entry.kernel.layout == "nchw" and entry.kernel.math == "ieee"
+        assert entry.native_bytes >= 0
+        assert entry.error == max(stated_error(n, entry.kernel) for _, n in entry.division.parts)
+        assert (entry.time_s, entry.native_s) == (1.0, 2.0)
+    assert report.time_s == len(every) and report.native_s == 2 * len(every)
+    given = [segment_bytes(entry.kernel, entry.division) for entry in report.kernels]
+    assert report.allocated_bytes == sum(given)
+    assert sum(given) <= sum(entry.division.workspace_bytes for entry in report.kernels)
+
+
+def test_the_summary(capsys):
+    model = make_net()
+    _, report = divided(model, algorithms=None, training=False)
+    assert report.summary() is None
+    printed = capsys.readouterr().out
+    assert printed == f"{report}\n"
+    lines = printed.splitlines()
+    assert lines[0].split()[:3] == ["layer", "kernel", "N"]
+    table = lines[1 : 1 + len(CONVOLUTIONS)]
+    for name, line, entry in zip(CONVOLUTIONS, table, report.kernels, strict=True):
+        assert line.split()[:3] == [name, "forward", "7"]
+        assert str(entry.division) in line and " 1000.00 " in line and "2.00×" in line
+    assert "torch's own 10000.00 ms (2.00×)" in printed
+    assert "WR, policy powerOfTwo, limit 64 MiB for each kernel" in printed
+    assert "0 times measured" in printed and f"{report.cached} from the cache" in printed
+    assert "left as it is: grouped: it has 2 groups" in printed
+    assert [line for line in lines if line.startswith("not available: ")] == [
+        "not available: cudnn: runs on a CUDA device only, not on cpu"
+    ]
+    assert not any(line != line.rstrip() for line in lines)
+    _, report = divided(make_net(), mode="WD", min_gain=0.9)
+    assert "in all; 0.00 MiB allocated" in str(report) and "torch's own  " in str(report)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "powersOfTwo"}, "unknown policy 'powersOfTwo'; choose all, powerOfTwo"),
+        ({"mode": "wr"}, "unknown mode 'wr'; choose WR, WD"),
+        ({"workspace_limit": -1}, "workspace_limit is -1"),
+        ({"workspace_limit": 64e6}, "give whole bytes"),
+        ({"workspace_limit": True}, "give whole bytes"),
+        ({"workspace_limit": None}, "give whole bytes"),
+        ({"min_gain": 1.0}, "min_gain is 1.0"),
+        ({"min_gain": math.nan}, "min_gain is nan"),
+        ({"algorithms": ()}, "give a list of names"),
+        ({"algorithms": "torch"}, "give a list of names"),
+        ({"algorithms": ("torch:gemm",)}, "torch has no algorithm 'gemm'; choose among native"),
+    ],
+)
+def test_arguments_that_are_no_choice(options, message):
+    model = make_net()
+    with pytest.raises(ValueError, match=message):
+        tune(model, images(), **{"cache": InventedTimes(), **options})
+    assert tuned_layers(model) == []
+
+
+def test_backends_that_are_not_there():
+    model = make_net()
+    with pytest.raises(BackendMissingError, match="cudnn: runs on a CUDA device only, not on cpu"):
+        divided(model, algorithms=("torch", "cudnn"))
+    with pytest.raises(BackendMissingError, match="cudnn: runs on a CUDA device only"):
+        divided(model, algorithms=("cudnn:GEMM",))
+    with pytest.raises(BackendMissingError, match="unknown backend 'mkl'; choose among torch"):
+        divided(model, algorithms=("mkl",))
+    assert tuned_layers(model) == []
+    _, report = divided(model, algorithms=None)
+    assert len(report.unavailable) == 1 and "\n" not in report.unavailable[0]
+
+
+def test_a_cache_that_cannot_be_used(tmp_path):
+    model = make_net()
+    (tmp_path / "text").write_text("this is no database at all, but it is a file")
+    for path in (tmp_path / "text", tmp_path / "text" / "below", tmp_path):
+        with pytest.raises(CacheError, match="give another file as cache="):
+            tune(model, images(), cache=path)
+    assert tuned_layers(model) == []
+
+
+# Measured times, and the cache
+
+
+def decisions(report):
+    return [(e.layer, e.kernel.kind, str(e.division), e.time_s, e.native_s) for e in report.kernels]
+
+
+@pytest.mark.parametrize("forced", [False, True])
+@pytest.mark.parametrize("mode", ["WR", "WD"])
+def test_a_second_tuning_measures_nothing(mode, forced, tmp_path):
+    x, options = images(4, (6, 6)), {"mode": mode, "cache": tmp_path / "folder" / "times.sqlite"}
+    if forced:
+        options |= {"min_gain": -math.inf, "algorithms": ("torch:im2col", "nnpack")}
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1))
+    reference = copy.deepcopy(model)
+    first = tune(model, x, **options)
+    assert first.measured > 0 and first.benchmark_s > 0
+    assert_same(model, reference, x)
+    for again in (model, copy.deepcopy(reference), nn.Sequential(*copy.deepcopy(reference))):
+        second = tune(again, x, **options)
+        assert second.measured == 0 and second.cached >= first.measured
+        assert decisions(second) == decisions(first)
+        assert second.allocated_bytes == first.allocated_bytes
+    for entry in first.kernels:
+        assert entry.time_s > 0 and entry.native_s > 0
+        assert entry.division or entry.time_s == entry.native_s
+    assert not forced or all(entry.division for entry in first.kernels)
+
+
+SCRIPT = """
+import json, math, torch
+from repro.microconv import tune
+torch.set_num_threads(1)
+model = torch.nn.Conv2d(3, 4, 3, padding=1)
+report = tune(model, torch.zeros(4, 3, 6, 6), min_gain=-math.inf)
+print(json.dumps([report.measured, report.cached, [str(e.division) for e in report.kernels]]))
+"""
+
+
+@pytest.mark.slow
+def test_the_default_cache_is_a_file_that_other_processes_read(tmp_path, monkeypatch):
+    monkeypatch.setenv("REPRO_CACHE", str(tmp_path))
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    report = tune(model, images(4, (6, 6)), min_gain=-math.inf)
+    assert report.measured > 0 and (tmp_path / "microconv.sqlite").exists()
+    answer = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=os.environ, capture_output=True, text=True, check=True
+    )
+    found_ = json.loads(answer.stdout)
+    expected = [str(entry.division) for entry in report.kernels]
+    assert found_ == [0, report.measured + report.cached, expected]
+
+
+def test_results_kept_in_memory_last_as_long_as_the_process():
+    x = images(3, (5, 7))
+    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured > 0
+    assert tune(nn.Conv2d(3, 2, 3), x, cache=None).measured == 0
+
+
+def test_equal_layers_are_measured_once():
+    torch.manual_seed(0)
+    cache = BenchmarkCache(None)
+    one = tune(nn.Conv2d(3, 3, 3, padding=1), images(2, (5, 5)), cache=cache, training=False)
+    two = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
+    assert one.measured > 0
+    assert tune(two, images(2, (5, 5)), cache=cache, training=False).measured == 0
+
+
+def test_a_larger_limit_measures_only_what_is_new():
+    cache, x = BenchmarkCache(None), images(2, (6, 6))
+    layer = nn.Conv2d(3, 3, 3, padding=1)
+    options = {"cache": cache, "training": False, "min_gain": 0.999}  # without trials
+    few = tune(layer, x, workspace_limit=8000, **options).measured
+    more = tune(layer, x, workspace_limit=2**26, **options).measured
+    cached = len(cache)
+    assert few > 0 and more > 0 and cached == few + more
+    assert tune(layer, x, workspace_limit=8000, **options).measured == 0
+    assert tune(layer, x, workspace_limit=30_000, **options).measured == 0
+
+
+# Memory and threads
+
+
+@pytest.mark.parametrize("mode", ["WR", "WD"])
+def test_the_workspace_is_allocated_once(mode):
+    model = make_net()
+    _, report = divided(model, mode=mode, algorithms=("torch:im2col", "nnpack:ft8x8"))
+    (workspace,) = {id(kernel.workspace): kernel.workspace for kernel in kernels_in(model)}.values()
+    address = workspace.allocate().data_ptr()
+    assert workspace.allocate().numel() == report.allocated_bytes > 0
+    for num_samples in (BATCH, 3, 20):
+        model(images(num_samples)).sum().backward()
+        assert workspace.allocate().data_ptr() == address
+    assert workspace.allocate().numel() == report.allocated_bytes
+
+
+# torch.fft makes buffers of its own.
+@pytest.mark.parametrize("name", [n for n in (*WRITTEN, *NNPACK) if n != "torch:fft"])
+def test_a_division_allocates_nothing_but_its_result(name):
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    divided(model, images().requires_grad_(), algorithms=(name,))
+    for kernel in kernels_in(model):
+        if kernel.parts is None:
+            continue
+        first, second, out = kernel.kernel.tensors(BATCH)
+        run = partial(kernel.run, first, second, tuple(out.shape))
+        run()
+        assert peak_allocation(run, "cpu") == out.nbytes
+
+
+@pytest.mark.parametrize("algorithms", [("nnpack",), ("torch:winograd",), ("torch:fft",)])
+def test_two_threads_run_one_model_at_once(algorithms):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 4, 3, padding=1))
+    reference, _ = divided(model, algorithms=algorithms)
+    problems = []
+    barrier = threading.Barrier(2)
+
+    def work(seed):
+        try:
+            torch.set_num_threads(1)
+            x = images(BATCH - seed, seed=seed)
+            expected = loss_and_gradients(reference, x)
+            barrier.wait(timeout=10)
+            for _ in range(10):
+                assert_close(loss_and_gradients(model, x), expected, 1e-4)
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not problems and not any(thread.is_alive() for thread in threads)
+    assert model[0].untuned_calls == 0
+
+
+# What was wrong once
+
+
+def test_a_convolution_called_by_keyword():
+    class Keyword(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return self.conv(input=x)
+
+    model = Keyword()
+    divided(model)
+    assert type(model.conv) is TunedConv2d
+
+
+def test_a_buffer_that_is_replaced_is_put_back():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return self.conv(x)
+
+    model = Counter()
+    divided(model)
+    assert model.calls == 0
+
+
+def test_a_buffer_that_overlaps_itself():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    model.register_buffer("mask", torch.ones(1, 4).expand(3, 4))
+    divided(model)
+    assert tuned_layers(model) == ["0"]
+
+
+def test_lazy_layers():
+    model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d())
+    tune(model, images(), algorithms=("torch:im2col",), min_gain=-math.inf, cache=InventedTimes())
+    assert tuned_layers(model) == ["0"]
+
+
+def test_batched_gradients():
+    model = nn.Conv2d(3, 4, 3)
+    reference, _ = divided(model)
+    results = []
+    for module in (model, reference):
+        x = images().requires_grad_()
+        output = module(x)
+        several = torch.stack([torch.ones_like(output), output.detach()])
+        wanted = [x, *module.parameters()]
+        results.append(torch.autograd.grad(output, wanted, several, is_grads_batched=True))
+    assert_close(*results, 1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_forward_mode():
+    from torch.autograd import forward_ad
+
+    model = nn.Conv2d(3, 4, 3)
+    reference, _ = divided(model)
+    tangents = []
+    for module in (model, reference):
+        with forward_ad.dual_level():
+            output = module(forward_ad.make_dual(images(), images(seed=2)))
+            tangents.append(forward_ad.unpack_dual(output).tangent)
+    assert relative_error(*tangents) <= 1e-4
+
+
+def test_symbolic_tracing():
+    from torch import fx
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    reference, _ = divided(model)
+    assert relative_error(fx.symbolic_trace(model)(images()), reference(images())) <= 1e-4
+
+
+def test_fake_tensors():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    divided(model, algorithms=("nnpack:ft8x8",))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert model(mode.from_tensor(images())).shape == (BATCH, 4, 12, 13)
+
+
+def test_subclasses_of_tensors_stay_what_they_are():
+    class Marked(torch.Tensor):
+        pass
+
+    model = nn.Conv2d(3, 4, 3)
+    divided(model)
+    assert type(model(images().as_subclass(Marked))) is Marked
+
+
+def test_a_tuned_model_moved_to_the_meta_device():
+    model = nn.Conv2d(3, 4, 3)
+    divided(model)
+    model.to("meta")
+    assert model(images().to("meta")).shape == (BATCH, 4, 10, 11)
+
+
+# With NNPACK, which reads what it is pointed to, the first two end the process.
+@pytest.mark.parametrize("change", ["weight elsewhere", "weight smaller", "dtype", "bias smaller"])
+def test_weights_that_do_not_fit_the_input_are_torchs_to_refuse(change, monkeypatch):
+    model = nn.Conv2d(3, 4, 3)
+    divided(model)
+
+    def run(*args):
+        raise AssertionError("a division ran")
+
+    monkeypatch.setattr(TunedKernel, "run", run)
+    if change == "weight elsewhere":
+        model.to("meta")
+    elif change == "weight smaller":
+        model.weight = nn.Parameter(model.weight.detach()[:, :2])
+    elif change == "dtype":
+        model.double()
+    else:
+        model.bias = nn.Parameter(torch.zeros(1))
+    if change == "weight elsewhere":
+        model(images())  # as torch does it; no division may read from there
+        return
+    with pytest.raises(RuntimeError):
+        model(images())
+
+
+def test_a_layer_whose_geometry_changes_after_tuning():
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    reference, _ = divided(model)
+    for module in (model, reference):
+        module.dilation = module.padding = (2, 2)
+    assert relative_error(model(images()), reference(images())) <= 1e-4
+
+
+def test_parametrised_after_tuning():
+    from torch.nn.utils import parametrizations
+
+    model = nn.Conv2d(3, 4, 3)
+    reference, _ = divided(model)
+    for module in (model, reference):
+        torch.manual_seed(1)
+        parametrizations.spectral_norm(module)
+        module(images())
+    # Each look at the weight is a power iteration; it must be one for a call.
+    for ours, theirs in zip(model.buffers(), reference.buffers(), strict=True):
+        assert relative_error(ours, theirs) <= 1e-6
+
+
+def test_untuning_what_was_parametrised_after_tuning():
+    from torch.nn.utils import parametrizations
+
+    model = nn.Conv2d(3, 4, 3)
+    divided(model)
+    parametrizations.spectral_norm(model)
+    untune(model)
+    assert not isinstance(model, TunedConv2d)
+
+
+@pytest.mark.parametrize("problem", ["sample", "algorithm"])
+def test_a_tuned_model_stays_tuned_where_tuning_it_again_fails(problem):
+    model = nn.Conv2d(3, 4, 3)
+    divided(model)
+    with pytest.raises((RuntimeError, ValueError)):
+        if problem == "sample":
+            tune(model, images(channels=5), cache=InventedTimes())
+        else:
+            tune(model, images(), algorithms=("torch:gemm",), cache=InventedTimes())
+    assert type(model) is TunedConv2d
+
+
+def test_algorithms_are_checked_where_there_is_nothing_to_tune():
+    with pytest.raises(ValueError, match="unknown backend"):
+        tune(nn.Linear(3, 3), torch.zeros(2, 3), algorithms=("mkl",))
+
+
+def test_forced_divisions_that_do_not_fit_together_are_left_to_torch():
+    model = make_net()
+    limit = 20_000  # enough for each alone
+    _, report = divided(model, mode="WD", workspace_limit=limit)
+    assert 0 < report.allocated_bytes <= limit
+
+
+def test_an_error_limit_holds_below_torchs_own():
+    _, report = divided(make_net(), algorithms=WRITTEN, max_error=1e-6)  # all state more
+    assert all(entry.division is None for entry in report.kernels)
+
+
+def test_the_same_times_give_the_same_decision():
+    """A trial of one division must not take torch's time from the trial of another."""
+
+    class Clock(BenchmarkCache):
+        """Invents the measurements of kernels, but keeps what trials store."""
+
+        def times(self, key, micro_batch):
+            listing = self.listing(key, micro_batch)
+            if listing is None:
+                return super().times(key, micro_batch)
+            return {name: [1.0] for name, _ in listing}
+
+    cache, x = Clock(None), images(2, (5, 5))
+    layer = nn.Conv2d(3, 4, 3)
+    options = {"cache": cache, "training": False, "min_gain": -1e9, "policy": "undivided"}
+    tune(layer, x, algorithms=("torch:im2col",), **options)
+    first = tune(layer, x, algorithms=("torch:direct",), **options)
+    second = tune(layer, x, algorithms=("torch:direct",), **options)
+    assert (first.measured, second.measured) == (2, 0)
+    assert decisions(first) == decisions(second)
+
+
+def test_the_reason_says_that_nothing_fits():
+    model = nn.Conv2d(3, 4, 3)
+    _, report = divided(model, workspace_limit=0)
+    assert "as fast" not in report.skipped["(model)"]
+
+
+def test_a_layer_that_is_tuned_for_one_of_its_shapes_is_not_left_as_it_is():
+    class Larger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x):
+            return self.conv(x[:, :, :6]).mean() + self.conv(x)
+
+    model = Larger()
+    _, report = divided(model, workspace_limit=12_000, training=False)  # fits the first call only
+    assert tuned_layers(model) == ["conv"] and not report.skipped
+
+
+def test_the_largest_batch_of_a_layer_is_tuned_for():
+    class Halves(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x):
+            return self.conv(x).mean() + self.conv(x[:1]).mean()
+
+    _, report = divided(Halves(), training=False)
+    assert {entry.batch for entry in report.kernels} == {BATCH}
+
+
+def test_sums_of_sixteen_bits_do_not_stall():
+    model = nn.Conv2d(2, 2, 1, bias=False).bfloat16()
+    x = torch.full((1024, 2, 4, 4), 0.5).bfloat16()
+    reference, _ = divided(model, x, policy="undivided")
+    gradients = [torch.autograd.grad(m(x).sum(), m.weight)[0] for m in (model, reference)]
+    assert relative_error(*gradients) < 0.01
+
+
+def test_a_profile_that_is_being_taken_goes_on():
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profiler:
+        torch.ones(3).add(1)
+        with pytest.raises(RuntimeError, match="one is running; stop it first"):
+            tune(nn.Conv2d(3, 5, 3), images(2, (4, 4)), cache=BenchmarkCache(None))
+    assert any(event.key == "aten::add" for event in profiler.key_averages())
+
+
+def test_transposed_convolutions_are_listed():
+    model = nn.Sequential(nn.ConvTranspose2d(3, 3, 3), nn.Conv2d(3, 4, 3))
+    _, report = divided(model)
+    assert list(report.skipped) == ["0"]
+
+
+def test_layers_under_no_grad_need_only_a_forward_pass():
+    class Frozen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)
+
+        def forward(self, x):
+            with torch.no_grad():
+                x = self.backbone(x)
+            return self.head(x)
+
+    _, report = divided(Frozen())
+    kinds = [entry.kernel.kind for entry in report.kernels if entry.layer == "backbone"]
+    assert kinds == ["forward"]
+
+
+def test_one_channel_in_channels_last():
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3))
+    x = images(channels=1).to(memory_format=torch.channels_last)
+    options = {"algorithms": ("torch:im2col", "torch:native"), "training": False}
+    reference, _ = divided(model, x, cache=InventedTimes(slowdown=1.0), **options)
+    assert model[0](x).stride() == reference[0](x).stride()
+    model(x)
+    assert model[1].untuned_calls == 0
+
+
+def test_a_workspace_that_cannot_be_allocated_leaves_the_model_as_it_was(monkeypatch):
+    def allocate(self):
+        raise torch.OutOfMemoryError("none left")
+
+    model = nn.Conv2d(3, 4, 3)
+    monkeypatch.setattr(Workspace, "allocate", allocate)
+    with pytest.raises(torch.OutOfMemoryError):
+        divided(model)
+    assert type(model) is nn.Conv2d
+
+
+def test_running_out_of_memory_while_measuring_is_reported_as_that(monkeypatch):
+    def run(*args):
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(TorchBackend, "run", run)
+    with pytest.raises(torch.OutOfMemoryError):
+        tune(nn.Conv2d(3, 4, 3), images(), algorithms=("torch",), cache=BenchmarkCache(None))
+
+
+def test_nnpacks_bias_of_zeros_is_on_the_cpu_whatever_the_default_device():
+    with torch.device("meta"):
+        assert _zeros(977).device.type == "cpu"  # it is read through a pointer
+
+
+def test_weighing_the_cost_of_a_call_leaves_the_random_state_alone():
+    layer = nn.Conv2d(3, 4, 3)
+    before = torch.get_rng_state()
+    divided(layer, min_gain=0.0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_tuning_in_inference_mode():
+    model = nn.Conv2d(3, 4, 3)
+    with torch.inference_mode():
+        divided(model, min_gain=0.0)
+    assert type(model) is TunedConv2d
+
+
+def test_kernels_of_a_tuned_model_are_listed_too():
+    model = nn.Conv2d(3, 4, 3)
+    listed = find_kernels(model, images())
+    divided(model)
+    assert find_kernels(model, images()) == listed
+
+
+def test_another_process_does_not_measure_the_cost_of_a_call_again(monkeypatch):
+    def measure(*args, **options):
+        raise AssertionError("measured again")
+
+    cache = InventedTimes()
+    divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=cache)
+    monkeypatch.setattr("repro.microconv.conv.time_interleaved", measure)
+    _, report = divided(nn.Conv2d(3, 4, 3), min_gain=0.0, cache=cache)
+    assert report.measured == 0
