@@ -855,7 +855,7 @@ class TestTable5:
         if values[0] == 0.9:
             assert f"AlexNet's convolutions 1.11× (paper {229 / 186:.2f}×" in found.evidence
         if values[-1] == UNFIT:
-            assert "DenseNet-40: undivided does not fit" in found.evidence
+            assert "DenseNet-40: fits divided only" in found.evidence
 
     def test_a_network_that_fits_neither_way_gains_nothing(self):
         def make(run):

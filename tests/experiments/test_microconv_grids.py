@@ -11,7 +11,7 @@ import torch
 from repro.experiments import load_paper, running
 from repro.experiments.design import COMPUTING_PROFILES, Run, reported
 from repro.experiments.microconv import deepbench, grids
-from repro.microconv import Convolution
+from repro.microconv import Convolution, backends
 
 PAPER = load_paper("microconv")
 
@@ -66,7 +66,7 @@ class TestPlan:
             "figure8": 6 * settings,
             "figure9": 3 * 3 * settings,
             "figure10": 1,
-            "figure11": 3 * (3 + 2) + 5,
+            "figure11": 3 * 3 + (9 if profile == "paper" else 3) + 5,
             "figure12": 1,
             "figure13": 1,
             "table5": settings * (3 * 2 + with_all),
@@ -85,14 +85,15 @@ class TestPlan:
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
     def test_one_seed_where_times_are_measured(self, profile):
         for run in planned(profile):
-            assert run.seeds == (None if run.experiment == "solver" else (0,))
+            assert run.seeds == (0,)
 
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
     def test_wd_has_15_and_159_times_the_limit(self, profile):
         networks = [run.config for run in planned(profile) if run.experiment == "network"]
         times = {"AlexNet": 15, "ResNet-50": 159}
         found = {(c["role"], c["limit_mib"]) for c in networks if c["mode"] == "WD"}
-        alexnet = {("AlexNet", 15 * limit) for limit in (8, 64, 512)}
+        limits = (8, 64, 512) if profile == "paper" else (8, 64)
+        alexnet = {("AlexNet", 15 * limit) for limit in limits}
         assert found == alexnet | {("ResNet-50", 159 * 8), ("ResNet-50", 159 * 16)}
         assert {c["limit_mib"] for c in networks if c["mode"] == "WR"} == {8, 32, 64, 512}
         for role, kernels in times.items():
@@ -107,7 +108,7 @@ class TestPlan:
             tuple(run.config[name] for name in ("role", "mode", "limit_mib", "policy"))
             for run in runs_of("figure11", profile)
         }
-        for limit in (8, 64, 512):
+        for limit in (8, 64):
             assert ("AlexNet", "WR", limit, "undivided") in cells
             assert ("AlexNet", "WD", 15 * limit, "all") in cells
         assert {
@@ -142,7 +143,7 @@ class TestPlan:
             "conv2",
             ["forward"],
         )
-        assert config["batch"] == {"smoke": 4, "quick": 32}.get(profile, 256)
+        assert config["batch"] == {"smoke": 4, "quick": 16}.get(profile, 256)
         assert config["policy"] == "all"
 
     @pytest.mark.parametrize("profile", ["gpu", "paper"])
@@ -188,8 +189,13 @@ class TestPlan:
             if "algorithms" not in config:
                 assert run.experiment in ("cluster", "solver")
                 continue
-            own = "torch" if run.experiment == "deepbench" else "torch:native"
-            assert config["algorithms"] == [own, "nnpack" if cpu else "cudnn"]
+            *own, library = config["algorithms"]
+            assert library == ("nnpack" if cpu else "cudnn")
+            if run.experiment == "deepbench":
+                assert own and all(name.partition(":")[0] == "torch" for name in own)
+            else:
+                assert own == ["torch:native"]
+            backends.check_names([name for name in config["algorithms"] if name != "cudnn"])
             assert config["threads"] == {"smoke": 1, "quick": 2}.get(profile)
 
     def test_the_paper_measures_50_times(self):

@@ -46,7 +46,9 @@ def _figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
         for policy in grids.policies(profile, "AlexNet")
         for mode in grids.MODES
         # WD with more than it can use, or between the two ends, says little: spared.
-        if mode == "WR" or (limit, policy) in ((8, "undivided"), (8, "all"), (64, "all"))
+        if mode == "WR"
+        or profile == "paper"
+        or (limit, policy) in ((8, "undivided"), (8, "all"), (64, "all"))
     ]
     # The paper: 2,544 MiB in all (16 for each) against undivided with 5,088 (32 for each).
     pairs = [("WR", 8, "undivided"), ("WR", 8, "powerOfTwo"), ("WD", 8, "powerOfTwo"),

@@ -1,6 +1,7 @@
 """What the experiments of μ-cuDNN run on: the machine's setting, networks, their kernels."""
 
 import copy
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -116,7 +117,8 @@ def _gradient_gap(one: nn.Module, other: nn.Module) -> float:
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert a.grad is not None and b.grad is not None
         scale = b.grad.double().abs().max().clamp_min(1e-30)
-        worst = max(worst, float((a.grad.double() - b.grad.double()).abs().max() / scale))
+        gap = float((a.grad.double() - b.grad.double()).abs().max() / scale)
+        worst = max(worst, gap if math.isfinite(gap) else math.inf)
     return worst
 
 

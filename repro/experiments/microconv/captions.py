@@ -32,18 +32,21 @@ def _facts(results: Results) -> Iterable[str]:
         yield "Not run yet."
         return
     devices = sorted({_device(record) for record in records})
-    yield f"Measured on {', '.join(devices)}, the paper's on {reported('microconv')['device']}."
+    if devices:
+        paper = reported("microconv")["device"]
+        yield f"Measured on {', '.join(devices)}, the paper's on {paper}."
     yield from dict.fromkeys(filter(None, map(_network, records)))
     if any("algorithms" in record.config for record in records):
         named = {", ".join(r.config["algorithms"]) for r in records if "algorithms" in r.config}
         yield f"Divisions are made of {' or '.join(sorted(named))}."
     layers = [r for r in records if r.experiment == "deepbench"]
     if layers:
-        run = sum(len(r.metrics["layers"]) for r in layers)
-        left_out = sum(r.metrics["left_out"] for r in layers)
+        first = [r for r in layers if r.config["setting"] == layers[0].config["setting"]]
+        run = sum(len(r.metrics["layers"]) for r in first)
+        left_out = sum(r.metrics["left_out"] for r in first)
         yield (
             f"{run} layers at {layers[0].config['factor']} times their batch size; {left_out} "
-            f"larger ones are left out."
+            f"others are left out."
         )
     if any(r.experiment in ("candidates", "network", "deepbench") for r in records):
         yield "Inputs and weights are SYNTHETIC (random numbers), as in any timing of kernels."

@@ -13,7 +13,7 @@ Parts = Sequence[tuple[int, str]]
 
 def _colours(names: Sequence[str]) -> dict[str, tuple[float, float, float]]:
     ordered = sorted(dict.fromkeys(names))
-    return dict(zip(ordered, sns.color_palette("colorblind", max(1, len(ordered))), strict=True))
+    return dict(zip(ordered, sns.color_palette("colorblind", len(ordered)), strict=True))
 
 
 def _text_colour(colour: tuple[float, float, float]) -> str:
@@ -158,7 +158,7 @@ def stacked(
     """
     figure, axes = new_axes(1, len(panels), max(4.2, 9.6 / len(panels)) * len(panels), 3.7)
     parts = list(dict.fromkeys(p for bars in panels.values() for b in bars.values() for p in b))
-    colours = dict(zip(parts, sns.color_palette("colorblind", max(1, len(parts))), strict=True))
+    colours = dict(zip(parts, sns.color_palette("colorblind", len(parts)), strict=True))
     for number, (axis, (title, bars)) in enumerate(zip(axes[0], panels.items(), strict=True)):
         highest = max([sum(b.values()) for b in bars.values()], default=1.0) or 1.0
         for position, heights in enumerate(bars.values()):
@@ -174,6 +174,7 @@ def stacked(
         axis.set_xticks(range(len(bars)), list(bars), rotation=45 if long else 0)
         axis.grid(axis="x", visible=False)
         axis.margins(y=0.14)
+        axis.set_ylim(bottom=0)
         axis.set(title=title, ylabel=ylabel if number == 0 else "")
     legend_below(figure, 7)
     return figure

@@ -226,6 +226,7 @@ def conv2_gain(results: Results, limit: int, policy: str) -> float | None:
 def figure10_table(results: Results) -> pd.DataFrame:
     """Return conv2's divisions by limit and policy."""
     runs = conv2_runs(results)
+    absent = "does not fit" if reading.one(results, "candidates", layer="conv2") else DASH
     paper = {"undivided": f"{PAPER['figure10']['undivided_kib']} KiB",
              "powerOfTwo": f"{PAPER['figure10']['power_of_two_mib']} MiB, 32s",
              "all": times(PAPER["figure10"]["speedup_all"])}  # fmt: skip
@@ -238,7 +239,7 @@ def figure10_table(results: Results) -> pd.DataFrame:
                     "limit (MiB)": limit,
                     "policy": policy,
                     "paper": paper[policy] if limit == FIGURE10_LIMITS[1] else DASH,
-                    "division": reading.parts_text(row["parts"]) if row else "does not fit",
+                    "division": reading.parts_text(row["parts"]) if row else absent,
                     "workspace (MiB)": mib(row["workspace_bytes"] if row else None),
                     "time (ms)": ms(row["time_s"] if row else None),
                     "sum of parts (ms)": ms(row["predicted_s"] if row else None),
@@ -312,5 +313,7 @@ def figure12(results: Results) -> Figure:
     bars[f"WD, {total} MiB in all"] = {
         reading.label(e): d.workspace_bytes / MIB for e, d in assignment(results) or []
     }
+    if not entries:
+        bars = {}  # nothing was measured, which is not that nothing fits
     title = "workspace of AlexNet's kernels"
     return drawings.stacked({title: bars}, "workspace (MiB)", {title: {"limit of WD": total}})

@@ -75,17 +75,18 @@ def figure9(results: Results) -> Figure:
     panels: dict[str, dict[str, dict[str, float]]] = {}
     setting = next(iter(settings(results)), "fp32")
     for limit in LIMITS_MIB:
-        panels[f"limit {limit} MiB for each kernel"] = {
-            policy: _by_layer(
-                one(results, "network", limit_mib=limit, policy=policy, setting=setting)
-            )
+        runs = {
+            policy: one(results, "network", limit_mib=limit, policy=policy, setting=setting)
             for policy in POLICIES
+        }
+        panels[f"limit {limit} MiB for each kernel"] = {
+            policy: _by_layer(record) for policy, record in runs.items() if record is not None
         }
     return drawings.stacked(panels, "convolutions (ms)")
 
 
-def _by_layer(record: Record | None) -> dict[str, float]:
-    if record is None or held_s(record) is None:
+def _by_layer(record: Record) -> dict[str, float]:
+    if held_s(record) is None:
         return {}
     layers: dict[str, float] = {}
     for row in record.metrics["kernels"]:
@@ -113,14 +114,13 @@ def figure11_table(results: Results) -> pd.DataFrame:
     """Return WR beside WD with the same workspace in all."""
     rows = []
     for role in PAPER["figure11"]["kernels"]:
-        base = None
         for limit in (8, 16, 32, *LIMITS_MIB[1:]):
+            # The paper sets WD with 16 MiB for each against undivided with 32.
+            base, _ = pair(results, role, 32 if limit == 16 else limit, "undivided")
             for policy in POLICIES:
                 wr, wd = pair(results, role, limit, policy)
                 if wr is None and wd is None:
                     continue
-                if policy == "undivided":
-                    base = wr
                 for mode, record in (("WR", wr), ("WD", wd)):
                     if record is None:
                         continue
