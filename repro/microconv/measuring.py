@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -21,9 +21,9 @@ from repro.microconv.torch_backend import native
 # An algorithm this many times slower than one that needs no more workspace is timed once: no noise
 # makes it win.
 _HOPELESS = 3.0
-_ENOUGH_S = 0.02  # of repeated samples, where a call is that short
-_REPEATS = (3, 10)
-_ROUNDS = 5  # of a trial
+_ENOUGH_S = 1.0  # of rounds over all of them
+_ROUNDS = (5, 15)
+_TRIAL_ROUNDS = 5
 
 
 @dataclass
@@ -89,9 +89,44 @@ class Bench:
             cap_bytes: Algorithms that need more workspace are not measured and not returned;
                 the framework's own convolution always is.
         """
-        buffers: list[torch.Tensor] = []  # made when something has to be measured
+        listings = {
+            b: [
+                (key, name, size)
+                for key, name, size in self._listing(kernel, b)
+                if cap_bytes is None or size <= cap_bytes or name == backends.NATIVE
+            ]
+            for b in sorted(sizes)
+        }
+        known: dict[int, dict[str, list[float]]] = {}
+        for b, listing in listings.items():
+            known[b] = {}
+            for key in dict.fromkeys(key for key, _, _ in listing):
+                known[b] |= self.cache.times(key, b)
+        missing = {
+            b: {name: size for _, name, size in listing if name not in known[b]}
+            for b, listing in listings.items()
+        }
+        self.counts.measured += sum(map(len, missing.values()))
+        self.counts.cached += sum(map(len, listings.values())) - sum(map(len, missing.values()))
+        if any(missing.values()):
+            for b, measured in self._time(kernel, missing, kernel.tensors(batch)).items():
+                for key in dict.fromkeys(key for key, _, _ in listings[b]):
+                    own = [name for k, name, _ in listings[b] if k == key and name in measured]
+                    self.cache.store_times(key, b, {name: measured[name] for name in own})
+                known[b] |= measured
+        # Of a whole mini-batch, what torch's own convolution returns is the output itself.
+        output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
         return {
-            size: self._measure(kernel, batch, size, cap_bytes, buffers) for size in sorted(sizes)
+            b: [
+                Candidate(
+                    name,
+                    statistics.median(known[b][name]),
+                    max(0, size - output) if name == backends.NATIVE and b == batch else size,
+                )
+                for _, name, size in listing
+                if known[b].get(name)
+            ]
+            for b, listing in listings.items()
         }
 
     def _listing(self, kernel: Kernel, b: int) -> list[tuple[Key, str, int]]:
@@ -116,84 +151,56 @@ class Bench:
         # In float32 on both sides: a coarser type rounds by more with any algorithm.
         return self.max_error is None or backend.error(own, kernel) <= self.max_error
 
-    def _measure(
+    def _time(
         self,
         kernel: Kernel,
-        batch: int,
-        b: int,
-        cap_bytes: int | None,
-        buffers: list[torch.Tensor],
-    ) -> list[Candidate]:
-        listing = [
-            (key, name, size)
-            for key, name, size in self._listing(kernel, b)
-            if cap_bytes is None or size <= cap_bytes or name == backends.NATIVE
-        ]
-        known: dict[str, list[float]] = {}
-        for key in dict.fromkeys(key for key, _, _ in listing):
-            known |= self.cache.times(key, b)
-        missing = [(name, size) for _, name, size in listing if name not in known]
-        self.counts.cached += len(listing) - len(missing)
-        if missing:
-            if not buffers:
-                buffers += kernel.tensors(batch)
-            measured = self._time(kernel, b, missing, buffers)
-            self.counts.measured += len(missing)
-            for key in dict.fromkeys(key for key, _, _ in listing):
-                own = {
-                    name: measured[name] for k, name, _ in listing if k == key and name in measured
-                }
-                self.cache.store_times(key, b, own)
-            known |= measured
-        # Of a whole mini-batch, what torch's own convolution returns is the output itself.
-        output = math.prod(kernel.shapes(b)[2]) * kernel.torch_dtype.itemsize if b == batch else 0
-        return [
-            Candidate(
-                name,
-                statistics.median(known[name]),
-                max(0, size - output) if name == backends.NATIVE else size,
-            )
-            for _, name, size in listing
-            if known.get(name)
-        ]
+        wanted: Mapping[int, Mapping[str, int]],
+        buffers: Sequence[torch.Tensor],
+    ) -> dict[int, dict[str, list[float]]]:
+        """Time algorithms of several micro-batch sizes in turns, so that none has a slow spell.
 
-    def _time(
-        self, kernel: Kernel, b: int, wanted: Sequence[tuple[str, int]], buffers: list[torch.Tensor]
-    ) -> dict[str, list[float]]:
-        """Time algorithms in turns; one that does not run after all gets no sample."""
-        needs = [backends.given_bytes(name, kernel, b) for name, _ in wanted]
-        workspace = torch.zeros(max(needs), dtype=torch.uint8, device=kernel.device)
-        calls = {name: self._call(name, kernel, b, buffers, workspace) for name, _ in wanted}
-        samples: dict[str, list[float]] = {}
+        Given their workspace by size and name. One that does not run after all gets no sample.
+        """
+        pairs = [(b, name) for b, needs in wanted.items() for name in needs]
+        given = max(backends.given_bytes(name, kernel, b) for b, name in pairs)
+        workspace = torch.zeros(given, dtype=torch.uint8, device=kernel.device)
+        calls = {(b, name): self._call(name, kernel, b, buffers, workspace) for b, name in pairs}
+        samples: dict[int, dict[str, list[float]]] = {b: {} for b in wanted}
         with precision(kernel), _undisturbed(kernel):
-            ran: dict[str, float] = {}
-            for name, call in calls.items():
+            for (b, name), call in calls.items():
                 try:
                     self._once(call, kernel)  # loads or compiles what the library needs
-                    ran[name] = self._once(call, kernel)
+                    samples[b][name] = [self._once(call, kernel)]
                 except UnsupportedError:
-                    samples[name] = []  # listed and yet refused: not asked again
+                    samples[b][name] = []  # listed and yet refused: not asked again
                 except Exception as error:
                     # Of the device; another day it may run. Torch's own has to.
                     if name == backends.NATIVE or not is_out_of_memory(error):
                         raise
-            samples |= {name: [seconds] for name, seconds in ran.items()}
-            if not ran:
-                return samples
-            sizes = dict(wanted)
             hopeful = {
-                name: calls[name]
-                for name, seconds in ran.items()
-                if all(
-                    seconds <= _HOPELESS * other_s
-                    for other, other_s in ran.items()
-                    if sizes[other] <= sizes[name]
-                )
+                f"{b} {name}": calls[b, name]
+                for b, name in pairs
+                if samples[b].get(name) and self._hopeful(name, wanted[b], samples[b])
             }
-            fastest = min(ran.values())
-            repeats = min(max(math.ceil(_ENOUGH_S / max(fastest, 1e-9)), _REPEATS[0]), _REPEATS[1])
-            timed = time_interleaved(hopeful, warmup=0, repeats=repeats, device=kernel.device)
-        return samples | {name: list(timing.samples_s) for name, timing in timed.items()}
+            if not hopeful:
+                return samples
+            round_s = sum(samples[b][n][0] for b, n in pairs if f"{b} {n}" in hopeful)
+            rounds = min(max(math.ceil(_ENOUGH_S / max(round_s, 1e-9)), _ROUNDS[0]), _ROUNDS[1])
+            timed = time_interleaved(hopeful, warmup=0, repeats=rounds, device=kernel.device)
+        for b, name in pairs:
+            if f"{b} {name}" in timed:
+                samples[b][name] = list(timed[f"{b} {name}"].samples_s)
+        return samples
+
+    @staticmethod
+    def _hopeful(
+        name: str, needs: Mapping[str, int], samples: Mapping[str, Sequence[float]]
+    ) -> bool:
+        return all(
+            samples[name][0] <= _HOPELESS * taken[0]
+            for other, taken in samples.items()
+            if taken and needs[other] <= needs[name]
+        )
 
     @staticmethod
     def _once(call: Callable[[], object], kernel: Kernel) -> float:
@@ -202,7 +209,7 @@ class Bench:
 
     @staticmethod
     def _call(
-        name: str, kernel: Kernel, b: int, buffers: list[torch.Tensor], workspace: torch.Tensor
+        name: str, kernel: Kernel, b: int, buffers: Sequence[torch.Tensor], workspace: torch.Tensor
     ) -> Callable[[], object]:
         first, second, out = buffers
         accumulates = kernel.kind == "backward_filter"
@@ -257,7 +264,7 @@ class Bench:
             names[1]: lambda: native(kernel, first, second, like=out),
         }
         with precision(kernel), _undisturbed(kernel):
-            timed = time_interleaved(calls, warmup=1, repeats=_ROUNDS, device=kernel.device)
+            timed = time_interleaved(calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device)
         return {name: list(timing.samples_s) for name, timing in timed.items()}
 
     def overhead_s(self, kernel: Kernel, training: bool) -> float:

@@ -58,7 +58,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
     def test_how_many(self, profile):
-        settings, with_all = {"gpu": (3, 1), "quick": (1, 2)}.get(profile, (1, 3))
+        settings, with_all = {"gpu": (3, 1), "quick": (1, 1)}.get(profile, (1, 3))
         counts = {name: len(runs_of(name, profile)) for name in PAPER.artefacts}
         assert counts == {
             "figure1": 1,
@@ -143,7 +143,7 @@ class TestPlan:
             "conv2",
             ["forward"],
         )
-        assert config["batch"] == {"smoke": 4, "quick": 16}.get(profile, 256)
+        assert config["batch"] == {"smoke": 4, "quick": 64}.get(profile, 256)
         assert config["policy"] == "all"
 
     @pytest.mark.parametrize("profile", ["gpu", "paper"])
@@ -252,7 +252,8 @@ class TestWithoutData:
             "network role AlexNet setting fp32 mode WD limit-mib 120 policy all"
         )
         assert running._label(grids.conv2(profile)) == (
-            "candidates role AlexNet layer conv2 setting fp32 policy all"
+            "candidates role AlexNet layer conv2 setting fp32 policy "
+            + ("powerOfTwo" if profile == "quick" else "all")
         )
         assert running._label(grids.cluster(profile)) == "cluster role ResNet-18"
 

@@ -260,7 +260,7 @@ class TestCandidates:
         again = runs.candidates(config, 0, None, "cpu")
         assert first.metrics["measured"] == again.metrics["measured"] > 0
         (cache,) = runs._caches.values()
-        conv2 = grids.conv2("smoke", "undivided").config
+        conv2 = dict(grids.conv2("smoke").config) | {"policy": "undivided"}
         runs.candidates(conv2, 0, None, "cpu")  # another batch size, kept to itself
         assert list(runs._caches.values()) == [cache]
 
@@ -273,7 +273,8 @@ class TestNetwork:
             "kernels", "variables", "optimise_s", "tuned_kernels", "tuned_s", "tuned_native_s",
             "allocated_bytes", "loss_error", "gradient_error", "own_gradient_error",
         }  # fmt: skip
-        assert set(outcome.timings) == {"tuned", "plain"}
+        tuned = outcome.metrics["tuned_kernels"] > 0  # else there is nothing to compare
+        assert set(outcome.timings) == ({"tuned", "plain"} if tuned else {"plain"})
         for timing in outcome.timings.values():
             assert len(timing.samples_s) == config_of(name)["repeats"]
             assert min(timing.samples_s) > 0
@@ -389,7 +390,7 @@ class TestTrouble:
     @pytest.mark.parametrize(
         "run",
         [
-            grids.conv2("smoke", "undivided"),
+            Run("candidates", grids.conv2("smoke").config | {"policy": "undivided"}, seeds=(0,)),
             grids.network("smoke", "AlexNet", "WR", 64, "undivided"),
             grids.deepbench("smoke", "OCR", "fp32"),
         ],
@@ -416,7 +417,10 @@ class TestTrouble:
         small = replace(
             solver, config=solver.config | {"sizes": [[2, 5]], "repeats": 1}, seeds=(0,)
         )
-        plan = [grids.conv2("smoke", "undivided"), small]
+        plan = [
+            Run("candidates", grids.conv2("smoke").config | {"policy": "undivided"}, seeds=(0,)),
+            small,
+        ]
         setting = running.Setting("smoke", "cpu")
         tally = running.execute(PAPER, plan, setting, store, lambda line: None)
         assert (tally.done, tally.failed) == (2, 1)

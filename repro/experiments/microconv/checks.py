@@ -226,13 +226,14 @@ def check_conv2(results: Results) -> Verdict:
     if not runs:
         return Verdict("not run", "no records")
     parts: list[Part] = []
+    policy = layers.best_policy(results)
     for limit in layers.FIGURE10_LIMITS:
         paper = PAPER["figure10"]["speedup_all"] if limit == 64 else None
-        name = f"conv2 at {limit} MiB"
-        if (limit, "undivided") not in runs and (limit, "all") in runs:
+        name = f"conv2 at {limit} MiB, {policy}"
+        if (limit, "undivided") not in runs and (limit, policy) in runs:
             parts.append(("partly", f"{name}: fits divided only"))
         else:
-            parts.append(gain(name, layers.conv2_gain(results, limit, "all"), paper))
+            parts.append(gain(name, layers.conv2_gain(results, limit, policy), paper))
     return combine(parts)
 
 

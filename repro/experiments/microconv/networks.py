@@ -17,7 +17,7 @@ def network_row(record: Record | None, baseline: Record | None) -> dict[str, str
     """Return what was measured of one tuned network, beside an undivided one."""
     if record is None:
         return dict.fromkeys(_NETWORK_COLUMNS, DASH)
-    held = held_s(record)
+    held, tuned = held_s(record), "tuned" in record.timings
     missing = reading.unfit(record)
     return dict(
         zip(
@@ -27,10 +27,10 @@ def network_row(record: Record | None, baseline: Record | None) -> dict[str, str
                 ms(reading.held_native_s(record)) if held else DASH,
                 times(reading.speedup(baseline, record)),
                 mib(reading.workspace_bytes(record)) if held else DASH,
-                ms(median(record, "tuned")),
+                ms(median(record, "tuned")) if tuned else "all left to torch",
                 ms(median(record, "plain")),
-                times(median(record, "plain") / median(record, "tuned")),
-                str(len(record.timings["tuned"]["samples_s"])),
+                times(reading.paired_ratio(record, "plain", "tuned") if tuned else None),
+                str(len(record.timings["plain"]["samples_s"])),
             ),
             strict=True,
         )

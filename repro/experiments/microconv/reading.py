@@ -118,6 +118,12 @@ def median(record: Record, name: str) -> float:
     return float(np.median(record.timings[name]["samples_s"]))
 
 
+def paired_ratio(record: Record, slower: str, faster: str) -> float:
+    """Return the median over rounds of one timing over another that was taken in turns."""
+    pairs = zip(*(record.timings[name]["samples_s"] for name in (slower, faster)), strict=True)
+    return float(np.median([a / b for a, b in pairs]))
+
+
 def relative_time(record: Record | None) -> float | None:
     """Return a network's kernels within the limit over torch's own, measured in turns."""
     held = held_s(record)

@@ -80,8 +80,7 @@ def modules(config: Config) -> list[str]:
 def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Measure every kernel of a network at every micro-batch size of a policy.
 
-    Starts from nothing, so that the seconds are those of a first tuning; what was measured is
-    then used by the other experiments on the network.
+    Starts from nothing, as a first tuning; other experiments then use what was measured.
     """
     with machine(config, device):
         named = network_kernels(config, device)
@@ -107,7 +106,8 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
             _caches[cache_key(config, device)] = cache
         else:
             (_, kernel, batch), *_ = named
-            checked = _checked(bench, kernel, batch, measured[kernel, batch])
+            policies = POLICIES if config["policy"] == "all" else ("undivided", config["policy"])
+            checked = _checked(bench, kernel, batch, measured[kernel, batch], policies)
         return Outcome(
             metrics={
                 "checked": checked,
@@ -124,11 +124,15 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
 
 
 def _checked(
-    bench: Bench, kernel: Kernel, batch: int, found: Mapping[int, Sequence[Candidate]]
+    bench: Bench,
+    kernel: Kernel,
+    batch: int,
+    found: Mapping[int, Sequence[Candidate]],
+    policies: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Run the divisions of one kernel by limit and policy, in turns with torch's own."""
     rows = []
-    for limit, policy in itertools.product(CHECKED_MIB, POLICIES):
+    for limit, policy in itertools.product(CHECKED_MIB, policies):
         sizes = set(micro_batch_sizes(batch, policy))
         ways = {size: candidates for size, candidates in found.items() if size in sizes}
         division = _divide(batch, ways, limit * MIB, "layer")
@@ -240,15 +244,11 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
         )
         loss_error, gradient_error = difference(model, plain, images, labels)
         own_error = own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
-        timings = time_interleaved(
-            {
-                "tuned": lambda: iteration(model, images, labels),
-                "plain": lambda: iteration(plain, images, labels),
-            },
-            warmup=1,
-            repeats=config["repeats"],
-            device=device,
-        )
+        steps: dict[str, Callable[[], Any]] = {"plain": lambda: iteration(plain, images, labels)}
+        # Where every kernel was left to torch there is nothing to compare.
+        if any(entry.division is not None for entry in report.kernels):
+            steps["tuned"] = lambda: iteration(model, images, labels)
+        timings = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device)
         return Outcome(
             metrics={
                 "kernels": rows,
