@@ -2,7 +2,8 @@
 
     python -m benchmarks.microconv [--repeats 15] [--threads 2]
 
-On a CPU with NNPACK, medians of interleaved rounds, freed memory kept by the process:
+On a CPU with NNPACK, freed memory kept by the process. A ratio is the median over rounds of the
+ratio of the two times of one round:
 
 - AlexNet's conv2 forward at N = 64 within 8 MiB: the best division over the best undivided choice
   under the same limit, with every temporary byte counted, torch's own convolution's included.
@@ -16,12 +17,13 @@ On a CPU with NNPACK, medians of interleaved rounds, freed memory kept by the pr
 import argparse
 import copy
 import random
+import statistics
 from collections.abc import Callable, Mapping
 
 import torch
 
 from repro.experiments.microconv.runs import made_up_fronts, made_up_kernel
-from repro.measure import describe_device, time_interleaved
+from repro.measure import Timing, describe_device, time_interleaved
 from repro.measure.allocations import keep_freed_memory
 from repro.microconv import (
     BenchmarkCache,
@@ -44,9 +46,14 @@ CONV2 = Convolution(64, 27, 27, 192, (5, 5), padding=(2, 2))
 LIMITS_MIB = (8, 64, 512)
 
 
-def _medians(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    timed = time_interleaved(calls, warmup=2, repeats=repeats)
-    return {name: timing.median_s for name, timing in timed.items()}
+def _rounds(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
+    return time_interleaved(calls, warmup=2, repeats=repeats)
+
+
+def _ratio(slower: Timing, faster: Timing) -> float:
+    """Return the median over rounds of the ratio of the two times of one round."""
+    pairs = zip(slower.samples_s, faster.samples_s, strict=True)
+    return statistics.median(a / b for a, b in pairs)
 
 
 def conv2(repeats: int, batch: int = 64, limit_mib: int = 8) -> None:
@@ -61,7 +68,7 @@ def conv2(repeats: int, batch: int = 64, limit_mib: int = 8) -> None:
     }
     first, second, out = kernel.tensors(batch)
     workspace = torch.zeros(limit, dtype=torch.uint8)
-    seconds = _medians(
+    timed = _rounds(
         {
             name: lambda parts=division.parts: run_division(  # type: ignore[misc]
                 parts, kernel, first, second, out, workspace
@@ -74,12 +81,15 @@ def conv2(repeats: int, batch: int = 64, limit_mib: int = 8) -> None:
     print(f"\nAlexNet conv2 forward, N = {batch}, within {limit_mib} MiB")
     for name, division in divisions.items():
         memory = division.workspace_bytes / MIB
-        print(f"  {name:10} {1e3 * seconds[name]:7.1f} ms  {memory:5.1f} MiB  {division}")
+        print(f"  {name:10} {1e3 * timed[name].median_s:7.1f} ms  {memory:5.1f} MiB  {division}")
     own = max(way.workspace_bytes for way in found[batch] if way.algorithm == "torch:native")
-    print(f"  {'torch':10} {1e3 * seconds['torch']:7.1f} ms  {own / MIB:5.1f} MiB  (no limit)")
-    ratio = seconds["undivided"] / seconds["divided"]
-    print(f"  divided over undivided: {ratio:.3f} (target 1.25)")
-    print(f"  divided over torch without a limit: {seconds['torch'] / seconds['divided']:.3f}")
+    print(
+        f"  {'torch':10} {1e3 * timed['torch'].median_s:7.1f} ms  {own / MIB:5.1f} MiB  (no limit)"
+    )
+    gain = _ratio(timed["undivided"], timed["divided"])
+    over_torch = _ratio(timed["torch"], timed["divided"])
+    print(f"  divided over undivided: {gain:.3f} (target 1.25)")
+    print(f"  divided over torch without a limit: {over_torch:.3f}")
 
 
 def alexnet(repeats: int, batch: int = 64) -> None:
@@ -93,7 +103,7 @@ def alexnet(repeats: int, batch: int = 64) -> None:
         tuned = copy.deepcopy(plain)
         report = tune(tuned, images, limit * MIB, cache=cache)
         with torch.no_grad():
-            seconds = _medians(
+            timed = _rounds(
                 {"tuned": lambda m=tuned: m(images), "plain": lambda: plain(images)},  # type: ignore[misc]
                 repeats,
             )
@@ -101,8 +111,9 @@ def alexnet(repeats: int, batch: int = 64) -> None:
             f"{entry.layer} {entry.division}" for entry in report.kernels if entry.division
         )
         print(
-            f"  {limit:3} MiB: {1e3 * seconds['tuned']:7.1f} ms, plain "
-            f"{1e3 * seconds['plain']:7.1f} ms, ratio {seconds['plain'] / seconds['tuned']:.3f} "
+            f"  {limit:3} MiB: {1e3 * timed['tuned'].median_s:7.1f} ms, plain "
+            f"{1e3 * timed['plain'].median_s:7.1f} ms, ratio "
+            f"{_ratio(timed['plain'], timed['tuned']):.3f} "
             f"(target 1.00, never below 0.98); {kernels or 'every kernel left to torch'}"
         )
 
@@ -121,7 +132,7 @@ def optimisers(repeats: int) -> None:
         )
     print("\nOptimisers")
     for name, call in calls.items():
-        print(f"  {name}: {1e3 * _medians({name: call}, repeats)[name]:.1f} ms")
+        print(f"  {name}: {1e3 * _rounds({name: call}, repeats)[name].median_s:.1f} ms")
 
 
 def main() -> None:

@@ -636,9 +636,9 @@ class TestFigure10:
         )
         assert found.word == word
         if relative.get("all_64") == 0.5:
-            assert "conv2 at 64 MiB 2.00× (paper 2.33×)" in found.evidence
+            assert "conv2 at 64 MiB, all 2.00× (paper 2.33×)" in found.evidence
         if "all_8" in relative and "undivided_8" not in relative:
-            assert "conv2 at 8 MiB: fits divided only" in found.evidence
+            assert "conv2 at 8 MiB, all: fits divided only" in found.evidence
 
 
 class TestFigure11:

@@ -144,7 +144,7 @@ class TestPlan:
             ["forward"],
         )
         assert config["batch"] == {"smoke": 4, "quick": 64}.get(profile, 256)
-        assert config["policy"] == "all"
+        assert config["policy"] == ("powerOfTwo" if profile == "quick" else "all")
 
     @pytest.mark.parametrize("profile", ["gpu", "paper"])
     def test_the_papers_networks_and_batch_sizes(self, profile):
