@@ -93,23 +93,23 @@ class TestDescription:
     def test_a_division(self):
         # Within 8 MiB: two calls of four samples, 4.002 ms, against 8 ms slow and undivided.
         assert explorer.describe(entry(native=(5e-3, 3.0)), 8) == (
-            f"8 MiB: 2×4 fast, 4.0 ms with 8.0 MiB; {8 / 4.002:.2f}× over 8 slow; torch's own "
+            f"8.00 MiB: 2×4 fast, 4.0 ms with 8.0 MiB; {8 / 4.002:.2f}× over 8 slow; torch's own "
             "5.0 ms with 3.0 MiB"
         )
 
     def test_undivided(self):
         text = explorer.describe(entry(), 16)
-        assert text.startswith("16 MiB: 8 fast, 4.0 ms with 16.0 MiB; 1.00× over 8 fast;")
+        assert text.startswith("16.00 MiB: 8 fast, 4.0 ms with 16.0 MiB; 1.00× over 8 fast;")
 
     def test_nothing_undivided_fits(self):
         text = explorer.describe(entry(slow_mib=2.0, fast_mib=3.0), 4.5)
         assert text.startswith(
-            "4.5 MiB: 8×1 fast, 4.0 ms with 3.0 MiB; no undivided algorithm fits"
+            "4.50 MiB: 8×1 fast, 4.0 ms with 3.0 MiB; no undivided algorithm fits"
         )
 
     def test_nothing_fits(self):
         text = explorer.describe(entry(slow_mib=2.0, fast_mib=3.0), 1)
-        assert text == "1 MiB: nothing fits; the smallest division needs 2.00 MiB"
+        assert text == "1.00 MiB: nothing fits; the smallest division needs 2.00 MiB"
 
 
 @pytest.mark.parametrize(("limit", "chosen"), [(0.0, 1), (9.5, 5), (1000.0, 6), (None, None)])

@@ -39,14 +39,14 @@ def describe(entry: Entry, limit_mib: float) -> str:
     number = chosen_point(entry, limit_mib)
     if number is None:
         least = limits_mib(entry)[0]
-        return f"{limit_mib:g} MiB: nothing fits; the smallest division needs {least:.2f} MiB"
+        return f"{limit_mib:.2f} MiB: nothing fits; the smallest division needs {least:.2f} MiB"
     division = reading.front(entry)[number]
     undivided = reading.divide(entry, limit_mib, "undivided")
     against = "no undivided algorithm fits"
     if undivided is not None:
         against = f"{undivided.time_s / division.time_s:.2f}× over {undivided}"
     return (
-        f"{limit_mib:g} MiB: {division}, {1e3 * division.time_s:.1f} ms with "
+        f"{limit_mib:.2f} MiB: {division}, {1e3 * division.time_s:.1f} ms with "
         f"{division.workspace_bytes / MIB:.1f} MiB; {against}; torch's own "
         f"{1e3 * entry['native_s']:.1f} ms with {entry['native_bytes'] / MIB:.1f} MiB"
     )

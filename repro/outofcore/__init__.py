@@ -1,0 +1,37 @@
+"""Out-of-core training (Hayakawa and Narihira): swap by a window of bytes, allocate from chunks."""
+
+from repro.outofcore.baselines import (
+    DoesNotFit,
+    fixed_distance,
+    on_demand,
+    swap_everything,
+    tune_fixed_distance,
+)
+from repro.outofcore.plan import Action, Kind, PlanError, Simulation, SwapPlan, Transfer
+from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
+from repro.outofcore.swapper import OutOfCore, Statistics, record
+from repro.outofcore.trace import KINDS, Function, Trace, TraceError
+
+__all__ = [
+    "KINDS",
+    "Action",
+    "BudgetTooSmall",
+    "DoesNotFit",
+    "Function",
+    "Kind",
+    "OutOfCore",
+    "PlanError",
+    "Simulation",
+    "Statistics",
+    "SwapPlan",
+    "Trace",
+    "TraceError",
+    "Transfer",
+    "fixed_distance",
+    "on_demand",
+    "plan_swaps",
+    "record",
+    "swap_everything",
+    "tune_fixed_distance",
+    "tune_window",
+]

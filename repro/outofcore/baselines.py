@@ -1,0 +1,268 @@
+"""Other schedulers on the same traces, to compare the window with.
+
+Sources: Rhu et al., vDNN (MICRO 2016), as Hayakawa and Narihira describe it in section 2: swap
+everything, and swap in for a function at the function before; Le et al., Large Model Support (ISMM
+2019): swap by fixed distances; and demand paging. All return a `SwapPlan`, so that they are checked
+and simulated as the window's are, and all leave out copies of what is dead or unchanged on the
+host, which favours them.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repro.outofcore.plan import Action, Kind, SwapPlan
+from repro.outofcore.schedule import check_budget
+from repro.outofcore.trace import Trace
+
+_PASSES = 8
+
+
+class DoesNotFit(ValueError):  # noqa: N818 (the name says what is wrong)
+    """A scheduler without a budget of its own needs more than the budget."""
+
+
+def swap_everything(trace: Trace, budget_bytes: int) -> SwapPlan:
+    """Return the plan that swaps out after each function all that the next one does not use.
+
+    It does so even where everything would fit, and waits for it before the next function. What the
+    next function needs is swapped in while this one runs, where the budget admits it.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+    """
+    check_budget(trace, budget_bytes)
+    n = len(trace.functions)
+    run = _Run(trace, budget_bytes, "swap everything", eager=True)
+    for a, function in enumerate(trace.functions):
+        following = trace.functions[(a + 1) % n].variables
+        run.hopes[a] = [name for name in following if name not in function.variables]
+        run.leaves[a] = [name for name in function.variables if name not in following]
+    return run.plan()
+
+
+def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
+    """Return the plan that swaps in only when a function needs it, and out what was used longest ago.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+    """
+    check_budget(trace, budget_bytes)
+    run = _Run(trace, budget_bytes, "on demand")
+    for a, function in enumerate(trace.functions):
+        run.leaves[a] = list(function.variables)
+    return run.plan()
+
+
+def fixed_distance(
+    trace: Trace, budget_bytes: int, swapout_threshold: int, swapin_ahead: int
+) -> SwapPlan:
+    """Return the plan of Large Model Support: distances in functions, the same everywhere.
+
+    After a function, its variables whose next use is more than `swapout_threshold` functions away
+    are swapped out; each is swapped in `swapin_ahead` functions before that use. The device waits
+    for a swap-out only where the budget asks for its memory.
+
+    Raises:
+        DoesNotFit: The distances need more than the budget, which they do not know.
+        ValueError: A distance is below 1.
+    """
+    check_budget(trace, budget_bytes)
+    if swapout_threshold < 1 or swapin_ahead < 1:
+        raise ValueError(
+            f"swapout_threshold is {swapout_threshold} and swapin_ahead {swapin_ahead}: give "
+            "whole numbers of functions, 1 or more"
+        )
+    n = len(trace.functions)
+    run = _Run(trace, budget_bytes, f"fixed distance {swapout_threshold}, {swapin_ahead}")
+    for name, used in trace.accesses.items():
+        following: list[int | None] = [*used[1:], None]
+        if name in trace.persistent:
+            following[-1] = used[0] + n
+        for a, b in zip(used, following, strict=True):
+            if b is None or b - a > swapout_threshold:
+                run.leaves[a].append(name)
+                if b is not None:
+                    run.enters[max(a + 1, b - swapin_ahead) % n].append(name)
+    return run.plan()
+
+
+def tune_fixed_distance(
+    trace: Trace,
+    budget_bytes: int,
+    compute_times: Sequence[float] | NDArray[np.float64],
+    bandwidth: float | tuple[float, float],
+    latency_s: float = 0.0,
+    thresholds: Iterable[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512),
+    aheads: Iterable[int] = (1, 2, 4, 8, 16, 32, 64, 128),
+) -> SwapPlan:
+    """Return the plan of the distances, of all pairs given, that take least time when simulated.
+
+    Raises:
+        DoesNotFit: No pair fits the budget.
+    """
+    best: tuple[tuple[float, int], SwapPlan] | None = None
+    aheads = tuple(aheads)
+    for threshold in thresholds:
+        for ahead in aheads:
+            try:
+                plan = fixed_distance(trace, budget_bytes, threshold, ahead)
+            except DoesNotFit:
+                continue
+            result = plan.simulate(compute_times, bandwidth, latency_s)
+            score = (round(result.time_s, 9), result.bytes_moved)
+            if best is None or score < best[0]:
+                best = score, plan
+    if best is None:
+        raise DoesNotFit(
+            f"no pair of distances fits the budget of {budget_bytes} bytes: raise the budget"
+        )
+    return best[1]
+
+
+class _Run:
+    """Fixed wishes for each function, carried out iteration after iteration until they repeat.
+
+    `enters` must be swapped in before a function, `hopes` are where there is room, and `leaves` may
+    be released after it; releases wait until their memory is needed, oldest first, unless `eager`.
+    """
+
+    def __init__(
+        self, trace: Trace, budget_bytes: int, scheduler: str, eager: bool = False
+    ) -> None:
+        self.trace, self.budget, self.scheduler = trace, budget_bytes, scheduler
+        self.eager = eager
+        self.n = n = len(trace.functions)
+        self.enters: list[list[str]] = [[] for _ in range(n)]
+        self.hopes: list[list[str]] = [[] for _ in range(n)]
+        self.leaves: list[list[str]] = [[] for _ in range(n)]
+        self.alive = set(trace.persistent)
+        self.device: set[str] = set()
+        self.valid = set(trace.persistent)
+        self.reserved: dict[str, int] = {}
+        self.queue: deque[tuple[str, int]] = deque()
+        self.used = 0
+        self.deaths: dict[int, list[str]] = defaultdict(list)
+        for name, (_, death) in trace.lifetimes.items():
+            self.deaths[death % n].append(name)
+
+    def plan(self) -> SwapPlan:
+        """Return the plan once an iteration starts as the one before it did.
+
+        Raises:
+            DoesNotFit: What has to be there exceeds the budget, or the iterations never repeat.
+        """
+        for cycle in range(_PASSES):
+            start = (self.device.copy(), self.valid.copy(), self._waiting(cycle))
+            self.carried: set[str] = set()
+            self.before: list[list[Action]] = [[] for _ in range(self.n)]
+            self.after: list[list[Action]] = [[] for _ in range(self.n)]
+            self.start = cycle * self.n
+            for number in range(self.n):
+                self._function(self.start + number, number)
+            for name in self.deaths.get(0, ()):  # those that die with the last function
+                if self.trace.lifetimes[name][1] == self.n:
+                    self._die(name)
+            if start == (self.device, self.valid, self._waiting(cycle + 1)):
+                return SwapPlan(
+                    self.trace,
+                    self.budget,
+                    tuple(map(tuple, self.before)),
+                    tuple(map(tuple, self.after)),
+                    resident=frozenset(start[0]),
+                    host_valid=frozenset(start[1] | self.carried),
+                    outgoing=frozenset(self.carried),
+                    scheduler=self.scheduler,
+                )
+        raise DoesNotFit(f"the schedule '{self.scheduler}' does not settle in {_PASSES} iterations")
+
+    def _waiting(self, cycle: int) -> list[tuple[str, int]]:
+        return [
+            (name, after - cycle * self.n)
+            for name, after in self.queue
+            if self.reserved.get(name) == after
+        ]
+
+    def _die(self, name: str) -> None:
+        if name in self.device:
+            self.used -= self.trace.sizes[name]
+        self.alive.discard(name)
+        self.device.discard(name)
+        self.valid.discard(name)
+        self.reserved.pop(name, None)
+
+    def _function(self, a: int, number: int) -> None:
+        function, sizes = self.trace.functions[number], self.trace.sizes
+        for name in self.deaths.get(number, ()):
+            if name in self.alive:
+                self._die(name)
+        wanted = [name for name in self.enters[number] if name in self.alive]
+        wanted += [name for name in function.variables if name in self.alive]
+        for name in wanted:
+            self.reserved.pop(name, None)
+        while self.eager and self.queue:
+            self._release_oldest(number)
+        for name in dict.fromkeys(wanted):
+            self._take(number, name)
+        born = [name for name in function.variables if name not in self.alive]
+        self._make_room(number, sum(sizes[name] for name in born))
+        for name in born:
+            self.alive.add(name)
+            self.device.add(name)
+            self.used += sizes[name]
+        for name in self.hopes[number]:
+            held = self.used - sum(sizes[other] for other in self.reserved if other != name)
+            if name in self.alive and held + sizes[name] * (name not in self.device) <= self.budget:
+                self.reserved.pop(name, None)
+                self._take(number, name)
+        self.valid.difference_update(function.outputs)
+        for name in self.leaves[number]:
+            ends = self.trace.lifetimes[name][1] if name not in self.trace.persistent else None
+            if ends != number + 1:
+                self.reserved[name] = a
+                self.queue.append((name, a))
+
+    def _needed(self, name: str, after: int) -> bool:
+        """Whether the value is still needed after function `after` of an iteration."""
+        used = self.trace.accesses[name]
+        birth = self.trace.lifetimes.get(name, (-1, 0))[0]
+        following = next((b for b in used if b > after), None)
+        if after < birth or following is None:
+            return True
+        return name in self.trace.functions[following].inputs
+
+    def _take(self, number: int, name: str) -> None:
+        if name in self.device:
+            return
+        self._make_room(number, self.trace.sizes[name])
+        kind = Kind.SWAP_IN if self._needed(name, number - 1) else Kind.ALLOCATE
+        self.before[number].append(Action(kind, name))
+        self.device.add(name)
+        self.used += self.trace.sizes[name]
+
+    def _make_room(self, number: int, nbytes: int) -> None:
+        while self.used + nbytes > self.budget:
+            if not self.queue:
+                function = self.trace.functions[number].name
+                raise DoesNotFit(
+                    f"the schedule '{self.scheduler}' holds {self.used} bytes at function {number} "
+                    f"({function}) and needs {nbytes} more than it may release; the budget is "
+                    f"{self.budget} bytes"
+                )
+            self._release_oldest(number)
+
+    def _release_oldest(self, number: int) -> None:
+        name, after = self.queue.popleft()
+        if self.reserved.get(name) != after:
+            return  # it was cancelled since
+        del self.reserved[name]
+        if name not in self.valid and self._needed(name, after % self.n):
+            self.after[after % self.n].append(Action(Kind.SWAP_OUT, name))
+            self.valid.add(name)
+            if after < self.start:
+                self.carried.add(name)
+        self.before[number].append(Action(Kind.RELEASE, name))
+        self.device.discard(name)
+        self.used -= self.trace.sizes[name]

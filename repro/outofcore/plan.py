@@ -1,0 +1,177 @@
+"""When to copy which variable, for one repeated iteration, and what that costs.
+
+Source: Hayakawa and Narihira, section 3. A `SwapPlan` is what any scheduler of `schedule` or
+`baselines` returns, so that all are checked, simulated and run by the same code.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repro.outofcore.trace import Trace
+
+
+class PlanError(ValueError):
+    """A plan breaks a rule: it would exceed its budget, or compute with what is not there."""
+
+
+class Kind(Enum):
+    """What an action of a plan does with one variable."""
+
+    SWAP_IN = "swap in"  # take device memory and start the copy from the host
+    ALLOCATE = "allocate"  # take device memory; the next function overwrites it whole
+    SWAP_OUT = "swap out"  # start the copy to the host; the device memory stays taken
+    RELEASE = "release"  # wait for its copy to the host, if one runs, and free the device memory
+
+
+class Action(NamedTuple):
+    """One action on one variable."""
+
+    kind: Kind
+    variable: str
+
+
+class Transfer(NamedTuple):
+    """One simulated copy: seconds from the start of the iteration."""
+
+    kind: Kind
+    variable: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What one iteration of a plan takes once it repeats.
+
+    Attributes:
+        time_s: Seconds of the iteration.
+        compute_s: Seconds of its functions alone.
+        bytes_in: Bytes copied to the device; bytes_out: to the host.
+        memory_bytes: (n,) bytes held on the device while each function runs, its outputs and what
+            is under way in either direction included.
+        starts_s: (n,) when each function starts, from the start of the iteration.
+        ends_s: (n,) when it ends.
+        transfers: The copies that begin in the iteration.
+    """
+
+    time_s: float
+    compute_s: float
+    bytes_in: int
+    bytes_out: int
+    memory_bytes: NDArray[np.int64]
+    starts_s: NDArray[np.float64]
+    ends_s: NDArray[np.float64]
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds in which no function runs, for it waits for a copy."""
+        return max(0.0, self.time_s - self.compute_s)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes copied in both directions."""
+        return self.bytes_in + self.bytes_out
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held on the device."""
+        return int(self.memory_bytes.max())
+
+
+@dataclass(frozen=True)
+class SwapPlan:
+    """The actions around each function of a repeated iteration.
+
+    Attributes:
+        trace: What is scheduled.
+        budget_bytes: The device memory that may be taken at any time.
+        before: (n) actions just before each function, in order.
+        after: (n) actions just after each function, in order.
+        resident: Variables that are on the device when the iteration starts.
+        host_valid: Variables whose copy on the host is right when the iteration starts.
+        outgoing: Variables whose copy to the host began in the iteration before, and whose device
+            memory has not been released.
+        scheduler: The name of what made it.
+        window_bytes: The window, where it has one.
+    """
+
+    trace: Trace
+    budget_bytes: int
+    before: tuple[tuple[Action, ...], ...]
+    after: tuple[tuple[Action, ...], ...]
+    resident: frozenset[str]
+    host_valid: frozenset[str]
+    outgoing: frozenset[str] = frozenset()
+    scheduler: str = "window"
+    window_bytes: int | None = None
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes copied to the device in one iteration."""
+        return self._bytes(Kind.SWAP_IN)
+
+    @property
+    def bytes_out(self) -> int:
+        """Bytes copied to the host in one iteration."""
+        return self._bytes(Kind.SWAP_OUT)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes copied in both directions in one iteration."""
+        return self.bytes_in + self.bytes_out
+
+    def _bytes(self, kind: Kind) -> int:
+        return sum(
+            self.trace.sizes[action.variable]
+            for actions in (*self.before, *self.after)
+            for action in actions
+            if action.kind is kind
+        )
+
+    def verify(self) -> int:
+        """Run the plan on paper, twice, and check every rule that a plan has to keep.
+
+        The budget holds before and during every function, transfers under way included; inputs are
+        on the device when their function runs; a copy to the device has a right copy on the host to
+        come from; nothing is copied that is dead, that the host already has, or that is there;
+        no value that is still needed is lost; and the iteration ends as it started.
+
+        Returns:
+            The most bytes held at any time.
+
+        Raises:
+            PlanError: A rule is broken; the message names the function and the variable.
+        """
+        from repro.outofcore.checking import check  # it needs this module
+
+        return check(self)
+
+    def simulate(
+        self,
+        compute_times: Sequence[float] | NDArray[np.float64],
+        bandwidth: float | tuple[float, float],
+        latency_s: float = 0.0,
+    ) -> Simulation:
+        """Return what an iteration takes on a device with two copy streams.
+
+        Functions run in order on one stream, copies to the device in order on a second, copies to
+        the host on a third; streams wait for each other exactly as the plan says. Iterations are
+        repeated until two in a row take the same time, and the last is returned.
+
+        Args:
+            compute_times: (n,) seconds of each function.
+            bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
+            latency_s: Seconds that each copy takes beside its bytes.
+
+        Raises:
+            ValueError: The number of times is not that of the functions, or a value is negative.
+        """
+        from repro.outofcore.simulation import simulate  # it needs this module
+
+        return simulate(self, compute_times, bandwidth, latency_s)

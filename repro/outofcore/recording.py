@@ -1,0 +1,173 @@
+"""From the operations that ran in an iteration to its trace."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch._ops import OpOverload
+
+from repro.outofcore.residency import Variable
+from repro.outofcore.trace import Function, Trace
+
+# They make a tensor of a storage without looking at the storage, even where it has no bytes now.
+_WITHOUT_ACCESS = frozenset(
+    {"aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.lift_fresh"}
+)
+# Their schemas do not say that they write the running statistics.
+_WRITES_UNSAID = {
+    name: ("running_mean", "running_var")
+    for name in (
+        "aten.native_batch_norm",
+        "aten.cudnn_batch_norm",
+        "aten.miopen_batch_norm",
+        "aten.batch_norm_gather_stats",
+        "aten.batch_norm_gather_stats_with_counts",
+    )
+}
+
+
+class Signature(NamedTuple):
+    """What is known of an operation from its schema.
+
+    Attributes:
+        name: Without the overload, such as ``"aten.convolution"``.
+        ignored: It does not touch what its tensors hold.
+        writes: For each argument by position, whether it is written.
+        writes_named: Names of arguments that are written.
+        grouped: It works on lists of tensors one by one, so that it can be run in parts.
+        in_place: All that it returns is what it was given.
+    """
+
+    name: str
+    ignored: bool
+    writes: tuple[bool, ...]
+    writes_named: frozenset[str]
+    grouped: bool
+    in_place: bool
+
+
+@cache
+def signature(operation: OpOverload) -> Signature:
+    """Return what is known of an operation."""
+    schema = operation._schema
+    name = f"{operation.namespace}.{operation._opname}"
+    unsaid = _WRITES_UNSAID.get(name, ())
+    writes = tuple(
+        bool(argument.alias_info is not None and argument.alias_info.is_write)
+        or argument.name in unsaid
+        for argument in schema.arguments
+    )
+    named = frozenset(a.name for a, write in zip(schema.arguments, writes, strict=True) if write)
+    grouped = operation._opname.startswith(("_foreach_", "_fused_")) and not any(
+        "Tensor" in str(a.type) and "List" not in str(a.type) and a.name in ("scalars", "weight")
+        for a in schema.arguments
+    )
+    in_place = all(
+        r.alias_info is not None and r.alias_info.is_write for r in schema.returns
+    ) and any(writes)
+    ignored = name in _WITHOUT_ACCESS or operation.namespace == "profiler"
+    return Signature(name, ignored, writes, named, grouped, in_place)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of an argument or a result, those within lists included."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []
+
+
+@dataclass(slots=True)
+class Entry:
+    """One operation that ran: what it read, what of that it wrote, and what it made."""
+
+    operation: OpOverload
+    inputs: list[Variable]
+    written: list[Variable]
+    made: list[Variable]
+    seconds: float = 0.0
+    events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+
+
+@dataclass
+class Recording:
+    """One iteration as it ran.
+
+    Attributes:
+        trace: It, at storage granularity.
+        order: The variable behind each of the trace's, in the order of `trace.accesses`.
+        times: Seconds of each function.
+        operations: What each function ran.
+    """
+
+    trace: Trace
+    order: list[Variable]
+    times: list[float]
+    operations: list[OpOverload] = field(repr=False)
+
+
+def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> Recording:
+    """Return an iteration as a trace.
+
+    A variable that is alive at the end dies in the next iteration where its counterpart of the
+    iteration before died in this one; where that is not known, it lives until its successor comes.
+
+    Args:
+        entries: The operations in order; at least one.
+        origin: The clock at the start of the iteration.
+        previous: The iteration before; used where it ran the same functions.
+    """
+    names: dict[Variable, str] = {}
+    born: set[Variable] = set()
+    first: dict[Variable, int] = {}
+    last: dict[Variable, int] = {}
+    functions = []
+    for number, entry in enumerate(entries):
+        for variable in (*entry.inputs, *entry.made):
+            if variable not in names:
+                names[variable] = f"v{len(names)}"
+                first[variable] = number
+            last[variable] = number
+        born.update(entry.made)
+        functions.append(
+            Function(
+                signature(entry.operation).name,
+                tuple(names[v] for v in entry.inputs),
+                tuple(names[v] for v in (*entry.written, *entry.made)),
+            )
+        )
+    order = list(names)
+    sizes = {name: variable.nbytes for variable, name in names.items()}
+    twins: list[Variable] | None = None
+    if previous and previous.trace.functions == tuple(functions) and previous.trace.sizes == sizes:
+        twins = previous.order
+    # What the iteration before made and this one still looks at, such as its loss.
+    left = {v for v, name in zip(twins, names.values(), strict=True) if v in first and names[v] != name} if twins else set()
+    n = len(functions)
+    deaths: dict[str, int] = {}
+    kinds: dict[str, str] = {}
+    for number, (variable, name) in enumerate(names.items()):
+        lasting = variable.kind in ("parameter", "buffer", "optimizer state")
+        if variable.died is not None:
+            deaths[name] = min(max(variable.died - origin, last[variable] + 1), n)
+        elif variable in born or variable in left or not (variable.since < origin or lasting):
+            death = first[variable] + n
+            if twins is not None:
+                twin = twins[number]
+                if twin in first:  # it is looked at once more, and counts as given there
+                    death = min(death, n + first[twin])
+                elif twin.died is not None:
+                    death = min(death, n + max(0, twin.died - origin))
+            deaths[name] = max(death, last[variable] + 1)
+        kinds[name] = variable.kind or (
+            "activation" if variable in born else "input" if name in deaths else "buffer"
+        )
+    trace = Trace(tuple(functions), sizes, kinds, deaths)
+    times = [
+        entry.events[0].elapsed_time(entry.events[1]) / 1e3 if entry.events else entry.seconds
+        for entry in entries
+    ]
+    return Recording(trace, order, times, [entry.operation for entry in entries])

@@ -1,0 +1,245 @@
+"""Which storages are on the device, within a byte budget.
+
+A storage is swapped out by resizing it to nothing: autograd, views and the user go on holding it,
+and their values are back once it has its bytes again.
+"""
+
+import weakref
+from collections.abc import Callable, Collection, Iterable
+
+import torch
+
+from repro.outofcore.host import HostStore, Mover, Place
+from repro.outofcore.schedule import BudgetTooSmall
+
+
+class Variable:
+    """One storage, known by a weak reference: nothing here prolongs its life.
+
+    Attributes:
+        nbytes: Its bytes while it is on the device.
+        resident: Whether it takes device memory.
+        place: Its place on the host, where it has one.
+        valid: Whether the host's copy is right, or will be once `outgoing` is done.
+        incoming: The copy to the device that nobody has waited for, with the storage.
+        outgoing: The copy to the host, likewise.
+        locked: It is never swapped out: somebody has its address.
+        used: The number of the operation that used it last, over all iterations.
+        died: Likewise, the operation before which it was gone; None while it is alive.
+        kind: What is known of it, one of `trace.KINDS`, or empty.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "bound",
+        "died",
+        "incoming",
+        "kind",
+        "locked",
+        "nbytes",
+        "outgoing",
+        "place",
+        "resident",
+        "since",
+        "storage_ref",
+        "used",
+        "valid",
+    )
+
+    def __init__(self, storage: torch.UntypedStorage, since: int) -> None:
+        self.storage_ref: weakref.ref[torch.UntypedStorage] | None = None
+        self.nbytes = storage.nbytes()
+        self.resident, self.valid, self.locked = True, False, False
+        self.place: Place | None = None
+        self.incoming: tuple[object, torch.UntypedStorage] | None = None
+        self.outgoing: tuple[object, torch.UntypedStorage] | None = None
+        self.used = since
+        self.since = since
+        self.died: int | None = None
+        self.kind = ""
+        self.bound = -1  # the trace's variable that it stands for in this iteration
+
+    def storage(self) -> torch.UntypedStorage:
+        """Return its storage, which must be alive."""
+        storage = self.storage_ref() if self.storage_ref else None
+        if storage is None:
+            raise RuntimeError("a storage was used after its end")
+        return storage
+
+
+class Residency:
+    """All managed storages of one device, and the bytes that they take there.
+
+    Args:
+        budget_bytes: What `used_bytes` never exceeds.
+        device: Storages of this device are managed; others are left alone.
+        store: Where swapped-out ones lie.
+        mover: What copies them.
+        excluded: Storages to leave alone.
+    """
+
+    def __init__(
+        self,
+        budget_bytes: int,
+        device: torch.device,
+        store: HostStore,
+        mover: Mover,
+        excluded: Collection[int] = (),
+    ) -> None:
+        self.budget_bytes, self.device, self.store, self.mover = budget_bytes, device, store, mover
+        self.used_bytes = self.peak_bytes = self.bytes_in = self.bytes_out = 0
+        self.evictions = 0  # releases that no plan asked for
+        self.clock = 0  # operations so far
+        self.known: dict[int, Variable | None] = {}  # by address; None: left alone
+        self._excluded = frozenset(excluded)
+        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def find(self, tensor: torch.Tensor) -> Variable | None:
+        """Return a tensor's variable, made known where it is new; None where it is left alone."""
+        try:
+            storage = tensor.untyped_storage()
+        except (NotImplementedError, RuntimeError):  # no storage: sparse, or of another framework
+            return None
+        key = storage._cdata
+        try:
+            return self.known[key]
+        except KeyError:
+            return self._meet(key, storage, tensor)
+
+    def _meet(
+        self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor
+    ) -> Variable | None:
+        managed = (
+            storage.device == self.device
+            and storage.nbytes() > 0
+            and storage.resizable()
+            and key not in self._excluded
+        )
+        variable = Variable(storage, self.clock) if managed else None
+        known, watches = self.known, self._watches
+
+        def end(_: object) -> None:
+            # The address may be used again from now on.
+            known.pop(key, None)
+            watches.pop(key, None)
+            if variable is not None:
+                self._end(variable)
+
+        reference = weakref.ref(storage, end)
+        watches[key] = reference
+        known[key] = variable
+        if variable is not None:
+            variable.storage_ref = reference
+            self.used_bytes += variable.nbytes
+        return variable
+
+    def _end(self, variable: Variable) -> None:
+        variable.died = self.clock
+        if variable.resident:
+            self.used_bytes -= variable.nbytes
+            variable.resident = False
+        self._forget_place(variable)
+
+    def _forget_place(self, variable: Variable) -> None:
+        if variable.place is not None:
+            self.store.give_back(variable.place)
+            variable.place, variable.valid = None, False
+
+    def variables(self) -> list[Variable]:
+        """Return all managed variables that are alive."""
+        return [v for v in tuple(self.known.values()) if v is not None]
+
+    def note_peak(self) -> None:
+        """Take the present bytes into the peak."""
+        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+
+    def swap_in(self, variable: Variable) -> None:
+        """Take device memory for a variable and start its copy; the room must be there."""
+        if variable.resident or variable.died is not None:
+            return
+        if variable.place is None:
+            raise RuntimeError("a variable is neither on the device nor on the host")
+        storage = variable.storage()
+        storage.resize_(variable.nbytes)
+        variable.resident = True
+        self.used_bytes += variable.nbytes
+        self.note_peak()
+        variable.incoming = self.mover.start_in(storage, variable.place), storage
+        self.bytes_in += variable.nbytes
+
+    def arrive(self, variable: Variable) -> None:
+        """Let the device wait for a variable's copy."""
+        if variable.incoming is not None:
+            ticket, variable.incoming = variable.incoming[0], None
+            self.mover.wait(ticket)
+
+    def swap_out(self, variable: Variable) -> None:
+        """Start the copy of a variable to the host, where the host's is not right."""
+        if not variable.resident or variable.valid or variable.died is not None:
+            return
+        self.arrive(variable)
+        storage = variable.storage()
+        if variable.place is None:
+            variable.place = self.store.take(variable.nbytes)
+        variable.outgoing = self.mover.start_out(storage, variable.place), storage
+        variable.valid = True
+        self.bytes_out += variable.nbytes
+
+    def settle(self, variable: Variable) -> None:
+        """Let the device wait for a variable's copy to the host; it stays on the device."""
+        if variable.outgoing is not None:
+            ticket, variable.outgoing = variable.outgoing[0], None
+            self.mover.wait(ticket)
+
+    def release(self, variable: Variable) -> None:
+        """Free a variable's device memory, when its copy to the host is done."""
+        if not variable.resident or variable.locked or variable.died is not None:
+            return
+        self.swap_out(variable)
+        self.arrive(variable)
+        self.settle(variable)
+        if variable.died is not None:  # the copy held its storage until now
+            return
+        variable.storage().resize_(0)
+        variable.resident = False
+        self.used_bytes -= variable.nbytes
+
+    def written(self, variable: Variable) -> None:
+        """Note that a variable has a new value; the host's copy is no longer right."""
+        self.settle(variable)
+        variable.valid = False
+
+    def make_room(self, nbytes: int, keep: Iterable[Variable], what: Callable[[], str]) -> None:
+        """Free device memory for `nbytes`, of what was used longest ago and is not to `keep`.
+
+        Raises:
+            BudgetTooSmall: All that may be released is not enough.
+        """
+        if self.used_bytes + nbytes <= self.budget_bytes:
+            return
+        kept = set(keep)
+        for variable in self.variables():  # ended, but for a copy that held it
+            if variable.outgoing is not None:
+                self.settle(variable)
+        candidates = sorted(
+            (v for v in self.variables() if v.resident and not v.locked and v not in kept),
+            key=lambda v: v.used,
+        )
+        for variable in candidates:
+            if self.used_bytes + nbytes <= self.budget_bytes:
+                return
+            self.release(variable)
+            self.evictions += 1
+        if self.used_bytes + nbytes > self.budget_bytes:
+            name, needed = what(), self.used_bytes + nbytes
+            held = sum(v.nbytes for v in self.variables() if v.locked)
+            because = f", {held} of them of variables whose address is in use" if held else ""
+            raise BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}")
+
+    def restore(self) -> None:
+        """Bring every variable back, whatever the budget, and wait until all are there."""
+        for variable in self.variables():
+            self.settle(variable)
+            self.swap_in(variable)
+            self.arrive(variable)
+        self.mover.finish()

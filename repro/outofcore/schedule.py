@@ -1,0 +1,364 @@
+"""Swap schedules by a window of bytes that slides over the variable-sequence.
+
+Source: Hayakawa and Narihira, section 3 and figure 2. At each function f_i: (a) swap in what enters
+the window; (b) where that exceeds the budget, wait for the oldest swap-outs first; then run f_i;
+(c) reserve swap-outs of what leaves the window; (d) nothing is scheduled that is dead or that is
+there already.
+
+Differs from the paper: a variable enters the window only where all functions up to its use keep
+fitting the budget, so that no prefetch has to be taken back. A reserved swap-out is carried out
+only where the budget asks for its memory before the variable enters the window again, so that what
+fits is not copied at all. What the host still has unchanged is released without a copy. And the
+iteration is planned as a cycle: the window reaches into the next iteration.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repro.outofcore.plan import Action, Kind, SwapPlan
+from repro.outofcore.trace import Trace
+
+WINDOW_SHARES = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.5)
+_DEFAULT_SHARE = 1.5  # of the budget; what does not fit waits outside the window in any case
+_PASSES = 6  # iterations after which a schedule that does not settle is closed by force
+
+
+class BudgetTooSmall(ValueError):  # noqa: N818 (the name says what is wrong)
+    """No schedule exists within a budget, for one function alone needs more.
+
+    Attributes:
+        function: The name of the function that needs most.
+        needed_bytes: The bytes of its variables: the smallest budget that would do.
+        budget_bytes: What was given.
+    """
+
+    def __init__(self, function: str, needed_bytes: int, budget_bytes: int, where: str) -> None:
+        self.function, self.needed_bytes, self.budget_bytes = function, needed_bytes, budget_bytes
+        super().__init__(
+            f"{where} needs {needed_bytes} bytes for its inputs and outputs alone, but the budget "
+            f"is {budget_bytes}: the smallest feasible budget is {needed_bytes} bytes"
+        )
+
+
+def check_budget(trace: Trace, budget_bytes: int) -> None:
+    """Raise `BudgetTooSmall` where a function of the trace does not fit a budget on its own."""
+    if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int | np.integer):
+        raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes")
+    needed = trace.smallest_budget
+    if needed > budget_bytes:
+        number = trace.needs_bytes.index(needed)
+        name = trace.functions[number].name
+        raise BudgetTooSmall(name, needed, budget_bytes, f"function {number} ({name})")
+
+
+def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
+    """Schedule the swaps of an iteration by a sliding window (section 3).
+
+    Args:
+        trace: The iteration.
+        budget_bytes: Device memory that may be taken at any time, transfers under way included.
+        window_bytes: How far to look ahead, in bytes of distinct variables from the current
+            function on; None for 1.5 times the budget. `tune_window` finds a good one.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+        ValueError: The window is negative.
+    """
+    check_budget(trace, budget_bytes)
+    if window_bytes is None:
+        window_bytes = int(_DEFAULT_SHARE * budget_bytes)
+    if window_bytes < 0:
+        raise ValueError(f"window_bytes is {window_bytes}: give 0 or more, or None")
+    if trace.peak_bytes <= budget_bytes:
+        none: tuple[tuple[Action, ...], ...] = ((),) * len(trace.functions)
+        resident = _alive_at_start(trace)
+        return SwapPlan(
+            trace, budget_bytes, none, none, resident, frozenset(), window_bytes=window_bytes
+        )
+    run = _Window(trace, budget_bytes, window_bytes)
+    for _ in range(_PASSES):
+        start = run.state()
+        run.run_pass(closed=False)
+        if run.state() == start:
+            return run.plan(start)
+    run = _Window(trace, budget_bytes, window_bytes)
+    run.run_pass(closed=True)
+    start = run.state()
+    run.run_pass(closed=True)
+    return run.plan(start)
+
+
+def tune_window(
+    trace: Trace,
+    budget_bytes: int,
+    compute_times: Sequence[float] | NDArray[np.float64],
+    bandwidth: float | tuple[float, float],
+    latency_s: float = 0.0,
+) -> SwapPlan:
+    """Return the plan of the window that takes least time when simulated.
+
+    Windows of `WINDOW_SHARES` of the budget are tried; of equal times, the one that moves fewer
+    bytes is taken. The arguments are those of `plan_swaps` and of `SwapPlan.simulate`.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+    """
+    best: tuple[tuple[float, int], SwapPlan] | None = None
+    for share in WINDOW_SHARES:
+        plan = plan_swaps(trace, budget_bytes, int(share * budget_bytes))
+        result = plan.simulate(compute_times, bandwidth, latency_s)
+        score = (round(result.time_s, 9), result.bytes_moved)
+        if best is None or score < best[0]:
+            best = score, plan
+        if not result.bytes_moved:
+            break
+    assert best is not None  # WINDOW_SHARES is not empty
+    return best[1]
+
+
+def _alive_at_start(trace: Trace) -> frozenset[str]:
+    n = len(trace.functions)
+    left = {name for name, (_, death) in trace.lifetimes.items() if death > n}
+    return trace.persistent | left
+
+
+class _Window:
+    """The state of one iteration after another, planned without end.
+
+    Variables are numbers here. One that does not persist exists twice, 2 v and 2 v + 1 by turns of
+    iterations, for the window may hold its next birth while the one before is still alive.
+    Functions are counted on through the iterations: f_a is number a % n of iteration a // n.
+    """
+
+    def __init__(self, trace: Trace, budget_bytes: int, window_bytes: int) -> None:
+        self.trace, self.budget, self.window = trace, budget_bytes, window_bytes
+        self.n = n = len(trace.functions)
+        self.names = list(trace.accesses)
+        number = {name: v for v, name in enumerate(self.names)}
+        self.persists = [name in trace.persistent for name in self.names]
+        self.size = [trace.sizes[name] for name in self.names for _ in range(2)]
+        self.death = [trace.lifetimes.get(name, (0, 0))[1] for name in self.names]
+        self.deaths: dict[int, list[int]] = defaultdict(list)
+        for name, (_, death) in trace.lifetimes.items():
+            self.deaths[death % n].append(number[name])
+        # The variable-sequence in flat lists, an entry a use; entries first[a] to first[a + 1] are
+        # those of f_a. Flat, because planning many small objects would mostly feed the collector.
+        self.first = [0]
+        self.function: list[int] = []
+        self.instances: list[list[int]] = [[], []]  # for even and for odd iterations
+        self.born: list[bool] = []
+        self.read: list[bool] = []
+        self.written: list[bool] = []
+        for a, function in enumerate(trace.functions):
+            inputs, outputs = set(function.inputs), set(function.outputs)
+            for name in function.variables:
+                v = number[name]
+                self.function.append(a)
+                self.instances[0].append(2 * v)
+                self.instances[1].append(2 * v + (not self.persists[v]))
+                self.born.append(not self.persists[v] and trace.accesses[name][0] == a)
+                self.read.append(name in inputs)
+                self.written.append(name in outputs)
+            self.first.append(len(self.function))
+        # Whether a variable's value is still needed after this use of it.
+        self.value_used = [True] * len(self.function)
+        following: dict[int, int] = {}
+        for entry in reversed(range(len(self.function))):
+            v = self.instances[0][entry]
+            if v in following:  # without a next use, somebody may still look at it
+                self.value_used[entry] = self.read[following[v]]
+            following[v] = entry
+        # State. Everything that persists starts on the host.
+        total = 2 * len(self.names)
+        self.at = 0
+        self.head = 0  # the next entry to take into the window, counted on
+        self.window_used = 0
+        self.used = 0
+        self.alive = [False] * total
+        self.device = [False] * total
+        self.valid = [False] * total
+        self.last_seen = [-1] * total  # the last use within the window
+        # Reserved swap-outs: by variable the use after which, counted on; and these uses, oldest
+        # first, among them some that were cancelled.
+        self.reserved: dict[int, int] = {}
+        self.queue: deque[int] = deque()
+        # Bytes that the window takes at each function from `at` to `frontier`: committed + offset.
+        self.committed = np.zeros((_PASSES + 3) * n, dtype=np.int64)
+        self.offset = 0
+        self.most = 0  # the largest of committed[at : frontier + 1]
+        self.frontier = -1
+        for v, persists in enumerate(self.persists):
+            if persists:
+                self.alive[2 * v] = self.valid[2 * v] = True
+
+    def state(self) -> tuple[object, ...]:
+        """Return all that decides the next iteration, counted from its start."""
+        cycle = self.at // self.n
+
+        def turned(flags: list[bool]) -> frozenset[tuple[int, int]]:
+            return frozenset(self._relative(x, cycle) for x, flag in enumerate(flags) if flag)
+
+        passed = cycle * len(self.function)
+        reserved = set(self.reserved.values())
+        return (
+            turned(self.device),
+            turned(self.valid),
+            turned(self.alive),
+            tuple(use - passed for use in self.queue if use in reserved),
+            self.head - passed,
+            frozenset(
+                (self._relative(x, cycle), seen - self.at)
+                for x, seen in enumerate(self.last_seen)
+                if seen >= self.at
+            ),
+            (self.committed[self.at : self.frontier + 1] + self.offset).tobytes(),
+        )
+
+    def _relative(self, x: int, cycle: int) -> tuple[int, int]:
+        v = x // 2
+        return v, 0 if self.persists[v] else (x - cycle) % 2
+
+    def _instance(self, v: int, cycle: int) -> int:
+        return 2 * v if self.persists[v] else 2 * v + cycle % 2
+
+    def run_pass(self, closed: bool) -> None:
+        """Plan one iteration; `closed` keeps the window within it and empties the device after."""
+        self.before: dict[int, list[tuple[Kind, int]]] = defaultdict(list)
+        self.after: dict[int, list[tuple[Kind, int]]] = defaultdict(list)
+        self.carried: set[int] = set()  # swap-outs of the iteration before that are carried out
+        self.start = start = self.at
+        for a in range(start, start + self.n):
+            self.at = a
+            for v in self.deaths.get(a - start, ()):  # of this iteration or of the one before
+                self._die(self._instance(v, (a - self.death[v]) // self.n))
+            self._extend(a, start + self.n if closed else a + self.n)
+            self._execute(a)
+        self.at = start + self.n
+        if closed:
+            while self.queue:
+                self._release_oldest(self.after[self.n - 1])
+
+    def _die(self, x: int) -> None:
+        if self.device[x]:
+            self.used -= self.size[x]
+        self.alive[x] = self.device[x] = self.valid[x] = False
+        self.reserved.pop(x, None)
+
+    def _extend(self, a: int, end: int) -> None:
+        """Take into the window what fits it and the budget: figure 2 (a) and (b)."""
+        function, size, born = self.function, self.size, self.born
+        last_seen, committed, count = self.last_seen, self.committed, len(self.function)
+        incoming: list[tuple[Kind, int]] = []
+        if a and committed[a - 1] >= self.most:  # the function that needed most has run
+            self.most = int(committed[a : self.frontier + 1].max(initial=-self.offset))
+        cycle, position = divmod(self.head, count)
+        instances, shift = self.instances[cycle % 2], cycle * self.n
+        while True:
+            j = function[position] + shift
+            if j >= end:
+                break
+            x, birth = instances[position], born[position]
+            nbytes = size[x]
+            seen = last_seen[x] >= a
+            if j > a and not seen and self.window_used + nbytes > self.window:
+                break
+            if j > self.frontier:
+                committed[self.frontier + 1 : j + 1] = -self.offset
+                self.frontier = j
+                self.most = max(self.most, -self.offset)
+            if seen or birth:  # it takes memory from within the window on
+                low = last_seen[x] + 1 if seen else j
+                if low <= j:
+                    most = int(committed[low : j + 1].max()) + nbytes
+                    if j > a and most + self.offset > self.budget:
+                        break
+                    committed[low : j + 1] += nbytes
+                    self.most = max(self.most, most)
+            else:  # it takes memory from now on
+                if j > a and self.most + self.offset + nbytes > self.budget:
+                    break
+                self.offset += nbytes
+            last_seen[x] = j
+            if not seen:
+                self.window_used += nbytes
+            if not (seen or birth):
+                self.reserved.pop(x, None)  # it is there, and stays: figure 2 (d)
+                if not self.device[x]:
+                    incoming.append((Kind.SWAP_IN if self.read[position] else Kind.ALLOCATE, x))
+            position += 1
+            if position == count:
+                cycle, position = cycle + 1, 0
+                instances, shift = self.instances[cycle % 2], cycle * self.n
+        self.head = cycle * count + position
+        for action in incoming:  # only now: none of the window may be released for another
+            nbytes = size[action[1]]
+            while self.used + nbytes > self.budget:
+                self._release_oldest(self.before[a - self.start])
+            self.before[a - self.start].append(action)
+            self.device[action[1]] = True
+            self.used += nbytes
+
+    def _release_oldest(self, actions: list[tuple[Kind, int]]) -> None:
+        use = self.queue.popleft()
+        cycle, entry = divmod(use, len(self.function))
+        x = self.instances[cycle % 2][entry]
+        if self.reserved.get(x) != use:
+            return  # it was cancelled since
+        del self.reserved[x]
+        if not self.valid[x] and self.value_used[entry]:
+            self.after[self.function[entry]].append((Kind.SWAP_OUT, x))
+            self.valid[x] = True
+            if cycle * self.n < self.start:
+                self.carried.add(x)
+        actions.append((Kind.RELEASE, x))
+        self.device[x] = False
+        self.used -= self.size[x]
+
+    def _execute(self, a: int) -> None:
+        """Run f_a, then reserve the swap-outs of what leaves the window: figure 2 (c) and (d)."""
+        cycle, number = divmod(a, self.n)
+        size, instances = self.size, self.instances[cycle % 2]
+        passed = cycle * len(self.function)
+        entries = range(self.first[number], self.first[number + 1])
+        for entry in entries:
+            x = instances[entry]
+            if self.born[entry]:
+                while self.used + size[x] > self.budget:
+                    self._release_oldest(self.before[number])
+                self.alive[x] = self.device[x] = True
+                self.used += size[x]
+            if self.written[entry]:
+                self.valid[x] = False
+        for entry in entries:
+            x = instances[entry]
+            if self.last_seen[x] == a:
+                self.window_used -= size[x]
+                if self.persists[x // 2] or self.death[x // 2] != number + 1:
+                    self.reserved[x] = use = passed + entry
+                    self.queue.append(use)
+
+    def plan(self, start: tuple[object, ...]) -> SwapPlan:
+        """Return the plan of the last iteration, which started and ended in state `start`."""
+        resident, valid = start[0], start[1]
+        assert isinstance(resident, frozenset) and isinstance(valid, frozenset)
+        there = _alive_at_start(self.trace)  # what dies with the last function is gone
+        outgoing = there & {self.names[x // 2] for x in self.carried}
+        return SwapPlan(
+            self.trace,
+            self.budget,
+            self._named(self.before),
+            self._named(self.after),
+            resident=there & {self.names[v] for v, _ in resident},
+            host_valid=(there & {self.names[v] for v, _ in valid}) | outgoing,
+            outgoing=outgoing,
+            window_bytes=self.window,
+        )
+
+    def _named(self, actions: dict[int, list[tuple[Kind, int]]]) -> tuple[tuple[Action, ...], ...]:
+        return tuple(
+            tuple(Action(kind, self.names[x // 2]) for kind, x in actions.get(number, ()))
+            for number in range(self.n)
+        )

@@ -1,0 +1,129 @@
+"""What a swap plan takes on a device with one compute stream and two copy streams."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repro.outofcore.plan import Kind, Simulation, SwapPlan, Transfer
+
+_CYCLES = 8  # iterations after which a time that still alternates is taken as it is
+
+
+def simulate(
+    plan: SwapPlan,
+    compute_times: Sequence[float] | NDArray[np.float64],
+    bandwidth: float | tuple[float, float],
+    latency_s: float,
+) -> Simulation:
+    """Simulate a plan until its iterations repeat: `SwapPlan.simulate`."""
+    times = np.asarray(compute_times, dtype=np.float64)
+    n = len(plan.trace.functions)
+    if times.shape != (n,):
+        raise ValueError(
+            f"compute_times has the shape {times.shape}, but the trace has {n} functions: give "
+            "one time for each"
+        )
+    rates = bandwidth if isinstance(bandwidth, tuple) else (bandwidth, bandwidth)
+    if not np.isfinite(times).all() or (times < 0).any() or latency_s < 0:
+        raise ValueError("compute_times and latency_s must be finite seconds of 0 or more")
+    if len(rates) != 2 or not min(rates) > 0:
+        raise ValueError(
+            f"bandwidth is {bandwidth!r}: give bytes/s above 0, or a pair (to the device, to the "
+            "host)"
+        )
+    device = _Device(plan, times.tolist(), rates, latency_s)
+    before = None
+    for _ in range(_CYCLES):
+        began = device.compute_free
+        device.run()
+        took = device.compute_free - began
+        if before is not None and abs(took - before) <= 1e-9 * took:
+            break
+        before = took
+    transfers = tuple(t._replace(start_s=t[2] - began, end_s=t[3] - began) for t in device.moved)
+    size = plan.trace.sizes
+    return Simulation(
+        time_s=took,
+        compute_s=float(times.sum()),
+        bytes_in=sum(size[t.variable] for t in transfers if t.kind is Kind.SWAP_IN),
+        bytes_out=sum(size[t.variable] for t in transfers if t.kind is Kind.SWAP_OUT),
+        memory_bytes=np.array(_memory(plan), dtype=np.int64),
+        starts_s=np.array(device.starts) - began,
+        ends_s=np.array(device.ends) - began,
+        transfers=transfers,
+    )
+
+
+class _Device:
+    """Three streams: each does its work in order, from when it and what it waits for are free."""
+
+    def __init__(
+        self, plan: SwapPlan, times: list[float], rates: tuple[float, float], latency_s: float
+    ) -> None:
+        self.plan, self.times, self.rates, self.latency_s = plan, times, rates, latency_s
+        self.compute_free = self.in_free = self.out_free = 0.0
+        self.arrives: dict[str, float] = {}  # when a copy to the device is done
+        self.leaves: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Run one iteration on from where the one before ended."""
+        self.starts: list[float] = []
+        self.ends: list[float] = []
+        self.moved: list[Transfer] = []
+        for number, function in enumerate(self.plan.trace.functions):
+            self.act(self.plan.before[number])
+            start = self.compute_free
+            for name in function.variables:
+                start = max(start, self.arrives.pop(name, 0.0))
+            self.starts.append(start)
+            self.compute_free = start + self.times[number]
+            self.ends.append(self.compute_free)
+            self.act(self.plan.after[number])
+
+    def act(self, actions: Sequence[tuple[Kind, str]]) -> None:
+        for kind, name in actions:
+            if kind is Kind.RELEASE:
+                self.compute_free = max(self.compute_free, self.leaves.pop(name, 0.0))
+            elif kind is Kind.SWAP_IN:
+                # Its memory is free for it once the compute stream has come this far.
+                begin = max(self.in_free, self.compute_free)
+                self.in_free = begin + self.latency_s + self.plan.trace.sizes[name] / self.rates[0]
+                self.arrives[name] = self.in_free
+                self.moved.append(Transfer(kind, name, begin, self.in_free))
+            elif kind is Kind.SWAP_OUT:
+                begin = max(self.out_free, self.compute_free, self.arrives.get(name, 0.0))
+                self.out_free = (
+                    begin + self.latency_s + self.plan.trace.sizes[name] / self.rates[1]
+                )
+                self.leaves[name] = self.out_free
+                self.moved.append(Transfer(kind, name, begin, self.out_free))
+
+
+def _memory(plan: SwapPlan) -> list[int]:
+    """Return the bytes held on the device while each function runs."""
+    size = plan.trace.sizes
+    n = len(plan.trace.functions)
+    deaths: dict[int, list[str]] = {}
+    for name, (_, death) in plan.trace.lifetimes.items():
+        deaths.setdefault(death % n, []).append(name)
+    device = set(plan.resident)
+    held = sum(size[name] for name in device)
+    memory = []
+
+    def change(names: Sequence[str], there: bool) -> None:
+        nonlocal held
+        for name in names:
+            if (name in device) is not there:
+                held += size[name] if there else -size[name]
+                (device.add if there else device.discard)(name)
+
+    for number, function in enumerate(plan.trace.functions):
+        change(deaths.get(number, ()), False)
+        for kind, name in plan.before[number]:
+            change([name], kind is not Kind.RELEASE)
+        change(function.variables, True)
+        memory.append(held)
+        for kind, name in plan.after[number]:
+            change([name], kind is not Kind.RELEASE)
+    return memory

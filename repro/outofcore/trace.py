@@ -1,0 +1,223 @@
+"""One training iteration as a sequence of functions and the variables that they use.
+
+Source: Hayakawa and Narihira, "Out-of-core training for extremely large-scale neural networks with
+adaptive window-based scheduling", section 3: the function-sequence [f_1, ..., f_n], the variables
+that each function uses, and the bytes b_v of each variable. A variable is one storage: views and
+in-place results of a tensor are the same variable.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+KINDS = ("parameter", "buffer", "gradient", "optimizer state", "activation", "input")
+
+
+class TraceError(ValueError):
+    """A trace contradicts itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One operation, and the variables that it reads and writes.
+
+    Attributes:
+        name: Any name, such as ``"aten.convolution"``.
+        inputs: Variables whose values it reads.
+        outputs: Variables that it writes. One that is an output alone is new, or is overwritten
+            whole; one that is changed in place is both an input and an output.
+    """
+
+    name: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for which in ("inputs", "outputs"):
+            given = getattr(self, which)
+            if isinstance(given, str):
+                raise TraceError(f"{which} of {self.name} is the text {given!r}: give a sequence")
+            # dict.fromkeys: each variable once, in order.
+            object.__setattr__(self, which, tuple(dict.fromkeys(given)))
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """All its variables, each once, inputs first."""
+        return tuple(dict.fromkeys(self.inputs + self.outputs))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The function-sequence of one iteration, which is repeated.
+
+    A variable that is first read was there before the iteration and stays (`persistent`: a
+    parameter, a buffer, a state of the optimizer), unless `deaths` names it: then it is given anew
+    each iteration (a batch). A variable that is first written is born there.
+
+    Args:
+        functions: In the order in which they run.
+        sizes: Bytes of each variable.
+        kinds: One of `KINDS` for any of the variables.
+        deaths: For variables that do not persist: the number of the function before which the
+            variable is gone, counted from 0. Without an entry a variable dies after its last use.
+            A number beyond the last function, n + d, means function d of the next iteration.
+
+    Raises:
+        TraceError: There is no function, a size is missing or negative, or a death does not lie
+            between the variable's last use and one iteration after its birth.
+    """
+
+    functions: tuple[Function, ...]
+    sizes: Mapping[str, int]
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    deaths: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "functions", tuple(self.functions))
+        if not self.functions:
+            raise TraceError("a trace needs at least one function: there is none")
+        for name in self.accesses:
+            if name not in self.sizes:
+                raise TraceError(f"the variable {name!r} has no size: add it to sizes, in bytes")
+        for name, size in self.sizes.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+                raise TraceError(f"the size of {name!r} is {size!r}: give whole bytes, 0 or more")
+        for name, kind in self.kinds.items():
+            if kind not in KINDS:
+                raise TraceError(f"{name!r} is a {kind!r}: choose one of {', '.join(KINDS)}")
+        for name, death in self.deaths.items():
+            used = self.accesses.get(name)
+            if used is None:
+                raise TraceError(f"{name!r} dies, but no function uses it")
+            last, limit = used[-1] + 1, used[0] + len(self.functions)
+            if isinstance(death, bool) or not isinstance(death, int) or not last <= death <= limit:
+                raise TraceError(
+                    f"{name!r} dies before function {death!r}, but it is last used by function "
+                    f"{used[-1]} and comes anew in function {limit}: give {last} to {limit}"
+                )
+
+    @cached_property
+    def accesses(self) -> dict[str, list[int]]:
+        """For each variable the numbers of the functions that use it, ascending."""
+        found: dict[str, list[int]] = {}
+        for number, function in enumerate(self.functions):
+            for name in function.variables:
+                found.setdefault(name, []).append(number)
+        return found
+
+    @cached_property
+    def persistent(self) -> frozenset[str]:
+        """Variables that are there before the iteration and after it."""
+        return frozenset(
+            name
+            for name, used in self.accesses.items()
+            if name in self.functions[used[0]].inputs and name not in self.deaths
+        )
+
+    @cached_property
+    def lifetimes(self) -> dict[str, tuple[int, int]]:
+        """For each variable that does not persist, (birth, death): it is there in [birth, death).
+
+        The death may lie beyond the last function: see `deaths`.
+        """
+        return {
+            name: (used[0], self.deaths.get(name, used[-1] + 1))
+            for name, used in self.accesses.items()
+            if name not in self.persistent
+        }
+
+    @cached_property
+    def needs_bytes(self) -> list[int]:
+        """For each function the bytes of its own variables: what it cannot run without."""
+        return [sum(self.sizes[name] for name in f.variables) for f in self.functions]
+
+    @cached_property
+    def live_bytes(self) -> list[int]:
+        """For each function the bytes of everything alive while it runs, as trained in core."""
+        change = [0] * (len(self.functions) + 1)
+        base = sum(self.sizes[name] for name in self.persistent)
+        for name, (birth, death) in self.lifetimes.items():
+            change[birth] += self.sizes[name]
+            if death <= len(self.functions):
+                change[death] -= self.sizes[name]
+            else:  # the instance of the iteration before is still there at the start
+                base += self.sizes[name]
+                change[death - len(self.functions)] -= self.sizes[name]
+        live = []
+        for number in range(len(self.functions)):
+            base += change[number]
+            live.append(base)
+        return live
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes that training in core needs."""
+        return max(self.live_bytes)
+
+    @property
+    def smallest_budget(self) -> int:
+        """Bytes below which no schedule exists: the largest need of one function."""
+        return max(self.needs_bytes)
+
+    @property
+    def variables(self) -> list[str]:
+        """The variable-sequence of section 3, flattened: a variable stands once for each use."""
+        return [name for function in self.functions for name in function.variables]
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Return the bytes of all variables of each kind; ``unknown`` where none was given."""
+        total: dict[str, int] = {}
+        for name in self.accesses:
+            kind = self.kinds.get(name, "unknown")
+            total[kind] = total.get(kind, 0) + self.sizes[name]
+        return total
+
+    def to_json(self) -> str:
+        """Return the trace as JSON text, which `from_json` reads."""
+        return json.dumps(
+            {
+                "functions": [[f.name, list(f.inputs), list(f.outputs)] for f in self.functions],
+                "sizes": dict(self.sizes),
+                "kinds": dict(self.kinds),
+                "deaths": dict(self.deaths),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | Path) -> "Trace":
+        """Read a trace from JSON text, or from a file by its Path.
+
+        The text is an object with ``functions``, a list of ``[name, inputs, outputs]`` or of
+        objects with these keys, and ``sizes``; ``kinds`` and ``deaths`` may be left out.
+
+        Raises:
+            TraceError: It is no JSON, or not such an object.
+        """
+        source = text.read_text() if isinstance(text, Path) else text
+        try:
+            data = json.loads(source)
+            functions = [_function(entry) for entry in data["functions"]]
+            return cls(
+                tuple(functions), data["sizes"], data.get("kinds", {}), data.get("deaths", {})
+            )
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise TraceError(
+                f"this is no trace ({type(error).__name__}: {error}): give an object with "
+                '"functions": [[name, inputs, outputs], ...] and "sizes": {variable: bytes}'
+            ) from error
+
+
+def _function(entry: Sequence[Any] | Mapping[str, Any]) -> Function:
+    if isinstance(entry, Mapping):
+        return Function(entry["name"], _names(entry["inputs"]), _names(entry["outputs"]))
+    name, inputs, outputs = entry
+    return Function(name, _names(inputs), _names(outputs))
+
+
+def _names(names: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise TypeError(f"{names!r} is a text where a list of variables is needed")
+    return tuple(names)
