@@ -7,9 +7,10 @@ from repro.outofcore.baselines import (
     swap_everything,
     tune_fixed_distance,
 )
+from repro.outofcore.iterations import Statistics
 from repro.outofcore.plan import Action, Kind, PlanError, Simulation, SwapPlan, Transfer
 from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
-from repro.outofcore.swapper import OutOfCore, Statistics, record
+from repro.outofcore.swapper import OutOfCore, record
 from repro.outofcore.trace import KINDS, Function, Trace, TraceError
 
 __all__ = [

@@ -20,7 +20,7 @@ from repro.outofcore.trace import Trace
 _PASSES = 8
 
 
-class DoesNotFit(ValueError):  # noqa: N818 (the name says what is wrong)
+class DoesNotFit(ValueError):
     """A scheduler without a budget of its own needs more than the budget."""
 
 
@@ -44,7 +44,7 @@ def swap_everything(trace: Trace, budget_bytes: int) -> SwapPlan:
 
 
 def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
-    """Return the plan that swaps in only when a function needs it, and out what was used longest ago.
+    """Return the plan of demand paging: in when a function needs it, out what was used longest ago.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.

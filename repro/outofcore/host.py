@@ -149,6 +149,9 @@ class Mover(Protocol):
     def wait(self, ticket: object) -> None:
         """Let what follows on the device wait for a copy."""
 
+    def done(self, ticket: object) -> bool:
+        """Return whether a copy is done, without waiting."""
+
     def bandwidth(self) -> tuple[float, float]:
         """Return measured bytes/s (to the device, to the host)."""
 
@@ -199,6 +202,10 @@ class ThreadMover:
     def wait(self, ticket: object) -> None:
         assert isinstance(ticket, Future)
         ticket.result()
+
+    def done(self, ticket: object) -> bool:
+        assert isinstance(ticket, Future)
+        return ticket.done()
 
     def bandwidth(self) -> tuple[float, float]:
         with self._lock:
@@ -253,6 +260,10 @@ class CudaMover:
         assert isinstance(ticket, torch.cuda.Event)
         torch.cuda.current_stream(self.device).wait_event(ticket)
 
+    def done(self, ticket: object) -> bool:
+        assert isinstance(ticket, torch.cuda.Event)
+        return ticket.query()
+
     def bandwidth(self) -> tuple[float, float]:
         if self._rates is None:
             host = torch.empty(self._PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -273,4 +284,3 @@ class CudaMover:
 
     def close(self) -> None:
         self.finish()
-

@@ -17,14 +17,11 @@ _WITHOUT_ACCESS = frozenset(
 )
 # Their schemas do not say that they write the running statistics.
 _WRITES_UNSAID = {
-    name: ("running_mean", "running_var")
-    for name in (
-        "aten.native_batch_norm",
-        "aten.cudnn_batch_norm",
-        "aten.miopen_batch_norm",
-        "aten.batch_norm_gather_stats",
-        "aten.batch_norm_gather_stats_with_counts",
-    )
+    "aten.native_batch_norm": ("running_mean", "running_var"),
+    "aten.cudnn_batch_norm": ("running_mean", "running_var"),
+    "aten.miopen_batch_norm": ("running_mean", "running_var"),
+    "aten.batch_norm_gather_stats": ("running_mean", "running_var"),
+    "aten.batch_norm_gather_stats_with_counts": ("running_mean", "running_var"),
 }
 
 
@@ -38,6 +35,7 @@ class Signature(NamedTuple):
         writes_named: Names of arguments that are written.
         grouped: It works on lists of tensors one by one, so that it can be run in parts.
         in_place: All that it returns is what it was given.
+        view: It makes a tensor of a storage that it was given.
     """
 
     name: str
@@ -46,6 +44,7 @@ class Signature(NamedTuple):
     writes_named: frozenset[str]
     grouped: bool
     in_place: bool
+    view: bool
 
 
 @cache
@@ -68,7 +67,7 @@ def signature(operation: OpOverload) -> Signature:
         r.alias_info is not None and r.alias_info.is_write for r in schema.returns
     ) and any(writes)
     ignored = name in _WITHOUT_ACCESS or operation.namespace == "profiler"
-    return Signature(name, ignored, writes, named, grouped, in_place)
+    return Signature(name, ignored, writes, named, grouped, in_place, operation.is_view)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -144,8 +143,9 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
     twins: list[Variable] | None = None
     if previous and previous.trace.functions == tuple(functions) and previous.trace.sizes == sizes:
         twins = previous.order
-    # What the iteration before made and this one still looks at, such as its loss.
-    left = {v for v, name in zip(twins, names.values(), strict=True) if v in first and names[v] != name} if twins else set()
+    left: set[Variable] = set()  # the iteration before made it, and this one looks at it: its loss
+    if twins is not None:
+        left = {v for v, name in zip(twins, sizes, strict=True) if names.get(v, name) != name}
     n = len(functions)
     deaths: dict[str, int] = {}
     kinds: dict[str, str] = {}

@@ -90,12 +90,21 @@ class Residency:
         self.used_bytes = self.peak_bytes = self.bytes_in = self.bytes_out = 0
         self.evictions = 0  # releases that no plan asked for
         self.clock = 0  # operations so far
+        self.leaving: list[Variable] = []  # those with a copy to the host under way, at least
         self.known: dict[int, Variable | None] = {}  # by address; None: left alone
         self._excluded = frozenset(excluded)
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def find(self, tensor: torch.Tensor) -> Variable | None:
-        """Return a tensor's variable, made known where it is new; None where it is left alone."""
+    def find(self, tensor: torch.Tensor, made: bool = False) -> Variable | None:
+        """Return a tensor's variable, made known where it is new; None where it is left alone.
+
+        A storage from outside of which the first operation sees only a part, such as a slice of a
+        dataset, is left alone.
+
+        Args:
+            tensor: Any tensor.
+            made: An operation within the block has just made it.
+        """
         try:
             storage = tensor.untyped_storage()
         except (NotImplementedError, RuntimeError):  # no storage: sparse, or of another framework
@@ -104,13 +113,22 @@ class Residency:
         try:
             return self.known[key]
         except KeyError:
-            return self._meet(key, storage, tensor)
+            return self._meet(key, storage, tensor, made)
+
+    def look_up(self, tensor: torch.Tensor) -> Variable | None:
+        """Return a tensor's variable if it is known already, else None."""
+        try:
+            return self.known.get(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):
+            return None
 
     def _meet(
-        self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor
+        self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor, made: bool
     ) -> Variable | None:
+        whole = made or tensor.requires_grad or 2 * tensor.nbytes > storage.nbytes()
         managed = (
-            storage.device == self.device
+            whole
+            and storage.device == self.device
             and storage.nbytes() > 0
             and storage.resizable()
             and key not in self._excluded
@@ -183,7 +201,15 @@ class Residency:
             variable.place = self.store.take(variable.nbytes)
         variable.outgoing = self.mover.start_out(storage, variable.place), storage
         variable.valid = True
+        self.leaving.append(variable)
         self.bytes_out += variable.nbytes
+
+    def let_go(self) -> None:
+        """Drop the hold on storages whose copies are done, so that they may end."""
+        self.leaving = [v for v in self.leaving if v.outgoing is not None]
+        for variable in self.leaving:
+            if variable.outgoing is not None and self.mover.done(variable.outgoing[0]):
+                variable.outgoing = None
 
     def settle(self, variable: Variable) -> None:
         """Let the device wait for a variable's copy to the host; it stays on the device."""
@@ -218,12 +244,11 @@ class Residency:
         if self.used_bytes + nbytes <= self.budget_bytes:
             return
         kept = set(keep)
-        for variable in self.variables():  # ended, but for a copy that held it
-            if variable.outgoing is not None:
-                self.settle(variable)
+        for variable in self.leaving:  # some may have ended, but for the copy
+            self.settle(variable)
         candidates = sorted(
             (v for v in self.variables() if v.resident and not v.locked and v not in kept),
-            key=lambda v: v.used,
+            key=lambda v: (v.bound >= 0, v.used),  # first what no plan knows
         )
         for variable in candidates:
             if self.used_bytes + nbytes <= self.budget_bytes:

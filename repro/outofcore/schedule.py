@@ -26,7 +26,7 @@ _DEFAULT_SHARE = 1.5  # of the budget; what does not fit waits outside the windo
 _PASSES = 6  # iterations after which a schedule that does not settle is closed by force
 
 
-class BudgetTooSmall(ValueError):  # noqa: N818 (the name says what is wrong)
+class BudgetTooSmall(ValueError):
     """No schedule exists within a budget, for one function alone needs more.
 
     Attributes:

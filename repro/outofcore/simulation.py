@@ -93,9 +93,7 @@ class _Device:
                 self.moved.append(Transfer(kind, name, begin, self.in_free))
             elif kind is Kind.SWAP_OUT:
                 begin = max(self.out_free, self.compute_free, self.arrives.get(name, 0.0))
-                self.out_free = (
-                    begin + self.latency_s + self.plan.trace.sizes[name] / self.rates[1]
-                )
+                self.out_free = begin + self.latency_s + self.plan.trace.sizes[name] / self.rates[1]
                 self.leaves[name] = self.out_free
                 self.moved.append(Transfer(kind, name, begin, self.out_free))
 

@@ -1,10 +1,7 @@
 """Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
 
-import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
@@ -12,61 +9,27 @@ from weakref import WeakValueDictionary
 import torch
 from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.outofcore.host import CudaMover, HostStore, Mover, ThreadMover
+from repro.outofcore.iterations import Iterations, Statistics
+from repro.outofcore.operations import (
+    Operations,
+    RawAccess,
+    Timer,
+    divide,
+    result_bytes,
+    run_in_parts,
+)
 from repro.outofcore.plan import Kind, SwapPlan
-from repro.outofcore.recording import Entry, Recording, Signature, build, signature, tensors_in
+from repro.outofcore.recording import Entry, Recording, Signature, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.schedule import plan_swaps, tune_window
 from repro.outofcore.trace import Trace
 
 _COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation that chooses the window
-_GROUP_SHARE = 16  # an operation on lists is run in groups of at most budget / 16
+_PART = 16  # an operation on lists is run in parts of at most budget / 16
 _UNLIMITED = 1 << 62
-
-
-@dataclass
-class Statistics:
-    """What happened within a block.
-
-    Attributes:
-        iterations: Iterations that ended.
-        replayed: Of these, the ones that ran wholly by a plan.
-        plans: Plans made.
-        off_order: Operations that ran otherwise than the plan at hand says.
-        on_demand: Swap-ins that an operation had to wait for, since no plan had asked for them.
-        bytes_in: Bytes copied to the device; bytes_out: to the host.
-        peak_bytes: The most bytes of storages on the device at once.
-        host_bytes: The most bytes swapped out at once.
-        locked_bytes: Bytes that stay on the device, since their address is in use elsewhere.
-    """
-
-    iterations: int = 0
-    replayed: int = 0
-    plans: int = 0
-    off_order: int = 0
-    on_demand: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    peak_bytes: int = 0
-    host_bytes: int = 0
-    locked_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Step:
-    """One function of a plan, by the numbers of its variables."""
-
-    operation: OpOverload
-    inputs: tuple[int, ...]
-    written: tuple[int, ...]
-    arrivals: frozenset[int]  # inputs that are given anew each iteration and come here first
-    births: tuple[int, ...]
-    birth_bytes: int
-    before: tuple[tuple[Kind, int], ...]
-    after: tuple[tuple[Kind, int], ...]
 
 
 class OutOfCore:
@@ -90,11 +53,6 @@ class OutOfCore:
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in; None keeps
             them in memory beside the budget.
         exclude: Tensors to leave alone and not to count, such as a whole dataset.
-
-    Attributes:
-        trace: The last recorded iteration, or None.
-        plan: The plan that is followed, or None.
-        statistics: What happened so far.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
@@ -125,10 +83,19 @@ class OutOfCore:
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
         self.swap_folder = Path(swap_folder) if swap_folder is not None else None
         self._excluded = tuple(exclude)
-        self.trace: Trace | None = None
-        self.plan: SwapPlan | None = None
         self._statistics = Statistics()
+        self._iterations = Iterations(self._make_plan, self._statistics)
         self._stack: ExitStack | None = None
+
+    @property
+    def trace(self) -> Trace | None:
+        """The last recorded iteration, or None before the first has ended."""
+        return self._iterations.recorded.trace if self._iterations.recorded else None
+
+    @property
+    def plan(self) -> SwapPlan | None:
+        """The plan that is followed, or None before the first."""
+        return self._iterations.plan
 
     @property
     def statistics(self) -> Statistics:
@@ -150,17 +117,7 @@ class OutOfCore:
         self._mover = mover
         self._residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
         self._statistics = Statistics()
-        self._steps: list[_Step] = []
-        self._bound: list[Variable | None] = []
-        self._sizes: list[int] = []
-        self._persistent: set[int] = set()
-        self._cursor = -1  # the next step of the plan; -1: off the plan
-        self._origin = 0  # the clock at the start of the iteration
-        self._log: list[Entry] | None = []
-        self._recorded: Recording | None = None
-        self._planned: Trace | None = None
-        self._proved = False  # the plan has run through once
-        self._strayed = False  # the iteration before did not run by the plan
+        self._iterations = Iterations(self._make_plan, self._statistics)
         self._leader: object = None  # the optimizer whose steps end the iterations
         self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
             WeakValueDictionary()
@@ -168,8 +125,8 @@ class OutOfCore:
         self._stack = ExitStack()
         hook = register_optimizer_step_post_hook(self._stepped)
         self._stack.callback(hook.remove)
-        self._stack.enter_context(_RawAccess(self))
-        self._stack.enter_context(_Operations(self))
+        self._stack.enter_context(RawAccess(self))
+        self._stack.enter_context(Operations(self))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -182,7 +139,7 @@ class OutOfCore:
             self._stack = None
             self._mover.close()
             self._store.close()
-            self._bound, self._log, self._steps = [], None, []
+            self._iterations.log = self._iterations.follower = None
 
     def _count(self) -> None:
         residency, statistics = self._residency, self._statistics
@@ -222,113 +179,62 @@ class OutOfCore:
         self._end_iteration()
 
     def _end_iteration(self) -> None:
-        residency = self._residency
-        if residency.clock == self._origin:
-            return  # nothing ran since the last one ended
-        self._statistics.iterations += 1
-        done = bool(self._steps) and self._cursor == len(self._steps)
-        if done:
-            self._statistics.replayed += 1
-            self._proved = True
-        if self._log is not None:
-            recorded = build(self._log, self._origin, self._recorded)
-            known = done and recorded.trace == self._planned
-            # One strange iteration, such as with an evaluation before it, does not end a good plan.
-            if not known and (done or self._strayed or not self._proved):
-                self._make_plan(recorded)
-            self._recorded = recorded
-            self._log = None if known else []
-        self._strayed = not done
-        if self.device.type == "cpu":  # copies that nobody waits for hold their storages
-            for variable in residency.variables():
-                if variable.outgoing is not None and variable.bound < 0:
-                    residency.settle(variable)
-        self._origin = residency.clock
-        self._cursor = 0 if self._steps else -1
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            self._iterations.end(self._residency.clock)
 
-    def _make_plan(self, recorded: Recording) -> None:
-        trace = recorded.trace
-        if self.window_bytes == "auto":
-            plan = tune_window(
-                trace, self.budget_bytes, recorded.times, self._mover.bandwidth(), _COPY_LATENCY_S
-            )
-        else:
-            plan = plan_swaps(trace, self.budget_bytes, self.window_bytes)
-        number = {name: v for v, name in enumerate(trace.accesses)}
-        self.trace = self._planned = trace
-        self.plan, self._proved = plan, False
-        self._statistics.plans += 1
-        self._steps = []
-        for f, function in enumerate(trace.functions):
-            births = tuple(
-                number[name]
-                for name in function.outputs
-                if name not in function.inputs and trace.accesses[name][0] == f
-            )
-            self._steps.append(
-                _Step(
-                    recorded.operations[f],
-                    tuple(number[name] for name in function.inputs),
-                    tuple(number[name] for name in function.outputs if name in function.inputs),
-                    frozenset(
-                        number[name]
-                        for name in function.inputs
-                        if name not in trace.persistent and trace.accesses[name][0] == f
-                    ),
-                    births,
-                    sum(recorded.order[v].nbytes for v in births),
-                    tuple((kind, number[name]) for kind, name in plan.before[f]),
-                    tuple((kind, number[name]) for kind, name in plan.after[f]),
-                )
-            )
+    def _make_plan(self, recorded: Recording) -> SwapPlan:
         for variable in self._residency.variables():
             variable.bound = -1
-        self._sizes = [variable.nbytes for variable in recorded.order]
-        self._persistent = {number[name] for name in trace.persistent}
-        self._bound = list(recorded.order)
-        for v, variable in enumerate(recorded.order):
-            variable.bound = v
+        trace, budget_bytes = recorded.trace, self.budget_bytes
+        if self.window_bytes != "auto":
+            return plan_swaps(trace, budget_bytes, self.window_bytes)
+        rates = self._mover.bandwidth()
+        return tune_window(trace, budget_bytes, recorded.times, rates, _COPY_LATENCY_S)
 
     # ---- operations
 
-    def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = signature(operation)
         if known.ignored:
             return operation(*args, **kwargs)
         if known.grouped:
-            groups = self._groups(args)
-            if len(groups) > 1:
-                return self._run_groups(operation, groups, args, kwargs)
-        residency = self._residency
+            parts = divide(args, self.budget_bytes / _PART)
+            if len(parts) > 1:
+                return run_in_parts(self.run, operation, parts, args, kwargs)
+        residency, iterations = self._residency, self._iterations
+        if residency.leaving:
+            residency.let_go()
         inputs, written = self._variables(known, args, kwargs)
-        step = self._expected(operation, inputs) if self._steps else None
+        step = iterations.expected(operation, inputs)
 
         def what() -> str:
-            return f"function {residency.clock - self._origin} ({known.name})"
+            return f"function {residency.clock - iterations.origin} ({known.name})"
 
         if step is not None:
             self._act(step.before, inputs, what)
-            residency.make_room(step.birth_bytes, inputs, what)
         for variable in inputs:
             variable.used = residency.clock
             if not variable.resident:
                 self._statistics.on_demand += 1
                 residency.make_room(variable.nbytes, inputs, what)
                 residency.swap_in(variable)
-        if step is None and not known.in_place:
-            residency.make_room(_result_bytes(operation, args, kwargs), inputs, what)
+        if step is not None:
+            nbytes = step.birth_bytes
+        else:
+            nbytes = 0 if known.in_place or known.view else result_bytes(operation, args, kwargs)
+        residency.make_room(nbytes, inputs, what)
         for variable in inputs:
             residency.arrive(variable)
         for variable in written:
             residency.written(variable)
-        timed = _Timer(self.device) if self._log is not None else None
+        timed = Timer(self.device) if iterations.log is not None else None
         result = operation(*args, **kwargs)
         if timed:
             timed.stop()
         made: list[Variable] = []
-        if not known.in_place:
+        if not (known.in_place or known.view):
             for tensor in tensors_in(result):
-                variable_made = residency.find(tensor)
+                variable_made = residency.find(tensor, made=True)
                 if variable_made is None or variable_made in inputs or variable_made in made:
                     continue
                 variable_made.used = residency.clock
@@ -339,24 +245,20 @@ class OutOfCore:
             residency.make_room(0, (*inputs, *made), what)
         if not inputs and not made:
             return result
-        if step is not None and not self._bind(step, made):
-            self._leave_plan()
-            step = None
         residency.clock += 1
-        if self._log is not None:
-            entry = Entry(operation, inputs, written, made)
-            if timed:
-                entry.seconds, entry.events = timed.seconds, timed.events
-            self._log.append(entry)
+        entry = Entry(operation, inputs, written, made)
+        if timed:
+            entry.seconds, entry.events = timed.seconds, timed.events
+        step = iterations.ran(step, entry)
         if step is not None:
-            self._cursor += 1
             self._act(step.after, (), what)
         return result
 
     def _variables(
         self, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Variable], list[Variable]]:
-        find, writes = self._residency.find, known.writes
+        writes = known.writes
+        find = self._residency.look_up if known.view else self._residency.find
         inputs: list[Variable] = []
         written: list[Variable] = []
         for position, value in enumerate(args):
@@ -384,81 +286,16 @@ class OutOfCore:
                     written.append(variable)
         return inputs, written
 
-    def _expected(self, operation: OpOverload, inputs: list[Variable]) -> _Step | None:
-        """Return the plan's next step where this operation is it; else leave the plan."""
-        if self._cursor < 0:
-            if operation is self._steps[0].operation and self._fits(self._steps[0], inputs):
-                self._cursor = 0  # the iteration of the plan may begin here
-                return self._steps[0]
-            self._statistics.off_order += bool(inputs)
-            return None
-        if self._cursor < len(self._steps):
-            step = self._steps[self._cursor]
-            if operation is step.operation and self._fits(step, inputs):
-                return step
-        if inputs:
-            self._statistics.off_order += 1
-            self._leave_plan()
-        return None
-
-    def _fits(self, step: _Step, inputs: list[Variable]) -> bool:
-        if len(inputs) != len(step.inputs):
-            return False
-        bound = self._bound
-        fresh = []
-        for variable, v in zip(inputs, step.inputs, strict=True):
-            if bound[v] is variable:
-                continue
-            taken = variable.bound >= 0 and bound[variable.bound] is variable
-            if taken and variable.since < self._origin and variable.bound not in self._persistent:
-                taken = False  # the iteration before left it; in this one it is given from outside
-            if v not in step.arrivals or taken or self._sizes[v] != variable.nbytes:
-                return False
-            fresh.append((variable, v))
-        for variable, v in fresh:
-            self._rebind(variable, v)
-        return True
-
-    def _rebind(self, variable: Variable, v: int) -> None:
-        old = self._bound[v]
-        if old is not None:
-            old.bound = -1
-        if variable.bound >= 0:
-            self._bound[variable.bound] = None
-        self._bound[v] = variable
-        variable.bound = v
-
-    def _bind(self, step: _Step, made: list[Variable]) -> bool:
-        if len(made) != len(step.births):
-            return False
-        for variable, v in zip(made, step.births, strict=True):
-            if self._sizes[v] != variable.nbytes:
-                return False
-        for variable, v in zip(made, step.births, strict=True):
-            self._rebind(variable, v)
-        return True
-
-    def _leave_plan(self) -> None:
-        """Go on by demand; what ran by the plan so far is written into the log."""
-        if self._log is None:
-            self._log = []
-            for step in self._steps[: self._cursor]:
-                inputs, written, made = (
-                    [variable for v in numbers if (variable := self._bound[v]) is not None]
-                    for numbers in (step.inputs, step.written, step.births)
-                )
-                self._log.append(Entry(step.operation, inputs, written, made))
-        self._cursor = -1
-
     def _act(
         self,
         actions: tuple[tuple[Kind, int], ...],
         keep: Iterable[Variable],
         what: Callable[[], str],
     ) -> None:
-        residency = self._residency
+        assert self._iterations.follower is not None
+        residency, bound = self._residency, self._iterations.follower.bound
         for kind, v in actions:
-            variable = self._bound[v]
+            variable = bound[v]
             if variable is None or variable.died is not None:
                 continue
             if kind is Kind.SWAP_OUT:
@@ -470,51 +307,14 @@ class OutOfCore:
                 residency.swap_in(variable)
                 variable.used = residency.clock
 
-    def _groups(self, args: tuple[Any, ...]) -> list[slice]:
-        """Return how to divide an operation on lists, so that no part needs much of the budget."""
-        lists = [value for value in args if isinstance(value, list | tuple) and value]
-        count = max(map(len, lists), default=0)
-        nbytes = [
-            sum(v[i].nbytes for v in lists if len(v) == count and isinstance(v[i], torch.Tensor))
-            for i in range(count)
-        ]
-        groups, start, held = [], 0, 0
-        for i, size in enumerate(nbytes):
-            if i > start and (held + size) * _GROUP_SHARE > self.budget_bytes:
-                groups.append(slice(start, i))
-                start, held = i, 0
-            held += size
-        return [*groups, slice(start, count)]
-
-    def _run_groups(
-        self,
-        operation: OpOverload,
-        groups: list[slice],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        count = groups[-1].stop
-
-        def part(value: Any, group: slice) -> Any:
-            whole = isinstance(value, list | tuple) and len(value) == count
-            return value[group] if whole else value
-
-        results = [
-            self._run(
-                operation,
-                tuple(part(value, group) for value in args),
-                {name: part(value, group) for name, value in kwargs.items()},
-            )
-            for group in groups
-        ]
-        if results[0] is None:
-            return None
-        return [item for result in results for item in result]
-
     # ---- addresses
 
-    def _bring(self, tensor: torch.Tensor, lock: bool) -> None:
+    def bring(self, tensor: torch.Tensor, lock: bool) -> None:
         """Have a tensor's bytes on the device for who reads its address."""
+        with _disable_current_modes():
+            self._bring(tensor, lock)
+
+    def _bring(self, tensor: torch.Tensor, lock: bool) -> None:
         residency = self._residency
         variable = residency.find(tensor)
         if variable is None:
@@ -528,8 +328,12 @@ class OutOfCore:
         variable.used = residency.clock
         variable.locked = variable.locked or lock
 
-    def _snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+    def snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         """Return a copy of a tensor's storage on the host, for whoever pickles it."""
+        with _disable_current_modes():
+            return self._snapshot(tensor)
+
+    def _snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
         residency = self._residency
         variable = residency.find(tensor)
         if variable is None:
@@ -551,104 +355,6 @@ class OutOfCore:
         return saved
 
 
-class _Operations(TorchDispatchMode):
-    """Sees every operation, those of backward passes and of optimizers included."""
-
-    def __init__(self, owner: OutOfCore) -> None:
-        super().__init__()
-        self.owner = owner
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return self.owner._run(func, args, kwargs or {})
-
-
-class _RawAccess(TorchFunctionMode):
-    """Sees what asks for a tensor's address, of which no operation tells."""
-
-    LOCKS = frozenset(
-        {
-            "numpy",
-            "__array__",
-            "__dlpack__",
-            "data_ptr",
-            "const_data_ptr",
-            "mutable_data_ptr",
-            "untyped_storage",
-            "storage",
-            "share_memory_",
-        }
-    )
-    READS = frozenset({"tolist", "__repr__", "__format__", "pin_memory"})
-
-    def __init__(self, owner: OutOfCore) -> None:
-        super().__init__()
-        self.owner = owner
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        name = getattr(func, "__name__", "")
-        locks = name in self.LOCKS
-        if (locks or name in self.READS) and args and isinstance(args[0], torch.Tensor):
-            if name == "untyped_storage" and _is_pickling():
-                return self.owner._snapshot(args[0])
-            self.owner._bring(args[0], lock=locks)
-        return func(*args, **(kwargs or {}))
-
-
-def _is_pickling() -> bool:
-    frame = sys._getframe(2)
-    for _ in range(4):
-        if frame.f_code.co_name == "_reduce_ex_internal":
-            return True
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return False
-
-
-class _Timer:
-    """Seconds of one operation: of the clock on a CPU, by events on a GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-        self.seconds = 0.0
-        if device.type == "cuda":
-            self.events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[assignment]
-            self.events[0].record()
-        self._start = time.perf_counter()
-
-    def stop(self) -> None:
-        if self.events:
-            self.events[1].record()
-        self.seconds = time.perf_counter() - self._start
-
-
-def _result_bytes(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the bytes of new storages that an operation makes, from a run without values."""
-
-    def meta(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return torch.empty_strided(
-                value.size(), value.stride(), dtype=value.dtype, device="meta"
-            )
-        if isinstance(value, list | tuple):
-            return type(value)(map(meta, value))
-        return torch.device("meta") if isinstance(value, torch.device) else value
-
-    given = [meta(value) for value in args]
-    named = {name: meta(value) for name, value in kwargs.items()}
-    try:
-        result = operation(*given, **named)
-    except Exception:  # no such run for this operation: its inputs are as good a guess as any
-        return sum(tensor.nbytes for tensor in tensors_in(args))
-    old = {t.untyped_storage()._cdata for t in tensors_in([*given, *named.values()])}
-    new = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(result)}
-    return sum(nbytes for key, nbytes in new.items() if key not in old)
-
-
 def record(
     step: Callable[[], object],
     budget_bytes: int | None = None,
@@ -668,17 +374,26 @@ def record(
         BudgetTooSmall: An operation alone needs more than the budget.
         ValueError: `warmup` is negative, or no operation ran.
     """
+    return record_timed(step, budget_bytes, warmup, device).trace
+
+
+def record_timed(
+    step: Callable[[], object],
+    budget_bytes: int | None = None,
+    warmup: int = 0,
+    device: str | torch.device | None = None,
+) -> Recording:
+    """Run one iteration and return it with the seconds of its functions: see `record`."""
     if warmup < 0:
         raise ValueError(f"warmup is {warmup}: give 0 or more iterations")
-    block = OutOfCore(budget_bytes or _UNLIMITED, window_bytes=None, device=device)
+    block = OutOfCore(budget_bytes or _UNLIMITED, device=device)
     with block:
+        block._iterations = Iterations(None, block._statistics)
         block._leader = block
         for _ in range(warmup + 1):
             step()
-            block._log = block._log if block._log is not None else []
             block.step()
-            block._steps = []  # record on; follow no plan
-            recorded = block._recorded
+    recorded = block._iterations.recorded
     if recorded is None:
         raise ValueError("no operation ran in the step: it needs at least one")
-    return recorded.trace
+    return recorded

@@ -1,0 +1,130 @@
+"""Which function of a recorded iteration an operation is."""
+
+from dataclasses import dataclass
+
+from torch._ops import OpOverload
+
+from repro.outofcore.plan import Kind, SwapPlan
+from repro.outofcore.recording import Entry, Recording
+from repro.outofcore.residency import Variable
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One function of a plan, by the numbers of its variables."""
+
+    operation: OpOverload
+    inputs: tuple[int, ...]
+    written: tuple[int, ...]
+    arrivals: frozenset[int]  # inputs that are given anew each iteration and come here first
+    births: tuple[int, ...]
+    birth_bytes: int
+    before: tuple[tuple[Kind, int], ...]
+    after: tuple[tuple[Kind, int], ...]
+
+
+class Follower:
+    """Matches the operations of iterations with the steps of a plan.
+
+    Args:
+        recorded: The iteration that was planned.
+        plan: The plan of its trace.
+
+    Attributes:
+        steps: The functions in order.
+        cursor: The number of the next step; -1 while the operations do not follow the plan.
+        bound: The variable that stands for each of the trace's, in this iteration or still from the
+            one before.
+    """
+
+    def __init__(self, recorded: Recording, plan: SwapPlan) -> None:
+        trace = recorded.trace
+        number = {name: v for v, name in enumerate(trace.accesses)}
+        self.trace = trace
+        self.sizes = [variable.nbytes for variable in recorded.order]
+        self.persistent = {number[name] for name in trace.persistent}
+        self.bound: list[Variable | None] = list(recorded.order)
+        for v, variable in enumerate(recorded.order):
+            variable.bound = v
+        self.cursor = 0
+        self.steps = []
+        for f, function in enumerate(trace.functions):
+            first = [name for name in function.variables if trace.accesses[name][0] == f]
+            births = tuple(number[name] for name in first if name not in function.inputs)
+            given = {number[n] for n in first if n in function.inputs and n not in trace.persistent}
+            self.steps.append(
+                Step(
+                    recorded.operations[f],
+                    tuple(number[name] for name in function.inputs),
+                    tuple(number[name] for name in function.outputs if name in function.inputs),
+                    frozenset(given),
+                    births,
+                    sum(self.sizes[v] for v in births),
+                    tuple((kind, number[name]) for kind, name in plan.before[f]),
+                    tuple((kind, number[name]) for kind, name in plan.after[f]),
+                )
+            )
+
+    @property
+    def done(self) -> bool:
+        """Whether the iteration has run through."""
+        return self.cursor == len(self.steps)
+
+    def match(self, operation: OpOverload, inputs: list[Variable], origin: int) -> Step | None:
+        """Return the next step where this operation is it, else None.
+
+        Off the plan, the next step is the first: the iteration may begin here.
+
+        Args:
+            operation: What is to run.
+            inputs: Its variables.
+            origin: The clock at the start of this iteration.
+        """
+        position = max(self.cursor, 0)
+        if position == len(self.steps):
+            return None
+        step = self.steps[position]
+        if operation is not step.operation or len(inputs) != len(step.inputs):
+            return None
+        given = []
+        for variable, v in zip(inputs, step.inputs, strict=True):
+            if self.bound[v] is variable:
+                continue
+            taken = variable.bound >= 0 and self.bound[variable.bound] is variable
+            if taken and variable.since < origin and variable.bound not in self.persistent:
+                taken = False  # the iteration before left it; in this one it is given from outside
+            if v not in step.arrivals or taken or self.sizes[v] != variable.nbytes:
+                return None
+            given.append((variable, v))
+        for variable, v in given:
+            self._bind(variable, v)
+        self.cursor = position
+        return step
+
+    def bind_made(self, step: Step, made: list[Variable]) -> bool:
+        """Take an operation's results as the step's births; return whether they are."""
+        if [variable.nbytes for variable in made] != [self.sizes[v] for v in step.births]:
+            return False
+        for variable, v in zip(made, step.births, strict=True):
+            self._bind(variable, v)
+        return True
+
+    def _bind(self, variable: Variable, v: int) -> None:
+        old = self.bound[v]
+        if old is not None:
+            old.bound = -1
+        if variable.bound >= 0:
+            self.bound[variable.bound] = None
+        self.bound[v] = variable
+        variable.bound = v
+
+    def passed(self) -> list[Entry]:
+        """Return what ran by the plan in this iteration, as it would have been logged."""
+        entries = []
+        for step in self.steps[: max(self.cursor, 0)]:
+            inputs, written, made = (
+                [variable for v in numbers if (variable := self.bound[v]) is not None]
+                for numbers in (step.inputs, step.written, step.births)
+            )
+            entries.append(Entry(step.operation, inputs, written, made))
+        return entries

@@ -1,0 +1,144 @@
+"""From iteration to iteration: what is recorded, what is followed, and when a plan is made anew."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch._ops import OpOverload
+
+from repro.outofcore.following import Follower, Step
+from repro.outofcore.plan import SwapPlan
+from repro.outofcore.recording import Entry, Recording, build
+from repro.outofcore.residency import Variable
+
+_REFINEMENTS = 2  # a plan is made anew for better known ends of variables at most so often
+
+
+@dataclass
+class Statistics:
+    """What happened within a block.
+
+    Attributes:
+        iterations: Iterations that ended.
+        replayed: Of these, the ones that ran wholly by a plan.
+        plans: Plans made.
+        off_order: Operations that ran otherwise than the plan at hand says.
+        on_demand: Swap-ins that an operation had to wait for, since no plan had asked for them.
+        bytes_in: Bytes copied to the device.
+        bytes_out: Bytes copied to the host.
+        peak_bytes: The most bytes of storages on the device at once.
+        host_bytes: The most bytes swapped out at once.
+        locked_bytes: Bytes that stay on the device, since their address is in use elsewhere.
+    """
+
+    iterations: int = 0
+    replayed: int = 0
+    plans: int = 0
+    off_order: int = 0
+    on_demand: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    peak_bytes: int = 0
+    host_bytes: int = 0
+    locked_bytes: int = 0
+
+
+class Iterations:
+    """The iterations of a block: recorded until a plan stands, then followed.
+
+    The first is recorded. The second often runs other functions, since an optimizer makes its state
+    in the first, and is recorded again. The ones after it show when the variables end that an
+    iteration leaves behind. Then nothing is recorded until an operation leaves the plan.
+
+    Args:
+        make_plan: Plans a recorded iteration; None only records.
+        statistics: Where to count.
+
+    Attributes:
+        origin: The clock at the start of the iteration.
+        log: Its operations so far, or None where they are not recorded.
+        recorded: The last recorded iteration.
+        follower: What follows the plan, or None before the first.
+        plan: The plan.
+    """
+
+    def __init__(
+        self, make_plan: Callable[[Recording], SwapPlan] | None, statistics: Statistics
+    ) -> None:
+        self._make_plan, self._statistics = make_plan, statistics
+        self.origin = 0
+        self.log: list[Entry] | None = []
+        self.recorded: Recording | None = None
+        self.follower: Follower | None = None
+        self.plan: SwapPlan | None = None
+        self._proved = False  # the plan has run through once
+        self._settled = False  # the plan is as good as its trace can be known
+        self._refined = 0  # plans made since the functions last changed
+        self._strayed = False  # the iteration before did not run by the plan
+
+    def expected(self, operation: OpOverload, inputs: list[Variable]) -> Step | None:
+        """Return the plan's next step where this operation is it; else leave the plan."""
+        if self.follower is None:
+            return None
+        step = self.follower.match(operation, inputs, self.origin)
+        if step is None and inputs:
+            self._statistics.off_order += 1
+            self.leave()
+        return step
+
+    def leave(self) -> None:
+        """Go on by demand; what ran by the plan so far is written into the log."""
+        assert self.follower is not None
+        if self.log is None:
+            self.log = self.follower.passed()
+        self.follower.cursor = -1
+
+    def ran(self, step: Step | None, entry: Entry) -> Step | None:
+        """Note an operation that ran; return its step where it went as planned."""
+        follower = self.follower
+        if step is not None and follower is not None and not follower.bind_made(step, entry.made):
+            self.leave()
+            step = None
+        if self.log is not None:
+            self.log.append(entry)
+        if step is not None and follower is not None:
+            follower.cursor += 1
+        return step
+
+    def end(self, clock: int) -> None:
+        """End an iteration, and plan anew where that is called for.
+
+        Args:
+            clock: Operations so far.
+
+        Raises:
+            BudgetTooSmall: One function alone needs more than the budget.
+        """
+        if clock == self.origin:
+            return  # nothing ran since the last one ended
+        self._statistics.iterations += 1
+        done = self.follower is not None and self.follower.done
+        if done:
+            self._statistics.replayed += 1
+            self._proved = True
+        if self.log is not None:
+            self._end_recording(done)
+        self._strayed = not done
+        self.origin = clock
+        if self.follower is not None:
+            self.follower.cursor = 0
+
+    def _end_recording(self, done: bool) -> None:
+        assert self.log is not None
+        recorded = build(self.log, self.origin, self.recorded)
+        same = self.plan is not None and recorded.trace == self.plan.trace
+        known = done and (self._settled or same or self._refined == _REFINEMENTS)
+        # One strange iteration, such as with an evaluation before it, does not end a good plan.
+        if self._make_plan and not known and (done or self._strayed or not self._proved):
+            self.plan = self._make_plan(recorded)
+            self.follower = Follower(recorded, self.plan)
+            self._refined = self._refined + 1 if done else 0
+            self._settled = self._proved = False
+            self._statistics.plans += 1
+        self._settled = self._settled or known
+        self.recorded = recorded
+        self.log = None if known else []
