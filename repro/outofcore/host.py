@@ -173,9 +173,11 @@ class ThreadMover:
         self._moved = [[0, 0.0], [0, 0.0]]  # bytes and seconds, for each direction
 
     def start_in(self, storage: torch.UntypedStorage, place: Place) -> Future[None]:
+        """Start the copy of a place to a storage of the device."""
         return self._start(0, self.store.read, storage, place)
 
     def start_out(self, storage: torch.UntypedStorage, place: Place) -> Future[None]:
+        """Start the copy of a storage of the device to a place."""
         return self._start(1, self.store.write, storage, place)
 
     def _start(
@@ -200,23 +202,28 @@ class ThreadMover:
         return future
 
     def wait(self, ticket: object) -> None:
+        """Let what follows on the device wait for a copy."""
         assert isinstance(ticket, Future)
         ticket.result()
 
     def done(self, ticket: object) -> bool:
+        """Return whether a copy is done, without waiting."""
         assert isinstance(ticket, Future)
         return ticket.done()
 
     def bandwidth(self) -> tuple[float, float]:
+        """Return measured bytes/s (to the device, to the host)."""
         with self._lock:
             rates = [nbytes / seconds if nbytes else 2e9 for nbytes, seconds in self._moved]
         return rates[0], rates[1]
 
     def finish(self) -> None:
+        """Wait on the host until all copies are done."""
         for future in tuple(self._open):
             future.result()
 
     def close(self) -> None:
+        """Wait for all copies, and end."""
         for pool in self._pools:
             pool.shutdown()
 
@@ -251,20 +258,25 @@ class CudaMover:
         return event
 
     def start_in(self, storage: torch.UntypedStorage, place: Place) -> torch.cuda.Event:
+        """Start the copy of a place to a storage of the device."""
         return self._start(self._in, self._bytes(storage), self.store.view(place))
 
     def start_out(self, storage: torch.UntypedStorage, place: Place) -> torch.cuda.Event:
+        """Start the copy of a storage of the device to a place."""
         return self._start(self._out, self.store.view(place), self._bytes(storage))
 
     def wait(self, ticket: object) -> None:
+        """Let what follows on the device wait for a copy."""
         assert isinstance(ticket, torch.cuda.Event)
         torch.cuda.current_stream(self.device).wait_event(ticket)
 
     def done(self, ticket: object) -> bool:
+        """Return whether a copy is done, without waiting."""
         assert isinstance(ticket, torch.cuda.Event)
         return ticket.query()
 
     def bandwidth(self) -> tuple[float, float]:
+        """Return measured bytes/s (to the device, to the host)."""
         if self._rates is None:
             host = torch.empty(self._PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
             there = torch.empty(self._PROBE_BYTES, dtype=torch.uint8, device=self.device)
@@ -280,7 +292,9 @@ class CudaMover:
         return self._rates
 
     def finish(self) -> None:
+        """Wait on the host until all copies are done."""
         torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
+        """Wait for all copies, and end."""
         self.finish()

@@ -73,7 +73,7 @@ class Iterations:
         self._proved = False  # the plan has run through once
         self._settled = False  # the plan is as good as its trace can be known
         self._refined = 0  # plans made since the functions last changed
-        self._strayed = False  # the iteration before did not run by the plan
+        self._strays = 0  # iterations in a row that did not run by the plan
 
     def expected(self, operation: OpOverload, inputs: list[Variable]) -> Step | None:
         """Return the plan's next step where this operation is it; else leave the plan."""
@@ -117,12 +117,13 @@ class Iterations:
             return  # nothing ran since the last one ended
         self._statistics.iterations += 1
         done = self.follower is not None and self.follower.done
+        self._strays += 1
         if done:
             self._statistics.replayed += 1
             self._proved = True
+            self._strays = 0
         if self.log is not None:
             self._end_recording(done)
-        self._strayed = not done
         self.origin = clock
         if self.follower is not None:
             self.follower.cursor = 0
@@ -132,8 +133,10 @@ class Iterations:
         recorded = build(self.log, self.origin, self.recorded)
         same = self.plan is not None and recorded.trace == self.plan.trace
         known = done and (self._settled or same or self._refined == _REFINEMENTS)
-        # One strange iteration, such as with an evaluation before it, does not end a good plan.
-        if self._make_plan and not known and (done or self._strayed or not self._proved):
+        # One strange iteration, such as with an evaluation before it, does not end a good plan; and
+        # where every iteration is strange, plans are made ever more seldom.
+        patient = self._strays < (2 if self._proved else 1) or self._strays & (self._strays - 1)
+        if self._make_plan and not known and (done or not patient):
             self.plan = self._make_plan(recorded)
             self.follower = Follower(recorded, self.plan)
             self._refined = self._refined + 1 if done else 0

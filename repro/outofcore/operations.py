@@ -93,6 +93,7 @@ class Timer:
         self._start = time.perf_counter()
 
     def stop(self) -> None:
+        """End the time."""
         if self.events:
             self.events[1].record()
         self.seconds = time.perf_counter() - self._start

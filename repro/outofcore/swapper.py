@@ -194,6 +194,7 @@ class OutOfCore:
     # ---- operations
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation with its inputs on the device and room for its results."""
         known = signature(operation)
         if known.ignored:
             return operation(*args, **kwargs)

@@ -213,6 +213,8 @@ class Trace:
 def _function(entry: Sequence[Any] | Mapping[str, Any]) -> Function:
     if isinstance(entry, Mapping):
         return Function(entry["name"], _names(entry["inputs"]), _names(entry["outputs"]))
+    if len(entry) != 3:
+        raise TypeError(f"a function has {len(entry)} parts")
     name, inputs, outputs = entry
     return Function(name, _names(inputs), _names(outputs))
 

@@ -1,0 +1,477 @@
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.models import resnet20, unet
+from repro.models.densenet import DenseNet
+from repro.outofcore import BudgetTooSmall, OutOfCore, Statistics, Trace, record
+
+AMPLE = 1 << 40
+
+
+class InPlaceAndViews(nn.Module):
+    """Slices, strided views, in-place changes, an expanded tensor, dropout and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.hidden = nn.Linear(16 * 8 * 8, 32)
+        self.last = nn.Linear(32, 10)
+        self.mix = nn.Parameter(torch.randn(10, 10) * 0.1)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        maps = F.relu_(self.norm(self.conv(x)))
+        half = maps[:, ::2].clone()
+        half.add_(maps[:, 1::2])
+        half[:, :4].mul_(0.5)
+        both = torch.cat([half, half.flip(2)], 1).transpose(2, 3).contiguous()
+        hidden = F.dropout(self.hidden(F.max_pool2d(both, 2).view(x.size(0), -1)), 0.2)
+        twice = self.last(hidden.unsqueeze(1).expand(-1, 2, -1).reshape(-1, 32))
+        return twice.view(x.size(0), 2, 10).sum(1) @ self.mix
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "resnet20": resnet20,
+    "densenet": lambda: DenseNet(13, 4, 10, 3),
+    "unet": lambda: unet(width=4),
+    "views": InPlaceAndViews,
+}
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=1e-3),
+    "foreach": lambda p: torch.optim.Adam(p, lr=1e-3, foreach=True),
+    "fused": lambda p: torch.optim.Adam(p, lr=1e-3, fused=True),
+}
+
+
+@dataclass
+class Run:
+    """What a training left."""
+
+    seen: list[object]
+    tensors: list[torch.Tensor]
+    block: OutOfCore | None = None
+
+    @property
+    def statistics(self) -> Statistics:
+        assert self.block is not None
+        return self.block.statistics
+
+    @property
+    def trace(self) -> Trace:
+        assert self.block is not None and self.block.trace is not None
+        return self.block.trace
+
+
+class Training:
+    """An ordinary loop over a small model, with places where a test does more."""
+
+    def __init__(self, model: str = "resnet20", optimizer: str = "sgd", iterations: int = 5):
+        self.generator = torch.Generator().manual_seed(1)
+        torch.manual_seed(0)
+        self.model = MODELS[model]()
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters())
+        self.iterations = iterations
+        self.seen: list[object] = []
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        images = torch.randn(4, 3, 16, 16, generator=self.generator)
+        return images, torch.randint(0, 10, (4,), generator=self.generator)
+
+    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        out = self.model(images)
+        return F.cross_entropy(out, labels) if out.ndim == 2 else out.square().mean()
+
+    def loop(self, at: Callable[["Training", int, str], None]) -> None:
+        for i in range(self.iterations):
+            images, labels = self.batch()
+            self.optimizer.zero_grad()
+            loss = self.loss(images, labels)
+            loss.backward()
+            at(self, i, "backward")
+            self.optimizer.step()
+            self.seen.append(loss.item())
+            at(self, i, "end")
+
+    def state(self) -> list[torch.Tensor]:
+        states = [t for s in self.optimizer.state_dict()["state"].values() for t in s.values()]
+        grads = [p.grad for p in self.model.parameters()]
+        return [*self.model.state_dict().values(), *states, *grads]
+
+
+def nothing(training: Training, i: int, where: str) -> None:
+    pass
+
+
+def run(budget: int | None, at=nothing, model="resnet20", optimizer="sgd", n=5, **options) -> Run:
+    training = Training(model, optimizer, n)
+    if budget is None:
+        training.loop(at)
+        return Run(training.seen, training.state())
+    with OutOfCore(budget, **options) as block:
+        training.loop(at)
+    return Run(training.seen, training.state(), block)
+
+
+def assert_same(ours: Run, plain: Run) -> None:
+    assert ours.seen == plain.seen
+    assert len(ours.tensors) == len(plain.tensors)
+    for one, other in zip(ours.tensors, plain.tensors, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("model", MODELS)
+def test_training_is_bit_identical_at_every_budget(model, optimizer):
+    plain = run(None, model=model, optimizer=optimizer)
+    ample = run(AMPLE, model=model, optimizer=optimizer)
+    assert_same(ample, plain)
+    assert ample.statistics.bytes_in == ample.statistics.bytes_out == 0
+    low, high = ample.trace.smallest_budget, ample.trace.peak_bytes
+    assert low < high / 2
+    for budget in (low, (low + high) // 2, high):
+        ours = run(budget, model=model, optimizer=optimizer)
+        assert_same(ours, plain)
+        assert ours.statistics.peak_bytes <= budget
+        assert ours.statistics.replayed == 3  # all but the first, and the one after the state came
+        assert ours.block.plan.verify() <= budget
+        if budget < high:
+            assert ours.statistics.bytes_in > 0
+    with pytest.raises(BudgetTooSmall, match="smallest feasible budget"):
+        run(low // 2, model=model, optimizer=optimizer)
+
+
+@pytest.mark.parametrize("optimizer", ["foreach", "fused"])
+def test_operations_on_lists_run_in_parts(optimizer):
+    plain = run(None, optimizer=optimizer)
+    whole = run(AMPLE, optimizer=optimizer)
+    # The optimizer alone touches 4 bytes × 270,000 parameters × 4 at once; a budget below that.
+    budget = 2 * 2**20
+    assert whole.trace.smallest_budget > budget
+    ours = run(budget, optimizer=optimizer)
+    assert_same(ours, plain)
+    assert ours.statistics.peak_bytes <= budget
+
+
+def test_the_steady_state_moves_what_the_plan_says():
+    low = run(AMPLE).trace.smallest_budget
+    statistics = []
+    moved = []
+
+    def watch(training: Training, i: int, where: str) -> None:
+        if where == "end":
+            statistics.append(block.statistics.on_demand)
+            moved.append(block.statistics.bytes_in)
+
+    training = Training(iterations=8)
+    with OutOfCore(2 * low) as block:
+        training.loop(watch)
+        plan = block.plan
+    # At most the batch, which the loop lets go of late, is not as planned.
+    assert statistics[-1] - statistics[-2] <= 2
+    assert moved[-1] - moved[-2] == pytest.approx(plan.bytes_in, rel=0.03)
+    assert block.statistics.plans <= 4
+
+
+@pytest.mark.parametrize("threads", ["memory", "file"])
+def test_where_swapped_out_tensors_lie(tmp_path, threads):
+    budget = int(1.5 * run(AMPLE).trace.smallest_budget)
+    folder = tmp_path if threads == "file" else None
+    ours = run(budget, swap_folder=folder)
+    assert_same(ours, run(None))
+    assert ours.statistics.host_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("window", [0, 200_000, None, "auto"])
+def test_windows(window):
+    ours = run(2_000_000, window_bytes=window)
+    assert_same(ours, run(None))
+    if isinstance(window, int):
+        assert ours.block.plan.window_bytes == window
+
+
+def clip(training: Training, i: int, where: str) -> None:
+    if where == "backward" and i > 2:
+        norm = nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+        training.seen.append(norm.item())
+
+
+def rate(training: Training, i: int, where: str) -> None:
+    training.optimizer.param_groups[0]["lr"] = 0.01 / (i + 1)
+
+
+def evaluate(training: Training, i: int, where: str) -> None:
+    if where == "end" and i in (3, 5):
+        training.model.eval()
+        with torch.no_grad():
+            training.seen.append(training.model(training.batch()[0]).sum().item())
+        training.model.train()
+
+
+def changed_step(training: Training, i: int, where: str) -> None:
+    if where == "backward" and i >= 4:
+        training.loss(*training.batch()).backward()
+
+
+def save(training: Training, i: int, where: str) -> None:
+    if where == "end" and i == 4:
+        file = io.BytesIO()
+        state = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
+        torch.save(state, file)
+        file.seek(0)
+        loaded = torch.load(file)
+        training.seen += [v.double().sum().item() for v in loaded["model"].values()]
+        for states in loaded["optimizer"]["state"].values():
+            training.seen += [v.double().sum().item() for v in states.values()]
+        weight = pickle.loads(pickle.dumps(next(training.model.parameters())))
+        training.seen.append(weight.sum().item())
+
+
+def copied(training: Training, i: int, where: str) -> None:
+    if where == "end" and i == 4:
+        twin = copy.deepcopy(training.model)
+        training.seen += [p.sum().item() for p in twin.state_dict().values()]
+
+
+def loaded(training: Training, i: int, where: str) -> None:
+    if where == "end" and i == 4:
+        state = training.model.state_dict()
+        training.model.load_state_dict({name: v * 0.5 for name, v in state.items()})
+
+
+def addresses(training: Training, i: int, where: str) -> None:
+    if where == "end" and i == 4:
+        weight = next(training.model.parameters())
+        array = weight.detach().numpy()
+        training.seen += [float(array.sum()), str(weight[0, 0]), f"{weight.sum():.4f}"]
+        training.seen += weight.flatten().tolist()
+        array[0] += 1  # behind everybody's back
+    if where == "end" and i == 5:
+        training.seen.append(next(training.model.parameters()).sum().item())
+
+
+def average(training: Training, i: int, where: str) -> None:
+    if where == "end":
+        parameters = [p.detach() for p in training.model.parameters()]
+        if i == 0:
+            training.mean = [p.clone() for p in parameters]
+        for mean, parameter in zip(training.mean, parameters, strict=True):
+            mean.lerp_(parameter, 0.1)
+        training.seen.append(training.mean[0].sum().item())
+
+
+def keep(training: Training, i: int, where: str) -> None:
+    if where == "backward":
+        training.kept = [*getattr(training, "kept", []), next(training.model.parameters()).grad]
+        training.seen.append(sum(grad.sum().item() for grad in training.kept))
+
+
+@pytest.mark.parametrize(
+    "at",
+    [clip, rate, evaluate, changed_step, save, copied, loaded, addresses, average, keep],
+    ids=lambda at: at.__name__,
+)
+def test_what_people_do_in_their_loops(at):
+    plain = run(None, at, n=8)
+    trace = run(AMPLE).trace
+    for budget in (int(1.2 * trace.smallest_budget), (3 * trace.peak_bytes) // 4):
+        ours = run(budget, at, n=8)
+        assert_same(ours, plain)
+        assert ours.statistics.peak_bytes <= budget
+        if at is not keep:  # its iterations grow longer and longer
+            assert ours.statistics.replayed >= 2
+    if at is evaluate:
+        assert ours.statistics.replayed == 6
+        assert ours.statistics.off_order > 0
+    if at is addresses:
+        assert ours.statistics.locked_bytes == 3 * 16 * 9 * 4
+
+
+def test_an_exception_inside_leaves_everything_in_its_place():
+    def fail(training: Training, i: int, where: str) -> None:
+        if i == 3 and where == "backward":
+            raise KeyError("stop")
+
+    def until_then(budget: int | None) -> list[torch.Tensor]:
+        training = Training()
+        with pytest.raises(KeyError, match="stop"):
+            if budget is None:
+                training.loop(fail)
+            else:
+                with OutOfCore(budget):
+                    training.loop(fail)
+        return training.state()
+
+    for one, other in zip(until_then(1_500_000), until_then(None), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_an_error_of_an_operation_is_passed_on():
+    with OutOfCore(10_000) as block:
+        a = torch.ones(8, 8)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            a @ torch.ones(3, 3)
+        assert (a @ a).sum().item() == 512
+    assert block.statistics.peak_bytes <= 10_000
+
+
+def test_too_small_a_budget_names_the_operation_and_loses_nothing():
+    a = torch.ones(100, 100)
+    with pytest.raises(BudgetTooSmall, match=r"aten\.mm") as caught, OutOfCore(100_000):
+        a @ a.clone()
+    assert caught.value.function == "function 1 (aten.mm)"
+    assert caught.value.needed_bytes == 3 * 40_000
+    assert a.sum() == 10_000
+
+
+def test_training_in_blocks_one_after_another():
+    plain = Training(iterations=6)
+    plain.loop(nothing)
+    training = Training(iterations=3)
+    block = OutOfCore(1_500_000)
+    for _ in range(2):
+        with block:
+            training.loop(nothing)
+    assert training.seen == plain.seen
+    for one, other in zip(training.state(), plain.state(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_steps_by_hand_and_two_optimizers():
+    def train(block: OutOfCore | None) -> list[float]:
+        torch.manual_seed(0)
+        makes, judges = nn.Linear(8, 64), nn.Linear(64, 1)
+        first, second = (torch.optim.Adam(m.parameters()) for m in (makes, judges))
+        seen = []
+        for _ in range(8):
+            noise = torch.randn(32, 8)
+            first.zero_grad()
+            loss = judges(makes(noise)).mean()
+            loss.backward()
+            first.step()
+            second.zero_grad()
+            other = judges(makes(noise).detach()).square().mean()
+            other.backward()
+            second.step()
+            seen += [loss.item(), other.item()]
+        return seen
+
+    plain = train(None)
+    with OutOfCore(20_000) as block:
+        assert train(block) == plain
+        assert block.statistics.replayed >= 4
+    with OutOfCore(20_000) as block:
+        x = torch.ones(16, 16)
+        for _ in range(4):
+            (x * 2).sum().item()
+            block.step()
+        assert block.statistics.iterations == 4
+        assert block.statistics.replayed >= 2
+
+
+def test_what_is_left_alone():
+    data = torch.randn(4000, 16)
+    model = nn.Linear(16, 2)
+    with OutOfCore(20_000) as block:
+        for i in range(5):  # slices of a large tensor from outside
+            model(data[i * 10 : i * 10 + 10]).sum().backward()
+            block.step()
+    assert block.statistics.peak_bytes <= 20_000
+    with OutOfCore(20_000, exclude=(data,)):
+        model(data.index_select(0, torch.arange(10))).sum().backward()
+    with pytest.raises(BudgetTooSmall), OutOfCore(20_000):
+        model(data.index_select(0, torch.arange(10))).sum().backward()
+
+
+class TestRecord:
+    def step(self) -> Callable[[], None]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        batch = torch.randn(6, 4)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+
+        return step
+
+    def test_kinds_and_sizes(self):
+        trace = record(self.step(), warmup=2)
+        total = trace.bytes_by_kind()
+        parameters = 4 * (4 * 8 + 8 + 8)
+        assert total["parameter"] == total["gradient"] == parameters
+        assert total["optimizer state"] == parameters
+        assert total["buffer"] == 4 * (8 + 8) + 8 + 4 * 6 * 4  # statistics, count, the one batch
+        names = [function.name for function in trace.functions]
+        assert {"aten.mm", "aten.native_batch_norm", "aten.add_"} <= set(names)
+
+    def test_running_statistics_are_written(self):
+        trace = record(self.step(), warmup=1)
+        (norm,) = [f for f in trace.functions if f.name == "aten.native_batch_norm"]
+        written = {name for name in norm.outputs if name in norm.inputs}
+        assert [trace.kinds[name] for name in sorted(written)] == ["buffer", "buffer"]
+
+    def test_gradients_end_in_the_next_iteration(self):
+        trace = record(self.step(), warmup=2)
+        n = len(trace.functions)
+        gradients = [name for name, kind in trace.kinds.items() if kind == "gradient"]
+        assert len(gradients) == 3
+        for name in gradients:
+            assert trace.lifetimes[name][1] >= n
+        # Some function runs with no gradient alive: they are set to None, not to zero.
+        assert min(trace.live_bytes) < min(trace.live_bytes[trace.accesses[gradients[0]][0] :])
+
+    def test_within_a_budget(self):
+        whole = record(self.step(), warmup=1)
+        within = record(self.step(), budget_bytes=whole.smallest_budget, warmup=1)
+        assert within.functions == whole.functions
+        assert within.sizes == whole.sizes
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match="warmup is -1"):
+            record(self.step(), warmup=-1)
+        with pytest.raises(ValueError, match="no operation ran"):
+            record(lambda: None)
+
+
+class TestArguments:
+    @pytest.mark.parametrize("budget", [0, -1, 1.5, True, "1 GiB"])
+    def test_budgets(self, budget):
+        with pytest.raises(ValueError, match="whole bytes above 0"):
+            OutOfCore(budget)
+
+    def test_window(self):
+        with pytest.raises(ValueError, match='None or "auto"'):
+            OutOfCore(1, window_bytes="large")
+
+    def test_device(self):
+        with pytest.raises(ValueError, match="choose cpu or cuda"):
+            OutOfCore(1, device="meta")
+
+    def test_folder(self, tmp_path):
+        with (
+            pytest.raises(ValueError, match="is no folder"),
+            OutOfCore(1, swap_folder=tmp_path / "none"),
+        ):
+            pass
+
+    def test_entered_twice(self):
+        with OutOfCore(1000) as block, pytest.raises(RuntimeError, match="entered already"):
+            block.__enter__()
+
+    def test_a_step_outside(self):
+        with pytest.raises(RuntimeError, match="inside the block"):
+            OutOfCore(1000).step()
