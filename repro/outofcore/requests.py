@@ -1,0 +1,44 @@
+"""The requests for device memory that a plan makes, in order."""
+
+from repro.outofcore.allocator import Event
+from repro.outofcore.plan import Kind, SwapPlan
+
+
+def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
+    """Return the requests and their ends when a plan is repeated.
+
+    A variable that is swapped in is a new request, as its memory comes from the allocator anew.
+
+    Args:
+        plan: Any plan; one without transfers gives the requests of training in core.
+        iterations: How often it is run; the first starts with what the plan says is resident.
+    """
+    sizes, n = plan.trace.sizes, len(plan.trace.functions)
+    deaths: dict[int, list[str]] = {}
+    for name, (_, death) in plan.trace.lifetimes.items():
+        deaths.setdefault(death % n, []).append(name)
+    device = dict.fromkeys(sorted(plan.resident))
+    events = [Event(name, sizes[name]) for name in device]
+
+    def place(name: str) -> None:
+        if name not in device:
+            device[name] = None
+            events.append(Event(name, sizes[name]))
+
+    def remove(name: str) -> None:
+        if name in device:
+            del device[name]
+            events.append(Event(name, None))
+
+    for _ in range(iterations):
+        for number, function in enumerate(plan.trace.functions):
+            for name in deaths.get(number, ()):
+                remove(name)
+            for kind, name in plan.before[number]:
+                (remove if kind is Kind.RELEASE else place)(name)
+            for name in function.variables:
+                place(name)
+            for kind, name in plan.after[number]:
+                if kind is Kind.RELEASE:
+                    remove(name)
+    return events
