@@ -12,6 +12,7 @@ fits is not copied at all. What the host still has unchanged is released without
 iteration is planned as a cycle: the window reaches into the next iteration.
 """
 
+import gc
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
@@ -78,6 +79,17 @@ def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None)
         return SwapPlan(
             trace, budget_bytes, none, none, resident, frozenset(), window_bytes=window_bytes
         )
+    # Planning makes no cycles, and the collector would walk a long trace again and again.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _plan(trace, budget_bytes, window_bytes)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _plan(trace: Trace, budget_bytes: int, window_bytes: int) -> SwapPlan:
     run = _Window(trace, budget_bytes, window_bytes)
     for _ in range(_PASSES):
         start = run.state()

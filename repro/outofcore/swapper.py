@@ -152,24 +152,26 @@ class OutOfCore:
     # ---- iterations
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                self._classify("parameter", [parameter])
-                self._classify("gradient", [parameter.grad])
-                state = optimizer.state.get(parameter, {})
-                self._classify("optimizer state", state.values())
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not any(self._knows(parameter) for parameter in parameters):
+            return  # it has stepped out of our sight
+        for parameter in parameters:
+            self._classify("parameter", [parameter])
+            self._classify("gradient", [parameter.grad])
+            self._classify("optimizer state", optimizer.state.get(parameter, {}).values())
         if self._leader is None:
             self._leader = optimizer
         if self._leader is optimizer:
             self._end_iteration()
 
-    def _classify(self, kind: str, values: Iterable[object]) -> None:
+    def _knows(self, tensor: torch.Tensor) -> Variable | None:
         with torch._C.DisableTorchFunction():
-            for value in values:
-                if isinstance(value, torch.Tensor):
-                    known = self._residency.known.get(value.untyped_storage()._cdata)
-                    if known is not None:
-                        known.kind = kind
+            return self._residency.look_up(tensor)
+
+    def _classify(self, kind: str, values: Iterable[object]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor) and (known := self._knows(value)) is not None:
+                known.kind = kind
 
     def step(self) -> None:
         """End an iteration here; from now on optimizers no longer do."""

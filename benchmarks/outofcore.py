@@ -1,0 +1,207 @@
+"""What out-of-core training costs and how it compares: the targets of `repro.outofcore`.
+
+    python -m benchmarks.outofcore [--device cpu] [--repeats 7] [--threads 2]
+
+- Planning a trace of 20,000 functions, at budgets from a tenth to nine tenths of its peak. Target:
+  under 1 s.
+- ResNet-50, forward, backward and SGD: an iteration within `OutOfCore` with everything resident
+  over a plain one; the median over rounds of the ratio of the two times of a round. Target on a
+  CPU: at most 1.08 (iterations of at least 1 s).
+- The same within a half and a quarter of its peak; on a GPU beside `save_on_cpu`.
+- Simulated stall of the window schedule over that of LMS's best pair of distances, and bytes moved
+  over those of swapping everything, for every traced network and budget; compute times measured
+  here, copies at the rate at which an iteration's bytes take as long as its computation. Targets:
+  at most 1 each.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import _disable_current_modes
+
+from repro.measure import describe_device, time_interleaved
+from repro.measure.allocations import keep_freed_memory
+from repro.models import build
+from repro.outofcore import (
+    DoesNotFit,
+    Function,
+    OutOfCore,
+    Trace,
+    on_demand,
+    plan_swaps,
+    swap_everything,
+    tune_fixed_distance,
+    tune_window,
+)
+from repro.outofcore.swapper import record_timed
+
+MIB = 2**20
+NETWORKS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "ResNet-20": ({"name": "resnet20"}, 32, 16),
+    "ResNet-50": ({"name": "torchvision/resnet50"}, 64, 4),
+    "DenseNet-121": ({"name": "torchvision/densenet121"}, 64, 4),
+    "U-Net": ({"name": "unet", "width": 16}, 64, 4),
+}
+SHARES = (0.35, 0.5, 0.65, 0.8)  # of the way from the smallest budget to the peak
+
+
+def training_step(model: dict[str, Any], side: int, batch: int, device: str) -> Callable[[], None]:
+    """Return one iteration of SGD with momentum on random images."""
+    torch.manual_seed(0)
+    network = build(**model).to(device).train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+    images = torch.randn(batch, 3, side, side, device=device)
+    labels = torch.randint(0, 10, (batch,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        out = network(images)
+        loss = F.cross_entropy(out, labels) if out.ndim == 2 else out.square().mean()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def long_chain(layers: int) -> Trace:
+    """Return the trace of a chain of layers of random sizes: 4 L + 1 functions."""
+    rng = random.Random(0)
+    sizes = {"a0": 1000}
+    functions = []
+    for i in range(layers):
+        sizes |= {f"w{i}": rng.randint(10, 500), f"a{i + 1}": rng.randint(500, 5000)}
+        sizes |= {f"g{i}": sizes[f"a{i}"], f"d{i}": sizes[f"w{i}"], f"m{i}": sizes[f"w{i}"]}
+        functions.append(Function("forward", (f"a{i}", f"w{i}"), (f"a{i + 1}",)))
+    sizes[f"g{layers}"] = sizes[f"a{layers}"]
+    functions.append(Function("loss", (f"a{layers}",), (f"g{layers}",)))
+    for i in reversed(range(layers)):
+        inputs = (f"g{i + 1}", f"a{i}", f"w{i}")
+        functions.append(Function("backward", inputs, (f"g{i}", f"d{i}")))
+    for i in range(layers):
+        functions.append(Function("momentum", (f"m{i}", f"d{i}"), (f"m{i}",)))
+        functions.append(Function("update", (f"w{i}", f"m{i}"), (f"w{i}",)))
+    return Trace(tuple(functions), sizes, deaths={"a0": len(functions)})
+
+
+def planning() -> None:
+    """Time the planning of 20,000 functions."""
+    trace = long_chain(5000)
+    for share in (0.1, 0.5, 0.9):
+        taken = []
+        for _ in range(5):
+            start = time.perf_counter()
+            plan_swaps(trace, int(share * trace.peak_bytes))
+            taken.append(time.perf_counter() - start)
+        print(
+            f"planning {len(trace.functions)} functions at {share:.1f} of the peak: "
+            f"{statistics.median(taken):.2f} s (target 1 s)"
+        )
+
+
+def executing(device: str, repeats: int) -> None:
+    """Time ResNet-50 within blocks, in turns with a plain one, and within save_on_cpu."""
+    side, batch = (224, 12) if device == "cpu" else (224, 64)
+    model: dict[str, Any] = {"name": "torchvision/resnet50"}
+    plain = training_step(model, side, batch, device)
+
+    def unseen() -> None:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            plain()
+
+    def report(name: str, other: Callable[[], None], more: Callable[[], str]) -> None:
+        timed = time_interleaved(
+            {"plain": unseen, name: other}, warmup=4, repeats=repeats, device=device
+        )
+        pairs = zip(timed["plain"].samples_s, timed[name].samples_s, strict=True)
+        ratios = [theirs / ours for ours, theirs in pairs]
+        print(
+            f"  {name}: {statistics.median(ratios):.3f} of a plain iteration of "
+            f"{timed['plain'].median_s:.2f} s ({min(ratios):.3f} to {max(ratios):.3f}){more()}"
+        )
+
+    print(f"\nResNet-50, {batch} images of {side}×{side}, forward, backward and SGD")
+    peak = 0
+    for share in (1.0, 0.5, 0.25):
+        budget = int(share * peak) or 1 << 50
+        block = OutOfCore(budget, device=device)
+        step = training_step(model, side, batch, device)
+        with block:
+
+            def said(block: OutOfCore = block) -> str:
+                done, plan = block.statistics, block.plan
+                moved = plan.bytes_moved / MIB if plan else 0
+                return (
+                    f"; {done.peak_bytes / MIB:.0f} MiB, {moved:.0f} MiB moved an iteration, "
+                    f"{done.replayed} of {done.iterations} replayed"
+                )
+
+            name = "everything resident (target 1.08)" if not peak else f"{share:.2f} of the peak"
+            report(name, step, said)
+        peak = peak or block.statistics.peak_bytes
+    saving = training_step(model, side, batch, device)
+
+    def saved() -> None:
+        with torch.autograd.graph.save_on_cpu(pin_memory=device == "cuda"):
+            saving()
+
+    if device == "cuda":
+        report("save_on_cpu", saved, str)
+
+
+def comparing() -> None:
+    """Compare simulated stalls and bytes with LMS's best and with swapping everything."""
+    print("\nSimulated, at the copy rate that makes an iteration's bytes take its computation time")
+    print("  stall: window, LMS's best, on demand; bytes moved over swap everything")
+    for name, (model, side, batch) in NETWORKS.items():
+        recorded = record_timed(training_step(model, side, batch, "cpu"), warmup=2)
+        trace, times = recorded.trace, recorded.times
+        rate = trace.peak_bytes / sum(times)
+        low, high = trace.smallest_budget, trace.peak_bytes
+        for share in SHARES:
+            budget = low + int(share * (high - low))
+            ours = tune_window(trace, budget, times, rate)
+            stall = ours.simulate(times, rate).stall_s
+            try:
+                theirs = tune_fixed_distance(trace, budget, times, rate)
+                other = theirs.simulate(times, rate).stall_s
+                best = f"{other:.3f} s"
+            except DoesNotFit:
+                other, best = float("inf"), "does not fit"
+            paged = on_demand(trace, budget).simulate(times, rate).stall_s
+            everything = swap_everything(trace, budget).bytes_moved
+            verdict = "ok" if stall <= other + 1e-9 and ours.bytes_moved <= everything else "MISSED"
+            print(
+                f"  {name}, {len(trace.functions)} functions, {budget / MIB:.0f} of "
+                f"{high / MIB:.0f} MiB: {stall:.3f} s, {best}, {paged:.3f} s of "
+                f"{sum(times):.3f} s; {ours.bytes_moved / everything:.2f}  {verdict}"
+            )
+
+
+def main() -> None:
+    """Run everything and print it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.device == "cpu":
+        keep_freed_memory()
+    about = describe_device(arguments.device)
+    print(
+        f"{about['name']}, {arguments.threads} threads, torch {torch.__version__}, median of "
+        f"{arguments.repeats} rounds"
+    )
+    planning()
+    executing(arguments.device, arguments.repeats)
+    comparing()
+
+
+if __name__ == "__main__":
+    main()
