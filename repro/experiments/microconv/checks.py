@@ -312,7 +312,10 @@ def check_cluster(results: Results) -> Verdict:
     split = combinations["2 fast + slow"][0]
     part = gain("2 fast + slow", base / costs.slowest(split), PAPER["figure13"]["speedup_k80_k20"])
     if len(split) < 3:
-        part = ("partly" if len(split) == 2 else "not reproduced", f"{part[1]}, on {len(split)} of 3")
+        part = (
+            "partly" if len(split) == 2 else "not reproduced",
+            f"{part[1]}, on {len(split)} of 3",
+        )
     return combine([part])
 
 
