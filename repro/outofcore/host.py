@@ -22,6 +22,21 @@ _ALIGNMENT = 64
 _SMALLEST_SLAB = 16 * 2**20
 
 
+def give_back_freed_memory() -> bool:
+    """Make this process return what it frees to the system; return whether the C library allows it.
+
+    glibc keeps freed blocks of up to 32 MiB by its own rule, so that a process whose tensors are
+    swapped to a file would hardly shrink. From here on blocks of 64 KiB and more are returned, and
+    taken anew with page faults, to the end of the process.
+    """
+    try:
+        set_option = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):
+        return False
+    mmap_threshold = -3
+    return bool(set_option(mmap_threshold, 64 * 1024))
+
+
 class Place(NamedTuple):
     """Bytes [offset, offset + nbytes) of slab number `slab`."""
 

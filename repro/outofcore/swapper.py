@@ -1,5 +1,6 @@
 """Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
 
+import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,7 +12,13 @@ from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.outofcore.host import CudaMover, HostStore, Mover, ThreadMover
+from repro.outofcore.host import (
+    CudaMover,
+    HostStore,
+    Mover,
+    ThreadMover,
+    give_back_freed_memory,
+)
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.operations import (
     Operations,
@@ -50,8 +57,9 @@ class OutOfCore:
         window_bytes: How far to look ahead (`plan_swaps`); ``"auto"`` chooses by simulation with
             measured times.
         device: The device whose tensors are managed; None for the current GPU, or else the CPU.
-        swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in; None keeps
-            them in memory beside the budget.
+        swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
+            with less memory; None keeps them in memory beside the budget. With a folder, this
+            process returns what it frees to the system from then on, which costs page faults.
         exclude: Tensors to leave alone and not to count, such as a whole dataset.
 
     Raises:
@@ -108,11 +116,14 @@ class OutOfCore:
         if self._stack is not None:
             raise RuntimeError("this OutOfCore block is entered already: leave it first")
         self._store = HostStore(pinned=self.device.type == "cuda", path=self.swap_folder)
+        if self.swap_folder is not None:
+            give_back_freed_memory()
         mover: Mover
         if self.device.type == "cuda":
             mover = CudaMover(self._store, self.device)
         else:
             mover = ThreadMover(self._store)
+        self._process = os.getpid()
         excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
         self._mover = mover
         self._residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
@@ -188,17 +199,22 @@ class OutOfCore:
         for variable in self._residency.variables():
             variable.bound = -1
         trace, budget_bytes = recorded.trace, self.budget_bytes
-        if self.window_bytes != "auto":
-            return plan_swaps(trace, budget_bytes, self.window_bytes)
-        rates = self._mover.bandwidth()
-        return tune_window(trace, budget_bytes, recorded.times, rates, _COPY_LATENCY_S)
+        if self.window_bytes == "auto":
+            rates = self._mover.bandwidth()
+            plan = tune_window(trace, budget_bytes, recorded.times, rates, _COPY_LATENCY_S)
+        else:
+            plan = plan_swaps(trace, budget_bytes, self.window_bytes)
+        # All that may lie on the host at once, in one piece.
+        leaving = {a.variable for some in plan.after for a in some if a.kind is Kind.SWAP_OUT}
+        self._store.reserve(sum(trace.sizes[name] for name in leaving))
+        return plan
 
     # ---- operations
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation with its inputs on the device and room for its results."""
         known = signature(operation)
-        if known.ignored:
+        if known.ignored or os.getpid() != self._process:  # such as a loader's worker
             return operation(*args, **kwargs)
         if known.grouped:
             parts = divide(args, self.budget_bytes / _PART)

@@ -1,6 +1,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -193,6 +195,47 @@ def test_where_swapped_out_tensors_lie(tmp_path, threads):
     assert list(tmp_path.iterdir()) == []
 
 
+LESS_MEMORY = """
+import resource, sys, torch
+from repro.models import unet
+from repro.outofcore import OutOfCore
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = unet(width=16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+def train():
+    for _ in range(3):
+        images = torch.randn(8, 3, 128, 128)
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        optimizer.step()
+
+model(torch.randn(1, 3, 32, 32))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+if len(sys.argv) > 1:
+    with OutOfCore(60 * 2**20, swap_folder=sys.argv[1]):
+        train()
+else:
+    train()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux alone")
+def test_swapping_to_a_file_takes_less_memory_of_the_process(tmp_path):
+    grown = [
+        int(subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", LESS_MEMORY, *arguments],
+            capture_output=True, text=True, check=True,
+        ).stdout)
+        for arguments in ([], [str(tmp_path)])
+    ]  # fmt: skip
+    assert grown[1] < 0.6 * grown[0]
+
+
 @pytest.mark.parametrize("window", [0, 200_000, None, "auto"])
 def test_windows(window):
     ours = run(2_000_000, window_bytes=window)
@@ -378,6 +421,33 @@ def test_steps_by_hand_and_two_optimizers():
             block.step()
         assert block.statistics.iterations == 4
         assert block.statistics.replayed >= 2
+
+
+def test_workers_of_a_loader_are_processes_of_their_own():
+    data = torch.utils.data.TensorDataset(torch.randn(12, 3, 16, 16), torch.arange(12) % 10)
+
+    def train(budget: int | None) -> list[float]:
+        torch.manual_seed(0)
+        loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1)
+        training = Training()
+
+        def epochs() -> None:
+            for _ in range(2):
+                for images, labels in loader:
+                    training.optimizer.zero_grad()
+                    loss = training.loss(images, labels)
+                    loss.backward()
+                    training.optimizer.step()
+                    training.seen.append(loss.item())
+
+        if budget is None:
+            epochs()
+        else:
+            with OutOfCore(budget):
+                epochs()
+        return training.seen
+
+    assert train(1_500_000) == train(None)
 
 
 def test_what_is_left_alone():
