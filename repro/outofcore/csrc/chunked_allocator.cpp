@@ -425,6 +425,9 @@ class Allocator {
   // Return chunks for a range: spare ones, then those of freed ranges, oldest first, then new ones,
   // and last, what other streams freed and still use.
   std::vector<Handle> collect(std::size_t count, Stream stream, std::size_t bytes) {
+    std::size_t in_use = counters_.live_bytes / chunk_;
+    if (limit_ && (in_use + count) * chunk_ > limit_)  // before anything is taken for it
+      throw does_not_fit(bytes, "the limit is " + std::to_string(limit_) + " bytes");
     for (Place range = freed_.begin(); spare_.size() < count && range != freed_.end();) {
       Place next = std::next(range);
       if (range->stream == stream || memory_->passed(range->event)) spare(range);
@@ -449,13 +452,16 @@ class Allocator {
       wait(freed_.front().event);
       spare(freed_.begin());
     }
-    if (spare_.size() < count)
-      throw OutOfMemory(std::to_string(bytes) + " bytes do not fit: " +
-                        std::to_string(counters_.live_bytes) + " bytes are in use in chunks of " +
-                        std::to_string(chunk_) + ", and " + reason);
+    if (spare_.size() < count) throw does_not_fit(bytes, reason);
     std::vector<Handle> taken(spare_.end() - static_cast<std::ptrdiff_t>(count), spare_.end());
     spare_.resize(spare_.size() - count);
     return taken;
+  }
+
+  OutOfMemory does_not_fit(std::size_t bytes, const std::string& reason) const {
+    return OutOfMemory(std::to_string(bytes) + " bytes do not fit: " +
+                       std::to_string(counters_.live_bytes) + " bytes are in use in chunks of " +
+                       std::to_string(chunk_) + ", and " + reason);
   }
 
   void place(Range& range) {
