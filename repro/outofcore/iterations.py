@@ -10,7 +10,7 @@ from repro.outofcore.plan import SwapPlan
 from repro.outofcore.recording import Entry, Recording, build
 from repro.outofcore.residency import Variable
 
-_REFINEMENTS = 2  # a plan is made anew for better known ends of variables at most so often
+_REFINEMENTS = 2  # careful plans, made for better known ends of variables, at most
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Iterations:
     iteration leaves behind. Then nothing is recorded until an operation leaves the plan.
 
     Args:
-        make_plan: Plans a recorded iteration; None only records.
+        make_plan: Plans a recorded iteration, carefully where that is asked; None only records.
         statistics: Where to count.
 
     Attributes:
@@ -62,7 +62,7 @@ class Iterations:
     """
 
     def __init__(
-        self, make_plan: Callable[[Recording], SwapPlan] | None, statistics: Statistics
+        self, make_plan: Callable[[Recording, bool], SwapPlan] | None, statistics: Statistics
     ) -> None:
         self._make_plan, self._statistics = make_plan, statistics
         self.origin = 0
@@ -72,7 +72,7 @@ class Iterations:
         self.plan: SwapPlan | None = None
         self._proved = False  # the plan has run through once
         self._settled = False  # the plan is as good as its trace can be known
-        self._refined = 0  # plans made since the functions last changed
+        self._refined = 0  # careful plans made since the functions last changed
         self._strays = 0  # iterations in a row that did not run by the plan
 
     def expected(self, operation: OpOverload, inputs: list[Variable]) -> Step | None:
@@ -131,13 +131,14 @@ class Iterations:
     def _end_recording(self, done: bool) -> None:
         assert self.log is not None
         recorded = build(self.log, self.origin, self.recorded)
-        same = self.plan is not None and recorded.trace == self.plan.trace
+        same = self._refined > 0 and self.plan is not None and recorded.trace == self.plan.trace
         known = done and (self._settled or same or self._refined == _REFINEMENTS)
         # One strange iteration, such as with an evaluation before it, does not end a good plan; and
         # where every iteration is strange, plans are made ever more seldom.
         patient = self._strays < (2 if self._proved else 1) or self._strays & (self._strays - 1)
         if self._make_plan and not known and (done or not patient):
-            self.plan = self._make_plan(recorded)
+            # What has run through by a plan will recur, and is worth a careful one.
+            self.plan = self._make_plan(recorded, done)
             self.follower = Follower(recorded, self.plan)
             self._refined = self._refined + 1 if done else 0
             self._settled = self._proved = False

@@ -14,7 +14,7 @@ iteration is planned as a cycle: the window reaches into the next iteration.
 
 import gc
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from repro.outofcore.plan import Action, Kind, SwapPlan
 from repro.outofcore.trace import Trace
 
 WINDOW_SHARES = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.5)
+TIME_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+FUNCTIONS_AHEAD = (2, 4, 8, 16, 32, 64, 128, 256)
+Reach = list[int]  # for each function, the first one that a window of it does not reach
 _DEFAULT_SHARE = 1.5  # of the budget; what does not fit waits outside the window in any case
 _PASSES = 6  # iterations after which a schedule that does not settle is closed by force
 
@@ -79,28 +82,28 @@ def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None)
         return SwapPlan(
             trace, budget_bytes, none, none, resident, frozenset(), window_bytes=window_bytes
         )
+    return _schedule(trace, budget_bytes, window_bytes, None)
+
+
+def _schedule(trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None) -> SwapPlan:
     # Planning makes no cycles, and the collector would walk a long trace again and again.
     collecting = gc.isenabled()
     gc.disable()
     try:
-        return _plan(trace, budget_bytes, window_bytes)
+        run = _Window(trace, budget_bytes, window_bytes, reach)
+        for _ in range(_PASSES):
+            start = run.state()
+            run.run_pass(closed=False)
+            if run.state() == start:
+                return run.plan(start)
+        run = _Window(trace, budget_bytes, window_bytes, reach)
+        run.run_pass(closed=True)
+        start = run.state()
+        run.run_pass(closed=True)
+        return run.plan(start)
     finally:
         if collecting:
             gc.enable()
-
-
-def _plan(trace: Trace, budget_bytes: int, window_bytes: int) -> SwapPlan:
-    run = _Window(trace, budget_bytes, window_bytes)
-    for _ in range(_PASSES):
-        start = run.state()
-        run.run_pass(closed=False)
-        if run.state() == start:
-            return run.plan(start)
-    run = _Window(trace, budget_bytes, window_bytes)
-    run.run_pass(closed=True)
-    start = run.state()
-    run.run_pass(closed=True)
-    return run.plan(start)
 
 
 def tune_window(
@@ -112,15 +115,16 @@ def tune_window(
 ) -> SwapPlan:
     """Return the plan of the window that takes least time when simulated.
 
-    Windows of `WINDOW_SHARES` of the budget are tried; of equal times, the one that moves fewer
-    bytes is taken. The arguments are those of `plan_swaps` and of `SwapPlan.simulate`.
+    Tried are windows of `WINDOW_SHARES` of the budget in bytes, as in the paper; and, as times may
+    be far from proportional to bytes, windows of `TIME_SHARES` of the computation in seconds and of
+    2 to 256 functions. Of equal times, the plan that moves fewer bytes is taken. The arguments are
+    those of `plan_swaps` and of `SwapPlan.simulate`.
 
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
     """
     best: tuple[tuple[float, int], SwapPlan] | None = None
-    for share in WINDOW_SHARES:
-        plan = plan_swaps(trace, budget_bytes, int(share * budget_bytes))
+    for plan in _windows(trace, budget_bytes, np.asarray(compute_times, dtype=np.float64)):
         result = plan.simulate(compute_times, bandwidth, latency_s)
         score = (round(result.time_s, 9), result.bytes_moved)
         if best is None or score < best[0]:
@@ -129,6 +133,20 @@ def tune_window(
             break
     assert best is not None  # WINDOW_SHARES is not empty
     return best[1]
+
+
+def _windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iterator[SwapPlan]:
+    for share in WINDOW_SHARES:
+        yield plan_swaps(trace, budget_bytes, int(share * budget_bytes))
+    n, unlimited = len(trace.functions), sum(trace.sizes.values())
+    here = np.arange(n)
+    reaches = [here + 1 + count for count in FUNCTIONS_AHEAD]
+    starts = np.concatenate([[0.0], np.cumsum(np.tile(times, 2))])
+    for share in TIME_SHARES:  # those that start so soon after the current one ends
+        until = starts[1 : n + 1] + share * times.sum()
+        reaches.append(np.searchsorted(starts[:-1], until, side="right"))
+    for reach in reaches:
+        yield _schedule(trace, budget_bytes, unlimited, np.clip(reach, here + 1, here + n).tolist())
 
 
 def _alive_at_start(trace: Trace) -> frozenset[str]:
@@ -145,8 +163,10 @@ class _Window:
     Functions are counted on through the iterations: f_a is number a % n of iteration a // n.
     """
 
-    def __init__(self, trace: Trace, budget_bytes: int, window_bytes: int) -> None:
-        self.trace, self.budget, self.window = trace, budget_bytes, window_bytes
+    def __init__(
+        self, trace: Trace, budget_bytes: int, window_bytes: int, reach: Reach | None
+    ) -> None:
+        self.trace, self.budget, self.window, self.reach = trace, budget_bytes, window_bytes, reach
         self.n = n = len(trace.functions)
         self.names = list(trace.accesses)
         number = {name: v for v, name in enumerate(self.names)}
@@ -246,7 +266,8 @@ class _Window:
             self.at = a
             for v in self.deaths.get(a - start, ()):  # of this iteration or of the one before
                 self._die(self._instance(v, (a - self.death[v]) // self.n))
-            self._extend(a, start + self.n if closed else a + self.n)
+            end = a + self.n if self.reach is None else start + self.reach[a - start]
+            self._extend(a, min(end, start + self.n) if closed else end)
             self._execute(a)
         self.at = start + self.n
         if closed:

@@ -195,15 +195,17 @@ class OutOfCore:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             self._iterations.end(self._residency.clock)
 
-    def _make_plan(self, recorded: Recording) -> SwapPlan:
+    def _make_plan(self, recorded: Recording, careful: bool) -> SwapPlan:
         for variable in self._residency.variables():
             variable.bound = -1
         trace, budget_bytes = recorded.trace, self.budget_bytes
-        if self.window_bytes == "auto":
+        if self.window_bytes != "auto":
+            plan = plan_swaps(trace, budget_bytes, self.window_bytes)
+        elif careful:
             rates = self._mover.bandwidth()
             plan = tune_window(trace, budget_bytes, recorded.times, rates, _COPY_LATENCY_S)
         else:
-            plan = plan_swaps(trace, budget_bytes, self.window_bytes)
+            plan = plan_swaps(trace, budget_bytes)
         # All that may lie on the host at once, in one piece.
         leaving = {a.variable for some in plan.after for a in some if a.kind is Kind.SWAP_OUT}
         self._store.reserve(sum(trace.sizes[name] for name in leaving))
