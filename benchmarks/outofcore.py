@@ -48,7 +48,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], int, int]] = {
     "DenseNet-121": ({"name": "torchvision/densenet121"}, 64, 4),
     "U-Net": ({"name": "unet", "width": 16}, 64, 4),
 }
-SHARES = (0.35, 0.5, 0.65, 0.8)  # of the way from the smallest budget to the peak
+SHARES = (0.1, 0.35, 0.5, 0.65, 0.8)  # of the way from the smallest budget to the peak
 
 
 def training_step(model: dict[str, Any], side: int, batch: int, device: str) -> Callable[[], None]:

@@ -2,18 +2,32 @@
 
 Source: Hayakawa and Narihira, section 4. Both are exact simulators over sequences of requests, so
 that fragmentation can be studied without a device; `native` is the real chunked allocator.
+
+Terms, in bytes: *requested* is what was asked for and not freed; *allocated* the same with each
+request rounded up to what it was given; *reserved* what was taken from the device; *internal*
+fragmentation is allocated less requested, *cached* is reserved less allocated, and *external*
+fragmentation is what of the cached bytes may be of no use to later requests.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from numbers import Integral
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 MIB = 2**20
 PAPER_CHUNK_BYTES = 40 * MIB  # section 4: it balances the cost of mapping and the fragmentation
+QUANTITIES = (
+    "requested_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "internal_fragmentation_bytes",
+    "external_fragmentation_bytes",
+    "live_blocks",
+)
 
 
 class AllocatorError(ValueError):
@@ -21,21 +35,14 @@ class AllocatorError(ValueError):
 
 
 class OutOfMemory(MemoryError):
-    """A request does not fit.
+    """A request does not fit, though it may be below `free_bytes`: capacity less allocated."""
 
-    Attributes:
-        requested_bytes: What was asked for.
-        live_bytes: Bytes handed out, each request rounded up.
-        reserved_bytes: Bytes taken from the device.
-        capacity_bytes: What the device has.
-    """
-
-    def __init__(self, requested: int, live: int, reserved: int, capacity: int) -> None:
-        self.requested_bytes, self.live_bytes = requested, live
-        self.reserved_bytes, self.capacity_bytes = reserved, capacity
+    def __init__(self, requested: int, free: int, capacity: int, largest: int) -> None:
+        self.requested_bytes, self.free_bytes = requested, free
+        self.capacity_bytes, self.largest_bytes = capacity, largest
         super().__init__(
-            f"{requested} bytes do not fit: of {capacity} bytes, {live} are handed out and "
-            f"{reserved - live} more are held; free something or allow more"
+            f"{requested} bytes do not fit: {free} of {capacity} bytes are free, and the largest "
+            f"request that fits is {largest}; free something, or allow more as capacity_bytes"
         )
 
 
@@ -46,335 +53,368 @@ class Event(NamedTuple):
     nbytes: int | None
 
 
-class Allocator(Protocol):
-    """What both simulators have in common."""
+class _Allocator:
+    """What both simulators have in common: the `QUANTITIES` of this instant and their `peaks`."""
 
-    requested_bytes: int
-    live_bytes: int
-    reserved_bytes: int
-    map_operations: int
+    _fragments = True
 
-    def malloc(self, name: Hashable, nbytes: int) -> None:
-        """Hand out bytes."""
-
-    def free(self, name: Hashable) -> None:
-        """Take them back."""
-
-
-def _check_request(name: Hashable, nbytes: int, live: Iterable[Hashable]) -> None:
-    if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 0:
-        raise AllocatorError(
-            f"{nbytes!r} bytes are asked for {name!r}: give whole bytes, 0 or more"
-        )
-    if name in live:
-        raise AllocatorError(f"{name!r} is handed out already: free it before, or use another name")
-
-
-class _Block:
-    """Bytes [offset, offset + size) of a segment; blocks of a segment form a list in order."""
-
-    __slots__ = ("after", "before", "free", "offset", "segment", "size", "small")
-
-    def __init__(self, segment: int, offset: int, size: int, small: bool) -> None:
-        self.segment, self.offset, self.size, self.small = segment, offset, size, small
-        self.free = True
-        self.before: _Block | None = None
-        self.after: _Block | None = None
-
-
-class BestFitAllocator:
-    """Best fit with caching, as deep-learning frameworks do it: the baseline of section 4.
-
-    Sizes, pools and the rule of when to split are those of torch's CUDA allocator: requests are
-    rounded to 512 bytes; up to 1 MiB comes from segments of 2 MiB, below 10 MiB from segments of
-    20 MiB, others from segments of their own, rounded to 2 MiB; the smallest free block that is
-    large enough is taken, and split where at least 512 bytes (small) or over 1 MiB (large) are
-    left; freed neighbours are joined. Where the device has no more, all wholly free segments go
-    back to it and the request is tried once more.
-
-    Differs from torch: one stream; no expandable segments, no garbage collection threshold.
-
-    Args:
-        capacity_bytes: What the device has; None for no limit.
-
-    Attributes:
-        requested_bytes: Bytes that were asked for and not freed.
-        live_bytes: The same, each request rounded up.
-        reserved_bytes: Bytes of all segments.
-        map_operations: Segments taken from the device or given back.
-    """
-
-    ROUND, SMALL, SMALL_SEGMENT = 512, MIB, 2 * MIB
-    LARGE, LARGE_SEGMENT, ROUND_LARGE = 10 * MIB, 20 * MIB, 2 * MIB
-
-    def __init__(self, capacity_bytes: int | None = None) -> None:
+    def __init__(self, capacity_bytes: int | None) -> None:
+        if capacity_bytes is not None:
+            _check_size("capacity_bytes", capacity_bytes)
         self.capacity_bytes = capacity_bytes
-        self.requested_bytes = self.live_bytes = self.reserved_bytes = self.map_operations = 0
-        self._live: dict[Hashable, tuple[_Block, int]] = {}
-        # Free blocks of each pool, (size, segment, offset), ascending; and the blocks by place.
-        self._free: dict[bool, list[tuple[int, int, int]]] = {True: [], False: []}
-        self._blocks: dict[tuple[int, int], _Block] = {}
-        self._segments: dict[int, int] = {}
-        self._next = 0
+        self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
+        self.live_blocks = self.map_operations = 0
+        self.peaks = dict.fromkeys(QUANTITIES, 0)
+        self._live: dict[Hashable, tuple[Any, int, int]] = {}  # place, requested, allocated
+
+    @property
+    def internal_fragmentation_bytes(self) -> int:
+        """Allocated less requested bytes: what rounding up takes within live blocks."""
+        return self.allocated_bytes - self.requested_bytes
+
+    @property
+    def cached_bytes(self) -> int:
+        """Reserved less allocated bytes: taken from the device, and free."""
+        return self.reserved_bytes - self.allocated_bytes
+
+    @property
+    def external_fragmentation_bytes(self) -> int:
+        """Best fit: all cached bytes, the paper's worst case. Chunks: 0, as any serves anyone."""
+        return self.cached_bytes if self._fragments else 0
 
     def malloc(self, name: Hashable, nbytes: int) -> None:
-        """Hand out bytes; none for a request of 0.
+        """Hand out bytes.
 
         Raises:
-            OutOfMemory: Neither a free block nor a new segment serves it.
-            AllocatorError: The name is in use, or the size makes no sense.
+            OutOfMemory: They do not fit; the allocator serves as before without them.
+            AllocatorError: The name is live, or the size makes no sense.
         """
-        _check_request(name, nbytes, self._live)
-        size = max(1, -(-nbytes // self.ROUND)) * self.ROUND if nbytes else 0
-        block = self._take(size, nbytes) if size else _Block(-1, 0, 0, True)
-        block.free = False
-        self._live[name] = block, nbytes
-        self.requested_bytes += nbytes
-        self.live_bytes += block.size
-
-    def _take(self, size: int, nbytes: int) -> _Block:
-        small = size <= self.SMALL
-        pool = self._free[small]
-        at = bisect_left(pool, (size, -1, -1))
-        if at < len(pool):
-            _, segment, offset = pool.pop(at)
-            block = self._blocks[segment, offset]
-        else:
-            block = self._reserve(size, small, nbytes)
-        rest = block.size - size
-        if rest >= self.ROUND if small else rest > self.SMALL:
-            other = _Block(block.segment, block.offset + size, rest, small)
-            other.before, other.after, block.after = block, block.after, other
-            if other.after:
-                other.after.before = other
-            block.size = size
-            self._put(other)
-        return block
-
-    def _reserve(self, size: int, small: bool, nbytes: int) -> _Block:
-        if small:
-            whole = self.SMALL_SEGMENT
-        elif size < self.LARGE:
-            whole = self.LARGE_SEGMENT
-        else:
-            whole = -(-size // self.ROUND_LARGE) * self.ROUND_LARGE
-        if self._exceeds(whole):
-            self.give_back()
-        if self._exceeds(whole):
-            assert self.capacity_bytes is not None
-            raise OutOfMemory(nbytes, self.live_bytes, self.reserved_bytes, self.capacity_bytes)
-        block = _Block(self._next, 0, whole, small)
-        self._blocks[block.segment, 0] = block
-        self._segments[block.segment] = whole
-        self._next += 1
-        self.reserved_bytes += whole
-        self.map_operations += 1
-        return block
-
-    def _exceeds(self, nbytes: int) -> bool:
-        return self.capacity_bytes is not None and (
-            self.reserved_bytes + nbytes > self.capacity_bytes
-        )
-
-    def _put(self, block: _Block) -> None:
-        block.free = True
-        self._blocks[block.segment, block.offset] = block
-        insort(self._free[block.small], (block.size, block.segment, block.offset))
-
-    def _pull(self, block: _Block) -> None:
-        pool = self._free[block.small]
-        del pool[bisect_left(pool, (block.size, block.segment, block.offset))]
+        _check_size(f"the request for {name!r}", nbytes)
+        if name in self._live:
+            raise AllocatorError(f"{name!r} is live already: free it, or use another name")
+        place, allocated = self._take(int(nbytes))
+        self._live[name] = place, int(nbytes), allocated
+        self._note(int(nbytes), allocated, 1)
 
     def free(self, name: Hashable) -> None:
         """Take back what was handed out under a name.
 
         Raises:
-            AllocatorError: Nothing is.
+            AllocatorError: Nothing is live under it.
         """
         if name not in self._live:
-            raise AllocatorError(f"{name!r} is not handed out: it was freed, or never asked for")
-        block, nbytes = self._live.pop(name)
-        self.requested_bytes -= nbytes
-        self.live_bytes -= block.size
-        if not block.size:
-            return
-        if block.after and block.after.free:
-            gone = block.after
-            self._pull(gone)
-            del self._blocks[gone.segment, gone.offset]
-            block.size += gone.size
-            block.after = gone.after
-            if block.after:
-                block.after.before = block
-        if block.before and block.before.free:
-            kept = block.before
-            self._pull(kept)
-            self._blocks.pop((block.segment, block.offset), None)
-            kept.size += block.size
-            kept.after = block.after
-            if kept.after:
-                kept.after.before = kept
-            block = kept
-        self._put(block)
+            raise AllocatorError(f"{name!r} is not live: it was freed, or never asked for")
+        place, nbytes, allocated = self._live.pop(name)
+        self._give(place)
+        self._note(-nbytes, -allocated, -1)
 
-    def give_back(self) -> None:
-        """Give all wholly free segments back to the device."""
-        for pool in self._free.values():
-            for free in tuple(pool):
-                size, segment, offset = free
-                if size == self._segments[segment]:
-                    pool.remove(free)
-                    del self._blocks[segment, offset], self._segments[segment]
-                    self.reserved_bytes -= size
-                    self.map_operations += 1
+    def largest_allocatable(self) -> int | None:
+        """Return the largest request that fits (best fit may refuse smaller); None: no limit."""
+        return None if self.capacity_bytes is None else self._largest(self.capacity_bytes)
+
+    def _does_not_fit(self, nbytes: int, capacity: int) -> OutOfMemory:
+        free, largest = capacity - self.allocated_bytes, self._largest(capacity)
+        return OutOfMemory(nbytes, free, capacity, largest)
+
+    def _note(self, requested: int, allocated: int, blocks: int) -> None:
+        self.requested_bytes += requested
+        self.allocated_bytes += allocated
+        self.live_blocks += blocks
+        for quantity, peak in self.peaks.items():
+            self.peaks[quantity] = max(peak, getattr(self, quantity))
+
+    def _take(self, nbytes: int) -> tuple[Any, int]:  # a place, and its size in bytes
+        raise NotImplementedError
+
+    def _give(self, place: Any) -> None:
+        raise NotImplementedError
+
+    def _largest(self, capacity: int) -> int:
+        raise NotImplementedError
+
+
+def _check_size(what: str, nbytes: object) -> None:
+    if isinstance(nbytes, bool) or not isinstance(nbytes, Integral) or nbytes < 1:
+        raise AllocatorError(f"{what} is {nbytes!r}: give whole bytes above 0")
+
+
+class _Block:
+    """Bytes from an address on; those of a segment are a list in order."""
+
+    __slots__ = ("address", "after", "before", "free", "size", "small")
+
+    def __init__(self, address: int, size: int, small: bool) -> None:
+        self.address, self.size, self.small = address, size, small
+        self.free = False
+        self.before: _Block | None = None
+        self.after: _Block | None = None
+
+
+class BestFitAllocator(_Allocator):
+    """Best fit with caching, as deep-learning frameworks do it: the baseline of section 4.
+
+    Sizes, pools and the rule of when to split are those of torch's CUDA allocator: the smallest
+    free block of the pool that is large enough is taken, at the lowest address among equals, and
+    split where enough is left (`alignment` bytes in the small pool, more than `small_bytes` in the
+    large one); freed neighbours of a segment are joined, and segments are kept. Where the device
+    has no more, all wholly free segments go back to it and the request is tried once more.
+
+    Differs from torch: one stream, on which freed memory is there at once; expandable segments and
+    options that are off by default (largest size to split, garbage collection) are left out.
+
+    Args:
+        capacity_bytes: What the device has for segments; None for no limit.
+        alignment: Requests are rounded up to a multiple of it.
+        small_bytes: Rounded requests up to it are of the small pool.
+        small_segment_bytes: Size of the small pool's segments.
+        large_bytes: Rounded requests from it on get a segment of their own ...
+        large_rounding: ... rounded up to a multiple of this.
+        large_segment_bytes: Size of the large pool's other segments.
+
+    Attributes:
+        map_operations: Segments taken from the device or given back.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int | None = None,
+        alignment: int = 512,
+        small_bytes: int = MIB,
+        small_segment_bytes: int = 2 * MIB,
+        large_bytes: int = 10 * MIB,
+        large_rounding: int = 2 * MIB,
+        large_segment_bytes: int = 20 * MIB,
+    ) -> None:
+        super().__init__(capacity_bytes)
+        self.alignment, self.small_bytes, self.large_bytes = alignment, small_bytes, large_bytes
+        self.small_segment_bytes, self.large_rounding = small_segment_bytes, large_rounding
+        self.large_segment_bytes = large_segment_bytes
+        for what in ("alignment", "small_bytes", "large_bytes", "large_rounding"):
+            _check_size(what, getattr(self, what))
+        if small_segment_bytes < small_bytes or large_segment_bytes < large_bytes:
+            raise AllocatorError(
+                f"small_bytes={small_bytes} and large_bytes={large_bytes} do not fit into segments "
+                f"of {small_segment_bytes} and {large_segment_bytes} bytes: give larger segments"
+            )
+        # Free blocks of each pool, (size, address), ascending; and the free blocks by address.
+        self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
+        self._blocks: dict[int, _Block] = {}
+        self._next = 0
 
     @property
-    def places(self) -> dict[Hashable, tuple[int, int, int]]:
-        """What is handed out where: (segment, offset, bytes) by name."""
-        return {n: (b.segment, b.offset, b.size) for n, (b, _) in self._live.items()}
+    def blocks(self) -> dict[Hashable, tuple[int, int]]:
+        """(address, bytes) of what is live; segments lie at addresses of their own."""
+        return {name: (block.address, block.size) for name, (block, *_) in self._live.items()}
+
+    def _take(self, nbytes: int) -> tuple[_Block, int]:
+        size = -(-nbytes // self.alignment) * self.alignment
+        small = size <= self.small_bytes
+        pool = self._free[small]
+        at = bisect_left(pool, (size, -1))
+        block = self._blocks.pop(pool.pop(at)[1]) if at < len(pool) else self._reserve(size, nbytes)
+        block.free = False
+        rest = block.size - size
+        if rest >= self.alignment if small else rest > self.small_bytes:
+            other = _Block(block.address + size, rest, small)
+            other.before, other.after, block.after = block, block.after, other
+            if other.after:
+                other.after.before = other
+            block.size = size
+            self._put(other)
+        return block, block.size
+
+    def _reserve(self, size: int, nbytes: int) -> _Block:
+        if size <= self.small_bytes:
+            whole = self.small_segment_bytes
+        elif size < self.large_bytes:
+            whole = self.large_segment_bytes
+        else:
+            whole = -(-size // self.large_rounding) * self.large_rounding
+        capacity = self.capacity_bytes
+        if capacity is not None and self.reserved_bytes + whole > capacity:
+            self.release_cached()
+            if self.reserved_bytes + whole > capacity:
+                raise self._does_not_fit(nbytes, capacity)
+        block = _Block(self._next, whole, size <= self.small_bytes)
+        self._next += whole
+        self.reserved_bytes += whole
+        self.map_operations += 1
+        return block
+
+    def _put(self, block: _Block) -> None:
+        block.free = True
+        self._blocks[block.address] = block
+        insort(self._free[block.small], (block.size, block.address))
+
+    def _pull(self, block: _Block) -> None:
+        pool = self._free[block.small]
+        del pool[bisect_left(pool, (block.size, block.address))]
+        del self._blocks[block.address]
+
+    def _give(self, block: _Block) -> None:
+        before, after = block.before, block.after
+        if before and before.free:
+            self._pull(before)
+            block.address, block.size = before.address, before.size + block.size
+            block.before = before.before
+        if after and after.free:
+            self._pull(after)
+            block.size += after.size
+            block.after = after.after
+        if block.before:
+            block.before.after = block
+        if block.after:
+            block.after.before = block
+        self._put(block)
+
+    def release_cached(self) -> None:
+        """Give all wholly free segments back to the device."""
+        for block in [b for b in self._blocks.values() if not (b.before or b.after)]:
+            self._pull(block)
+            self.reserved_bytes -= block.size
+            self.map_operations += 1
+
+    def _largest(self, capacity: int) -> int:
+        whole = sum(b.size for b in self._blocks.values() if not (b.before or b.after))
+        device = capacity - self.reserved_bytes + whole
+        small, large = (pool[-1][0] if pool else 0 for pool in self._free.values())
+        if device >= self.small_segment_bytes:
+            small = self.small_bytes
+        if device >= self.large_segment_bytes:
+            large = max(large, self.large_bytes - 1)
+        own = device - device % self.large_rounding
+        sizes = (min(small, self.small_bytes), large, own if own >= self.large_bytes else 0)
+        return max(size - size % self.alignment for size in sizes)
 
 
-class ChunkedAllocator:
+class ChunkedAllocator(_Allocator):
     """Physical chunks of one size, mapped into contiguous virtual ranges: section 4.
 
-    A request of m_r bytes gets k = ceil(m_r / m_c) chunks of m_c bytes; so much more than asked for
-    is its internal fragmentation, below m_c (equation 1), and below N_max m_c in all (equation 2).
-    Chunks combine in any order, so that there is no external fragmentation: whatever is free serves
-    any request.
+    A request of m_r bytes gets k = ceil(m_r / m_c) chunks of m_c bytes: its internal fragmentation
+    is below m_c (equation 1), and all of it below N_max m_c (equation 2). Chunks combine in any
+    order, so that it fails only where the chunks of all live blocks would exceed the capacity.
 
     A freed range stays mapped, and a request for exactly as many chunks takes the latest of that
-    size. Otherwise chunks are taken from freed ranges, the one that was freed longest ago first,
-    which are unmapped, and new chunks are made where these are not enough.
+    size. Otherwise chunks are collected: those mapped nowhere, then those of freed ranges, the one
+    freed longest ago first, which are unmapped whole; new ones are made where these are not enough.
+
+    Differs from the paper: its code may grow a freed range in place; here a range is mapped anew.
 
     Args:
         chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.
-        capacity_bytes: What the device has; None for no limit.
+        capacity_bytes: What the device has for chunks; None for no limit.
 
     Attributes:
-        requested_bytes: Bytes that were asked for and not freed.
-        live_bytes: The same, each request rounded up to chunks.
-        reserved_bytes: Bytes of all chunks.
-        map_operations: Chunks mapped into a range or unmapped from one.
-        ranges_reused: Requests that took a range as it was.
+        maps: Chunks mapped into a range; `unmaps` from one; `map_operations` is the sum.
+        chunks_created: Physical chunks; none is given back unless `release_cached` is called.
+        ranges_reused: Requests that took a freed range as it was.
     """
+
+    _fragments = False
 
     def __init__(
         self, chunk_bytes: int = PAPER_CHUNK_BYTES, capacity_bytes: int | None = None
     ) -> None:
-        if isinstance(chunk_bytes, bool) or not isinstance(chunk_bytes, int) or chunk_bytes < 1:
-            raise AllocatorError(f"chunk_bytes is {chunk_bytes!r}: give whole bytes above 0")
-        self.chunk_bytes, self.capacity_bytes = chunk_bytes, capacity_bytes
-        self.requested_bytes = self.live_bytes = self.reserved_bytes = 0
-        self.map_operations = self.ranges_reused = 0
-        self._live: dict[Hashable, tuple[int, int]] = {}
-        # Freed ranges, oldest first (a dict keeps its order), and their numbers by size.
-        self._freed: dict[int, int] = {}
-        self._by_size: dict[int, list[int]] = {}
-        self._spare = 0  # chunks that are mapped nowhere
-        self._next = 0
+        super().__init__(capacity_bytes)
+        _check_size("chunk_bytes", chunk_bytes)
+        self.chunk_bytes = chunk_bytes
+        self.maps = self.unmaps = self.chunks_created = self.ranges_reused = 0
+        # Freed ranges by number, the oldest first, their numbers by size, and unmapped chunks.
+        self._freed: dict[int, tuple[int, ...]] = {}
+        self._by_size: dict[int, dict[int, None]] = {}
+        self._unmapped: list[int] = []
+        self._frees = 0
 
-    def malloc(self, name: Hashable, nbytes: int) -> None:
-        """Hand out bytes; none for a request of 0.
+    @property
+    def blocks(self) -> dict[Hashable, tuple[int, ...]]:
+        """The chunks of what is live, by number, in the order that they are mapped."""
+        return {name: chunks for name, (chunks, *_) in self._live.items()}
 
-        Raises:
-            OutOfMemory: Not enough chunks are left within the capacity.
-            AllocatorError: The name is in use, or the size makes no sense.
-        """
-        _check_request(name, nbytes, self._live)
-        count = -(-nbytes // self.chunk_bytes)
-        same = self._by_size.get(count)
-        if count and same:
-            del self._freed[same.pop()]
+    def _take(self, nbytes: int) -> tuple[tuple[int, ...], int]:
+        count, capacity = -(-nbytes // self.chunk_bytes), self.capacity_bytes
+        allocated = count * self.chunk_bytes
+        if capacity is not None and allocated > self._largest(capacity):
+            raise self._does_not_fit(nbytes, capacity)
+        if self._by_size.get(count):
+            number, _ = self._by_size[count].popitem()
+            chunks = self._freed.pop(number)
             self.ranges_reused += 1
-        elif count:
-            self._map(count, nbytes)
-        self._live[name] = count, nbytes
-        self.requested_bytes += nbytes
-        self.live_bytes += count * self.chunk_bytes
+        else:
+            chunks = self._collect(count)
+            self.maps += count
+            self.map_operations += count
+        return chunks, allocated
 
-    def _map(self, count: int, nbytes: int) -> None:
-        free = self.reserved_bytes - self.live_bytes
-        new = max(0, count * self.chunk_bytes - free)
-        if self.capacity_bytes is not None and self.reserved_bytes + new > self.capacity_bytes:
-            raise OutOfMemory(nbytes, self.live_bytes, self.reserved_bytes, self.capacity_bytes)
-        while self._spare < count and self._freed:
-            number, size = next(iter(self._freed.items()))
-            del self._freed[number]
-            self._by_size[size].remove(number)
-            self._spare += size
-            self.map_operations += size
-        made = max(0, count - self._spare)
-        self.reserved_bytes += made * self.chunk_bytes
-        self._spare += made - count
-        self.map_operations += count
+    def _collect(self, count: int) -> tuple[int, ...]:
+        while len(self._unmapped) < count and self._freed:
+            self._unmap(next(iter(self._freed)))
+        for _ in range(count - len(self._unmapped)):
+            self._unmapped.append(self.chunks_created)
+            self.chunks_created += 1
+            self.reserved_bytes += self.chunk_bytes
+        chunks = tuple(self._unmapped[-count:])
+        del self._unmapped[-count:]
+        return chunks
 
-    def free(self, name: Hashable) -> None:
-        """Take back what was handed out under a name; its range stays mapped.
+    def _unmap(self, number: int) -> None:
+        chunks = self._freed.pop(number)
+        del self._by_size[len(chunks)][number]
+        self._unmapped.extend(chunks)
+        self.unmaps += len(chunks)
+        self.map_operations += len(chunks)
 
-        Raises:
-            AllocatorError: Nothing is.
-        """
-        if name not in self._live:
-            raise AllocatorError(f"{name!r} is not handed out: it was freed, or never asked for")
-        count, nbytes = self._live.pop(name)
-        self.requested_bytes -= nbytes
-        self.live_bytes -= count * self.chunk_bytes
-        if count:
-            self._freed[self._next] = count
-            self._by_size.setdefault(count, []).append(self._next)
-            self._next += 1
+    def _give(self, chunks: tuple[int, ...]) -> None:
+        self._freed[self._frees] = chunks
+        self._by_size.setdefault(len(chunks), {})[self._frees] = None
+        self._frees += 1
+
+    def release_cached(self) -> None:
+        """Unmap all freed ranges, and give all chunks that are not in use back to the device."""
+        while self._freed:
+            self._unmap(next(iter(self._freed)))
+        self._unmapped.clear()
+        self.reserved_bytes = self.allocated_bytes
+
+    def _largest(self, capacity: int) -> int:
+        return capacity // self.chunk_bytes * self.chunk_bytes - self.allocated_bytes
 
 
 @dataclass(frozen=True)
 class FragmentationReport:
-    """What a sequence of requests took from the device.
+    """What n requests and their ends took: peaks over them, and the time line.
 
     Attributes:
-        requested_bytes: (n,) after each event, the bytes asked for and not freed.
-        live_bytes: (n,) the same with each request rounded up.
-        reserved_bytes: (n,) the bytes taken from the device.
-        map_operations: In all.
+        timeline: By each of `QUANTITIES`, (n,) its value after each event.
+        map_operations: In all, by the allocator's own measure.
     """
 
-    requested_bytes: NDArray[np.int64]
-    live_bytes: NDArray[np.int64]
-    reserved_bytes: NDArray[np.int64]
+    timeline: dict[str, NDArray[np.int64]]
     map_operations: int
-
-    @property
-    def peak_requested_bytes(self) -> int:
-        """The most that was asked for at once."""
-        return int(self.requested_bytes.max(initial=0))
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """The most that was taken from the device."""
-        return int(self.reserved_bytes.max(initial=0))
-
-    @property
-    def internal_bytes(self) -> int:
-        """The most that rounding up took at once: internal fragmentation, IF_max of equation 2."""
-        return int((self.live_bytes - self.requested_bytes).max(initial=0))
-
-    @property
-    def overhead(self) -> float:
-        """What was taken from the device at the peak, over what was asked for at its peak."""
-        return self.peak_reserved_bytes / max(1, self.peak_requested_bytes)
+    peak_requested_bytes: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_internal_fragmentation_bytes: int
+    peak_external_fragmentation_bytes: int
+    peak_live_blocks: int
 
 
-def replay(allocator: Allocator, events: Iterable[Event]) -> FragmentationReport:
-    """Run requests through an allocator, and report what they took.
+def replay(
+    allocator: BestFitAllocator | ChunkedAllocator, events: Iterable[Event]
+) -> FragmentationReport:
+    """Run requests and their ends through an allocator, and report what they took.
 
     Raises:
-        OutOfMemory: One does not fit.
-        AllocatorError: The sequence contradicts itself.
+        OutOfMemory: A request does not fit; what was done before it stands.
+        AllocatorError: The events contradict themselves.
     """
-    rows = []
+    operations, rows = allocator.map_operations, []
     for name, nbytes in events:
         if nbytes is None:
             allocator.free(name)
         else:
             allocator.malloc(name, nbytes)
-        rows.append((allocator.requested_bytes, allocator.live_bytes, allocator.reserved_bytes))
-    table = np.array(rows, dtype=np.int64).reshape(len(rows), 3)
-    return FragmentationReport(table[:, 0], table[:, 1], table[:, 2], allocator.map_operations)
+        rows.append([getattr(allocator, quantity) for quantity in QUANTITIES])
+    table = np.array(rows, dtype=np.int64).reshape(len(rows), len(QUANTITIES))
+    timeline = dict(zip(QUANTITIES, table.T, strict=True))
+    peaks = {f"peak_{name}": int(line.max(initial=0)) for name, line in timeline.items()}
+    return FragmentationReport(timeline, allocator.map_operations - operations, **peaks)

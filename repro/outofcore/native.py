@@ -1,260 +1,356 @@
-"""The real chunked allocator, built from `csrc` at first use: for a GPU and, for tests, a CPU."""
+"""The chunked allocator of section 4 in C++: on CUDA by the driver, and on host memory for tests.
+
+The library is compiled at first use with the plain compiler; the CUDA driver is looked up at run
+time, so that no toolkit is needed. See `csrc/chunked_allocator.cpp` for how it works.
+"""
 
 import ctypes
+import hashlib
 import os
+import platform
 import shutil
 import subprocess
 import tempfile
+import threading
 from dataclasses import dataclass, fields
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
-from typing import Literal, Self
+from types import TracebackType
 
 import torch
 
-from repro.outofcore.allocator import PAPER_CHUNK_BYTES
+from repro.outofcore.allocator import PAPER_CHUNK_BYTES, AllocatorError
 
-_SOURCE = Path(__file__).with_name("csrc") / "chunked_allocator.cpp"
-_FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-Wall", "-Wextra")
-_LIBRARIES = ("-ldl", "-lpthread")
+SOURCES = Path(__file__).with_name("csrc")
+FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
+LIBRARIES = ("-ldl", "-lpthread")
+_INVALID, _OUT_OF_MEMORY = 1, 2
+_LARGEST = 2**63 - 1
 
 
-class NativeError(RuntimeError):
-    """The native allocator cannot be built, made or used as asked."""
+class AllocatorBuildError(RuntimeError):
+    """The library of the chunked allocator cannot be built here."""
+
+
+class NativeOutOfMemory(MemoryError):
+    """A request does not fit into the limit, or the device has no more; it says how much."""
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What a native allocator has done.
+    """What an allocator holds now, and what it has done; the terms are those of `allocator`.
 
     Attributes:
-        requested_bytes: Bytes asked for and not freed.
-        live_bytes: The same, each request rounded up to chunks.
-        reserved_bytes: Bytes of all physical chunks.
-        peak_requested_bytes: The most of `requested_bytes`; the others likewise.
-        peak_live_bytes: The most of `live_bytes`.
-        peak_reserved_bytes: The most of `reserved_bytes`.
-        chunks_created: Physical chunks taken from the device.
-        chunks_mapped: Chunks mapped into a range, each time.
-        chunks_unmapped: Chunks unmapped from one.
-        ranges_reused: Requests that took a freed range as it was.
-        ranges_waiting: Mappings that wait for the event of their last use.
-        event_waits: Times that the host waited for an event.
-        failures: Requests that failed.
+        limit_bytes: 0 for none.
+        physical_bytes: What the system counts behind the chunks; on a CPU only what was touched.
+        cached_ranges: Freed ranges that are mapped and can be had whole.
+        retired_ranges: Freed ranges whose chunks are had elsewhere, until they can be unmapped.
+        maps: Chunks mapped into a range.
+        unmaps: Chunks unmapped from one.
+        event_waits: How often the host waited for the device, as nothing else was left.
+        failures: Calls that failed.
     """
 
+    chunk_bytes: int
+    limit_bytes: int
     requested_bytes: int
-    live_bytes: int
+    allocated_bytes: int
     reserved_bytes: int
+    physical_bytes: int
     peak_requested_bytes: int
-    peak_live_bytes: int
+    peak_allocated_bytes: int
     peak_reserved_bytes: int
-    chunks_created: int
-    chunks_mapped: int
-    chunks_unmapped: int
+    peak_internal_fragmentation_bytes: int
+    live_blocks: int
+    cached_ranges: int
+    retired_ranges: int
+    mallocs: int
+    frees: int
     ranges_reused: int
-    ranges_waiting: int
+    chunks_created: int
+    chunks_released: int
+    maps: int
+    unmaps: int
     event_waits: int
     failures: int
 
+    @property
+    def internal_fragmentation_bytes(self) -> int:
+        """Allocated less requested bytes."""
+        return self.allocated_bytes - self.requested_bytes
 
-class _RawCounters(ctypes.Structure):
-    _fields_ = [(field.name, ctypes.c_uint64) for field in fields(Counters)]
+
+class _Counters(ctypes.Structure):
+    _fields_ = tuple((field.name, ctypes.c_uint64) for field in fields(Counters))
+
+    def frozen(self) -> Counters:
+        return Counters(*(getattr(self, field.name) for field in fields(Counters)))
 
 
-def _counters(raw: _RawCounters) -> Counters:
-    return Counters(**{field.name: int(getattr(raw, field.name)) for field in fields(Counters)})
+def _compiler() -> str:
+    given = os.environ.get("CXX")
+    for name in [given] if given else ["c++", "g++"]:
+        if found := shutil.which(name):
+            return found
+    raise AllocatorBuildError(
+        f"there is no C++ compiler: {f'$CXX is {given!r}' if given else 'no c++ and no g++'}; "
+        f"install one (apt-get install g++), or name one as $CXX"
+    )
 
 
 def _cache_folder() -> Path:
     folder = os.environ.get("REPRO_CACHE")
     if not folder:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = str(Path(home) / "repro")
+        folder = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repro")
     return Path(folder).expanduser()
 
 
 def build() -> Path:
-    """Build the library, unless the same source was built before, and return its path.
+    """Compile the library where that has not been done, and return its path.
 
-    The compiler is `$CXX`, else ``c++`` or ``g++``; nothing of CUDA is needed. The library lies in
-    `$REPRO_CACHE`, else in the user's cache folder.
+    It lies in `$REPRO_CACHE`, else in the user's cache folder, under a name that hashes source,
+    compiler and flags. Any number of processes may build it at once.
 
     Raises:
-        NativeError: There is no compiler, or it fails.
+        AllocatorBuildError: There is no compiler, it failed, or the folder cannot be written.
     """
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++"))), None)
-    if compiler is None:
-        raise NativeError("there is no C++ compiler: install g++, or name one in $CXX")
-    source = _SOURCE.read_bytes()
-    key = sha256(b"\0".join([source, compiler.encode(), *map(str.encode, _FLAGS)])).hexdigest()
-    target = _cache_folder() / f"chunked_allocator-{key[:16]}.so"
-    if target.exists():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        command = [compiler, *_FLAGS, str(_SOURCE), "-o", str(made), *_LIBRARIES]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True)
-        except OSError as error:
-            raise NativeError(f"the compiler {compiler} cannot be run: {error}") from error
-        if done.returncode != 0:
-            raise NativeError(f"{' '.join(command)} failed:\n{done.stderr.strip()}")
-        made.replace(target)  # at once: another process may build the same
+    if platform.system() != "Linux":
+        raise AllocatorBuildError(
+            f"the chunked allocator runs on Linux, not on {platform.system()}: "
+            f"use the simulator repro.outofcore.allocator.ChunkedAllocator"
+        )
+    compiler = _compiler()
+    sources = sorted(SOURCES.glob("*.cpp"))
+    key = hashlib.sha256()
+    try:
+        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+        for part in (*sources, *sorted(SOURCES.glob("*.hpp"))):
+            key.update(part.name.encode() + b"\0" + part.read_bytes() + b"\0")
+        key.update(repr((compiler, version, FLAGS, LIBRARIES, platform.machine())).encode())
+        target = _cache_folder() / f"chunked_allocator-{key.hexdigest()[:16]}.so"
+        if target.exists():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="chunked_allocator-") as folder:
+            made = Path(folder) / target.name
+            command = [compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
+            subprocess.run(command, capture_output=True, text=True, check=True)
+            made.replace(target)  # whoever is last wins, with the same library
+    except subprocess.CalledProcessError as error:
+        output = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
+        raise AllocatorBuildError(
+            f"the compiler failed with status {error.returncode}: {' '.join(error.cmd)}\n{output}"
+            f"\nname another as $CXX"
+        ) from error
+    except OSError as error:
+        raise AllocatorBuildError(
+            f"the chunked allocator cannot be built in {_cache_folder()}: {error}; "
+            f"name a folder that can be written as $REPRO_CACHE"
+        ) from error
     return target
 
 
 @cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(build()))
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    library.chunked_create.restype = pointer
-    library.chunked_create.argtypes = [
-        ctypes.c_int, ctypes.c_int, size, size, ctypes.c_char_p, size,
-    ]  # fmt: skip
-    library.chunked_destroy.argtypes = library.chunked_trim.argtypes = [pointer]
-    library.chunked_malloc.restype = pointer
-    library.chunked_malloc.argtypes = [pointer, size, pointer]
-    library.chunked_free.argtypes = [pointer, pointer, pointer]
-    library.chunked_hold.argtypes = [pointer, ctypes.c_int]
-    library.chunked_error.restype = ctypes.c_char_p
-    library.chunked_error.argtypes = [pointer]
-    library.chunked_resident.restype = size
-    library.chunked_resident.argtypes = [pointer]
-    library.chunked_counters.argtypes = [pointer, ctypes.POINTER(_RawCounters)]
-    library.torch_configure.argtypes = [size, size]
-    library.torch_counters.argtypes = [ctypes.c_int, ctypes.POINTER(_RawCounters)]
+def _load(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    pointer, number, whole = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+    out = ctypes.POINTER(pointer)
+    counters = ctypes.POINTER(_Counters)
+    for name, arguments in {
+        "ca_create": [ctypes.c_char_p, number, number, whole, out],
+        "ca_malloc": [pointer, number, number, out],
+        "ca_free": [pointer, pointer, number],
+        "ca_record_stream": [pointer, pointer, number],
+        "ca_trim": [pointer],
+        "ca_counters": [pointer, counters],
+        "ca_posix_set_complete": [pointer, number, whole],
+        "ca_plug_configure": [number, number],
+        "ca_plug_counters": [whole, counters],
+        "ca_plug_trim": [whole],
+    }.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, whole
+    library.ca_destroy.argtypes, library.ca_destroy.restype = [pointer], None
+    library.ca_last_error.argtypes, library.ca_last_error.restype = [], ctypes.c_char_p
     return library
+
+
+def _check(library: ctypes.CDLL, status: int) -> None:
+    if status:
+        message = library.ca_last_error().decode(errors="replace")
+        if status == _OUT_OF_MEMORY:
+            raise NativeOutOfMemory(message)
+        raise AllocatorError(message) if status == _INVALID else RuntimeError(message)
 
 
 def _check_sizes(chunk_bytes: int, limit_bytes: int | None) -> None:
     for name, value in (("chunk_bytes", chunk_bytes), ("limit_bytes", limit_bytes)):
-        if value is not None and (
-            isinstance(value, bool) or not isinstance(value, int) or value < 1
-        ):
-            raise ValueError(f"{name} is {value!r}: give whole bytes above 0")
+        if value is None and name == "limit_bytes":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
+            raise AllocatorError(f"{name} is {value!r}: give whole bytes above 0")
 
 
 class ChunkedMemory:
-    """A native chunked allocator: section 4, with real memory.
+    """Memory from chunks that are mapped into contiguous ranges of addresses.
+
+    Any number of threads may use one at once. It is a context manager, which closes it.
 
     Args:
-        backend: ``"posix"``, chunks of an anonymous file mapped into ranges of this process, or
-            ``"cuda"``, the driver's virtual memory management.
-        chunk_bytes: m_c, rounded up to a page, or to what the device asks for (2 MiB).
-        limit_bytes: The most bytes of physical chunks; None for no limit.
-        device: The number of the GPU.
+        backend: ``posix`` for host memory, with pretended streams, or ``cuda``.
+        chunk_bytes: Size of a chunk, rounded up to what the backend can map: 4 KiB, or 2 MiB.
+        limit_bytes: Most that all chunks may take; None for no limit.
+        device: Number of the CUDA device.
 
     Raises:
-        NativeError: It cannot be built, or there is no such device.
-        ValueError: A size is not positive.
+        AllocatorError: An argument makes no sense.
+        AllocatorBuildError: The library cannot be built.
+        RuntimeError: There is no such device, or no CUDA driver.
     """
 
     def __init__(
         self,
-        backend: Literal["posix", "cuda"] = "posix",
+        backend: str = "posix",
         chunk_bytes: int = PAPER_CHUNK_BYTES,
         limit_bytes: int | None = None,
         device: int = 0,
     ) -> None:
-        if backend not in ("posix", "cuda"):
-            raise ValueError(f"the backend {backend!r} is not known: choose posix or cuda")
+        self._handle: ctypes.c_void_p | None = None
         _check_sizes(chunk_bytes, limit_bytes)
-        self._library = _library()
-        error = ctypes.create_string_buffer(512)
-        self._self = self._library.chunked_create(
-            backend == "cuda", device, chunk_bytes, limit_bytes or 0, error, len(error)
-        )
-        if not self._self:
-            raise NativeError(f"the {backend} allocator cannot be made: {error.value.decode()}")
+        self._library, handle = _load(build()), ctypes.c_void_p()
+        arguments = (backend.encode(), chunk_bytes, limit_bytes or 0, device)
+        _check(self._library, self._library.ca_create(*arguments, ctypes.byref(handle)))
+        self._handle = handle
+
+    def _open(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise AllocatorError("this ChunkedMemory is closed: make another")
+        return self._handle
 
     def malloc(self, nbytes: int, stream: int = 0) -> int:
-        """Return the address of `nbytes` bytes for work on a stream; 0 for a request of 0.
+        """Return the address of bytes to be used first on a stream; 0 for a request of 0.
 
         Raises:
-            MemoryError: They do not fit; the message has the numbers.
+            NativeOutOfMemory: They do not fit.
+            AllocatorError: The size makes no sense.
         """
-        if nbytes < 0:
-            raise ValueError(f"nbytes is {nbytes}: give 0 or more")
-        address = self._library.chunked_malloc(self._open(), nbytes, stream)
-        if not address and nbytes:
-            raise MemoryError(self._library.chunked_error(self._self).decode())
-        return address or 0
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or not 0 <= nbytes <= _LARGEST:
+            raise AllocatorError(f"nbytes is {nbytes!r}: give whole bytes, 0 or more")
+        address = ctypes.c_void_p()
+        status = self._library.ca_malloc(self._open(), nbytes, stream, ctypes.byref(address))
+        _check(self._library, status)
+        return address.value or 0
 
     def free(self, address: int, stream: int = 0) -> None:
-        """Take an address back, whose last use has been given to a stream.
+        """Take back what was handed out; the last use of it is on `stream`.
 
         Raises:
-            ValueError: It was not handed out here, or was freed already.
+            AllocatorError: Nothing is live at the address.
         """
-        if self._library.chunked_free(self._open(), address, stream):
-            raise ValueError(f"{address:#x}: {self._library.chunked_error(self._self).decode()}")
+        _check(self._library, self._library.ca_free(self._open(), address, stream))
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """Say that another stream uses it, too, and is waited for after it is freed."""
+        _check(self._library, self._library.ca_record_stream(self._open(), address, stream))
 
     def trim(self) -> None:
-        """Unmap all that is not in use, and give its chunks back to the system."""
-        self._library.chunked_trim(self._open())
-
-    def hold_events(self, held: bool) -> None:
-        """On ``posix``, let no further event pass, as if a GPU were still at work; or all."""
-        self._library.chunked_hold(self._open(), held)
-
-    def resident_bytes(self) -> int:
-        """On ``posix``, the bytes that the system has given to the chunks."""
-        return int(self._library.chunked_resident(self._open()))
+        """Wait for what was freed, unmap it, and give its chunks back to the system."""
+        _check(self._library, self._library.ca_trim(self._open()))
 
     def counters(self) -> Counters:
-        """Return what it has done so far."""
-        raw = _RawCounters()
-        self._library.chunked_counters(self._open(), ctypes.byref(raw))
-        return _counters(raw)
+        """Return what it holds and has done."""
+        found = _Counters()
+        _check(self._library, self._library.ca_counters(self._open(), ctypes.byref(found)))
+        return found.frozen()
+
+    def set_complete(self, stream: int, complete: bool) -> None:
+        """Hold back what a pretended stream has yet to run, or let it finish; for tests."""
+        status = self._library.ca_posix_set_complete(self._open(), stream, int(complete))
+        _check(self._library, status)
 
     def close(self) -> None:
-        """Give everything back, what is in use included."""
-        if self._self:
-            self._library.chunked_destroy(self._self)
-            self._self = None
+        """Give everything back, live blocks included; no other thread may be using it."""
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            self._library.ca_destroy(handle)
 
-    def _open(self) -> int:
-        if not self._self:
-            raise NativeError("this allocator is closed: make another")
-        return int(self._self)
-
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "ChunkedMemory":
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
-def install(chunk_bytes: int = PAPER_CHUNK_BYTES, limit_bytes: int | None = None) -> None:
-    """Let torch take all memory of its GPUs from chunked allocators, from now to its end.
+@dataclass(frozen=True)
+class Installed:
+    """The chunked allocator inside torch; it stays for as long as the process lives."""
 
-    `installed_counters` tells what they do; torch's own memory statistics stay empty.
+    library: Path
+    chunk_bytes: int
+    limit_bytes: int | None
+
+    def counters(self, device: int = 0) -> Counters:
+        """Return what the allocator of a CUDA device holds and has done."""
+        library, found = _load(self.library), _Counters()
+        _check(library, library.ca_plug_counters(device, ctypes.byref(found)))
+        return found.frozen()
+
+    def trim(self, device: int = 0) -> None:
+        """Give all cached chunks back, as ``torch.cuda.empty_cache`` does on all devices."""
+        library = _load(self.library)
+        _check(library, library.ca_plug_trim(device))
+
+
+_lock = threading.Lock()
+
+
+def install(chunk_bytes: int = PAPER_CHUNK_BYTES, limit_bytes: int | None = None) -> Installed:
+    """Make torch allocate all CUDA memory of this process from chunks (section 4).
+
+    To be called before anything else uses CUDA. Where memory is out, torch raises a RuntimeError
+    that begins with "out of memory". torch's own statistics (``torch.cuda.memory_allocated``) do
+    not work then: see `Installed.counters`. Not for CUDA graphs, for memory shared with other
+    processes, or read by another device without a copy.
+
+    Every tensor takes at least one chunk: for models with many small ones give 2 MiB.
 
     Args:
-        chunk_bytes: m_c, rounded up to 2 MiB.
-        limit_bytes: The most bytes on each GPU; None for no limit.
+        chunk_bytes: Size of a chunk, rounded up to 2 MiB.
+        limit_bytes: Most that the chunks of one device may take; None for all it has.
 
     Raises:
-        NativeError: There is no GPU, torch has used one already, or the build fails.
-        ValueError: A size is not positive.
+        AllocatorError: There is no CUDA, it is in use already, or an argument makes no sense.
+        AllocatorBuildError: The library cannot be built.
     """
     _check_sizes(chunk_bytes, limit_bytes)
     if not torch.cuda.is_available():
-        raise NativeError("there is no GPU whose memory could be allocated in chunks")
-    if torch.cuda.is_initialized():
-        raise NativeError("torch has used CUDA already: call install() before anything else does")
-    _library().torch_configure(chunk_bytes, limit_bytes or 0)
-    allocator = torch.cuda.memory.CUDAPluggableAllocator(str(build()), "torch_malloc", "torch_free")
-    torch.cuda.memory.change_current_allocator(allocator)
-
-
-def installed_counters(device: int = 0) -> Counters:
-    """Return what the chunked allocator of a GPU has done since `install`."""
-    if not torch.cuda.is_available():
-        raise NativeError("there is no GPU, so that nothing can be installed")
-    raw = _RawCounters()
-    _library().torch_counters(device, ctypes.byref(raw))
-    return _counters(raw)
+        raise AllocatorError(
+            "torch finds no CUDA device to allocate on: on a CPU, use "
+            "ChunkedMemory('posix') or repro.outofcore.allocator.ChunkedAllocator"
+        )
+    with _lock:
+        if torch.cuda.is_initialized():
+            raise AllocatorError(
+                "CUDA is initialised already, and torch keeps its allocator from then on: "
+                "call install in a new process, before anything is put on a CUDA device"
+            )
+        path = build()
+        library = _load(path)
+        plugged = torch.cuda.memory.CUDAPluggableAllocator(
+            str(path), "ca_plug_malloc", "ca_plug_free"
+        )
+        # Neither is reached by the constructor: Tensor.record_stream, and empty_cache.
+        for setter, name in (
+            ("set_record_stream_fn", "ca_plug_record_stream"),
+            ("set_reset_fn", "ca_plug_empty_cache"),
+        ):
+            address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+            getattr(plugged.allocator(), setter)(address)
+        _check(library, library.ca_plug_configure(chunk_bytes, limit_bytes or 0))
+        torch.cuda.memory.change_current_allocator(plugged)
+    return Installed(path, chunk_bytes, limit_bytes)

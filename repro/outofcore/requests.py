@@ -8,6 +8,7 @@ def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
     """Return the requests and their ends when a plan is repeated.
 
     A variable that is swapped in is a new request, as its memory comes from the allocator anew.
+    Variables of 0 bytes need none.
 
     Args:
         plan: Any plan; one without transfers gives the requests of training in core.
@@ -17,11 +18,11 @@ def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
     deaths: dict[int, list[str]] = {}
     for name, (_, death) in plan.trace.lifetimes.items():
         deaths.setdefault(death % n, []).append(name)
-    device = dict.fromkeys(sorted(plan.resident))
+    device = dict.fromkeys(sorted(name for name in plan.resident if sizes[name]))
     events = [Event(name, sizes[name]) for name in device]
 
     def place(name: str) -> None:
-        if name not in device:
+        if name not in device and sizes[name]:
             device[name] = None
             events.append(Event(name, sizes[name]))
 

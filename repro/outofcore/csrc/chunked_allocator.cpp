@@ -1,645 +1,394 @@
-// Physical chunks of one size, mapped into contiguous virtual ranges.
+// Physical chunks of one size, mapped into contiguous address ranges (Hayakawa and Narihira,
+// "Out-of-core training for extremely large-scale neural networks with adaptive window-based
+// scheduling", section 4). A request gets ceil(bytes / chunk) chunks; chunks combine in any order, so
+// that the memory fails only where the chunks of all live blocks would exceed the limit.
 //
-// Source: Hayakawa and Narihira, "Out-of-core training for extremely large-scale neural networks
-// with adaptive window-based scheduling", section 4.
+// A device works behind the host: what is freed may still be in use by what its stream has yet to
+// run. Three rules make that safe without waiting, each by the event recorded at the free:
+//   1. the same stream may have the range, or its chunks mapped elsewhere, at once: whatever it runs
+//      on them comes after all earlier uses;
+//   2. another stream may have them only after the event has completed;
+//   3. a mapping is undone only after the event has completed, as earlier uses go through it.
+// The allocator waits for an event only where nothing else is left.
 //
-// A freed range stays mapped and is reused by a request for as many chunks on the same stream.
-// Otherwise its chunks are mapped into a new range as well; the old mapping stays until the event
-// that was recorded at its free has passed, for kernels that were given its address may still run.
-// On one stream that is safe, for later work runs after them; chunks that another stream freed are
-// taken only once its event has passed.
-//
-// Everything above `Memory` is the same on a GPU (driver API, found at run time) and on a CPU
-// (one memfd, mapped piecewise), so that it is tested without a GPU.
+// The order of choice is that of ChunkedAllocator in allocator.py: a freed range of just the size,
+// the latest first; unmapped chunks; chunks of freed ranges, the oldest first; new chunks.
+#include "chunked_allocator.hpp"
 
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdint>
-#include <cstring>
-#include <list>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <stdexcept>
-#include <string>
-#include <unordered_map>
+#include <algorithm>
+#include <limits>
 #include <utility>
-#include <vector>
 
+namespace chunked {
 namespace {
 
-using Address = std::uintptr_t;
-using Handle = std::uint64_t;  // a chunk
-using Event = std::uint64_t;
-using Stream = void*;
-
-class Memory {
+class Inside {
  public:
-  virtual ~Memory() = default;
-  virtual std::size_t granularity() = 0;
-  virtual Handle create(std::size_t bytes) = 0;  // throws where the device has no more
-  virtual void release(Handle chunk, std::size_t bytes) = 0;
-  virtual Address reserve(std::size_t bytes) = 0;
-  virtual void map(Address at, std::size_t bytes, Handle chunk) = 0;
-  virtual void allow(Address at, std::size_t bytes) = 0;  // reading and writing, once mapped
-  virtual void unmap(Address at, std::size_t bytes) = 0;
-  virtual void unreserve(Address at, std::size_t bytes) = 0;
-  virtual Event record(Stream stream) = 0;
-  virtual bool passed(Event event) = 0;
-  virtual void wait(Event event) = 0;
-  virtual void forget(Event event) = 0;
-  virtual void hold(bool) {}
-  virtual std::size_t resident() { return 0; }
-};
-
-// ---- CPU: chunks are pieces of one anonymous file; events pass at once unless they are held.
-
-class PosixMemory : public Memory {
- public:
-  PosixMemory() : file_(memfd_create("chunks", MFD_CLOEXEC)) {
-    if (file_ < 0) fail("memfd_create");
-  }
-  ~PosixMemory() override { close(file_); }
-  std::size_t granularity() override { return static_cast<std::size_t>(sysconf(_SC_PAGESIZE)); }
-  Handle create(std::size_t bytes) override {
-    if (!free_.empty()) {
-      Handle chunk = free_.back();
-      free_.pop_back();
-      return chunk;
-    }
-    if (ftruncate(file_, static_cast<off_t>((count_ + 1) * bytes)) != 0) fail("ftruncate");
-    return count_++;
-  }
-  void release(Handle chunk, std::size_t bytes) override {
-    if (fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                  static_cast<off_t>(chunk * bytes), static_cast<off_t>(bytes)) != 0)
-      fail("fallocate");
-    free_.push_back(chunk);
-  }
-  Address reserve(std::size_t bytes) override { return place(nullptr, bytes, PROT_NONE, 0, -1, 0); }
-  void map(Address at, std::size_t bytes, Handle chunk) override {
-    place(reinterpret_cast<void*>(at), bytes, PROT_READ | PROT_WRITE, MAP_FIXED, file_,
-          chunk * bytes);
-  }
-  void allow(Address, std::size_t) override {}
-  void unmap(Address at, std::size_t bytes) override {
-    place(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_FIXED, -1, 0);
-  }
-  void unreserve(Address at, std::size_t bytes) override {
-    munmap(reinterpret_cast<void*>(at), bytes);
-  }
-  Event record(Stream) override { return ++last_; }
-  bool passed(Event event) override { return event <= passed_ || !held_; }
-  void wait(Event event) override { passed_ = event > passed_ ? event : passed_; }
-  void forget(Event) override {}
-  void hold(bool held) override {
-    held_ = held;
-    passed_ = last_;
-  }
-  std::size_t resident() override {
-    struct stat state;
-    return fstat(file_, &state) == 0 ? static_cast<std::size_t>(state.st_blocks) * 512 : 0;
-  }
+  explicit Inside(Backend& backend) : backend_(backend), before_(backend.enter()) {}
+  ~Inside() { backend_.leave(before_); }
 
  private:
-  static Address place(void* at, std::size_t bytes, int access, int flags, int file, std::uint64_t offset) {
-    flags |= file < 0 ? MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE : MAP_SHARED;
-    void* address = mmap(at, bytes, access, flags, file, static_cast<off_t>(offset));
-    if (address == MAP_FAILED) fail("mmap");
-    return reinterpret_cast<Address>(address);
-  }
-  [[noreturn]] static void fail(const char* what) {
-    throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
-  }
-  int file_;
-  Handle count_ = 0;
-  std::vector<Handle> free_;
-  Event last_ = 0, passed_ = 0;
-  bool held_ = false;
+  Backend& backend_;
+  void* before_;
 };
 
-// ---- GPU: the driver's virtual memory management. The types are those of cuda.h, by hand.
-
-struct Location {
-  int type, id;
-};
-struct AllocationProp {
-  int type, handle_types;
-  Location location;
-  void* win32;
-  struct {
-    unsigned char compression, rdma;
-    unsigned short usage;
-    unsigned char reserved[4];
-  } flags;
-};
-struct AccessDesc {
-  Location location;
-  int flags;
-};
-constexpr int kPinned = 1, kDevice = 1, kReadWrite = 3, kNotReady = 600, kNoTiming = 2;
-
-class Driver {
- public:
-  static Driver& get() {
-    static Driver driver;
-    return driver;
-  }
-  int (*init)(unsigned);
-  int (*deviceGet)(int*, int);
-  int (*contextCurrent)(void**);
-  int (*contextSet)(void*);
-  int (*primaryRetain)(void**, int);
-  int (*granularity)(std::size_t*, const AllocationProp*, int);
-  int (*create)(std::uint64_t*, std::size_t, const AllocationProp*, unsigned long long);
-  int (*release)(std::uint64_t);
-  int (*reserve)(std::uint64_t*, std::size_t, std::size_t, std::uint64_t, unsigned long long);
-  int (*unreserve)(std::uint64_t, std::size_t);
-  int (*map)(std::uint64_t, std::size_t, std::size_t, std::uint64_t, unsigned long long);
-  int (*unmap)(std::uint64_t, std::size_t);
-  int (*access)(std::uint64_t, std::size_t, const AccessDesc*, std::size_t);
-  int (*eventCreate)(void**, unsigned);
-  int (*eventRecord)(void*, void*);
-  int (*eventQuery)(void*);
-  int (*eventWait)(void*);
-  int (*eventDestroy)(void*);
-  int (*errorText)(int, const char**);
-
-  void check(int result, const char* what) {
-    if (result == 0) return;
-    const char* text = nullptr;
-    errorText(result, &text);
-    throw std::runtime_error(std::string(what) + ": " + (text ? text : std::to_string(result)));
-  }
-
- private:
-  Driver() {
-    void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-    if (!library) throw std::runtime_error("there is no CUDA driver: libcuda.so.1 was not found");
-    find(library, "cuInit", init);
-    find(library, "cuDeviceGet", deviceGet);
-    find(library, "cuCtxGetCurrent", contextCurrent);
-    find(library, "cuCtxSetCurrent", contextSet);
-    find(library, "cuDevicePrimaryCtxRetain", primaryRetain);
-    find(library, "cuMemGetAllocationGranularity", granularity);
-    find(library, "cuMemCreate", create);
-    find(library, "cuMemRelease", release);
-    find(library, "cuMemAddressReserve", reserve);
-    find(library, "cuMemAddressFree", unreserve);
-    find(library, "cuMemMap", map);
-    find(library, "cuMemUnmap", unmap);
-    find(library, "cuMemSetAccess", access);
-    find(library, "cuEventCreate", eventCreate);
-    find(library, "cuEventRecord", eventRecord);
-    find(library, "cuEventQuery", eventQuery);
-    find(library, "cuEventSynchronize", eventWait);
-    find(library, "cuEventDestroy_v2", eventDestroy);
-    find(library, "cuGetErrorString", errorText);
-    check(init(0), "cuInit");
-  }
-  template <class Function>
-  static void find(void* library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(library, name));
-    if (!function) throw std::runtime_error(std::string("the CUDA driver has no ") + name);
-  }
-};
-
-class CudaMemory : public Memory {
- public:
-  explicit CudaMemory(int number) : driver_(Driver::get()) {
-    driver_.check(driver_.deviceGet(&device_, number), "cuDeviceGet");
-    prop_.type = kPinned;
-    prop_.location = {kDevice, device_};
-    enter();
-  }
-  ~CudaMemory() override {
-    for (void* event : spare_) driver_.eventDestroy(event);
-  }
-  std::size_t granularity() override {
-    std::size_t bytes = 0;
-    driver_.check(driver_.granularity(&bytes, &prop_, 0), "cuMemGetAllocationGranularity");
-    return bytes;
-  }
-  Handle create(std::size_t bytes) override {
-    enter();
-    Handle chunk = 0;
-    driver_.check(driver_.create(&chunk, bytes, &prop_, 0), "cuMemCreate");
-    return chunk;
-  }
-  void release(Handle chunk, std::size_t) override {
-    driver_.check(driver_.release(chunk), "cuMemRelease");
-  }
-  Address reserve(std::size_t bytes) override {
-    enter();
-    std::uint64_t address = 0;
-    driver_.check(driver_.reserve(&address, bytes, 0, 0, 0), "cuMemAddressReserve");
-    return static_cast<Address>(address);
-  }
-  void map(Address at, std::size_t bytes, Handle chunk) override {
-    driver_.check(driver_.map(at, bytes, 0, chunk, 0), "cuMemMap");
-  }
-  void allow(Address at, std::size_t bytes) override {
-    AccessDesc access{{kDevice, device_}, kReadWrite};
-    driver_.check(driver_.access(at, bytes, &access, 1), "cuMemSetAccess");
-  }
-  void unmap(Address at, std::size_t bytes) override {
-    driver_.check(driver_.unmap(at, bytes), "cuMemUnmap");
-  }
-  void unreserve(Address at, std::size_t bytes) override {
-    driver_.check(driver_.unreserve(at, bytes), "cuMemAddressFree");
-  }
-  Event record(Stream stream) override {
-    enter();
-    void* event = nullptr;
-    if (spare_.empty()) {
-      driver_.check(driver_.eventCreate(&event, kNoTiming), "cuEventCreate");
-    } else {
-      event = spare_.back();
-      spare_.pop_back();
-    }
-    driver_.check(driver_.eventRecord(event, stream), "cuEventRecord");
-    return reinterpret_cast<Event>(event);
-  }
-  bool passed(Event event) override {
-    int result = driver_.eventQuery(reinterpret_cast<void*>(event));
-    if (result == kNotReady) return false;
-    driver_.check(result, "cuEventQuery");
-    return true;
-  }
-  void wait(Event event) override {
-    driver_.check(driver_.eventWait(reinterpret_cast<void*>(event)), "cuEventSynchronize");
-  }
-  void forget(Event event) override { spare_.push_back(reinterpret_cast<void*>(event)); }
-
- private:
-  // A thread that has used no CUDA yet, such as one of autograd's, has no context.
-  void enter() {
-    void* context = nullptr;
-    driver_.check(driver_.contextCurrent(&context), "cuCtxGetCurrent");
-    if (context) return;
-    driver_.check(driver_.primaryRetain(&context, device_), "cuDevicePrimaryCtxRetain");
-    driver_.check(driver_.contextSet(context), "cuCtxSetCurrent");
-  }
-  Driver& driver_;
-  int device_ = 0;
-  AllocationProp prop_{};
-  std::vector<void*> spare_;
-};
-
-// ---- The allocator itself.
-
-struct Counters {  // the same fields, in the same order, as `Counters` in native.py
-  std::uint64_t requested_bytes, live_bytes, reserved_bytes, peak_requested_bytes, peak_live_bytes,
-      peak_reserved_bytes, chunks_created, chunks_mapped, chunks_unmapped, ranges_reused,
-      ranges_waiting, event_waits, failures;
-};
-
-struct Range {
-  Address at;
-  std::vector<Handle> chunks;
-  Stream stream;
-  Event event;
-  std::size_t requested;
-};
-
-class OutOfMemory : public std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-class Allocator {
- public:
-  Allocator(std::unique_ptr<Memory> memory, std::size_t chunk, std::size_t limit)
-      : memory_(std::move(memory)), chunk_(chunk), limit_(limit) {}
-
-  ~Allocator() {
-    try {
-      for (auto& entry : live_) discard(entry.second);
-      live_.clear();
-      trim();
-    } catch (const std::exception&) {  // the process ends, and the driver may be gone already
-    }
-  }
-
-  void* malloc(std::size_t bytes, Stream stream) {
-    if (bytes == 0) return nullptr;
-    std::lock_guard<std::mutex> lock(mutex_);
-    unmap_passed();
-    std::size_t count = (bytes + chunk_ - 1) / chunk_;
-    Range range;
-    auto same = by_size_.find({stream, count});
-    if (same != by_size_.end() && !same->second.empty()) {
-      auto latest = same->second.back();
-      same->second.pop_back();
-      range = std::move(*latest);
-      freed_.erase(latest);
-      memory_->forget(range.event);
-      ++counters_.ranges_reused;
-    } else {
-      range.chunks = collect(count, stream, bytes);
-      try {
-        place(range);
-      } catch (...) {
-        spare_.insert(spare_.end(), range.chunks.begin(), range.chunks.end());
-        throw;
-      }
-    }
-    range.stream = stream;
-    range.requested = bytes;
-    Address at = range.at;
-    counters_.requested_bytes += bytes;
-    counters_.live_bytes += count * chunk_;
-    live_.emplace(at, std::move(range));
-    peak(counters_.peak_requested_bytes, counters_.requested_bytes);
-    peak(counters_.peak_live_bytes, counters_.live_bytes);
-    return reinterpret_cast<void*>(at);
-  }
-
-  void free(void* pointer, Stream stream) {
-    if (!pointer) return;
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto entry = live_.find(reinterpret_cast<Address>(pointer));
-    if (entry == live_.end())
-      throw std::runtime_error("the address was not handed out here, or was freed already");
-    Range range = std::move(entry->second);
-    live_.erase(entry);
-    counters_.requested_bytes -= range.requested;
-    counters_.live_bytes -= range.chunks.size() * chunk_;
-    range.stream = stream;
-    range.event = memory_->record(stream);
-    std::size_t count = range.chunks.size();
-    freed_.push_back(std::move(range));
-    by_size_[{stream, count}].push_back(std::prev(freed_.end()));
-  }
-
-  // Unmap what is not in use and give its chunks back, waiting for what still runs.
-  void trim() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    while (!freed_.empty()) {
-      wait(freed_.front().event);
-      spare(freed_.begin());
-    }
-    for (Range& range : waiting_) {
-      wait(range.event);
-      discard_mapping(range, range.requested);
-    }
-    waiting_.clear();
-    for (Handle chunk : spare_) memory_->release(chunk, chunk_);
-    counters_.reserved_bytes -= spare_.size() * chunk_;
-    spare_.clear();
-  }
-
-  Counters counters() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    counters_.ranges_waiting = waiting_.size();
-    return counters_;
-  }
-
-  void hold(bool held) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    memory_->hold(held);
-  }
-
-  std::size_t resident() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return memory_->resident();
-  }
-
-  void failed(const std::string& text) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    error_ = text;
-    ++counters_.failures;
-  }
-
-  const char* error() const { return error_.c_str(); }
-
- private:
-  using Place = std::list<Range>::iterator;
-
-  static void peak(std::uint64_t& most, std::uint64_t now) { most = now > most ? now : most; }
-
-  // Return chunks for a range: spare ones, then those of freed ranges, oldest first, then new ones,
-  // and last, what other streams freed and still use.
-  std::vector<Handle> collect(std::size_t count, Stream stream, std::size_t bytes) {
-    std::size_t in_use = counters_.live_bytes / chunk_;
-    if (limit_ && (in_use + count) * chunk_ > limit_)  // before anything is taken for it
-      throw does_not_fit(bytes, "the limit is " + std::to_string(limit_) + " bytes");
-    for (Place range = freed_.begin(); spare_.size() < count && range != freed_.end();) {
-      Place next = std::next(range);
-      if (range->stream == stream || memory_->passed(range->event)) spare(range);
-      range = next;
-    }
-    std::string reason;
-    while (spare_.size() < count && reason.empty()) {
-      if (limit_ && counters_.reserved_bytes + chunk_ > limit_) {
-        reason = "the limit is " + std::to_string(limit_) + " bytes";
-      } else {
-        try {
-          spare_.push_back(memory_->create(chunk_));
-          ++counters_.chunks_created;
-          counters_.reserved_bytes += chunk_;
-          peak(counters_.peak_reserved_bytes, counters_.reserved_bytes);
-        } catch (const std::exception& error) {
-          reason = error.what();
-        }
-      }
-    }
-    while (spare_.size() < count && !freed_.empty()) {
-      wait(freed_.front().event);
-      spare(freed_.begin());
-    }
-    if (spare_.size() < count) throw does_not_fit(bytes, reason);
-    std::vector<Handle> taken(spare_.end() - static_cast<std::ptrdiff_t>(count), spare_.end());
-    spare_.resize(spare_.size() - count);
-    return taken;
-  }
-
-  OutOfMemory does_not_fit(std::size_t bytes, const std::string& reason) const {
-    return OutOfMemory(std::to_string(bytes) + " bytes do not fit: " +
-                       std::to_string(counters_.live_bytes) + " bytes are in use in chunks of " +
-                       std::to_string(chunk_) + ", and " + reason);
-  }
-
-  void place(Range& range) {
-    std::size_t bytes = range.chunks.size() * chunk_, mapped = 0;
-    range.at = memory_->reserve(bytes);
-    try {
-      for (Handle chunk : range.chunks) {
-        memory_->map(range.at + mapped, chunk_, chunk);
-        mapped += chunk_;
-      }
-      memory_->allow(range.at, bytes);
-    } catch (...) {
-      if (mapped) memory_->unmap(range.at, mapped);
-      memory_->unreserve(range.at, bytes);
-      throw;
-    }
-    counters_.chunks_mapped += range.chunks.size();
-  }
-
-  // Make the chunks of a freed range spare; its mapping goes now or, where its event has not
-  // passed, later.
-  void spare(Place place) {
-    Range range = std::move(*place);
-    auto& same = by_size_[{range.stream, range.chunks.size()}];
-    for (auto it = same.begin(); it != same.end(); ++it)
-      if (*it == place) {
-        same.erase(it);
-        break;
-      }
-    freed_.erase(place);
-    range.requested = range.chunks.size();  // what is mapped; the chunks are others' from now on
-    spare_.insert(spare_.end(), range.chunks.begin(), range.chunks.end());
-    range.chunks.clear();
-    if (memory_->passed(range.event)) {
-      discard_mapping(range, range.requested);
-    } else {
-      waiting_.push_back(std::move(range));
-    }
-  }
-
-  void unmap_passed() {
-    for (Place range = waiting_.begin(); range != waiting_.end();) {
-      if (memory_->passed(range->event)) {
-        discard_mapping(*range, range->requested);
-        range = waiting_.erase(range);
-      } else {
-        ++range;
-      }
-    }
-  }
-
-  void discard_mapping(Range& range, std::size_t count) {
-    // Chunk by chunk, as they were mapped.
-    for (std::size_t i = 0; i < count; ++i) memory_->unmap(range.at + i * chunk_, chunk_);
-    memory_->unreserve(range.at, count * chunk_);
-    memory_->forget(range.event);
-    counters_.chunks_unmapped += count;
-  }
-
-  void discard(Range& range) {
-    for (std::size_t i = 0; i < range.chunks.size(); ++i)
-      memory_->unmap(range.at + i * chunk_, chunk_);
-    memory_->unreserve(range.at, range.chunks.size() * chunk_);
-    spare_.insert(spare_.end(), range.chunks.begin(), range.chunks.end());
-  }
-
-  void wait(Event event) {
-    if (memory_->passed(event)) return;
-    ++counters_.event_waits;
-    memory_->wait(event);
-  }
-
-  std::unique_ptr<Memory> memory_;
-  std::size_t chunk_, limit_;
-  std::mutex mutex_;
-  std::unordered_map<Address, Range> live_;
-  std::list<Range> freed_;  // oldest first, still mapped
-  std::list<Range> waiting_;  // their chunks are others', their mappings wait for their events
-  std::map<std::pair<Stream, std::size_t>, std::vector<Place>> by_size_;
-  std::vector<Handle> spare_;  // mapped nowhere that is not waiting
-  Counters counters_{};
-  std::string error_;
-};
-
-std::unique_ptr<Allocator> make(bool cuda, int device, std::size_t chunk, std::size_t limit) {
-  std::unique_ptr<Memory> memory;
-  if (cuda) {
-    memory = std::make_unique<CudaMemory>(device);
-  } else {
-    memory = std::make_unique<PosixMemory>();
-  }
-  std::size_t unit = memory->granularity();
-  chunk = (chunk + unit - 1) / unit * unit;
-  return std::make_unique<Allocator>(std::move(memory), chunk, limit);
-}
-
-std::mutex torch_mutex;
-std::size_t torch_chunk = 0, torch_limit = 0;
-std::map<int, std::unique_ptr<Allocator>>& torch_allocators() {
-  // Never destroyed: torch frees memory until the very end of the process.
-  static auto* allocators = new std::map<int, std::unique_ptr<Allocator>>();
-  return *allocators;
-}
-
-Allocator& torch_allocator(int device) {
-  std::lock_guard<std::mutex> lock(torch_mutex);
-  auto& allocator = torch_allocators()[device];
-  if (!allocator) allocator = make(true, device, torch_chunk, torch_limit);
-  return *allocator;
-}
+Address address_of(void* pointer) { return reinterpret_cast<Address>(pointer); }
 
 }  // namespace
 
-extern "C" {
+Allocator::Allocator(std::unique_ptr<Backend> backend, std::uint64_t chunk_bytes,
+                     std::uint64_t limit_bytes)
+    : backend_(std::move(backend)) {
+  const Inside inside(*backend_);
+  const std::uint64_t granularity = backend_->granularity();
+  if (chunk_bytes == 0 || chunk_bytes > std::numeric_limits<std::int64_t>::max()) {
+    throw InvalidArgument("chunk_bytes is " + std::to_string(chunk_bytes) +
+                          ": give bytes above 0; they are rounded up to " +
+                          std::to_string(granularity));
+  }
+  chunk_bytes = (chunk_bytes + granularity - 1) / granularity * granularity;
+  if (limit_bytes != 0 && limit_bytes < chunk_bytes) {
+    throw InvalidArgument("limit_bytes is " + std::to_string(limit_bytes) +
+                          ", which is less than one chunk of " + std::to_string(chunk_bytes) +
+                          ": give a larger limit, or smaller chunks");
+  }
+  counters_.chunk_bytes = chunk_bytes;
+  counters_.limit_bytes = limit_bytes;
+  limit_chunks_ =
+      (limit_bytes ? limit_bytes : std::numeric_limits<std::uint64_t>::max()) / chunk_bytes;
+}
 
-void* chunked_create(int cuda, int device, std::size_t chunk, std::size_t limit, char* error,
-                     std::size_t length) {
+Allocator::~Allocator() {
   try {
-    return make(cuda != 0, device, chunk, limit).release();
-  } catch (const std::exception& caught) {
-    std::strncpy(error, caught.what(), length - 1);
-    error[length - 1] = '\0';
-    return nullptr;
+    const Inside inside(*backend_);
+    while (!live_.empty()) {
+      const auto& [address, block] = *live_.begin();
+      free_block(address, block.stream);
+    }
+    release_all();
+  } catch (const Error&) {
+    // The driver has shut down, and took everything with it.
   }
 }
 
-void chunked_destroy(void* allocator) { delete static_cast<Allocator*>(allocator); }
-
-void* chunked_malloc(void* allocator, std::size_t bytes, void* stream) {
-  auto* self = static_cast<Allocator*>(allocator);
+void* Allocator::malloc(std::uint64_t bytes, Stream stream) {
+  if (bytes == 0) return nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
   try {
-    return self->malloc(bytes, stream);
-  } catch (const std::exception& caught) {
-    self->failed(caught.what());
-    return nullptr;
+    const Inside inside(*backend_);
+    const std::uint64_t count = (bytes - 1) / counters_.chunk_bytes + 1;
+    settle();
+    if (count > limit_chunks_ - live_chunks_) out_of_memory(bytes, "the limit is reached");
+    Block block;
+    bool found = reuse(caches_[stream], count, false, block.range);
+    for (auto& [other, cache] : caches_) {
+      if (found) break;
+      if (other != stream) found = reuse(cache, count, true, block.range);
+    }
+    if (!found) {
+      std::vector<FreeChunk> chunks = collect(count, stream);
+      if (chunks.size() < count) {
+        give_back(chunks, stream);
+        out_of_memory(bytes, "the device has no more");
+      }
+      try {
+        block.range = map(chunks);
+      } catch (...) {
+        give_back(chunks, stream);
+        throw;
+      }
+      settle();
+    }
+    block.bytes = bytes;
+    block.stream = stream;
+    const Address address = block.range.address;
+    live_.emplace(address, std::move(block));
+    live_chunks_ += count;
+    Counters& c = counters_;
+    ++c.mallocs;
+    c.requested_bytes += bytes;
+    c.allocated_bytes += count * c.chunk_bytes;
+    c.peak_requested_bytes = std::max(c.peak_requested_bytes, c.requested_bytes);
+    c.peak_allocated_bytes = std::max(c.peak_allocated_bytes, c.allocated_bytes);
+    c.peak_internal_fragmentation_bytes = std::max(c.peak_internal_fragmentation_bytes,
+                                                   c.allocated_bytes - c.requested_bytes);
+    return reinterpret_cast<void*>(address);
+  } catch (...) {
+    ++counters_.failures;
+    throw;
   }
 }
 
-int chunked_free(void* allocator, void* pointer, void* stream) {
-  auto* self = static_cast<Allocator*>(allocator);
+void Allocator::free(void* pointer, Stream stream) {
+  if (!pointer) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
   try {
-    self->free(pointer, stream);
-    return 0;
-  } catch (const std::exception& caught) {
-    self->failed(caught.what());
-    return 1;
+    const Inside inside(*backend_);
+    free_block(address_of(pointer), stream);
+  } catch (...) {
+    ++counters_.failures;
+    throw;
   }
 }
 
-void chunked_trim(void* allocator) { static_cast<Allocator*>(allocator)->trim(); }
-void chunked_hold(void* allocator, int held) { static_cast<Allocator*>(allocator)->hold(held != 0); }
-const char* chunked_error(void* allocator) { return static_cast<Allocator*>(allocator)->error(); }
-std::size_t chunked_resident(void* allocator) {
-  return static_cast<Allocator*>(allocator)->resident();
-}
-void chunked_counters(void* allocator, Counters* counters) {
-  *counters = static_cast<Allocator*>(allocator)->counters();
-}
-
-// What torch's CUDAPluggableAllocator calls.
-
-void torch_configure(std::size_t chunk, std::size_t limit) {
-  std::lock_guard<std::mutex> lock(torch_mutex);
-  torch_chunk = chunk;
-  torch_limit = limit;
-}
-
-void* torch_malloc(std::size_t bytes, int device, void* stream) {
-  // Torch takes a null pointer for memory; an exception it turns into a RuntimeError.
-  return torch_allocator(device).malloc(bytes, stream);
-}
-
-void torch_free(void* pointer, std::size_t, int device, void* stream) {
-  try {
-    torch_allocator(device).free(pointer, stream);
-  } catch (const std::exception&) {  // a free cannot fail: at worst the range is never reused
+void Allocator::free_block(Address address, Stream stream) {
+  const auto found = live_.find(address);
+  if (found == live_.end()) {
+    throw InvalidArgument("free: " + std::to_string(address) +
+                          " is not the address of a live block: it was freed before, or never "
+                          "handed out by this allocator");
+  }
+  Block& block = found->second;
+  FreedRange freed{{}, use(stream), {}};
+  // The stream that it was asked for on may have yet to run what used its chunks before.
+  block.others.insert(block.stream);
+  block.others.erase(stream);
+  for (Stream other : block.others) freed.others.push_back(use(other));
+  freed.range = std::move(block.range);
+  ++counters_.frees;
+  counters_.requested_bytes -= block.bytes;
+  counters_.allocated_bytes -= freed.range.chunks.size() * counters_.chunk_bytes;
+  live_chunks_ -= freed.range.chunks.size();
+  live_.erase(found);
+  if (freed.others.empty()) {
+    put(std::move(freed));
+  } else {
+    waiting_.push_back(std::move(freed));
   }
 }
 
-void torch_counters(int device, Counters* counters) { *counters = torch_allocator(device).counters(); }
+void Allocator::record_stream(void* pointer, Stream stream) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = live_.find(address_of(pointer));
+  if (found == live_.end()) {
+    throw InvalidArgument("record_stream: " + std::to_string(address_of(pointer)) +
+                          " is not the address of a live block");
+  }
+  found->second.others.insert(stream);
 }
+
+bool Allocator::owns(void* pointer) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return live_.count(address_of(pointer)) != 0;
+}
+
+void Allocator::trim() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const Inside inside(*backend_);
+  release_all();
+}
+
+Counters Allocator::counters() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Counters result = counters_;
+  result.physical_bytes = backend_->physical_bytes();
+  result.live_blocks = live_.size();
+  result.cached_ranges = waiting_.size();
+  for (const auto& [stream, cache] : caches_) result.cached_ranges += cache.ranges.size();
+  result.retired_ranges = retired_.size();
+  return result;
+}
+
+bool Allocator::reuse(Cache& cache, std::size_t count, bool only_complete, Range& range) {
+  const auto same = cache.by_size.find(count);
+  if (same == cache.by_size.end() || same->second.empty()) return false;
+  // What has to be complete is best sought among the oldest.
+  const std::uint64_t number = only_complete ? *same->second.begin() : *same->second.rbegin();
+  if (only_complete && !cache.ranges.at(number).use->complete()) return false;
+  range = pull(cache, number).range;
+  ++counters_.ranges_reused;
+  return true;
+}
+
+// Returns fewer where there are no more.
+std::vector<Allocator::FreeChunk> Allocator::collect(std::size_t count, Stream stream) {
+  std::vector<FreeChunk> found;
+  try {
+    do {
+      take(caches_[stream], count, false, found);
+      for (auto& [other, cache] : caches_) {
+        if (other != stream) take(cache, count, true, found);
+      }
+      create(count, found);
+    } while (found.size() < count && wait_for_oldest(stream));
+  } catch (...) {
+    give_back(found, stream);
+    throw;
+  }
+  return found;
+}
+
+void Allocator::take(Cache& cache, std::size_t count, bool only_complete,
+                     std::vector<FreeChunk>& found) {
+  while (found.size() < count) {
+    // Chunks that were retired last have the latest uses: the first are the likeliest to be ready.
+    auto chunk = cache.chunks.end();
+    if (!only_complete && !cache.chunks.empty()) {
+      --chunk;
+    } else if (only_complete) {
+      chunk = std::find_if(cache.chunks.begin(), cache.chunks.end(),
+                           [](FreeChunk& c) { return !c.use || c.use->complete(); });
+    }
+    if (chunk != cache.chunks.end()) {
+      found.push_back(std::move(*chunk));
+      cache.chunks.erase(chunk);
+    } else if (!cache.ranges.empty() &&
+               (!only_complete || cache.ranges.begin()->second.use->complete())) {
+      retire(cache, cache.ranges.begin()->first);
+    } else {
+      return;
+    }
+  }
+}
+
+void Allocator::create(std::size_t count, std::vector<FreeChunk>& found) {
+  while (found.size() < count && chunks_reserved() < limit_chunks_) {
+    try {
+      found.push_back({backend_->create_chunk(counters_.chunk_bytes), nullptr});
+    } catch (const OutOfMemory&) {
+      return;  // others use the device, too: make do with what was freed
+    }
+    ++counters_.chunks_created;
+    counters_.reserved_bytes += counters_.chunk_bytes;
+    counters_.peak_reserved_bytes =
+        std::max(counters_.peak_reserved_bytes, counters_.reserved_bytes);
+  }
+}
+
+void Allocator::give_back(std::vector<FreeChunk>& chunks, Stream stream) {
+  for (FreeChunk& chunk : chunks) {
+    const Stream last = chunk.use ? chunk.use->stream : stream;
+    caches_[last].chunks.push_back(std::move(chunk));
+  }
+  chunks.clear();
+}
+
+// Waits for the oldest use that keeps memory from a stream; false where there is none.
+bool Allocator::wait_for_oldest(Stream stream) {
+  LastUse oldest;
+  const auto consider = [&oldest](const LastUse& use) {
+    if (use && !use->complete() && (!oldest || use->number < oldest->number)) oldest = use;
+  };
+  for (const FreedRange& freed : waiting_) {
+    for (const LastUse& other : freed.others) consider(other);
+  }
+  for (auto& [other, cache] : caches_) {
+    if (other == stream) continue;
+    for (const FreeChunk& chunk : cache.chunks) consider(chunk.use);
+    if (!cache.ranges.empty()) consider(cache.ranges.begin()->second.use);
+  }
+  if (!oldest) return false;
+  ++counters_.event_waits;
+  oldest->wait();
+  settle();
+  return true;
+}
+
+Allocator::Range Allocator::map(const std::vector<FreeChunk>& chunks) {
+  const std::uint64_t size = counters_.chunk_bytes;
+  Range range;
+  range.address = backend_->reserve(chunks.size() * size);
+  try {
+    for (const FreeChunk& free : chunks) {
+      backend_->map(range.address + range.chunks.size() * size, size, free.chunk);
+      range.chunks.push_back(free.chunk);
+    }
+    backend_->allow_access(range.address, chunks.size() * size);
+  } catch (...) {
+    if (!range.chunks.empty()) backend_->unmap(range.address, range.chunks.size() * size);
+    backend_->unreserve(range.address, chunks.size() * size);
+    throw;
+  }
+  counters_.maps += chunks.size();
+  return range;
+}
+
+void Allocator::unmap(const Range& range) {
+  const std::uint64_t bytes = range.chunks.size() * counters_.chunk_bytes;
+  backend_->unmap(range.address, bytes);
+  backend_->unreserve(range.address, bytes);
+  counters_.unmaps += range.chunks.size();
+}
+
+void Allocator::put(FreedRange freed) {
+  const std::uint64_t number = freed.use->number;
+  Cache& cache = caches_[freed.use->stream];
+  cache.by_size[freed.range.chunks.size()].insert(number);
+  cache.ranges.emplace(number, std::move(freed));
+}
+
+Allocator::FreedRange Allocator::pull(Cache& cache, std::uint64_t number) {
+  const auto found = cache.ranges.find(number);
+  FreedRange freed = std::move(found->second);
+  cache.ranges.erase(found);
+  cache.by_size[freed.range.chunks.size()].erase(number);
+  return freed;
+}
+
+// Frees the chunks of a range; settle undoes its mapping.
+void Allocator::retire(Cache& cache, std::uint64_t number) {
+  FreedRange freed = pull(cache, number);
+  for (Chunk chunk : freed.range.chunks) cache.chunks.push_back({chunk, freed.use});
+  retired_.push_back(std::move(freed));
+}
+
+// Does what had to wait for events that have completed since.
+void Allocator::settle() {
+  for (std::size_t i = 0; i < waiting_.size();) {
+    const auto& others = waiting_[i].others;
+    if (std::all_of(others.begin(), others.end(), [](const LastUse& u) { return u->complete(); })) {
+      put(std::move(waiting_[i]));
+      waiting_[i] = std::move(waiting_.back());
+      waiting_.pop_back();
+    } else {
+      ++i;
+    }
+  }
+  std::set<Stream> behind;  // an event that has not completed speaks for the later ones
+  std::vector<FreedRange> kept;
+  for (FreedRange& freed : std::exchange(retired_, {})) {
+    const Stream stream = freed.use->stream;
+    if (behind.count(stream) || !freed.use->complete()) {
+      behind.insert(stream);
+      kept.push_back(std::move(freed));
+    } else {
+      unmap(freed.range);
+    }
+  }
+  retired_ = std::move(kept);
+}
+
+void Allocator::release_all() {
+  for (FreedRange& freed : waiting_) {
+    for (LastUse& other : freed.others) other->wait();
+  }
+  for (FreedRange& freed : retired_) freed.use->wait();
+  settle();
+  for (auto& [stream, cache] : caches_) {
+    while (!cache.ranges.empty()) {
+      cache.ranges.begin()->second.use->wait();
+      retire(cache, cache.ranges.begin()->first);
+    }
+  }
+  settle();
+  for (auto& [stream, cache] : caches_) {
+    while (!cache.chunks.empty()) {
+      backend_->release_chunk(cache.chunks.back().chunk, counters_.chunk_bytes);
+      cache.chunks.pop_back();
+      ++counters_.chunks_released;
+      counters_.reserved_bytes -= counters_.chunk_bytes;
+    }
+  }
+}
+
+void Allocator::out_of_memory(std::uint64_t bytes, const std::string& why) {
+  const Counters& c = counters_;
+  throw OutOfMemory(
+      "out of memory, " + why + ": " + std::to_string(bytes) + " bytes were asked for in chunks of " +
+      std::to_string(c.chunk_bytes) + "; " + std::to_string(c.allocated_bytes) + " are live, " +
+      std::to_string(c.reserved_bytes - c.allocated_bytes) + " cached, and the limit is " +
+      (c.limit_bytes ? std::to_string(c.limit_bytes) : "none") +
+      "; free something, or allow more as limit_bytes");
+}
+
+}  // namespace chunked

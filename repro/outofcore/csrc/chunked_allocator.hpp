@@ -1,0 +1,130 @@
+// The chunked allocator of Hayakawa and Narihira, section 4, over a backend; see the .cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "backend.hpp"
+
+namespace chunked {
+
+// What happened, and what is the case; all 64 bits, read from Python by this order.
+struct Counters {
+  std::uint64_t chunk_bytes, limit_bytes;
+  std::uint64_t requested_bytes, allocated_bytes, reserved_bytes, physical_bytes;
+  std::uint64_t peak_requested_bytes, peak_allocated_bytes, peak_reserved_bytes;
+  std::uint64_t peak_internal_fragmentation_bytes;
+  std::uint64_t live_blocks, cached_ranges, retired_ranges;
+  std::uint64_t mallocs, frees, ranges_reused, chunks_created, chunks_released;
+  std::uint64_t maps, unmaps, event_waits, failures;
+};
+
+// The last use of a freed range, or of a chunk of it, on one stream.
+class Use {
+ public:
+  Use(Backend& backend, Stream on, std::uint64_t nth)
+      : stream(on), number(nth), backend_(backend), event_(backend.record(on)) {}
+  ~Use() { backend_.discard(event_); }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+  bool complete() { return complete_ = complete_ || backend_.complete(event_); }
+  void wait() {
+    backend_.wait(event_);
+    complete_ = true;
+  }
+
+  const Stream stream;
+  const std::uint64_t number;  // ascending in time
+
+ private:
+  Backend& backend_;
+  Event event_;
+  bool complete_ = false;
+};
+using LastUse = std::shared_ptr<Use>;
+
+class Allocator {
+ public:
+  // A limit of 0 is none.
+  Allocator(std::unique_ptr<Backend>, std::uint64_t chunk_bytes, std::uint64_t limit_bytes);
+  ~Allocator();
+
+  void* malloc(std::uint64_t bytes, Stream);
+  // The caller's last use is on this stream, or on one that record_stream named before.
+  void free(void*, Stream);
+  void record_stream(void*, Stream);
+  bool owns(void*);
+  // Waits for all uses of what was freed, unmaps it, and releases its chunks.
+  void trim();
+  Counters counters();
+
+  template <class Function>
+  void with_backend(Function function) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    function(*backend_);
+  }
+
+ private:
+  struct Range {
+    Address address = 0;
+    std::vector<Chunk> chunks;
+  };
+  struct Block {
+    Range range;
+    std::uint64_t bytes = 0;
+    Stream stream = 0;  // that it was asked for on
+    std::set<Stream> others;
+  };
+  struct FreedRange {
+    Range range;
+    LastUse use;
+    std::vector<LastUse> others;
+  };
+  struct FreeChunk {
+    Chunk chunk;
+    LastUse use;  // null where it was never used
+  };
+  // What was freed on one stream.
+  struct Cache {
+    std::map<std::uint64_t, FreedRange> ranges;  // by number of the last use: oldest first
+    std::unordered_map<std::size_t, std::set<std::uint64_t>> by_size;
+    std::vector<FreeChunk> chunks;  // of retired ranges
+  };
+
+  bool reuse(Cache&, std::size_t count, bool only_complete, Range&);
+  std::vector<FreeChunk> collect(std::size_t count, Stream);
+  void take(Cache&, std::size_t count, bool only_complete, std::vector<FreeChunk>&);
+  void create(std::size_t count, std::vector<FreeChunk>&);
+  void give_back(std::vector<FreeChunk>&, Stream);
+  bool wait_for_oldest(Stream);
+  Range map(const std::vector<FreeChunk>&);
+  void unmap(const Range&);
+  void put(FreedRange);
+  FreedRange pull(Cache&, std::uint64_t number);
+  void retire(Cache&, std::uint64_t number);
+  void settle();
+  void release_all();
+  LastUse use(Stream stream) { return std::make_shared<Use>(*backend_, stream, uses_++); }
+  void free_block(Address, Stream);
+  [[noreturn]] void out_of_memory(std::uint64_t bytes, const std::string& why);
+  std::size_t chunks_reserved() const { return counters_.reserved_bytes / counters_.chunk_bytes; }
+
+  std::unique_ptr<Backend> backend_;
+  std::mutex mutex_;
+  Counters counters_{};
+  std::uint64_t limit_chunks_ = 0, live_chunks_ = 0, uses_ = 0;
+  std::unordered_map<Address, Block> live_;
+  std::map<Stream, Cache> caches_;
+  std::vector<FreedRange> waiting_;  // for streams other than their own
+  std::vector<FreedRange> retired_;  // their chunks are free, their mapping awaits its last use
+};
+
+}  // namespace chunked

@@ -1,0 +1,225 @@
+"""The native allocator on a CUDA device: by the driver, and inside torch.
+
+torch keeps the allocator that a process begins with: each installation has a process of its own.
+"""
+
+import ctypes
+import random
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from repro.outofcore.allocator import ChunkedAllocator
+from repro.outofcore.native import (
+    AllocatorError,
+    ChunkedMemory,
+    NativeOutOfMemory,
+    _load,
+    build,
+    install,
+)
+
+pytestmark = pytest.mark.gpu
+
+MIB = 2**20
+
+
+def run(code: str) -> str:
+    """Run code in a new process, and return what it prints."""
+    code = "import torch\nfrom repro.outofcore.native import install\nMIB = 2**20\n" + (
+        textwrap.dedent(code)
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def view(address: int, nbytes: int) -> torch.Tensor:
+    """A byte tensor over device memory that is not torch's."""
+
+    class Array:
+        __cuda_array_interface__ = {  # noqa: RUF012
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
+
+    return torch.as_tensor(Array(), device="cuda")
+
+
+class TestDriver:
+    def test_counters_are_those_of_the_simulator(self):
+        # Nothing is put on the stream: events complete at once, or nearly.
+        rng, live, addresses = random.Random(0), [], {}
+        simulated = ChunkedAllocator(2 * MIB, 512 * MIB)
+        with ChunkedMemory("cuda", 2 * MIB, 512 * MIB) as memory:
+            for number in range(2_000):
+                if live and (len(live) == 20 or rng.random() < 0.5):
+                    name = live.pop(rng.randrange(len(live)))
+                    simulated.free(name)
+                    memory.free(addresses.pop(name))
+                    torch.cuda.synchronize()
+                else:
+                    nbytes = rng.randint(1, 20 * MIB)
+                    simulated.malloc(number, nbytes)
+                    addresses[number] = memory.malloc(nbytes)
+                    live.append(number)
+                found = memory.counters()
+                for name in ("requested_bytes", "reserved_bytes", "allocated_bytes", "maps"):
+                    assert getattr(found, name) == getattr(simulated, name), name
+            memory.trim()
+            found = memory.counters()
+            assert found.reserved_bytes == found.allocated_bytes == found.physical_bytes
+
+    def test_what_is_written_survives_the_remapping_of_others(self):
+        stream = torch.cuda.current_stream().cuda_stream
+        rng, live = random.Random(1), []
+        with ChunkedMemory("cuda", 2 * MIB, 200 * MIB) as memory:
+            for number in range(600):
+                if live and (len(live) == 10 or rng.random() < 0.5):
+                    address, nbytes, value = live.pop(rng.randrange(len(live)))
+                    assert bool((view(address, nbytes) == value).all())
+                    memory.free(address, stream)
+                else:
+                    nbytes, value = rng.randint(1, 20 * MIB), number % 251
+                    address = memory.malloc(nbytes, stream)
+                    view(address, nbytes).fill_(value)
+                    live.append((address, nbytes, value))
+            found = memory.counters()
+            assert found.unmaps > 0
+            assert found.failures == 0
+            torch.cuda.synchronize()
+
+    def test_work_that_the_device_has_yet_to_do_keeps_its_mapping(self):
+        stream = torch.cuda.current_stream().cuda_stream
+        with ChunkedMemory("cuda", 2 * MIB) as memory:
+            old = memory.malloc(8 * MIB, stream)
+            source = torch.full((8 * MIB,), 3, dtype=torch.uint8, device="cuda")
+            torch.cuda.synchronize()
+            torch.cuda._sleep(200_000_000)  # about 0.1 s
+            view(old, 8 * MIB).copy_(source)
+            memory.free(old, stream)
+            new = memory.malloc(4 * MIB, stream)
+            assert memory.counters().retired_ranges == 1
+            assert memory.counters().chunks_created == 4
+            assert bool((view(new, 4 * MIB) == 3).all())  # through the other address
+            memory.malloc(2 * MIB, stream)
+            assert memory.counters().retired_ranges == 0
+
+    def test_another_stream_takes_other_chunks_meanwhile(self):
+        stream, other = torch.cuda.current_stream().cuda_stream, torch.cuda.Stream().cuda_stream
+        with ChunkedMemory("cuda", 2 * MIB) as memory:
+            old = memory.malloc(2 * MIB, stream)
+            torch.cuda._sleep(200_000_000)
+            memory.free(old, stream)
+            assert memory.malloc(2 * MIB, other) != old
+            torch.cuda.synchronize()
+            assert memory.malloc(2 * MIB, other) == old
+
+    def test_the_limit_is_hard(self):
+        with ChunkedMemory("cuda", 2 * MIB, 5 * MIB) as memory:
+            memory.malloc(4 * MIB)
+            with pytest.raises(NativeOutOfMemory, match="the limit is reached"):
+                memory.malloc(1)
+
+    def test_a_device_that_is_full(self):
+        free, total = torch.cuda.mem_get_info()
+        with ChunkedMemory("cuda", 256 * MIB) as memory:
+            with pytest.raises(NativeOutOfMemory, match="the device has no more"):
+                memory.malloc(total)
+            assert memory.counters().reserved_bytes > free // 2
+            memory.trim()
+            assert memory.counters().reserved_bytes == 0
+
+    def test_no_such_device(self):
+        with pytest.raises(RuntimeError, match="cuDeviceGet"):
+            ChunkedMemory("cuda", device=1000)
+
+
+class TestTorch:
+    def test_it_refuses_once_cuda_is_in_use(self):
+        torch.zeros(1, device="cuda")
+        with pytest.raises(AllocatorError, match="initialised already"):
+            install()
+
+    def test_training_is_the_same_bit_for_bit(self, monkeypatch):
+        code = """
+            {install}
+            torch.manual_seed(0)
+            torch.use_deterministic_algorithms(True)
+            torch.backends.cudnn.deterministic = True
+            net = torch.nn.Sequential(
+                torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(),
+                torch.nn.Conv2d(16, 16, 3), torch.nn.Flatten(), torch.nn.Linear(16 * 28 * 28, 10),
+            ).cuda()
+            optimizer = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
+            for step in range(8):
+                x = torch.randn(16 + 8 * (step % 3), 3, 32, 32, device="cuda")
+                loss = net(x).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                print(loss.item().hex())
+            torch.cuda.empty_cache()
+        """
+        counted = """
+            found = installed.counters()
+            assert found.failures == 0 and found.mallocs > 100
+            assert found.reserved_bytes == found.allocated_bytes > 0
+        """
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        plain = run(code.format(install=""))
+        assert plain == run(code.format(install="installed = install(2 * MIB)") + counted)
+
+    def test_out_of_memory_is_an_error_that_can_be_caught(self):
+        run("""
+            installed = install(2 * MIB, 64 * MIB)
+            held = torch.zeros(32 * MIB, dtype=torch.uint8, device="cuda")
+            try:
+                torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+            except RuntimeError as error:
+                assert "out of memory" in str(error), error
+            else:
+                raise SystemExit("it fitted")
+            assert int(torch.ones(MIB, device="cuda").sum()) == MIB
+            assert installed.counters().failures == 1
+        """)
+
+    def test_streams(self):
+        run("""
+            installed = install(2 * MIB)
+            side = torch.cuda.Stream()
+            for round in range(50):
+                x = torch.full((MIB,), float(round), device="cuda")
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    torch.cuda._sleep(1_000_000)
+                    y = x.sum()
+                    x.record_stream(side)
+                del x
+                z = torch.full((MIB,), -1.0, device="cuda")
+                torch.cuda.current_stream().wait_stream(side)
+                assert float(y) == round * MIB
+            assert installed.counters().failures == 0
+        """)
+
+    def test_it_is_installed_once(self):
+        run("""
+            install()
+            try:
+                install()
+            except ValueError as error:
+                assert "already" in str(error)
+            else:
+                raise SystemExit("twice")
+        """)
+
+
+def test_the_library_is_the_one_that_torch_opens():
+    # Both go by path, and dlopen gives the same library for the same path.
+    assert ctypes.CDLL(str(build()))._handle == _load(build())._handle
