@@ -196,7 +196,8 @@ def test_where_swapped_out_tensors_lie(tmp_path, threads):
 
 
 LESS_MEMORY = """
-import resource, sys, torch
+import sys, torch
+from pathlib import Path
 from repro.models import unet
 from repro.outofcore import OutOfCore
 
@@ -212,19 +213,23 @@ def train():
         model(images).square().mean().backward()
         optimizer.step()
 
+def peak_kib():  # ru_maxrss would begin with what the parent had
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
 model(torch.randn(1, 3, 32, 32))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kib()
 if len(sys.argv) > 1:
     with OutOfCore(60 * 2**20, swap_folder=sys.argv[1]):
         train()
 else:
     train()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(peak_kib() - before)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_swapping_to_a_file_takes_less_memory_of_the_process(tmp_path):
     grown = [
         int(subprocess.run(
@@ -233,7 +238,7 @@ def test_swapping_to_a_file_takes_less_memory_of_the_process(tmp_path):
         ).stdout)
         for arguments in ([], [str(tmp_path)])
     ]  # fmt: skip
-    assert grown[1] < 0.6 * grown[0]
+    assert 0 < grown[1] < 0.6 * grown[0]
 
 
 @pytest.mark.parametrize("window", [0, 200_000, None, "auto"])
