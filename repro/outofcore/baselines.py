@@ -8,13 +8,15 @@ host, which favours them.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from repro.outofcore.plan import Action, Kind, SwapPlan
-from repro.outofcore.schedule import check_budget
+from repro.outofcore.schedule import check_budget, fastest
 from repro.outofcore.trace import Trace
 
 _PASSES = 8
@@ -103,23 +105,22 @@ def tune_fixed_distance(
     Raises:
         DoesNotFit: No pair fits the budget.
     """
-    best: tuple[tuple[float, int], SwapPlan] | None = None
-    aheads = tuple(aheads)
-    for threshold in thresholds:
-        for ahead in aheads:
-            try:
-                plan = fixed_distance(trace, budget_bytes, threshold, ahead)
-            except DoesNotFit:
-                continue
-            result = plan.simulate(compute_times, bandwidth, latency_s)
-            score = (round(result.time_s, 9), result.bytes_moved)
-            if best is None or score < best[0]:
-                best = score, plan
+    times = np.asarray(compute_times, dtype=np.float64)
+    plans = _that_fit(trace, budget_bytes, product(thresholds, aheads))
+    best = fastest(plans, times, bandwidth, latency_s)
     if best is None:
         raise DoesNotFit(
             f"no pair of distances fits the budget of {budget_bytes} bytes: raise the budget"
         )
-    return best[1]
+    return best
+
+
+def _that_fit(
+    trace: Trace, budget_bytes: int, distances: Iterable[tuple[int, int]]
+) -> Iterator[SwapPlan]:
+    for threshold, ahead in distances:
+        with suppress(DoesNotFit):
+            yield fixed_distance(trace, budget_bytes, threshold, ahead)
 
 
 class _Run:

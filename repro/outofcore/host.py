@@ -12,7 +12,7 @@ import threading
 import time
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -234,8 +234,7 @@ class ThreadMover:
 
     def finish(self) -> None:
         """Wait on the host until all copies are done."""
-        for future in tuple(self._open):
-            future.result()
+        wait(tuple(self._open))  # who waits for a ticket is told of its error
 
     def close(self) -> None:
         """Wait for all copies, and end."""

@@ -6,6 +6,7 @@ and their values are back once it has its bytes again.
 
 import weakref
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 
 import torch
 
@@ -88,7 +89,6 @@ class Residency:
     ) -> None:
         self.budget_bytes, self.device, self.store, self.mover = budget_bytes, device, store, mover
         self.used_bytes = self.peak_bytes = self.bytes_in = self.bytes_out = 0
-        self.evictions = 0  # releases that no plan asked for
         self.clock = 0  # operations so far
         self.leaving: list[Variable] = []  # those with a copy to the host under way, at least
         self.known: dict[int, Variable | None] = {}  # by address; None: left alone
@@ -209,13 +209,21 @@ class Residency:
         self.leaving = [v for v in self.leaving if v.outgoing is not None]
         for variable in self.leaving:
             if variable.outgoing is not None and self.mover.done(variable.outgoing[0]):
-                variable.outgoing = None
+                self.settle(variable)
 
     def settle(self, variable: Variable) -> None:
-        """Let the device wait for a variable's copy to the host; it stays on the device."""
+        """Let the device wait for a variable's copy to the host; it stays on the device.
+
+        Raises:
+            OSError: The copy failed, such as on a full disk; the value on the device stands.
+        """
         if variable.outgoing is not None:
             ticket, variable.outgoing = variable.outgoing[0], None
-            self.mover.wait(ticket)
+            try:
+                self.mover.wait(ticket)
+            except OSError:
+                variable.valid = False
+                raise
 
     def release(self, variable: Variable) -> None:
         """Free a variable's device memory, when its copy to the host is done."""
@@ -254,7 +262,6 @@ class Residency:
             if self.used_bytes + nbytes <= self.budget_bytes:
                 return
             self.release(variable)
-            self.evictions += 1
         if self.used_bytes + nbytes > self.budget_bytes:
             name, needed = what(), self.used_bytes + nbytes
             held = sum(v.nbytes for v in self.variables() if v.locked)
@@ -262,9 +269,21 @@ class Residency:
             raise BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}")
 
     def restore(self) -> None:
-        """Bring every variable back, whatever the budget, and wait until all are there."""
+        """Bring every variable back, whatever the budget, and wait until all are there.
+
+        Raises:
+            OSError: One could not be read back; all others are there.
+            RuntimeError: Likewise, as the device has no more memory.
+        """
+        failed: Exception | None = None
         for variable in self.variables():
-            self.settle(variable)
-            self.swap_in(variable)
-            self.arrive(variable)
+            with suppress(OSError):  # what could not be written is still on the device
+                self.settle(variable)
+            try:
+                self.swap_in(variable)
+                self.arrive(variable)
+            except (OSError, RuntimeError) as error:
+                failed = failed or error
         self.mover.finish()
+        if failed is not None:
+            raise failed

@@ -14,7 +14,7 @@ iteration is planned as a cycle: the window reaches into the next iteration.
 
 import gc
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,16 +123,31 @@ def tune_window(
     Raises:
         BudgetTooSmall: One function alone needs more than the budget.
     """
+    times = np.asarray(compute_times, dtype=np.float64)
+    best = fastest(_windows(trace, budget_bytes, times), times, bandwidth, latency_s)
+    assert best is not None  # WINDOW_SHARES is not empty
+    return best
+
+
+def fastest(
+    plans: Iterable[SwapPlan],
+    compute_times: NDArray[np.float64],
+    bandwidth: float | tuple[float, float],
+    latency_s: float,
+) -> SwapPlan | None:
+    """Return the plan that takes least time when simulated, of equal ones that with fewer bytes.
+
+    None where there is no plan. One without a transfer cannot be beaten and ends the search.
+    """
     best: tuple[tuple[float, int], SwapPlan] | None = None
-    for plan in _windows(trace, budget_bytes, np.asarray(compute_times, dtype=np.float64)):
+    for plan in plans:
         result = plan.simulate(compute_times, bandwidth, latency_s)
         score = (round(result.time_s, 9), result.bytes_moved)
         if best is None or score < best[0]:
             best = score, plan
         if not result.bytes_moved:
             break
-    assert best is not None  # WINDOW_SHARES is not empty
-    return best[1]
+    return best[1] if best else None
 
 
 def _windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iterator[SwapPlan]:

@@ -14,6 +14,7 @@ from torch import nn
 from repro.models import resnet20, unet
 from repro.models.densenet import DenseNet
 from repro.outofcore import BudgetTooSmall, OutOfCore, Statistics, Trace, record
+from repro.outofcore.host import HostStore
 
 AMPLE = 1 << 40
 
@@ -363,6 +364,30 @@ def test_an_exception_inside_leaves_everything_in_its_place():
 
     for one, other in zip(until_then(1_500_000), until_then(None), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_a_full_disk_loses_nothing(monkeypatch, tmp_path, left):
+    """Copies to the host fail from some point on; every value is still there afterwards."""
+    write, written = HostStore.write, []
+
+    def full(store: HostStore, place, address: int) -> None:
+        if len(written) >= left:
+            raise OSError(28, "No space left on device")
+        written.append(place)
+        write(store, place, address)
+
+    monkeypatch.setattr(HostStore, "write", full)
+    tensors: dict[int, torch.Tensor] = {}
+    with OutOfCore(20_000, swap_folder=tmp_path):
+        for i in range(12):
+            try:
+                tensors[i] = torch.full((1000,), float(i))
+            except OSError as error:  # somebody goes on all the same
+                assert "No space left" in str(error)
+    assert 5 <= len(tensors) < 12
+    for i, tensor in tensors.items():
+        assert torch.equal(tensor, torch.full((1000,), float(i)))
 
 
 def test_an_error_of_an_operation_is_passed_on():
