@@ -65,7 +65,7 @@ class _Allocator:
         self.requested_bytes = self.allocated_bytes = self.reserved_bytes = 0
         self.live_blocks = self.map_operations = 0
         self.peaks = dict.fromkeys(QUANTITIES, 0)
-        self._live: dict[Hashable, tuple[Any, int, int]] = {}  # place, requested, allocated
+        self._live: dict[Hashable, tuple[Any, int]] = {}
 
     @property
     def internal_fragmentation_bytes(self) -> int:
@@ -93,7 +93,7 @@ class _Allocator:
         if name in self._live:
             raise AllocatorError(f"{name!r} is live already: free it, or use another name")
         place, allocated = self._take(int(nbytes))
-        self._live[name] = place, int(nbytes), allocated
+        self._live[name] = place, int(nbytes)
         self._note(int(nbytes), allocated, 1)
 
     def free(self, name: Hashable) -> None:
@@ -104,9 +104,8 @@ class _Allocator:
         """
         if name not in self._live:
             raise AllocatorError(f"{name!r} is not live: it was freed, or never asked for")
-        place, nbytes, allocated = self._live.pop(name)
-        self._give(place)
-        self._note(-nbytes, -allocated, -1)
+        place, nbytes = self._live.pop(name)
+        self._note(-nbytes, -self._give(place), -1)
 
     def largest_allocatable(self) -> int | None:
         """Return the largest request that fits (best fit may refuse smaller); None: no limit."""
@@ -123,10 +122,10 @@ class _Allocator:
         for quantity, peak in self.peaks.items():
             self.peaks[quantity] = max(peak, getattr(self, quantity))
 
-    def _take(self, nbytes: int) -> tuple[Any, int]:  # a place, and its size in bytes
+    def _take(self, nbytes: int) -> tuple[Any, int]:  # a place, and the bytes allocated for it
         raise NotImplementedError
 
-    def _give(self, place: Any) -> None:
+    def _give(self, place: Any) -> int:  # bytes that are allocated no more
         raise NotImplementedError
 
     def _largest(self, capacity: int) -> int:
@@ -204,7 +203,7 @@ class BestFitAllocator(_Allocator):
     @property
     def blocks(self) -> dict[Hashable, tuple[int, int]]:
         """(address, bytes) of what is live; segments lie at addresses of their own."""
-        return {name: (block.address, block.size) for name, (block, *_) in self._live.items()}
+        return {name: (block.address, block.size) for name, (block, _) in self._live.items()}
 
     def _take(self, nbytes: int) -> tuple[_Block, int]:
         size = -(-nbytes // self.alignment) * self.alignment
@@ -251,8 +250,8 @@ class BestFitAllocator(_Allocator):
         del pool[bisect_left(pool, (block.size, block.address))]
         del self._blocks[block.address]
 
-    def _give(self, block: _Block) -> None:
-        before, after = block.before, block.after
+    def _give(self, block: _Block) -> int:
+        before, after, allocated = block.before, block.after, block.size
         if before and before.free:
             self._pull(before)
             block.address, block.size = before.address, before.size + block.size
@@ -266,6 +265,7 @@ class BestFitAllocator(_Allocator):
         if block.after:
             block.after.before = block
         self._put(block)
+        return allocated
 
     def release_cached(self) -> None:
         """Give all wholly free segments back to the device."""
@@ -278,8 +278,7 @@ class BestFitAllocator(_Allocator):
         whole = sum(b.size for b in self._blocks.values() if not (b.before or b.after))
         device = capacity - self.reserved_bytes + whole
         small, large = (pool[-1][0] if pool else 0 for pool in self._free.values())
-        if device >= self.small_segment_bytes:
-            small = self.small_bytes
+        small = self.small_bytes if device >= self.small_segment_bytes else small
         if device >= self.large_segment_bytes:
             large = max(large, self.large_bytes - 1)
         own = device - device % self.large_rounding
@@ -293,12 +292,12 @@ class ChunkedAllocator(_Allocator):
     A request of m_r bytes gets k = ceil(m_r / m_c) chunks of m_c bytes: its internal fragmentation
     is below m_c (equation 1), and all of it below N_max m_c (equation 2). Chunks combine in any
     order, so that it fails only where the chunks of all live blocks would exceed the capacity.
-
     A freed range stays mapped, and a request for exactly as many chunks takes the latest of that
     size. Otherwise chunks are collected: those mapped nowhere, then those of freed ranges, the one
     freed longest ago first, which are unmapped whole; new ones are made where these are not enough.
 
-    Differs from the paper: its code may grow a freed range in place; here a range is mapped anew.
+    Differs from the paper: its code may grow a freed range in place; here one is mapped anew. For
+    a network's small tensors: `pooled.PooledChunkedAllocator`.
 
     Args:
         chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.
@@ -327,8 +326,8 @@ class ChunkedAllocator(_Allocator):
 
     @property
     def blocks(self) -> dict[Hashable, tuple[int, ...]]:
-        """The chunks of what is live, by number, in the order that they are mapped."""
-        return {name: chunks for name, (chunks, *_) in self._live.items()}
+        """The chunks of what is live, by number, in order."""
+        return {name: chunks for name, (chunks, _) in self._live.items()}
 
     def _take(self, nbytes: int) -> tuple[tuple[int, ...], int]:
         count, capacity = -(-nbytes // self.chunk_bytes), self.capacity_bytes
@@ -363,10 +362,11 @@ class ChunkedAllocator(_Allocator):
         self.unmaps += len(chunks)
         self.map_operations += len(chunks)
 
-    def _give(self, chunks: tuple[int, ...]) -> None:
+    def _give(self, chunks: tuple[int, ...]) -> int:
         self._freed[self._frees] = chunks
         self._by_size.setdefault(len(chunks), {})[self._frees] = None
         self._frees += 1
+        return len(chunks) * self.chunk_bytes
 
     def release_cached(self) -> None:
         """Unmap all freed ranges, and give all chunks that are not in use back to the device."""
@@ -401,7 +401,7 @@ class FragmentationReport:
 def replay(
     allocator: BestFitAllocator | ChunkedAllocator, events: Iterable[Event]
 ) -> FragmentationReport:
-    """Run requests and their ends through an allocator, and report what they took.
+    """Run requests and their ends through an allocator.
 
     Raises:
         OutOfMemory: A request does not fit; what was done before it stands.

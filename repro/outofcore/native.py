@@ -41,8 +41,10 @@ class Counters:
     """What an allocator holds now, and what it has done; the terms are those of `allocator`.
 
     Attributes:
+        small_bytes: 0 for none.
         limit_bytes: 0 for none.
         physical_bytes: What the system counts behind the chunks; on a CPU only what was touched.
+        shared_chunks: Chunks that small requests share.
         cached_ranges: Freed ranges that are mapped and can be had whole.
         retired_ranges: Freed ranges whose chunks are had elsewhere, until they can be unmapped.
         maps: Chunks mapped into a range.
@@ -52,6 +54,7 @@ class Counters:
     """
 
     chunk_bytes: int
+    small_bytes: int
     limit_bytes: int
     requested_bytes: int
     allocated_bytes: int
@@ -62,6 +65,7 @@ class Counters:
     peak_reserved_bytes: int
     peak_internal_fragmentation_bytes: int
     live_blocks: int
+    shared_chunks: int
     cached_ranges: int
     retired_ranges: int
     mallocs: int
@@ -157,14 +161,14 @@ def _load(path: Path) -> ctypes.CDLL:
     out = ctypes.POINTER(pointer)
     counters = ctypes.POINTER(_Counters)
     for name, arguments in {
-        "ca_create": [ctypes.c_char_p, number, number, whole, out],
+        "ca_create": [ctypes.c_char_p, number, number, number, whole, out],
         "ca_malloc": [pointer, number, number, out],
         "ca_free": [pointer, pointer, number],
         "ca_record_stream": [pointer, pointer, number],
         "ca_trim": [pointer],
         "ca_counters": [pointer, counters],
         "ca_posix_set_complete": [pointer, number, whole],
-        "ca_plug_configure": [number, number],
+        "ca_plug_configure": [number, number, number],
         "ca_plug_counters": [whole, counters],
         "ca_plug_trim": [whole],
     }.items():
@@ -183,12 +187,15 @@ def _check(library: ctypes.CDLL, status: int) -> None:
         raise AllocatorError(message) if status == _INVALID else RuntimeError(message)
 
 
-def _check_sizes(chunk_bytes: int, limit_bytes: int | None) -> None:
-    for name, value in (("chunk_bytes", chunk_bytes), ("limit_bytes", limit_bytes)):
-        if value is None and name == "limit_bytes":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _LARGEST:
-            raise AllocatorError(f"{name} is {value!r}: give whole bytes above 0")
+def _check_sizes(chunk_bytes: int, small_bytes: int, limit_bytes: int | None) -> None:
+    for name, value, least in (
+        ("chunk_bytes", chunk_bytes, 1),
+        ("small_bytes", small_bytes, 0),
+        ("limit_bytes", limit_bytes if limit_bytes is not None else 1, 1),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
+            above = "0 or more" if least == 0 else "above 0"
+            raise AllocatorError(f"{name} is {value!r}: give whole bytes {above}")
 
 
 class ChunkedMemory:
@@ -201,6 +208,7 @@ class ChunkedMemory:
         chunk_bytes: Size of a chunk, rounded up to what the backend can map: 4 KiB, or 2 MiB.
         limit_bytes: Most that all chunks may take; None for no limit.
         device: Number of the CUDA device.
+        small_bytes: Requests up to it share chunks, as in `PooledChunkedAllocator`; 0 for none.
 
     Raises:
         AllocatorError: An argument makes no sense.
@@ -214,11 +222,12 @@ class ChunkedMemory:
         chunk_bytes: int = PAPER_CHUNK_BYTES,
         limit_bytes: int | None = None,
         device: int = 0,
+        small_bytes: int = 0,
     ) -> None:
         self._handle: ctypes.c_void_p | None = None
-        _check_sizes(chunk_bytes, limit_bytes)
+        _check_sizes(chunk_bytes, small_bytes, limit_bytes)
         self._library, handle = _load(build()), ctypes.c_void_p()
-        arguments = (backend.encode(), chunk_bytes, limit_bytes or 0, device)
+        arguments = (backend.encode(), chunk_bytes, small_bytes, limit_bytes or 0, device)
         _check(self._library, self._library.ca_create(*arguments, ctypes.byref(handle)))
         self._handle = handle
 
@@ -309,7 +318,11 @@ class Installed:
 _lock = threading.Lock()
 
 
-def install(chunk_bytes: int = PAPER_CHUNK_BYTES, limit_bytes: int | None = None) -> Installed:
+def install(
+    chunk_bytes: int = PAPER_CHUNK_BYTES,
+    limit_bytes: int | None = None,
+    small_bytes: int | None = None,
+) -> Installed:
     """Make torch allocate all CUDA memory of this process from chunks (section 4).
 
     To be called before anything else uses CUDA. Where memory is out, torch raises a RuntimeError
@@ -317,17 +330,19 @@ def install(chunk_bytes: int = PAPER_CHUNK_BYTES, limit_bytes: int | None = None
     not work then: see `Installed.counters`. Not for CUDA graphs, for memory shared with other
     processes, or read by another device without a copy.
 
-    Every tensor takes at least one chunk: for models with many small ones give 2 MiB.
-
     Args:
         chunk_bytes: Size of a chunk, rounded up to 2 MiB.
         limit_bytes: Most that the chunks of one device may take; None for all it has.
+        small_bytes: Requests up to it share chunks; None for half a chunk. With 0 every tensor
+            takes a chunk at least, down to single numbers, of which a network has hundreds.
 
     Raises:
         AllocatorError: There is no CUDA, it is in use already, or an argument makes no sense.
         AllocatorBuildError: The library cannot be built.
     """
-    _check_sizes(chunk_bytes, limit_bytes)
+    if small_bytes is None:
+        small_bytes = chunk_bytes // 2
+    _check_sizes(chunk_bytes, small_bytes, limit_bytes)
     if not torch.cuda.is_available():
         raise AllocatorError(
             "torch finds no CUDA device to allocate on: on a CPU, use "
@@ -351,6 +366,6 @@ def install(chunk_bytes: int = PAPER_CHUNK_BYTES, limit_bytes: int | None = None
         ):
             address = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
             getattr(plugged.allocator(), setter)(address)
-        _check(library, library.ca_plug_configure(chunk_bytes, limit_bytes or 0))
+        _check(library, library.ca_plug_configure(chunk_bytes, small_bytes, limit_bytes or 0))
         torch.cuda.memory.change_current_allocator(plugged)
     return Installed(path, chunk_bytes, limit_bytes)

@@ -66,7 +66,7 @@ def signature(operation: OpOverload) -> Signature:
     in_place = all(
         r.alias_info is not None and r.alias_info.is_write for r in schema.returns
     ) and any(writes)
-    ignored = name in _WITHOUT_ACCESS or operation.namespace == "profiler"
+    ignored = name in _WITHOUT_ACCESS or operation.namespace in ("prim", "profiler")
     return Signature(name, ignored, writes, named, grouped, in_place, operation.is_view)
 
 

@@ -20,6 +20,7 @@ from repro.outofcore.allocator import (
     OutOfMemory,
     replay,
 )
+from repro.outofcore.pooled import PooledChunkedAllocator
 from repro.outofcore.requests import requests
 
 MAKE = {
@@ -27,7 +28,9 @@ MAKE = {
     "small best fit": lambda capacity=None: BestFitAllocator(capacity, 4, 16, 32, 100, 20, 200),
     "chunked": lambda capacity=None: ChunkedAllocator(64, capacity),
     "paper's chunks": lambda capacity=None: ChunkedAllocator(capacity_bytes=capacity),
+    "pooled": lambda capacity=None: PooledChunkedAllocator(capacity_bytes=capacity),
 }
+LARGE = (BestFitAllocator, MAKE["paper's chunks"], MAKE["pooled"])
 
 
 def random_events(seed: int, n: int, largest: int, live: int = 40) -> list[Event]:
@@ -113,6 +116,53 @@ class TestChunked:
             chunks = [c for block in allocator.blocks.values() for c in block]
             assert len(chunks) == len(set(chunks)) == allocator.allocated_bytes // 100
             assert max(chunks, default=-1) < allocator.chunks_created
+
+
+class TestPooled:
+    def test_by_hand(self):
+        allocator = PooledChunkedAllocator(2048, 3 * 2048)  # small: up to 1,024
+        allocator.malloc("a", 1000)  # 1,024 of chunk 0
+        allocator.malloc("b", 1)  # 512 of it
+        allocator.malloc("c", 513)  # 1,024 of chunk 1
+        assert (allocator.allocated_bytes, allocator.shared_chunks) == (4096, 2)
+        allocator.malloc("d", 500)  # the rest of chunk 0
+        allocator.malloc("e", 1025)  # a chunk of its own
+        assert allocator.blocks == {"a": (0,), "b": (0,), "c": (1,), "d": (0,), "e": (2,)}
+        assert allocator.largest_allocatable() == 1024
+        with pytest.raises(OutOfMemory):
+            allocator.malloc("f", 1025)
+        allocator.free("a")
+        allocator.malloc("f", 600)  # of two pieces of 1,024 the one in the chunk shared first
+        assert allocator.blocks["f"] == (0,)
+        for name in "fbd":
+            allocator.free(name)
+        assert (allocator.allocated_bytes, allocator.cached_bytes) == (4096, 2048)
+        allocator.malloc("g", 2048)
+        assert allocator.ranges_reused == 1
+        assert allocator.blocks == {"c": (1,), "e": (2,), "g": (0,)}
+
+    def test_the_bound_of_equation_2(self):
+        chunk = 10_240
+        for seed in range(20):
+            allocator = PooledChunkedAllocator(chunk, None, chunk // (1 + seed % 3))
+            for _ in play(allocator, random_events(seed, 300, 50_000)):
+                waste = allocator.internal_fragmentation_bytes
+                assert 0 <= waste < max(1, allocator.live_blocks) * chunk
+                shared = {c for block in allocator.blocks.values() for c in block}
+                assert allocator.allocated_bytes == len(shared) * chunk
+            assert allocator.peaks["reserved_bytes"] == allocator.peaks["allocated_bytes"]
+
+    def test_what_a_network_has_takes_few_chunks(self):
+        events = [Event(number, 256) for number in range(600)]
+        assert replay(ChunkedAllocator(), events).peak_reserved_bytes == 600 * 40 * MIB
+        assert replay(PooledChunkedAllocator(), events).peak_reserved_bytes == 40 * MIB
+
+    def test_errors(self):
+        for small in (0, -1, 1025):
+            with pytest.raises(AllocatorError, match=rf"small_bytes is {small}: .*bytes=1024"):
+                PooledChunkedAllocator(1024, small_bytes=small)
+        with pytest.raises(AllocatorError, match=r"chunk_bytes is 1000: .* give larger chunks"):
+            PooledChunkedAllocator(1000, small_bytes=900)
 
 
 class TestBestFit:
@@ -232,7 +282,7 @@ class TestBestFit:
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 class TestBoth:
     def test_peaks_and_time_line_by_a_slow_count(self, make):
-        largest = 100 * MIB if make in (BestFitAllocator, MAKE["paper's chunks"]) else 500
+        largest = 100 * MIB if make in LARGE else 500
         events = random_events(7, 600, largest)
         report, allocator = replay(make(), events), make()
         live, rows = {}, []
@@ -241,13 +291,14 @@ class TestBoth:
                 del live[event.name]
             else:
                 live[event.name] = event.nbytes
-            sizes = {
-                name: block[1] if isinstance(allocator, BestFitAllocator)
-                else len(block) * allocator.chunk_bytes
-                for name, block in allocator.blocks.items()
-            }  # fmt: skip
-            assert sizes.keys() == live.keys()
-            requested, allocated = sum(live.values()), sum(sizes.values())
+            blocks = allocator.blocks
+            assert blocks.keys() == live.keys()
+            if isinstance(allocator, BestFitAllocator):
+                allocated = sum(size for _, size in blocks.values())
+            else:
+                allocated = len({c for block in blocks.values() for c in block})
+                allocated *= allocator.chunk_bytes
+            requested = sum(live.values())
             reserved = allocator.reserved_bytes
             external = reserved - allocated if isinstance(allocator, BestFitAllocator) else 0
             rows.append(
@@ -260,7 +311,7 @@ class TestBoth:
         assert report.map_operations == allocator.map_operations > 0
 
     def test_the_largest_request_that_fits(self, make):
-        scale = MIB if make in (BestFitAllocator, MAKE["paper's chunks"]) else 5
+        scale = MIB if make in LARGE else 5
         assert make().largest_allocatable() is None
         checked = 0
         for seed in range(6):

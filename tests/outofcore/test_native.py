@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from repro.outofcore.native import (
     build,
     install,
 )
+from repro.outofcore.pooled import PooledChunkedAllocator
 
 PAGE = os.sysconf("SC_PAGESIZE")
 
@@ -55,10 +57,11 @@ def check_empty(memory: ChunkedMemory) -> None:
 
 
 @pytest.mark.slow
-def test_a_million_operations_without_leak_or_overlap():
+@pytest.mark.parametrize("small_bytes", [0, PAGE // 2])
+def test_a_million_operations_without_leak_or_overlap(small_bytes):
     rng = random.Random(0)
     mappings = len(Path("/proc/self/maps").read_text().splitlines())
-    with ChunkedMemory("posix", PAGE, limit_bytes=128 * PAGE) as memory:
+    with ChunkedMemory("posix", PAGE, 128 * PAGE, small_bytes=small_bytes) as memory:
         word, live, refused = ctypes.c_uint32.from_address, [], 0
         for stream in (1, 2):
             memory.set_complete(stream, False)
@@ -67,21 +70,24 @@ def test_a_million_operations_without_leak_or_overlap():
                 at = rng.randrange(len(live))
                 live[at], last = live[-1], live[at]
                 live.pop()
-                address, count, mark, stream = last
-                # The first and last word of each chunk are as they were written.
-                for start in range(address, address + count * PAGE, PAGE):
-                    assert word(start).value == word(start + PAGE - 4).value == mark
-                memory.free(address, stream)
+                address, ends, mark, stream = last
+                # The first and last word in each chunk are as they were written.
+                for at in ends:
+                    assert word(address + at).value == mark
+                memory.free(address, stream if rng.random() < 0.9 else 3 - stream)
             else:
                 count, stream = min(rng.randrange(1, 9), rng.randrange(1, 9)), rng.randrange(3)
+                nbytes = count * PAGE - rng.randrange(PAGE)
                 try:
-                    address = memory.malloc(count * PAGE - rng.randrange(PAGE), stream)
+                    address = memory.malloc(nbytes, stream)
                 except NativeOutOfMemory:
                     refused += 1
                     continue
-                for start in range(address, address + count * PAGE, PAGE):
-                    word(start).value = word(start + PAGE - 4).value = number
-                live.append((address, count, number, stream))
+                within = [start + at for start in range(0, nbytes, PAGE) for at in (0, PAGE - 4)]
+                ends = [at for at in within if at + 4 <= nbytes]
+                for at in ends:
+                    word(address + at).value = number
+                live.append((address, ends, number, stream))
             if number % 500 == 0:
                 memory.set_complete(1 + number % 2, rng.random() < 0.5)
         c = memory.counters()
@@ -89,7 +95,7 @@ def test_a_million_operations_without_leak_or_overlap():
         assert c.failures == refused
         assert c.peak_reserved_bytes <= 128 * PAGE
         assert c.live_blocks == len(live)
-        assert c.allocated_bytes == sum(count for _, count, _, _ in live) * PAGE
+        assert small_bytes == 0 or c.shared_chunks > 0
         assert c.ranges_reused > 100_000 < c.maps
         assert c.event_waits > 0
         for address, _, _, stream in live:
@@ -98,11 +104,14 @@ def test_a_million_operations_without_leak_or_overlap():
     assert len(Path("/proc/self/maps").read_text().splitlines()) < mappings + 20
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_counters_are_those_of_the_simulator(seed):
+@pytest.mark.parametrize("small_bytes", [0, 700, PAGE // 2, PAGE])
+@pytest.mark.parametrize("seed", range(4))
+def test_counters_are_those_of_the_simulator(seed, small_bytes):
     rng, limit, live = random.Random(seed), 60 * PAGE, []
     simulated = ChunkedAllocator(PAGE, limit)
-    with ChunkedMemory("posix", PAGE, limit) as memory:
+    if small_bytes:
+        simulated = PooledChunkedAllocator(PAGE, limit, small_bytes)
+    with ChunkedMemory("posix", PAGE, limit, small_bytes=small_bytes) as memory:
         addresses, refused = {}, 0
         for number in range(1_500):
             if live and rng.random() < 0.49:
@@ -137,6 +146,7 @@ def test_counters_are_those_of_the_simulator(seed):
             ):
                 if name != "chunks_created" or not c.chunks_released:
                     assert getattr(c, name) == getattr(simulated, name), name
+            assert c.shared_chunks == getattr(simulated, "shared_chunks", 0)
         assert c.failures == refused
         for name in ("requested_bytes", "allocated_bytes", "reserved_bytes"):
             assert getattr(c, f"peak_{name}") == simulated.peaks[name]
@@ -308,6 +318,64 @@ class TestStreams:
         check_empty(memory)
 
 
+class TestSmall:
+    """Requests that share chunks, of 512 bytes at least."""
+
+    @pytest.fixture
+    def memory(self):
+        with ChunkedMemory("posix", PAGE, 3 * PAGE, small_bytes=PAGE // 2) as made:
+            yield made
+
+    def test_pieces_share_a_chunk_and_give_it_back(self, memory):
+        pieces = [memory.malloc(512) for _ in range(PAGE // 512)]
+        assert [b - a for a, b in pairwise(pieces)] == [512] * (len(pieces) - 1)
+        assert memory.counters().reserved_bytes == PAGE
+        for mark, address in enumerate(pieces):
+            write(address, mark, 512)
+        for mark, address in enumerate(pieces):
+            assert holds(address, mark, 512)
+            memory.free(address)
+        c = memory.counters()
+        assert (c.shared_chunks, c.allocated_bytes, c.cached_ranges) == (0, 0, 1)
+        check_empty(memory)
+
+    def test_two_frees_are_told(self, memory):
+        # The first piece lies where its chunk begins.
+        first, _ = memory.malloc(100), memory.malloc(100)
+        memory.free(first)
+        for _ in range(2):
+            with pytest.raises(AllocatorError, match="it was freed before"):
+                memory.free(first)
+        assert memory.counters().live_blocks == 1
+
+    def test_streams_do_not_share_a_chunk(self, memory):
+        one, other = memory.malloc(512, 7), memory.malloc(512, 8)
+        assert abs(other - one) >= PAGE
+        assert memory.counters().shared_chunks == 2
+
+    def test_a_piece_that_another_stream_used_comes_back_when_that_has_run(self, memory):
+        kept, piece = memory.malloc(512, 7), memory.malloc(1024, 7)
+        memory.record_stream(piece, 9)
+        memory.set_complete(9, False)
+        memory.free(piece, 7)
+        assert memory.malloc(1024, 7) != piece
+        memory.set_complete(9, True)
+        assert memory.malloc(1024, 7) == piece
+        assert kept
+
+    def test_it_waits_for_pieces_where_nothing_else_is_left(self, memory):
+        pieces = [memory.malloc(PAGE // 2, 7) for _ in range(6)]
+        memory.set_complete(9, False)
+        for address in pieces[2:]:
+            memory.record_stream(address, 9)
+            memory.free(address, 7)
+        assert memory.malloc(PAGE // 2, 7) in pieces[2:]
+        assert memory.malloc(PAGE, 7)
+        assert 0 < memory.counters().event_waits <= 4
+        with pytest.raises(NativeOutOfMemory):
+            memory.malloc(PAGE, 7)
+
+
 def test_threads():
     with ChunkedMemory("posix", PAGE, limit_bytes=400 * PAGE) as memory:
 
@@ -359,6 +427,10 @@ class TestErrors:
         for wrong in (-1, 1.5, True, "1", 2**63):
             with pytest.raises(AllocatorError, match=r"nbytes is .*: give whole bytes"):
                 memory.malloc(wrong)
+        with pytest.raises(AllocatorError, match=rf"small_bytes is {PAGE + 1}.* one chunk"):
+            ChunkedMemory("posix", PAGE, small_bytes=PAGE + 1)
+        with pytest.raises(AllocatorError, match="small_bytes is -1: give whole bytes 0 or more"):
+            ChunkedMemory("posix", PAGE, small_bytes=-1)
         for wrong in (0, -1, 1.5, 2**63):
             with pytest.raises(AllocatorError, match="chunk_bytes is"):
                 ChunkedMemory("posix", wrong)
@@ -523,8 +595,8 @@ plug, release = library.ca_plug_malloc, library.ca_plug_free
 plug.restype, plug.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 release.restype, release.argtypes = None, [ctypes.c_void_p, *plug.argtypes]
 library.ca_plug_record_stream.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-assert library.ca_plug_configure(3, 0) == 0
-assert library.ca_plug_configure(3, 0) == 1
+assert library.ca_plug_configure(3, 0, 0) == 0
+assert library.ca_plug_configure(3, 0, 0) == 1
 from repro.outofcore.native import Installed
 installed = Installed(build(), 3, None)
 first, second = plug(5, 0, None), plug(CHUNK + 1, 1, 77)

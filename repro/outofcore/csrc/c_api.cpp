@@ -38,7 +38,7 @@ int guarded(Function function) noexcept {
 struct Plugged {
   std::mutex mutex;
   bool configured = false;
-  std::uint64_t chunk_bytes = 0, limit_bytes = 0;
+  std::uint64_t chunk_bytes = 0, small_bytes = 0, limit_bytes = 0;
   std::array<std::unique_ptr<Allocator>, 64> allocators;
 
   static Plugged& get() {
@@ -54,8 +54,8 @@ struct Plugged {
     if (!configured) throw InvalidArgument("ca_plug_configure comes before the first allocation");
     auto& allocator = allocators[device];
     if (!allocator) {
-      allocator =
-          std::make_unique<Allocator>(make_cuda_backend(device), chunk_bytes, limit_bytes);
+      allocator = std::make_unique<Allocator>(make_cuda_backend(device), chunk_bytes, small_bytes,
+                                              limit_bytes);
     }
     return *allocator;
   }
@@ -76,8 +76,8 @@ Allocator& self(void* allocator) { return *static_cast<Allocator*>(allocator); }
 
 API const char* ca_last_error() { return last_error.c_str(); }
 
-API int ca_create(const char* backend, std::uint64_t chunk_bytes, std::uint64_t limit_bytes,
-                  int device, void** allocator) {
+API int ca_create(const char* backend, std::uint64_t chunk_bytes, std::uint64_t small_bytes,
+                  std::uint64_t limit_bytes, int device, void** allocator) {
   return guarded([&] {
     std::unique_ptr<Backend> made;
     if (std::strcmp(backend, "cuda") == 0) {
@@ -88,7 +88,7 @@ API int ca_create(const char* backend, std::uint64_t chunk_bytes, std::uint64_t 
       throw InvalidArgument(std::string("there is no backend \"") + backend +
                             "\": choose cuda or posix");
     }
-    *allocator = new Allocator(std::move(made), chunk_bytes, limit_bytes);
+    *allocator = new Allocator(std::move(made), chunk_bytes, small_bytes, limit_bytes);
   });
 }
 
@@ -125,7 +125,8 @@ API int ca_posix_set_complete(void* allocator, std::uint64_t stream, int complet
   });
 }
 
-API int ca_plug_configure(std::uint64_t chunk_bytes, std::uint64_t limit_bytes) {
+API int ca_plug_configure(std::uint64_t chunk_bytes, std::uint64_t small_bytes,
+                          std::uint64_t limit_bytes) {
   return guarded([&] {
     Plugged& plugged = Plugged::get();
     const std::lock_guard<std::mutex> lock(plugged.mutex);
@@ -134,6 +135,7 @@ API int ca_plug_configure(std::uint64_t chunk_bytes, std::uint64_t limit_bytes) 
     }
     plugged.configured = true;
     plugged.chunk_bytes = chunk_bytes;
+    plugged.small_bytes = small_bytes;
     plugged.limit_bytes = limit_bytes;
   });
 }

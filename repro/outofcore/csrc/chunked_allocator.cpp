@@ -13,9 +13,15 @@
 //
 // The order of choice is that of ChunkedAllocator in allocator.py: a freed range of just the size,
 // the latest first; unmapped chunks; chunks of freed ranges, the oldest first; new chunks.
+//
+// Requests up to small_bytes do not get chunks of their own: they are pieces of shared ones, by best
+// fit, that of the chunk shared first among equals. A stream has shared chunks to itself, so that
+// what it frees it may have again at once (rule 1); what another stream has used comes back when
+// that use has run (rule 2). A shared chunk that is wholly free is freed as any other range.
 #include "chunked_allocator.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <utility>
 
@@ -32,12 +38,14 @@ class Inside {
   void* before_;
 };
 
+constexpr std::uint64_t ALIGNMENT = 512;  // torch's, and more than any instruction asks for
+
 Address address_of(void* pointer) { return reinterpret_cast<Address>(pointer); }
 
 }  // namespace
 
 Allocator::Allocator(std::unique_ptr<Backend> backend, std::uint64_t chunk_bytes,
-                     std::uint64_t limit_bytes)
+                     std::uint64_t small_bytes, std::uint64_t limit_bytes)
     : backend_(std::move(backend)) {
   const Inside inside(*backend_);
   const std::uint64_t granularity = backend_->granularity();
@@ -47,12 +55,18 @@ Allocator::Allocator(std::unique_ptr<Backend> backend, std::uint64_t chunk_bytes
                           std::to_string(granularity));
   }
   chunk_bytes = (chunk_bytes + granularity - 1) / granularity * granularity;
+  if (small_bytes > chunk_bytes) {
+    throw InvalidArgument("small_bytes is " + std::to_string(small_bytes) +
+                          ", which is more than one chunk of " + std::to_string(chunk_bytes) +
+                          ": give less, or larger chunks");
+  }
   if (limit_bytes != 0 && limit_bytes < chunk_bytes) {
     throw InvalidArgument("limit_bytes is " + std::to_string(limit_bytes) +
                           ", which is less than one chunk of " + std::to_string(chunk_bytes) +
                           ": give a larger limit, or smaller chunks");
   }
   counters_.chunk_bytes = chunk_bytes;
+  counters_.small_bytes = small_bytes;
   counters_.limit_bytes = limit_bytes;
   limit_chunks_ =
       (limit_bytes ? limit_bytes : std::numeric_limits<std::uint64_t>::max()) / chunk_bytes;
@@ -61,6 +75,10 @@ Allocator::Allocator(std::unique_ptr<Backend> backend, std::uint64_t chunk_bytes
 Allocator::~Allocator() {
   try {
     const Inside inside(*backend_);
+    while (!small_live_.empty()) {
+      const auto& [address, block] = *small_live_.begin();
+      free_small(address, block.stream);
+    }
     while (!live_.empty()) {
       const auto& [address, block] = *live_.begin();
       free_block(address, block.stream);
@@ -76,42 +94,18 @@ void* Allocator::malloc(std::uint64_t bytes, Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
     const Inside inside(*backend_);
-    const std::uint64_t count = (bytes - 1) / counters_.chunk_bytes + 1;
     settle();
-    if (count > limit_chunks_ - live_chunks_) out_of_memory(bytes, "the limit is reached");
-    Block block;
-    bool found = reuse(caches_[stream], count, false, block.range);
-    for (auto& [other, cache] : caches_) {
-      if (found) break;
-      if (other != stream) found = reuse(cache, count, true, block.range);
+    Address address;
+    if (bytes <= counters_.small_bytes) {
+      address = malloc_small(bytes, stream);
+    } else {
+      Block block = acquire((bytes - 1) / counters_.chunk_bytes + 1, bytes, stream);
+      address = block.range.address;
+      live_.emplace(address, std::move(block));
     }
-    if (!found) {
-      std::vector<FreeChunk> chunks = collect(count, stream);
-      if (chunks.size() < count) {
-        give_back(chunks, stream);
-        out_of_memory(bytes, "the device has no more");
-      }
-      try {
-        block.range = map(chunks);
-      } catch (...) {
-        give_back(chunks, stream);
-        throw;
-      }
-      settle();
-    }
-    block.bytes = bytes;
-    block.stream = stream;
-    const Address address = block.range.address;
-    live_.emplace(address, std::move(block));
-    live_chunks_ += count;
-    Counters& c = counters_;
-    ++c.mallocs;
-    c.requested_bytes += bytes;
-    c.allocated_bytes += count * c.chunk_bytes;
-    c.peak_requested_bytes = std::max(c.peak_requested_bytes, c.requested_bytes);
-    c.peak_allocated_bytes = std::max(c.peak_allocated_bytes, c.allocated_bytes);
-    c.peak_internal_fragmentation_bytes = std::max(c.peak_internal_fragmentation_bytes,
-                                                   c.allocated_bytes - c.requested_bytes);
+    ++counters_.mallocs;
+    counters_.requested_bytes += bytes;
+    note_peaks();
     return reinterpret_cast<void*>(address);
   } catch (...) {
     ++counters_.failures;
@@ -119,12 +113,88 @@ void* Allocator::malloc(std::uint64_t bytes, Stream stream) {
   }
 }
 
+void Allocator::note_peaks() {
+  Counters& c = counters_;
+  c.peak_requested_bytes = std::max(c.peak_requested_bytes, c.requested_bytes);
+  c.peak_allocated_bytes = std::max(c.peak_allocated_bytes, c.allocated_bytes);
+  c.peak_internal_fragmentation_bytes =
+      std::max(c.peak_internal_fragmentation_bytes, c.allocated_bytes - c.requested_bytes);
+}
+
+Allocator::Block Allocator::acquire(std::size_t count, std::uint64_t bytes, Stream stream) {
+  while (count > limit_chunks_ - live_chunks_) {
+    if (!wait_for_small()) out_of_memory(bytes, "the limit is reached");
+  }
+  Block block;
+  bool found = reuse(caches_[stream], count, false, block.range);
+  for (auto& [other, cache] : caches_) {
+    if (found) break;
+    if (other != stream) found = reuse(cache, count, true, block.range);
+  }
+  if (!found) {
+    std::vector<FreeChunk> chunks = collect(count, stream);
+    if (chunks.size() < count) {
+      give_back(chunks, stream);
+      out_of_memory(bytes, "the device has no more");
+    }
+    try {
+      block.range = map(chunks);
+    } catch (...) {
+      give_back(chunks, stream);
+      throw;
+    }
+    settle();
+  }
+  block.bytes = bytes;
+  block.stream = stream;
+  live_chunks_ += count;
+  counters_.allocated_bytes += count * counters_.chunk_bytes;
+  return block;
+}
+
+Address Allocator::malloc_small(std::uint64_t bytes, Stream stream) {
+  Heap& heap = heaps_[stream];
+  const std::uint64_t size = (bytes - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
+  const auto seek = [&] { return heap.free.lower_bound({size, 0, 0}); };
+  auto best = seek();
+  while (best == heap.free.end() && live_chunks_ == limit_chunks_ && wait_for_small()) best = seek();
+  if (best == heap.free.end()) {
+    Block block = acquire(1, bytes, stream);
+    best = seek();  // where that had to wait, a piece may have come back
+    if (best != heap.free.end()) {
+      release(block, stream);
+    } else {
+      SharedChunk shared{std::move(block), shared_ever_++, {}};
+      const std::uint64_t whole = counters_.chunk_bytes / ALIGNMENT * ALIGNMENT;
+      shared.pieces[0] = {whole, true};
+      best = heap.free.insert({whole, shared.number, 0}).first;
+      heap.chunks.emplace(shared.number, std::move(shared));
+    }
+  }
+  const auto [found, number, at] = *best;
+  heap.free.erase(best);
+  SharedChunk& shared = heap.chunks.at(number);
+  shared.pieces[at] = {size, false};
+  if (found > size) {
+    shared.pieces[at + size] = {found - size, true};
+    heap.free.insert({found - size, number, at + size});
+  }
+  const Address address = shared.block.range.address + at;
+  small_live_.emplace(address, SmallBlock{stream, number, at, bytes, {}});
+  return address;
+}
+
 void Allocator::free(void* pointer, Stream stream) {
   if (!pointer) return;
   const std::lock_guard<std::mutex> lock(mutex_);
   try {
     const Inside inside(*backend_);
-    free_block(address_of(pointer), stream);
+    if (small_live_.count(address_of(pointer))) {
+      free_small(address_of(pointer), stream);
+    } else {
+      free_block(address_of(pointer), stream);
+    }
+    note_peaks();  // a free piece of a shared chunk adds to what is lost
   } catch (...) {
     ++counters_.failures;
     throw;
@@ -138,18 +208,21 @@ void Allocator::free_block(Address address, Stream stream) {
                           " is not the address of a live block: it was freed before, or never "
                           "handed out by this allocator");
   }
-  Block& block = found->second;
+  ++counters_.frees;
+  counters_.requested_bytes -= found->second.bytes;
+  release(found->second, stream);
+  live_.erase(found);
+}
+
+void Allocator::release(Block& block, Stream stream) {
   FreedRange freed{{}, use(stream), {}};
   // The stream that it was asked for on may have yet to run what used its chunks before.
   block.others.insert(block.stream);
   block.others.erase(stream);
   for (Stream other : block.others) freed.others.push_back(use(other));
   freed.range = std::move(block.range);
-  ++counters_.frees;
-  counters_.requested_bytes -= block.bytes;
   counters_.allocated_bytes -= freed.range.chunks.size() * counters_.chunk_bytes;
   live_chunks_ -= freed.range.chunks.size();
-  live_.erase(found);
   if (freed.others.empty()) {
     put(std::move(freed));
   } else {
@@ -157,8 +230,56 @@ void Allocator::free_block(Address address, Stream stream) {
   }
 }
 
+void Allocator::free_small(Address address, Stream stream) {
+  const auto found = small_live_.find(address);
+  FreedSmall freed{std::move(found->second), {}};
+  freed.block.others.insert(stream);
+  freed.block.others.erase(freed.block.stream);
+  for (Stream other : freed.block.others) freed.others.push_back(use(other));
+  ++counters_.frees;
+  counters_.requested_bytes -= freed.block.bytes;
+  small_live_.erase(found);
+  if (freed.others.empty()) {
+    join(freed.block);
+  } else {
+    small_waiting_.push_back(std::move(freed));
+  }
+}
+
+// Makes a piece free, one with its free neighbours.
+void Allocator::join(const SmallBlock& block) {
+  Heap& heap = heaps_[block.stream];
+  SharedChunk& shared = heap.chunks.at(block.number);
+  auto piece = shared.pieces.find(block.at);
+  const auto absorb = [&](auto into, auto from) {
+    into->second.size += from->second.size;
+    shared.pieces.erase(from);
+  };
+  if (const auto after = std::next(piece); after != shared.pieces.end() && after->second.free) {
+    heap.free.erase({after->second.size, block.number, after->first});
+    absorb(piece, after);
+  }
+  if (piece != shared.pieces.begin() && std::prev(piece)->second.free) {
+    const auto before = std::prev(piece);
+    heap.free.erase({before->second.size, block.number, before->first});
+    absorb(before, piece);
+    piece = before;
+  }
+  if (shared.pieces.size() == 1) {
+    release(shared.block, block.stream);
+    heap.chunks.erase(block.number);
+  } else {
+    piece->second.free = true;
+    heap.free.insert({piece->second.size, block.number, piece->first});
+  }
+}
+
 void Allocator::record_stream(void* pointer, Stream stream) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto small = small_live_.find(address_of(pointer)); small != small_live_.end()) {
+    small->second.others.insert(stream);
+    return;
+  }
   const auto found = live_.find(address_of(pointer));
   if (found == live_.end()) {
     throw InvalidArgument("record_stream: " + std::to_string(address_of(pointer)) +
@@ -169,7 +290,7 @@ void Allocator::record_stream(void* pointer, Stream stream) {
 
 bool Allocator::owns(void* pointer) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return live_.count(address_of(pointer)) != 0;
+  return live_.count(address_of(pointer)) != 0 || small_live_.count(address_of(pointer)) != 0;
 }
 
 void Allocator::trim() {
@@ -182,7 +303,8 @@ Counters Allocator::counters() {
   const std::lock_guard<std::mutex> lock(mutex_);
   Counters result = counters_;
   result.physical_bytes = backend_->physical_bytes();
-  result.live_blocks = live_.size();
+  result.live_blocks = live_.size() + small_live_.size();
+  for (const auto& [stream, heap] : heaps_) result.shared_chunks += heap.chunks.size();
   result.cached_ranges = waiting_.size();
   for (const auto& [stream, cache] : caches_) result.cached_ranges += cache.ranges.size();
   result.retired_ranges = retired_.size();
@@ -263,6 +385,19 @@ void Allocator::give_back(std::vector<FreeChunk>& chunks, Stream stream) {
   chunks.clear();
 }
 
+// Waits for the oldest use that keeps a small block's piece; false where there is none.
+bool Allocator::wait_for_small() {
+  if (small_waiting_.empty()) return false;
+  const auto oldest = std::min_element(
+      small_waiting_.begin(), small_waiting_.end(), [](const FreedSmall& a, const FreedSmall& b) {
+        return a.others.back()->number < b.others.back()->number;
+      });
+  ++counters_.event_waits;
+  for (const LastUse& other : oldest->others) other->wait();
+  settle();
+  return true;
+}
+
 // Waits for the oldest use that keeps memory from a stream; false where there is none.
 bool Allocator::wait_for_oldest(Stream stream) {
   LastUse oldest;
@@ -270,6 +405,9 @@ bool Allocator::wait_for_oldest(Stream stream) {
     if (use && !use->complete() && (!oldest || use->number < oldest->number)) oldest = use;
   };
   for (const FreedRange& freed : waiting_) {
+    for (const LastUse& other : freed.others) consider(other);
+  }
+  for (const FreedSmall& freed : small_waiting_) {
     for (const LastUse& other : freed.others) consider(other);
   }
   for (auto& [other, cache] : caches_) {
@@ -334,9 +472,21 @@ void Allocator::retire(Cache& cache, std::uint64_t number) {
 
 // Does what had to wait for events that have completed since.
 void Allocator::settle() {
+  const auto all_complete = [](const std::vector<LastUse>& uses) {
+    return std::all_of(uses.begin(), uses.end(), [](const LastUse& u) { return u->complete(); });
+  };
+  for (std::size_t i = 0; i < small_waiting_.size();) {
+    if (all_complete(small_waiting_[i].others)) {
+      const FreedSmall freed = std::move(small_waiting_[i]);
+      small_waiting_[i] = std::move(small_waiting_.back());
+      small_waiting_.pop_back();
+      join(freed.block);
+    } else {
+      ++i;
+    }
+  }
   for (std::size_t i = 0; i < waiting_.size();) {
-    const auto& others = waiting_[i].others;
-    if (std::all_of(others.begin(), others.end(), [](const LastUse& u) { return u->complete(); })) {
+    if (all_complete(waiting_[i].others)) {
       put(std::move(waiting_[i]));
       waiting_[i] = std::move(waiting_.back());
       waiting_.pop_back();
@@ -359,6 +509,10 @@ void Allocator::settle() {
 }
 
 void Allocator::release_all() {
+  for (FreedSmall& freed : small_waiting_) {
+    for (LastUse& other : freed.others) other->wait();
+  }
+  settle();
   for (FreedRange& freed : waiting_) {
     for (LastUse& other : freed.others) other->wait();
   }

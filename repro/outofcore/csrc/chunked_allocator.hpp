@@ -8,6 +8,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -17,11 +18,11 @@ namespace chunked {
 
 // What happened, and what is the case; all 64 bits, read from Python by this order.
 struct Counters {
-  std::uint64_t chunk_bytes, limit_bytes;
+  std::uint64_t chunk_bytes, small_bytes, limit_bytes;
   std::uint64_t requested_bytes, allocated_bytes, reserved_bytes, physical_bytes;
   std::uint64_t peak_requested_bytes, peak_allocated_bytes, peak_reserved_bytes;
   std::uint64_t peak_internal_fragmentation_bytes;
-  std::uint64_t live_blocks, cached_ranges, retired_ranges;
+  std::uint64_t live_blocks, shared_chunks, cached_ranges, retired_ranges;
   std::uint64_t mallocs, frees, ranges_reused, chunks_created, chunks_released;
   std::uint64_t maps, unmaps, event_waits, failures;
 };
@@ -53,8 +54,9 @@ using LastUse = std::shared_ptr<Use>;
 
 class Allocator {
  public:
-  // A limit of 0 is none.
-  Allocator(std::unique_ptr<Backend>, std::uint64_t chunk_bytes, std::uint64_t limit_bytes);
+  // Requests up to small_bytes share chunks. A limit of 0 is none.
+  Allocator(std::unique_ptr<Backend>, std::uint64_t chunk_bytes, std::uint64_t small_bytes,
+            std::uint64_t limit_bytes);
   ~Allocator();
 
   void* malloc(std::uint64_t bytes, Stream);
@@ -92,6 +94,30 @@ class Allocator {
     Chunk chunk;
     LastUse use;  // null where it was never used
   };
+  // A chunk that small requests of one stream share: its pieces, in order, by where they begin.
+  struct Piece {
+    std::uint64_t size;
+    bool free;
+  };
+  struct SharedChunk {
+    Block block;
+    std::uint64_t number;  // ascending in time
+    std::map<std::uint64_t, Piece> pieces;
+  };
+  // The free pieces of a stream's shared chunks: size, number of the chunk, place in it.
+  struct Heap {
+    std::set<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> free;
+    std::map<std::uint64_t, SharedChunk> chunks;  // by number
+  };
+  struct SmallBlock {
+    Stream stream;  // of its heap
+    std::uint64_t number, at, bytes;
+    std::set<Stream> others;
+  };
+  struct FreedSmall {
+    SmallBlock block;
+    std::vector<LastUse> others;
+  };
   // What was freed on one stream.
   struct Cache {
     std::map<std::uint64_t, FreedRange> ranges;  // by number of the last use: oldest first
@@ -99,11 +125,18 @@ class Allocator {
     std::vector<FreeChunk> chunks;  // of retired ranges
   };
 
+  void note_peaks();
+  Block acquire(std::size_t count, std::uint64_t bytes, Stream);
+  void release(Block&, Stream);
+  Address malloc_small(std::uint64_t bytes, Stream);
+  void free_small(Address, Stream);
+  void join(const SmallBlock&);
   bool reuse(Cache&, std::size_t count, bool only_complete, Range&);
   std::vector<FreeChunk> collect(std::size_t count, Stream);
   void take(Cache&, std::size_t count, bool only_complete, std::vector<FreeChunk>&);
   void create(std::size_t count, std::vector<FreeChunk>&);
   void give_back(std::vector<FreeChunk>&, Stream);
+  bool wait_for_small();
   bool wait_for_oldest(Stream);
   Range map(const std::vector<FreeChunk>&);
   void unmap(const Range&);
@@ -123,6 +156,10 @@ class Allocator {
   std::uint64_t limit_chunks_ = 0, live_chunks_ = 0, uses_ = 0;
   std::unordered_map<Address, Block> live_;
   std::map<Stream, Cache> caches_;
+  std::map<Stream, Heap> heaps_;
+  std::unordered_map<Address, SmallBlock> small_live_;
+  std::vector<FreedSmall> small_waiting_;  // for streams other than their own
+  std::uint64_t shared_ever_ = 0;
   std::vector<FreedRange> waiting_;  // for streams other than their own
   std::vector<FreedRange> retired_;  // their chunks are free, their mapping awaits its last use
 };

@@ -1,0 +1,104 @@
+"""The chunked allocator with small requests that share chunks."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from repro.outofcore.allocator import (
+    PAPER_CHUNK_BYTES,
+    AllocatorError,
+    BestFitAllocator,
+    ChunkedAllocator,
+)
+
+ALIGNMENT = 512  # torch's
+
+
+class PooledChunkedAllocator(ChunkedAllocator):
+    """Chunks of one size as in `ChunkedAllocator`; requests up to a size share them by best fit.
+
+    A network has hundreds of small tensors (the scales of its normalisations, single numbers), and
+    a chunk of 40 MiB for each takes more than a GPU has. A chunk is shared while one piece of it is
+    in use, and counts as allocated whole; so that internal fragmentation stays below N_max m_c
+    (equation 2). `native` does the same.
+
+    Differs from the paper: it has every request take chunks of its own.
+
+    Args:
+        chunk_bytes: m_c.
+        capacity_bytes: What the device has for chunks; None for no limit.
+        small_bytes: Requests up to it share chunks; None for half a chunk.
+
+    Attributes:
+        shared_chunks: Chunks that are shared now.
+    """
+
+    def __init__(
+        self,
+        chunk_bytes: int = PAPER_CHUNK_BYTES,
+        capacity_bytes: int | None = None,
+        small_bytes: int | None = None,
+    ) -> None:
+        super().__init__(chunk_bytes, capacity_bytes)
+        self.small_bytes = chunk_bytes // 2 if small_bytes is None else small_bytes
+        if not 0 < self.small_bytes <= chunk_bytes:
+            raise AllocatorError(
+                f"small_bytes is {small_bytes!r}: give whole bytes above 0, up to chunk_bytes="
+                f"{chunk_bytes}, or use ChunkedAllocator"
+            )
+        rounded = -(-self.small_bytes // ALIGNMENT) * ALIGNMENT
+        whole = chunk_bytes // ALIGNMENT * ALIGNMENT
+        if rounded > whole:
+            raise AllocatorError(
+                f"chunk_bytes is {chunk_bytes}: small requests are rounded up to multiples of "
+                f"{ALIGNMENT}, and one of {self.small_bytes} bytes does not fit: give larger chunks"
+            )
+        self._pool = BestFitAllocator(
+            alignment=ALIGNMENT, small_bytes=rounded, small_segment_bytes=whole,
+            large_bytes=whole, large_segment_bytes=whole,
+        )  # fmt: skip
+        self._shared: dict[int, tuple[int, ...]] = {}  # the chunk behind each segment of the pool
+
+    @property
+    def shared_chunks(self) -> int:
+        """Chunks that are shared now."""
+        return len(self._shared)
+
+    @property
+    def blocks(self) -> dict[Hashable, tuple[int, ...]]:
+        """The chunks of what is live, by number; several small blocks may have the same."""
+        return {name: self._chunks(place) for name, (place, _) in self._live.items()}
+
+    def _chunks(self, place: Any) -> tuple[int, ...]:
+        return place if isinstance(place, tuple) else self._shared[self._segment(place.address)]
+
+    @property
+    def _largest_piece(self) -> int:
+        pieces = self._pool._free[True]
+        return pieces[-1][0] if pieces else 0
+
+    def _segment(self, address: int) -> int:
+        return address - address % self._pool.small_segment_bytes
+
+    def _take(self, nbytes: int) -> tuple[Any, int]:
+        if nbytes > self.small_bytes:
+            return super()._take(nbytes)
+        pool, chunks, allocated = self._pool, None, 0
+        if nbytes > self._largest_piece:
+            chunks, allocated = super()._take(self.chunk_bytes)
+        block, _ = pool._take(nbytes)
+        if chunks is not None:
+            self._shared[self._segment(block.address)] = chunks
+        return block, allocated
+
+    def _give(self, place: Any) -> int:
+        if isinstance(place, tuple):
+            return super()._give(place)
+        self._pool._give(place)
+        if place.before or place.after:
+            return 0
+        self._pool.release_cached()
+        return super()._give(self._shared.pop(self._segment(place.address)))
+
+    def _largest(self, capacity: int) -> int:
+        own = super()._largest(capacity)
+        return own if own > 0 else min(self.small_bytes, self._largest_piece)
