@@ -39,7 +39,7 @@ from repro.outofcore import (
     tune_fixed_distance,
     tune_window,
 )
-from repro.outofcore.swapper import record_timed
+from repro.outofcore.tracing import record_timed
 
 MIB = 2**20
 NETWORKS: dict[str, tuple[dict[str, Any], int, int]] = {

@@ -8,13 +8,17 @@ from torch import nn
 
 from repro.models._options import check_at_least
 from repro.models.amoebanet import amoebanet_d
+from repro.models.deeplab import deeplabv3plus
 from repro.models.densenet import densenet40
+from repro.models.pix2pixhd import Pix2PixHD
 from repro.models.resnet import resnet18, resnet20, resnet50, resnet101, resnet_cifar
 from repro.models.unet import unet
 
 __all__ = [
+    "Pix2PixHD",
     "amoebanet_d",
     "build",
+    "deeplabv3plus",
     "densenet40",
     "resnet18",
     "resnet20",
@@ -28,6 +32,7 @@ _ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
     function.__name__: function
     for function in (
         amoebanet_d,
+        deeplabv3plus,
         densenet40,
         resnet18,
         resnet20,

@@ -10,8 +10,9 @@ from repro.outofcore.baselines import (
 from repro.outofcore.iterations import Statistics
 from repro.outofcore.plan import Action, Kind, PlanError, Simulation, SwapPlan, Transfer
 from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
-from repro.outofcore.swapper import OutOfCore, record
+from repro.outofcore.swapper import OutOfCore
 from repro.outofcore.trace import KINDS, Function, Trace, TraceError
+from repro.outofcore.tracing import record
 
 __all__ = [
     "KINDS",

@@ -36,7 +36,6 @@ from repro.outofcore.trace import Trace
 
 _COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation that chooses the window
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
-_UNLIMITED = 1 << 62
 
 
 class OutOfCore:
@@ -374,47 +373,3 @@ class OutOfCore:
                 self._store.read(variable.place, saved.data_ptr())
             self._saved[key] = saved
         return saved
-
-
-def record(
-    step: Callable[[], object],
-    budget_bytes: int | None = None,
-    warmup: int = 0,
-    device: str | torch.device | None = None,
-) -> Trace:
-    """Run one iteration and return it as a trace, at storage granularity.
-
-    Args:
-        step: One training iteration: forward, backward, optimizer.
-        budget_bytes: Stay within it by swapping on demand; None for no limit.
-        warmup: Iterations to run before, so that an optimizer has its state, and so that it is seen
-            when what an iteration leaves behind dies in the next.
-        device: As of `OutOfCore`.
-
-    Raises:
-        BudgetTooSmall: An operation alone needs more than the budget.
-        ValueError: `warmup` is negative, or no operation ran.
-    """
-    return record_timed(step, budget_bytes, warmup, device).trace
-
-
-def record_timed(
-    step: Callable[[], object],
-    budget_bytes: int | None = None,
-    warmup: int = 0,
-    device: str | torch.device | None = None,
-) -> Recording:
-    """Run one iteration and return it with the seconds of its functions: see `record`."""
-    if warmup < 0:
-        raise ValueError(f"warmup is {warmup}: give 0 or more iterations")
-    block = OutOfCore(budget_bytes or _UNLIMITED, device=device)
-    with block:
-        block._iterations = Iterations(None, block._statistics)
-        block._leader = block
-        for _ in range(warmup + 1):
-            step()
-            block.step()
-    recorded = block._iterations.recorded
-    if recorded is None:
-        raise ValueError("no operation ran in the step: it needs at least one")
-    return recorded

@@ -19,6 +19,7 @@ MODELS = {
     "resnet101": ({"width": 1}, (3, 8, 8), (5,)),
     "unet": ({"width": 4, "depth": 2}, (3, 13, 18), (5, 13, 18)),
     "densenet40": ({"growth": 2}, (3, 12, 8), (5,)),
+    "deeplabv3plus": ({"width": 4}, (3, 33, 40), (5, 33, 40)),
     "amoebanet_d": ({"num_layers": 3, "num_filters": 8}, (3, 64, 48), (5,)),
 }
 EVERY = pytest.mark.parametrize("name", MODELS)
@@ -43,7 +44,8 @@ def settled(model, x):
 
 
 def test_every_architecture_is_tested_here():
-    assert set(MODELS) == set(repro.models.__all__) - {"build"}
+    # Pix2PixHD makes no logits of images: it has a file of its own.
+    assert set(MODELS) == set(repro.models.__all__) - {"build", "Pix2PixHD"}
 
 
 @EVERY
@@ -94,7 +96,9 @@ def test_channels_last_changes_nothing_but_the_layout(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet_cifar", "resnet18", "unet", "amoebanet_d"])
+@pytest.mark.parametrize(
+    "name", ["resnet_cifar", "resnet18", "unet", "amoebanet_d", "deeplabv3plus"]
+)
 def test_one_graph_under_torch_compile(name):
     model, x, _ = small(name)
     settled(model, x)
@@ -111,7 +115,9 @@ def test_options_that_no_model_has(name, option, value):
         build(name, **{option: value})
 
 
-@pytest.mark.parametrize("name", ["resnet_cifar", "resnet20", "resnet18", "resnet50", "unet"])
+@pytest.mark.parametrize(
+    "name", ["resnet_cifar", "resnet20", "resnet18", "resnet50", "unet", "deeplabv3plus"]
+)
 def test_widths_that_no_model_has(name):
     with pytest.raises(ValueError, match=r"width is 0, .* at least 1"):
         build(name, width=0)

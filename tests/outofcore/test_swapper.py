@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from repro.models import resnet20, unet
 from repro.models.densenet import DenseNet
@@ -540,9 +541,40 @@ class TestRecord:
         assert within.functions == whole.functions
         assert within.sizes == whole.sizes
 
+    @pytest.mark.parametrize("network", ["small", "resnet20", "unet"])
+    def test_without_computing(self, network):
+        def step() -> Callable[[], None]:
+            if network == "small":
+                return self.step()
+            model = resnet20(width=4) if network == "resnet20" else unet(width=4, depth=2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            images = torch.randn(2, 3, 16, 16)
+
+            def run() -> None:
+                optimizer.zero_grad()
+                model(images).square().mean().backward()
+                optimizer.step()
+
+            return run
+
+        computed = record(step(), warmup=2, device="cpu")
+        with FakeTensorMode():
+            traced = record(step(), warmup=2, device="meta")
+        assert traced == computed
+
+    def test_what_no_memory_could_hold(self):
+        with FakeTensorMode():
+            model = nn.Linear(1 << 20, 1 << 20)  # 4 TiB
+            trace = record(lambda: model(torch.randn(2, 1 << 20)).sum().backward(), device="meta")
+        assert trace.peak_bytes > 2 * 4 << 40  # the weight and its gradient
+
     def test_errors(self):
         with pytest.raises(ValueError, match="warmup is -1"):
             record(self.step(), warmup=-1)
+        with pytest.raises(ValueError, match=r"budget_bytes is 5, .* give None"):
+            record(self.step(), budget_bytes=5, device="meta")
+        with pytest.raises(ValueError, match="no operation ran under FakeTensorMode"):
+            record(self.step(), device="meta")
         with pytest.raises(ValueError, match="no operation ran"):
             record(lambda: None)
 

@@ -1,0 +1,67 @@
+"""One measurement in a process of its own: torch's CUDA allocator is chosen before CUDA is used."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from repro.experiments.design import Outcome
+from repro.experiments.outofcore.runs import measure
+from repro.measure import Timing, is_out_of_memory
+
+_ANSWER = "outcome: "
+
+
+def measure_in_child(config: Mapping[str, Any], device: str) -> Outcome:
+    """Run `runs.measure` in a new process, and return what it returns.
+
+    Raises:
+        torch.OutOfMemoryError: The child ran out of memory.
+        RuntimeError: It failed otherwise; the text ends as its error output does.
+    """
+    environment = dict(os.environ)
+    if config["mode"] == "expandable_segments":
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    done = subprocess.run(
+        [sys.executable, "-m", "repro.experiments.outofcore.child", device],
+        input=json.dumps(dict(config)), capture_output=True, text=True, env=environment,
+        check=False,
+    )  # fmt: skip
+    answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
+    if done.returncode or not answers:
+        raise RuntimeError(f"the measuring process failed: {done.stderr[-2000:]}")
+    answer = json.loads(answers[-1].removeprefix(_ANSWER))
+    if "out_of_memory" in answer:
+        raise torch.OutOfMemoryError(answer["out_of_memory"])
+    timings = {
+        name: Timing(tuple(samples), config["warmup"])
+        for name, samples in answer["timings"].items()
+    }
+    return Outcome(answer["metrics"], timings, answer["peak_bytes"])
+
+
+def main() -> None:
+    """Measure the configuration on standard input, and print the outcome."""
+    config = json.load(sys.stdin)
+    answer: dict[str, Any]
+    try:
+        outcome = measure(config, sys.argv[1])
+        answer = {
+            "metrics": dict(outcome.metrics),
+            "timings": {name: timing.samples_s for name, timing in outcome.timings.items()},
+            "peak_bytes": outcome.peak_bytes,
+        }
+    except (RuntimeError, MemoryError) as error:
+        # The chunked allocator's error reaches torch as a plain RuntimeError.
+        if not (is_out_of_memory(error) or "out of memory" in str(error)):
+            raise
+        answer = {"out_of_memory": str(error)[:2000]}
+    print(_ANSWER + json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

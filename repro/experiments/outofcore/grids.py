@@ -1,0 +1,157 @@
+"""What is run under each profile: networks, batch sizes, limits, ways to train."""
+
+from typing import Any
+
+from repro.experiments.design import Run, reported
+
+PAPER = reported("outofcore")
+RESNET, DENSENET, PIX2PIXHD, DEEPLAB = ROLES = "ResNet-50", "DenseNet", "Pix2PixHD", "DeepLabv3+"
+MODES = ("in_core", "schedule", "schedule_va")
+_GPU_PEERS = ("checkpointing", "save_on_cpu", "expandable_segments")
+PEERS = {"smoke": _GPU_PEERS[:1], "quick": _GPU_PEERS[:1], "gpu": _GPU_PEERS, "paper": _GPU_PEERS}
+
+# Section 5: ResNet-50 and DenseNet on 224x224, Pix2PixHD on 512x1024, DeepLabv3+ on 513x513.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    RESNET: {"model": {"name": "torchvision/resnet50"}, "image": [224, 224]},
+    DENSENET: {"model": {"name": "torchvision/densenet121"}, "image": [224, 224]},
+    PIX2PIXHD: {"model": {"name": "pix2pixhd"}, "image": [512, 1024]},
+    DEEPLAB: {"model": {"name": "deeplabv3plus"}, "image": [513, 513]},
+}
+_TINY = {"model": {"name": "resnet50", "width": 2}, "image": [8, 8]}
+MODELS: dict[str, dict[str, dict[str, Any]]] = {
+    "smoke": {
+        RESNET: _TINY,
+        DENSENET: {"model": {"name": "densenet40", "growth": 2}, "image": [8, 8]},
+        PIX2PIXHD: {
+            "model": {"name": "pix2pixhd", "width": 2, "blocks": 1, "downsamplings": 2},
+            "image": [16, 16],
+        },
+        DEEPLAB: {"model": {"name": "deeplabv3plus", "width": 2}, "image": [33, 33]},
+    },
+    "quick": {
+        RESNET: {"model": {"name": "resnet50", "width": 16}, "image": [24, 24]},
+        DENSENET: {"model": {"name": "densenet40", "growth": 12}, "image": [16, 16]},
+        # Channels at full resolution are scaled down with the width.
+        PIX2PIXHD: {
+            "model": {"name": "pix2pixhd", "in_channels": 4, "width": 8, "blocks": 3},
+            "image": [64, 128],
+        },
+        DEEPLAB: {
+            "model": {"name": "deeplabv3plus", "num_classes": 3, "width": 8},
+            "image": [97, 97],
+        },
+    },
+    "gpu": PUBLISHED,
+    "paper": PUBLISHED,
+}
+# On a CPU the limit lies half way between what these two batch sizes need: the first is the
+# largest that fits in core.
+_LIMITS = {
+    "smoke": dict.fromkeys(ROLES, (4, 6)),
+    "quick": {RESNET: (12, 16), DENSENET: (8, 12), PIX2PIXHD: (4, 6), DEEPLAB: (6, 9)},
+}
+# Table 1's batch sizes; on a CPU in the paper's proportion to the largest that fits in core.
+BATCHES: dict[str, tuple[int, ...]] = {
+    "smoke": (4, 16),
+    "quick": (4, 8, 12, 16, 32, 59, 71, 79, 91),
+    "gpu": tuple(PAPER["table1"]["batches"]),
+    "paper": tuple(PAPER["table1"]["batches"]),
+}
+# Figures 4 and 5: the second is the largest in core, or the paper's.
+GROWING: dict[str, dict[str, tuple[int, ...]]] = {
+    "smoke": dict.fromkeys(ROLES[1:], (2, 4, 12)),
+    "quick": {DENSENET: (4, 8, 64, 96), PIX2PIXHD: (2, 4, 20, 40), DEEPLAB: (3, 6, 32, 96)},
+    "gpu": {
+        DENSENET: (64, 128, 192, 512, 768, 1024),
+        PIX2PIXHD: (2, 4, 8, 16, 24, 32),
+        DEEPLAB: (3, 6, 12, 24, 32, 48, 64),
+    },
+    "paper": {
+        DENSENET: (64, 128, 192, 512, 768, 1024, 1536),
+        PIX2PIXHD: (2, 4, 8, 16, 24, 32, 36),
+        DEEPLAB: (3, 6, 12, 24, 32, 48, 64, 80, 128),
+    },
+}
+# At the published sizes, simulated: the largest in core is among them.
+SIMULATED: dict[str, dict[str, tuple[int, ...]]] = {
+    "smoke": {RESNET: (64, 1440), DENSENET: (), PIX2PIXHD: (), DEEPLAB: ()},
+    "quick": {
+        RESNET: tuple(PAPER["table1"]["batches"]),
+        DENSENET: (64, 128, 192, 1024, 1536),
+        PIX2PIXHD: (2, 5, 16, 20, 24, 36),
+        DEEPLAB: (4, 9, 48, 80, 144),
+    },
+}
+SIMULATED["gpu"] = SIMULATED["paper"] = SIMULATED["quick"]
+WARMUP = {"smoke": 3, "quick": 3, "gpu": 4, "paper": 4}
+REPEATS = {"smoke": 2, "quick": 3, "gpu": 10, "paper": 100}  # the paper: an average of 100
+THREADS = {"smoke": 1, "quick": 1, "gpu": None, "paper": None}
+
+
+def measured(profile: str, role: str, batch: int, mode: str) -> Run:
+    """Return one way to train at one batch size, within the limit."""
+    config = {
+        "role": role,
+        **MODELS[profile][role],
+        "batch": batch,
+        "mode": mode,
+        "warmup": WARMUP[profile],
+        "repeats": REPEATS[profile],
+        "threads": THREADS[profile],
+    }
+    if profile in _LIMITS:
+        fits, does_not = _LIMITS[profile][role]
+        config |= {"base_batch": fits, "limit_between": [fits, does_not]}
+    else:
+        config["limit_gib"] = PAPER["limit_gib"]
+    return Run("measured", config, seeds=(0,))
+
+
+def simulated(role: str, batch: int) -> Run:
+    """Return the paper's setting on its own device, simulated from a trace."""
+    config = {
+        "role": role,
+        **PUBLISHED[role],
+        "batch": batch,
+        "limit_gib": PAPER["limit_gib"],
+        "bandwidth": PAPER["bandwidth_bytes_per_s"],
+        "baseline": _baseline(role),
+        "tune": role == RESNET,
+        "lms": role == RESNET,
+    }
+    return Run("simulated", config, seeds=(0,))
+
+
+def _baseline(role: str) -> dict[str, Any]:
+    """Return published throughputs in core: of the network, or else those of ResNet-50."""
+    if role == PIX2PIXHD:
+        fits = PAPER["section52"]["in_core"][role]
+        rate = PAPER["section52"]["pix2pixhd_images_per_s"]
+        return {"role": role, **PUBLISHED[role], "batches": [fits], "images_per_s": [rate]}
+    table = PAPER["table1"]
+    fitting = [(b, rate) for b, rate in zip(table["batches"], table["in_core"], strict=True)
+               if rate == rate]  # fmt: skip
+    batches, rates = zip(*fitting, strict=True)
+    return {"role": RESNET, **PUBLISHED[RESNET], "batches": list(batches),
+            "images_per_s": list(rates)}  # fmt: skip
+
+
+def table1(profile: str) -> list[Run]:
+    """Return the runs of Table 1: simulated as published, and measured here."""
+    runs = [simulated(RESNET, batch) for batch in SIMULATED[profile][RESNET]]
+    return runs + [
+        measured(profile, RESNET, batch, mode)
+        for batch in BATCHES[profile]
+        for mode in (*MODES, *PEERS[profile])
+    ]
+
+
+def figures4_5(profile: str) -> list[Run]:
+    """Return the runs of Figures 4 and 5."""
+    runs = [simulated(role, batch) for role in ROLES[1:] for batch in SIMULATED[profile][role]]
+    return runs + [
+        measured(profile, role, batch, mode)
+        for role in ROLES[1:]
+        for batch in GROWING[profile][role]
+        for mode in MODES
+    ]

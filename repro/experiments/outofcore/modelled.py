@@ -1,0 +1,82 @@
+"""Iterations that are not computed: traces at any batch size, and the times of a published GPU.
+
+The paper estimates how far functions lie apart by the bytes of their variables (figure 1); so do
+the times here. What a function takes is a fixed part, and its bytes at a fixed rate.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from repro.experiments.outofcore.building import training_step
+from repro.outofcore import Trace, record
+
+_RECORDED = (2, 4)  # batch sizes; one of 1 may take other paths
+
+
+def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
+    """Return the trace of an iteration at a batch size, without computing any.
+
+    Two small ones are recorded under torch's `FakeTensorMode`; bytes are linear in the batch size.
+    """
+    small, large = _recorded(json.dumps([config["model"], config["image"]]))
+    few, more = _RECORDED
+    sizes = {
+        name: size + (large.sizes[name] - size) * (batch - few) // (more - few)
+        for name, size in small.sizes.items()
+    }
+    return replace(small, sizes=sizes)
+
+
+@lru_cache(maxsize=8)
+def _recorded(described: str) -> tuple[Trace, Trace]:
+    model, image = json.loads(described)
+    traces = []
+    for batch in _RECORDED:
+        with FakeTensorMode():
+            step = training_step({"model": model, "image": image, "batch": batch}, "cpu")
+            traces.append(record(step, warmup=2, device="meta"))
+    small, large = traces
+    if replace(small, sizes=large.sizes) != large:
+        raise ValueError(f"iterations of {model} at batch sizes of {_RECORDED} differ in more than "
+                         "sizes: its trace cannot be extended")  # fmt: skip
+    return small, large
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What an iteration takes on a device.
+
+    Attributes:
+        fixed_s: Seconds of an iteration whatever its batch size, shared out evenly.
+        bytes_per_s: At which functions read and write their variables.
+    """
+
+    fixed_s: float
+    bytes_per_s: float
+
+    @classmethod
+    def fit(
+        cls, config: Mapping[str, Any], batches: Sequence[int], images_per_s: Sequence[float]
+    ) -> "Rates":
+        """Fit both to throughputs that were published for training in core; one alone fixes none.
+
+        Least squares of seconds = fixed_s + bytes / bytes_per_s.
+        """
+        seconds = [batch / rate for batch, rate in zip(batches, images_per_s, strict=True)]
+        touched = [sum(trace_at(config, batch).needs_bytes) for batch in batches]
+        if len(batches) == 1:
+            return cls(0.0, touched[0] / seconds[0])
+        slope, fixed = np.polyfit(touched, seconds, 1)
+        return cls(float(fixed), float(1 / slope))
+
+    def times(self, trace: Trace) -> NDArray[np.float64]:
+        """Return the seconds of each function of a trace, (n,)."""
+        touched = np.array(trace.needs_bytes, dtype=np.float64)
+        return touched / self.bytes_per_s + self.fixed_s / len(touched)

@@ -1,0 +1,274 @@
+"""The two experiments: iterations measured under a limit, and simulated on a published GPU."""
+
+import gc
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils._python_dispatch import _disable_current_modes
+
+from repro.datasets import ImageData
+from repro.experiments.design import Outcome
+from repro.experiments.outofcore.building import Step, machine, training_step
+from repro.experiments.outofcore.fitting import (
+    GIB,
+    Fitting,
+    Make,
+    best_fit,
+    chunk_bytes,
+    chunked,
+    in_core,
+    largest_budget,
+    serve,
+)
+from repro.experiments.outofcore.modelled import Rates, trace_at
+from repro.measure import MemoryBudget, is_out_of_memory, time_interleaved
+from repro.outofcore import (
+    DoesNotFit,
+    OutOfCore,
+    SwapPlan,
+    Trace,
+    tune_fixed_distance,
+    tune_window,
+)
+from repro.outofcore.native import Installed, install
+
+Config = Mapping[str, Any]
+ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
+_LMS_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
+_TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator is content
+
+
+def modules(config: Config) -> list[str]:
+    """Name the modules of this package that an experiment's result depends on."""
+    own = {"deeplabv3plus": "deeplab", "densenet40": "densenet", "pix2pixhd": "pix2pixhd",
+           "resnet50": "resnet"}  # fmt: skip
+    names = {config["model"]["name"], config.get("baseline", config)["model"]["name"]}
+    planning = ("allocator", "baselines", "checking", "following", "host", "iterations",
+                "operations", "plan", "pooled", "recording", "requests", "residency", "schedule",
+                "simulation", "swapper", "trace", "tracing")  # fmt: skip
+    return [
+        "repro.experiments.outofcore.runs",
+        "repro.experiments.outofcore.building",
+        "repro.experiments.outofcore.fitting",
+        "repro.experiments.outofcore.modelled",
+        *(f"repro.outofcore.{module}" for module in planning),
+        "repro.measure.allocations",
+        "repro.measure.memory",
+        "repro.measure.timing",
+        *sorted(f"repro.models.{own[name]}" for name in names if name in own),
+    ]
+
+
+def limit_bytes(config: Config) -> int:
+    """Return the memory limit: as given, or half way between what two batch sizes need."""
+    if "limit_gib" in config:
+        return int(config["limit_gib"] * GIB)
+    return sum(trace_at(config, batch).peak_bytes for batch in config["limit_between"]) // 2
+
+
+def simulated(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Schedule a recorded iteration at a published GPU's memory and rates; nothing is computed."""
+    limit, batch = limit_bytes(config), config["batch"]
+    trace = trace_at(config, batch)
+    base = config["baseline"]
+    times = Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
+    rate = float(config["bandwidth"])
+    metrics: dict[str, Any] = {
+        "limit_bytes": limit,
+        "peak_bytes": trace.peak_bytes,
+        "smallest_budget": trace.smallest_budget,
+        "functions": len(trace.functions),
+        "rows": {},
+    }
+    whole = in_core(trace, partial(best_fit, limit))
+    if whole is not None:
+        metrics["rows"]["in_core"] = {
+            "time_s": float(times.sum()),
+            "reserved_bytes": whole.peak_reserved_bytes,
+        }
+    fittings: dict[str, Fitting | None] = {}
+    for name, allocator in ALLOCATORS.items():
+        make: Make = partial(allocator, limit)
+        found = fittings[name] = largest_budget(trace, limit, make)
+        if found is not None and config["tune"]:
+            tuned = tune_window(trace, found.plan.budget_bytes, times, rate)
+            report = serve(tuned, make)
+            if report is not None:  # its requests lie otherwise than the plain window's
+                fittings[name] = Fitting(tuned, report)
+    alone = fittings["schedule"]
+    if config["lms"] and alone is not None:
+        make = partial(best_fit, limit)
+        fittings["lms"] = _lms(trace, alone.plan.budget_bytes, times, rate, make)
+    for name, found in fittings.items():
+        if found is not None:
+            simulation = found.plan.simulate(times, rate)
+            metrics["rows"][name] = _described(found.plan) | {
+                "time_s": simulation.time_s,
+                "stall_s": simulation.stall_s,
+                "reserved_bytes": found.report.peak_reserved_bytes,
+                "internal_bytes": found.report.peak_internal_fragmentation_bytes,
+                "map_operations": found.report.map_operations,
+            }
+    return Outcome(metrics)
+
+
+def _lms(
+    trace: Trace, budget: int, times: NDArray[np.float64], rate: float, make: Make
+) -> Fitting | None:
+    """Return LMS's best pair of distances, at the largest budget from this one on that is served.
+
+    Its plans leave the device's memory in another order than ours, and may need a smaller budget.
+    """
+    for share in _LMS_SHARES:
+        with suppress(DoesNotFit):
+            plan = tune_fixed_distance(trace, int(share * budget), times, rate)
+            report = serve(plan, make)
+            if report is not None:
+                return Fitting(plan, report)
+    return None
+
+
+def _described(plan: SwapPlan) -> dict[str, Any]:
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "window_bytes": plan.window_bytes,
+        "bytes_moved": plan.bytes_moved,
+        "held_bytes": plan.verify(),
+    }
+
+
+def measured(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Train a few iterations within a limit, in turns with the reference that fits in core.
+
+    On a GPU in a process of its own, since torch's allocator is chosen before CUDA is used.
+    """
+    if device == "cpu":
+        return measure(config, device)
+    from repro.experiments.outofcore.child import measure_in_child
+
+    return measure_in_child(config, device)
+
+
+def measure(config: Config, device: str) -> Outcome:
+    """Do what `measured` says, in this process."""
+    with machine(config, device):
+        limit = limit_bytes(config)
+        if config["mode"] in ALLOCATORS:
+            return _swapped(config, device, limit)
+        step = training_step(config, device, checkpointing=config["mode"] == "checkpointing")
+        if config["mode"] == "save_on_cpu":
+            step = _saving(step)
+        with MemoryBudget(limit, device) as held:
+            for _ in range(2):  # the optimizer has its state from the second on
+                step()
+            if device != "cpu":
+                timings = _time(config, device, {"iteration": step})
+        if device == "cpu":  # watching every storage costs time: the limit was held above
+            steps = {"iteration": step, "reference": training_step(_reference(config), device)}
+            timings = _time(config, device, steps)
+        metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
+        if device != "cpu":
+            metrics["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+        return Outcome(metrics, timings, held.peak_bytes)
+
+
+def _saving(step: Step) -> Step:
+    def run() -> None:
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            step()
+
+    return run
+
+
+def _reference(config: Config) -> Config:
+    """Return the iteration that a CPU's are timed in turns with: the largest that fits in core."""
+    return dict(config) | {"batch": config["base_batch"]}
+
+
+def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, Any]:
+    return time_interleaved(
+        steps, warmup=config["warmup"], repeats=config["repeats"], device=device
+    )
+
+
+def _swapped(config: Config, device: str, limit: int) -> Outcome:
+    """Train within the largest budget that an allocator can serve within the limit.
+
+    On a CPU the allocators are simulated, their sizes in proportion to the limit. On a GPU they
+    are the real ones, and the budget shrinks until they are content, as the paper's did by hand.
+    """
+    name = config["mode"]
+    make: Make = partial(ALLOCATORS[name], limit)
+    found = largest_budget(trace_at(config, config["batch"]), limit, make)
+    if found is None:
+        raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
+    if device == "cpu":
+        return _within(config, device, found.plan.budget_bytes, limit, make)
+    installed = None
+    if name == "schedule_va":
+        installed = install(chunk_bytes(limit), limit)
+    else:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    budget = found.plan.budget_bytes
+    for left in reversed(range(_TRIES)):
+        try:
+            return _within(config, device, budget, limit, make, installed)
+        except (RuntimeError, MemoryError) as error:
+            if not (is_out_of_memory(error) or "out of memory" in str(error)) or not left:
+                raise
+        gc.collect()
+        torch.cuda.empty_cache()
+        budget = int(0.9 * budget)
+    raise AssertionError("the last try returns or raises")
+
+
+def _within(
+    config: Config,
+    device: str,
+    budget: int,
+    limit: int,
+    make: Make,
+    installed: Installed | None = None,
+) -> Outcome:
+    plain = training_step(config, device)
+    window: Any = "auto" if device != "cpu" else None
+    block = OutOfCore(budget, window_bytes=window, device=device)
+
+    def step() -> None:
+        plain()
+        block.step()
+
+    steps = {"iteration": step}
+    if device == "cpu":
+        reference = training_step(_reference(config), device)  # outside of the block
+
+        def unseen() -> None:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                reference()
+
+        steps["reference"] = unseen
+    with block:
+        timings = _time(config, device, steps)
+        done, plan = block.statistics, block.plan
+    assert plan is not None
+    metrics = _described(plan) | {
+        "limit_bytes": limit,
+        "held_bytes": done.peak_bytes,
+        "iterations": done.iterations,
+        "replayed": done.replayed,
+        "on_demand": done.on_demand,
+    }
+    if installed is not None:
+        metrics["reserved_bytes"] = installed.counters().peak_reserved_bytes
+    elif device != "cpu":
+        metrics["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    else:
+        report = serve(plan, make)
+        metrics["reserved_bytes"] = None if report is None else report.peak_reserved_bytes
+    return Outcome(metrics, timings, done.peak_bytes)

@@ -1,0 +1,219 @@
+"""DeepLabv3+: a pixel-wise classifier from atrous separable convolutions, on Xception-65.
+
+Source: Chen, Zhu, Papandreou, Schroff, Adam, "Encoder-Decoder with Atrous Separable Convolution for
+Semantic Image Segmentation", ECCV 2018 (arXiv:1802.02611).
+
+In shapes, B is the batch size, H and W the height and width, c(n) = n · width / 64 the channels
+where the paper has n, and H/s, W/s the size after a stride of s in all, rounded up.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.models._options import check_at_least
+
+MIDDLE_BLOCKS = 16
+ATROUS_RATES = (6, 12, 18)  # of the pyramid at output stride 16
+DROPOUT = 0.1  # the authors' code keeps 0.9
+
+
+class XceptionBlock(nn.Module):
+    """Three separable convolutions and a shortcut: a box of figure 4.
+
+    The shortcut is the input itself where the shapes of input and output are the same, and
+    otherwise a 1x1 convolution with BatchNorm.
+
+    Args:
+        in_channels: Channels of the input.
+        channels: Channels after each of the three convolutions.
+        stride: Of the last convolution, where Xception has max pooling.
+        give_second: Whether the second convolution's output is wanted too.
+    """
+
+    def __init__(
+        self, in_channels: int, channels: Sequence[int], stride: int = 1, give_second: bool = False
+    ) -> None:
+        super().__init__()
+        first, second, third = channels
+        self.give_second = give_second
+        self.first = _separable(in_channels, first)
+        self.second = _separable(first, second)
+        self.third = _separable(second, third, stride=stride)
+        same_shape = stride == 1 and in_channels == third
+        self.shortcut = (
+            nn.Identity() if same_shape else _conv_bn(in_channels, third, 1, stride=stride)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """Map (B, C_in, H, W) to (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉), or to (B, C_2, H, W) and that.
+
+        C_1, C_2 and C_3 are `channels`; there are two outputs with `give_second`.
+        """
+        second = self.second(self.first(x))  # (B, C_2, H, W)
+        x = self.third(second) + self.shortcut(x)  # (B, C_3, ⌈H/stride⌉, ⌈W/stride⌉)
+        return (second, x) if self.give_second else x
+
+
+class AtrousPyramid(nn.Module):
+    """Atrous spatial pyramid pooling: five views of the same features, side by side (figure 2).
+
+    They are a 1x1 convolution, three separable convolutions of growing atrous rates, and the mean
+    over the image; a 1x1 convolution makes one map of them.
+
+    Args:
+        in_channels: Channels of the features.
+        out_channels: Channels of each view, and of the output.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.views = nn.ModuleList([_conv_bn_relu(in_channels, out_channels, 1)])
+        self.views.extend(
+            _separable(in_channels, out_channels, dilation=rate) for rate in ATROUS_RATES
+        )
+        self.image_view = _conv_bn_relu(in_channels, out_channels, 1)
+        views = len(self.views) + 1
+        self.project = nn.Sequential(
+            _conv_bn_relu(views * out_channels, out_channels, 1), nn.Dropout(DROPOUT)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map (B, in_channels, H, W) to (B, out_channels, H, W)."""
+        views = [view(x) for view in self.views]  # four times (B, out_channels, H, W)
+        mean = x.mean(dim=(2, 3), keepdim=True)  # (B, in_channels, 1, 1)
+        mean = self.image_view(mean)  # (B, out_channels, 1, 1)
+        # Bilinear interpolation of one pixel is that pixel everywhere. `interpolate` and `expand`
+        # would both lose channels_last.
+        views.append(torch.empty_like(views[0]).copy_(mean))  # (B, out_channels, H, W)
+        return self.project(torch.cat(views, dim=1))  # (B, out_channels, H, W)
+
+
+class DeepLabV3Plus(nn.Module):
+    """An Xception of output stride 16, atrous spatial pyramid pooling, and a decoder of stride 4.
+
+    Args:
+        in_channels: Channels of the images.
+        num_classes: Number of logits for each pixel.
+        width: All channels are `width` / 64 of the paper's.
+    """
+
+    def __init__(self, in_channels: int, num_classes: int, width: int) -> None:
+        super().__init__()
+        check_at_least(1, in_channels=in_channels, num_classes=num_classes, width=width)
+
+        def c(*channels: int) -> list[int]:
+            return [max(1, round(count * width / 64)) for count in channels]
+
+        c32, c48, c64, c128, c256, c728, c1024, c1536, c2048 = c(
+            32, 48, 64, 128, 256, 728, 1024, 1536, 2048
+        )
+        self.stem = nn.Sequential(
+            _conv_bn_relu(in_channels, c32, 3, stride=2), _conv_bn_relu(c32, c64, 3)
+        )
+        self.entry1 = XceptionBlock(c64, [c128] * 3, stride=2)
+        self.entry2 = XceptionBlock(c128, [c256] * 3, stride=2, give_second=True)
+        self.entry3 = XceptionBlock(c256, [c728] * 3, stride=2)
+        self.middle = nn.Sequential(
+            *(XceptionBlock(c728, [c728] * 3) for _ in range(MIDDLE_BLOCKS))
+        )
+        # The block has stride 2 where the output stride is 32. Without it, what follows sees the
+        # same pixels at twice the rate.
+        self.exit = nn.Sequential(
+            XceptionBlock(c728, [c728, c1024, c1024]),
+            _separable(c1024, c1536, dilation=2),
+            _separable(c1536, c1536, dilation=2),
+            _separable(c1536, c2048, dilation=2),
+        )
+        self.pyramid = AtrousPyramid(c2048, c256)
+        self.reduce = _conv_bn_relu(c256, c48, 1)
+        self.decoder = nn.Sequential(_separable(c256 + c48, c256), _separable(c256, c256))
+        self.classifier = nn.Conv2d(c256, num_classes, kernel_size=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map images (B, in_channels, H, W) to logits (B, num_classes, H, W)."""
+        image_size = x.shape[2:]
+        x = self.stem(x)  # (B, c(64), H/2, W/2)
+        x = self.entry1(x)  # (B, c(128), H/4, W/4)
+        low, x = self.entry2(x)  # (B, c(256), H/4, W/4) and (B, c(256), H/8, W/8)
+        x = self.entry3(x)  # (B, c(728), H/16, W/16)
+        x = self.middle(x)  # (B, c(728), H/16, W/16)
+        x = self.exit(x)  # (B, c(2048), H/16, W/16)
+        x = self.pyramid(x)  # (B, c(256), H/16, W/16)
+        low = self.reduce(low)  # (B, c(48), H/4, W/4)
+        x = _resize(x, low.shape[2:])  # (B, c(256), H/4, W/4)
+        x = torch.cat((x, low), dim=1)  # (B, c(256) + c(48), H/4, W/4)
+        x = self.decoder(x)  # (B, c(256), H/4, W/4)
+        x = self.classifier(x)  # (B, num_classes, H/4, W/4)
+        return _resize(x, image_size)  # (B, num_classes, H, W)
+
+
+def deeplabv3plus(in_channels: int = 3, num_classes: int = 21, width: int = 64) -> DeepLabV3Plus:
+    """Build DeepLabv3+ on Xception-65, at output stride 16, for images of any size.
+
+    41,055,413 parameters with 3 channels, 21 classes and width 64, and 54.0 billion multiplications
+    for an image of 513x513, where the authors' model zoo has 54.17 billion.
+
+    In training the mean over the image leaves BatchNorm one value for each image and channel, so
+    that a mini-batch of one image raises PyTorch's ValueError (the paper's have 16 images); in
+    evaluation it works.
+
+    Differs from the paper: it states no dropout; after the pyramid there is the 0.1 of the
+    authors' code. BatchNorm and ReLU follow both parts of every separable convolution; in the
+    authors' code a block with a shortcut has its ReLU before each separable convolution and none
+    inside. BatchNorm's ε and momentum and the initial weights are PyTorch's.
+
+    Args:
+        in_channels: Channels of the images.
+        num_classes: Number of logits for each pixel; 21 for PASCAL VOC 2012.
+        width: Channels of the stem's output; all others are in proportion, rounded, at least 1.
+
+    Raises:
+        ValueError: An option is below 1.
+    """
+    return DeepLabV3Plus(in_channels, num_classes, width)
+
+
+def _conv_bn(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> nn.Module:
+    # No bias: BatchNorm subtracts it again.
+    return nn.Sequential(
+        nn.Conv2d(
+            in_channels, out_channels, kernel_size, stride, padding=kernel_size // 2, bias=False
+        ),
+        nn.BatchNorm2d(out_channels),
+    )
+
+
+def _conv_bn_relu(
+    in_channels: int, out_channels: int, kernel_size: int, stride: int = 1
+) -> nn.Module:
+    return nn.Sequential(
+        _conv_bn(in_channels, out_channels, kernel_size, stride), nn.ReLU(inplace=True)
+    )
+
+
+def _separable(
+    in_channels: int, out_channels: int, stride: int = 1, dilation: int = 1
+) -> nn.Module:
+    # A 3x3 convolution of each channel by itself, then a 1x1 convolution (figure 3).
+    return nn.Sequential(
+        nn.Conv2d(
+            in_channels,
+            in_channels,
+            kernel_size=3,
+            stride=stride,
+            padding=dilation,
+            dilation=dilation,
+            groups=in_channels,
+            bias=False,
+        ),
+        nn.BatchNorm2d(in_channels),
+        nn.ReLU(inplace=True),
+        _conv_bn_relu(in_channels, out_channels, 1),
+    )
+
+
+def _resize(x: torch.Tensor, size: torch.Size) -> torch.Tensor:
+    return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
