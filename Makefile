@@ -5,8 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 REPRO := $(BIN)/python -m repro
 STAMP := $(VENV)/.installed
-PAPERS := mbs microconv
+PAPERS := mbs outofcore microconv
 NOTEBOOK_mbs := 01_mbs
+NOTEBOOK_outofcore := 04_outofcore
 NOTEBOOK_microconv := 05_microconv
 
 # Threads that wait by spinning stop each other for seconds where cores are shared.

@@ -65,7 +65,8 @@ def training_step(config: Config, device: str, checkpointing: bool = False) -> S
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(batch, 3, *size, device=device)
     dense = name in ("deeplabv3plus", "unet")
-    labels = torch.randint(10, (batch, *size) if dense else (batch,), device=device)
+    classes = options.get("num_classes", 10)  # no network's own default is below
+    labels = torch.randint(classes, (batch, *size) if dense else (batch,), device=device)
 
     def step() -> None:
         optimizer.zero_grad()
