@@ -18,7 +18,7 @@ from repro.outofcore.requests import requests
 
 GIB = 2**30
 _PAPER_LIMIT = 16 * GIB
-_STEPS = 7  # of bisection: to 1 % of the way between the ends
+_STEPS = 6  # of bisection: to 2 % of the way between the ends
 _ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the first
 Make = Callable[[], BestFitAllocator | ChunkedAllocator]
 
@@ -62,7 +62,7 @@ class Fitting:
 def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None:
     """Return the plan of the largest budget whose requests `make`'s allocator serves.
 
-    Found by bisection between the smallest feasible budget and the limit, to 1 %; as one would
+    Found by bisection between the smallest feasible budget and the limit, to 2 %; as one would
     by trying. None where not even the smallest fits.
     """
     low, high = trace.smallest_budget, limit_bytes

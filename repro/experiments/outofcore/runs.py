@@ -28,6 +28,7 @@ from repro.experiments.outofcore.fitting import (
 from repro.experiments.outofcore.modelled import Rates, trace_at
 from repro.measure import MemoryBudget, is_out_of_memory, time_interleaved
 from repro.outofcore import (
+    BudgetTooSmall,
     DoesNotFit,
     OutOfCore,
     SwapPlan,
@@ -125,7 +126,7 @@ def _lms(
     Its plans leave the device's memory in another order than ours, and may need a smaller budget.
     """
     for share in _LMS_SHARES:
-        with suppress(DoesNotFit):
+        with suppress(DoesNotFit, BudgetTooSmall):
             plan = tune_fixed_distance(trace, int(share * budget), times, rate)
             report = serve(plan, make)
             if report is not None:

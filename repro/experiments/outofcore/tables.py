@@ -114,17 +114,16 @@ def figure3_table(results: Results) -> pd.DataFrame:
         limit = reading.limit_bytes(results, where, RESNET)
         for batch in _batches(results, where, RESNET):
             row: dict[str, Any] = {"where": place, "batch": batch, "limit": gib(limit)}
-            for mode in ("schedule", "schedule_va"):
-                point = reading.points(results, where, RESNET, mode).get(batch)
-                row[f"{LABELS[mode]}: budget"] = "x" if point is None else gib(point.budget_bytes)
-                row["held" if mode == "schedule" else "held, VA"] = (
-                    "x" if point is None else gib(point.held_bytes)
-                )
-                row["actual" if mode == "schedule" else "actual, VA"] = (
-                    "x" if point is None else gib(point.reserved_bytes)
-                )
+            for mode, note in (("schedule", ""), ("schedule_va", ", VA")):
+                found = reading.points(results, where, RESNET, mode)
+                names = {f"budget{note}": "budget_bytes", f"held{note}": "held_bytes",
+                         f"actual{note}": "reserved_bytes"}  # fmt: skip
+                for name, field in names.items():
+                    point = found.get(batch)
+                    value = gib(getattr(point, field)) if point else "x"
+                    row[name] = value if batch in found else DASH
             at = PAPER["claims"]["lms_batch"]
-            row["paper: budget, alone"] = (
+            row["paper: budget"] = (
                 f"{PAPER['claims']['budget_gib_928']} GiB" if batch == at else DASH
             )
             rows.append(row)
