@@ -22,7 +22,8 @@ def record(
 
     With ``device="meta"`` nothing is computed and no memory is needed: make the model, its
     optimizer and the inputs, and call this, under torch's `FakeTensorMode`. The trace is that of
-    the same iteration on a CPU, as long as no step depends on values.
+    the same iteration on a CPU, as long as no step depends on values; gradients of views that were
+    changed in place may go through other copies.
 
     Args:
         step: One training iteration: forward, backward, optimizer.

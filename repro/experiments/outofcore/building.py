@@ -64,9 +64,9 @@ def training_step(config: Config, device: str, checkpointing: bool = False) -> S
         return _gan_step(model, batch, size, device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(batch, 3, *size, device=device)
-    dense = name in ("deeplabv3plus", "unet")
     classes = options.get("num_classes", 10)  # no network's own default is below
-    labels = torch.randint(classes, (batch, *size) if dense else (batch,), device=device)
+    shape = (batch, *size) if name == "deeplabv3plus" else (batch,)
+    labels = torch.randint(classes, shape, device=device)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from numpy.typing import NDArray
 
 from repro.outofcore import Kind, Simulation
 from repro.plots import legend_below, new_axes
@@ -64,7 +65,7 @@ def curves(
     return figure
 
 
-def timeline(simulation: Simulation, budget_gib: float, alone_gib: Sequence[float]) -> Figure:
+def timeline(simulation: Simulation, budget_gib: float, alone_gib: NDArray[np.float64]) -> Figure:
     """Draw an iteration: memory over time, and what computes, copies and waits.
 
     Args:
@@ -79,7 +80,7 @@ def timeline(simulation: Simulation, budget_gib: float, alone_gib: Sequence[floa
     edges = [*starts, ends[-1]]
     memory.stairs(held, edges, baseline=0, fill=True, color="#cfe0f1", label="held")
     memory.stairs(held, edges, baseline=None, color=_COMPUTE, lw=1)
-    memory.stairs(np.asarray(alone_gib), edges, baseline=None, color="#8d99ae", lw=1, ls=":",
+    memory.stairs(alone_gib, edges, baseline=None, color="#8d99ae", lw=1, ls=":",
                   label="in core, at the same function")  # fmt: skip
     memory.axhline(budget_gib, color=_LIMIT, ls="--", lw=1, label="budget")
     memory.set_ylabel("device memory (GiB)")

@@ -46,9 +46,9 @@ _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator i
 
 def modules(config: Config) -> list[str]:
     """Name the modules of this package that an experiment's result depends on."""
-    own = {"deeplabv3plus": "deeplab", "densenet40": "densenet", "pix2pixhd": "pix2pixhd",
-           "resnet50": "resnet"}  # fmt: skip
+    own = {"deeplabv3plus": "deeplab", "densenet40": "densenet", "pix2pixhd": "pix2pixhd"}
     names = {config["model"]["name"], config.get("baseline", config)["model"]["name"]}
+    models = {own.get(name, "resnet") for name in names if not name.startswith("torchvision/")}
     planning = ("allocator", "baselines", "checking", "following", "host", "iterations",
                 "operations", "plan", "pooled", "recording", "requests", "residency", "schedule",
                 "simulation", "swapper", "trace", "tracing")  # fmt: skip
@@ -61,7 +61,7 @@ def modules(config: Config) -> list[str]:
         "repro.measure.allocations",
         "repro.measure.memory",
         "repro.measure.timing",
-        *sorted(f"repro.models.{own[name]}" for name in names if name in own),
+        *sorted(f"repro.models.{model}" for model in models),
     ]
 
 

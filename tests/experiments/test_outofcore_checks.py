@@ -1,0 +1,948 @@
+"""Every claim about out-of-core training, judged on records made up; so is what it reads."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import pytest
+from invented import make_record
+
+from repro.experiments import load_paper
+from repro.experiments.design import SEEDS, Results, Run, Verdict
+from repro.experiments.outofcore import checks, grids, reading
+from repro.experiments.outofcore.grids import DEEPLAB, DENSENET, MODES, PIX2PIXHD, RESNET, ROLES
+from repro.experiments.outofcore.reading import GIB, MEASURED, MIB, SIMULATED, Point
+from repro.experiments.outofcore.tables import PLACES
+
+PAPER = load_paper("outofcore")
+FAILED = {"status": "failed", "error": "ValueError: wrong"}
+OUT_OF_MEMORY = {"status": "out_of_memory", "error": "OutOfMemoryError: no room"}
+GPU = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
+PEERS = ("checkpointing", "save_on_cpu", "expandable_segments")
+LARGEST = "the largest"  # in a key of `World`: the largest batch size that the way trains
+RATE = 100.0  # images/s of the largest mini-batch in core
+CLAIMS = {
+    claim.check.__name__: (name, claim)
+    for name, artefact in PAPER.artefacts.items()
+    for claim in artefact.claims
+}
+RELATIVE = {  # to the speed in core; what is missing is 1.2
+    (RESNET, "schedule"): 0.7,
+    (RESNET, "schedule_va"): 0.75,
+    (RESNET, "lms"): 0.6,
+    (RESNET, "checkpointing"): 0.6,
+    (RESNET, "save_on_cpu"): 0.5,
+}
+
+# The largest batch sizes in core, with scheduling alone and with chunks, as the paper has it.
+REACH: dict[str, dict[str, tuple[int, int, int]]] = {
+    SIMULATED: {
+        RESNET: (190, 928, 1440),
+        DENSENET: (128, 1024, 1536),
+        PIX2PIXHD: (5, 20, 36),
+        DEEPLAB: (9, 48, 80),
+    },
+    "smoke": dict.fromkeys(ROLES[1:], (4, 12, 12)) | {RESNET: (4, 16, 16)},
+    "quick": {
+        RESNET: (12, 59, 91),
+        **{role: grids.GROWING["quick"][role][-3:] for role in ROLES[1:]},
+    },
+    "gpu": {
+        RESNET: (190, 928, 1440),
+        DENSENET: (128, 512, 768),
+        PIX2PIXHD: (4, 16, 32),
+        DEEPLAB: (6, 32, 64),
+    },
+}
+REACH["paper"] = REACH["gpu"]
+
+# Given a run: the changes to its record, None for no record.
+Maker = Callable[[Run], Mapping[str, Any] | None]
+Key = tuple[str | int, ...]
+
+
+def results_of(runs: Sequence[Run], make: Maker, profile: str = "quick") -> Results:
+    records = []
+    for run in runs:
+        changes = make(run)
+        if changes is None:
+            continue
+        for seed in run.seeds if run.seeds is not None else SEEDS[profile]:
+            values = {"paper": "outofcore", "config": run.config, "seed": seed, "dataset": None}
+            records.append(make_record(run.experiment, **values | changes))
+    return Results(runs, SEEDS[profile], records)
+
+
+def made_results(artefact: str, make: Maker, profile: str = "quick") -> Results:
+    return results_of(PAPER.artefacts[artefact].runs(profile, {}), make, profile)
+
+
+def timing(seconds: float, n: int = 3) -> dict[str, Any]:
+    """Return samples with this median; the machine was slow in the first round."""
+    return {"samples_s": [9 * seconds] + [seconds] * (n - 1), "warmup": 1}
+
+
+def _of(rules: Mapping[Key, Any], default: Any, *cell: str | int) -> Any:
+    """Return the value of the last rule whose key's parts are all the cell's."""
+    for key, value in rules.items():
+        if set(key) <= set(cell):
+            default = value
+    return default
+
+
+@dataclass(frozen=True)
+class World:
+    """Outcomes of all runs: as the paper has it, but for rules.
+
+    A rule's key names any of: place, network, way to train, batch size, `LARGEST`.
+
+    Attributes:
+        profile: Of the runs.
+        places: Which of "simulated" and "measured" have records.
+        reach: Largest batch size that fits, 0 for none; a way to train stands for its own.
+        relative: Throughput over that of the largest mini-batch in core.
+        budget: Share of the limit that the schedule is given.
+        taken: Share of the limit that the allocator takes.
+        status: What a record is instead, such as `FAILED`; None where there is none.
+    """
+
+    profile: str = "quick"
+    places: tuple[str, ...] = (SIMULATED, MEASURED)
+    reach: Mapping[Key, int | str] = field(default_factory=dict)
+    relative: Mapping[Key, float] = field(default_factory=dict)
+    budget: Mapping[Key, float] = field(default_factory=dict)
+    taken: Mapping[Key, float] = field(default_factory=dict)
+    status: Mapping[Key, Mapping[str, Any] | None] = field(default_factory=dict)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.profile in ("gpu", "paper")
+
+    def limit(self, where: str) -> int:
+        return 16 * GIB if where == SIMULATED or self.on_gpu else 64 * MIB
+
+    def reached(self, where: str, role: str, mode: str) -> int:
+        sizes = REACH[SIMULATED if where == SIMULATED else self.profile][role]
+        usual = dict(zip(MODES, sizes, strict=True))
+        usual |= {"lms": sizes[1], "expandable_segments": sizes[0]}
+        usual["checkpointing"] = {"smoke": 4, "quick": 32}.get(self.profile, 512)
+        usual["save_on_cpu"] = 256
+        found = _of(self.reach, usual[mode], where, role, mode)
+        return usual[found] if isinstance(found, str) else found
+
+    def row(self, where: str, role: str, mode: str, batch: int) -> dict[str, Any] | None:
+        """Return the numbers of a way to train, None where it does not fit."""
+        most = self.reached(where, role, mode)
+        if batch > most:
+            return None
+        cell = (where, role, mode, batch, *([LARGEST] if batch == most else []))
+        usual = RELATIVE.get((role, mode), 1.2)
+        if mode in ("in_core", "expandable_segments"):
+            usual = 1.0 if batch == most else 0.8
+        limit = self.limit(where)
+        reserved = int(limit * _of(self.taken, 0.95 if mode == "schedule_va" else 0.9, *cell))
+        row = {
+            "time_s": batch / (RATE * _of(self.relative, usual, *cell)),
+            "reserved_bytes": reserved,
+            "held_bytes": reserved - MIB,
+        }
+        if mode in ("schedule", "schedule_va", "lms"):
+            share = _of(self.budget, 0.85 if mode == "schedule_va" else 0.5, *cell)
+            row |= {"budget_bytes": int(limit * share), "window_bytes": 8 * MIB}
+        return row
+
+    def __call__(self, run: Run) -> Mapping[str, Any] | None:
+        config = run.config
+        role, batch = config["role"], config["batch"]
+        if run.experiment not in self.places:
+            return None
+        cell = (run.experiment, role, batch, config.get("mode", "simulated"))
+        unusual = _of(self.status, "as usual", *cell)
+        if unusual != "as usual":
+            return unusual
+        if run.experiment == SIMULATED:
+            return self.simulated(role, batch, (*MODES, *["lms"] * config["lms"]))
+        return self.measured(config)
+
+    def simulated(self, role: str, batch: int, modes: Sequence[str]) -> dict[str, Any]:
+        rows = {mode: self.row(SIMULATED, role, mode, batch) for mode in modes}
+        metrics = {
+            "limit_bytes": self.limit(SIMULATED),
+            "peak_bytes": batch * 80 * MIB,
+            "smallest_budget": 8 * MIB,
+            "functions": 379,
+            "rows": {mode: row for mode, row in rows.items() if row is not None},
+        }
+        if "in_core" in metrics["rows"]:
+            del metrics["rows"]["in_core"]["held_bytes"]  # it is the peak
+        return {"metrics": metrics}
+
+    def measured(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        mode = config["mode"]
+        device = {"device": GPU} if self.on_gpu else {}
+        row = self.row(MEASURED, config["role"], mode, config["batch"])
+        if row is None:
+            return OUT_OF_MEMORY | device
+        timings = {"iteration": timing(row.pop("time_s"))}
+        if not self.on_gpu:
+            timings["reference"] = timing(config["base_batch"] / RATE)
+            if mode not in ("schedule", "schedule_va"):
+                del row["reserved_bytes"]  # the limit is on tensors
+        metrics = row | {"limit_bytes": self.limit(MEASURED)}
+        return {"metrics": metrics, "timings": timings} | device
+
+
+# What makes a claim fail, whatever the place.
+WRONG: dict[str, dict[str, dict[Key, Any]]] = {
+    "check_largest": {"reach": {("schedule_va",): "schedule"}},
+    "check_alone": {"reach": {("schedule",): "in_core"}},
+    "check_over_lms": {"relative": {("lms",): 2.0}},
+    "check_reach": {"reach": {("schedule_va",): "schedule"}},
+    "check_faster_with_va": {"relative": {("schedule_va",): 0.5}},
+    "check_peers": {"reach": {(peer,): "schedule_va" for peer in PEERS}},
+    "check_fragmentation": {"budget": {("schedule",): 0.95}},
+    "check_close": {"budget": {("schedule_va",): 0.4}},
+    "check_growth": {"reach": {("schedule",): "in_core"}},
+    "check_growth_with_va": {"reach": {("schedule_va",): "schedule"}},
+    "check_gain": {"relative": {("schedule_va",): 0.9}},
+    "check_flat": {"taken": {("schedule_va", LARGEST): 0.5}},
+}
+ONE_PLACE = {"check_over_lms": SIMULATED, "check_peers": MEASURED}
+BOTH_PLACES = [name for name in CLAIMS if name not in ONE_PLACE]
+
+
+def verdict(check: str, make: Maker, profile: str = "quick") -> Verdict:
+    artefact, claim = CLAIMS[check]
+    return claim.check(made_results(artefact, make, profile))
+
+
+def word(check: str, world: World) -> str:
+    return verdict(check, world, world.profile).word
+
+
+def said(check: str, world: World) -> str:
+    return verdict(check, world, world.profile).evidence
+
+
+def made_up(
+    check: str, role: str, in_core: int, alone: int, with_va: int, profile: str = "quick"
+) -> Verdict:
+    """Judge runs that were measured at these three batch sizes, each the largest of its way."""
+    sizes = sorted({in_core, alone, with_va})
+    runs = [grids.measured(profile, role, b, mode) for b in sizes for mode in MODES]
+    reach = {("in_core",): in_core, ("schedule",): alone, ("schedule_va",): with_va}
+    world = World(profile, reach=reach)
+    return CLAIMS[check][1].check(results_of(runs, world, profile))
+
+
+class TestEveryClaim:
+    def test_each_check_is_one_claim_and_each_claim_has_a_check(self):
+        written = {
+            name
+            for name, value in vars(checks).items()
+            if name.startswith("check_") and value.__module__ == checks.__name__
+        }
+        assert written == set(CLAIMS) == set(WRONG)
+        assert len(CLAIMS) == sum(len(artefact.claims) for artefact in PAPER.artefacts.values())
+        assert all(claim.text and claim.source for _, claim in CLAIMS.values())
+
+    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu", "paper"])
+    def test_without_records_it_is_not_run(self, profile):
+        for check in CLAIMS:
+            found = verdict(check, lambda run: None, profile)
+            assert (found.word, found.evidence) == ("not run", "no records"), check
+
+    @pytest.mark.parametrize("outcome", [FAILED, OUT_OF_MEMORY])
+    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu"])
+    def test_where_nothing_worked_it_is_not_reproduced(self, outcome, profile):
+        for check in CLAIMS:
+            found = verdict(check, lambda run: outcome, profile)
+            assert found.word in ("not run", "not reproduced"), check
+
+    @pytest.mark.parametrize("profile", ["quick", "gpu", "paper"])
+    @pytest.mark.parametrize("check", CLAIMS)
+    def test_as_the_paper_has_it(self, check, profile):
+        found = verdict(check, World(profile), profile)
+        assert found.word == "reproduced", found.evidence
+        assert any(c.isdigit() for c in found.evidence) and "nan" not in found.evidence
+
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("check", CLAIMS)
+    def test_otherwise(self, check, profile):
+        found = verdict(check, World(profile, **WRONG[check]), profile)
+        assert found.word == "not reproduced", found.evidence
+        assert any(c.isdigit() for c in found.evidence)
+
+    @pytest.mark.parametrize("where", PLACES)
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("check", BOTH_PLACES)
+    def test_partly_where_one_place_says_so(self, check, profile, where):
+        rules = {
+            name: {(where, *key): value for key, value in rule.items()}
+            for name, rule in WRONG[check].items()
+        }
+        assert word(check, World(profile, **rules)) == "partly"
+
+    @pytest.mark.parametrize("where", PLACES)
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("check", BOTH_PLACES)
+    def test_one_place_alone_is_judged_and_named(self, check, profile, where):
+        for rules, expected in (({}, "reproduced"), (WRONG[check], "not reproduced")):
+            found = verdict(check, World(profile, places=(where,), **rules), profile)
+            assert found.word == expected
+            (other,) = set(PLACES) - {where}
+            assert PLACES[where] in found.evidence and PLACES[other] not in found.evidence
+
+    @pytest.mark.parametrize("check", ONE_PLACE)
+    def test_of_one_place_the_other_does_not_count(self, check):
+        (other,) = set(PLACES) - {ONE_PLACE[check]}
+        assert word(check, World(places=(other,))) == "not run"
+        rules = {
+            name: {(other, *key): value for key, value in rule.items()}
+            for name, rule in WRONG[check].items()
+        }
+        assert word(check, World(**rules)) == "reproduced"
+
+    @pytest.mark.xfail(reason="the evidence does not say which of the two it is", strict=True)
+    @pytest.mark.parametrize("check", ONE_PLACE)
+    def test_of_one_place_its_name_is_said_too(self, check):
+        assert ONE_PLACE[check] in said(check, World())
+
+    @pytest.mark.parametrize(("check", "profile"), [
+        pytest.param(check, profile, marks=[pytest.mark.xfail(
+            reason="a KeyError where the size at which a peer ends has no record of swapping",
+            raises=KeyError, strict=True,
+        )] if check == "check_peers" else [])
+        for check, profile in [*((check, "quick") for check in CLAIMS), ("check_largest", "gpu")]
+    ])  # fmt: skip
+    def test_any_single_record_missing_or_failed_or_alone_is_no_exception(self, check, profile):
+        artefact, claim = CLAIMS[check]
+        full = made_results(artefact, World(profile), profile)
+        runs = [run for run, _ in full.expected]
+        assert full.missing == 0
+        for one in full.records:
+            failed = make_record(one.experiment, config=one.config, **FAILED)
+            rest = [record for record in full.records if record is not one]
+            for records in ([one], rest, [*rest, failed]):
+                found = claim.check(Results(runs, (0,), records))
+                assert found.word in Verdict.WORDS and found.evidence
+
+    @pytest.mark.parametrize("check", CLAIMS)
+    def test_failed_records_are_as_good_as_none(self, check):
+        some = {
+            (SIMULATED, 256): FAILED, (SIMULATED, 192): FAILED, (SIMULATED, 16): FAILED,
+            (MEASURED, 8): FAILED, (MEASURED, 79): FAILED, (MEASURED, 20): FAILED,
+        }  # fmt: skip
+        without = dict.fromkeys(some)
+        assert verdict(check, World(status=some)) == verdict(check, World(status=without))
+
+
+base, alone, with_va = (
+    {role: REACH["quick"][role][k] for role in ROLES} for k in range(len(MODES))
+)
+# What is said where all is as the paper has it, simulated and measured.
+EVIDENCE = {
+    "check_largest": (
+        "simulated, V100: 1440 (7.58× of 190 in core) at 75% (paper 55%)",
+        "measured here: 91 (7.58× of 12 in core) at 75% (paper 55%)",
+    ),
+    "check_alone": (
+        "simulated, V100: 928 (4.88× of 190 in core) at 70% (paper 68%)",
+        "measured here: 59 (4.92× of 12 in core) at 70% (paper 68%)",
+    ),
+    "check_reach": (
+        "simulated, V100: 1440 over 928, 1.55× (paper 1.55×)",
+        "measured here: 91 over 59, 1.54× (paper 1.55×)",
+    ),
+    "check_faster_with_va": (
+        "simulated, V100: at 928 1.07× (paper 1.02×)",
+        "measured here: at 59 1.07× (paper 1.02×)",
+    ),
+    "check_fragmentation": (
+        "simulated, V100: at 928 50% of the limit (paper 50 %)",
+        "measured here: at 59 50% of the limit (paper 50 %)",
+    ),
+    "check_close": (
+        "simulated, V100: at 928 10% of the limit lie between budget and use, 40% without chunks",
+        "measured here: at 59 10% of the limit lie between budget and use, 40% without chunks",
+    ),
+    "check_growth": (
+        "DenseNet, simulated, V100: 8.0× (paper 1.5×)",
+        f"DenseNet, measured here: {alone[DENSENET] / base[DENSENET]:.1f}× (paper 1.5×)",
+        "Pix2PixHD, simulated, V100: 4.0× (paper 4×)",
+        f"Pix2PixHD, measured here: {alone[PIX2PIXHD] / base[PIX2PIXHD]:.1f}× (paper 4×)",
+        "DeepLabv3+, simulated, V100: 5.3× (paper 5.3×)",
+        f"DeepLabv3+, measured here: {alone[DEEPLAB] / base[DEEPLAB]:.1f}× (paper 5.3×)",
+    ),
+    "check_growth_with_va": (
+        "DenseNet, simulated, V100: 1.5× (paper 1.5 to 2×)",
+        f"DenseNet, measured here: {with_va[DENSENET] / alone[DENSENET]:.1f}× (paper 1.5 to 2×)",
+        "Pix2PixHD, simulated, V100: 1.8× (paper 1.5 to 2×)",
+        f"Pix2PixHD, measured here: {with_va[PIX2PIXHD] / alone[PIX2PIXHD]:.1f}× "
+        "(paper 1.5 to 2×)",
+        "DeepLabv3+, simulated, V100: 1.7× (paper 1.5 to 2×)",
+        f"DeepLabv3+, measured here: {with_va[DEEPLAB] / alone[DEEPLAB]:.1f}× (paper 1.5 to 2×)",
+    ),
+    "check_gain": (
+        "simulated, V100: 1.30× at 36",
+        f"measured here: 1.30× at {with_va[PIX2PIXHD]}",
+    ),
+    "check_flat": tuple(
+        f"{role}, {place}: within 0.0% of the limit"
+        for role in ROLES[1:]
+        for place in PLACES.values()
+    ),
+}
+
+
+@pytest.mark.parametrize("check", BOTH_PLACES)
+def test_evidence_names_batch_sizes_ratios_and_the_papers_values(check):
+    evidence = said(check, World(relative={(PIX2PIXHD, "schedule_va", LARGEST): 1.3}))
+    assert evidence == "; ".join(EVIDENCE[check])
+
+
+class TestSpeedKept:
+    CASES: ClassVar = [
+        ("check_largest", "schedule_va", 0.55, {SIMULATED: 1440, "quick": 91, "gpu": 1440}),
+        ("check_alone", "schedule", 0.68, {SIMULATED: 928, "quick": 59, "gpu": 928}),
+    ]
+
+    @pytest.mark.parametrize(("check", "mode", "least", "sizes"), CASES)
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    def test_the_speed(self, check, mode, least, sizes, profile):
+        for where in PLACES:
+            size = sizes[where if where == SIMULATED else profile]
+            for factor, expected in ((1.001, "reproduced"), (0.999, "partly"), (0.01, "partly")):
+                relative = {(mode, size): factor * least}
+                world = World(profile, places=(where,), relative=relative)
+                found = verdict(check, world, profile)
+                assert found.word == expected
+                assert f"{PLACES[where]}: {size} (" in found.evidence
+                assert f" at {factor * least:.0%} (paper {least:.0%})" in found.evidence
+
+    @pytest.mark.parametrize(("check", "mode", "least", "sizes"), CASES)
+    def test_slow_in_one_place_is_partly(self, check, mode, least, sizes):
+        world = World(relative={(SIMULATED, mode): 0.9 * least})
+        assert word(check, world) == "partly"
+
+    @pytest.mark.parametrize(("check", "mode", "least", "sizes"), CASES)
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    def test_out_of_memory(self, check, mode, least, sizes, profile):
+        found = verdict(check, World(profile, reach={(mode,): "in_core"}), profile)
+        assert found.word == "not reproduced"
+        assert f"{sizes[SIMULATED]} (" in found.evidence
+        assert f"measured here: {sizes[profile]} (" in found.evidence
+        assert found.evidence.count("ran out of memory") == 2
+
+    @pytest.mark.parametrize(
+        ("check", "size", "expected"),
+        [
+            ("check_largest", 367, "not reproduced"),  # 7.34 times; 0.97 of 1440 / 190 are 7.35
+            ("check_largest", 368, "reproduced"),
+            ("check_alone", 236, "not reproduced"),  # 4.72 times; 0.97 of 928 / 190 are 4.74
+            ("check_alone", 237, "reproduced"),
+        ],
+    )
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    def test_proportions_are_rounded_a_little(self, check, size, expected, profile):
+        found = made_up(check, RESNET, 50, size, size, profile)
+        assert found.word == expected and f"{size} (" in found.evidence
+        assert "of 50 in core" in found.evidence
+        assert ("is the largest batch size run" in found.evidence) == (expected != "reproduced")
+
+    def test_where_more_fits_in_core_it_is_as_many_times_more(self):
+        world = World("gpu", (MEASURED,), reach={("in_core",): 256, ("schedule",): 1248})
+        found = verdict("check_alone", world, "gpu")
+        assert found.word == "reproduced" and "1248 (4.88× of 256 in core)" in found.evidence
+        found = verdict("check_largest", world, "gpu")
+        assert found.word == "not reproduced"
+        assert "1440 (5.62× of 256 in core) is the largest batch size run" in found.evidence
+
+    @pytest.mark.xfail(
+        reason="the nearest is 512, too small, though 928 is run, fits and is fast", strict=True
+    )
+    def test_where_less_fits_in_core_the_next_larger_one_counts(self):
+        found = verdict("check_alone", World("gpu", (MEASURED,), reach={("in_core",): 128}), "gpu")
+        assert "is the largest batch size run" not in found.evidence
+        assert found.word == "reproduced"
+
+    def test_without_any_that_fits_in_core(self):
+        assert word("check_largest", World(reach={("in_core",): 0})) == "not run"
+
+
+class TestOverLMS:
+    def test_what_fits_in_core_does_not_count(self):
+        found = verdict("check_over_lms", World(relative={(64,): 0.1, (128, "lms"): 5.0}))
+        assert (found.word, found.evidence) == (
+            "reproduced", "256: 1.17×; 512: 1.17×; 928: 1.17×",
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("ratio", "expected"),
+        [
+            (1.2, "reproduced"),
+            (1 - 5e-7, "reproduced"),
+            (1 - 2e-6, "not reproduced"),
+            (0.5, "not reproduced"),
+        ],
+    )
+    def test_the_speed(self, ratio, expected):
+        world = World(relative={("schedule",): 0.6 * ratio, ("lms",): 0.6})
+        found = verdict("check_over_lms", world)
+        assert found.word == expected and f"928: {ratio:.2f}×" in found.evidence
+
+    def test_faster_at_some_sizes_only(self):
+        found = verdict("check_over_lms", World(relative={("lms", 512): 1.4}))
+        assert (found.word, found.evidence) == ("partly", "256: 1.17×; 512: 0.50×; 928: 1.17×")
+
+    def test_where_lms_does_not_fit(self):
+        found = verdict("check_over_lms", World(reach={("lms",): 512}))
+        assert found.word == "reproduced"
+        assert found.evidence == "256: 1.17×; 512: 1.17×; 928: LMS does not fit"
+
+    def test_where_nothing_fits_beyond_the_core(self):
+        assert word("check_over_lms", World(reach={("schedule",): "in_core"})) == "not run"
+
+    def test_where_nothing_fits_in_core_all_sizes_count(self):
+        assert said("check_over_lms", World(reach={("in_core",): 0})).startswith("64: 1.17×")
+
+
+class TestReach:
+    @pytest.mark.parametrize(
+        ("with_va", "expected"),
+        [
+            (1504, "reproduced"),  # 0.97 of 1.55 are 1.5035
+            (1503, "partly"),
+            (1001, "partly"),
+            (1000, "not reproduced"),
+            (900, "not reproduced"),
+        ],
+    )
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    def test_words(self, with_va, expected, profile):
+        found = made_up("check_reach", RESNET, 200, 1000, with_va, profile)
+        assert found.word == expected
+        ratio = with_va / 1000
+        evidence = f"measured here: {with_va} over 1000, {ratio:.2f}× (paper 1.55×)"
+        assert found.evidence == evidence
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_nothing_is_said_where_one_way_has_no_records(self, mode):
+        world = World("gpu", (MEASURED,), status={(mode,): None})
+        assert word("check_reach", world) == "not run"
+
+
+class TestFasterWithVA:
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("where", PLACES)
+    def test_the_speed(self, profile, where):
+        for ratio, expected in ((1.001, "reproduced"), (0.999, "not reproduced")):
+            relative = {("schedule",): 0.5, ("schedule_va",): 0.5 * ratio}
+            world = World(profile, places=(where,), relative=relative)
+            found = verdict("check_faster_with_va", world, profile)
+            assert found.word == expected and "1.00× (paper 1.02×)" in found.evidence
+
+    def test_other_sizes_do_not_count(self):
+        slow = {("schedule_va", size): 0.1 for size in (32, 71, 79, 91, 512, 1120, 1248, 1440)}
+        assert word("check_faster_with_va", World(relative=slow)) == "reproduced"
+
+    def test_out_of_memory(self):
+        found = verdict("check_faster_with_va", World(reach={("schedule",): "in_core"}))
+        assert found.word == "reproduced"
+        assert "simulated, V100: 928 trains with chunks only" in found.evidence
+        found = verdict("check_faster_with_va", World(reach={("schedule_va",): "in_core"}))
+        assert found.word == "not reproduced"
+        assert "measured here: 59 ran out of memory" in found.evidence
+        nothing = World(reach={("schedule",): "in_core", ("schedule_va",): "in_core"})
+        assert word("check_faster_with_va", nothing) == "not reproduced"
+
+    @pytest.mark.xfail(reason="the speeds at 59 and at 71 images are compared", strict=True)
+    def test_two_batch_sizes_are_not_compared(self):
+        world = World(places=(MEASURED,), status={("schedule_va", 59): None})
+        assert "at 59 1.07×" not in said("check_faster_with_va", world)
+
+
+class TestPeers:
+    @pytest.mark.parametrize(
+        ("size", "expected"),
+        [(79, "reproduced"), (90, "reproduced"), (91, "not reproduced")],
+    )
+    def test_reach(self, size, expected):
+        found = verdict("check_peers", World(reach={("checkpointing",): size}))
+        assert found.word == expected
+        trained = 79 if size == 90 else size
+        assert f"checkpointing trains up to {trained}, where" in found.evidence
+        assert "swapping is 1.25× as fast" in found.evidence
+        assert found.evidence.endswith("swapping up to 91")
+
+    def test_all_of_a_gpus(self):
+        found = verdict("check_peers", World("gpu"), "gpu")
+        assert found.word == "reproduced"
+        assert found.evidence.split("; ")[::2] == [
+            "checkpointing trains up to 512, where swapping is 1.25× as fast",
+            "save_on_cpu trains up to 256, where swapping is 1.50× as fast",
+            "in core, expandable segments trains up to 190, where swapping is 0.75× as fast",
+        ]
+        assert set(found.evidence.split("; ")[1::2]) == {"swapping up to 1440"}
+
+    def test_partly_where_one_reaches_as_far(self):
+        world = World("gpu", reach={("save_on_cpu",): "schedule_va"})
+        assert word("check_peers", world) == "partly"
+
+    def test_where_nothing_of_a_peer_fits(self):
+        found = verdict("check_peers", World(reach={("checkpointing",): 0}))
+        assert (found.word, found.evidence) == ("reproduced", "checkpointing: nothing fits")
+
+    def test_where_a_peer_was_not_run(self):
+        found = verdict("check_peers", World("gpu", status={("save_on_cpu",): FAILED}), "gpu")
+        assert found.word == "reproduced" and "save_on_cpu" not in found.evidence
+        assert word("check_peers", World(status={("checkpointing",): None})) == "not run"
+
+    def test_where_swapping_was_not_run(self):
+        assert word("check_peers", World(status={("schedule_va",): None})) == "not run"
+
+    @pytest.mark.xfail(reason="it is said that there are no records", strict=True)
+    def test_where_nothing_of_swapping_fits(self):
+        assert word("check_peers", World(reach={("schedule_va",): 0})) == "not reproduced"
+
+
+class TestFragmentation:
+    @pytest.mark.parametrize(
+        ("share", "expected"),
+        [
+            (0.5, "reproduced"),
+            (0.599, "reproduced"),
+            (0.601, "partly"),
+            (0.899, "partly"),
+            (0.901, "not reproduced"),
+            (1.0, "not reproduced"),
+        ],
+    )
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("where", PLACES)
+    def test_words(self, share, expected, profile, where):
+        world = World(profile, places=(where,), budget={("schedule",): share})
+        found = verdict("check_fragmentation", world, profile)
+        assert found.word == expected
+        assert f" {share:.0%} of the limit (paper 50 %)" in found.evidence
+
+    def test_other_sizes_do_not_count(self):
+        others = {("schedule", size): 0.95 for size in (512, 32)}
+        assert word("check_fragmentation", World(budget=others)) == "reproduced"
+
+    def test_where_there_is_no_budget(self):
+        found = verdict("check_fragmentation", World(reach={("schedule",): "in_core"}))
+        assert found.word == "partly"
+        assert "simulated, V100: 928 cannot be given any budget" in found.evidence
+        assert "measured here: 59 cannot be given any budget" in found.evidence
+
+
+class TestClose:
+    @pytest.mark.parametrize(
+        ("budget", "expected"),
+        [
+            (0.751, "reproduced"),  # 0.2 of the limit are half of what lies there without chunks
+            (0.749, "partly"),
+            (0.551, "partly"),
+            (0.549, "not reproduced"),
+        ],
+    )
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("where", PLACES)
+    def test_words(self, budget, expected, profile, where):
+        world = World(profile, places=(where,), budget={("schedule_va",): budget})
+        found = verdict("check_close", world, profile)
+        assert found.word == expected
+        assert f"{0.95 - budget:.0%} of the limit lie between budget and use" in found.evidence
+        assert "40% without chunks" in found.evidence
+
+    def test_at_the_largest_that_scheduling_alone_trains(self):
+        world = World(reach={("schedule",): 512}, places=(SIMULATED,))
+        assert "at 512 10%" in said("check_close", world)
+
+    def test_where_chunks_do_not_reach_as_far(self):
+        assert word("check_close", World(reach={("schedule_va",): "in_core"})) == "not run"
+
+    @pytest.mark.xfail(reason="less than the budget counts as near, however far", strict=True)
+    def test_far_below_the_budget_is_not_close(self):
+        rules = {"budget": {("schedule_va",): 0.95}, "taken": {("schedule_va",): 0.3}}
+        assert word("check_close", World(**rules)) == "not reproduced"
+
+    @pytest.mark.xfail(reason="it is judged in core, where all of the limit is given", strict=True)
+    def test_where_scheduling_alone_does_not_reach_beyond_the_core(self):
+        world = World(reach={("schedule",): "in_core"}, budget={("schedule",): 1.0})
+        assert word("check_close", world) == "not run"
+
+
+class TestGrowth:
+    @pytest.mark.parametrize(
+        ("role", "alone", "expected"),
+        [
+            (DENSENET, 1456, "reproduced"),  # 0.97 of 1.5 times
+            (DENSENET, 1454, "partly"),
+            (PIX2PIXHD, 3881, "reproduced"),  # 0.97 of 4 times
+            (PIX2PIXHD, 3879, "partly"),
+            (DEEPLAB, 5142, "reproduced"),  # 0.97 of 5.3 times
+            (DEEPLAB, 5140, "partly"),
+            (DEEPLAB, 1001, "partly"),
+            (DEEPLAB, 1000, "not reproduced"),
+            (DENSENET, 500, "not reproduced"),
+        ],
+    )
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    def test_scheduling_alone(self, role, alone, expected, profile):
+        found = made_up("check_growth", role, 1000, alone, 9000, profile)
+        assert found.word == expected
+        assert f"{role}, measured here: {alone / 1000:.1f}× (paper" in found.evidence
+
+    @pytest.mark.parametrize(
+        ("with_va", "expected"),
+        [
+            (1456, "reproduced"),  # 0.97 of 1.5 times
+            (1454, "partly"),
+            (1001, "partly"),
+            (1000, "not reproduced"),
+        ],
+    )
+    @pytest.mark.parametrize("role", ROLES[1:])
+    def test_with_chunks(self, with_va, expected, role):
+        found = made_up("check_growth_with_va", role, 100, 1000, with_va)
+        assert found.word == expected
+        ratio = f"{role}, measured here: {with_va / 1000:.1f}× (paper 1.5 to 2×)"
+        assert found.evidence == ratio
+
+    @pytest.mark.parametrize("check", ["check_growth", "check_growth_with_va", "check_flat"])
+    @pytest.mark.parametrize("role", ROLES[1:])
+    def test_partly_where_one_network_does_not(self, check, role):
+        rules = {
+            name: {(role, *key): value for key, value in rule.items()}
+            for name, rule in WRONG[check].items()
+        }
+        assert word(check, World(**rules)) == "partly"
+
+    def test_networks_that_were_not_run_are_left_out(self):
+        status = {(DENSENET,): None, (PIX2PIXHD,): FAILED}
+        for check in ("check_growth", "check_growth_with_va", "check_flat"):
+            found = verdict(check, World(status=status))
+            assert found.word == "reproduced" and "DeepLabv3+" in found.evidence
+            assert "DenseNet" not in found.evidence and "Pix2PixHD" not in found.evidence
+
+
+class TestGain:
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("where", PLACES)
+    def test_the_best_beyond_the_core(self, profile, where):
+        size = {"quick": alone[PIX2PIXHD], "gpu": 24}[profile] if where == MEASURED else 24
+        for best, expected in ((1.001, "reproduced"), (0.999, "not reproduced")):
+            relative = {("schedule_va",): 0.5, ("schedule_va", size): best}
+            world = World(profile, places=(where,), relative=relative)
+            found = verdict("check_gain", world, profile)
+            assert found.word == expected
+            assert found.evidence == f"{PLACES[where]}: 1.00× at {size}"
+
+    def test_in_core_does_not_count(self):
+        fits = {("schedule_va", SIMULATED, 5): 9.0, ("schedule_va", MEASURED, 4): 9.0}
+        relative = {("schedule_va",): 0.5} | fits
+        assert word("check_gain", World(relative=relative)) == "not reproduced"
+
+    def test_where_nothing_fits_beyond_the_core(self):
+        found = verdict("check_gain", World(reach={("schedule_va",): "in_core"}))
+        assert found.word in ("not run", "not reproduced")
+
+
+class TestFlat:
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("where", PLACES)
+    def test_the_spread(self, profile, where):
+        for spread, expected in ((0.049, "reproduced"), (0.051, "not reproduced")):
+            taken = {("schedule_va", LARGEST): 0.95 - spread}
+            world = World(profile, places=(where,), taken=taken)
+            found = verdict("check_flat", world, profile)
+            assert found.word == expected
+            assert found.evidence.count(f"within {spread:.1%} of the limit") == 3
+
+    def test_in_core_does_not_count(self):
+        taken = {
+            (where, role, "schedule_va", REACH[key][role][0]): 0.2
+            for where, key in ((SIMULATED, SIMULATED), (MEASURED, "quick"))
+            for role in ROLES[1:]
+        }
+        assert word("check_flat", World(taken=taken)) == "reproduced"
+
+    def test_one_size_beyond_the_core_is_not_enough(self):
+        status = {(role, "schedule_va", alone[role]): None for role in ROLES[1:]}
+        assert word("check_flat", World(places=(MEASURED,), status=status)) == "not run"
+
+
+def rounds(*seconds: float) -> dict[str, Any]:
+    return {"samples_s": list(seconds), "warmup": 1}
+
+
+def only(made: Mapping[tuple[str, int], Mapping[str, Any]], profile: str = "quick") -> Results:
+    """Return Table 1's results, measured: given a way to train and a batch size."""
+    return made_results(
+        "table1", lambda run: made.get((run.config.get("mode"), run.config["batch"])), profile
+    )
+
+
+class TestReading:
+    def test_simulated_points_by_hand(self):
+        def rows(**of):
+            return {"metrics": {"limit_bytes": 16, "peak_bytes": 11, "rows": of}}
+
+        of = {
+            64: rows(
+                in_core={"time_s": 0.32, "reserved_bytes": 12},  # 200 images/s
+                schedule={"time_s": 0.4, "reserved_bytes": 13, "budget_bytes": 14, "held_bytes": 9},
+            ),
+            190: rows(in_core={"time_s": 1.9, "reserved_bytes": 15}),  # 100 images/s
+            512: rows(
+                lms={"time_s": 6.4, "reserved_bytes": 13, "budget_bytes": 5, "held_bytes": 4}
+            ),
+            928: FAILED,
+        }
+        results = made_results(
+            "table1", lambda run: of.get(run.config["batch"]) if "mode" not in run.config else None
+        )
+        in_core = reading.points(results, SIMULATED, RESNET, "in_core")
+        assert list(in_core) == [64, 190, 512] and in_core[512] is None
+        assert [p.images_per_s for p in in_core.values() if p] == pytest.approx([200, 100])
+        assert [p.relative for p in in_core.values() if p] == pytest.approx([1.0, 0.5])
+        assert [p.held_bytes for p in in_core.values() if p] == [11, 11]
+        assert [p.budget_bytes for p in in_core.values() if p] == [None, None]
+        alone = reading.points(results, SIMULATED, RESNET, "schedule")
+        assert alone[64].images_per_s == pytest.approx(160)
+        assert alone[64].relative == pytest.approx(0.8)
+        assert (alone[64].reserved_bytes, alone[64].budget_bytes) == (13, 14)
+        assert alone[64].held_bytes == 9 and alone[64].row["time_s"] == 0.4
+        assert alone[190] is None and alone[512] is None
+        lms = reading.points(results, SIMULATED, RESNET, "lms")
+        assert lms[64].images_per_s == pytest.approx(200)  # what fits in core is not swapped
+        assert lms[512].relative == pytest.approx(0.4)
+        assert reading.largest(in_core) == 190
+        assert reading.in_core_batch(results, SIMULATED, RESNET) == 190
+        assert reading.in_core_batch(results, MEASURED, RESNET) is None
+        assert reading.limit_bytes(results, SIMULATED, RESNET) == 16
+        assert reading.limit_bytes(results, MEASURED, RESNET) is None
+
+    def test_without_anything_in_core_there_is_no_relative_throughput(self):
+        for place in PLACES:
+            world = World("gpu", reach={("in_core",): 0})
+            found = reading.points(made_results("table1", world, "gpu"), place, RESNET, "schedule")
+            assert found[928].relative is None and found[928].images_per_s == pytest.approx(70)
+
+    def test_lms_is_of_resnet_only(self):
+        results = made_results("figure4", World())
+        assert reading.points(results, SIMULATED, DENSENET, "lms") == {}
+
+    def test_on_a_cpu_it_is_the_median_of_paired_ratios(self):
+        # By round 32 / 12 of 3, 1 / 2 and 2 / 4; the ratio of the medians would be 1.
+        swapped = {
+            "metrics": {"limit_bytes": 7, "held_bytes": 5, "budget_bytes": 6, "reserved_bytes": 8},
+            "timings": {"iteration": rounds(1.0, 2.0, 4.0), "reference": rounds(3.0, 1.0, 2.0)},
+        }
+        results = only({("schedule", 32): swapped, ("schedule", 16): OUT_OF_MEMORY,
+                        ("schedule", 59): FAILED})  # fmt: skip
+        found = reading.points(results, MEASURED, RESNET, "schedule")
+        assert list(found) == [16, 32] and found[16] is None
+        assert found[32].images_per_s == 16.0
+        assert found[32].relative == pytest.approx(32 / 12 / 2)
+        assert (found[32].budget_bytes, found[32].reserved_bytes) == (6, 8)
+        assert found[32].held_bytes == 5
+        assert reading.limit_bytes(results, MEASURED, RESNET) == 7
+
+    def test_on_a_gpu_it_is_over_the_best_throughput_in_core(self):
+        def timed(*seconds):
+            sizes = {"limit_bytes": 9, "held_bytes": 5, "reserved_bytes": 8}
+            return {"metrics": sizes, "timings": {"iteration": rounds(*seconds)}, "device": GPU}
+
+        results = only({
+            ("in_core", 64): timed(1.0, 9.0, 1.0),  # 64 images/s
+            ("in_core", 128): timed(1.6, 1.6, 0.1),  # 80 images/s
+            ("in_core", 190): timed(3.8, 3.8, 3.8),  # 50 images/s
+            ("in_core", 256): OUT_OF_MEMORY,
+            ("schedule", 512): timed(16.0, 1.0, 20.0),  # 32 images/s
+        }, "gpu")  # fmt: skip
+        found = reading.points(results, MEASURED, RESNET, "in_core")
+        assert [p and p.relative for p in found.values()] == pytest.approx([0.8, 1.0, 0.625, None])
+        found = reading.points(results, MEASURED, RESNET, "schedule")
+        assert found[512].relative == pytest.approx(0.4)
+        assert reading.points(results, MEASURED, RESNET, "schedule_va") == {}
+
+    def test_largest(self):
+        here = Point(1.0, None, None, None, None, {})
+        assert reading.largest({4: here, 8: here, 16: None}) == 8
+        assert reading.largest({4: here, 8: None, 16: here}) == 16
+        assert reading.largest({4: None}) is None and reading.largest({}) is None
+
+    @pytest.mark.parametrize(
+        ("batch", "size"),
+        [(40, 100), (31, 10), (32, 100), (1, 10), (1e4, 100), (10, 10)],  # even is 31.6
+    )
+    def test_nearest_is_so_in_proportion(self, batch, size):
+        here = Point(1.0, None, None, None, None, {})
+        assert reading.nearest({10: None, 100: here}, batch) == (size, {10: None, 100: here}[size])
+
+    def test_nearest_of_none(self):
+        assert reading.nearest({}, 10) is None
+
+    def test_corresponding(self):
+        results = made_results("table1", World())
+        for paper, here in zip((64, 128, 190, 256, 512, 928, 1120, 1248, 1440),
+                               grids.BATCHES["quick"], strict=True):  # fmt: skip
+            size, point = reading.corresponding(results, MEASURED, paper, "schedule_va")
+            assert size == here and point.images_per_s == pytest.approx(75)
+            assert reading.corresponding(results, SIMULATED, paper, "schedule_va")[0] == paper
+        assert reading.corresponding(results, MEASURED, 1440, "schedule") == (91, None)
+
+    def test_corresponding_without_records(self):
+        nothing = made_results("table1", World(reach={("in_core",): 0}))
+        assert reading.corresponding(nothing, MEASURED, 928, "schedule") is None
+        alone = made_results("table1", World(status={("schedule_va",): None}))
+        assert reading.corresponding(alone, MEASURED, 928, "schedule_va") is None
+
+    @pytest.mark.parametrize(
+        ("count", "text"),
+        [
+            (None, "–"),
+            (16 * GIB, "16.00 GiB"),
+            (GIB // 4, "0.25 GiB"),
+            (GIB // 4 - MIB, "255.0 MiB"),
+            (3 * MIB // 2, "1.5 MiB"),
+        ],
+    )
+    def test_bytes(self, count, text):
+        assert reading.gib(count) == text
+
+    def test_every_way_to_train_has_a_label(self):
+        modes = {run.config["mode"] for run in grids.table1("gpu") if "mode" in run.config}
+        assert modes | {"lms"} == set(reading.LABELS)
+
+
+class TestMadeUp:
+    """The made-up records themselves: they are of all runs, and of the shape of real ones."""
+
+    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu", "paper"])
+    def test_the_batch_sizes_are_the_grids(self, profile):
+        sizes = {
+            (run.experiment, run.config["role"], run.config["batch"])
+            for run in itertools.chain(grids.table1(profile), grids.figures4_5(profile))
+        }
+        places = [(MEASURED, profile), (SIMULATED, SIMULATED)][: 1 if profile == "smoke" else 2]
+        for (where, key), role in itertools.product(places, ROLES):
+            assert {(where, role, size) for size in REACH[key][role]} <= sizes
+
+    def test_a_gpus_have_no_reference(self):
+        for profile, names in (("quick", {"iteration", "reference"}), ("gpu", {"iteration"})):
+            results = made_results("table1", World(profile), profile)
+            timed = [r for r in results.select(MEASURED) if r.status == "ok"]
+            assert {frozenset(r.timings) for r in timed} == {frozenset(names)}
+            between = {"limit_between" in r.config for r in results.select(MEASURED)}
+            assert between == {profile == "quick"}
+
+    def test_rules(self):
+        world = replace(World(), relative={("schedule",): 0.5, ("schedule", 59): 0.25})
+        found = reading.points(made_results("table1", world), MEASURED, RESNET, "schedule")
+        assert found[59].relative == pytest.approx(0.25)
+        assert found[32].relative == pytest.approx(0.5) and found[71] is None
