@@ -12,9 +12,11 @@ from repro.experiments.outofcore import building, explorer, grids, modelled
 from repro.experiments.outofcore.fitting import (
     GIB,
     best_fit,
+    can_train,
     chunk_bytes,
     chunked,
     in_core,
+    largest_batch,
     largest_budget,
     serve,
 )
@@ -169,21 +171,30 @@ class TestFitting:
         if found is None:
             assert low not in served
             assert limit not in served
+            assert not can_train(trace, limit, make)
             return
         budget = found.plan.budget_bytes
         assert found.plan.verify() <= budget <= limit
         assert found.report.peak_reserved_bytes <= limit
-        if budget == limit:
-            assert limit in served
-            return
-        # Served budgets may have gaps: it ends at an edge, none of which is below the first.
-        assert limit not in served
-        first = next(tried_budget for tried_budget in tried if tried_budget not in served)
-        assert budget >= first - (limit - low) * (1 / 2**6 + 1 / 200) - 1
+        # No smaller than what is served of the ends and quarters, and beyond it something is not.
+        starts = [low + (limit - low) * k // 4 for k in range(5)]
+        assert budget >= max(start for start in starts if start in served)
+        if budget < limit:
+            assert limit not in served
+        assert can_train(trace, limit, make)
 
     def test_nothing_fits_below_what_one_function_needs(self):
         trace = random_chain(0)
         assert largest_budget(trace, trace.smallest_budget - 1, partial(chunked, 10**9)) is None
+
+    @pytest.mark.parametrize("limit", [0, 1, 2, 3, 31, 32, 60])
+    def test_the_largest_batch_is_exact_where_it_is_small(self, limit):
+        assert largest_batch(lambda batch: batch <= limit) == limit
+        for known in range(1, limit + 1):
+            assert largest_batch(lambda batch: batch <= limit, known) == limit
+
+    def test_the_largest_batch_is_within_3_percent(self):
+        assert 10_000 * 0.97 <= largest_batch(lambda batch: batch <= 10_000) <= 10_000
 
     def test_in_core(self):
         trace = random_chain(1)

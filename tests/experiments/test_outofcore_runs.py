@@ -3,6 +3,7 @@
 import sys
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ TOYS = {
     "schedule": ("measured", _MEASURED | {"mode": "schedule", "batch": 32}),
     "chunks": ("measured", _MEASURED | {"mode": "schedule_va", "batch": 32}),
     "checkpointing": ("measured", _MEASURED | {"mode": "checkpointing", "batch": 8}),
+    "reach": ("reach", _TOY | {"role": grids.RESNET, "limit_between": [8, 16]}),
     "simulated": ("simulated", _SIMULATED | {"batch": 32}),
     "simulated in core": ("simulated", _SIMULATED | {"batch": 8}),
 }
@@ -226,6 +228,22 @@ class TestSimulated:
             assert (
                 rows["lms"]["reserved_bytes"] <= toys.outcomes["simulated"].metrics["limit_bytes"]
             )
+
+
+class TestReach:
+    def test_each_way_trains_larger_than_the_one_before(self, toys):
+        metrics = toys.outcomes["reach"].metrics
+        assert 8 <= metrics["in_core"] < 16
+        assert metrics["in_core"] < metrics["schedule"] <= metrics["schedule_va"]
+
+    def test_the_next_batch_size_does_not_fit(self, toys):
+        metrics = toys.outcomes["reach"].metrics
+        limit = metrics["limit_bytes"]
+        for name, allocator in runs.ALLOCATORS.items():
+            make = partial(allocator, limit)
+            for more, fits in ((0, True), (max(1, metrics[name] // 32), False)):
+                trace = trace_at(_TOY, metrics[name] + more)
+                assert (largest_budget(trace, limit, make) is not None) is fits
 
 
 class TestChild:

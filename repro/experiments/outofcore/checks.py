@@ -67,7 +67,19 @@ def check_over_lms(results: Results) -> Verdict:
 
 
 def _reach(results: Results, where: str, role: str) -> tuple[int, int, int] | None:
-    """Return the largest batch sizes in core, with scheduling alone, and with chunks."""
+    """Return the largest batch sizes in core, with scheduling alone, and with chunks.
+
+    Simulated: those looked for. Measured: of the batch sizes tried, and on a GPU only, since on a
+    CPU the allocators are simulated there, too.
+    """
+    if where == SIMULATED:
+        for record in results.select("reach", role=role):
+            if record.status == "ok":
+                metrics = record.metrics
+                return metrics["in_core"], metrics["schedule"], metrics["schedule_va"]
+        return None
+    if any(record.device["type"] == "cpu" for record in results.select(where, role=role)):
+        return None
     found = [
         reading.largest(reading.points(results, where, role, mode))
         for mode in ("in_core", "schedule", "schedule_va")
@@ -134,16 +146,17 @@ def check_fragmentation(results: Results) -> Verdict:
 
 
 def check_close(results: Results) -> Verdict:
-    """Judge whether chunks leave less between the budget and what is taken, beyond the core."""
+    """Judge whether chunks leave less between the budget and what is taken, where both train."""
 
     def judge(where: str, place: str) -> Part | None:
         limit = reading.limit_bytes(results, where, RESNET)
-        reach = _reach(results, where, RESNET)
-        if limit is None or reach is None:
+        alone = reading.points(results, where, RESNET, "schedule")
+        batch = reading.largest(alone)
+        if limit is None or batch is None:
             return None
         lost = [
-            _lost(reading.points(results, where, RESNET, mode), reach[1])
-            for mode in ("schedule", "schedule_va")
+            _lost(alone, batch),
+            _lost(reading.points(results, where, RESNET, "schedule_va"), batch),
         ]
         if lost[0] is None or lost[1] is None:
             return None
@@ -151,7 +164,7 @@ def check_close(results: Results) -> Verdict:
         word = "reproduced" if shares[1] <= shares[0] / 2 else (
             "partly" if shares[1] < shares[0] else "not reproduced")  # fmt: skip
         return word, (
-            f"{place}: at {reach[1]} {shares[1]:.0%} of the limit lie between budget and use, "
+            f"{place}: at {batch} {shares[1]:.0%} of the limit lie between budget and use, "
             f"{shares[0]:.0%} without chunks"
         )
 

@@ -18,7 +18,7 @@ from repro.outofcore.requests import requests
 
 GIB = 2**30
 _PAPER_LIMIT = 16 * GIB
-_STEPS = 6  # of bisection: to 2 % of the way between the ends
+_STEPS = 4  # of bisection, within a quarter of the way
 _ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the first
 Make = Callable[[], BestFitAllocator | ChunkedAllocator]
 
@@ -62,26 +62,52 @@ class Fitting:
 def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None:
     """Return the plan of the largest budget whose requests `make`'s allocator serves.
 
-    Found by bisection between the smallest feasible budget and the limit, to 2 %; as one would
-    by trying. None where not even the smallest fits.
+    Looked for at the ends and quarters of the way from the smallest feasible budget to the limit,
+    from above, and then by bisection to 2 % of the way; as one would by trying. Holes lie otherwise
+    for every budget, so that some in between may be refused. None where none of the five is served.
     """
-    low, high = trace.smallest_budget, limit_bytes
-    if low > high:
-        return None
-    best = _try(trace, high, make)
-    if best is not None:
+    above = None
+    for budget in reversed(_budgets(trace, limit_bytes)):
+        best = _try(trace, budget, make)
+        if best is None:
+            above = budget
+            continue
+        low, high = budget, above if above is not None else budget
+        for _ in range(_STEPS if above is not None else 0):
+            middle = (low + high) // 2
+            found = _try(trace, middle, make)
+            if found is None:
+                high = middle
+            else:
+                low, best = middle, found
         return best
-    best = _try(trace, low, make)
-    if best is None:
-        return None
-    for _ in range(_STEPS):
+    return None
+
+
+def _budgets(trace: Trace, limit_bytes: int) -> list[int]:
+    low = trace.smallest_budget
+    return [] if low > limit_bytes else [low + (limit_bytes - low) * k // 4 for k in range(5)]
+
+
+def largest_batch(fits: Callable[[int], bool], known: int = 0) -> int:
+    """Return the largest batch size that fits, to 3 %: by doubling, then by bisection.
+
+    Args:
+        fits: Whether one does.
+        known: One that does, to start from; 0 for none.
+    """
+    low, high = known, max(1, 2 * known)
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > max(1, low // 32):
         middle = (low + high) // 2
-        found = _try(trace, middle, make)
-        if found is None:
-            high = middle
-        else:
-            low, best = middle, found
-    return best
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
+    """Return whether any of the budgets that `largest_budget` starts from is served."""
+    return any(_try(trace, budget, make) for budget in _budgets(trace, limit_bytes))
 
 
 def _try(trace: Trace, budget_bytes: int, make: Make) -> Fitting | None:

@@ -1,4 +1,4 @@
-"""The two experiments: iterations measured under a limit, and simulated on a published GPU."""
+"""The experiments: iterations measured under a limit, and simulated on a published GPU."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -19,9 +19,11 @@ from repro.experiments.outofcore.fitting import (
     Fitting,
     Make,
     best_fit,
+    can_train,
     chunk_bytes,
     chunked,
     in_core,
+    largest_batch,
     largest_budget,
     serve,
 )
@@ -132,6 +134,25 @@ def _lms(
             if report is not None:
                 return Fitting(plan, report)
     return None
+
+
+def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Look for the largest batch sizes whose traces the allocators serve within a limit."""
+    limit = limit_bytes(config)
+
+    def alone(batch: int) -> bool:
+        return in_core(trace_at(config, batch), partial(best_fit, limit)) is not None
+
+    metrics: dict[str, Any] = {"limit_bytes": limit, "in_core": largest_batch(alone)}
+    known = metrics["in_core"]
+    for name, allocator in ALLOCATORS.items():
+        make: Make = partial(allocator, limit)
+
+        def swapped(batch: int, make: Make = make) -> bool:
+            return can_train(trace_at(config, batch), limit, make)
+
+        known = metrics[name] = largest_batch(swapped, known)
+    return Outcome(metrics)
 
 
 def _described(plan: SwapPlan) -> dict[str, Any]:

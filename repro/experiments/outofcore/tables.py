@@ -184,6 +184,11 @@ def growth_table(results: Results, memory: bool) -> pd.DataFrame:
                 if memory:
                     row["limit"] = gib(reading.limit_bytes(results, where, role))
                 rows.append(row)
+        for record in results.select("reach", role=role):
+            if not memory and record.status == "ok":
+                sizes = {LABELS[mode]: f"N = {record.metrics[mode]}" for mode in MODES}
+                rows.append({"network": role, "where": PLACES[SIMULATED], "batch": "largest",
+                             "over in core": DASH, **sizes})  # fmt: skip
     return pd.DataFrame(rows)
 
 
