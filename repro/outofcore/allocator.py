@@ -296,8 +296,8 @@ class ChunkedAllocator(_Allocator):
     size. Otherwise chunks are collected: those mapped nowhere, then those of freed ranges, the one
     freed longest ago first, which are unmapped whole; new ones are made where these are not enough.
 
-    Differs from the paper: its code may grow a freed range in place; here one is mapped anew. For
-    a network's small tensors: `pooled.PooledChunkedAllocator`.
+    The authors' code (nnabla) may grow a freed range in place; here one is mapped anew. For a
+    network's small tensors: `pooled.PooledChunkedAllocator`.
 
     Args:
         chunk_bytes: m_c; the paper's is `PAPER_CHUNK_BYTES`.

@@ -5,10 +5,11 @@ the window; (b) where that exceeds the budget, wait for the oldest swap-outs fir
 (c) reserve swap-outs of what leaves the window; (d) nothing is scheduled that is dead or that is
 there already.
 
-Differs from the paper: a variable enters the window only where all functions up to its use keep
-fitting the budget, so that no prefetch has to be taken back. A reserved swap-out is carried out
-only where the budget asks for its memory before the variable enters the window again, so that what
-fits is not copied at all. What the host still has unchanged is released without a copy. And the
+Differs from the paper: the window counts a variable once, however often it is used within it. A
+variable enters it only where all functions up to its use keep fitting the budget, so that no
+prefetch has to be taken back. A reserved swap-out is carried out, right after the use, only where
+the budget will ask for its memory before the variable enters the window again, so that what fits
+is not copied at all. What the host still has unchanged is released without a copy. And the
 iteration is planned as a cycle: the window reaches into the next iteration.
 """
 

@@ -54,7 +54,8 @@ def record_timed(
             f"budget_bytes is {budget_bytes}, but on the device meta there is nothing to swap: "
             "give None"
         )
-    block = OutOfCore(budget_bytes or _UNLIMITED, device="cpu" if meta else device)
+    budget = _UNLIMITED if budget_bytes is None else budget_bytes
+    block = OutOfCore(budget, device="cpu" if meta else device)
     if meta:
         block.device = torch.device("meta")
     with block:

@@ -35,22 +35,28 @@ RELATIVE = {  # to the speed in core; what is missing is 1.2
     (RESNET, "save_on_cpu"): 0.5,
 }
 
-# The largest batch sizes in core, with scheduling alone and with chunks, as the paper has it.
+# The largest batch sizes in core, with scheduling alone and with chunks, as the paper has it; but
+# that a ResNet-50 of 1472 was looked for and found.
 REACH: dict[str, dict[str, tuple[int, int, int]]] = {
     SIMULATED: {
-        RESNET: (190, 928, 1440),
+        RESNET: (190, 928, 1472),
         DENSENET: (128, 1024, 1536),
         PIX2PIXHD: (5, 20, 36),
         DEEPLAB: (9, 48, 80),
     },
-    "smoke": dict.fromkeys(ROLES[1:], (4, 12, 12)) | {RESNET: (4, 16, 16)},
+    "smoke": {
+        RESNET: (4, 16, 16),
+        DENSENET: (4, 12, 12),
+        PIX2PIXHD: (4, 4, 4),
+        DEEPLAB: (4, 4, 4),
+    },
     "quick": {
         RESNET: (12, 59, 91),
         **{role: grids.GROWING["quick"][role][-3:] for role in ROLES[1:]},
     },
     "gpu": {
         RESNET: (190, 928, 1440),
-        DENSENET: (128, 512, 768),
+        DENSENET: (128, 512, 1024),
         PIX2PIXHD: (4, 16, 32),
         DEEPLAB: (6, 32, 64),
     },
@@ -104,6 +110,7 @@ class World:
         relative: Throughput over that of the largest mini-batch in core.
         budget: Share of the limit that the schedule is given.
         taken: Share of the limit that the allocator takes.
+        internal: MiB that chunks lose inside, simulated.
         status: What a record is instead, such as `FAILED`; None where there is none.
     """
 
@@ -113,6 +120,7 @@ class World:
     relative: Mapping[Key, float] = field(default_factory=dict)
     budget: Mapping[Key, float] = field(default_factory=dict)
     taken: Mapping[Key, float] = field(default_factory=dict)
+    internal: Mapping[Key, int] = field(default_factory=dict)
     status: Mapping[Key, Mapping[str, Any] | None] = field(default_factory=dict)
 
     @property
@@ -150,6 +158,8 @@ class World:
         if mode in ("schedule", "schedule_va", "lms"):
             share = _of(self.budget, 0.85 if mode == "schedule_va" else 0.5, *cell)
             row |= {"budget_bytes": int(limit * share), "window_bytes": 8 * MIB}
+        if where == SIMULATED:
+            row["internal_bytes"] = MIB * _of(self.internal, 2000 - batch, *cell)
         return row
 
     def __call__(self, run: Run) -> Mapping[str, Any] | None:
@@ -163,7 +173,8 @@ class World:
         if unusual != "as usual":
             return unusual and unusual | of_gpu
         if run.experiment == "reach":
-            sizes = {mode: self.reached(where, role, mode) for mode in MODES}
+            modes = (*MODES, *["lms"] * config["lms"])
+            sizes = {mode: self.reached(where, role, mode) for mode in modes}
             return {"metrics": {"limit_bytes": self.limit(where), **sizes}}
         if run.experiment == SIMULATED:
             return self.simulated(role, batch, (*MODES, *["lms"] * config["lms"]))
@@ -201,7 +212,11 @@ WRONG: dict[str, dict[str, dict[Key, Any]]] = {
     "check_largest": {"reach": {("schedule_va",): "schedule"}},
     "check_alone": {"reach": {("schedule",): "in_core"}},
     "check_over_lms": {"relative": {("lms",): 2.0}},
+    "check_reach_over_lms": {"reach": {("schedule_va",): "lms"}},
     "check_reach": {"reach": {("schedule_va",): "schedule"}},
+    "check_end_of_alone": {"reach": {("schedule",): 1120}},
+    "check_cost_of_chunks": {"relative": {("schedule_va",): 0.5}},
+    "check_internal": {"internal": {(1440,): 1900}},
     "check_faster_with_va": {"relative": {("schedule_va",): 0.5}},
     "check_peers": {"reach": {(peer,): "schedule_va" for peer in PEERS}},
     "check_fragmentation": {"budget": {("schedule",): 0.95}},
@@ -211,13 +226,29 @@ WRONG: dict[str, dict[str, dict[Key, Any]]] = {
     "check_gain": {"relative": {("schedule_va",): 0.9}},
     "check_flat": {"taken": {("schedule_va", LARGEST): 0.5}},
 }
-ONE_PLACE = {"check_over_lms": SIMULATED, "check_peers": MEASURED}
+# The batch sizes of Table 1 end at what the paper trains with chunks.
+RIGHT: dict[str, dict[str, dict[Key, Any]]] = {
+    "check_reach": {"reach": {(MEASURED, "schedule"): 512}},
+}
+ONE_PLACE = {
+    "check_over_lms": SIMULATED,
+    "check_reach_over_lms": SIMULATED,
+    "check_internal": SIMULATED,
+    "check_peers": MEASURED,
+    "check_gain": MEASURED,
+    "check_cost_of_chunks": MEASURED,
+}
 # On a CPU the allocators that decide upon the largest batch sizes are simulated: not judged.
-OF_A_GPU = ("check_reach", "check_growth", "check_growth_with_va")
+OF_A_GPU = ("check_reach", "check_end_of_alone", "check_growth", "check_growth_with_va")
 BOTH_PLACES = [
     (check, profile)
     for check, profile in itertools.product(CLAIMS, ("quick", "gpu"))
     if check not in ONE_PLACE and (profile == "gpu" or check not in OF_A_GPU)
+]
+JUDGED = [
+    (check, profile)
+    for check, profile in itertools.product(CLAIMS, ("quick", "gpu", "paper"))
+    if (check, profile) != ("check_cost_of_chunks", "quick")  # chunks cost nothing there
 ]
 
 
@@ -242,6 +273,7 @@ def largest(
     sizes = sorted(set(reach.values()))
     runs = [grids.reach(role)]
     if where == MEASURED:
+        sizes.append(99_999)  # does not fit
         runs = [grids.measured(profile, role, b, mode) for b in sizes for mode in MODES]
     world = World(profile, reach=reach)
     return CLAIMS[check][1].check(results_of(runs, world, profile))
@@ -262,7 +294,8 @@ class TestEveryClaim:
     def test_without_records_it_is_not_run(self, profile):
         for check in CLAIMS:
             found = verdict(check, lambda run: None, profile)
-            assert (found.word, found.evidence) == ("not run", "no records"), check
+            assert found.word == "not run", check
+            assert found.evidence in ("no records", "needs a GPU: simulated mapping costs nothing")
 
     @pytest.mark.parametrize("outcome", [FAILED, OUT_OF_MEMORY])
     @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu"])
@@ -271,15 +304,13 @@ class TestEveryClaim:
             found = verdict(check, lambda run: outcome, profile)
             assert found.word in ("not run", "not reproduced"), check
 
-    @pytest.mark.parametrize("profile", ["quick", "gpu", "paper"])
-    @pytest.mark.parametrize("check", CLAIMS)
+    @pytest.mark.parametrize(("check", "profile"), JUDGED)
     def test_as_the_paper_has_it(self, check, profile):
-        found = verdict(check, World(profile), profile)
+        found = verdict(check, World(profile, **RIGHT.get(check, {})), profile)
         assert found.word == "reproduced", found.evidence
         assert any(c.isdigit() for c in found.evidence) and "nan" not in found.evidence
 
-    @pytest.mark.parametrize("profile", ["quick", "gpu"])
-    @pytest.mark.parametrize("check", CLAIMS)
+    @pytest.mark.parametrize(("check", "profile"), JUDGED)
     def test_otherwise(self, check, profile):
         found = verdict(check, World(profile, **WRONG[check]), profile)
         assert found.word == "not reproduced", found.evidence
@@ -292,12 +323,20 @@ class TestEveryClaim:
             name: {(where, *key): value for key, value in rule.items()}
             for name, rule in WRONG[check].items()
         }
-        assert word(check, World(profile, **rules)) == "partly"
+        (other,) = set(PLACES) - {where}
+        for name, rule in RIGHT.get(check, {}).items():
+            if where == SIMULATED:
+                rules[name] = rule | rules[name]
+        found = verdict(check, World(profile, **rules), profile)
+        assert found.word == "partly" and PLACES[other] in found.evidence
 
     @pytest.mark.parametrize("where", PLACES)
     @pytest.mark.parametrize(("check", "profile"), BOTH_PLACES)
     def test_one_place_alone_is_judged_and_named(self, check, profile, where):
-        for rules, expected in (({}, "reproduced"), (WRONG[check], "not reproduced")):
+        for rules, expected in (
+            (RIGHT.get(check, {}), "reproduced"),
+            (WRONG[check], "not reproduced"),
+        ):
             found = verdict(check, World(profile, places=(where,), **rules), profile)
             assert found.word == expected
             (other,) = set(PLACES) - {where}
@@ -306,12 +345,12 @@ class TestEveryClaim:
     @pytest.mark.parametrize("check", ONE_PLACE)
     def test_of_one_place_the_other_does_not_count(self, check):
         (other,) = set(PLACES) - {ONE_PLACE[check]}
-        assert word(check, World(places=(other,))) == "not run"
+        assert word(check, World("gpu", places=(other,))) == "not run"
         rules = {
             name: {(other, *key): value for key, value in rule.items()}
             for name, rule in WRONG[check].items()
         }
-        assert word(check, World(**rules)) == "reproduced"
+        assert word(check, World("gpu", **rules)) == "reproduced"
 
     @pytest.mark.parametrize("check", OF_A_GPU)
     def test_largest_batch_sizes_on_a_cpu_do_not_count(self, check):
@@ -324,15 +363,19 @@ class TestEveryClaim:
         reason="where a search finds none, it is 0, and divided by",
         raises=ZeroDivisionError, strict=True,
     )  # fmt: skip
-    @pytest.mark.parametrize("check", OF_A_GPU)
+    @pytest.mark.parametrize("check", [*OF_A_GPU, "check_reach_over_lms"])
     def test_where_a_search_finds_none(self, check):
-        reach = {("in_core",): 0, ("schedule",): 0}
+        reach = {("in_core",): 0, ("schedule",): 0, ("lms",): 0}
         assert word(check, World(reach=reach)) in ("not run", "not reproduced")
 
     @pytest.mark.xfail(reason="the evidence does not say which of the two it is", strict=True)
-    @pytest.mark.parametrize("check", ONE_PLACE)
+    @pytest.mark.parametrize("check", ["check_over_lms", "check_peers", "check_cost_of_chunks"])
     def test_of_one_place_its_name_is_said_too(self, check):
-        assert ONE_PLACE[check] in said(check, World())
+        assert ONE_PLACE[check] in said(check, World("gpu"))
+
+    @pytest.mark.parametrize("check", ["check_reach_over_lms", "check_internal", "check_gain"])
+    def test_of_one_place_its_name_is_said(self, check):
+        assert ONE_PLACE[check] in said(check, World("gpu"))
 
     @pytest.mark.parametrize(("check", "profile"), [
         pytest.param(check, profile, marks=[pytest.mark.xfail(
@@ -374,7 +417,16 @@ EVIDENCE = {
         "simulated, V100: 928 (4.88× of 190 in core) at 70% (paper 68%)",
         "measured here: 59 (4.92× of 12 in core) at 70% (paper 68%)",
     ),
-    "check_reach": ("simulated, V100: 1440 over 928, 1.55× (paper 1.55×)",),
+    "check_reach_over_lms": ("simulated, V100: LMS: 1472 over 928, 1.59× (paper 1.55×)",),
+    "check_reach": ("ResNet-50, simulated, V100: 1472 over 928, 1.59× (paper 1.6×)",),
+    "check_end_of_alone": ("simulated, V100: up to 928, 4.9× (paper 4.9×)",),
+    "check_over_lms": ("256: 1.17×", "512: 1.17×", "928: 1.17×"),
+    "check_internal": ("simulated, V100: 1.70 GiB at 256, 0.55 GiB at 1440",),
+    "check_cost_of_chunks": ("needs a GPU: simulated mapping costs nothing",),
+    "check_peers": (
+        "checkpointing trains up to 32, where swapping is 1.25× as fast",
+        "swapping up to 91",
+    ),
     "check_faster_with_va": (
         "simulated, V100: at 928 1.07× (paper 1.02×)",
         "measured here: at 59 1.07× (paper 1.02×)",
@@ -393,14 +445,11 @@ EVIDENCE = {
         "DeepLabv3+, simulated, V100: 5.3× (paper 5.3×)",
     ),
     "check_growth_with_va": (
-        "DenseNet, simulated, V100: 1.5× (paper 1.5 to 2×)",
-        "Pix2PixHD, simulated, V100: 1.8× (paper 1.5 to 2×)",
-        "DeepLabv3+, simulated, V100: 1.7× (paper 1.5 to 2×)",
+        "DenseNet, simulated, V100: 1536 over 1024, 1.50× (paper 1.5×)",
+        "Pix2PixHD, simulated, V100: 36 over 20, 1.80× (paper 1.5×)",
+        "DeepLabv3+, simulated, V100: 80 over 48, 1.67× (paper 1.5×)",
     ),
-    "check_gain": (
-        "simulated, V100: 1.30× at 36",
-        f"measured here: 1.30× at {REACH['quick'][PIX2PIXHD][2]}",
-    ),
+    "check_gain": (f"measured here: 1.25× in the middle, 1.30× at {REACH['quick'][PIX2PIXHD][2]}",),
     "check_flat": tuple(
         f"{role}, {place}: within 0.0% of the limit"
         for role in ROLES[1:]
@@ -412,9 +461,14 @@ EVIDENCE = {
 # And on a GPU.
 EVIDENCE_GPU = {
     "check_reach": (
-        "simulated, V100: 1440 over 928, 1.55× (paper 1.55×)",
-        "measured here: 1440 over 928, 1.55× (paper 1.55×)",
+        "ResNet-50, simulated, V100: 1472 over 928, 1.59× (paper 1.6×)",
+        "ResNet-50, measured here: 1440 over 928, 1.55× (paper 1.6×), the largest that was tried",
     ),
+    "check_end_of_alone": (
+        "simulated, V100: up to 928, 4.9× (paper 4.9×)",
+        "measured here: up to 928, 4.9× (paper 4.9×)",
+    ),
+    "check_cost_of_chunks": ("1.07× in the middle of 3, 1.07× at least",),
     "check_growth": (
         "DenseNet, simulated, V100: 8.0× (paper 1.5×)",
         "DenseNet, measured here: 4.0× (paper 1.5×)",
@@ -424,14 +478,14 @@ EVIDENCE_GPU = {
         "DeepLabv3+, measured here: 5.3× (paper 5.3×)",
     ),
     "check_growth_with_va": (
-        "DenseNet, simulated, V100: 1.5× (paper 1.5 to 2×)",
-        "DenseNet, measured here: 1.5× (paper 1.5 to 2×)",
-        "Pix2PixHD, simulated, V100: 1.8× (paper 1.5 to 2×)",
-        "Pix2PixHD, measured here: 2.0× (paper 1.5 to 2×)",
-        "DeepLabv3+, simulated, V100: 1.7× (paper 1.5 to 2×)",
-        "DeepLabv3+, measured here: 2.0× (paper 1.5 to 2×)",
+        "DenseNet, simulated, V100: 1536 over 1024, 1.50× (paper 1.5×)",
+        "DenseNet, measured here: 1024 over 512, 2.00× (paper 1.5×)",
+        "Pix2PixHD, simulated, V100: 36 over 20, 1.80× (paper 1.5×)",
+        "Pix2PixHD, measured here: 32 over 16, 2.00× (paper 1.5×)",
+        "DeepLabv3+, simulated, V100: 80 over 48, 1.67× (paper 1.5×)",
+        "DeepLabv3+, measured here: 64 over 32, 2.00× (paper 1.5×)",
     ),
-    "check_gain": ("simulated, V100: 1.30× at 36", "measured here: 1.30× at 32"),
+    "check_gain": ("measured here: 1.20× in the middle, 1.30× at 32",),
     "check_alone": (
         "simulated, V100: 928 (4.88× of 190 in core) at 70% (paper 68%)",
         "measured here: 928 (4.88× of 190 in core) at 70% (paper 68%)",
@@ -452,7 +506,7 @@ def test_evidence_names_batch_sizes_ratios_and_the_papers_values(check, profile,
 
 
 def test_every_evidence_is_compared():
-    assert set(EVIDENCE) == set(CLAIMS) - set(ONE_PLACE)
+    assert set(EVIDENCE) == set(CLAIMS)
 
 
 class TestSpeedKept:
@@ -488,37 +542,19 @@ class TestSpeedKept:
         assert f"measured here: {sizes[profile]} (" in found.evidence
         assert found.evidence.count("ran out of memory") == 2
 
-    @pytest.mark.parametrize(
-        ("check", "size", "expected"),
-        [
-            ("check_largest", 367, "not reproduced"),  # 7.34 times; 0.97 of 1440 / 190 are 7.35
-            ("check_largest", 368, "reproduced"),
-            ("check_alone", 236, "not reproduced"),  # 4.72 times; 0.97 of 928 / 190 are 4.74
-            ("check_alone", 237, "reproduced"),
-        ],
-    )
-    @pytest.mark.parametrize("profile", ["quick", "gpu"])
-    def test_proportions_are_rounded_a_little(self, check, size, expected, profile):
-        found = largest(check, MEASURED, RESNET, 50, size, size, profile)
-        assert found.word == expected and f"{size} (" in found.evidence
-        assert "of 50 in core" in found.evidence
-        assert ("is the largest batch size run" in found.evidence) == (expected != "reproduced")
-
-    def test_where_more_fits_in_core_it_is_as_many_times_more(self):
+    def test_on_a_gpu_batch_sizes_are_the_papers_whatever_fits_in_core(self):
         world = World("gpu", (MEASURED,), reach={("in_core",): 256, ("schedule",): 1248})
+        assert "measured here: 928 (3.62× of 256 in core) at 70%" in said("check_alone", world)
+        world = World("gpu", (MEASURED,), reach={("in_core",): 128})
         found = verdict("check_alone", world, "gpu")
-        assert found.word == "reproduced" and "1248 (4.88× of 256 in core)" in found.evidence
-        found = verdict("check_largest", world, "gpu")
-        assert found.word == "not reproduced"
-        assert "1440 (5.62× of 256 in core) is the largest batch size run" in found.evidence
-
-    @pytest.mark.xfail(
-        reason="the nearest is 512, too small, though 928 is run, fits and is fast", strict=True
-    )
-    def test_where_less_fits_in_core_the_next_larger_one_counts(self):
-        found = verdict("check_alone", World("gpu", (MEASURED,), reach={("in_core",): 128}), "gpu")
-        assert "is the largest batch size run" not in found.evidence
         assert found.word == "reproduced"
+        assert "measured here: 928 (7.25× of 128 in core) at 70%" in found.evidence
+
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    def test_where_that_batch_size_was_not_run(self, profile):
+        status = {("schedule_va", size): None for size in (91, 1440)}
+        world = World(profile, (MEASURED,), status=status)
+        assert word("check_largest", world) == "not run"
 
     def test_without_any_that_fits_in_core(self):
         assert word("check_largest", World(reach={("in_core",): 0})) == "not run"
@@ -526,18 +562,18 @@ class TestSpeedKept:
 
 class TestOverLMS:
     def test_what_fits_in_core_does_not_count(self):
-        found = verdict("check_over_lms", World(relative={(64,): 0.1, (128, "lms"): 5.0}))
-        assert (found.word, found.evidence) == (
-            "reproduced", "256: 1.17×; 512: 1.17×; 928: 1.17×",
-        )  # fmt: skip
+        world = World(reach={("in_core",): 256}, relative={(256, "lms"): 5.0})
+        found = verdict("check_over_lms", world)
+        assert (found.word, found.evidence) == ("reproduced", "512: 1.17×; 928: 1.17×")
 
     @pytest.mark.parametrize(
         ("ratio", "expected"),
         [
             (1.2, "reproduced"),
-            (1 - 5e-7, "reproduced"),
-            (1 - 2e-6, "not reproduced"),
-            (0.5, "not reproduced"),
+            (1.021, "reproduced"),
+            (1.019, "partly"),
+            (0.981, "partly"),  # 1 / 1.02 are 0.9804
+            (0.979, "not reproduced"),
         ],
     )
     def test_the_speed(self, ratio, expected):
@@ -557,16 +593,32 @@ class TestOverLMS:
     def test_where_nothing_fits_beyond_the_core(self):
         assert word("check_over_lms", World(reach={("schedule",): "in_core"})) == "not run"
 
-    def test_where_nothing_fits_in_core_all_sizes_count(self):
-        assert said("check_over_lms", World(reach={("in_core",): 0})).startswith("64: 1.17×")
+    @pytest.mark.parametrize(
+        ("with_va", "expected"),
+        [
+            (1504, "reproduced"),  # 0.97 of 1.55 are 1.5035
+            (1503, "partly"),
+            (1001, "partly"),
+            (1000, "not reproduced"),
+        ],
+    )
+    def test_how_much_larger(self, with_va, expected):
+        world = World(reach={("lms",): 1000, ("schedule_va",): with_va})
+        found = verdict("check_reach_over_lms", world)
+        ratio = f"{with_va} over 1000, {with_va / 1000:.2f}× (paper 1.55×)"
+        assert (found.word, found.evidence) == (expected, f"simulated, V100: LMS: {ratio}")
+
+    def test_the_search_that_failed(self):
+        world = World(status={("looked for",): FAILED})
+        assert word("check_reach_over_lms", world) == "not run"
 
 
 class TestReach:
     @pytest.mark.parametrize(
         ("with_va", "expected"),
         [
-            (1504, "reproduced"),  # 0.97 of 1.55 are 1.5035
-            (1503, "partly"),
+            (1553, "reproduced"),  # 0.97 of 1.6 are 1.552
+            (1551, "partly"),
             (1001, "partly"),
             (1000, "not reproduced"),
             (900, "not reproduced"),
@@ -577,8 +629,23 @@ class TestReach:
         found = largest("check_reach", where, RESNET, 200, 1000, with_va)
         assert found.word == expected
         ratio = with_va / 1000
-        evidence = f"{PLACES[where]}: {with_va} over 1000, {ratio:.2f}× (paper 1.55×)"
+        evidence = f"{RESNET}, {PLACES[where]}: {with_va} over 1000, {ratio:.2f}× (paper 1.6×)"
         assert found.evidence == evidence
+
+    def test_the_largest_that_was_tried_leaves_it_open(self):
+        for check, role in (("check_reach", RESNET), ("check_growth_with_va", PIX2PIXHD)):
+            most = max(run.config["batch"] for run in
+                       (grids.table1 if role == RESNET else grids.figures4_5)("gpu")
+                       if run.experiment == MEASURED and run.config["role"] == role)  # fmt: skip
+            reach = {("schedule",): most, ("schedule_va",): most}
+            status = {(other,): None for other in ROLES if other != role}
+            found = verdict(check, World("gpu", (MEASURED,), reach=reach, status=status), "gpu")
+            assert found.word == "not run" and "the largest that was tried" in found.evidence
+
+    @pytest.mark.xfail(reason="0.97 of 1.6 are more than the paper's 1440 over 928", strict=True)
+    def test_the_papers_own_numbers_would_do(self):
+        world = World(reach={(SIMULATED, "schedule_va"): 1440})
+        assert word("check_reach", world) == "reproduced"
 
     @pytest.mark.parametrize("mode", MODES)
     def test_nothing_is_said_where_one_way_has_no_records(self, mode):
@@ -586,15 +653,81 @@ class TestReach:
         assert word("check_reach", world) == "not run"
 
 
+class TestEndOfAlone:
+    @pytest.mark.parametrize(
+        ("alone", "expected"),
+        [
+            (5036, "not reproduced"),  # 928 over 190 are 4.884, and over 0.97 5.035
+            (5035, "reproduced"),
+            (1000, "reproduced"),
+        ],
+    )
+    @pytest.mark.parametrize("where", PLACES)
+    def test_words(self, alone, expected, where):
+        found = largest("check_end_of_alone", where, RESNET, 1000, alone, 9000)
+        evidence = f"{PLACES[where]}: up to {alone}, {alone / 1000:.1f}× (paper 4.9×)"
+        assert (found.word, found.evidence) == (expected, evidence)
+
+
+class TestCostOfChunks:
+    @pytest.mark.parametrize(
+        ("ratio", "expected"),
+        [
+            (0.901, "reproduced"),
+            (0.899, "partly"),
+            (0.751, "partly"),
+            (0.749, "not reproduced"),
+        ],
+    )
+    def test_words(self, ratio, expected):
+        # Three sizes beyond the core: slow at one, fast at another.
+        relative = {("schedule",): 0.5, ("schedule_va",): 0.5 * ratio}
+        relative |= {("schedule_va", 256): 0.1, ("schedule_va", 928): 5.0}
+        relative |= {("schedule_va", size): 0.001 for size in (64, 128, 190, 1120, 1440)}
+        found = verdict("check_cost_of_chunks", World("gpu", relative=relative), "gpu")
+        assert found.word == expected
+        assert found.evidence == f"{ratio:.2f}× in the middle of 3, 0.20× at least"
+
+    def test_on_a_cpu_nothing_is_said(self):
+        assert word("check_cost_of_chunks", World()) == "not run"
+
+    @pytest.mark.xfail(reason="Table 1, whose claim it is, has no other network", strict=True)
+    def test_it_is_judged_where_section_5_2_has_it(self):
+        artefact, _ = CLAIMS["check_cost_of_chunks"]
+        results = made_results(artefact, World("gpu"), "gpu")
+        assert {record.config["role"] for record in results.records} >= set(ROLES[1:])
+
+
+class TestInternal:
+    @pytest.mark.parametrize(("last", "expected"), [
+        (1743, "reproduced"), (1744, "not reproduced"), (1900, "not reproduced"),
+    ])  # fmt: skip
+    def test_the_first_and_the_last_beyond_the_core(self, last, expected):
+        inner = {(64,): 1, (190,): 1, (512,): 9000, (256,): 1744, (1440,): last}
+        found = verdict("check_internal", World(internal=inner))
+        assert found.word == expected
+        text = f"1.70 GiB at 256, {last / 1024:.2f} GiB at 1440"
+        assert found.evidence == f"simulated, V100: {text}"
+
+    def test_one_size_is_not_enough(self):
+        assert word("check_internal", World(reach={("schedule_va",): 256})) == "not run"
+
+
 class TestFasterWithVA:
     @pytest.mark.parametrize("profile", ["quick", "gpu"])
     @pytest.mark.parametrize("where", PLACES)
     def test_the_speed(self, profile, where):
-        for ratio, expected in ((1.001, "reproduced"), (0.999, "not reproduced")):
+        for ratio, expected in (
+            (1.021, "reproduced"),
+            (1.019, "partly"),
+            (0.981, "partly"),  # 1 / 1.02 are 0.9804
+            (0.979, "not reproduced"),
+        ):
             relative = {("schedule",): 0.5, ("schedule_va",): 0.5 * ratio}
             world = World(profile, places=(where,), relative=relative)
             found = verdict("check_faster_with_va", world, profile)
-            assert found.word == expected and "1.00× (paper 1.02×)" in found.evidence
+            assert found.word == expected
+            assert found.evidence.endswith(f" {ratio:.2f}× (paper 1.02×)")
 
     def test_other_sizes_do_not_count(self):
         slow = {("schedule_va", size): 0.1 for size in (32, 71, 79, 91, 512, 1120, 1248, 1440)}
@@ -610,10 +743,9 @@ class TestFasterWithVA:
         nothing = World(reach={("schedule",): "in_core", ("schedule_va",): "in_core"})
         assert word("check_faster_with_va", nothing) == "not reproduced"
 
-    @pytest.mark.xfail(reason="the speeds at 59 and at 71 images are compared", strict=True)
     def test_two_batch_sizes_are_not_compared(self):
         world = World(places=(MEASURED,), status={("schedule_va", 59): None})
-        assert "at 59 1.07×" not in said("check_faster_with_va", world)
+        assert word("check_faster_with_va", world) == "not run"
 
 
 class TestPeers:
@@ -686,7 +818,7 @@ class TestFragmentation:
 
     def test_where_there_is_no_budget(self):
         found = verdict("check_fragmentation", World(reach={("schedule",): "in_core"}))
-        assert found.word == "partly"
+        assert found.word == "not run"
         assert "simulated, V100: 928 cannot be given any budget" in found.evidence
         assert "measured here: 59 cannot be given any budget" in found.evidence
 
@@ -717,10 +849,10 @@ class TestClose:
     def test_where_chunks_do_not_reach_as_far(self):
         assert word("check_close", World(reach={("schedule_va",): "in_core"})) == "not run"
 
-    @pytest.mark.xfail(reason="less than the budget counts as near, however far", strict=True)
-    def test_far_below_the_budget_is_not_close(self):
-        rules = {"budget": {("schedule_va",): 0.95}, "taken": {("schedule_va",): 0.3}}
-        assert word("check_close", World(**rules)) == "not reproduced"
+    def test_less_than_the_budget_is_nothing_lost(self):
+        rules = {"budget": {("schedule_va",): 0.95}, "taken": {("schedule_va",): 0.9}}
+        found = verdict("check_close", World(**rules))
+        assert found.word == "reproduced" and " at 928 0% of the limit lie" in found.evidence
 
 
 class TestGrowth:
@@ -758,8 +890,8 @@ class TestGrowth:
     def test_with_chunks(self, with_va, expected, role, where):
         found = largest("check_growth_with_va", where, role, 100, 1000, with_va)
         assert found.word == expected
-        ratio = f"{role}, {PLACES[where]}: {with_va / 1000:.1f}× (paper 1.5 to 2×)"
-        assert found.evidence == ratio
+        ratio = f"{with_va} over 1000, {with_va / 1000:.2f}× (paper 1.5×)"
+        assert found.evidence == f"{role}, {PLACES[where]}: {ratio}"
 
     @pytest.mark.parametrize("check", ["check_growth", "check_growth_with_va", "check_flat"])
     @pytest.mark.parametrize("role", ROLES[1:])
@@ -779,23 +911,26 @@ class TestGrowth:
 
 
 class TestGain:
+    @pytest.mark.parametrize(
+        ("middle", "expected"),
+        [
+            (1.021, "reproduced"),
+            (1.019, "partly"),
+            (0.981, "partly"),  # 1 / 1.02 are 0.9804
+            (0.979, "not reproduced"),
+        ],
+    )
     @pytest.mark.parametrize("profile", ["quick", "gpu"])
-    @pytest.mark.parametrize("where", PLACES)
-    def test_the_best_beyond_the_core(self, profile, where):
-        size = 24
-        if (where, profile) == (MEASURED, "quick"):
-            size = REACH["quick"][PIX2PIXHD][1]
-        for best, expected in ((1.001, "reproduced"), (0.999, "not reproduced")):
-            relative = {("schedule_va",): 0.5, ("schedule_va", size): best}
-            world = World(profile, places=(where,), relative=relative)
-            found = verdict("check_gain", world, profile)
-            assert found.word == expected
-            assert found.evidence == f"{PLACES[where]}: 1.00× at {size}"
-
-    def test_in_core_does_not_count(self):
-        fits = {("schedule_va", SIMULATED, 5): 9.0, ("schedule_va", MEASURED, 4): 9.0}
-        relative = {("schedule_va",): 0.5} | fits
-        assert word("check_gain", World(relative=relative)) == "not reproduced"
+    def test_the_middle_beyond_the_core(self, middle, expected, profile):
+        fits = {("schedule_va", 2): 9.0, ("schedule_va", 4): 9.0}
+        most = REACH[profile][PIX2PIXHD][2]
+        relative = {("schedule_va",): middle - 0.1, ("schedule_va", most): middle + 0.1} | fits
+        if profile == "gpu":  # 8, 16, 24 and 32 images
+            relative |= {("schedule_va", 16): middle, ("schedule_va", 24): middle}
+        found = verdict("check_gain", World(profile, relative=relative), profile)
+        assert found.word == expected
+        text = f"{middle:.2f}× in the middle, {middle + 0.1:.2f}× at {most}"
+        assert found.evidence == f"measured here: {text}"
 
     def test_where_nothing_fits_beyond_the_core(self):
         found = verdict("check_gain", World(reach={("schedule_va",): "in_core"}))
@@ -848,7 +983,7 @@ class TestReading:
                 in_core={"time_s": 0.32, "reserved_bytes": 12},  # 200 images/s
                 schedule={"time_s": 0.4, "reserved_bytes": 13, "budget_bytes": 14, "held_bytes": 9},
             ),
-            190: rows(in_core={"time_s": 1.9, "reserved_bytes": 15}),  # 100 images/s
+            256: rows(in_core={"time_s": 2.56, "reserved_bytes": 15}),  # 100 images/s
             512: rows(
                 lms={"time_s": 6.4, "reserved_bytes": 13, "budget_bytes": 5, "held_bytes": 4}
             ),
@@ -859,7 +994,7 @@ class TestReading:
             lambda run: of.get(run.config.get("batch")) if run.experiment == SIMULATED else None,
         )
         in_core = reading.points(results, SIMULATED, RESNET, "in_core")
-        assert list(in_core) == [64, 190, 512] and in_core[512] is None
+        assert list(in_core) == [64, 256, 512] and in_core[512] is None
         assert [p.images_per_s for p in in_core.values() if p] == pytest.approx([200, 100])
         assert [p.relative for p in in_core.values() if p] == pytest.approx([1.0, 0.5])
         assert [p.held_bytes for p in in_core.values() if p] == [11, 11]
@@ -869,12 +1004,13 @@ class TestReading:
         assert alone[64].relative == pytest.approx(0.8)
         assert (alone[64].reserved_bytes, alone[64].budget_bytes) == (13, 14)
         assert alone[64].held_bytes == 9 and alone[64].row["time_s"] == 0.4
-        assert alone[190] is None and alone[512] is None
+        assert alone[256] is None and alone[512] is None
         lms = reading.points(results, SIMULATED, RESNET, "lms")
-        assert lms[64].images_per_s == pytest.approx(200)  # what fits in core is not swapped
+        assert list(lms) == [256, 512]  # where it was planned
+        assert lms[256].images_per_s == pytest.approx(100)  # what fits in core is not swapped
         assert lms[512].relative == pytest.approx(0.4)
-        assert reading.largest(in_core) == 190
-        assert reading.in_core_batch(results, SIMULATED, RESNET) == 190
+        assert reading.largest(in_core) == 256
+        assert reading.in_core_batch(results, SIMULATED, RESNET) == 256
         assert reading.in_core_batch(results, MEASURED, RESNET) is None
         assert reading.limit_bytes(results, SIMULATED, RESNET) == 16
         assert reading.limit_bytes(results, MEASURED, RESNET) is None
@@ -935,7 +1071,7 @@ class TestReading:
     )
     def test_nearest_is_so_in_proportion(self, batch, size):
         here = Point(1.0, None, None, None, None, {})
-        assert reading.nearest({10: None, 100: here}, batch) == (size, {10: None, 100: here}[size])
+        assert reading.nearest({10: None, 100: here}, batch) == size
 
     def test_nearest_of_none(self):
         assert reading.nearest({}, 10) is None
@@ -948,6 +1084,20 @@ class TestReading:
             assert size == here and point.images_per_s == pytest.approx(75)
             assert reading.corresponding(results, SIMULATED, paper, "schedule_va")[0] == paper
         assert reading.corresponding(results, MEASURED, 1440, "schedule") == (91, None)
+
+    @pytest.mark.parametrize(("size", "near"), [(53, True), (52, False), (64, True), (65, False)])
+    def test_corresponding_is_within_a_tenth(self, size, near):
+        # 12 in core, as 190 in the paper: 928 are 58.6, and a tenth of these 5.9.
+        sizes = (12, size)
+        runs = [grids.measured("quick", RESNET, batch, mode) for batch in sizes for mode in MODES]
+        results = results_of(runs, World(reach={("schedule",): 999}))
+        found = reading.corresponding(results, MEASURED, 928, "schedule")
+        assert (found is not None and found[0] == size) == near
+
+    def test_corresponding_on_a_gpu_is_the_same_batch_size(self):
+        results = made_results("table1", World("gpu", reach={("in_core",): 0}), "gpu")
+        size, point = reading.corresponding(results, MEASURED, 928, "schedule")
+        assert size == 928 and point.images_per_s == pytest.approx(70)
 
     def test_corresponding_without_records(self):
         nothing = made_results("table1", World(reach={("in_core",): 0}))
@@ -984,7 +1134,8 @@ class TestMadeUp:
         }
         places = [(MEASURED, profile), (SIMULATED, SIMULATED)][: 1 if profile == "smoke" else 2]
         for (where, key), role in itertools.product(places, ROLES):
-            assert {(where, role, size) for size in REACH[key][role]} <= sizes
+            looked_for = (where, role) == (SIMULATED, RESNET)
+            assert {(where, role, n) for n in REACH[key][role][: 2 if looked_for else 3]} <= sizes
 
     def test_a_gpus_have_no_reference(self):
         for profile, names in (("quick", {"iteration", "reference"}), ("gpu", {"iteration"})):

@@ -70,7 +70,10 @@ _ARTEFACTS = (
         runs=_growth_runs,
         table=partial(tables.growth_table, memory=True),
         figure=partial(tables.growth_figure, memory=True),
-        caption=caption("The most that the allocator takes within an iteration."),
+        caption=caption(
+            "The most that the allocator takes within an iteration; in core on a CPU, what tensors "
+            "take. Budgets are as large as the limit allows, so that use lies just below it."
+        ),
         claims=claims.FIGURE5,
     ),
 )

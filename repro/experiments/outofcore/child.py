@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from repro.experiments.design import Outcome
-from repro.experiments.outofcore.runs import measure
-from repro.measure import Timing, is_out_of_memory
+from repro.experiments.outofcore.runs import is_refusal, measure
+from repro.measure import Timing
 
 _ANSWER = "outcome: "
 
@@ -56,8 +56,7 @@ def main() -> None:
             "peak_bytes": outcome.peak_bytes,
         }
     except (RuntimeError, MemoryError) as error:
-        # The chunked allocator's error reaches torch as a plain RuntimeError.
-        if not (is_out_of_memory(error) or "out of memory" in str(error)):
+        if not is_refusal(error):
             raise
         answer = {"out_of_memory": str(error)[:2000]}
     print(_ANSWER + json.dumps(answer))

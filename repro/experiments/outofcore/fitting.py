@@ -1,9 +1,20 @@
 """The largest budget for a schedule whose requests an allocator can serve within a limit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from repro.outofcore import SwapPlan, Trace, plan_swaps
+import numpy as np
+from numpy.typing import NDArray
+
+from repro.outofcore import (
+    BudgetTooSmall,
+    DoesNotFit,
+    SwapPlan,
+    Trace,
+    fixed_distance,
+    plan_swaps,
+)
 from repro.outofcore.allocator import (
     MIB,
     PAPER_CHUNK_BYTES,
@@ -15,10 +26,13 @@ from repro.outofcore.allocator import (
 )
 from repro.outofcore.pooled import ALIGNMENT, PooledChunkedAllocator
 from repro.outofcore.requests import requests
+from repro.outofcore.schedule import WINDOW_SHARES
 
 GIB = 2**30
 _PAPER_LIMIT = 16 * GIB
 _STEPS = 4  # of bisection, within a quarter of the way
+_LMS_SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6)  # of the limit
+_LMS_THRESHOLDS, _LMS_AHEADS = (1, 4, 16, 64, 256), (1, 4, 16, 64)
 _ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the first
 Make = Callable[[], BestFitAllocator | ChunkedAllocator]
 
@@ -108,6 +122,57 @@ def largest_batch(fits: Callable[[int], bool], known: int = 0) -> int:
 def can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
     """Return whether any of the budgets that `largest_budget` starts from is served."""
     return any(_try(trace, budget, make) for budget in _budgets(trace, limit_bytes))
+
+
+def tuned(
+    trace: Trace, budget_bytes: int, times: NDArray[np.float64], rate: float, make: Make
+) -> Fitting | None:
+    """Return the fastest plan that is served, of windows of several shares of the budget in bytes.
+
+    Like the paper's, which has one window in bytes as its only parameter.
+    """
+    shares = (*WINDOW_SHARES, 2.0, 3.0)
+    plans = (plan_swaps(trace, budget_bytes, int(share * budget_bytes)) for share in shares)
+    return _fastest_served(plans, times, rate, make)
+
+
+def lms(
+    trace: Trace, limit_bytes: int, times: NDArray[np.float64], rate: float, make: Make
+) -> Fitting | None:
+    """Return LMS's fastest plan that is served, of pairs of distances at several budgets."""
+    return _fastest_served(_lms_plans(trace, limit_bytes), times, rate, make)
+
+
+def lms_can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
+    """Return whether LMS's plans are served, of the pairs that hold least."""
+    plans = _lms_plans(trace, limit_bytes, _LMS_THRESHOLDS[:2], _LMS_AHEADS[:1])
+    return any(serve(plan, make) is not None for plan in plans)
+
+
+def _lms_plans(
+    trace: Trace,
+    limit_bytes: int,
+    thresholds: Sequence[int] = _LMS_THRESHOLDS,
+    aheads: Sequence[int] = _LMS_AHEADS,
+) -> Iterator[SwapPlan]:
+    for share in _LMS_SHARES:
+        for threshold in thresholds:
+            for ahead in aheads:
+                with suppress(DoesNotFit, BudgetTooSmall):
+                    yield fixed_distance(trace, int(share * limit_bytes), threshold, ahead)
+
+
+def _fastest_served(
+    plans: Iterable[SwapPlan], times: NDArray[np.float64], rate: float, make: Make
+) -> Fitting | None:
+    timed = sorted(
+        ((plan.simulate(times, rate).time_s, number, plan) for number, plan in enumerate(plans)),
+    )
+    for _, _, plan in timed:
+        report = serve(plan, make)
+        if report is not None:
+            return Fitting(plan, report)
+    return None
 
 
 def _try(trace: Trace, budget_bytes: int, make: Make) -> Fitting | None:

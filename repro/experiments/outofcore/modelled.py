@@ -55,28 +55,33 @@ class Rates:
 
     Attributes:
         fixed_s: Seconds of an iteration whatever its batch size, shared out evenly.
-        bytes_per_s: At which functions read and write their variables.
+        bytes_per_s: At which functions read and write their variables beyond that.
+        most_bytes_per_s: The most at which an iteration does, its fixed part included.
     """
 
     fixed_s: float
     bytes_per_s: float
+    most_bytes_per_s: float = float("inf")
 
     @classmethod
     def fit(
         cls, config: Mapping[str, Any], batches: Sequence[int], images_per_s: Sequence[float]
     ) -> "Rates":
-        """Fit both to throughputs that were published for training in core; one alone fixes none.
+        """Fit to throughputs that were published for training in core; one alone fixes no line.
 
-        Least squares of seconds = fixed_s + bytes / bytes_per_s.
+        Least squares of seconds = fixed_s + bytes / bytes_per_s. The line is not followed beyond
+        the fastest that was published.
         """
         seconds = [batch / rate for batch, rate in zip(batches, images_per_s, strict=True)]
         touched = [sum(trace_at(config, batch).needs_bytes) for batch in batches]
+        most = max(nbytes / time for nbytes, time in zip(touched, seconds, strict=True))
         if len(batches) == 1:
-            return cls(0.0, touched[0] / seconds[0])
+            return cls(0.0, most, most)
         slope, fixed = np.polyfit(touched, seconds, 1)
-        return cls(float(fixed), float(1 / slope))
+        return cls(float(fixed), float(1 / slope), most)
 
     def times(self, trace: Trace) -> NDArray[np.float64]:
         """Return the seconds of each function of a trace, (n,)."""
         touched = np.array(trace.needs_bytes, dtype=np.float64)
-        return touched / self.bytes_per_s + self.fixed_s / len(touched)
+        times = touched / self.bytes_per_s + self.fixed_s / len(touched)
+        return times * max(1.0, touched.sum() / self.most_bytes_per_s / times.sum())

@@ -29,7 +29,8 @@ class Point:
 
     Attributes:
         images_per_s: Throughput.
-        relative: It over the throughput of the largest mini-batch in core, where that is known.
+        relative: It over the best throughput in core, where that is known: on a CPU that of the
+            largest mini-batch, which was timed in turns.
         budget_bytes: What the schedule was given, where there is one.
         reserved_bytes: What the allocator took for it, where that is known.
         held_bytes: What tensors took.
@@ -104,10 +105,10 @@ def _measured(results: Results, role: str, mode: str) -> Points:
 
 
 def _relative(results: Results, role: str, record: Record) -> float | None:
-    """Return a run's throughput over that of the largest mini-batch in core.
+    """Return a run's throughput over that in core.
 
-    On a CPU both were timed in turns, and it is the median over rounds; else the two were run one
-    after the other.
+    On a CPU over that of the largest mini-batch, timed in turns: the median over rounds. Else over
+    the best of those that were run.
     """
     ours = record.timings["iteration"]["samples_s"]
     if "reference" in record.timings:
@@ -132,23 +133,27 @@ def in_core_batch(results: Results, where: str, role: str) -> int | None:
     return largest(points(results, where, role, "in_core"))
 
 
-def nearest(found: Points, batch: float) -> tuple[int, Point | None] | None:
-    """Return the point whose batch size is nearest in proportion, None where there is none."""
-    if not found:
-        return None
-    size = min(found, key=lambda candidate: abs(np.log(candidate / batch)))
-    return size, found[size]
+def nearest(found: Points, batch: float) -> int | None:
+    """Return the batch size that is nearest in proportion, None where there is none."""
+    return min(found, key=lambda size: abs(np.log(size / batch)), default=None)
 
 
 def corresponding(
     results: Results, where: str, batch: int, mode: str
 ) -> tuple[int, Point | None] | None:
-    """Return ResNet-50's point as far beyond the largest in core as the paper's batch size is."""
-    base = in_core_batch(results, where, RESNET)
-    if base is None:
-        return None
+    """Return ResNet-50's point at a batch size of the paper, or, on a CPU, in that proportion.
+
+    None where none was run within 10 %.
+    """
     found = points(results, where, RESNET, mode)
-    return nearest(found, base * batch / PAPER["claims"]["in_core_batch"])
+    wanted = float(batch)
+    if any("base_batch" in record.config for record in results.select(where, role=RESNET)):
+        base = in_core_batch(results, where, RESNET)
+        if base is None:
+            return None
+        wanted = base * batch / PAPER["claims"]["in_core_batch"]
+    size = nearest(found, wanted)
+    return None if size is None or abs(size / wanted - 1) > 0.1 else (size, found[size])
 
 
 def gib(count: float | None) -> str:

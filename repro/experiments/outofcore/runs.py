@@ -2,13 +2,10 @@
 
 import gc
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
@@ -25,24 +22,18 @@ from repro.experiments.outofcore.fitting import (
     in_core,
     largest_batch,
     largest_budget,
+    lms,
+    lms_can_train,
     serve,
+    tuned,
 )
 from repro.experiments.outofcore.modelled import Rates, trace_at
 from repro.measure import MemoryBudget, is_out_of_memory, time_interleaved
-from repro.outofcore import (
-    BudgetTooSmall,
-    DoesNotFit,
-    OutOfCore,
-    SwapPlan,
-    Trace,
-    tune_fixed_distance,
-    tune_window,
-)
+from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan
 from repro.outofcore.native import Installed, install
 
 Config = Mapping[str, Any]
 ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
-_LMS_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6)
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator is content
 
 
@@ -99,14 +90,9 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
         make: Make = partial(allocator, limit)
         found = fittings[name] = largest_budget(trace, limit, make)
         if found is not None and config["tune"]:
-            tuned = tune_window(trace, found.plan.budget_bytes, times, rate)
-            report = serve(tuned, make)
-            if report is not None:  # its requests lie otherwise than the plain window's
-                fittings[name] = Fitting(tuned, report)
-    alone = fittings["schedule"]
-    if config["lms"] and alone is not None:
-        make = partial(best_fit, limit)
-        fittings["lms"] = _lms(trace, alone.plan.budget_bytes, times, rate, make)
+            fittings[name] = tuned(trace, found.plan.budget_bytes, times, rate, make) or found
+    if config["lms"]:
+        fittings["lms"] = lms(trace, limit, times, rate, partial(best_fit, limit))
     for name, found in fittings.items():
         if found is not None:
             simulation = found.plan.simulate(times, rate)
@@ -118,22 +104,6 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
                 "map_operations": found.report.map_operations,
             }
     return Outcome(metrics)
-
-
-def _lms(
-    trace: Trace, budget: int, times: NDArray[np.float64], rate: float, make: Make
-) -> Fitting | None:
-    """Return LMS's best pair of distances, at the largest budget from this one on that is served.
-
-    Its plans leave the device's memory in another order than ours, and may need a smaller budget.
-    """
-    for share in _LMS_SHARES:
-        with suppress(DoesNotFit, BudgetTooSmall):
-            plan = tune_fixed_distance(trace, int(share * budget), times, rate)
-            report = serve(plan, make)
-            if report is not None:
-                return Fitting(plan, report)
-    return None
 
 
 def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -152,6 +122,11 @@ def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Out
             return can_train(trace_at(config, batch), limit, make)
 
         known = metrics[name] = largest_batch(swapped, known)
+    if config["lms"]:
+        make = partial(best_fit, limit)
+        metrics["lms"] = largest_batch(
+            lambda batch: lms_can_train(trace_at(config, batch), limit, make), metrics["in_core"]
+        )
     return Outcome(metrics)
 
 
@@ -237,17 +212,30 @@ def _swapped(config: Config, device: str, limit: int) -> Outcome:
     else:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
-    budget = found.plan.budget_bytes
-    for left in reversed(range(_TRIES)):
+    budget, smallest = found.plan.budget_bytes, found.plan.trace.smallest_budget
+    refused: BaseException | None = None
+    for _ in range(_TRIES):
         try:
             return _within(config, device, budget, limit, make, installed)
+        except BudgetTooSmall as error:  # what the device runs needs more than the trace said
+            refused = error
         except (RuntimeError, MemoryError) as error:
-            if not (is_out_of_memory(error) or "out of memory" in str(error)) or not left:
+            if not is_refusal(error):
                 raise
+            refused = error.with_traceback(None)  # which holds what did not fit
+        if budget <= smallest:
+            break
         gc.collect()
-        torch.cuda.empty_cache()
-        budget = int(0.9 * budget)
-    raise AssertionError("the last try returns or raises")
+        torch.cuda.empty_cache()  # the chunked allocator's, too
+        if installed is None:
+            torch.cuda.reset_peak_memory_stats(device)
+        budget = max(smallest, int(0.9 * budget))
+    raise torch.OutOfMemoryError(f"out of memory: the last budget was {budget} bytes: {refused}")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether memory ran out; the chunked allocator's error is a plain RuntimeError."""
+    return is_out_of_memory(error) or "out of memory" in str(error)
 
 
 def _within(
@@ -286,11 +274,13 @@ def _within(
         "replayed": done.replayed,
         "on_demand": done.on_demand,
     }
-    if installed is not None:
-        metrics["reserved_bytes"] = installed.counters().peak_reserved_bytes
+    if installed is not None:  # it gives nothing back while it trains: the most of this try
+        metrics["reserved_bytes"] = installed.counters().reserved_bytes
     elif device != "cpu":
         metrics["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
     else:
         report = serve(plan, make)
-        metrics["reserved_bytes"] = None if report is None else report.peak_reserved_bytes
+        if report is None:
+            raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
+        metrics["reserved_bytes"] = report.peak_reserved_bytes
     return Outcome(metrics, timings, done.peak_bytes)

@@ -232,12 +232,13 @@ void Allocator::release(Block& block, Stream stream) {
 
 void Allocator::free_small(Address address, Stream stream) {
   const auto found = small_live_.find(address);
-  FreedSmall freed{std::move(found->second), {}};
-  freed.block.others.insert(stream);
-  freed.block.others.erase(freed.block.stream);
-  for (Stream other : freed.block.others) freed.others.push_back(use(other));
+  SmallBlock& block = found->second;
+  block.others.insert(stream);
+  block.others.erase(block.stream);
+  FreedSmall freed{block, {}};
+  for (Stream other : block.others) freed.others.push_back(use(other));
   ++counters_.frees;
-  counters_.requested_bytes -= freed.block.bytes;
+  counters_.requested_bytes -= block.bytes;
   small_live_.erase(found);
   if (freed.others.empty()) {
     join(freed.block);
@@ -265,12 +266,12 @@ void Allocator::join(const SmallBlock& block) {
     absorb(before, piece);
     piece = before;
   }
+  piece->second.free = true;
+  const auto whole = heap.free.insert({piece->second.size, block.number, piece->first}).first;
   if (shared.pieces.size() == 1) {
     release(shared.block, block.stream);
+    heap.free.erase(whole);
     heap.chunks.erase(block.number);
-  } else {
-    piece->second.free = true;
-    heap.free.insert({piece->second.size, block.number, piece->first});
   }
 }
 
