@@ -241,7 +241,9 @@ class OutOfCore:
         if step is not None:
             nbytes = step.birth_bytes
         else:
-            nbytes = 0 if known.in_place or known.view else result_bytes(operation, args, kwargs)
+            # Where nothing is computed, nothing takes room.
+            takes_none = known.in_place or known.view or self.device.type == "meta"
+            nbytes = 0 if takes_none else result_bytes(operation, args, kwargs)
         residency.make_room(nbytes, inputs, what)
         for variable in inputs:
             residency.arrive(variable)

@@ -34,7 +34,7 @@ TOYS = {
     "schedule": ("measured", _MEASURED | {"mode": "schedule", "batch": 32}),
     "chunks": ("measured", _MEASURED | {"mode": "schedule_va", "batch": 32}),
     "checkpointing": ("measured", _MEASURED | {"mode": "checkpointing", "batch": 8}),
-    "reach": ("reach", _TOY | {"role": grids.RESNET, "limit_between": [8, 16]}),
+    "reach": ("reach", _TOY | {"role": grids.RESNET, "limit_between": [8, 16], "lms": True}),
     "simulated": ("simulated", _SIMULATED | {"batch": 32}),
     "simulated in core": ("simulated", _SIMULATED | {"batch": 8}),
 }

@@ -59,7 +59,7 @@ BATCHES: dict[str, tuple[int, ...]] = {
 # Figures 4 and 5: on a CPU the first is the largest in core, the others multiples.
 GROWING: dict[str, dict[str, tuple[int, ...]]] = {
     "smoke": {DENSENET: (4, 12), PIX2PIXHD: (4,), DEEPLAB: (4,)},
-    "quick": {DENSENET: (8, 32, 64), PIX2PIXHD: (4, 16, 32), DEEPLAB: (6, 24, 48)},
+    "quick": {DENSENET: (8, 32, 64), PIX2PIXHD: (4, 16, 32), DEEPLAB: (6, 24)},
 }
 # As far as the simulated allocators serve, and on.
 _GROWING = {
@@ -73,9 +73,9 @@ SIMULATED: dict[str, dict[str, tuple[int, ...]]] = {
     "smoke": {RESNET: (64, 1440), DENSENET: (), PIX2PIXHD: (), DEEPLAB: ()},
     "quick": {
         RESNET: tuple(PAPER["table1"]["batches"]),
-        DENSENET: (64, 128, 192, 1024, 1536),
-        PIX2PIXHD: (2, 5, 16, 20, 36),
-        DEEPLAB: (4, 9, 48, 80, 144),
+        DENSENET: (64, 128, 512, 1536),
+        PIX2PIXHD: (2, 5, 16, 36),
+        DEEPLAB: (4, 9, 48, 144),
     },
 }
 SIMULATED["gpu"] = SIMULATED["paper"] = SIMULATED["quick"]

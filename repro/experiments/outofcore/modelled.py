@@ -38,12 +38,13 @@ def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
 def _recorded(described: str) -> tuple[Trace, Trace]:
     model, image = json.loads(described)
     traces = []
-    for batch in _RECORDED:
+    # When variables end shows in the third iteration; their sizes in the second already.
+    for batch, warmup in zip(_RECORDED, (2, 1), strict=True):
         with FakeTensorMode():
             step = training_step({"model": model, "image": image, "batch": batch}, "cpu")
-            traces.append(record(step, warmup=2, device="meta"))
+            traces.append(record(step, warmup=warmup, device="meta"))
     small, large = traces
-    if replace(small, sizes=large.sizes) != large:
+    if small.functions != large.functions or small.kinds != large.kinds:
         raise ValueError(f"iterations of {model} at batch sizes of {_RECORDED} differ in more than "
                          "sizes: its trace cannot be extended")  # fmt: skip
     return small, large
