@@ -279,9 +279,8 @@ def check_cost_of_chunks(results: Results) -> Verdict:
         return Verdict("not run", "needs a GPU: simulated mapping costs nothing")
     middle = float(np.median(ratios))
     word = "reproduced" if middle >= 0.9 else "partly" if middle >= 0.75 else "not reproduced"
-    return Verdict(
-        word, f"{middle:.2f}× in the middle of {len(ratios)}, {min(ratios):.2f}× at least"
-    )
+    text = f"{middle:.2f}× in the middle of {len(ratios)}, at least {min(ratios):.2f}×"
+    return Verdict(word, f"{PLACES[MEASURED]}: {text}")
 
 
 def check_internal(results: Results) -> Verdict:

@@ -74,7 +74,7 @@ SIMULATED: dict[str, dict[str, tuple[int, ...]]] = {
     "quick": {
         RESNET: tuple(PAPER["table1"]["batches"]),
         DENSENET: (64, 128, 512, 1536),
-        PIX2PIXHD: (2, 5, 16, 36),
+        PIX2PIXHD: (2, 5, 20, 36),
         DEEPLAB: (4, 9, 48, 144),
     },
 }
