@@ -14,7 +14,13 @@ from repro.outofcore.recording import tensors_in
 
 
 class Observer(Protocol):
-    """Who wants to see them."""
+    """Who wants to see them.
+
+    Attributes:
+        device: Whose tensors it manages.
+    """
+
+    device: torch.device
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation."""

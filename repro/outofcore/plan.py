@@ -5,7 +5,7 @@ Source: Hayakawa and Narihira, section 3. A `SwapPlan` is what any scheduler of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -63,10 +63,10 @@ class Simulation:
     compute_s: float
     bytes_in: int
     bytes_out: int
-    memory_bytes: NDArray[np.int64]
-    starts_s: NDArray[np.float64]
-    ends_s: NDArray[np.float64]
-    transfers: tuple[Transfer, ...]
+    memory_bytes: NDArray[np.int64] = field(repr=False)
+    starts_s: NDArray[np.float64] = field(repr=False)
+    ends_s: NDArray[np.float64] = field(repr=False)
+    transfers: tuple[Transfer, ...] = field(repr=False)
 
     @property
     def stall_s(self) -> float:
@@ -101,13 +101,13 @@ class SwapPlan:
         window_bytes: The window, where it has one.
     """
 
-    trace: Trace
+    trace: Trace = field(repr=False)
     budget_bytes: int
-    before: tuple[tuple[Action, ...], ...]
-    after: tuple[tuple[Action, ...], ...]
-    resident: frozenset[str]
-    host_valid: frozenset[str]
-    outgoing: frozenset[str] = frozenset()
+    before: tuple[tuple[Action, ...], ...] = field(repr=False)
+    after: tuple[tuple[Action, ...], ...] = field(repr=False)
+    resident: frozenset[str] = field(repr=False)
+    host_valid: frozenset[str] = field(repr=False)
+    outgoing: frozenset[str] = field(default=frozenset(), repr=False)
     scheduler: str = "window"
     window_bytes: int | None = None
 

@@ -266,7 +266,7 @@ class Residency:
             name, needed = what(), self.used_bytes + nbytes
             held = sum(v.nbytes for v in self.variables() if v.locked)
             because = f", {held} of them of variables whose address is in use" if held else ""
-            raise BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}")
+            raise BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
 
     def restore(self) -> None:
         """Bring every variable back, whatever the budget, and wait until all are there.

@@ -35,16 +35,26 @@ class BudgetTooSmall(ValueError):
     """No schedule exists within a budget, for one function alone needs more.
 
     Attributes:
-        function: The name of the function that needs most.
-        needed_bytes: The bytes of its variables: the smallest budget that would do.
+        function: The name of the function: of a trace's the one that needs most; while training the
+            first that does not fit.
+        needed_bytes: The bytes of its variables. Of a trace it is the smallest budget that would
+            do; while training, functions that come after may need more.
         budget_bytes: What was given.
     """
 
-    def __init__(self, function: str, needed_bytes: int, budget_bytes: int, where: str) -> None:
+    def __init__(
+        self, function: str, needed_bytes: int, budget_bytes: int, where: str, final: bool = True
+    ) -> None:
         self.function, self.needed_bytes, self.budget_bytes = function, needed_bytes, budget_bytes
+        advice = f"the smallest feasible budget is {needed_bytes} bytes"
+        if not final:
+            advice = (
+                f"give {needed_bytes} bytes at least; what comes after may need more, and "
+                "record(step).smallest_budget is the smallest feasible budget"
+            )
         super().__init__(
             f"{where} needs {needed_bytes} bytes for its inputs and outputs alone, but the budget "
-            f"is {budget_bytes}: the smallest feasible budget is {needed_bytes} bytes"
+            f"is {budget_bytes}: {advice}"
         )
 
 

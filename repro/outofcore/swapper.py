@@ -10,7 +10,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch._ops import OpOverload
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from repro.outofcore.host import (
     CudaMover,
@@ -114,6 +117,12 @@ class OutOfCore:
     def __enter__(self) -> Self:
         if self._stack is not None:
             raise RuntimeError("this OutOfCore block is entered already: leave it first")
+        for mode in _get_current_dispatch_mode_stack():
+            if isinstance(mode, Operations) and mode.owner.device == self.device:
+                raise RuntimeError(
+                    f"another OutOfCore block of {self.device} is entered here already: leave it "
+                    "first, as both would move the same tensors"
+                )
         self._store = HostStore(pinned=self.device.type == "cuda", path=self.swap_folder)
         if self.swap_folder is not None:
             give_back_freed_memory()

@@ -65,7 +65,10 @@ def record_timed(
             step()
             block.step()
     recorded = block._iterations.recorded
-    if recorded is None:
-        where = "under FakeTensorMode " if meta else ""
-        raise ValueError(f"no operation ran {where}in the step: it needs at least one")
+    if recorded is None:  # not on this device, at least
+        raise ValueError(
+            "no operation ran in the step on the device "
+            f"{block.device}: it needs at least one; under torch's FakeTensorMode make the model, "
+            'the optimizer and the inputs, and give device="meta"'
+        )
     return recorded

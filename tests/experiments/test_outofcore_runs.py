@@ -175,7 +175,7 @@ class TestMeasured:
         assert metrics["held_bytes"] <= metrics["budget_bytes"] <= limit
         assert metrics["held_bytes"] <= metrics["reserved_bytes"] <= limit
         assert metrics["bytes_moved"] > 0
-        assert metrics["iterations"] == 5  # three to warm up, two timed
+        assert metrics["iterations"] == 5 + 3 + 2  # to settle, to warm up, timed
         assert metrics["replayed"] >= 2  # all that are timed
         assert set(toys.outcomes[name].timings) == {"iteration", "reference"}
 

@@ -573,8 +573,10 @@ class TestRecord:
             record(self.step(), warmup=-1)
         with pytest.raises(ValueError, match=r"budget_bytes is 5, .* give None"):
             record(self.step(), budget_bytes=5, device="meta")
-        with pytest.raises(ValueError, match="no operation ran under FakeTensorMode"):
+        with pytest.raises(ValueError, match=r"ran in the step on the device meta.*FakeTensorMode"):
             record(self.step(), device="meta")
+        with FakeTensorMode(), pytest.raises(ValueError, match=r'device cpu.* give device="meta"'):
+            record(self.step())
         with pytest.raises(ValueError, match="no operation ran"):
             record(lambda: None)
 
@@ -601,6 +603,8 @@ class TestArguments:
             pass
 
     def test_entered_twice(self):
+        with OutOfCore(1000), pytest.raises(RuntimeError, match=r"another .* of cpu .* leave it"):
+            OutOfCore(1000).__enter__()
         with OutOfCore(1000) as block, pytest.raises(RuntimeError, match="entered already"):
             block.__enter__()
 

@@ -29,7 +29,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         DEEPLAB: {"model": {"name": "deeplabv3plus", "width": 2}, "image": [33, 33]},
     },
     "quick": {
-        RESNET: {"model": {"name": "resnet50", "width": 16}, "image": [24, 24]},
+        RESNET: {"model": {"name": "resnet50", "width": 16}, "image": [20, 20]},
         DENSENET: {"model": {"name": "densenet40", "growth": 12}, "image": [16, 16]},
         # Channels at full resolution are scaled down with the width.
         PIX2PIXHD: {
@@ -79,8 +79,8 @@ SIMULATED: dict[str, dict[str, tuple[int, ...]]] = {
     },
 }
 SIMULATED["gpu"] = SIMULATED["paper"] = SIMULATED["quick"]
-WARMUP = {"smoke": 3, "quick": 3, "gpu": 4, "paper": 4}
-REPEATS = {"smoke": 2, "quick": 3, "gpu": 10, "paper": 100}  # the paper averages 100
+WARMUP = {"smoke": 1, "quick": 1, "gpu": 2, "paper": 2}
+REPEATS = {"smoke": 2, "quick": 4, "gpu": 10, "paper": 100}  # the paper averages 100
 THREADS = {"smoke": 1, "quick": 1, "gpu": None, "paper": None}
 
 

@@ -34,6 +34,7 @@ from repro.outofcore.native import Installed, install
 
 Config = Mapping[str, Any]
 ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
+_SETTLING = 5  # iterations until a block's plans are made
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator is content
 
 
@@ -264,6 +265,8 @@ def _within(
 
         steps["reference"] = unseen
     with block:
+        for _ in range(_SETTLING):
+            step()
         timings = _time(config, device, steps)
         done, plan = block.statistics, block.plan
     assert plan is not None
