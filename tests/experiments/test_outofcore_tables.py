@@ -528,7 +528,7 @@ class TestCaptions:
     def test_the_networks_and_their_limits(self):
         said = caption("table1")
         network = (
-            "ResNet-50 is resnet50 (width 16) on 24×24 pixels with a limit that 12 images need"
+            "ResNet-50 is resnet50 (width 16) on 20×20 pixels with a limit that 12 images need"
         )
         assert said.count("ResNet-50 is ") == 1
         assert network in said
@@ -559,7 +559,7 @@ class TestCaptions:
 
     @pytest.mark.parametrize("artefact", PAPER.artefacts)
     def test_what_x_means(self, artefact):
-        assert "x: out of memory." in caption(artefact)
+        assert "x: out of memory, or no budget" in caption(artefact)
 
     def test_titles_and_sources(self):
         assert [a.source for a in PAPER.artefacts.values()] == [

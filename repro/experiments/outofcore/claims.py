@@ -73,7 +73,8 @@ FIGURE4 = (
 )
 FIGURE5 = (
     Claim(
-        "With chunks, memory is almost constant whatever the batch size",
+        "With chunks, memory is almost constant whatever the batch size (beyond the core; budgets "
+        "are as large as the limit allows)",
         "Section 5.2",
         checks.check_flat,
     ),
