@@ -22,8 +22,8 @@ _CPU = (
     "schedules get the largest budget whose requests the simulated allocators, scaled in "
     "proportion to the limit, serve within it. OutOfCore holds that budget and swaps to the same "
     "machine's memory. Each run was timed in turns with the largest mini-batch in core; claims and "
-    "figures have ratios within these turns, tables medians. Seeing an operation costs some 30 μs, most of "
-    "what is lost at small batch sizes."
+    "figures have ratios within these turns, tables medians. Seeing an operation costs some 30 μs, "
+    "most of what is lost at small batch sizes."
 )
 
 
