@@ -5,12 +5,10 @@ the window; (b) where that exceeds the budget, wait for the oldest swap-outs fir
 (c) reserve swap-outs of what leaves the window; (d) nothing is scheduled that is dead or that is
 there already.
 
-Differs from the paper: the window counts a variable once, however often it is used within it. A
-variable enters it only where all functions up to its use keep fitting the budget, so that no
-prefetch has to be taken back. A reserved swap-out is carried out, right after the use, only where
-the budget will ask for its memory before the variable enters the window again, so that what fits
-is not copied at all. What the host still has unchanged is released without a copy. And the
-iteration is planned as a cycle: the window reaches into the next iteration.
+Differs from the paper: the window counts a variable once, and takes one in only where all functions
+up to its use keep fitting the budget, so that no prefetch is taken back. A reserved swap-out is
+carried out only where the budget will ask for its memory before the variable enters the window
+again. What the host has unchanged is released without a copy. The iteration is planned as a cycle.
 """
 
 import gc
@@ -35,10 +33,9 @@ class BudgetTooSmall(ValueError):
     """No schedule exists within a budget, for one function alone needs more.
 
     Attributes:
-        function: The name of the function: of a trace's the one that needs most; while training the
-            first that does not fit.
+        function: Its name: in a trace the one that needs most; in training the first not to fit.
         needed_bytes: The bytes of its variables. Of a trace it is the smallest budget that would
-            do; while training, functions that come after may need more.
+            do; in training, functions that come after may need more.
         budget_bytes: What was given.
     """
 
