@@ -64,6 +64,8 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
     try:
         import papermill
         from nbconvert import HTMLExporter
+
+        from repro._kernels import PatientManager
     except ImportError as error:
         raise UsageError(
             f"{error.name} is not installed; install the notebooks with pip install "
@@ -92,6 +94,7 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
             progress_bar=False,
             extra_arguments=QUIET_KERNEL,
             cwd=str(FOLDER),
+            kernel_manager_class=PatientManager,
         )
     except papermill.PapermillExecutionError as error:
         return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; see {target}", True)
@@ -114,11 +117,17 @@ def refresh(path: Path) -> Outcome:
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
 
+    from repro._kernels import PatientManager
+
     notebook = nbformat.read(path, as_version=4)
     context = {"metadata": {"path": str(FOLDER)}}
     try:
         NotebookClient(
-            notebook, kernel_name="python3", resources=context, extra_arguments=QUIET_KERNEL
+            notebook,
+            kernel_name="python3",
+            resources=context,
+            extra_arguments=QUIET_KERNEL,
+            kernel_manager_class=PatientManager,
         ).execute()
     except CellExecutionError as error:
         return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; left as it was", True)
