@@ -19,7 +19,9 @@ POLL_S = 1.0
 class PatientChannel(AsyncZMQSocketChannel):
     """A channel that asks its socket again while it waits."""
 
-    async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:
+    async def get_msg(  # type: ignore[override]
+        self, timeout: float | None = None
+    ) -> dict[str, Any]:
         """Return the next message.
 
         Raises:
