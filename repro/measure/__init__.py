@@ -1,5 +1,6 @@
 """Time, memory and memory budgets, measured the same way for every method."""
 
+from repro.measure.cost import MemoryModel, Probe, TimeModel, probe
 from repro.measure.memory import (
     BudgetExceededError,
     LinearMemoryModel,
@@ -16,11 +17,15 @@ __all__ = [
     "LinearMemoryModel",
     "MemoryBudget",
     "MemoryMeter",
+    "MemoryModel",
     "MemoryState",
+    "Probe",
+    "TimeModel",
     "Timing",
     "describe_device",
     "is_out_of_memory",
     "memory_state",
+    "probe",
     "synchronize",
     "time_interleaved",
 ]

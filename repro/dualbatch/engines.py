@@ -1,0 +1,253 @@
+"""The engine in one process: workers take turns on one device, ordered by a virtual clock.
+
+Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.3, 2.4.
+Each worker's share takes the time that the time model predicts, and the worker that ends first
+commits first, ties by number. So a run repeats bit for bit, and it is what the engine with real
+processes is compared with.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.dualbatch.plan import DualBatchPlan
+from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
+from repro.dualbatch.server import Commit, ParameterServer
+from repro.dualbatch.worker import Recipe, Worker
+from repro.measure import TimeModel, synchronize
+
+TimeModels = Mapping[int | None, TimeModel]  # by resolution
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """The training as it was when an epoch's worth of commits had been merged.
+
+    Attributes:
+        epoch: From 1: n commits for each of n workers.
+        lr: Learning rate of the epoch's setting.
+        resolution: Side of its images, None for their own.
+        train_loss: Mean over the epoch's commits.
+        virtual_time_s: By the time model, from the start; NaN on a cluster.
+        wall_time_s: Measured, from the start, without the evaluations.
+        metrics: What `evaluate` returned.
+    """
+
+    epoch: int
+    lr: float
+    resolution: int | None
+    train_loss: float
+    virtual_time_s: float
+    wall_time_s: float
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint is damaged, or of another training."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that an engine carries out.
+
+    Attributes:
+        recipe: How a worker trains.
+        plan: Batch sizes and shares, where the schedule has none.
+        schedule: Setting of every epoch.
+        make_server: Makes the server from the initial state.
+        evaluate: Called with the global model after each epoch.
+        on_epoch: Told of each epoch as it ends.
+        checkpoint: File that is written after each epoch, and resumed from if it is there.
+    """
+
+    recipe: Recipe
+    plan: DualBatchPlan
+    schedule: CyclicProgressiveSchedule
+    make_server: Callable[[Mapping[str, torch.Tensor]], ParameterServer]
+    evaluate: Callable[[nn.Module], dict[str, float]] | None = None
+    on_epoch: Callable[[EpochResult], None] | None = None
+    checkpoint: Path | None = None
+
+    def setting_at(self, version: int) -> EpochSetting:
+        """Return the setting of work that starts with so many commits merged."""
+        return self.schedule.at_progress(version / self.plan.n)
+
+    def end_epoch(
+        self, model: nn.Module, log: Sequence[Commit], epoch: int, virtual_s: float, wall_s: float
+    ) -> EpochResult:
+        """Evaluate the global model that `model` holds, tell of the epoch and return it."""
+        metrics: dict[str, float] = {}
+        if self.evaluate is not None:
+            model.eval()
+            metrics = self.evaluate(model)
+        n = self.plan.n
+        own = log[(epoch - 1) * n : epoch * n]
+        setting = self.schedule[epoch - 1]
+        loss = sum(commit.loss for commit in own) / len(own)
+        result = EpochResult(
+            epoch, setting.lr, setting.resolution, loss, virtual_s, wall_s, metrics
+        )
+        if self.on_epoch is not None:
+            self.on_epoch(result)
+        return result
+
+    def fingerprint(self, server: ParameterServer) -> str:
+        """Return what a checkpoint must have in common with the training that resumes from it."""
+        parts = (self.plan, list(self.schedule), self.recipe.factor, self.recipe.seed)
+        return repr((*parts, server.sync, server.staleness, server.merge))
+
+
+class LocalEngine:
+    """Carries a job out in this process.
+
+    Args:
+        job: What to do.
+        time_models: Seconds of a step by resolution, which drive the virtual clock.
+
+    Raises:
+        CheckpointError: The job's checkpoint cannot be read or is of another training.
+    """
+
+    def __init__(self, job: Job, time_models: TimeModels) -> None:
+        self.job, self.time_models = job, time_models
+        self.worker = Worker(job.recipe, job.plan)
+        self.server = job.make_server(self.worker.model.state_dict())
+        self.history: list[EpochResult] = []
+        self.now_s = 0.0
+        self.wall_s = 0.0
+        self._busy: dict[int, tuple[float, int]] = {}  # by worker: virtual finish, epoch
+        if job.checkpoint is not None and job.checkpoint.exists():
+            self._resume(job.checkpoint)
+
+    def run(self) -> None:
+        """Train to the end of the schedule."""
+        job, server, n = self.job, self.server, self.job.plan.n
+        start = time.perf_counter() - self.wall_s
+        while len(self.history) < len(job.schedule):
+            for number in range(n):
+                waiting = number not in self._busy
+                left = server.iterations[number] < len(job.schedule)
+                if waiting and left and server.may_start(number):
+                    self._start(number)
+            finish, number = min((finish, number) for number, (finish, _) in self._busy.items())
+            self.now_s = finish
+            self._finish(number)
+            if server.version < (len(self.history) + 1) * n:
+                continue
+            synchronize(job.recipe.device)
+            self.wall_s = time.perf_counter() - start
+            paused = time.perf_counter()
+            epoch, model = len(self.history) + 1, self.worker.model
+            model.load_state_dict(server.state)
+            result = job.end_epoch(model, server.log, epoch, self.now_s, self.wall_s)
+            self.history.append(result)
+            if job.checkpoint is not None:
+                self._save(job.checkpoint)
+            start += time.perf_counter() - paused
+
+    def _start(self, number: int) -> None:
+        setting = self.job.setting_at(self.server.pull(number).version)
+        self._busy[number] = (self.now_s + self._duration(number, setting), setting.epoch)
+
+    def _duration(self, number: int, setting: EpochSetting) -> float:
+        plan = setting.plan or self.job.plan
+        return plan.time_of(plan.kinds[number], self.time_models.get(setting.resolution))
+
+    def _finish(self, number: int) -> None:
+        _, epoch = self._busy.pop(number)
+        pull, setting = self.server.pulls[number], self.job.schedule[epoch - 1]
+        done = self.worker.train(number, pull.iteration, pull.state, setting)
+        loss = float(done.loss)
+        self.server.push(
+            number, pull.iteration, done.state, done.factor, time_s=self.now_s, loss=loss
+        )
+
+    def _save(self, path: Path) -> None:
+        content = {
+            "fingerprint": self.job.fingerprint(self.server),
+            "server": self.server.state_dict(),
+            "busy": [[number, *entry] for number, entry in self._busy.items()],
+            "now_s": self.now_s,
+            "wall_s": self.wall_s,
+            "history": [asdict(result) for result in self.history],
+        }
+        save_atomically(content, path)
+
+    def _resume(self, path: Path) -> None:
+        content = load_checkpoint(path, self.job.fingerprint(self.server), self.job.recipe.device)
+        self.server.load_state_dict(content["server"])
+        self._busy = {number: (finish, epoch) for number, finish, epoch in content["busy"]}
+        self.now_s, self.wall_s = content["now_s"], content["wall_s"]
+        self.history = [EpochResult(**entry) for entry in content["history"]]
+
+
+def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
+    """Train in the order of another run's commit log, such as a cluster's, and return the server.
+
+    Each share starts from the version that it was pulled at there, so that the weights are the
+    same to the bit where the device's arithmetic is.
+
+    Raises:
+        ValueError: The log is not one of a training with this plan.
+    """
+    worker = Worker(job.recipe, job.plan)
+    server = job.make_server(worker.model.state_dict())
+    for number, commit in enumerate(log):
+        for later in log[number:]:
+            due = later.pulled == server.version and later.worker not in server.pulls
+            if due and later.iteration == server.iterations[later.worker]:
+                server.pull(later.worker)
+        pull = server.pulls.get(commit.worker)
+        if pull is None or (pull.version, pull.iteration) != (commit.pulled, commit.iteration):
+            raise ValueError(
+                f"commit {number} of the log, share {commit.iteration} of worker {commit.worker} "
+                f"pulled at version {commit.pulled}, does not follow from those before it"
+            )
+        setting = job.setting_at(pull.version)
+        done = worker.train(commit.worker, pull.iteration, pull.state, setting)
+        loss = float(done.loss)
+        server.push(
+            commit.worker,
+            pull.iteration,
+            done.state,
+            done.factor,
+            time_s=commit.time_s,
+            loss=loss,
+        )
+    return server
+
+
+def save_atomically(content: Mapping[str, Any], path: Path) -> None:
+    """Write a checkpoint under a temporary name, then rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    torch.save(content, temporary)
+    temporary.replace(path)
+
+
+def load_checkpoint(path: Path, fingerprint: str, device: str = "cpu") -> dict[str, Any]:
+    """Read a checkpoint.
+
+    Raises:
+        CheckpointError: It cannot be read, or is of another training.
+    """
+    try:
+        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        own = content["fingerprint"]
+    except Exception as error:
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read ({type(error).__name__}: {error}); give another "
+            "file, or move this one away to start anew"
+        ) from error
+    if own != fingerprint:
+        raise CheckpointError(
+            f"checkpoint {path} is of another training: plan, schedule, sync, merge, factor or "
+            "seed differ; give the same ones, another file, or move this one away to start anew"
+        )
+    return content

@@ -1,0 +1,206 @@
+"""Two batch sizes that take the same time: batch sizes and shares of data for both kinds of worker.
+
+Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 3.3
+(equations 4 to 8) and 3.4 (model-update factor).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from repro.measure import TimeModel
+
+Rounding = Literal["nearest", "floor"]
+Kind = Literal["small", "large"]
+FACTORS: dict[str, Callable[[float], float]] = {
+    "linear": lambda ratio: ratio,
+    "sqrt": math.sqrt,
+    "none": lambda ratio: 1.0,
+}
+
+
+class InfeasiblePlan(ValueError):
+    """No small batch exists for an extra training time ratio.
+
+    Attributes:
+        k: What was given.
+        k_max: The largest k with a small batch of at least one sample; the least is just above 1.
+    """
+
+    def __init__(self, k: float, k_max: float, n_small: int, n_large: int, where: str) -> None:
+        self.k, self.k_max = k, k_max
+        super().__init__(
+            f"k is {k:g}, for which {where}; with {n_small} small-batch and {n_large} large-batch "
+            f"workers feasible k are above 1 and at most {k_max:.6g}"
+        )
+
+
+@dataclass(frozen=True)
+class DualBatchPlan:
+    """Batch sizes and shares of data of the two kinds of worker.
+
+    Attributes:
+        time_model: Of the machine that it was solved for.
+        k: Extra training time ratio: time of an epoch over that of n workers with large batches.
+        n_small: Workers with small batches, n_S.
+        n_large: Workers with large batches, n_L.
+        samples: Samples of an epoch, d.
+        small_batch: B_S; None where n_small is 0.
+        large_batch: B_L.
+        small_samples: d_S, samples of an epoch for each small-batch worker; 0 where there is none.
+        large_samples: d_L, the same for each large-batch worker; 0 where there is none.
+        update_factor: d_S / d_L, the model-update factor of small-batch workers (section 3.4); that
+            of large-batch workers is 1, and so is this one where there is one kind alone.
+    """
+
+    time_model: TimeModel
+    k: float
+    n_small: int
+    n_large: int
+    samples: int
+    small_batch: int | None
+    large_batch: int
+    small_samples: int
+    large_samples: int
+    update_factor: float
+
+    @classmethod
+    def solve(
+        cls,
+        time_model: TimeModel,
+        k: float,
+        n_small: int,
+        n_large: int,
+        large_batch: int,
+        samples: int,
+        rounding: Rounding = "nearest",
+    ) -> "DualBatchPlan":
+        """Solve equations 4 to 8 for B_S, d_S and d_L.
+
+        d_L = k d / n (equation 4) is rounded first, then d_S from what is left (equation 6), then
+        B_S from both (equation 8); so the shares of an epoch may miss d by less than one sample a
+        worker. Without small-batch workers k plays no part: every share is d / n.
+
+        Args:
+            time_model: Seconds of a step against the batch size, with b above 0.
+            k: Extra training time ratio, above 1.
+            n_small: Workers with small batches, at least 0.
+            n_large: Workers with large batches, at least 0; one worker at least in all.
+            large_batch: B_L, the largest batch that the device takes.
+            samples: d, samples of an epoch, at least one for each worker.
+            rounding: ``nearest`` (halves up; the paper's Table 6) or ``floor`` (its Table 2).
+
+        Raises:
+            InfeasiblePlan: No small batch exists; the message has the feasible range of k.
+            ValueError: An argument is out of range.
+        """
+        n = n_small + n_large
+        _check(n_small, n_large, large_batch, samples, rounding)
+        down = math.floor if rounding == "floor" else _nearest
+        if n_small == 0:
+            share = down(samples / n)
+            return cls(time_model, 1.0, 0, n, samples, None, large_batch, 0, share, 1.0)
+        a, b = time_model.a, time_model.b
+        if b <= 0:
+            raise ValueError(
+                f"the time model has b = {b:g} s per step: without a fixed cost per step (b > 0) a "
+                "small batch is as fast as a large one; probe smaller batch sizes"
+            )
+        k_max = largest_k(time_model, n_small, n_large, large_batch)
+        if not math.isfinite(k) or k <= 1:
+            raise InfeasiblePlan(
+                k, k_max, n_small, n_large, "a batch below B_L leaves no time (k = 1)"
+            )
+        if k > k_max * (1 + 1e-12):
+            raise InfeasiblePlan(k, k_max, n_small, n_large, "B_S would be below one sample")
+        large_samples = down(k * samples / n)  # equation 4
+        small_samples = down((samples - n_large * large_samples) / n_small)  # equation 6
+        per_sample = a + b / large_batch
+        if small_samples < 1 or small_samples >= large_samples:
+            raise InfeasiblePlan(
+                k, k_max, n_small, n_large, f"rounding leaves d_S = {small_samples} and "
+                f"d_L = {large_samples} of {samples} samples"
+            )  # fmt: skip
+        small = b / (per_sample * large_samples / small_samples - a)  # equation 8
+        small_batch = min(max(1, down(small)), large_batch)
+        shares = (small_samples, large_samples if n_large else 0)
+        factor = small_samples / large_samples if n_large else 1.0
+        return cls(
+            time_model, k, n_small, n_large, samples, small_batch, large_batch, *shares, factor
+        )
+
+    @property
+    def n(self) -> int:
+        """The number of workers."""
+        return self.n_small + self.n_large
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kind of every worker: the small-batch workers come first."""
+        kinds: list[Kind] = ["small" if i < self.n_small else "large" for i in range(self.n)]
+        return tuple(kinds)
+
+    def batch_of(self, kind: Kind) -> int:
+        """Return the batch size of a kind of worker.
+
+        Raises:
+            ValueError: There is no worker of that kind.
+        """
+        batch = {"small": self.small_batch, "large": self.large_batch if self.n_large else None}
+        if (found := batch.get(kind)) is None:
+            raise ValueError(f"there is no {kind!r} worker among {self.kinds}")
+        return found
+
+    def share_of(self, kind: Kind) -> int:
+        """Return the samples of an epoch for a worker of a kind."""
+        return self.small_samples if kind == "small" else self.large_samples
+
+    def factor_of(self, kind: Kind, scheme: str = "linear") -> float:
+        """Return a worker's model-update factor (section 3.4).
+
+        Args:
+            kind: A large-batch worker's is 1.
+            scheme: ``linear``, d_S / d_L; ``sqrt``, its root; ``none``, 1.
+
+        Raises:
+            ValueError: There is no such scheme.
+        """
+        if scheme not in FACTORS:
+            raise ValueError(f"factor is {scheme!r}; choose among {', '.join(FACTORS)}")
+        return FACTORS[scheme](self.update_factor) if kind == "small" else 1.0
+
+    def time_of(self, kind: Kind, time_model: TimeModel | None = None) -> float:
+        """Return the predicted seconds of a worker's share, its last batch as short as it is."""
+        model = time_model or self.time_model
+        return model.pass_time(self.batch_of(kind), self.share_of(kind))
+
+
+def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: int) -> float:
+    """Return the k at which B_S is one sample, from equations 4 to 7.
+
+    B_S = 1 asks for d_L / d_S = (a + b) / (a + b / B_L), and equations 4 and 6 give d_L / d_S as
+    k n_S / (n - n_L k).
+    """
+    a, b = time_model.a, time_model.b
+    ratio = (a + b) / (a + b / large_batch)
+    return ratio * (n_small + n_large) / (n_small + n_large * ratio)
+
+
+def _nearest(value: float) -> int:
+    return math.floor(value + 0.5)
+
+
+def _check(n_small: int, n_large: int, large_batch: int, samples: int, rounding: str) -> None:
+    if n_small < 0 or n_large < 0 or n_small + n_large < 1:
+        raise ValueError(
+            f"n_small is {n_small} and n_large {n_large}; give at least 0 each, one worker in all"
+        )
+    if large_batch < 1 or (n_small and large_batch < 2):
+        raise ValueError(
+            f"large_batch is {large_batch}; give at least 1, and 2 where a smaller batch is wanted"
+        )
+    if samples < n_small + n_large:
+        raise ValueError(f"samples is {samples}; give one for each of {n_small + n_large} workers")
+    if rounding not in ("nearest", "floor"):
+        raise ValueError(f"rounding is {rounding!r}; choose 'nearest' or 'floor'")

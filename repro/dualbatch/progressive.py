@@ -1,0 +1,198 @@
+"""Cyclic progressive learning: resolution from low to high within each learning-rate stage.
+
+Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 4 and
+Tables 1, 7, 9.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from repro.dualbatch.plan import DualBatchPlan
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Epochs that share a learning rate."""
+
+    epochs: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class SubStage:
+    """A part of every stage.
+
+    Attributes:
+        resolution: Side of the images in pixels; None leaves them as they are.
+        dropout: Rate that all dropout layers of the model are set to; None leaves them.
+        plan: Batch sizes and shares at this resolution; None takes those of the training.
+    """
+
+    resolution: int | None = None
+    dropout: float | None = None
+    plan: DualBatchPlan | None = None
+
+
+@dataclass(frozen=True)
+class EpochSetting:
+    """What an epoch trains with.
+
+    Attributes:
+        epoch: From 1.
+        stage: Number of the stage, from 1.
+        sub_stage: Number of the sub-stage, from 1.
+        lr: Learning rate, warm-up included.
+        resolution: Side of the images in pixels, None for their own.
+        dropout: Dropout rate, None for the model's own.
+        plan: Batch sizes and shares, None for the training's.
+    """
+
+    epoch: int
+    stage: int
+    sub_stage: int
+    lr: float
+    resolution: int | None
+    dropout: float | None
+    plan: DualBatchPlan | None
+
+    @property
+    def small_batch(self) -> int | None:
+        """B_S; None without a plan or without small-batch workers."""
+        return self.plan.small_batch if self.plan else None
+
+    @property
+    def large_batch(self) -> int | None:
+        """B_L; None without a plan or without large-batch workers."""
+        return self.plan.large_batch if self.plan and self.plan.n_large else None
+
+
+class CyclicProgressiveSchedule(Sequence[EpochSetting]):
+    """The setting of every epoch: stages of learning rates, each with all sub-stages in turn.
+
+    A stage's epochs are divided evenly; the later sub-stages get what is left over. One sub-stage
+    alone is the ordinary schedule of dual-batch learning. Workers ask it by the global progress
+    of the training, never by their own count of epochs.
+
+    Args:
+        stages: At least one, each with at least one epoch for every sub-stage.
+        sub_stages: At least one.
+        warmup_epochs: The learning rate of so many epochs rises in equal steps to the first stage's
+            (gradual warm-up, section 5.1.3).
+        warmup_start: Where it starts, as a share of the first stage's; the paper's is 1 / 5.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        sub_stages: Sequence[SubStage] = (SubStage(),),
+        warmup_epochs: int = 0,
+        warmup_start: float = 0.2,
+    ) -> None:
+        self.stages, self.sub_stages = tuple(stages), tuple(sub_stages)
+        self.warmup_epochs, self.warmup_start = warmup_epochs, warmup_start
+        _check(self.stages, self.sub_stages, warmup_epochs, warmup_start)
+        self._settings: list[EpochSetting] = []
+        for number, stage in enumerate(self.stages, 1):
+            for sub_number, sub in self._divided(stage.epochs):
+                epoch = len(self._settings) + 1
+                self._settings.append(
+                    EpochSetting(
+                        epoch=epoch,
+                        stage=number,
+                        sub_stage=sub_number,
+                        lr=self._warmed_up(epoch, stage.lr),
+                        resolution=sub.resolution,
+                        dropout=sub.dropout,
+                        plan=sub.plan,
+                    )
+                )
+
+    def _divided(self, epochs: int) -> Iterator[tuple[int, SubStage]]:
+        count = len(self.sub_stages)
+        for number, sub in enumerate(self.sub_stages, 1):
+            own = epochs * number // count - epochs * (number - 1) // count
+            yield from ((number, sub) for _ in range(own))
+
+    def _warmed_up(self, epoch: int, lr: float) -> float:
+        if epoch > self.warmup_epochs:
+            return lr
+        done = (epoch - 1) / self.warmup_epochs
+        return lr * (self.warmup_start + (1 - self.warmup_start) * done)
+
+    def __len__(self) -> int:
+        """Return the number of epochs."""
+        return len(self._settings)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return the setting of epoch `index` + 1."""
+        return self._settings[index]
+
+    def __iter__(self) -> Iterator[EpochSetting]:
+        """Go through the epochs."""
+        return iter(self._settings)
+
+    def at_progress(self, epochs_done: float) -> EpochSetting:
+        """Return the setting for work that starts when so many epochs are done in all.
+
+        A worker that comes first in its epoch starts the next one with a part of an epoch done,
+        and already takes that one's setting. After the end it is the last epoch's.
+        """
+        index = min(len(self) - 1, max(0, math.ceil(epochs_done - 1e-9)))
+        return self._settings[index]
+
+
+def set_dropout(model: nn.Module, rate: float) -> None:
+    """Set the rate of every dropout layer of a model.
+
+    Raises:
+        ValueError: The model has no dropout layer, or the rate is not from 0 up to below 1.
+    """
+    if not 0 <= rate < 1:
+        raise ValueError(f"dropout is {rate}; give a rate from 0 up to below 1")
+    layers = [
+        module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)
+    ]
+    if not layers:
+        raise ValueError(
+            f"the schedule sets dropout to {rate}, but {type(model).__name__} has no dropout "
+            "layer; add one (nn.Dropout before the classifier), or leave dropout=None"
+        )
+    for layer in layers:
+        layer.p = rate
+
+
+def _check(
+    stages: Sequence[Stage], sub_stages: Sequence[SubStage], warmup: int, start: float
+) -> None:
+    if not stages or not sub_stages:
+        raise ValueError(
+            f"there are {len(stages)} stages and {len(sub_stages)} sub-stages; give one of each"
+        )
+    for stage in stages:
+        if stage.epochs < len(sub_stages) or stage.lr <= 0:
+            raise ValueError(
+                f"a stage has {stage.epochs} epochs and learning rate {stage.lr}; give one epoch "
+                f"for each of the {len(sub_stages)} sub-stages, and a rate above 0"
+            )
+    for sub in sub_stages:
+        wrong = sub.dropout is not None and not 0 <= sub.dropout < 1
+        if wrong or (sub.resolution is not None and sub.resolution < 1):
+            raise ValueError(
+                f"a sub-stage has resolution {sub.resolution} and dropout {sub.dropout}; give a "
+                "side of at least 1 pixel and a rate from 0 up to below 1"
+            )
+    kinds = {sub.plan.kinds for sub in sub_stages if sub.plan}
+    if len(kinds) > 1:
+        raise ValueError(f"the plans of the sub-stages have different workers: {sorted(kinds)}")
+    if not 0 <= warmup <= stages[0].epochs or not 0 < start <= 1:
+        raise ValueError(
+            f"warmup_epochs is {warmup} and warmup_start {start}; give 0 to {stages[0].epochs} "
+            "epochs of the first stage, and a share above 0 up to 1"
+        )

@@ -1,0 +1,311 @@
+"""The parameter server's core: pull, push, merge, and who has to wait for whom.
+
+Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.3, 2.4
+and 3.4; the merge rules are those of the authors' code, the journal's version and the
+conference's, which the papers leave open.
+
+The core holds no clock, no thread and no network: an engine decides when a worker calls it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+State = Mapping[str, Tensor]
+SYNCS = ("bsp", "asp", "ssp")
+MERGES = ("average", "journal", "conference", "delta")
+
+
+class ServerError(RuntimeError):
+    """A worker asked the server for something out of turn."""
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What a worker receives: the global state, and what it is to do with it.
+
+    Attributes:
+        worker: Number of the worker.
+        iteration: The share that it is to train, from 0.
+        version: Commits merged into `state` so far.
+        state: Copies of the server's tensors.
+    """
+
+    worker: int
+    iteration: int
+    version: int
+    state: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One entry of the commit log.
+
+    Attributes:
+        number: Position in the log, from 0.
+        worker: Who pushed.
+        iteration: Which share of that worker's, from 0.
+        pulled: Version that the worker started from.
+        staleness: Commits of others merged between its pull and its own merge.
+        factor: Model-update factor.
+        time_s: When, by the engine's clock.
+        loss: Mean training loss of the share.
+    """
+
+    number: int
+    worker: int
+    iteration: int
+    pulled: int
+    staleness: int
+    factor: float
+    time_s: float
+    loss: float
+
+
+class ParameterServer:
+    """Global weights, merged from the weights that workers push after each share of data.
+
+    Buffers such as BatchNorm's statistics are merged like weights. Tensors of whole numbers, such
+    as its counters, grow by what each worker added.
+
+    Merge rules, with w the server's weights, w_i the worker's, p_i what it pulled, f its factor:
+
+    - ``average``: w ← Σ f_i w_i / Σ f_i over all workers of a round, at the barrier of BSP. With
+      equal factors and one step of SGD a round, this is data-parallel training.
+    - ``journal``: w ← (w + f w_i) / (1 + f), at each commit (the authors' later code).
+    - ``conference``: w ← ((2 - f) w + f w_i) / 2, at each commit (their earlier code).
+    - ``delta``: w ← w + f (w_i - p_i), at each commit: nothing of a stale worker's start remains,
+      but n workers make n steps.
+
+    Synchronisation (section 2.4): a worker may start its share t only while the slowest worker has
+    committed at least t - s shares: s is 0 for ``bsp``, `staleness` for ``ssp``, infinite for
+    ``asp``. BSP merges at the barrier, the others at each commit. SSP with s = 0 and BSP thus have
+    the same order of commits, as have SSP with s infinite and ASP.
+
+    A commit is identified by worker and iteration: pushed again, it changes nothing.
+
+    Args:
+        state: Initial weights and buffers; copied.
+        workers: How many.
+        sync: ``bsp``, ``asp`` or ``ssp``.
+        staleness: s of SSP, at least 0; `math.inf` is ASP.
+        merge: None is ``average`` for BSP and ``journal`` for the others.
+
+    Raises:
+        ValueError: An argument is out of range, or ``average`` without BSP.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        workers: int,
+        sync: str = "asp",
+        staleness: float | None = None,
+        merge: str | None = None,
+    ) -> None:
+        _check(workers, sync, staleness, merge)
+        bounds = {"bsp": 0.0, "asp": math.inf, "ssp": 0.0 if staleness is None else staleness}
+        self.sync, self.staleness = sync, bounds[sync]
+        self.merge = merge or ("average" if sync == "bsp" else "journal")
+        self.state = {name: tensor.detach().clone() for name, tensor in state.items()}
+        self.version = 0
+        self.iterations = [0] * workers  # shares that each worker has committed
+        self.log: list[Commit] = []
+        self.pulls: dict[int, Pull] = {}  # by worker, what it is working on
+        self._round: dict[int, tuple[dict[str, Tensor], Commit]] = {}  # BSP: what waits to merge
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return len(self.iterations)
+
+    def may_start(self, worker: int) -> bool:
+        """Return whether a worker may start its next share now."""
+        return self.iterations[worker] - min(self.iterations) <= self.staleness
+
+    def pull(self, worker: int) -> Pull:
+        """Give a worker the global state for its next share.
+
+        A worker that pulls again, such as one that replaces a dead one, gets a new state for the
+        same share.
+
+        Raises:
+            ServerError: The worker has to wait for slower ones.
+        """
+        self._check_worker(worker)
+        if not self.may_start(worker):
+            raise ServerError(
+                f"worker {worker} is to wait: it has committed {self.iterations[worker]} shares, "
+                f"the slowest {min(self.iterations)}, and the bound is {self.staleness:g}; ask "
+                "may_start first"
+            )
+        state = {name: tensor.clone() for name, tensor in self.state.items()}
+        pull = Pull(worker, self.iterations[worker], self.version, state)
+        self.pulls[worker] = pull
+        return pull
+
+    def push(
+        self,
+        worker: int,
+        iteration: int,
+        state: State,
+        factor: float = 1.0,
+        *,
+        version: int | None = None,
+        time_s: float = 0.0,
+        loss: float = math.nan,
+    ) -> Commit | None:
+        """Merge a worker's trained state.
+
+        Args:
+            worker: Number of the worker.
+            iteration: That of its `Pull`.
+            state: Weights and buffers after the share; read, and not kept but for BSP's round.
+            factor: Model-update factor, above 0.
+            version: That of its `Pull`, for a worker that may have been replaced; None does not ask.
+            time_s: For the log.
+            loss: For the log.
+
+        Returns:
+            The log's entry; None where nothing was merged, because the share had been committed
+            before, or has been pulled anew since, or was pulled from a server that died: the worker
+            is to pull again.
+
+        Raises:
+            ValueError: The state has other names or shapes, or the factor is not above 0.
+        """
+        self._check_worker(worker)
+        pull = self.pulls.get(worker)
+        if pull is None or pull.iteration != iteration or version not in (None, pull.version):
+            return None
+        self._check_state(state, factor)
+        del self.pulls[worker]
+        stale = self.version - pull.version
+        number = len(self.log)
+        commit = Commit(number, worker, iteration, pull.version, stale, factor, time_s, loss)
+        self.log.append(commit)
+        self.iterations[worker] += 1
+        if self.sync == "bsp":
+            kept = {name: state[name].to(own.device, copy=True) for name, own in self.state.items()}
+            self._round[worker] = (kept, commit)
+            if len(self._round) == self.workers:
+                self._merge_round()
+            return commit
+        self._merge(state, pull.state, factor)
+        self.version += 1
+        return commit
+
+    def _merge_round(self) -> None:
+        """Merge a round of BSP, in which every worker started from the state as it is now."""
+        waiting, self._round = self._round, {}
+        start = {name: tensor.clone() for name, tensor in self.state.items()}
+        if self.merge != "average":
+            for state, commit in sorted(waiting.values(), key=lambda entry: entry[1].number):
+                self._merge(state, start, commit.factor)
+        else:
+            total = sum(commit.factor for _, commit in waiting.values())
+            for name, own in self.state.items():
+                if own.is_floating_point():
+                    own.zero_()
+                for worker in sorted(waiting):  # in a fixed order, for sums depend on it
+                    state, commit = waiting[worker]
+                    if own.is_floating_point():
+                        own.add_(state[name], alpha=commit.factor / total)
+                    else:
+                        own.add_(state[name] - start[name])
+        self.version += self.workers
+
+    def _merge(self, state: State, pulled: State, factor: float) -> None:
+        for name, own in self.state.items():
+            new = state[name].to(own.device)
+            if not own.is_floating_point():
+                own.add_(new - pulled[name])
+            elif self.merge == "delta":
+                own.add_(new - pulled[name], alpha=factor)
+            else:
+                weight = factor / (1 + factor) if self.merge == "journal" else factor / 2
+                own.lerp_(new, weight)
+
+    def state_dict(self, with_pulls: bool = True) -> dict[str, Any]:
+        """Return all that a server resumes from: plain values and tensors.
+
+        Args:
+            with_pulls: Keep what workers have pulled, so that they may push it to the restored
+                server. Without, it is n copies of the state smaller, and they are told to pull
+                again.
+        """
+        pulls = [asdict(pull) for pull in self.pulls.values()] if with_pulls else []
+        waiting = [
+            {"state": state, "commit": asdict(commit)} for state, commit in self._round.values()
+        ]
+        return {
+            "state": {name: tensor.clone() for name, tensor in self.state.items()},
+            "version": self.version,
+            "iterations": list(self.iterations),
+            "log": [asdict(commit) for commit in self.log],
+            "pulls": pulls,
+            "round": waiting,
+        }
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Resume from `state_dict`.
+
+        Raises:
+            ValueError: It is of another number of workers or of another model.
+        """
+        if len(saved["iterations"]) != self.workers:
+            raise ValueError(
+                f"the checkpoint is of {len(saved['iterations'])} workers, this server has "
+                f"{self.workers}; give the same plan, or start anew without it"
+            )
+        self._check_state(saved["state"], 1.0)
+        for name, tensor in self.state.items():
+            tensor.copy_(saved["state"][name])
+        self.version, self.iterations = saved["version"], list(saved["iterations"])
+        self.log = [Commit(**entry) for entry in saved["log"]]
+        self.pulls = {entry["worker"]: Pull(**entry) for entry in saved["pulls"]}
+        self._round = {
+            entry["commit"]["worker"]: (dict(entry["state"]), Commit(**entry["commit"]))
+            for entry in saved["round"]
+        }
+
+    def _check_worker(self, worker: int) -> None:
+        if not 0 <= worker < self.workers:
+            raise ValueError(f"worker is {worker}; there are 0 to {self.workers - 1}")
+
+    def _check_state(self, state: State, factor: float) -> None:
+        if not 0 < factor < math.inf:
+            raise ValueError(f"factor is {factor}; give a finite number above 0")
+        wrong = sorted(
+            name
+            for name in self.state.keys() | state.keys()
+            if name not in self.state
+            or name not in state
+            or state[name].shape != self.state[name].shape
+        )
+        if wrong:
+            raise ValueError(
+                f"the state differs in names or shapes from the server's: {', '.join(wrong[:5])}; "
+                "push what model.state_dict() gives for the model that was pulled"
+            )
+
+
+def _check(workers: int, sync: str, staleness: float | None, merge: str | None) -> None:
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; give at least 1")
+    if sync not in SYNCS:
+        raise ValueError(f"sync is {sync!r}; choose among {', '.join(SYNCS)}")
+    if (staleness is not None) != (sync == "ssp") or (staleness is not None and not staleness >= 0):
+        raise ValueError(
+            f"staleness is {staleness} with sync={sync!r}; give 0 or more with 'ssp', and None else"
+        )
+    if merge is not None and merge not in MERGES:
+        raise ValueError(f"merge is {merge!r}; choose among {', '.join(MERGES)}")
+    if merge == "average" and sync != "bsp":
+        raise ValueError(
+            f"merge='average' is of a whole round and needs sync='bsp', not {sync!r}; choose "
+            "'journal', 'conference' or 'delta'"
+        )

@@ -1,0 +1,172 @@
+"""Train by dual-batch learning, cyclic progressive learning, both, or neither.
+
+Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 3 to 5.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from repro.dualbatch.engines import EpochResult, Job, LocalEngine, TimeModels, replay
+from repro.dualbatch.plan import FACTORS, DualBatchPlan
+from repro.dualbatch.progressive import CyclicProgressiveSchedule
+from repro.dualbatch.server import Commit, ParameterServer
+from repro.dualbatch.worker import Data, Recipe
+from repro.measure import TimeModel
+
+ENGINES = ("local", "ray")
+
+
+@dataclass(frozen=True)
+class DualBatchResult:
+    """What a training gives.
+
+    Attributes:
+        state: The server's weights and buffers; `model.load_state_dict` takes them.
+        history: One entry for each epoch's worth of commits.
+        log: Every commit, in order.
+        engine: ``local`` or ``ray``.
+    """
+
+    state: dict[str, Tensor]
+    history: list[EpochResult]
+    log: list[Commit]
+    engine: str
+
+    @property
+    def virtual_time_s(self) -> float:
+        """Seconds by the time model, as if every worker had a device; NaN on a cluster."""
+        return self.history[-1].virtual_time_s
+
+    @property
+    def wall_time_s(self) -> float:
+        """Measured seconds without evaluations; on the local engine of all workers in turn."""
+        return self.history[-1].wall_time_s
+
+
+def train_dual_batch(
+    model_fn: Callable[[], nn.Module],
+    data: Data,
+    plan: DualBatchPlan,
+    schedule: CyclicProgressiveSchedule,
+    *,
+    sync: str = "asp",
+    staleness: float | None = None,
+    merge: str | None = None,
+    factor: str = "linear",
+    engine: str = "local",
+    loss_fn: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
+    optimizer_fn: Callable[[Any, float], torch.optim.Optimizer] | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    autocast: torch.dtype | None = None,
+    channels_last: bool = False,
+    time_models: TimeModels | None = None,
+    evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
+    on_epoch: Callable[[EpochResult], None] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    follow: Sequence[Commit] | None = None,
+    **cluster: Any,
+) -> DualBatchResult:
+    """Train with small-batch and large-batch workers on a parameter server.
+
+    In each epoch every worker pulls the global weights, trains its share of the data in batches of
+    its own size, and pushes what came out. The plan says how many workers of each kind, their batch
+    sizes and shares; with n_small = 0 this is the baseline. The schedule says learning rate,
+    resolution and dropout; with several sub-stages it is cyclic progressive learning, and with
+    plans of both kinds of worker in the sub-stages the hybrid scheme. A worker takes the setting of
+    the epoch that the training as a whole is in when it pulls.
+
+    Differs from the paper: the optimizer starts anew with each share, its momentum from 0 (see
+    `repro.dualbatch.worker`), and the shares of an epoch together are the data.
+
+    Args:
+        model_fn: Makes the model; called in every process.
+        data: Inputs and targets, or a function from a `Share` to its mini-batches.
+        plan: For epochs whose setting has no plan of its own.
+        schedule: Setting of every epoch.
+        sync: ``bsp``, ``asp`` or ``ssp`` with `staleness`; see `ParameterServer`.
+        staleness: Bound of SSP.
+        merge: ``average``, ``journal``, ``conference`` or ``delta``; see `ParameterServer`.
+        factor: Scheme of the model-update factor: ``linear``, ``sqrt`` or ``none`` (section 3.4).
+        engine: ``local``, all workers in turn on one device; or ``ray``, processes on any number
+            of machines (the `cluster` extra).
+        loss_fn: Mean loss of (outputs, targets).
+        optimizer_fn: Given parameters and a learning rate, makes an optimizer; by default SGD with
+            momentum 0.9 and weight decay 5e-4.
+        seed: Of weights, order, augmentation, dropout. The same seed gives the same run, bit for
+            bit, on the local engine.
+        device: Of every worker.
+        autocast: Lower precision of the forward pass, such as `torch.bfloat16`.
+        channels_last: Lay images and weights out with channels last.
+        time_models: By resolution, what drives the virtual clock of the local engine; by default
+            the plan's own.
+        evaluate: Called with the global model after each epoch; its time is not counted.
+        on_epoch: Told of each epoch as it ends.
+        checkpoint: File written after each epoch, and resumed from if it is there.
+        follow: Commit log of another run; the local engine then trains in its order, for the same
+            weights. There is no history then.
+        **cluster: Options of the engine ``ray``: see `repro.dualbatch.cluster.RayEngine`.
+
+    Raises:
+        ValueError: An argument is out of range.
+        CheckpointError: The checkpoint cannot be read or is of another training.
+        ClusterError: A cluster cannot be reached, or died.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"engine is {engine!r}; choose among {', '.join(ENGINES)}")
+    if factor not in FACTORS:
+        raise ValueError(f"factor is {factor!r}; choose among {', '.join(FACTORS)}")
+    for setting in schedule:
+        own = setting.plan or plan
+        if own.kinds != plan.kinds or own.samples != plan.samples:
+            raise ValueError(
+                f"the plan of epoch {setting.epoch} has {own.n_small} small-batch and "
+                f"{own.n_large} large-batch workers for {own.samples} samples, the training's "
+                f"{plan.n_small} and {plan.n_large} for {plan.samples}; give plans of the same"
+            )
+    if not callable(data) and not len(data[0]) == len(data[1]) == plan.samples:
+        raise ValueError(
+            f"the data has {len(data[0])} inputs and {len(data[1])} targets, the plan is for "
+            f"{plan.samples} samples; solve the plan with samples={len(data[0])}"
+        )
+    recipe = Recipe(
+        model_fn, data, loss_fn, optimizer_fn, factor, seed, device, autocast, channels_last
+    )
+
+    def make_server(state: Mapping[str, Tensor]) -> ParameterServer:
+        return ParameterServer(state, plan.n, sync, staleness, merge)
+
+    path = Path(checkpoint) if checkpoint is not None else None
+    job = Job(recipe, plan, schedule, make_server, evaluate, on_epoch, path)
+    if engine == "ray":
+        from repro.dualbatch.cluster import RayEngine
+
+        on_cluster = RayEngine(job, **cluster)
+        on_cluster.run()
+        return DualBatchResult(on_cluster.state, on_cluster.history, on_cluster.log, engine)
+    if cluster:
+        raise ValueError(f"{', '.join(cluster)}: unknown, or an option of engine='ray' alone")
+    if follow is not None:
+        server = replay(replace(job, evaluate=None, on_epoch=None), follow)
+        return DualBatchResult(server.state, [], server.log, engine)
+    local = LocalEngine(job, _check_times(time_models, plan, schedule))
+    local.run()
+    return DualBatchResult(local.server.state, local.history, local.server.log, engine)
+
+
+def _check_times(
+    given: TimeModels | None, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule
+) -> dict[int | None, TimeModel]:
+    """Return a time model for each resolution of the schedule."""
+    found: dict[int | None, TimeModel] = {}
+    for setting in schedule:
+        own = (setting.plan or plan).time_model
+        found.setdefault(setting.resolution, own)
+    return found | dict(given or {})

@@ -1,0 +1,239 @@
+"""Models of what a training step costs: its time and its memory as straight lines of batch size.
+
+Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 3.2
+(equations 2 and 3, time) and section 5.3 (equation 9, memory).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from repro.measure.memory import LinearMemoryModel, MemoryMeter, Resident
+from repro.measure.timing import Timing, time_interleaved
+
+
+@dataclass(frozen=True)
+class TimeModel:
+    """Seconds of a training step as a straight line of the batch size x, t = a x + b.
+
+    Attributes:
+        a: Seconds per sample, above 0.
+        b: Seconds per step, whatever the batch size.
+        batch_sizes: What the line was fitted to; empty where it was not.
+        seconds: The measured seconds per step at these batch sizes.
+
+    Raises:
+        ValueError: `a` is not above 0, or one of them is not finite.
+    """
+
+    a: float
+    b: float
+    batch_sizes: tuple[int, ...] = ()
+    seconds: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.a) and math.isfinite(self.b)) or self.a <= 0:
+            raise ValueError(
+                f"a is {self.a} s per sample and b {self.b} s per step; both must be finite and a "
+                "above 0"
+            )
+
+    @classmethod
+    def fit(
+        cls, batch_sizes: Sequence[int], seconds_per_batch: Sequence[float], relative: bool = False
+    ) -> "TimeModel":
+        """Fit the line by least squares (section 3.2).
+
+        Args:
+            batch_sizes: Samples in a step, at least two distinct ones.
+            seconds_per_batch: The measured time of a step of each.
+            relative: Minimise relative residuals, so that small batches count as much as large
+                ones; the paper minimises absolute ones.
+
+        Raises:
+            ValueError: The points are too few, or time does not increase with the batch size.
+        """
+        _check_points("time", batch_sizes, seconds_per_batch)
+        sizes, seconds = np.asarray(batch_sizes, float), np.asarray(seconds_per_batch, float)
+        a, b = np.polyfit(sizes, seconds, 1, w=1 / seconds if relative else None)
+        _check_slope("seconds per step", a, batch_sizes, seconds_per_batch)
+        points = tuple(int(x) for x in batch_sizes), tuple(float(s) for s in seconds_per_batch)
+        return cls(float(a), float(b), *points)
+
+    def predict(self, batch_size: int) -> float:
+        """Return the seconds of one step, a x + b."""
+        return self.a * batch_size + self.b
+
+    def epoch_time(self, batch_size: int, samples: int, approximate: bool = False) -> float:
+        """Return the seconds of one pass over `samples`.
+
+        By equation 2, (a x + b) ⌈d / x⌉, which takes the last batch for a whole one; with
+        `approximate` by equation 3, (a + b / x) d.
+
+        Raises:
+            ValueError: `batch_size` is below 1 or `samples` below 0.
+        """
+        self._check_pass(batch_size, samples)
+        if approximate:
+            return (self.a + self.b / batch_size) * samples
+        return self.predict(batch_size) * math.ceil(samples / batch_size)
+
+    def pass_time(self, batch_size: int, samples: int) -> float:
+        """Return the seconds of one pass with the last batch as short as it is: a d + b ⌈d / x⌉.
+
+        Raises:
+            ValueError: `batch_size` is below 1 or `samples` below 0.
+        """
+        self._check_pass(batch_size, samples)
+        return self.a * samples + self.b * math.ceil(samples / batch_size)
+
+    @property
+    def residuals(self) -> tuple[float, ...]:
+        """Measured less fitted seconds, one for each fitted point."""
+        pairs = zip(self.batch_sizes, self.seconds, strict=True)
+        return tuple(seconds - self.predict(size) for size, seconds in pairs)
+
+    @property
+    def relative_residuals(self) -> tuple[float, ...]:
+        """The residuals as shares of the fitted seconds."""
+        pairs = zip(self.batch_sizes, self.residuals, strict=True)
+        return tuple(residual / self.predict(size) for size, residual in pairs)
+
+    @staticmethod
+    def _check_pass(batch_size: int, samples: int) -> None:
+        if batch_size < 1 or samples < 0:
+            raise ValueError(
+                f"batch_size is {batch_size} and samples {samples}; give at least 1 and 0"
+            )
+
+
+@dataclass(frozen=True)
+class MemoryModel(LinearMemoryModel):
+    """Peak memory as a straight line of the batch size, M(B) = p + B a (equation 9).
+
+    Attributes:
+        fixed_bytes: p, what does not depend on the batch: parameters, gradients, optimizer state.
+        bytes_per_sample: a, activations and data of one sample.
+        batch_sizes: What the line was fitted to; empty where it was not.
+        measured_bytes: The measured peaks at these batch sizes.
+    """
+
+    batch_sizes: tuple[int, ...] = ()
+    measured_bytes: tuple[int, ...] = ()
+
+    @classmethod
+    def fit(cls, batch_sizes: Sequence[int], peak_bytes: Sequence[int]) -> "MemoryModel":
+        """Fit the line by least squares (section 5.3).
+
+        Raises:
+            ValueError: The points are too few, or memory does not increase with the batch size.
+        """
+        _check_points("memory", batch_sizes, peak_bytes)
+        line = super().fit(batch_sizes, peak_bytes)
+        _check_slope("bytes", line.bytes_per_sample, batch_sizes, peak_bytes)
+        points = tuple(int(x) for x in batch_sizes), tuple(int(m) for m in peak_bytes)
+        return cls(line.fixed_bytes, line.bytes_per_sample, *points)
+
+    def max_batch(self, limit_bytes: float) -> int:
+        """Return the largest B with M(B) <= `limit_bytes`, 0 where none fits (B_max)."""
+        return self.largest_batch(limit_bytes)
+
+    @property
+    def residuals(self) -> tuple[float, ...]:
+        """Measured less fitted bytes, one for each fitted point."""
+        pairs = zip(self.batch_sizes, self.measured_bytes, strict=True)
+        return tuple(measured - self.predict(size) for size, measured in pairs)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Live measurements of a training step and the lines fitted to them.
+
+    Attributes:
+        time: Fitted to the medians of `timings`.
+        memory: Fitted to `peaks`.
+        timings: By batch size, the samples of a step's time.
+        peaks: By batch size, the peak bytes of a step.
+    """
+
+    time: TimeModel
+    memory: MemoryModel
+    timings: Mapping[int, Timing]
+    peaks: Mapping[int, int]
+
+
+def probe(
+    make_step: Callable[[int], Callable[[], Any]],
+    batch_sizes: Sequence[int],
+    *,
+    device: torch.device | str = "cpu",
+    resident: Resident = (),
+    warmup: int = 2,
+    repeats: int = 5,
+    relative: bool = False,
+) -> Probe:
+    """Measure training steps of several batch sizes and fit `TimeModel` and `MemoryModel`.
+
+    Times are medians, taken in turns over the batch sizes. Peaks are those of a second step, when
+    the optimizer has its state.
+
+    Args:
+        make_step: Given a batch size, returns a function that runs one training step of it.
+        batch_sizes: At least two distinct ones.
+        device: Where the steps run.
+        resident: The model, or its tensors, that lie on the device already (CPU only).
+        warmup: Unrecorded rounds.
+        repeats: Recorded rounds.
+        relative: Fit relative residuals of the time.
+
+    Raises:
+        ValueError: The batch sizes are too few, or the measurements do not increase.
+    """
+    sizes = sorted(set(batch_sizes))
+    _check_points("probed", sizes, [1.0] * len(sizes))
+    # Several meters walk it: an iterator would be used up by the first.
+    held = resident if isinstance(resident, torch.nn.Module) else list(resident)
+    peaks = {}
+    for size in sizes:
+        step = make_step(size)
+        step()
+        with MemoryMeter(device, resident=held) as meter:
+            step()
+        peaks[size] = meter.peak_bytes
+        del step
+    steps = {str(size): make_step(size) for size in sizes}
+    timed = time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
+    timings = {int(name): timing for name, timing in timed.items()}
+    medians = [timings[size].median_s for size in sizes]
+    time = TimeModel.fit(sizes, medians, relative)
+    return Probe(time, MemoryModel.fit(sizes, list(peaks.values())), timings, peaks)
+
+
+def _check_points(what: str, batch_sizes: Sequence[int], values: Sequence[float]) -> None:
+    bad = [size for size in batch_sizes if size < 1]
+    bad_values = [value for value in values if not math.isfinite(value) or value <= 0]
+    if len(batch_sizes) != len(values) or len(set(batch_sizes)) < 2 or bad or bad_values:
+        raise ValueError(
+            f"the {what} model is fitted to two or more distinct batch sizes of at least 1, with "
+            f"one positive value each; got {len(batch_sizes)} batch sizes "
+            f"{_some(batch_sizes)} and {len(values)} values {_some(values)}"
+        )
+
+
+def _check_slope(
+    what: str, slope: float, batch_sizes: Sequence[int], values: Sequence[float]
+) -> None:
+    if slope <= 0:
+        raise ValueError(
+            f"{what} do not increase with the batch size: {_some(values)} at {_some(batch_sizes)}; "
+            "measure larger batch sizes, or more repeats"
+        )
+
+
+def _some(values: Sequence[float]) -> str:
+    listed = ", ".join(f"{value:g}" for value in values[:8])
+    return f"[{listed}{', ...' if len(values) > 8 else ''}]"
