@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) ..."
 	@$(BIN)/python -m pip install -q -c constraints.txt torch
-	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[notebooks,dev]'
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[notebooks,dev,cluster]'
 	@touch $@
 
 reproduce-all: $(STAMP)  ## reproduce every table and figure, resumable, then print the verdicts

@@ -165,7 +165,7 @@ class ParameterServer:
             iteration: That of its `Pull`.
             state: Weights and buffers after the share; read, and not kept but for BSP's round.
             factor: Model-update factor, above 0.
-            version: That of its `Pull`, for a worker that may have been replaced; None does not ask.
+            version: That of its `Pull`, where the worker may have been replaced; None: not asked.
             time_s: For the log.
             loss: For the log.
 
