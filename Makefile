@@ -5,8 +5,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 REPRO := $(BIN)/python -m repro
 STAMP := $(VENV)/.installed
-PAPERS := mbs outofcore microconv
+PAPERS := mbs dualbatch outofcore microconv
 NOTEBOOK_mbs := 01_mbs
+NOTEBOOK_dualbatch := 02_dualbatch
 NOTEBOOK_outofcore := 04_outofcore
 NOTEBOOK_microconv := 05_microconv
 

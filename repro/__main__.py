@@ -27,6 +27,7 @@ Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
 Data = Annotated[str | None, typer.Option(help="Folder searched first for datasets.")]
 Datasets = Annotated[list[str] | None, typer.Option("--dataset", help="Use this dataset.")]
 Seeds = Annotated[str | None, typer.Option(help="A number of seeds (3), or a list (0,5,7).")]
+Engine = Annotated[str | None, typer.Option(help="local or ray: how dualbatch's workers run.")]
 Reference = Annotated[
     str | None, typer.Option("--from", help="'local', or a device under results/reference.")
 ]
@@ -60,10 +61,16 @@ def run(
         list[int] | None, typer.Option(help="Only the runs with this mini-batch size.")
     ] = None,
     retry_failed: Annotated[bool, typer.Option(help="Run again what failed.")] = False,
+    engine: Engine = None,
+    address: Annotated[
+        str | None, typer.Option(help="Of a Ray cluster (auto finds this machine's).")
+    ] = None,
 ) -> None:
     """Compute the records of artefacts; a record that stands is not computed again."""
     from repro.experiments import running
 
+    if address is not None:
+        os.environ[running.RAY_ADDRESS] = address
     profile = running.check_profile(profile or running.default_profile())
     setting = running.Setting(
         profile=profile,
@@ -76,6 +83,7 @@ def run(
     for paper, artefacts in _by_paper(targets):  # everything is checked before anything runs
         chosen = running.choose_datasets(paper, profile, dataset or (), data)
         runs = running.plan(paper, artefacts, profile, chosen)
+        runs = running.with_engine(runs, engine)
         runs = running.only_mini_batches(runs, mini_batch or ())
         running.load_data(runs, data)
         plans.append((paper, runs, ", ".join(chosen.values()) or "none"))
@@ -92,6 +100,7 @@ def show(
     target: Annotated[str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/table4.")],
     profile: Profile = None,
     reference: Reference = None,
+    engine: Engine = None,
 ) -> None:
     """Print an artefact: the paper's values beside the measured ones, and the verdicts."""
     from rich.console import Console
@@ -105,7 +114,7 @@ def show(
     console = _console(Console)
     source = sources.find_source(paper, profile, reference)
     for artefact in artefacts:
-        results = sources.results_of(paper, artefact, source)
+        results = sources.results_of(paper, artefact, source, engine=engine)
         title = f"{paper.key}/{artefact.name}: {artefact.title} ({source.label})"
         console.print(report.to_rich(artefact.table(results), title))
         console.print(artefact.caption(results), soft_wrap=False, markup=False)

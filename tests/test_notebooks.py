@@ -20,6 +20,7 @@ PARAMETER = re.compile(r"^[a-z_]+: (str|int|float|bool) = .+  # \S.*$")
 # The only cells that nbval may leave uncompared, by their first line: widgets have fresh ids.
 IGNORED = {
     "01_mbs": ["def explore(role, limit_share, mini_batch):"],
+    "02_dualbatch": ["def explore(k, n_small, large_batch):"],
     "04_outofcore": ["def explore(network, batch, budget, window):"],
     "05_microconv": ["def explore(kernel, share):"],
 }

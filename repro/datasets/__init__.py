@@ -19,19 +19,24 @@ from repro.datasets.image_data import (
     Split,
 )
 from repro.datasets.loader import TensorLoader, channel_statistics
+from repro.datasets.timings import TIMES, EpochTimes, find_times, load_times
 
 __all__ = [
     "NAMES",
+    "TIMES",
     "CorruptDatasetError",
     "DatasetError",
     "DatasetNotFoundError",
+    "EpochTimes",
     "ImageData",
     "Split",
     "TensorLoader",
     "available",
     "channel_statistics",
     "download",
+    "find_times",
     "load",
+    "load_times",
     "road_against_rest",
     "synthetic",
 ]

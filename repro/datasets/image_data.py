@@ -40,6 +40,17 @@ class Split:
     def __len__(self) -> int:
         return len(self.images)
 
+    def evenly(self, count: int) -> "Split":
+        """Return so many samples, taken at even distances: sets on disk are ordered by class.
+
+        Raises:
+            DatasetError: There are fewer, or `count` is below 1.
+        """
+        if not 1 <= count <= len(self):
+            raise DatasetError(f"{count} samples of {len(self)}: give 1 to {len(self)}")
+        chosen = torch.linspace(0, len(self) - 1, count).round().long()
+        return Split(**{name: tensor[chosen] for name, tensor in self.tensors().items()})
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that are there, by field name."""
         fields = {"images": self.images, "labels": self.labels, "masks": self.masks}

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from repro.datasets import ImageData
 
 COMPUTING_PROFILES = ("smoke", "quick", "gpu", "paper")
 PROFILES = ("view", *COMPUTING_PROFILES)
@@ -37,14 +36,14 @@ class Experiment:
     Attributes:
         name: Unique within its paper.
         function: Called with (config, seed, data, device); `data` is the loaded
-            ``config["dataset"]``, None where the configuration has none.
+            ``config["dataset"]``, `ImageData` or `EpochTimes`, None where there is none.
         modules: Names the modules of this package whose source the result depends on, given a
             configuration. A test runs the experiment and compares.
         measures: Whether the result is a time or a memory size, and so belongs to a device.
     """
 
     name: str
-    function: Callable[[Mapping[str, Any], int, "ImageData | None", str], Outcome]
+    function: Callable[[Mapping[str, Any], int, Any, str], Outcome]
     modules: Callable[[Mapping[str, Any]], Sequence[str]]
     measures: bool = True
 

@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -35,6 +35,10 @@ from repro.records import (
     record_key,
     source_hash,
 )
+
+Data = datasets.ImageData | datasets.EpochTimes
+ENGINES = ("local", "ray")
+RAY_ADDRESS = "REPRO_RAY_ADDRESS"  # of the cluster that trainings on Ray use; empty: one is started
 
 
 class UsageError(ValueError):
@@ -91,11 +95,14 @@ def choose_datasets(
                 f"dataset {name!r} serves no experiment of {paper.key} under the profile "
                 f"{profile!r}; choose among {', '.join(served)}"
             )
-    present = datasets.available(root)
+    present = set(datasets.available(root))
+    if datasets.find_times(root) is not None:
+        present.add(datasets.TIMES)
     chosen = {}
     for task, names in tasks.items():
         asked = [name for name in wanted if name in names or name == "synthetic"]
-        chosen[task] = (asked or [name for name in names if name in present])[0]
+        # A task that nothing can stand in for is left out, and its artefacts say "not run".
+        chosen[task] = (asked or [name for name in names if name in present] or [""])[0]
     return chosen
 
 
@@ -121,6 +128,26 @@ def only_mini_batches(runs: Sequence[Run], sizes: Sequence[int]) -> list[Run]:
             advice = f"choose among {allowed}" if allowed else "none of these runs has one"
             raise UsageError(f"mini-batch size {size} is not in the plan; {advice}")
     return [run for run in runs if not sizes or run.config.get("mini_batch") in sizes]
+
+
+def with_engine(runs: Sequence[Run], engine: str | None) -> list[Run]:
+    """Return the runs with another engine of dual-batch learning's trainings; None leaves them.
+
+    Raises:
+        UsageError: There is no such engine, or no run that has one.
+    """
+    if engine is None:
+        return list(runs)
+    if engine not in ENGINES:
+        raise UsageError(f"unknown engine {engine!r}; choose among {', '.join(ENGINES)}")
+    if not any("engine" in run.config for run in runs):
+        raise UsageError("none of these runs has an engine; those of dualbatch's tables have")
+    return list(
+        dict.fromkeys(
+            replace(run, config=run.config | {"engine": engine}) if "engine" in run.config else run
+            for run in runs
+        )
+    )
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
@@ -249,7 +276,7 @@ def _carry_out(
     run: Run,
     seed: int,
     setting: Setting,
-    data: datasets.ImageData | None,
+    data: Data | None,
     key: str,
 ) -> Record:
     started = now()
@@ -295,7 +322,7 @@ def _carry_out(
         dirty=dirty,
         started=started,
         finished=now(),
-        command=setting.command(paper.key, (run.config.get("dataset") or {}).get("name")),
+        command=setting.command(paper.key, None if data is None else _asked_for(data)),
     )
 
 
@@ -305,7 +332,7 @@ def _key(
     run: Run,
     seed: int,
     setting: Setting,
-    data: datasets.ImageData | None,
+    data: Data | None,
 ) -> str:
     device = None
     if experiment.measures:
@@ -333,21 +360,28 @@ def _source_hash(modules: tuple[str, ...]) -> str:
     return source_hash(modules)
 
 
-def _load(config: Mapping[str, Any], root: str | None) -> datasets.ImageData | None:
+def _load(config: Mapping[str, Any], root: str | None) -> Data | None:
     wanted = config.get("dataset")
     return None if wanted is None else _load_cached(json.dumps(wanted, sort_keys=True), root)
 
 
+def _asked_for(data: Data) -> str | None:
+    return None if isinstance(data, datasets.EpochTimes) else data.name
+
+
 @cache
-def _load_cached(wanted: str, root: str | None) -> datasets.ImageData:
+def _load_cached(wanted: str, root: str | None) -> Data:
     options = json.loads(wanted)
+    if options["name"] == datasets.TIMES:
+        return datasets.load_times(root)
     return datasets.load(options.pop("name"), root, **options)
 
 
 def _label(run: Run) -> str:
     parts = [run.experiment]
-    named = ("role", "resolution", "mini_batch", "micro_batch", "layer", "setting", "mode",
-             "limit_mib", "policy")  # fmt: skip
+    named = ("role", "table", "scheme", "k", "n_small", "factor", "engine", "resolution",
+             "mini_batch", "micro_batch", "layer", "setting", "mode", "limit_mib",
+             "policy")  # fmt: skip
     for name in named:
         if run.config.get(name) is not None:
             parts.append(f"{name.replace('_', '-')} {run.config[name]}")

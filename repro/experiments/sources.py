@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results
-from repro.experiments.running import UsageError, code_of, default_profile
+from repro.experiments.running import UsageError, code_of, default_profile, with_engine
 from repro.records import Record, RecordStore, local_store, reference_stores
 
 
@@ -69,9 +69,13 @@ def find_source(
 
 
 def results_of(
-    paper: Paper, artefact: Artefact, source: Source, seeds: tuple[int, ...] | None = None
+    paper: Paper,
+    artefact: Artefact,
+    source: Source,
+    seeds: tuple[int, ...] | None = None,
+    engine: str | None = None,
 ) -> Results:
-    """Gather the records of an artefact.
+    """Gather the records of an artefact; `engine` asks for those of another engine.
 
     The datasets are those of the latest records, so that an artefact is shown as it was computed
     whatever data is at hand now.
@@ -83,13 +87,13 @@ def results_of(
     chosen = {}
     for task, names in paper.datasets[source.profile].items():
         serving = [name for name in used if name in (*names, "synthetic")]
-        chosen[task] = serving[-1] if serving else names[0]
+        chosen[task] = serving[-1] if serving else next(iter(names), "")
 
     def is_current(record: Record) -> bool:
         experiment = paper.experiments.get(record.experiment)
         return experiment is not None and record.code == code_of(experiment, record.config)
 
-    runs = artefact.runs(source.profile, chosen)
+    runs = with_engine(artefact.runs(source.profile, chosen), engine)
     if seeds is None:
         # Whoever asked for further seeds sees them.
         seeds = tuple(sorted({record.seed for record in records}.union(SEEDS[source.profile])))

@@ -1,0 +1,81 @@
+"""Published measurements of training times, as far as they are at hand."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repro import paths
+from repro.datasets.image_data import CorruptDatasetError, DatasetNotFoundError, digest
+
+TIMES = "dualbatch_times"
+_FILES = {"PyTorch": "gtx1080_pytorch.npy", "TensorFlow": "gtx1080_tensorflow.npy"}
+
+
+@dataclass(frozen=True, eq=False)
+class EpochTimes:
+    """Seconds of one epoch of ResNet-18 against the batch size, on a GTX 1080.
+
+    Attributes:
+        seconds: By framework, (500,): entry i is of batch size i + 1.
+        samples: Images in an epoch.
+        fingerprint: 16 hexadecimal digits, a hash of the numbers.
+        name: As datasets are named.
+        record_name: The same.
+        kind: Measured, not made up.
+        provenance: One sentence.
+    """
+
+    seconds: dict[str, NDArray[np.float64]]
+    samples: int
+    fingerprint: str
+    name: str = TIMES
+    record_name: str = TIMES
+    kind: Literal["real"] = "real"
+    provenance: str = (
+        "Raw measurements that the authors of dual-batch learning published: an epoch of 50,000 "
+        "CIFAR images, ResNet-18, GTX 1080."
+    )
+
+
+def find_times(root: str | os.PathLike[str] | None = None) -> Path | None:
+    """Return the folder of `EpochTimes`, None where it is not at hand."""
+    for folder in paths.data_roots(root):
+        found = folder / TIMES
+        if all((found / name).is_file() for name in _FILES.values()):
+            return found
+    return None
+
+
+def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
+    """Load the authors' raw measurements from ``dualbatch_times/*.npy``.
+
+    Raises:
+        DatasetNotFoundError: They are in none of the folders searched.
+        CorruptDatasetError: A file holds something else.
+    """
+    folder = find_times(root)
+    if folder is None:
+        searched = ", ".join(str(place) for place in paths.data_roots(root))
+        raise DatasetNotFoundError(
+            f"{TIMES!r} ({', '.join(_FILES.values())}) is in none of {searched}: copy the folder "
+            "there, or set $REPRO_DATA"
+        )
+    seconds = {}
+    for framework, name in _FILES.items():
+        try:
+            values = np.load(folder / name).astype(np.float64)
+        except (OSError, ValueError) as error:
+            raise CorruptDatasetError(f"{folder / name} cannot be read ({error})") from error
+        values = np.trim_zeros(values, "b")  # the last entry is empty
+        if values.ndim != 1 or len(values) < 2 or not (values > 0).all():
+            raise CorruptDatasetError(
+                f"{folder / name} has shape {values.shape}: expected seconds above 0 for batch "
+                "sizes 1, 2, ..."
+            )
+        seconds[framework] = values
+    print_of = digest(value for values in seconds.values() for value in values)[:16]
+    return EpochTimes(seconds, 50_000, print_of)

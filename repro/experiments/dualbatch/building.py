@@ -1,0 +1,147 @@
+"""What a training of the paper is made of: model, data, plan, schedule, step."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro import models
+from repro.datasets import ImageData, Split, TensorLoader, channel_statistics
+from repro.dualbatch import (
+    CyclicProgressiveSchedule,
+    DualBatchPlan,
+    Share,
+    Stage,
+    SubStage,
+)
+from repro.measure import TimeModel
+from repro.training import evaluate_classifier
+
+Config = Mapping[str, Any]
+_HEADS = ("classifier", "fc")
+
+
+def build_model(config: Config, num_classes: int) -> nn.Module:
+    """Return the model with fresh weights, with dropout before its last layer (Tables 7 and 9)."""
+    options = dict(config["model"])
+    model = models.build(options.pop("name"), num_classes=num_classes, **options)
+    for name in _HEADS:
+        if isinstance(head := getattr(model, name, None), nn.Linear):
+            setattr(model, name, nn.Sequential(nn.Dropout(0.0), head))
+            return model
+    raise ValueError(f"{config['model']['name']} has no last linear layer named {_HEADS}")
+
+
+def plan_of(entry: Config) -> DualBatchPlan:
+    """Solve the plan of a configuration."""
+    options = dict(entry)
+    model = TimeModel(options.pop("a"), options.pop("b"))
+    return DualBatchPlan.solve(model, **options)
+
+
+def schedule_of(config: Config) -> CyclicProgressiveSchedule:
+    """Return the schedule of a configuration."""
+    return CyclicProgressiveSchedule(
+        [Stage(int(epochs), lr) for epochs, lr in config["stages"]],
+        [
+            SubStage(entry["resolution"], entry["dropout"], plan_of(entry["plan"]))
+            for entry in config["sub_stages"]
+        ],
+        warmup_epochs=config["warmup_epochs"],
+    )
+
+
+class TrainingData:
+    """The images of a training on a device, as mini-batches of any share or for evaluation.
+
+    Args:
+        config: With ``augment``, ``test_samples`` and the plans' number of training samples.
+        data: Labelled images; grey ones are taken three times.
+        device: Where they lie and are augmented.
+    """
+
+    def __init__(self, config: Config, data: ImageData, device: str) -> None:
+        wanted = config["sub_stages"][0]["plan"]["samples"]
+        train = _three_channels(data.train if wanted == len(data.train) else
+                                data.train.evenly(wanted))  # fmt: skip
+        count = min(config["test_samples"], len(data.test))
+        test = _three_channels(data.test.evenly(count))
+        self.augment = dict(config["augment"])
+        self.statistics = channel_statistics(train.images)
+        self.images, self.labels = _on(device, train)
+        self.test = _on(device, test)
+
+    def __call__(self, share: Share) -> TensorLoader:
+        """Return the augmented mini-batches of a share, in its order."""
+        chosen = share.indices.to(self.images.device)
+        mean, std = self.statistics
+        return TensorLoader(
+            self.images[chosen],
+            self.labels[chosen],
+            share.batch_size,
+            seed=share.seed,
+            shuffle=False,
+            resolution=share.resolution,
+            mean=mean,
+            std=std,
+            **self.augment,
+        )
+
+    def evaluation(self, config: Config, device: str) -> Callable[[nn.Module], dict[str, float]]:
+        """Return a function that measures a model on the test images, at their own resolution."""
+        mean, std = self.statistics
+        size = min(500, len(self.test[0]))
+        loader = TensorLoader(*self.test, size, shuffle=False, mean=mean, std=std)
+        low = low_precision(config)
+
+        def evaluate(model: nn.Module) -> dict[str, float]:
+            with torch.autocast(torch.device(device).type, low) if low else nullcontext():
+                return evaluate_classifier(model, loader, device)
+
+        return evaluate
+
+
+def low_precision(config: Config) -> torch.dtype | None:
+    """Return the type of the forward pass under autocast, None for none."""
+    name = config["autocast"]
+    return None if name is None else getattr(torch, name)
+
+
+def training_step(config: Config, resolution: int, batch: int, device: str) -> Callable[[], Any]:
+    """Return a training step on random images, for measurements of time and memory."""
+    model = build_model(config, 100).to(device).train()
+    return step_of(config, model, resolution, batch, device)
+
+
+def step_of(
+    config: Config, model: nn.Module, resolution: int, batch: int, device: str
+) -> Callable[[], Any]:
+    """Return a training step of a model on random images."""
+    layout = torch.channels_last if config["channels_last"] else torch.contiguous_format
+    model.to(memory_format=layout)  # type: ignore[call-overload]
+    images = torch.randn(batch, 3, resolution, resolution, device=device)
+    images = images.contiguous(memory_format=layout)
+    labels = torch.randint(100, (batch,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+    low, kind = low_precision(config), torch.device(device).type
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(kind, low) if low else nullcontext():
+            loss = nn.functional.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _three_channels(split: Split) -> Split:
+    images = split.images
+    return Split(images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images, split.labels)
+
+
+def _on(device: str, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    assert split.labels is not None
+    return split.images.contiguous().to(device), split.labels.to(device)
