@@ -1,0 +1,212 @@
+import pytest
+import torch
+from torch import nn
+
+from repro.dualbatch import CyclicProgressiveSchedule, DualBatchPlan, Stage, SubStage, set_dropout
+from repro.measure import TimeModel
+
+CIFAR_LR = [(80, 0.2), (40, 0.02), (20, 0.002)]
+IMAGENET_LR = [(60, 0.2), (30, 0.02), (15, 0.002)]
+CIFAR_SUB = [(24, 0.1, 41.89, 600), (32, 0.2, 30.79, 560)]
+IMAGENET_SUB = [(160, 0.1, 39.94, 2330), (224, 0.2, 29.99, 1110), (288, 0.3, 17.756, 740)]
+# Tables 7 and 9: the last epoch of each part, learning rate, resolution, dropout, B_L, B_S (n_S=1)
+TABLE_7 = [
+    (40, 0.2, 24, 0.1, 600, 130),
+    (80, 0.2, 32, 0.2, 560, 102),
+    (100, 0.02, 24, 0.1, 600, 130),
+    (120, 0.02, 32, 0.2, 560, 102),
+    (130, 0.002, 24, 0.1, 600, 130),
+    (140, 0.002, 32, 0.2, 560, 102),
+]
+TABLE_9 = [
+    (20, 0.2, 160, 0.1, 2330, 156),
+    (40, 0.2, 224, 0.2, 1110, 112),
+    (60, 0.2, 288, 0.3, 740, 67),
+    (70, 0.02, 160, 0.1, 2330, 156),
+    (80, 0.02, 224, 0.2, 1110, 112),
+    (90, 0.02, 288, 0.3, 740, 67),
+    (95, 0.002, 160, 0.1, 2330, 156),
+    (100, 0.002, 224, 0.2, 1110, 112),
+    (105, 0.002, 288, 0.3, 740, 67),
+]
+
+
+def stages(pairs):
+    return [Stage(epochs, lr) for epochs, lr in pairs]
+
+
+def sub_stages(rows, samples):
+    return [
+        SubStage(
+            resolution,
+            dropout,
+            DualBatchPlan.solve(TimeModel(1.0, ratio), 1.05, 1, 3, large_batch, samples),
+        )
+        for resolution, dropout, ratio, large_batch in rows
+    ]
+
+
+def rows(schedule):
+    return [(s.lr, s.resolution, s.dropout, s.large_batch, s.small_batch) for s in schedule]
+
+
+def by_epoch(table):
+    listed, start = [], 0
+    for end, *row in table:
+        listed += [tuple(row)] * (end - start)
+        start = end
+    return listed
+
+
+class TestPapersTables:
+    @pytest.mark.parametrize(
+        ("pairs", "subs", "samples", "table"),
+        [
+            (CIFAR_LR, CIFAR_SUB, 50_000, TABLE_7),
+            (IMAGENET_LR, IMAGENET_SUB, 1_281_167, TABLE_9),
+        ],
+    )
+    def test_hybrid_scheme_of_tables_7_and_9(self, pairs, subs, samples, table):
+        schedule = CyclicProgressiveSchedule(stages(pairs), sub_stages(subs, samples))
+        assert len(schedule) == table[-1][0]
+        assert rows(schedule) == by_epoch(table)
+        assert [s.epoch for s in schedule] == list(range(1, len(schedule) + 1))
+        for number, (start, end) in enumerate(
+            zip([0, *[row[0] for row in table]], [row[0] for row in table], strict=False)
+        ):
+            part = schedule[start:end]
+            assert {s.stage for s in part} == {number // len(subs) + 1}
+            assert {s.sub_stage for s in part} == {number % len(subs) + 1}
+
+    @pytest.mark.parametrize(
+        ("pairs", "sub", "samples", "ends"),
+        [
+            (CIFAR_LR, CIFAR_SUB[-1], 50_000, (80, 120, 140)),
+            (IMAGENET_LR, IMAGENET_SUB[-1], 1_281_167, (60, 90, 105)),
+        ],
+    )
+    def test_dual_batch_learning_of_tables_7_and_9(self, pairs, sub, samples, ends):
+        schedule = CyclicProgressiveSchedule(stages(pairs), sub_stages([sub], samples))
+        small = {560: 102, 740: 67}[sub[3]]
+        row = (sub[0], sub[1], sub[3], small)
+        lrs = (0.2, 0.02, 0.002)
+        table = [(end, lr, *row) for end, lr in zip(ends, lrs, strict=True)]
+        assert rows(schedule) == by_epoch(table)
+
+    def test_table_1(self):
+        # Two stages of two sub-stages: learning rates do not depend on the sub-stage, and
+        # resolution, dropout and batch sizes go through the same cycle in each stage.
+        pairs = [(4, 0.5), (2, 0.05)]
+        hybrid = CyclicProgressiveSchedule(stages(pairs), sub_stages(CIFAR_SUB, 50_000))
+        first, second = (24, 0.1, 600, 130), (32, 0.2, 560, 102)
+        assert rows(hybrid) == [
+            *[(0.5, *first)] * 2,
+            *[(0.5, *second)] * 2,
+            (0.05, *first),
+            (0.05, *second),
+        ]
+        # Cyclic progressive learning: one batch size.
+        baselines = [
+            SubStage(r, d, DualBatchPlan.solve(TimeModel(1.0, ratio), 1, 0, 4, large, 50_000))
+            for r, d, ratio, large in CIFAR_SUB
+        ]
+        cyclic = CyclicProgressiveSchedule(stages(pairs), baselines)
+        assert rows(cyclic)[1:3] == [(0.5, 24, 0.1, 600, None), (0.5, 32, 0.2, 560, None)]
+        # Dual-batch learning: two batch sizes, one resolution.
+        dual = CyclicProgressiveSchedule(stages(pairs), sub_stages(CIFAR_SUB[1:], 50_000))
+        assert rows(dual) == [(0.5, *second)] * 4 + [(0.05, *second)] * 2
+
+    def test_warm_up_of_section_5_1_3(self):
+        schedule = CyclicProgressiveSchedule(
+            stages([(80, 0.1), (40, 0.02), (20, 0.004)]), warmup_epochs=5
+        )
+        assert len(schedule) == 140
+        rates = [s.lr for s in schedule]
+        assert rates[:6] == pytest.approx([0.02, 0.036, 0.052, 0.068, 0.084, 0.1])
+        assert rates[5:80] == [0.1] * 75
+        assert rates[80:120] == [0.02] * 40 and rates[120:] == [0.004] * 20
+        assert (schedule[0].resolution, schedule[0].dropout, schedule[0].plan) == (None,) * 3
+        assert (schedule[0].small_batch, schedule[0].large_batch) == (None, None)
+
+
+class TestDivision:
+    @pytest.mark.parametrize(
+        ("epochs", "parts", "expected"),
+        [(7, 2, [3, 4]), (8, 3, [2, 3, 3]), (3, 3, [1, 1, 1]), (10, 4, [2, 3, 2, 3]), (5, 1, [5])],
+    )
+    def test_uneven(self, epochs, parts, expected):
+        subs = [SubStage(10 * (i + 1)) for i in range(parts)]
+        schedule = CyclicProgressiveSchedule([Stage(epochs, 0.1), Stage(epochs, 0.01)], subs)
+        assert len(schedule) == 2 * epochs
+        for stage in (1, 2):
+            own = [s.sub_stage for s in schedule if s.stage == stage]
+            assert own == sorted(own)
+            assert [own.count(i + 1) for i in range(parts)] == expected
+
+    def test_at_progress(self):
+        schedule = CyclicProgressiveSchedule([Stage(2, 0.1), Stage(1, 0.01)])
+        expected = [(0, 1), (1 / 4, 2), (1, 2), (1.25, 3), (2, 3), (2.5, 3), (3, 3), (99, 3)]
+        assert [(p, schedule.at_progress(p).epoch) for p, _ in expected] == expected
+        # A sum of shares of an epoch is one epoch, though not to the last bit.
+        assert schedule.at_progress(0.1 + 0.2 + 0.7).epoch == 2
+        assert schedule.at_progress(sum([1 / 49] * 49)).epoch == 2
+
+    def test_sequence(self):
+        schedule = CyclicProgressiveSchedule([Stage(3, 0.1)], warmup_epochs=2, warmup_start=0.5)
+        assert schedule[-1] == list(schedule)[2]
+        assert [s.lr for s in schedule[:2]] == pytest.approx([0.05, 0.075])
+        assert schedule[1] in schedule
+        with pytest.raises(IndexError):
+            schedule[3]
+
+
+class TestSetDropout:
+    def test_every_layer(self):
+        inner = nn.Sequential(nn.Dropout2d(0.7), nn.AlphaDropout(0.1))
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), inner)
+        set_dropout(model, 0.25)
+        assert [model[1].p, inner[0].p, inner[1].p] == [0.25] * 3
+        set_dropout(model, 0)
+        x = torch.ones(3, 4)
+        assert torch.equal(model[1](x), x)
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match=r"sets dropout to 0.2, but Linear has no dropout"):
+            set_dropout(nn.Linear(1, 1), 0.2)
+        model = nn.Sequential(nn.Dropout(0.5))
+        for rate in (-0.1, 1.0, float("nan")):
+            with pytest.raises(ValueError, match=rf"dropout is {rate}; give a rate from 0 up"):
+                set_dropout(model, rate)
+        assert model[0].p == 0.5
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"stages": []}, r"there are 0 stages and 1 sub-stages"),
+            ({"sub_stages": []}, r"there are 1 stages and 0 sub-stages"),
+            ({"stages": [Stage(0, 0.1)]}, r"a stage has 0 epochs and learning rate 0.1"),
+            ({"stages": [Stage(5, 0.0)]}, r"a stage has 5 epochs and learning rate 0.0"),
+            (
+                {"stages": [Stage(2, 0.1)], "sub_stages": [SubStage()] * 3},
+                r"2 epochs .* one epoch for each of the 3 sub-stages",
+            ),
+            ({"sub_stages": [SubStage(0)]}, r"resolution 0 and dropout None"),
+            ({"sub_stages": [SubStage(8, 1.0)]}, r"resolution 8 and dropout 1.0"),
+            ({"sub_stages": [SubStage(8, -0.1)]}, r"resolution 8 and dropout -0.1"),
+            ({"warmup_epochs": -1}, r"warmup_epochs is -1 .* give 0 to 4 epochs"),
+            ({"warmup_epochs": 5}, r"warmup_epochs is 5 .* give 0 to 4 epochs"),
+            ({"warmup_start": 0.0}, r"warmup_start 0.0; .* a share above 0 up to 1"),
+            ({"warmup_start": 1.5}, r"warmup_start 1.5; .* a share above 0 up to 1"),
+        ],
+    )
+    def test_arguments(self, given, message):
+        with pytest.raises(ValueError, match=message):
+            CyclicProgressiveSchedule(**({"stages": [Stage(4, 0.1)]} | given))
+
+    def test_plans_of_different_workers(self):
+        model = TimeModel(1.0, 30.0)
+        plans = [DualBatchPlan.solve(model, 1.05, i, 4 - i, 500, 5000) for i in (1, 2)]
+        with pytest.raises(ValueError, match=r"the plans .* have different workers"):
+            CyclicProgressiveSchedule([Stage(4, 0.1)], [SubStage(plan=plan) for plan in plans])

@@ -1,0 +1,97 @@
+"""Small trainings for the tests of `repro.dualbatch`'s engines."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repro.dualbatch import (
+    CyclicProgressiveSchedule,
+    DualBatchPlan,
+    DualBatchResult,
+    Share,
+    Stage,
+    train_dual_batch,
+)
+from repro.measure import TimeModel
+
+SAMPLES = 60
+TIMES = TimeModel(1e-3, 1e-2)
+SYNCS: list[dict[str, Any]] = [
+    {"sync": "asp"},
+    {"sync": "bsp"},
+    {"sync": "ssp", "staleness": 1},
+]
+
+
+def make_model() -> nn.Module:
+    """Return a network with weights, statistics, a counter and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(4, 3),
+    )
+
+
+def make_data(samples: int = SAMPLES, side: int = 6) -> tuple[Tensor, Tensor]:
+    """Return images and labels, the same ones each time."""
+    generator = torch.Generator().manual_seed(4)
+    images = torch.randn(samples, 2, side, side, generator=generator)
+    return images, torch.randint(3, (samples,), generator=generator)
+
+
+def make_plan(n_small: int = 2, n_large: int = 1, samples: int = SAMPLES) -> DualBatchPlan:
+    """Return a plan with batches of up to 10 samples."""
+    return DualBatchPlan.solve(TIMES, 1.1, n_small, n_large, 10, samples)
+
+
+def epochs(count: int) -> CyclicProgressiveSchedule:
+    """Return a schedule whose learning rate falls after the first half."""
+    half = count // 2
+    return CyclicProgressiveSchedule(
+        [Stage(count - half, 0.1), *([Stage(half, 0.02)] * (half > 0))]
+    )
+
+
+def train(plan: DualBatchPlan | None = None, count: int = 4, **options: Any) -> DualBatchResult:
+    """Train the small network."""
+    given: dict[str, Any] = {
+        "model_fn": make_model,
+        "data": make_data(),
+        "plan": plan or make_plan(),
+        "schedule": epochs(count),
+    }
+    return train_dual_batch(**(given | options))
+
+
+class Recorder:
+    """Data that notes the shares that it is asked for."""
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.images, self.labels = make_data(samples)
+        self.shares: list[Share] = []
+
+    def __call__(self, share: Share) -> Iterator[tuple[Tensor, Tensor]]:
+        self.shares.append(share)
+        for index in share.indices.split(share.batch_size):
+            yield self.images[index], self.labels[index]
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Return whether two states are equal to the bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def without_wall_time(result: DualBatchResult) -> list[Any]:
+    """Return the history with the measured seconds set to 0; they must be some."""
+    assert all(
+        entry.wall_time_s > 0 and math.isfinite(entry.wall_time_s) for entry in result.history
+    )
+    return [replace(entry, wall_time_s=0.0) for entry in result.history]
