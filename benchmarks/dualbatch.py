@@ -158,7 +158,8 @@ def merging(repeats: int) -> None:
     except ImportError:
         print("through Ray: not installed (pip install 'repro[cluster]')")
         return
-    from repro.dualbatch.cluster import connected, to_arrays, to_tensors
+    from repro.dualbatch.actors import to_arrays, to_tensors
+    from repro.dualbatch.cluster import connected
 
     class Server:
         def __init__(self) -> None:

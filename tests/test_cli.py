@@ -99,6 +99,22 @@ class TestCommands:
         assert "photos" in out or "digits" in out
         assert "out of memory" in out or artefact != "table5"
 
+    def test_show_another_engine(self, run, results_folder):
+        options = ("--profile", "smoke", "--engine", "ray")
+        code, out, err = run("show", "dualbatch/table5", *options)
+        assert (code, err) == (0, "") and not results_folder.exists()
+        assert "Not run yet." in " ".join(out.split())
+        code, out, err = run("show", "dualbatch", *options)
+        assert (code, err) == (0, "") and "dualbatch/table5" in out
+
+    def test_run_and_show_the_solved_tables(self, run, results_folder):
+        tables = [f"dualbatch/table{n}" for n in (2, 6, 7, 9)]
+        code, out, err = run("run", *tables, *SMOKE)
+        assert code == 0 and "4 computed (0 out of memory, 0 failed)" in out
+        assert len(list(results_folder.rglob("solve-*.json"))) == 4
+        code, out, err = run("show", "dualbatch/table6", "--profile", "smoke")
+        assert (code, err) == (0, "") and "reproduced" in out and "60 of 60" in out
+
     def test_show_without_records(self, run, results_folder):
         code, out, _ = run("show", "mbs/table4", "--profile", "smoke")
         assert code == 0 and "Not run yet." in out and "not run" in out
@@ -209,6 +225,13 @@ BAD_INPUT = {
     "unknown option": (("run", "--color", "red"), ["--color"]),
     "unknown command": (("reproduce",), ["reproduce"]),
     "a parameter without a value": (("notebooks", "-p", "profile"), ["'profile'", "NAME=VALUE"]),
+    "unknown engine": (("run", "dualbatch", *SMOKE, "--engine", "dask"), ["'dask'", "local, ray"]),
+    "unknown engine, shown": (
+        ("show", "dualbatch/table5", "--engine", "dask"), ["'dask'", "local, ray"],
+    ),
+    "a paper without engines": (("run", "mbs", *SMOKE, "--engine", "ray"), ["dualbatch"]),
+    "a table without engines": (("run", "dualbatch/table2", *SMOKE, "--engine", "ray"),
+                                ["none of these runs has an engine"]),
     "missing dataset": (
         ("run", "mbs", "--profile", "quick", "--device", "cpu", "--dataset", "flowers102"),
         ["flowers102", "$REPRO_DATA", "synthetic", "the network is closed"],

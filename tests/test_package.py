@@ -67,7 +67,8 @@ class TestArrows:
                     "scipy",
                 }
                 # The engine on a cluster is an extra, and imported when it is asked for.
-                extra = under(name, "ray") and path.name == "cluster.py" and method == "dualbatch"
+                on_ray = method == "dualbatch" and path.name in ("actors.py", "cluster.py")
+                extra = under(name, "ray") and on_ray
                 assert own or library or extra, f"{path.name} imports {name}"
 
     def test_measure_and_records_know_nothing_of_the_rest(self):

@@ -68,13 +68,13 @@ def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
     for framework, name in _FILES.items():
         try:
             values = np.load(folder / name).astype(np.float64)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, EOFError) as error:
             raise CorruptDatasetError(f"{folder / name} cannot be read ({error})") from error
         values = np.trim_zeros(values, "b")  # the last entry is empty
-        if values.ndim != 1 or len(values) < 2 or not (values > 0).all():
+        if values.ndim != 1 or len(values) < 2 or not (np.isfinite(values) & (values > 0)).all():
             raise CorruptDatasetError(
-                f"{folder / name} has shape {values.shape}: expected seconds above 0 for batch "
-                "sizes 1, 2, ..."
+                f"{folder / name} has shape {values.shape}: expected seconds above 0 (finite) for "
+                "batch sizes 1, 2, ..."
             )
         seconds[framework] = values
     print_of = digest(value for values in seconds.values() for value in values)[:16]

@@ -9,7 +9,6 @@ when it dies, it resumes from there, and tells workers whose pull it no longer k
 A commit is identified by worker and share, so that a repeated one changes nothing.
 """
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -25,170 +24,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.dualbatch.engines import EpochResult, Job, load_checkpoint, save_atomically
-from repro.dualbatch.server import Commit, ParameterServer
-from repro.dualbatch.worker import Batches, Share, Worker
+from repro.dualbatch.actors import ServerActor, WorkerActor, checkpoint, to_tensors
+from repro.dualbatch.engines import EpochResult, Job, first_line, load_checkpoint, save_atomically
+from repro.dualbatch.server import Commit
+from repro.dualbatch.worker import Batches, Share
 
-Arrays = dict[str, np.ndarray]
 SERVER_NAME = "repro-dualbatch-server"
 CHECK_S = 5.0  # seconds without news after which the driver asks whether the cluster is there
 CHECKS = 3  # how many times in turn it may stay without an answer
+PLACE_S = 120.0  # seconds that a worker may wait for a place on the cluster
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
 
 
 class ClusterError(RuntimeError):
     """A cluster cannot be reached, is too small, or died."""
-
-
-def to_arrays(state: Mapping[str, Tensor]) -> Arrays:
-    """Return a state as arrays on the host, which Ray shares without a copy."""
-    return {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
-
-
-def to_tensors(arrays: Arrays) -> dict[str, Tensor]:
-    """Return arrays as tensors of their own: what Ray delivers is read-only."""
-    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
-
-
-class ServerActor:
-    """The parameter server as an actor; Ray makes its methods coroutines of one process.
-
-    Args:
-        job: With the plan, the schedule and how to make the server.
-        path: The checkpoint that it starts from and keeps writing. Ray would not keep a large
-            argument for a restart.
-        fingerprint: The checkpoint's.
-    """
-
-    def __init__(self, job: Job, path: str, fingerprint: str) -> None:
-        self._job, self._path, self._fingerprint = job, Path(path), fingerprint
-        content = load_checkpoint(self._path, fingerprint)
-        self._server = job.make_server(content["server"]["state"])
-        self._server.load_state_dict(content["server"])
-        self._history: list[dict[str, Any]] = content["history"]
-        self._ends: dict[int, Arrays] = {}  # states at the ends of epochs, until they are fetched
-        self._pids: dict[int, int] = {}
-        self._changed = asyncio.Condition()
-        self._spent_s: float = content["wall_s"]
-        self._start_s: float | None = None
-
-    @property
-    def _now_s(self) -> float:
-        running = 0.0 if self._start_s is None else time.perf_counter() - self._start_s
-        return self._spent_s + running
-
-    def _may_start(self, worker: int) -> bool:
-        # The clock starts when all are there: processes take seconds to come up.
-        done = [count >= len(self._job.schedule) for count in self._server.iterations]
-        there = all(number in self._pids or done[number] for number in range(self._job.plan.n))
-        if there and self._start_s is None:
-            self._start_s = time.perf_counter()
-        return there and self._server.may_start(worker)
-
-    async def pull(self, worker: int, pid: int) -> tuple[int, int, Arrays] | None:
-        """Return share, version and state once the worker may start; None after its last share."""
-        async with self._changed:
-            self._pids[worker] = pid
-            self._changed.notify_all()
-            if self._server.iterations[worker] >= len(self._job.schedule):
-                return None
-            await self._changed.wait_for(lambda: self._may_start(worker))
-        pull = self._server.pull(worker)
-        return pull.iteration, pull.version, to_arrays(pull.state)
-
-    async def push(
-        self,
-        worker: int,
-        iteration: int,
-        version: int,
-        state: Arrays,
-        factor: float,
-        loss: float,
-    ) -> bool:
-        """Merge a trained state; False where it changed nothing and the worker is to pull again."""
-        own = to_tensors(state)
-        commit = self._server.push(
-            worker, iteration, own, factor, version=version, time_s=self._now_s, loss=loss
-        )
-        if commit is None:
-            return False
-        epoch, rest = divmod(self._server.version, self._job.plan.n)
-        if not rest:
-            now = to_arrays(self._server.state)
-            self._ends[epoch] = {name: array.copy() for name, array in now.items()}
-            self._save()
-        async with self._changed:
-            self._changed.notify_all()
-        return True
-
-    async def wait_epoch(self, epoch: int) -> tuple[Arrays, list[dict[str, Any]], float]:
-        """Return the state at an epoch's end, the log so far, and seconds from the start.
-
-        Where a restart lost the state of just then, it is the present one.
-        """
-        due = epoch * self._job.plan.n
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._server.version >= due)
-        state = self._ends.pop(epoch, None) or to_arrays(self._server.state)
-        log = [asdict(commit) for commit in self._server.log]
-        return state, log, log[due - 1]["time_s"]
-
-    async def note(self, result: dict[str, Any]) -> None:
-        """Keep an epoch's result for whoever resumes."""
-        self._history = [r for r in self._history if r["epoch"] < result["epoch"]] + [result]
-        if len(self._history) == len(self._job.schedule):
-            self._save()
-
-    async def status(self) -> dict[str, Any]:
-        """Return where the training stands, and the processes that work on it."""
-        return {
-            "pid": os.getpid(),
-            "workers": dict(self._pids),
-            "version": self._server.version,
-            "iterations": list(self._server.iterations),
-            "history": self._history,
-        }
-
-    def _save(self) -> None:
-        content = checkpoint(self._server, self._fingerprint, self._now_s, self._history)
-        save_atomically(content, self._path)
-
-
-def checkpoint(
-    server: ParameterServer, fingerprint: str, wall_s: float, history: list[dict[str, Any]]
-) -> dict[str, Any]:
-    """Return what a server starts from, in the form of the local engine's checkpoints."""
-    return {
-        "fingerprint": fingerprint,
-        "server": server.state_dict(with_pulls=False),
-        "busy": [],
-        "now_s": 0.0,
-        "wall_s": wall_s,
-        "history": history,
-    }
-
-
-class WorkerActor:
-    """A worker as an actor: pulls, trains and pushes until the server has no more shares for it."""
-
-    def __init__(self, number: int, job: Job, server: Any) -> None:
-        self._number, self._job, self._server = number, job, server
-        self._worker = Worker(job.recipe, job.plan)
-
-    def run(self) -> None:
-        """Train every share that the server has for this worker."""
-        import ray
-
-        number, server = self._number, self._server
-        while True:
-            work = ray.get(server.pull.remote(number, os.getpid()))
-            if work is None:
-                return
-            iteration, version, arrays = work
-            setting = self._job.setting_at(version)
-            done = self._worker.train(number, iteration, to_tensors(arrays), setting)
-            state, loss = to_arrays(done.state), float(done.loss)
-            ray.get(server.push.remote(number, iteration, version, state, done.factor, loss))
 
 
 class RayEngine:
@@ -199,7 +48,8 @@ class RayEngine:
         address: Of a running cluster (``auto`` finds this machine's); None starts one here, for
             the time of the run.
         cpus_per_worker: Cores for each worker.
-        gpus_per_worker: GPUs for each worker; workers may share one, such as with 0.25.
+        gpus_per_worker: GPUs for each worker; workers may share one, such as with 0.25. None: for
+            a recipe on CUDA all that there are, at most one each; else none.
         worker_restarts: How many times each worker is replaced before the run ends.
         server_restarts: How many times the server is started again.
 
@@ -212,12 +62,14 @@ class RayEngine:
         job: Job,
         address: str | None = None,
         cpus_per_worker: float = 1.0,
-        gpus_per_worker: float = 0.0,
+        gpus_per_worker: float | None = None,
         worker_restarts: int = 3,
         server_restarts: int = 3,
     ) -> None:
         self.job, self.address = job, address
-        self._resources = {"num_cpus": cpus_per_worker, "num_gpus": gpus_per_worker}
+        self._cpus, self._gpus = cpus_per_worker, gpus_per_worker
+        if gpus_per_worker is None and torch.device(job.recipe.device).type != "cuda":
+            self._gpus = 0.0
         self._worker_restarts, self._server_restarts = worker_restarts, server_restarts
         self.state: dict[str, Tensor] = {}
         self.history: list[EpochResult] = []
@@ -230,7 +82,10 @@ class RayEngine:
             ClusterError: The server or a worker died too often, or the cluster is gone.
         """
         job = self.job
-        model = job.recipe.make_model()
+        recipe = job.recipe
+        if torch.device(recipe.device).type == "cuda" and not torch.cuda.is_available():
+            recipe = replace(recipe, device="cpu")  # a head node that has none
+        model = recipe.make_model()
         server = job.make_server(model.state_dict())
         fingerprint = job.fingerprint(server)
         folder = Path(tempfile.mkdtemp(prefix="repro-dualbatch-"))
@@ -240,10 +95,14 @@ class RayEngine:
         else:
             save_atomically(checkpoint(server, fingerprint, 0.0, []), path)
         state_bytes = sum(tensor.nbytes for tensor in server.state.values())
-        needed = {"CPU": job.plan.n * self._resources["num_cpus"]}
-        needed["GPU"] = job.plan.n * self._resources["num_gpus"]
+        here = torch.cuda.device_count() if self.address is None and self._gpus is None else 0
+        needed = {"CPU": job.plan.n * self._cpus, "GPU": job.plan.n * (self._gpus or 0.0) or here}
+        if not callable(recipe.data):
+            state_bytes += sum(tensor.nbytes for tensor in recipe.data) // 8
         try:
             with connected(self.address, needed, state_bytes) as ray:
+                if self._gpus is None:
+                    self._gpus = min(1.0, ray.cluster_resources().get("GPU", 0.0) / job.plan.n)
                 self._drive(ray, model, path, fingerprint)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -270,14 +129,16 @@ class RayEngine:
             .remote(replace(job, recipe=bare), str(path), fingerprint)
         )
         shared = ray.put(job)
-        kind = ray.remote(WorkerActor).options(**self._resources)
+        kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=self._gpus)
         deaths = [0] * job.plan.n
         running: dict[Any, int] = {}
         actors: dict[int, Any] = {}
+        waiting: dict[int, tuple[Any, float]] = {}  # for a place on the cluster, and since when
 
         def start(number: int) -> None:
-            actors[number] = kind.remote(number, shared, server)
-            running[actors[number].run.remote()] = number
+            actors[number] = kind.remote()
+            waiting[number] = actors[number].is_up.remote(), time.monotonic()
+            running[actors[number].run.remote(number, shared, server)] = number
 
         unanswered = 0
         try:
@@ -297,6 +158,8 @@ class RayEngine:
                             f"the cluster does not answer for {CHECKS * CHECK_S:g} s at epoch "
                             f"{epoch} and no worker ends a share; {_GO_ON}"
                         )
+                    if not unanswered:
+                        self._check_places(ray, waiting)
                     continue
                 unanswered = 0
                 if ready[0] in running:
@@ -308,17 +171,19 @@ class RayEngine:
                         if deaths[number] > self._worker_restarts:
                             raise ClusterError(
                                 f"worker {number} died {deaths[number]} times; the last time: "
-                                f"{_first_line(death)}"
+                                f"{first_line(death)}"
                             ) from death
                         start(number)
                     continue
-                arrays, log, wall_s = ray.get(waited)
+                arrays, exact, log, wall_s = ray.get(waited)
                 self.log = [Commit(**entry) for entry in log]
                 self.state = to_tensors(arrays)
                 if epoch > len(job.schedule):
                     return
                 model.load_state_dict(self.state)
-                result = self.job.end_epoch(model, self.log, epoch, float("nan"), wall_s)
+                # The metrics of a later state would not be this epoch's.
+                told = self.job if exact else replace(self.job, evaluate=None)
+                result = told.end_epoch(model, self.log, epoch, float("nan"), wall_s)
                 self.history.append(result)
                 noted = server.note.remote(asdict(result))
                 if epoch == len(job.schedule):
@@ -330,8 +195,25 @@ class RayEngine:
             raise error.cause if isinstance(error.cause, Exception) else error from error
         except exceptions.RayError as error:
             raise ClusterError(
-                f"the parameter server or its cluster is gone ({_first_line(error)}); {_GO_ON}"
+                f"the parameter server or its cluster is gone ({first_line(error)}); {_GO_ON}"
             ) from error
+        finally:
+            # On a dead cluster this would wait, and Ray end the process.
+            for actor in (server, *actors.values()) if _answers(ray) else ():
+                with contextlib.suppress(Exception):
+                    ray.kill(actor, no_restart=True)
+
+    def _check_places(self, ray: Any, waiting: dict[int, tuple[Any, float]]) -> None:
+        for number, (is_up, since) in list(waiting.items()):
+            if ray.wait([is_up], timeout=0)[0]:
+                del waiting[number]
+            elif time.monotonic() - since > PLACE_S:
+                free = {k: v for k, v in ray.available_resources().items() if k in ("CPU", "GPU")}
+                raise ClusterError(
+                    f"worker {number} has waited {PLACE_S:g} s for {self._cpus:g} CPU and "
+                    f"{self._gpus:g} GPU; free are {free}; end what else runs there, or lower "
+                    "cpus_per_worker or gpus_per_worker"
+                )
 
 
 @contextlib.contextmanager
@@ -348,6 +230,8 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if (Path.home() / ".ray" / "auth_token").is_file():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does for "auto" alone
     try:
         import ray
     except ImportError as error:
@@ -370,11 +254,15 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
                 **quiet,
             )
         elif own:
+            host, colon, port = str(address).rpartition(":")
+            if colon and "://" not in str(address):  # Ray itself asks on for many minutes
+                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
             ray.init(address=address, **quiet)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         raise ClusterError(
-            f"no Ray cluster at address {address!r} ({_first_line(error)}); start one with "
-            "'ray start --head', or leave the address out"
+            f"no Ray cluster at address {address!r} ({first_line(error)}); start one with "
+            "'ray start --head', or leave the address out; one that asks for a token needs "
+            "RAY_AUTH_MODE=token in the environment"
         ) from error
     try:
         there = ray.cluster_resources()
@@ -401,8 +289,3 @@ def _answers(ray: Any) -> bool:
 
 def _no_data(share: Share) -> Batches:
     return ()
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -35,7 +35,8 @@ class EpochResult:
         resolution: Side of its images, None for their own.
         train_loss: Mean over the epoch's commits.
         virtual_time_s: By the time model, from the start; NaN on a cluster.
-        wall_time_s: Measured, from the start, without the evaluations.
+        wall_time_s: Measured, from the start, without the evaluations; on a cluster, where they
+            go on beside the training, until the epoch's last commit.
         metrics: What `evaluate` returned.
     """
 
@@ -98,9 +99,26 @@ class Job:
         return result
 
     def fingerprint(self, server: ParameterServer) -> str:
-        """Return what a checkpoint must have in common with the training that resumes from it."""
-        parts = (self.plan, list(self.schedule), self.recipe.factor, self.recipe.seed)
-        return repr((*parts, server.sync, server.staleness, server.merge))
+        """Return what a checkpoint must have in common with the training that resumes from it.
+
+        It says nothing of the data, nor of what a function does beside its name.
+        """
+        recipe = self.recipe
+        settings = [
+            (s.lr, s.resolution, s.dropout, _numbers(s.plan) if s.plan else None)
+            for s in self.schedule
+        ]
+        names = [getattr(f, "__qualname__", type(f).__name__)
+                 for f in (recipe.loss_fn, recipe.optimizer_fn)]  # fmt: skip
+        shapes = [(n, tuple(t.shape), str(t.dtype)) for n, t in server.state.items()]
+        parts = (_numbers(self.plan), settings, recipe.factor, recipe.seed, str(recipe.autocast))
+        return repr((*parts, names, server.sync, server.staleness, server.merge, shapes))
+
+
+def _numbers(plan: DualBatchPlan) -> tuple[float | None, ...]:
+    # Without the fitted times, which differ whenever they are measured anew.
+    kinds = (plan.n_small, plan.n_large, plan.samples, plan.small_batch, plan.large_batch)
+    return (*kinds, plan.small_samples, plan.large_samples, plan.update_factor)
 
 
 class LocalEngine:
@@ -200,8 +218,13 @@ def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
     server = job.make_server(worker.model.state_dict())
     for number, commit in enumerate(log):
         for later in log[number:]:
-            due = later.pulled == server.version and later.worker not in server.pulls
-            if due and later.iteration == server.iterations[later.worker]:
+            if not 0 <= later.worker < server.workers or later.worker in server.pulls:
+                continue
+            due = (later.pulled, later.iteration) == (
+                server.version,
+                server.iterations[later.worker],
+            )
+            if due and server.may_start(later.worker):
                 server.pull(later.worker)
         pull = server.pulls.get(commit.worker)
         if pull is None or (pull.version, pull.iteration) != (commit.pulled, commit.iteration):
@@ -242,12 +265,19 @@ def load_checkpoint(path: Path, fingerprint: str, device: str = "cpu") -> dict[s
         own = content["fingerprint"]
     except Exception as error:
         raise CheckpointError(
-            f"checkpoint {path} cannot be read ({type(error).__name__}: {error}); give another "
-            "file, or move this one away to start anew"
+            f"checkpoint {path} cannot be read ({first_line(error)}); give another file, or move "
+            "this one away to start anew"
         ) from error
     if own != fingerprint:
         raise CheckpointError(
-            f"checkpoint {path} is of another training: plan, schedule, sync, merge, factor or "
-            "seed differ; give the same ones, another file, or move this one away to start anew"
+            f"checkpoint {path} is of another training: model, plan, schedule, loss, optimizer, "
+            "autocast, sync, merge, factor or seed differ; give the same ones, another file, or "
+            "move this one away to start anew"
         )
     return content
+
+
+def first_line(error: BaseException) -> str:
+    """Return an error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

@@ -7,6 +7,7 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from repro.measure import TimeModel
@@ -30,10 +31,15 @@ class InfeasiblePlan(ValueError):
 
     def __init__(self, k: float, k_max: float, n_small: int, n_large: int, where: str) -> None:
         self.k, self.k_max = k, k_max
+        self._arguments = (k, k_max, n_small, n_large, where)
         super().__init__(
             f"k is {k:g}, for which {where}; with {n_small} small-batch and {n_large} large-batch "
             f"workers feasible k are above 1 and at most {k_max:.6g}"
         )
+
+    def __reduce__(self) -> tuple[type, tuple[float, float, int, int, str]]:
+        """Return how to make it again, for it crosses processes."""
+        return InfeasiblePlan, self._arguments
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class DualBatchPlan:
         _check(n_small, n_large, large_batch, samples, rounding)
         down = math.floor if rounding == "floor" else _nearest
         if n_small == 0:
-            share = down(samples / n)
+            share = down(Fraction(samples, n))
             return cls(time_model, 1.0, 0, n, samples, None, large_batch, 0, share, 1.0)
         a, b = time_model.a, time_model.b
         if b <= 0:
@@ -114,8 +120,9 @@ class DualBatchPlan:
             )
         if k > k_max * (1 + 1e-12):
             raise InfeasiblePlan(k, k_max, n_small, n_large, "B_S would be below one sample")
-        large_samples = down(k * samples / n)  # equation 4
-        small_samples = down((samples - n_large * large_samples) / n_small)  # equation 6
+        # In fractions: in floating point 1.15 · 50,000 / 4 is below 14,375.
+        large_samples = down(Fraction(repr(float(k))) * samples / n)  # equation 4
+        small_samples = down(Fraction(samples - n_large * large_samples, n_small))  # equation 6
         per_sample = a + b / large_batch
         if small_samples < 1 or small_samples >= large_samples:
             raise InfeasiblePlan(
@@ -123,7 +130,11 @@ class DualBatchPlan:
                 f"d_L = {large_samples} of {samples} samples"
             )  # fmt: skip
         small = b / (per_sample * large_samples / small_samples - a)  # equation 8
-        small_batch = min(max(1, down(small)), large_batch)
+        small_batch = max(1, down(small))
+        if small_batch >= large_batch:
+            raise InfeasiblePlan(
+                k, k_max, n_small, n_large, f"B_S would be {small_batch}, no smaller than B_L"
+            )
         shares = (small_samples, large_samples if n_large else 0)
         factor = small_samples / large_samples if n_large else 1.0
         return cls(
@@ -170,6 +181,12 @@ class DualBatchPlan:
             raise ValueError(f"factor is {scheme!r}; choose among {', '.join(FACTORS)}")
         return FACTORS[scheme](self.update_factor) if kind == "small" else 1.0
 
+    @property
+    def imbalance(self) -> float:
+        """How much longer the slower kind of worker takes, as a share: whole batches leave some."""
+        times = [self.time_of(kind) for kind in dict.fromkeys(self.kinds)]
+        return max(times) / min(times) - 1
+
     def time_of(self, kind: Kind, time_model: TimeModel | None = None) -> float:
         """Return the predicted seconds of a worker's share, its last batch as short as it is."""
         model = time_model or self.time_model
@@ -187,8 +204,8 @@ def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: in
     return ratio * (n_small + n_large) / (n_small + n_large * ratio)
 
 
-def _nearest(value: float) -> int:
-    return math.floor(value + 0.5)
+def _nearest(value: float | Fraction) -> int:
+    return math.floor(value + Fraction(1, 2))
 
 
 def _check(n_small: int, n_large: int, large_batch: int, samples: int, rounding: str) -> None:

@@ -156,9 +156,7 @@ def set_dropout(model: nn.Module, rate: float) -> None:
     """
     if not 0 <= rate < 1:
         raise ValueError(f"dropout is {rate}; give a rate from 0 up to below 1")
-    layers = [
-        module for module in model.modules() if isinstance(module, nn.modules.dropout._DropoutNd)
-    ]
+    layers = list(dropout_rates(model))
     if not layers:
         raise ValueError(
             f"the schedule sets dropout to {rate}, but {type(model).__name__} has no dropout "
@@ -166,6 +164,12 @@ def set_dropout(model: nn.Module, rate: float) -> None:
         )
     for layer in layers:
         layer.p = rate
+
+
+def dropout_rates(model: nn.Module) -> dict[nn.modules.dropout._DropoutNd, float]:
+    """Return the rate of every dropout layer of a model."""
+    kind = nn.modules.dropout._DropoutNd
+    return {module: module.p for module in model.modules() if isinstance(module, kind)}
 
 
 def _check(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 State = Mapping[str, Tensor]
@@ -69,7 +70,7 @@ class ParameterServer:
     """Global weights, merged from the weights that workers push after each share of data.
 
     Buffers such as BatchNorm's statistics are merged like weights. Tensors of whole numbers, such
-    as its counters, grow by what each worker added.
+    as its counters, grow by what each worker added; those of booleans are the last worker's.
 
     Merge rules, with w the server's weights, w_i the worker's, p_i what it pulled, f its factor:
 
@@ -82,8 +83,10 @@ class ParameterServer:
 
     Synchronisation (section 2.4): a worker may start its share t only while the slowest worker has
     committed at least t - s shares: s is 0 for ``bsp``, `staleness` for ``ssp``, infinite for
-    ``asp``. BSP merges at the barrier, the others at each commit. SSP with s = 0 and BSP thus have
-    the same order of commits, as have SSP with s infinite and ASP.
+    ``asp``. (The paper suspends a worker where the gap reaches s; that it may start where the gap
+    is s is what makes s = 0 BSP, as the paper has it.) BSP merges at the barrier, the others at
+    each commit. SSP with s = 0 and BSP thus have the same order of commits, as have SSP with s
+    infinite and ASP.
 
     A commit is identified by worker and iteration: pushed again, it changes nothing.
 
@@ -182,20 +185,20 @@ class ParameterServer:
         if pull is None or pull.iteration != iteration or version not in (None, pull.version):
             return None
         self._check_state(state, factor)
-        del self.pulls[worker]
         stale = self.version - pull.version
         number = len(self.log)
         commit = Commit(number, worker, iteration, pull.version, stale, factor, time_s, loss)
-        self.log.append(commit)
-        self.iterations[worker] += 1
         if self.sync == "bsp":
             kept = {name: state[name].to(own.device, copy=True) for name, own in self.state.items()}
             self._round[worker] = (kept, commit)
-            if len(self._round) == self.workers:
-                self._merge_round()
-            return commit
-        self._merge(state, pull.state, factor)
-        self.version += 1
+        else:
+            self._merge(state, pull.state, factor)
+            self.version += 1
+        del self.pulls[worker]
+        self.log.append(commit)
+        self.iterations[worker] += 1
+        if len(self._round) == self.workers:
+            self._merge_round()
         return commit
 
     def _merge_round(self) -> None:
@@ -215,14 +218,14 @@ class ParameterServer:
                     if own.is_floating_point():
                         own.add_(state[name], alpha=commit.factor / total)
                     else:
-                        own.add_(state[name] - start[name])
+                        _merge_whole(own, state[name], start[name])
         self.version += self.workers
 
     def _merge(self, state: State, pulled: State, factor: float) -> None:
         for name, own in self.state.items():
             new = state[name].to(own.device)
             if not own.is_floating_point():
-                own.add_(new - pulled[name])
+                _merge_whole(own, new, pulled[name])
             elif self.merge == "delta":
                 own.add_(new - pulled[name], alpha=factor)
             else:
@@ -261,6 +264,11 @@ class ParameterServer:
                 f"the checkpoint is of {len(saved['iterations'])} workers, this server has "
                 f"{self.workers}; give the same plan, or start anew without it"
             )
+        if saved["round"] and self.sync != "bsp":
+            raise ValueError(
+                f"the checkpoint is of a round of 'bsp', this server's sync is {self.sync!r}; give "
+                "the same, or start anew without it"
+            )
         self._check_state(saved["state"], 1.0)
         for name, tensor in self.state.items():
             tensor.copy_(saved["state"][name])
@@ -291,6 +299,15 @@ class ParameterServer:
                 f"the state differs in names or shapes from the server's: {', '.join(wrong[:5])}; "
                 "push what model.state_dict() gives for the model that was pulled"
             )
+
+
+def _merge_whole(own: Tensor, new: Tensor, pulled: Tensor) -> None:
+    if own.dtype.is_complex:
+        raise ValueError("complex tensors cannot be merged; keep them out of the model's state")
+    if own.dtype == torch.bool:
+        own.copy_(new)
+    else:
+        own.add_(new - pulled)
 
 
 def _check(workers: int, sync: str, staleness: float | None, merge: str | None) -> None:

@@ -3,6 +3,7 @@
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 3 to 5.
 """
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -42,12 +43,12 @@ class DualBatchResult:
     @property
     def virtual_time_s(self) -> float:
         """Seconds by the time model, as if every worker had a device; NaN on a cluster."""
-        return self.history[-1].virtual_time_s
+        return self.history[-1].virtual_time_s if self.history else math.nan
 
     @property
     def wall_time_s(self) -> float:
         """Measured seconds without evaluations; on the local engine of all workers in turn."""
-        return self.history[-1].wall_time_s
+        return self.history[-1].wall_time_s if self.history else math.nan
 
 
 def train_dual_batch(
@@ -83,6 +84,10 @@ def train_dual_batch(
     plans of both kinds of worker in the sub-stages the hybrid scheme. A worker takes the setting of
     the epoch that the training as a whole is in when it pulls.
 
+    Every worker has one share for each epoch. Where workers differ in speed more than the plan
+    knows, a fast one under ``asp`` ends early, and late epochs are the slow ones' alone; ``ssp``
+    bounds that.
+
     Differs from the paper: the optimizer starts anew with each share, its momentum from 0 (see
     `repro.dualbatch.worker`), and the shares of an epoch together are the data.
 
@@ -100,10 +105,11 @@ def train_dual_batch(
         loss_fn: Mean loss of (outputs, targets).
         optimizer_fn: Given parameters and a learning rate, makes an optimizer; by default SGD with
             momentum 0.9 and weight decay 5e-4.
-        seed: Of weights, order, augmentation, dropout. The same seed gives the same run, bit for
-            bit, on the local engine.
+        seed: Of weights, order, augmentation, dropout. On the local engine the same seed gives the
+            same run: bit for bit on a CPU with the same number of threads, on a GPU as far as its
+            kernels repeat (`torch.use_deterministic_algorithms`).
         device: Of every worker.
-        autocast: Lower precision of the forward pass, such as `torch.bfloat16`.
+        autocast: `torch.bfloat16` in the forward pass; None for none.
         channels_last: Lay images and weights out with channels last.
         time_models: By resolution, what drives the virtual clock of the local engine; by default
             the plan's own.
@@ -111,7 +117,8 @@ def train_dual_batch(
         on_epoch: Told of each epoch as it ends.
         checkpoint: File written after each epoch, and resumed from if it is there.
         follow: Commit log of another run; the local engine then trains in its order, for the same
-            weights. There is no history then.
+            weights (on a CPU with the same number of threads: a worker on Ray has as many as
+            `cpus_per_worker`). There is no history then.
         **cluster: Options of the engine ``ray``: see `repro.dualbatch.cluster.RayEngine`.
 
     Raises:
@@ -136,6 +143,16 @@ def train_dual_batch(
             f"the data has {len(data[0])} inputs and {len(data[1])} targets, the plan is for "
             f"{plan.samples} samples; solve the plan with samples={len(data[0])}"
         )
+    unused = {
+        "follow": follow is not None and engine == "ray",
+        "time_models": time_models is not None and (engine == "ray" or follow is not None),
+        "evaluate": evaluate is not None and follow is not None,
+        "on_epoch": on_epoch is not None and follow is not None,
+        "checkpoint": checkpoint is not None and follow is not None,
+    }
+    if given := [name for name, is_unused in unused.items() if is_unused]:
+        way = "follow=" if follow is not None else f"engine={engine!r}"
+        raise ValueError(f"{', '.join(given)} cannot be used with {way}; leave it out")
     recipe = Recipe(
         model_fn, data, loss_fn, optimizer_fn, factor, seed, device, autocast, channels_last
     )
@@ -156,15 +173,21 @@ def train_dual_batch(
     if follow is not None:
         server = replay(replace(job, evaluate=None, on_epoch=None), follow)
         return DualBatchResult(server.state, [], server.log, engine)
-    local = LocalEngine(job, _check_times(time_models, plan, schedule))
+    local = LocalEngine(job, _time_models(time_models, plan, schedule))
     local.run()
     return DualBatchResult(local.server.state, local.history, local.server.log, engine)
 
 
-def _check_times(
+def _time_models(
     given: TimeModels | None, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule
 ) -> dict[int | None, TimeModel]:
     """Return a time model for each resolution of the schedule."""
+    unknown = set(given or {}) - {setting.resolution for setting in schedule}
+    if unknown:
+        raise ValueError(
+            f"time_models has the resolutions {sorted(map(str, unknown))}, which the schedule has "
+            f"not; it has {sorted({str(setting.resolution) for setting in schedule})}"
+        )
     found: dict[int | None, TimeModel] = {}
     for setting in schedule:
         own = (setting.plan or plan).time_model

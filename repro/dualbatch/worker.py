@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from repro.dualbatch.plan import DualBatchPlan
-from repro.dualbatch.progressive import EpochSetting, set_dropout
+from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -52,14 +52,19 @@ class Recipe:
         model_fn: Makes a model; its weights are those of the server.
         data: Inputs (N, ...) and targets (N, ...) on one device, or a function from a `Share` to
             its mini-batches, such as one that augments. Tensors of images (N, C, H, W) are
-            resized bilinearly where a schedule has resolutions.
+            resized bilinearly where a schedule has resolutions. torch's generators are seeded
+            while it runs; whatever else is random in it has to follow `Share.seed`.
         loss_fn: Mean loss of (outputs, targets).
         optimizer_fn: Given parameters and a learning rate, makes the optimizer of a share.
         factor: Scheme of the model-update factor, a key of `FACTORS`.
         seed: Of the initial weights, the order of the data and all else.
         device: Where to train.
-        autocast: Lower precision of the forward pass, such as `torch.bfloat16`; None for none.
+        autocast: `torch.bfloat16` in the forward pass; None for none. float16 is refused: it needs
+            its loss scaled.
         channels_last: Lay images and weights out with channels last.
+
+    Raises:
+        ValueError: `autocast` is something else.
     """
 
     model_fn: Callable[[], nn.Module]
@@ -71,6 +76,13 @@ class Recipe:
     device: str = "cpu"
     autocast: torch.dtype | None = None
     channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.autocast not in (None, torch.bfloat16):
+            raise ValueError(
+                f"autocast is {self.autocast}; give torch.bfloat16 or None (float16 would need its "
+                "loss scaled)"
+            )
 
     def make_model(self) -> nn.Module:
         """Return a model with the initial weights, on the device."""
@@ -102,6 +114,7 @@ class Worker:
         self.recipe, self.plan = recipe, plan
         self.model = recipe.make_model()
         self._optimizer_fn = recipe.optimizer_fn or sgd
+        self._dropout = dropout_rates(self.model)
 
     def train(
         self, worker: int, iteration: int, state: dict[str, Tensor], setting: EpochSetting
@@ -115,6 +128,9 @@ class Worker:
         model.train()
         if setting.dropout is not None:
             set_dropout(model, setting.dropout)
+        else:
+            for layer, rate in self._dropout.items():  # a setting before may have changed it
+                layer.p = rate
         share = share_of(setting.plan or self.plan, worker, iteration, setting, recipe.seed)
         optimizer = self._optimizer_fn(model.parameters(), setting.lr)
         kind = torch.device(recipe.device).type
@@ -183,7 +199,8 @@ def batches_of(data: Data, share: Share) -> Batches:
 @contextmanager
 def seeded(device: str, seed: int) -> Iterator[None]:
     """Seed torch's generators inside a ``with`` block, and put them back as they were."""
-    devices = [torch.cuda.current_device()] if torch.device(device).type == "cuda" else []
+    place = torch.device(device)
+    devices = [place.index or 0] if place.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield

@@ -93,7 +93,9 @@ def results_of(
         experiment = paper.experiments.get(record.experiment)
         return experiment is not None and record.code == code_of(experiment, record.config)
 
-    runs = with_engine(artefact.runs(source.profile, chosen), engine)
+    runs = artefact.runs(source.profile, chosen)
+    if any("engine" in run.config for run in runs):
+        runs = with_engine(runs, engine)
     if seeds is None:
         # Whoever asked for further seeds sees them.
         seeds = tuple(sorted({record.seed for record in records}.union(SEEDS[source.profile])))

@@ -175,7 +175,6 @@ def run_script(body, limit_s):
 
 class TestWithoutACluster:
     def test_no_cluster_at_the_address(self):
-        # BUG: ray.init goes on trying for minutes, deaf to signals. In a process of its own.
         words = run_script(NO_CLUSTER, 30)
         assert words[0] == "ClusterError"
         assert words[2].startswith("no Ray cluster at address '127.0.0.1:9' (")
@@ -220,7 +219,6 @@ class TestFailures:
 
         with pytest.raises(OwnError, match=r"^of a loss function$"):
             train(make_plan(1, 1), engine="ray", loss_fn=loss_fn)
-        # BUG: where the connection was there before, the server and the workers of a run that
         # failed stay, with the server's name, and no other run starts (ActorAlreadyExistsError).
         deadline = time.monotonic() + 5
         while time.monotonic() < deadline:
@@ -232,7 +230,6 @@ class TestFailures:
         pytest.fail("the server of a run that failed is still there")
 
     def test_an_exception_of_the_model_function(self, clean):
-        # BUG: taken for a worker that died, started again and again; the message lacks the cause.
         driver = os.getpid()
 
         def model_fn():
@@ -245,7 +242,6 @@ class TestFailures:
 
 
 class TestRuns:
-    # BUG: the server of the run before may still hold its name, also after one that went well;
     # then these fail with ActorAlreadyExistsError.
     def test_follows_the_log_to_the_bit(self, cluster, tmp_path):
         told = []

@@ -151,7 +151,6 @@ class TestMergeRules:
             assert server.state["count"] == 5 + 3 * 2 * 4
 
     def test_a_buffer_of_truth_values(self):
-        # BUG: subtraction of bool tensors is not defined, after the log and counts have changed.
         state = {"mask": torch.tensor([True, False]), "weight": torch.ones(2)}
         for sync in ("asp", "bsp"):
             server = ParameterServer(state, 1, sync)

@@ -381,6 +381,20 @@ class TestChoice:
         with pytest.raises(UsageError, match=r"'camvid' serves no experiment.*flowers5.*synthetic"):
             running.choose_datasets(toy.paper, "gpu", ["digits", "camvid"])
 
+    def test_a_task_that_nothing_serves_is_left_empty(self, present, tmp_path, monkeypatch):
+        present("cifar10")
+        monkeypatch.setattr(running.datasets, "find_times", lambda root: None)
+        paper = load_paper("dualbatch")
+        chosen = running.choose_datasets(paper, "paper")
+        assert chosen == {"CIFAR": "cifar10", "times": "", "ImageNet": ""}
+        # What is left can be planned: nothing asks for a dataset without a name.
+        runs = running.plan(paper, paper.artefacts.values(), "paper", chosen)
+        used = {run.config["dataset"]["name"] for run in runs if run.config.get("dataset")}
+        assert used == {"cifar10"}
+        monkeypatch.setattr(running.datasets, "find_times", lambda root: tmp_path)
+        assert running.choose_datasets(paper, "quick")["times"] == datasets.TIMES
+        assert running.choose_datasets(paper, "smoke") == {"CIFAR": "digits", "times": ""}
+
     def test_every_profile_ends_in_data_that_is_always_there(self):
         for profile, tasks in load_paper("mbs").datasets.items():
             assert profile in PROFILES
@@ -422,6 +436,23 @@ class TestArguments:
         with pytest.raises(UsageError) as caught:
             running.only_mini_batches([Run("size", {})], [16])
         assert not str(caught.value).rstrip().endswith("among")
+
+    def test_another_engine(self):
+        runs = [Run("train", {"engine": "local"}), Run("train", {"engine": "ray"}), Run("size", {})]
+        assert running.with_engine(runs, None) == runs
+        assert running.with_engine(runs, "local") == [runs[0], runs[2]]  # each once
+        assert running.with_engine(runs, "ray") == [runs[1], runs[2]]
+        assert runs[0].config == {"engine": "local"}
+        seeded = Run("train", {"engine": "local", "x": 1}, (7,))
+        assert running.with_engine([seeded], "ray") == [
+            Run("train", {"engine": "ray", "x": 1}, (7,))
+        ]
+
+    def test_an_engine_that_is_not_there(self):
+        with pytest.raises(UsageError, match=r"unknown engine 'dask'; choose among local, ray$"):
+            running.with_engine([Run("train", {"engine": "local"})], "dask")
+        with pytest.raises(UsageError, match=r"none of these runs has an engine.*dualbatch"):
+            running.with_engine([Run("size", {})], "ray")
 
     def test_profiles(self):
         for profile in ("smoke", "quick", "gpu", "paper"):

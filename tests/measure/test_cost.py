@@ -91,7 +91,6 @@ class TestTimeModel:
         with pytest.raises(ValueError, match=f"the time model is fitted to .*{message}"):
             TimeModel.fit(sizes, values)
 
-    # BUG: polyfit gives equal times a slope of 1e-17, which passes for one above 0.
     @pytest.mark.parametrize("seconds", [[2.0, 1.0], [1.0, 1.0]])
     def test_times_that_do_not_increase(self, seconds):
         with pytest.raises(ValueError, match=r"seconds per step do not increase .* at \[8, 16\]"):

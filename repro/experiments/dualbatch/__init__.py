@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from repro.experiments.design import Artefact, Experiment, Paper, Run
-from repro.experiments.dualbatch import claims, figures, grids, runs, tables
+from repro.experiments.dualbatch import claims, costs, figures, grids, runs, tables
 from repro.experiments.dualbatch.captions import caption
 from repro.experiments.dualbatch.grids import CIFAR, IMAGENET, WORKERS, K
 
@@ -17,6 +17,10 @@ def _times_runs(profile: str, chosen: Chosen) -> list[Run]:
 
 def _solved_runs(profile: str, chosen: Chosen, table: str) -> list[Run]:
     return [grids.solved(table)]
+
+
+def _table2_runs(profile: str, chosen: Chosen) -> list[Run]:
+    return [grids.solved("table2"), *grids.published_times(chosen)]
 
 
 def _table3_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -74,7 +78,7 @@ _ARTEFACTS = (
         title="Time of a batch against its size",
         source="Figure 3",
         runs=_times_runs,
-        table=tables.times_table,
+        table=costs.times_table,
         figure=figures.figure3,
         caption=caption(
             "t = a x + b, fitted by least squares. Errors are of an epoch by equation 2: here at "
@@ -87,7 +91,7 @@ _ARTEFACTS = (
         title="Time of an epoch against the batch size",
         source="Figure 4",
         runs=_times_runs,
-        table=tables.times_table,
+        table=costs.times_table,
         figure=figures.figure4,
         caption=caption("Epochs measured, and predicted by equation 2 from the fitted a and b."),
         claims=claims.FIGURE4,
@@ -96,9 +100,13 @@ _ARTEFACTS = (
         name="table2",
         title="Batch sizes and shares of the data",
         source="Table 2",
-        runs=partial(_solved_runs, table="table2"),
+        runs=_table2_runs,
         table=tables.table2,
-        caption=caption("B_L = 500, 50,000 samples, four workers."),
+        caption=caption(
+            "B_L = 500, 50,000 samples, four workers. The last column solves with a and b fitted "
+            "to the authors' raw measurements in TensorFlow, where they are at hand, and so knows "
+            "nothing of the table."
+        ),
         claims=claims.TABLE2,
     ),
     Artefact(
@@ -119,12 +127,12 @@ _ARTEFACTS = (
         title="Predicted time of a worker's share",
         source="Table 4",
         runs=_table4_runs,
-        table=tables.table4,
+        table=costs.table4,
         caption=caption(
             "Shares of plans that are solved with the times fitted here. Predictions are a d + b "
-            "⌈d / x⌉: the last batch is as short as it is; equation 2 takes it for a whole one, "
-            "which matters where a share is few batches. The errors of the paper are as it prints "
-            "them."
+            "⌈d / x⌉: the last batch is as short as it is. Equation 2 takes it for a whole one, "
+            "equation 3 for none; their errors stand beside. The errors of the paper are as it "
+            "prints them, though its predictions follow from neither equation."
         ),
         claims=claims.TABLE4,
     ),
@@ -170,7 +178,8 @@ _ARTEFACTS = (
         caption=caption(
             "Final test loss and accuracy, mean ± standard deviation over seeds; gains over "
             "dual-batch learning with n_S = 0, in points with Welch's 95 % interval. Hybrid with "
-            "n_S = 0 is cyclic progressive learning alone."
+            "n_S = 0 is cyclic progressive learning alone. Savings of time are over dual-batch "
+            "learning, as the paper's: at k = 1.05 its 10.1 % are 5.6 % over the baseline."
         ),
         claims=claims.TABLE8,
     ),
@@ -200,11 +209,12 @@ _ARTEFACTS = (
         title="Memory against the batch size",
         source="Figure 13",
         runs=_figure13_runs,
-        table=tables.figure13_table,
+        table=costs.figure13_table,
         figure=figures.figure13,
         caption=caption(
             "M(B) = p + B a, fitted to the eight smallest batch sizes, and the largest batch size "
-            "under a limit: predicted, and found by trying."
+            "under a limit: predicted, and found by trying. On a CPU memory is the sum of the live "
+            "tensors, nearly a line by construction; on a GPU it is what the allocator gives out."
         ),
         claims=claims.FIGURE13,
     ),

@@ -1,6 +1,6 @@
 """What a training of the paper is made of: model, data, plan, schedule, step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,6 +20,8 @@ from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
 Config = Mapping[str, Any]
+GATHERED_AT_ONCE = 2**28  # bytes of images
+LARGEST_ON_DEVICE = 8 * 2**30  # bytes of images; more stay in host memory
 _HEADS = ("classifier", "fc")
 
 
@@ -59,7 +61,7 @@ class TrainingData:
     Args:
         config: With ``augment``, ``test_samples`` and the plans' number of training samples.
         data: Labelled images; grey ones are taken three times.
-        device: Where they lie and are augmented.
+        device: Where they lie and are augmented, if they are not too many.
     """
 
     def __init__(self, config: Config, data: ImageData, device: str) -> None:
@@ -73,21 +75,24 @@ class TrainingData:
         self.images, self.labels = _on(device, train)
         self.test = _on(device, test)
 
-    def __call__(self, share: Share) -> TensorLoader:
-        """Return the augmented mini-batches of a share, in its order."""
-        chosen = share.indices.to(self.images.device)
+    def __call__(self, share: Share) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the augmented mini-batches of a share, in its order."""
         mean, std = self.statistics
-        return TensorLoader(
-            self.images[chosen],
-            self.labels[chosen],
-            share.batch_size,
-            seed=share.seed,
-            shuffle=False,
-            resolution=share.resolution,
-            mean=mean,
-            std=std,
-            **self.augment,
-        )
+        # Gathered in pieces: a share of ImageNet is tens of gigabytes.
+        batches = max(1, GATHERED_AT_ONCE // (share.batch_size * self.images[0].nbytes))
+        for number, piece in enumerate(share.indices.split(share.batch_size * batches)):
+            chosen = piece.to(self.images.device)
+            yield from TensorLoader(
+                self.images[chosen],
+                self.labels[chosen],
+                share.batch_size,
+                seed=share.seed + number,
+                shuffle=False,
+                resolution=share.resolution,
+                mean=mean,
+                std=std,
+                **self.augment,
+            )
 
     def evaluation(self, config: Config, device: str) -> Callable[[nn.Module], dict[str, float]]:
         """Return a function that measures a model on the test images, at their own resolution."""
@@ -111,7 +116,7 @@ def low_precision(config: Config) -> torch.dtype | None:
 
 def training_step(config: Config, resolution: int, batch: int, device: str) -> Callable[[], Any]:
     """Return a training step on random images, for measurements of time and memory."""
-    model = build_model(config, 100).to(device).train()
+    model = build_model(config, config["classes"]).to(device).train()
     return step_of(config, model, resolution, batch, device)
 
 
@@ -123,7 +128,7 @@ def step_of(
     model.to(memory_format=layout)  # type: ignore[call-overload]
     images = torch.randn(batch, 3, resolution, resolution, device=device)
     images = images.contiguous(memory_format=layout)
-    labels = torch.randint(100, (batch,), device=device)
+    labels = torch.randint(config["classes"], (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
     low, kind = low_precision(config), torch.device(device).type
 
@@ -144,4 +149,6 @@ def _three_channels(split: Split) -> Split:
 
 def _on(device: str, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
     assert split.labels is not None
-    return split.images.contiguous().to(device), split.labels.to(device)
+    images = split.images.contiguous()
+    place = device if images.nbytes <= LARGEST_ON_DEVICE else "cpu"
+    return images.to(place), split.labels.to(place)

@@ -13,10 +13,14 @@ _INFERRED = (
     "that give its values (the range is narrow)."
 )
 _ENGINE = (
-    "The parameter server and its four workers are SIMULATED on one device: the workers take "
-    "turns, in the order of a virtual clock. Virtual time is what four devices like the paper's "
-    "would take by its time model (its absolute times follow from the paper's own, so that they "
+    "The parameter server and its workers are SIMULATED on one device: the workers take turns, in "
+    "the order of a virtual clock. Virtual time is what as many devices like the paper's would "
+    "take by its time model (its absolute times follow from the paper's own, so that they "
     "show the balance and nothing new); wall time is measured, of all workers in turn."
+)
+_RAY = (
+    "On Ray the workers are real processes, which share the cores of one machine unless a cluster "
+    "was given; wall time is theirs, and there is no virtual time."
 )
 _SCALED = (
     "b is scaled like the batch sizes, so that B_S / B_L and the shares of the data are the "
@@ -51,13 +55,15 @@ def _facts(results: Results) -> Iterable[str]:
     if trained:
         yield from _trained(trained)
     for record in records:
-        if record.experiment in ("times", "memory"):
+        if record.experiment in ("times", "memory") and record.status == "ok":
             yield _measured(record)
     for record in records:
         if record.experiment == "published" and record.dataset:
             yield f"{record.dataset['provenance']}"
     if results.stale:
         yield f"{len(results.stale)} records are STALE: their code has changed since."
+    if lacking := sum(record.status == "out_of_memory" for record in records):
+        yield f"{lacking} runs ran out of memory."
     if results.failed:
         yield f"{len(results.failed)} runs FAILED."
     if results.missing:
@@ -75,6 +81,8 @@ def _device(record: Record) -> str:
 def _trained(records: list[Record]) -> Iterable[str]:
     if any(record.config["engine"] == "local" for record in records):
         yield _ENGINE
+    if any(record.config["engine"] == "ray" for record in records):
+        yield _RAY
     for facts in {r.dataset["fingerprint"]: r for r in records if r.dataset}.values():
         yield _data(facts)
     yield from dict.fromkeys(f"Model: {_model(record.config)}." for record in records)
@@ -98,23 +106,27 @@ def _extent(record: Record) -> str:
     stages = "/".join(f"{epochs:g}" for epochs, _ in config["stages"])
     return (
         f"An epoch is {plan['samples']:,} samples; stages of {stages} epochs, tested on "
-        f"{config['test_samples']:,}."
+        f"{config['test_samples']:,}. Augmented by shifts of up to "
+        f"{config['augment']['padding']} pixels{' and mirroring' * config['augment']['flip']}."
     )
 
 
 def _data(record: Record) -> str:
     facts = record.dataset or {}
     name = facts["name"]
-    own = name.startswith(("cifar100", "imagenet"))
+    wanted = "ImageNet" if record.config["setting"] == "section 5.2.3" else "CIFAR-100"
+    own = name.startswith(wanted.lower().replace("-", ""))
     kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
-    stand_in = "" if own else ", a STAND-IN for the paper's CIFAR-100"
+    stand_in = "" if own else f", a STAND-IN for the paper's {wanted}"
     return f"Data: {kind}{name}{stand_in}: {facts['provenance'].rstrip('.')}."
 
 
 def _model(config: dict[str, Any]) -> str:
     options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
     end = f", {config['autocast']}, channels last" if config["autocast"] else ""
-    return f"{config['model']['name']}{f' ({options})' if options else ''}{end}"
+    name = config["model"]["name"]
+    small = "" if name.endswith("resnet18") else " in the place of ResNet-18"
+    return f"{name}{f' ({options})' if options else ''}{end}{small}"
 
 
 def _measured(record: Record) -> str:
@@ -128,8 +140,8 @@ def _measured(record: Record) -> str:
             "in turns."
         )
     limit = config["limit_bytes"] or record.metrics.get("limit_bytes", 0)
-    simulated = " (SIMULATED: over live tensors)" if record.device["type"] == "cpu" else ""
+    how = "over live tensors" if record.device["type"] == "cpu" else "a share of the card"
     return (
-        f"Memory in {role}'s place: {_model(config)} at {config['resolution']} pixels, within "
-        f"{limit / 2**20:,.0f} MiB{simulated}."
+        f"Memory in {role}'s place: {_model(config)} at {config['resolution']} pixels, SYNTHETIC "
+        f"images (random numbers), within {limit / 2**20:,.0f} MiB (SIMULATED: {how})."
     )

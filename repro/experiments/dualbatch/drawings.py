@@ -63,9 +63,10 @@ def fits(
         names: What points and lines are.
         unit: Every value is multiplied by it.
     """
-    figure, axes = new_axes(1, len(panels), 3.6 * len(panels) + 0.6, 3.5)
+    columns = max(1, len(panels))  # an empty one where nothing was measured
+    figure, axes = new_axes(1, columns, 3.6 * columns + 0.6, 3.5)
     colours = [COLOURS["large"], COLOURS["small"], "#3a9d6e"]
-    for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+    for axis, (title, series) in zip(axes[0], panels.items(), strict=False):
         for (sizes, measured, predicted), label, colour in zip(
             series, labels, colours, strict=False
         ):

@@ -30,7 +30,7 @@ def solve(setting: Setting, k: float, n_small: int, large_batch: int) -> DualBat
     """Return the plan, or in words why there is none."""
     try:
         return DualBatchPlan.solve(
-            setting.times, k, n_small, WORKERS - n_small, large_batch, setting.samples
+            setting.times, k, n_small, WORKERS - n_small, large_batch, setting.samples, "floor"
         )
     except ValueError as error:
         return str(error)

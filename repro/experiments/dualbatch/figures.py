@@ -6,9 +6,10 @@ from matplotlib.figure import Figure
 
 from repro.experiments.design import Results
 from repro.experiments.dualbatch import drawings, reading
+from repro.experiments.dualbatch.costs import MIB
 from repro.experiments.dualbatch.grids import CIFAR, IMAGENET, PAPER, WORKERS, K
 from repro.experiments.dualbatch.reading import section51, section52, workers
-from repro.experiments.dualbatch.tables import FACTORS, MIB
+from repro.experiments.dualbatch.tables import FACTORS
 from repro.measure import MemoryModel, TimeModel
 from repro.records import Record
 

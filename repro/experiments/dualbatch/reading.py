@@ -80,3 +80,8 @@ def wall_saving(results: Results, n_small: int) -> list[float]:
         1 - ours[s].metrics["wall_time_s"][-1] / plain[s].metrics["wall_time_s"][-1]
         for s in sorted(ours.keys() & plain.keys())
     ]
+
+
+def listed(values: Sequence[int | None]) -> str:
+    """Return numbers as a list in words."""
+    return ", ".join(f"{value:,}" for value in values if value is not None)

@@ -68,17 +68,10 @@ def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
     table = config["table"]
     if table in ("table7", "table9"):
         return Outcome({"rows": _schedule_rows(table)})
-    rows: list[dict[str, Any]] = []
     if table == "table2":
-        large, samples = paper["table2"]["large_batch"], paper["cifar_samples"]
         model = TimeModel(paper["inferred"]["a"], paper["inferred"]["b"])
-        for row in paper["table2"]["rows"]:
-            n_small = row["n_small"]
-            plan = DualBatchPlan.solve(
-                model, row["k"], n_small, WORKERS - n_small, large, samples, "floor"
-            )
-            rows.append(_plan_row(plan, None))
-        return Outcome({"rows": rows})
+        return Outcome({"rows": _table2_rows(model)})
+    rows: list[dict[str, Any]] = []
     for data_name in ("cifar", "imagenet"):
         part = paper["table6"][data_name]
         for side, large in zip(part["resolutions"], part["large_batches"], strict=True):
@@ -90,6 +83,20 @@ def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
                 )  # fmt: skip
                 rows.append(_plan_row(plan, side))
     return Outcome({"rows": rows})
+
+
+def _table2_rows(model: TimeModel) -> list[dict[str, Any]]:
+    paper = reported("dualbatch")
+    large, samples = paper["table2"]["large_batch"], paper["cifar_samples"]
+    return [
+        _plan_row(
+            DualBatchPlan.solve(
+                model, row["k"], row["n_small"], WORKERS - row["n_small"], large, samples, "floor"
+            ),
+            None,
+        )
+        for row in paper["table2"]["rows"]
+    ]
 
 
 def _plan_row(plan: DualBatchPlan, resolution: int | None) -> dict[str, Any]:
@@ -250,7 +257,7 @@ def _pass(
     config: Config, resolution: int, batch: int, samples: int, device: str
 ) -> Callable[[], None]:
     """Return a pass over so many samples, with the last batch as short as it is."""
-    model = build_model(config, 100).to(device).train()
+    model = build_model(config, config["classes"]).to(device).train()
     full, rest = divmod(samples, batch)
     step = step_of(config, model, resolution, batch, device) if full else None
     last = step_of(config, model, resolution, rest, device) if rest else None
@@ -300,12 +307,18 @@ def published(config: Config, seed: int, data: EpochTimes | None, device: str) -
         fit = TimeModel.fit(sizes.tolist(), per_batch.tolist())
         predicted = np.array([fit.epoch_time(int(n), data.samples) for n in sizes])
         errors = seconds / predicted - 1
+        worst = int(np.abs(errors).argmax())
+        allowed = reported("dualbatch")["claims"]["time_error"] / 100
         shown = list(range(20, len(seconds) + 1, 20))
         found[framework] = {
             "a": fit.a,
             "b": fit.b,
-            "plan_errors": {str(n): float(errors[n - 1]) for n in batches},
-            "largest_error": float(np.abs(errors).max()),
+            "plan_errors": {str(n): float(errors[n - 1]) for n in batches if n <= len(seconds)},
+            "largest_error": float(np.abs(errors[worst])),
+            "largest_at": worst + 1,
+            "share_beyond": float((np.abs(errors) > allowed).mean()),
+            "r_squared": float(np.corrcoef(sizes, per_batch)[0, 1] ** 2),
+            "table2": [row["small_batch"] for row in _table2_rows(TimeModel(fit.a, fit.b))],
             "median_error": float(np.median(np.abs(errors))),
             "batches": shown,
             "per_batch_s": [float(per_batch[n - 1]) for n in shown],
@@ -341,18 +354,18 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
 
 
 def _peak(config: Config, batch: int, device: str) -> int:
-    model = build_model(config, 100).to(device).train()
+    model = build_model(config, config["classes"]).to(device).train()
     step = step_of(config, model, config["resolution"], batch, device)
-    step()  # the optimizer makes its state
     with MemoryMeter(device, resident=model) as meter:
         step()
+        step()  # in the first one the optimizer makes its state
     return meter.peak_bytes
 
 
 def _fits(config: Config, batch: int, limit: int, device: str) -> bool:
     try:
         if device == "cpu":
-            model = build_model(config, 100).train()
+            model = build_model(config, config["classes"]).train()
             step = step_of(config, model, config["resolution"], batch, device)
             with MemoryBudget(limit, device, resident=model):
                 step()
@@ -370,10 +383,12 @@ def _fits(config: Config, batch: int, limit: int, device: str) -> bool:
 
 
 def _largest(fits: Callable[[int], bool], guess: int) -> int:
-    """Return the largest n that fits, to 1 %, by doubling or halving from a guess and bisection."""
+    """Return the largest n that fits, to 1 %, by steps from a guess and bisection; 0 for none."""
     low = max(1, guess)
     while low > 1 and not fits(low):
         low = low * 3 // 4
+    if low == 1 and not fits(1):
+        return 0
     high = low + max(1, low // 8)
     while fits(high):
         low, high = high, high + max(1, high // 8)

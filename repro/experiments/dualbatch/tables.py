@@ -7,21 +7,21 @@ import numpy as np
 import pandas as pd
 
 from repro.experiments.design import Results
-from repro.experiments.dualbatch import reading
-from repro.experiments.dualbatch.grids import CIFAR, IMAGENET, PAPER, WORKERS, K
+from repro.experiments.dualbatch import costs, reading
+from repro.experiments.dualbatch.grids import PAPER, WORKERS, K
 from repro.experiments.dualbatch.reading import final, section51, section52, workers
 from repro.records import Record
 from repro.report import DASH, Summary, difference
 
 FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
-MIB = 2**20
 
 
 def table2(results: Results) -> pd.DataFrame:
     """Return Table 2, solved."""
     ours = {(row["k"], row["n_small"]): row for row in reading.rows(results, "table2")}
+    raw = reading.frameworks(results).get("TensorFlow", {}).get("table2", [])
     found = []
-    for paper in PAPER["table2"]["rows"]:
+    for number, paper in enumerate(PAPER["table2"]["rows"]):
         own = ours.get((paper["k"], paper["n_small"]), {})
         both = paper["n_small"] < WORKERS
         found.append(
@@ -36,6 +36,7 @@ def table2(results: Results) -> pd.DataFrame:
                 "d_L": own.get("large_samples") if both else None,
                 "d_S/d_L, paper": f"{paper['factor']:.3f}" if both else None,
                 "d_S/d_L": f"{own['factor']:.3f}" if both and own else None,
+                "B_S, raw data": raw[number] if raw else None,
             }
         )
     return pd.DataFrame(found, dtype=object)
@@ -59,9 +60,9 @@ def table6(results: Results) -> pd.DataFrame:
                 {
                     "data": f"{label}, {', '.join(map(str, sides))} px",
                     "n_S": n_small,
-                    "B_L": _listed(part["large_batches"]),
-                    "B_S, paper": _listed(paper) if paper else DASH,
-                    "B_S": _listed([row["small_batch"] for row in own]) if n_small else DASH,
+                    "B_L": reading.listed(part["large_batches"]),
+                    "B_S, paper": reading.listed(paper) if paper else DASH,
+                    "B_S": reading.listed([row["small_batch"] for row in own]) if n_small else DASH,
                     "d_S, d_L, paper": _shares(n_small, shares, part["large_samples"]),
                     "d_S, d_L": _shares(
                         n_small,
@@ -73,10 +74,6 @@ def table6(results: Results) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(found)
-
-
-def _listed(values: Sequence[int | None]) -> str:
-    return ", ".join(f"{value:,}" for value in values if value is not None)
 
 
 def _shares(n_small: int, own: int, large: int) -> str:
@@ -125,7 +122,9 @@ def _gap(ours: Sequence[float], others: Sequence[float]) -> str:
 def _plan(records: Sequence[Record], name: str) -> str:
     if not records:
         return DASH
-    values = [plan[name] for plan in records[0].metrics["plans"]]
+    # B_L is the size that a plan was solved for, also where no worker has it.
+    shares = name.replace("batch", "samples")
+    values = [plan[name] if plan[shares] else None for plan in records[0].metrics["plans"]]
     return ", ".join(DASH if value is None else f"{value:,}" for value in values)
 
 
@@ -194,7 +193,8 @@ def table5(results: Results) -> pd.DataFrame:
 
 
 def _virtual(records: Sequence[Record]) -> float | None:
-    times = [record.metrics["virtual_time_s"][-1] for record in records]
+    found = [record.metrics["virtual_time_s"] for record in records]
+    times = [values[-1] for values in found if values]  # none on a cluster
     return float(np.mean(times)) if times else None
 
 
@@ -236,140 +236,10 @@ def _seconds(value: float | None) -> str:
     return DASH if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
 
-def table4(results: Results) -> pd.DataFrame:
-    """Return Table 4: the time of a worker's share, measured and predicted."""
-    found = [
-        {
-            "where": "paper, GTX 1080",
-            "k": f"{row['k']:.2f}",
-            "batch size": row["batch"],
-            "samples": row["samples"],
-            "measured (s)": f"{row['measured']:.3f}",
-            "predicted (s)": f"{row['predicted']:.3f}",
-            "error": f"{row['error']:+.1f} %",
-        }
-        for row in PAPER["table4"]["rows"]
-    ]
-    for row in shares(results):
-        found.append(
-            {
-                "where": f"here, {row['kind']}",
-                "k": f"{row['k']:.2f}",
-                "batch size": row["batch"],
-                "samples": row["samples"],
-                "measured (s)": f"{row['measured_s']:.4f}",
-                "predicted (s)": f"{row['predicted_s']:.4f}",
-                "error": f"{100 * (row['measured_s'] / row['predicted_s'] - 1):+.1f} %",
-            }
-        )
-    return pd.DataFrame(found)
-
-
-def shares(results: Results) -> list[dict[str, Any]]:
-    """Return the measured shares, each batch size with its samples once for each k."""
-    rows = reading.measured(results, "times", CIFAR).get("shares", [])
-    once = {(row["k"], row["batch"], row["samples"]): row for row in rows if "batch" in row}
-    return sorted(once.values(), key=lambda row: (row["k"], row["kind"], row["batch"]))
-
-
-def times_table(results: Results) -> pd.DataFrame:
-    """Return the fitted time models, here and of the authors' raw measurements."""
-    found = []
-    metrics = reading.measured(results, "times", CIFAR)
-    for number, fit in enumerate(metrics.get("fits", [])):
-        errors = [abs(p["measured_s"] / p["equation2_s"] - 1) for p in metrics["passes"][number]]
-        found.append(_fit_row(f"here, {fit['resolution']} px", fit["a"], fit["b"], errors))
-    for name, fit in reading.frameworks(results).items():
-        errors = [abs(value) for value in fit["plan_errors"].values()]
-        row = _fit_row(f"authors' raw data, {name}, GTX 1080, 32 px", fit["a"], fit["b"], errors)
-        row["median error"] = f"{100 * fit['median_error']:.1f} % (of all 500)"
-        found.append(row)
-    inferred = PAPER["inferred"]
-    found.append(
-        {"where": "gives the paper's Table 2", **_coefficients(inferred["a"], inferred["b"]),
-         "largest error": DASH, "median error": DASH}
-    )  # fmt: skip
-    return pd.DataFrame(found)
-
-
-def _coefficients(a: float, b: float) -> dict[str, str]:
-    return {"a (ms per sample)": f"{1e3 * a:.4f}", "b (ms per step)": f"{1e3 * b:.2f}",
-            "b / a (samples)": f"{b / a:.1f}"}  # fmt: skip
-
-
-def _fit_row(where: str, a: float, b: float, errors: Sequence[float]) -> dict[str, Any]:
-    return {
-        "where": where,
-        **_coefficients(a, b),
-        "largest error": f"{100 * max(errors):.1f} %",
-        "median error": f"{100 * float(np.median(errors)):.1f} %",
-    }
-
-
-def figure13_table(results: Results) -> pd.DataFrame:
-    """Return the memory models and the largest batch sizes that they predict."""
-    found = []
-    for role, key in ((CIFAR, "cifar"), (IMAGENET, "imagenet")):
-        paper = PAPER["figure13"][key]
-        metrics = reading.measured(results, "memory", role)
-        config = reading.config_of(results, "memory", role)
-        row: dict[str, Any] = {
-            "data": f"{role}-100" if role == CIFAR else role,
-            "pixels, paper": paper["resolution"],
-            "pixels": config.get("resolution"),
-            "largest, paper's prediction": f"{paper['predicted_max']:,}",
-            "error, paper": f"{paper['error']:.1f} %",
-        }
-        if metrics:
-            error = metrics["predicted_max"] / metrics["measured_max"] - 1
-            row |= {
-                "parameters etc. (MiB)": f"{metrics['fixed_bytes'] / MIB:,.1f}",
-                "a sample (MiB)": f"{metrics['bytes_per_sample'] / MIB:,.3f}",
-                "limit (MiB)": f"{metrics['limit_bytes'] / MIB:,.0f}",
-                "largest, predicted": f"{metrics['predicted_max']:,}",
-                "largest, measured": f"{metrics['measured_max']:,}",
-                "error": f"{100 * error:+.1f} %",
-            }
-        found.append(row)
-    return pd.DataFrame(found, dtype=object)
-
-
-def table10(results: Results) -> pd.DataFrame:
-    """Return Table 10: ImageNet's settings, and the time model at its resolutions, at scale."""
-    metrics = reading.measured(results, "times", IMAGENET)
-    config = reading.config_of(results, "times", IMAGENET)
-    part = PAPER["table6"]["imagenet"]
-    found = []
-    for number, side in enumerate(part["resolutions"]):
-        row: dict[str, Any] = {
-            "resolution, paper": side,
-            "B_L, paper": part["large_batches"][number],
-            "B_S, paper (n_S = 1 to 4)": _listed(
-                [batches[number] for batches in part["small_batches"]]
-            ),
-            "b / a, inferred": f"{PAPER['inferred'][f'ratio_{side}']:.1f}",
-        }
-        if metrics:
-            fit = metrics["fits"][number]
-            row |= {
-                "resolution": fit["resolution"],
-                "B_L": config["large_batches"][number],
-                **_coefficients(fit["a"], fit["b"]),
-                "an epoch over the highest": _over_highest(metrics, number),
-            }
-        found.append(row)
-    return pd.DataFrame(found, dtype=object)
-
-
-def _over_highest(metrics: dict[str, Any], number: int) -> str:
-    times = [metrics["epoch_s"][side] for side in sorted(metrics["epoch_s"], key=int)]
-    return f"{times[number] / times[-1]:.2f}"
-
-
 def table10_trainings(results: Results) -> pd.DataFrame:
     """Return Table 10's settings, and below them its trainings."""
     trained = results.select("train", setting="section 5.2.3")
-    settings = table10(results)
+    settings = costs.table10(results)
     if not trained:
         return settings
     rows = []
