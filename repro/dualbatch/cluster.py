@@ -13,6 +13,7 @@ import contextlib
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -230,7 +231,8 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    if (Path.home() / ".ray" / "auth_token").is_file():
+    token = (Path.home() / ".ray" / "auth_token").is_file()
+    if token and address is not None and "ray" not in sys.modules:
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does for "auto" alone
     try:
         import ray
