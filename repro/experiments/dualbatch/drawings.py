@@ -18,7 +18,7 @@ _MARKERS = "osD^vPX*hd"
 def curves(
     panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], ylabels: Sequence[str]
 ) -> Figure:
-    """Draw quantities by epoch, mean over seeds with a band of one standard deviation.
+    """Draw quantities by epoch, mean over seeds; bars at the end are one standard deviation.
 
     Args:
         panels: By title, then by label, the curves of all seeds.
@@ -26,7 +26,7 @@ def curves(
     """
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    figure, axes = new_axes(rows, columns, 4.7 * columns, 3.1 * rows + 0.7)
+    figure, axes = new_axes(rows, columns, 3.4 * columns + 0.3, 2.1 * rows + 0.6)
     labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
     for axis, (title, lines), ylabel in zip(axes.flat, panels.items(), ylabels, strict=False):
         for label, seeds in lines.items():
@@ -38,12 +38,14 @@ def curves(
             colour, mean = _PALETTE[number % 10], values.mean(0)
             axis.plot(epochs, mean, color=colour, lw=1.6, label=label, ms=4,
                       marker=_MARKERS[number % 10], markevery=max(1, len(epochs) // 8))  # fmt: skip
-            if len(values) > 1:
-                std = values.std(0, ddof=1)
-                axis.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.12, lw=0)
-        axis.set(title=title, xlabel="epoch", ylabel=ylabel)
+            if len(values) > 1:  # bands of so many curves would hide each other
+                std = values[:, -1].std(ddof=1)
+                shift = 0.06 * len(epochs) * (1 + number) / len(labels)
+                axis.errorbar(epochs[-1] + shift, mean[-1], std, color=colour, capsize=2, lw=1.2)
+        axis.set_title(title, fontsize=9)
+        axis.set(xlabel="epoch", ylabel=ylabel)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_below(figure, 5)
+    legend_below(figure, 3 if max(map(len, labels), default=0) > 12 else 5)
     return figure
 
 
@@ -64,7 +66,7 @@ def fits(
         unit: Every value is multiplied by it.
     """
     columns = max(1, len(panels))  # an empty one where nothing was measured
-    figure, axes = new_axes(1, columns, 3.6 * columns + 0.6, 3.5)
+    figure, axes = new_axes(1, columns, 3.0 * columns + 0.6, 3.0)
     colours = [COLOURS["large"], COLOURS["small"], "#3a9d6e"]
     for axis, (title, series) in zip(axes[0], panels.items(), strict=False):
         for (sizes, measured, predicted), label, colour in zip(
