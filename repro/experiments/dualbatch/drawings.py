@@ -41,7 +41,9 @@ def curves(
             if len(values) > 1:  # bands of so many curves would hide each other
                 std = values[:, -1].std(ddof=1)
                 shift = 0.06 * len(epochs) * (1 + number) / len(labels)
-                axis.errorbar(epochs[-1] + shift, mean[-1], std, color=colour, capsize=2, lw=1.2)
+                axis.vlines(
+                    epochs[-1] + shift, mean[-1] - std, mean[-1] + std, color=colour, lw=1.6
+                )
         axis.set_title(title, fontsize=9)
         axis.set(xlabel="epoch", ylabel=ylabel)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -36,8 +36,10 @@ def solve(setting: Setting, k: float, n_small: int, large_batch: int) -> DualBat
         return str(error)
 
 
-def describe(plan: DualBatchPlan) -> str:
-    """Return a plan in a few words."""
+def describe(plan: DualBatchPlan | str) -> str:
+    """Return a plan in a few words, or why there is none."""
+    if isinstance(plan, str):
+        return f"no such plan: {plan}"
     parts = [f"(n_S, n_L) = ({plan.n_small}, {plan.n_large}), k = {plan.k:g}"]
     if plan.n_small:
         parts.append(f"B_S = {plan.small_batch}, d_S = {plan.small_samples:,}")
@@ -81,3 +83,10 @@ def draw_choices(setting: Setting, large_batch: int, plan: DualBatchPlan | None)
         lines[f"n_S = {n_small}"] = points
     chosen = (plan.k, float(plan.small_batch)) if plan and plan.small_batch else None
     return drawings.frontier(lines, chosen)
+
+
+def draw_all(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> list[Figure]:
+    """Return the figures of a plan; none where there is none."""
+    if isinstance(plan, str):
+        return []
+    return [draw(plan), draw_choices(setting, large_batch, plan)]
