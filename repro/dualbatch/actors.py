@@ -39,7 +39,7 @@ class ServerActor:
         fingerprint: The checkpoint's.
     """
 
-    def __init__(self, job: Job, path: str, fingerprint: str) -> None:
+    def __init__(self, job: Job, path: str, fingerprint: dict[str, str]) -> None:
         self._job, self._path, self._fingerprint = job, Path(path), fingerprint
         content = load_checkpoint(self._path, fingerprint)
         self._server = job.make_server(content["server"]["state"])
@@ -139,7 +139,10 @@ class ServerActor:
 
 
 def checkpoint(
-    server: ParameterServer, fingerprint: str, wall_s: float, history: list[dict[str, Any]]
+    server: ParameterServer,
+    fingerprint: dict[str, str],
+    wall_s: float,
+    history: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Return what a server starts from, in the form of the local engine's checkpoints."""
     return {

@@ -108,7 +108,9 @@ class RayEngine:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _drive(self, ray: Any, model: torch.nn.Module, path: Path, fingerprint: str) -> None:
+    def _drive(
+        self, ray: Any, model: torch.nn.Module, path: Path, fingerprint: dict[str, str]
+    ) -> None:
         from ray import exceptions
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -187,6 +189,8 @@ class RayEngine:
                 result = told.end_epoch(model, self.log, epoch, float("nan"), wall_s)
                 self.history.append(result)
                 noted = server.note.remote(asdict(result))
+                if self.job.on_epoch is not None:
+                    self.job.on_epoch(result)
                 if epoch == len(job.schedule):
                     ray.wait([noted], timeout=CHECKS * CHECK_S)
                     return

@@ -6,6 +6,8 @@ commits first, ties by number. So a run repeats bit for bit, and it is what the 
 processes is compared with.
 """
 
+import hashlib
+import io
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +21,7 @@ from torch import nn
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
 from repro.dualbatch.server import Commit, ParameterServer
-from repro.dualbatch.worker import Recipe, Worker
+from repro.dualbatch.worker import Data, Recipe, Worker
 from repro.measure import TimeModel, synchronize
 
 TimeModels = Mapping[int | None, TimeModel]  # by resolution
@@ -82,7 +84,7 @@ class Job:
     def end_epoch(
         self, model: nn.Module, log: Sequence[Commit], epoch: int, virtual_s: float, wall_s: float
     ) -> EpochResult:
-        """Evaluate the global model that `model` holds, tell of the epoch and return it."""
+        """Evaluate the global model that `model` holds, and return the epoch."""
         metrics: dict[str, float] = {}
         if self.evaluate is not None:
             model.eval()
@@ -91,17 +93,12 @@ class Job:
         own = log[(epoch - 1) * n : epoch * n]
         setting = self.schedule[epoch - 1]
         loss = sum(commit.loss for commit in own) / len(own)
-        result = EpochResult(
-            epoch, setting.lr, setting.resolution, loss, virtual_s, wall_s, metrics
-        )
-        if self.on_epoch is not None:
-            self.on_epoch(result)
-        return result
+        return EpochResult(epoch, setting.lr, setting.resolution, loss, virtual_s, wall_s, metrics)
 
-    def fingerprint(self, server: ParameterServer) -> str:
+    def fingerprint(self, server: ParameterServer) -> dict[str, str]:
         """Return what a checkpoint must have in common with the training that resumes from it.
 
-        It says nothing of the data, nor of what a function does beside its name.
+        Of data it has shapes and some samples, of functions their names.
         """
         recipe = self.recipe
         settings = [
@@ -111,14 +108,34 @@ class Job:
         names = [getattr(f, "__qualname__", type(f).__name__)
                  for f in (recipe.loss_fn, recipe.optimizer_fn)]  # fmt: skip
         shapes = [(n, tuple(t.shape), str(t.dtype)) for n, t in server.state.items()]
-        parts = (_numbers(self.plan), settings, recipe.factor, recipe.seed, str(recipe.autocast))
-        return repr((*parts, names, server.sync, server.staleness, server.merge, shapes))
+        parts = {
+            "model": shapes,
+            "data": _some_of(recipe.data),
+            "plan": _numbers(self.plan),
+            "schedule": settings,
+            "loss and optimizer": names,
+            "autocast": recipe.autocast,
+            "factor": recipe.factor,
+            "seed": recipe.seed,
+            "sync": (server.sync, server.staleness),
+            "merge": server.merge,
+        }
+        return {name: repr(part) for name, part in parts.items()}
 
 
 def _numbers(plan: DualBatchPlan) -> tuple[float | None, ...]:
     # Without the fitted times, which differ whenever they are measured anew.
     kinds = (plan.n_small, plan.n_large, plan.samples, plan.small_batch, plan.large_batch)
     return (*kinds, plan.small_samples, plan.large_samples, plan.update_factor)
+
+
+def _some_of(data: Data) -> object:
+    if callable(data):
+        return getattr(data, "__qualname__", type(data).__name__)
+    chosen = torch.linspace(0, len(data[0]) - 1, min(16, len(data[0]))).long()
+    return [
+        (tuple(t.shape), str(t.dtype), t[chosen.to(t.device)].double().sum().item()) for t in data
+    ]
 
 
 class LocalEngine:
@@ -167,6 +184,8 @@ class LocalEngine:
             self.history.append(result)
             if job.checkpoint is not None:
                 self._save(job.checkpoint)
+            if job.on_epoch is not None:
+                job.on_epoch(result)
             start += time.perf_counter() - paused
 
     def _start(self, number: int) -> None:
@@ -250,29 +269,42 @@ def save_atomically(content: Mapping[str, Any], path: Path) -> None:
     """Write a checkpoint under a temporary name, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    torch.save(content, temporary)
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    payload = buffer.getbuffer()
+    # torch takes a file with a flipped bit for a good one.
+    with temporary.open("wb") as file:
+        file.write(hashlib.sha256(payload).digest())
+        file.write(payload)
     temporary.replace(path)
 
 
-def load_checkpoint(path: Path, fingerprint: str, device: str = "cpu") -> dict[str, Any]:
+def load_checkpoint(
+    path: Path, fingerprint: Mapping[str, str], device: str = "cpu"
+) -> dict[str, Any]:
     """Read a checkpoint.
 
     Raises:
         CheckpointError: It cannot be read, or is of another training.
     """
     try:
-        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        whole = path.read_bytes()
+        if hashlib.sha256(whole[32:]).digest() != whole[:32]:
+            raise ValueError("no checkpoint of this kind, or damaged")
+        content: dict[str, Any] = torch.load(
+            io.BytesIO(whole[32:]), map_location=device, weights_only=True
+        )
         own = content["fingerprint"]
     except Exception as error:
         raise CheckpointError(
             f"checkpoint {path} cannot be read ({first_line(error)}); give another file, or move "
             "this one away to start anew"
         ) from error
-    if own != fingerprint:
+    other = [name for name in fingerprint if own.get(name) != fingerprint[name]]
+    if other:
         raise CheckpointError(
-            f"checkpoint {path} is of another training: model, plan, schedule, loss, optimizer, "
-            "autocast, sync, merge, factor or seed differ; give the same ones, another file, or "
-            "move this one away to start anew"
+            f"checkpoint {path} is of another training: {', '.join(other)} differ; give the same, "
+            "another file, or move this one away to start anew"
         )
     return content
 

@@ -111,12 +111,13 @@ class DualBatchPlan:
         if b <= 0:
             raise ValueError(
                 f"the time model has b = {b:g} s per step: without a fixed cost per step (b > 0) a "
-                "small batch is as fast as a large one; probe smaller batch sizes"
+                "small batch is as fast as a large one; probe smaller batch sizes, with more "
+                "repeats, or fit with relative=True"
             )
         k_max = largest_k(time_model, n_small, n_large, large_batch)
         if not math.isfinite(k) or k <= 1:
             raise InfeasiblePlan(
-                k, k_max, n_small, n_large, "a batch below B_L leaves no time (k = 1)"
+                k, k_max, n_small, n_large, "a smaller batch has no extra time to take"
             )
         if k > k_max * (1 + 1e-12):
             raise InfeasiblePlan(k, k_max, n_small, n_large, "B_S would be below one sample")

@@ -90,6 +90,12 @@ class ParameterServer:
 
     A commit is identified by worker and iteration: pushed again, it changes nothing.
 
+    Example:
+        >>> server = ParameterServer(model.state_dict(), workers=2)  # doctest: +SKIP
+        >>> if server.may_start(worker):  # doctest: +SKIP
+        ...     pull = server.pull(worker)
+        ...     server.push(worker, pull.iteration, trained_from(pull.state), factor=0.8)
+
     Args:
         state: Initial weights and buffers; copied.
         workers: How many.

@@ -114,7 +114,7 @@ def train_dual_batch(
         time_models: By resolution, what drives the virtual clock of the local engine; by default
             the plan's own.
         evaluate: Called with the global model after each epoch; its time is not counted.
-        on_epoch: Told of each epoch as it ends.
+        on_epoch: Told of each epoch as it ends, after its checkpoint was written.
         checkpoint: File written after each epoch, and resumed from if it is there.
         follow: Commit log of another run; the local engine then trains in its order, for the same
             weights (on a CPU with the same number of threads: a worker on Ray has as many as
@@ -138,6 +138,14 @@ def train_dual_batch(
                 f"{own.n_large} large-batch workers for {own.samples} samples, the training's "
                 f"{plan.n_small} and {plan.n_large} for {plan.samples}; give plans of the same"
             )
+    if isinstance(model_fn, nn.Module):
+        raise ValueError("model_fn is a model; give a function that makes one, such as lambda: ...")
+    tensors = isinstance(data, tuple | list) and all(isinstance(t, Tensor) for t in data)
+    if not callable(data) and not (tensors and len(data) == 2):
+        raise ValueError(
+            f"data is of type {type(data).__name__}; give a pair of tensors (inputs, targets), or "
+            "a function from a Share to its mini-batches"
+        )
     if not callable(data) and not len(data[0]) == len(data[1]) == plan.samples:
         raise ValueError(
             f"the data has {len(data[0])} inputs and {len(data[1])} targets, the plan is for "
@@ -151,7 +159,7 @@ def train_dual_batch(
         "checkpoint": checkpoint is not None and follow is not None,
     }
     if given := [name for name, is_unused in unused.items() if is_unused]:
-        way = "follow=" if follow is not None else f"engine={engine!r}"
+        way = f"engine={engine!r}" if engine == "ray" else "follow="
         raise ValueError(f"{', '.join(given)} cannot be used with {way}; leave it out")
     recipe = Recipe(
         model_fn, data, loss_fn, optimizer_fn, factor, seed, device, autocast, channels_last
@@ -171,6 +179,11 @@ def train_dual_batch(
     if cluster:
         raise ValueError(f"{', '.join(cluster)}: unknown, or an option of engine='ray' alone")
     if follow is not None:
+        if len(follow) != plan.n * len(schedule):
+            raise ValueError(
+                f"follow has {len(follow)} commits, {plan.n} workers and {len(schedule)} epochs "
+                f"make {plan.n * len(schedule)}; give the whole log of a run"
+            )
         server = replay(replace(job, evaluate=None, on_epoch=None), follow)
         return DualBatchResult(server.state, [], server.log, engine)
     local = LocalEngine(job, _time_models(time_models, plan, schedule))

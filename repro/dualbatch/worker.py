@@ -87,7 +87,10 @@ class Recipe:
     def make_model(self) -> nn.Module:
         """Return a model with the initial weights, on the device."""
         with seeded(self.device, self.seed):
-            model = self.model_fn().to(self.device)
+            model = self.model_fn()
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model_fn returns {type(model).__name__}; give a function to a model")
+        model = model.to(self.device)
         if self.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return model

@@ -283,6 +283,8 @@ def _carry_out(
     status, error, outcome = "ok", None, Outcome({})
     try:
         outcome = experiment.function(run.config, seed, data, setting.device)
+    except UsageError:  # of the machine, not of the method: no result
+        raise
     except Exception as problem:
         status = "out_of_memory" if is_out_of_memory(problem) else "failed"
         error = f"{type(problem).__name__}: {problem}"

@@ -293,9 +293,9 @@ class TestRuns:
                 os.kill(seen[-1]["pid"], signal.SIGKILL)
 
         result = run(data=slow_data, on_epoch=kill, count=9)
-        # Other processes did the rest.
-        assert seen[0]["workers"][0] != seen[-1]["workers"][0]
-        assert seen[0]["workers"][1] == seen[-1]["workers"][1]
+        # Other processes did the rest. (A new server knows of no worker that has ended already.)
+        pids = [{s["workers"][n] for s in seen if n in s["workers"]} for n in (0, 1)]
+        assert [len(of_worker) for of_worker in pids] == [2, 1]
         assert seen[0]["pid"] == seen[4]["pid"] != seen[-1]["pid"]
         assert same(follow(result, count=9).state, result.state)
 

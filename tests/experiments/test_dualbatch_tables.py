@@ -472,7 +472,9 @@ class TestCaptions:
     def test_stale_records_are_said(self):
         full = made_results("table5")
         stale = Results([run for run, _ in full.expected], (0, 1, 2), full.records, lambda r: False)
-        assert "27 records are STALE" in PAPER.artefacts["table5"].caption(stale)
+        assert "STALE records, whose code has changed since: 27" in PAPER.artefacts[
+            "table5"
+        ].caption(stale)
 
     def test_two_workers_are_not_called_four(self):
         assert "four workers" not in caption("engines", profile="quick")

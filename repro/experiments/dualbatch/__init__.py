@@ -223,7 +223,7 @@ _ARTEFACTS = (
     Artefact(
         name="engines",
         title="Simulated and real workers",
-        source="not in the paper",
+        source="Engines (not in the paper)",
         runs=_engine_runs,
         table=tables.engines,
         caption=caption(

@@ -61,7 +61,7 @@ def _facts(results: Results) -> Iterable[str]:
         if record.experiment == "published" and record.dataset:
             yield f"{record.dataset['provenance']}"
     if results.stale:
-        yield f"{len(results.stale)} records are STALE: their code has changed since."
+        yield f"STALE records, whose code has changed since: {len(results.stale)}."
     if lacking := sum(record.status == "out_of_memory" for record in records):
         yield f"{lacking} runs ran out of memory."
     if results.failed:

@@ -29,7 +29,7 @@ from repro.experiments.dualbatch.building import (
     step_of,
     training_step,
 )
-from repro.experiments.running import RAY_ADDRESS
+from repro.experiments.running import RAY_ADDRESS, UsageError
 from repro.measure import (
     MemoryBudget,
     MemoryMeter,
@@ -59,7 +59,8 @@ def modules(config: Config) -> list[str]:
         return own
     own += [f"repro.dualbatch.{name}" for name in ("engines", "server", "training", "worker")]
     own += ["repro.datasets.loader", "repro.training"]
-    return [*own, "repro.dualbatch.cluster"] if config["engine"] == "ray" else own
+    on_ray = ["repro.dualbatch.actors", "repro.dualbatch.cluster"]
+    return own + on_ray if config["engine"] == "ray" else own
 
 
 def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
@@ -160,7 +161,13 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
         channels_last=config["channels_last"],
     )
     evaluate = images.evaluation(config, device)
-    result = run(engine=config["engine"], evaluate=evaluate, **cluster)
+    try:
+        result = run(engine=config["engine"], evaluate=evaluate, **cluster)
+    except RuntimeError as error:
+        if type(error).__name__ != "ClusterError":  # whose module needs Ray
+            raise
+        # It says nothing of the method: no record is written.
+        raise UsageError(str(error)) from error
     same = None
     if config.get("verify"):
         followed = run(follow=result.log).state
