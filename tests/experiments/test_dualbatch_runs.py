@@ -160,7 +160,8 @@ class TestModules:
     def test_the_cluster_where_it_is_used(self):
         local, ray = grids.clusters("smoke", DIGITS)
         assert set(runs.modules(ray.config)) - set(runs.modules(local.config)) == {
-            "repro.dualbatch.cluster"
+            "repro.dualbatch.actors",
+            "repro.dualbatch.cluster",
         }
 
     def test_what_is_solved_depends_on_no_loader(self):
