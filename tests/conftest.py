@@ -1,7 +1,5 @@
 """What all tests share: one thread, folders of their own, no GPU tests without a GPU."""
 
-import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from invented import make_record
+from watching import watching
 
 from repro.records import RecordStore
 
@@ -83,20 +82,9 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
             if kind in seen or slow or (kind[-1] and config["role"] != "ResNet-50"):
                 return function(config, *arguments)
             seen.add(kind)
-            files: set[str] = set()
-
-            def note(frame: Any, event: str, argument: Any) -> None:
-                files.add(frame.f_code.co_filename)
-
-            before = sys.gettrace()
-            sys.settrace(note)
-            threading.settrace(note)
-            try:
+            with watching() as files:
+                calls.append((name, config, files))
                 return function(config, *arguments)
-            finally:
-                sys.settrace(before)
-                threading.settrace(None)  # type: ignore[arg-type]
-                calls.append((name, config, {Path(file) for file in files}))
 
         return call
 

@@ -2,15 +2,13 @@
 
 import json
 import math
-import sys
-import threading
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from watching import of_this_package, watching
 
 from repro import datasets, paths
 from repro.datasets import EpochTimes
@@ -100,25 +98,9 @@ def toys():
             data = digits(config)
         elif experiment == "published":
             data = epoch_times()
-        files: set[str] = set()
-
-        def watch(frame: Any, event: str, argument: Any, files: set[str] = files) -> None:
-            files.add(frame.f_code.co_filename)
-
-        previous = sys.gettrace()
-        sys.settrace(watch)
-        threading.settrace(watch)
-        try:
+        with watching() as files:
             made.outcomes[name] = PAPER.experiments[experiment].function(config, 0, data, "cpu")
-        finally:
-            sys.settrace(previous)
-            threading.settrace(None)  # type: ignore[arg-type]
-        root = paths.PACKAGE.parent
-        made.files[name] = {
-            Path(file).relative_to(root).as_posix()
-            for file in files
-            if paths.PACKAGE in Path(file).parents
-        }
+        made.files[name] = of_this_package(files)
     return made
 
 

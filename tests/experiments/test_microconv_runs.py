@@ -3,8 +3,6 @@
 import copy
 import math
 import random
-import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from watching import watching
 
 from repro import paths
 from repro.experiments import load_paper, running
@@ -88,21 +87,10 @@ def toys() -> Iterator[Toys]:
             patch.setattr(module, "keep_freed_memory", lambda: kept.append(1))
         patch.setattr(runs, "_caches", {})
         for name, (run, _) in TOYS.items():
-            files: set[str] = set()
-
-            def note(frame: Any, event: str, argument: Any, files: set[str] = files) -> None:
-                files.add(frame.f_code.co_filename)
-
-            before = sys.gettrace()
-            sys.settrace(note)
-            threading.settrace(note)
-            try:
+            with watching() as files:
                 function = PAPER.experiments[run.experiment].function
                 made.outcomes[name] = function(config_of(name), 0, None, "cpu")
-            finally:
-                sys.settrace(before)
-                threading.settrace(None)  # type: ignore[arg-type]
-            made.files[name] = {Path(file) for file in files}
+            made.files[name] = files
             made.threads_after[name] = torch.get_num_threads()
     yield replace(made, memory_kept=len(kept))
     torch.set_num_threads(threads)

@@ -1,14 +1,11 @@
 """What the experiments of out-of-core training run, on toys."""
 
-import sys
-import threading
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from watching import of_this_package, watching
 
 from repro import paths
 from repro.experiments import load_paper
@@ -66,25 +63,9 @@ def toys():
     torch.set_num_threads(2)
     made = Toys()
     for name, (experiment, config) in TOYS.items():
-        files: set[str] = set()
-
-        def watch(frame: Any, event: str, argument: Any, files: set[str] = files) -> None:
-            files.add(frame.f_code.co_filename)
-
-        previous = sys.gettrace()
-        sys.settrace(watch)
-        threading.settrace(watch)
-        try:
+        with watching() as files:
             made.outcomes[name] = PAPER.experiments[experiment].function(config, 0, None, "cpu")
-        finally:
-            sys.settrace(previous)
-            threading.settrace(None)  # type: ignore[arg-type]
-        root = paths.PACKAGE.parent
-        made.files[name] = {
-            Path(file).relative_to(root).as_posix()
-            for file in files
-            if paths.PACKAGE in Path(file).parents
-        }
+        made.files[name] = of_this_package(files)
         made.threads_after[name] = torch.get_num_threads()
     yield made
     torch.set_num_threads(before)
