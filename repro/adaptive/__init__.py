@@ -1,0 +1,73 @@
+"""θ-adaptive batch size and learning rate, and the data-parallel training behind it.
+
+Example:
+    >>> import torch
+    >>> from repro.adaptive import ThetaController, full_cost, set_lr
+    >>> controller = ThetaController(256, 2048, 0.2, decay_at=(80, 120))
+    >>> step = controller.observe(2.3, model.parameters())  # before training  # doctest: +SKIP
+    >>> while step.epoch <= 140:  # doctest: +SKIP
+    ...     loader.set_batch_size(step.batch_size)
+    ...     set_lr(optimizer, step.lr)
+    ...     cost = train_one_epoch()  # the mean of its mini-batches' losses
+    ...     step = controller.observe(cost, model.parameters())
+
+Source: Lee, Kang, Madireddy, Balaprakash, Agrawal, Choudhary, Archibald, Liao, "Improving
+Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
+"""
+
+from repro.adaptive.averaging import METHODS, PeerError, StepTiming
+from repro.adaptive.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from repro.adaptive.controller import BatchController, Saturation, Step, ThetaController, set_lr
+from repro.adaptive.dataparallel import DataParallel, join_processes, share
+from repro.adaptive.distance import StartingPoint
+from repro.adaptive.gradients import (
+    GradientNorm,
+    full_cost,
+    gradient_norms,
+    max_stable_batch,
+    noise_scale,
+    stable_batch,
+)
+from repro.adaptive.scaling import (
+    MeasuredStep,
+    ScalingModel,
+    StepCost,
+    fit_messages,
+    updates,
+)
+from repro.adaptive.schedules import FixedBatch, LinearScaling, NoiseScaleBatch, ScheduledBatch
+from repro.adaptive.stopping import NoImprovement
+
+__all__ = [
+    "METHODS",
+    "BatchController",
+    "CheckpointError",
+    "DataParallel",
+    "FixedBatch",
+    "GradientNorm",
+    "LinearScaling",
+    "MeasuredStep",
+    "NoImprovement",
+    "NoiseScaleBatch",
+    "PeerError",
+    "Saturation",
+    "ScalingModel",
+    "ScheduledBatch",
+    "StartingPoint",
+    "Step",
+    "StepCost",
+    "StepTiming",
+    "ThetaController",
+    "fit_messages",
+    "full_cost",
+    "gradient_norms",
+    "join_processes",
+    "load_checkpoint",
+    "max_stable_batch",
+    "noise_scale",
+    "save_checkpoint",
+    "set_lr",
+    "share",
+    "stable_batch",
+    "updates",
+]

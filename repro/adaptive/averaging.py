@@ -1,0 +1,316 @@
+"""Gradient averaging that overlaps both passes: section IV-B, with the thread of section IV-C.
+
+An allreduce is broken into two communications. The first, an all-to-all with a local sum (or a
+reduce-scatter), starts for a bucket of layers once its gradients are there and hides under the
+rest of the backward pass; the second, an allgather, hides under the next forward pass, in which
+each layer waits for its own gradients alone and is updated just before it computes.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
+METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
+
+
+class PeerError(RuntimeError):
+    """Another process ended, hung or lost its connection while gradients were averaged."""
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Seconds of one training step in one process (Figure 9), by the host's clock.
+
+    Attributes:
+        total_s: From the call of `step` to its return.
+        communication_s: In which a communication of this step was under way.
+        summation_s: Of the local sums of received gradients.
+        blocked_s: In which the main thread only waited for gradients.
+    """
+
+    total_s: float
+    communication_s: float
+    summation_s: float
+    blocked_s: float
+
+    @property
+    def computation_s(self) -> float:
+        """What the main thread computed: forward and backward pass, updates."""
+        return self.total_s - self.blocked_s
+
+
+def reduce_scatter(output: Tensor, flat: Tensor, group: dist.ProcessGroup) -> None:
+    """Sum `flat` (P x n) over processes, each keeping its n; by whichever name torch has."""
+    function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    function(output, flat, group=group)
+
+
+def all_gather(flat: Tensor, part: Tensor, group: dist.ProcessGroup) -> None:
+    """Gather every process's `part` (n) into `flat` (P x n); by whichever name torch has."""
+    function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    function(flat, part, group=group)
+
+
+class Bucket:
+    """Gradients that are averaged in one go, padded to a multiple of the processes.
+
+    Args:
+        parameters: Of one type and device.
+        processes: P.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], processes: int) -> None:
+        self.parameters = list(parameters)
+        first = self.parameters[0]
+        count = sum(p.numel() for p in self.parameters)
+        padded = -(-count // processes) * processes
+        self.flat = torch.zeros(padded, dtype=first.dtype, device=first.device)  # (P * n,)
+        self.received = torch.empty_like(self.flat)  # n from each process
+        self.part = self.flat.new_empty(padded // processes)  # (n,), this process's share
+        sizes = [p.numel() for p in self.parameters]
+        pieces = self.flat[:count].split(sizes)
+        self.views = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
+        self.left = len(self.parameters)  # gradients that are not there yet
+        self.pending = False  # averaged or under way, and not applied
+        self.ready = threading.Event()
+        self.error: BaseException | None = None
+        self.communication_s = self.summation_s = 0.0
+        self.filled: torch.cuda.Event | None = None
+        self.averaged: torch.cuda.Event | None = None
+        if self.flat.is_cuda:
+            self.filled, self.averaged = torch.cuda.Event(), torch.cuda.Event()
+
+
+def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bucket]:
+    """Group parameters from the last to the first, each group up to `bucket_bytes`."""
+    groups: list[list[nn.Parameter]] = []
+    size = 0
+    for p in reversed([p for p in model.parameters() if p.requires_grad]):
+        full = size + p.nbytes > bucket_bytes
+        if not groups or full or (p.dtype, p.device) != (groups[-1][0].dtype, groups[-1][0].device):
+            groups.append([])
+            size = 0
+        groups[-1].append(p)
+        size += p.nbytes
+    return [Bucket(group, processes) for group in groups]
+
+
+class OverlappedAverager:
+    """Averages gradients of a model over processes, one step behind its forward passes.
+
+    Args:
+        model: Its parameters are the same in every process.
+        optimizer: Makes the updates, bucket by bucket: any whose update of a parameter depends on
+            that parameter's gradient and state alone, as of SGD and Adam.
+        method: ``"all_to_all"`` or ``"reduce_scatter"``.
+        group: The processes; used by this averager's thread alone while steps are under way.
+        bucket_bytes: Gradients that are communicated together; 0 for one parameter at a time.
+        timeout_s: After which waiting for a bucket gives up.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        method: Method,
+        group: dist.ProcessGroup,
+        bucket_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        self._optimizer, self._method, self._group = optimizer, method, group
+        self._timeout_s = timeout_s
+        self._processes = dist.get_world_size(group)
+        self.buckets = make_buckets(model, self._processes, bucket_bytes)
+        self.communication_s = self.summation_s = self.blocked_s = 0.0
+        self.gathering = False  # whether the next backward pass is the last of its mini-batch
+        self._next = 0  # bucket to launch: all processes must communicate in one order
+        self._steps = 0
+        self._saved: list[dict[str, Any]] = []
+        self._names = {p: name for name, p in model.named_parameters()}
+        device = self.buckets[0].flat.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._handles = []
+        owner = {p: bucket for bucket in self.buckets for p in bucket.parameters}
+        for bucket in self.buckets:
+            for p, view in zip(bucket.parameters, bucket.views, strict=True):
+                self._handles.append(
+                    p.register_post_accumulate_grad_hook(self._collector(bucket, view))
+                )
+        for module in model.modules():
+            own = dict.fromkeys(owner[p] for p in module.parameters(recurse=False) if p in owner)
+            if own:
+                hook = self._waiter(list(own))
+                self._handles.append(module.register_forward_pre_hook(hook))
+        self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
+        self._thread.start()
+
+    def _collector(self, bucket: Bucket, view: Tensor) -> Any:
+        def collect(parameter: Tensor) -> None:
+            if not self.gathering:  # a micro-batch before the last: gradients add up
+                return
+            assert parameter.grad is not None
+            view.copy_(parameter.grad)
+            parameter.grad = None
+            bucket.left -= 1
+            self._launch()
+
+        return collect
+
+    def _waiter(self, buckets: list[Bucket]) -> Any:
+        def wait(module: nn.Module, inputs: Any) -> None:
+            for bucket in buckets:
+                if bucket.pending and not self.gathering:
+                    self._apply(bucket)
+
+        return wait
+
+    def _launch(self) -> None:
+        while self._next < len(self.buckets) and not self.buckets[self._next].left:
+            bucket = self.buckets[self._next]
+            bucket.ready.clear()
+            bucket.pending = True
+            if bucket.filled is not None:
+                bucket.filled.record()
+            self._queue.put(bucket)
+            self._next += 1
+
+    def _communicate(self) -> None:
+        """Average buckets in the order in which they come; the communication thread."""
+        while (bucket := self._queue.get()) is not None:
+            try:
+                with torch.cuda.stream(self._stream) if self._stream else nullcontext():
+                    if bucket.filled is not None:
+                        torch.cuda.current_stream().wait_event(bucket.filled)
+                    self._average(bucket)
+                    if bucket.averaged is not None:
+                        bucket.averaged.record()
+            except Exception as error:
+                bucket.error = error
+            bucket.ready.set()
+
+    def _average(self, bucket: Bucket) -> None:
+        start = time.perf_counter()
+        if self._method == "all_to_all":
+            dist.all_to_all_single(bucket.received, bucket.flat, group=self._group)
+            received = time.perf_counter()
+            torch.sum(bucket.received.view(self._processes, -1), 0, out=bucket.part)
+        else:
+            reduce_scatter(bucket.part, bucket.flat, self._group)
+            received = time.perf_counter()
+        bucket.part /= self._processes
+        summed = time.perf_counter()
+        all_gather(bucket.flat, bucket.part, self._group)
+        bucket.summation_s = summed - received
+        bucket.communication_s = received - start + time.perf_counter() - summed
+
+    def step(self) -> None:
+        """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
+
+        Raises:
+            ValueError: A parameter got no gradient.
+        """
+        if self._next < len(self.buckets):
+            lacking = [
+                self._names[p]
+                for bucket in self.buckets[self._next :]
+                for p in bucket.parameters
+                if bucket.left and not self._was_collected(bucket, p)
+            ]
+            raise ValueError(
+                f"{', '.join(lacking[:5])} got no gradient in this mini-batch: set requires_grad to"
+                " False, or use every parameter in every step"
+            )
+        self._steps += 1
+        self.gathering = False
+        self._next = 0
+        for bucket in self.buckets:
+            bucket.left = len(bucket.parameters)
+        # The caller may change the rate before the update is made.
+        self._saved = [
+            {name: _copied(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+    @staticmethod
+    def _was_collected(bucket: Bucket, parameter: nn.Parameter) -> bool:
+        return bucket.left < len(bucket.parameters) and parameter.grad is None
+
+    def check_applied(self) -> None:
+        """Raise if a forward pass is over in which a layer was not waited for.
+
+        Raises:
+            RuntimeError: Parameters were perhaps used before they were updated.
+        """
+        behind = [self._names[b.parameters[0]] for b in self.buckets if b.pending]
+        if behind:
+            raise RuntimeError(
+                f"a forward pass did not call the layers of {', '.join(behind[:5])}, whose update "
+                "was still under way: give overlap=False"
+            )
+
+    def finish(self) -> None:
+        """Wait for all gradients and make all updates."""
+        for bucket in reversed(self.buckets):
+            if bucket.pending:
+                self._apply(bucket)
+
+    def _apply(self, bucket: Bucket) -> None:
+        start = time.perf_counter()
+        came = bucket.ready.wait(self._timeout_s)
+        self.blocked_s += time.perf_counter() - start
+        if bucket.error is not None or not came:
+            why = bucket.error or f"no answer within {self._timeout_s:g} s"
+            raise PeerError(lost_peer(self._steps, why)) from bucket.error
+        if bucket.averaged is not None:
+            torch.cuda.current_stream().wait_event(bucket.averaged)
+        for p, view in zip(bucket.parameters, bucket.views, strict=True):
+            p.grad = view
+        with self._as_it_was():
+            self._optimizer.step()
+        for p in bucket.parameters:
+            p.grad = None
+        bucket.pending = False
+        self.communication_s += bucket.communication_s
+        self.summation_s += bucket.summation_s
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Give the optimizer the settings that it had when `step` was called."""
+        now = [dict(group) for group in self._optimizer.param_groups]
+        for group, saved in zip(self._optimizer.param_groups, self._saved, strict=True):
+            group.update(saved)
+        try:
+            yield
+        finally:
+            for group, present in zip(self._optimizer.param_groups, now, strict=True):
+                group.update(present)
+
+    def close(self) -> None:
+        """End the thread and remove the hooks; updates that are under way are lost."""
+        self._queue.put(None)
+        for handle in self._handles:
+            handle.remove()
+
+
+def lost_peer(step: int, why: object) -> str:
+    """Return what to tell when averaging failed."""
+    return (
+        f"rank {dist.get_rank()} of {dist.get_world_size()}: averaging the gradients of step "
+        f"{step} failed ({str(why).strip().splitlines()[0]}): another process has ended or hangs. "
+        "torchrun names the first that failed; run the same command again to go on from the "
+        "checkpoint"
+    )
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -1,0 +1,55 @@
+"""Checkpoints of a training: written whole or not at all, and checked when read."""
+
+import hashlib
+import io
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read, or is of another training."""
+
+
+def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Write a state, such as those of model, optimizer and controller, with its checksum.
+
+    It is written beside the old one and then takes its place, so that whatever stops it leaves one
+    that can be read. On several processes only one of them writes.
+
+    Args:
+        path: The file.
+        state: Plain numbers, texts, lists, dictionaries and tensors.
+    """
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    payload = buffer.getvalue()
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(hashlib.sha256(payload).digest())
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(target)
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote; tensors come to the CPU.
+
+    Raises:
+        CheckpointError: The file is damaged, or no such checkpoint.
+        FileNotFoundError: There is none.
+    """
+    whole = Path(path).read_bytes()
+    if hashlib.sha256(whole[32:]).digest() != whole[:32]:
+        raise CheckpointError(
+            f"{os.fspath(path)} is damaged, or no checkpoint of repro.adaptive: remove it to start "
+            "anew, or give another path"
+        )
+    state: dict[str, Any] = torch.load(io.BytesIO(whole[32:]), "cpu", weights_only=True)
+    return state

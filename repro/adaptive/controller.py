@@ -1,0 +1,346 @@
+"""θ-adaptive batch size and learning rate: equation 4, Algorithm 1, section III-E.
+
+Source: Lee, Kang, Madireddy, Balaprakash, Agrawal, Choudhary, Archibald, Liao, "Improving
+Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from repro.adaptive.distance import StartingPoint
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a controller asks for: the setting of one epoch.
+
+    Attributes:
+        epoch: The epoch to train next, from 1.
+        batch_size: Samples of a mini-batch in it, over all processes.
+        lr: Learning rate μ in it; during a warm-up the rate at its end.
+        theta: θ of the parameters just observed; None for w_0 (0 / 0).
+        interval: K, None while it is not found (∞ in Algorithm 1).
+        lr_before: The rate that a warm-up climbs from in this epoch; None outside a warm-up.
+    """
+
+    epoch: int
+    batch_size: int
+    lr: float
+    theta: float | None
+    interval: int | None
+    lr_before: float | None = None
+
+    def lr_at(self, done: float) -> float:
+        """Return the rate where a share `done`, 0 to 1, of the epoch is over.
+
+        A gradual warm-up climbs with every mini-batch (Goyal et al., section 2.2): give
+        (i + 1) / n for the i-th of n, from 0. Outside a warm-up the rate is `lr`.
+        """
+        if self.lr_before is None:
+            return self.lr
+        return self.lr_before + (self.lr - self.lr_before) * done
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group, times the group's own ``lr_scale`` if it has one.
+
+    With torch's SGD the rate multiplies the momentum buffer, so that a change needs no correction.
+    """
+    for group in optimizer.param_groups:
+        value = lr * group.get("lr_scale", 1.0)
+        if isinstance(group["lr"], Tensor):  # captured steps read the rate from the device
+            group["lr"].fill_(value)
+        else:
+            group["lr"] = value
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """When a training cost counts as saturated (section III-E leaves it open).
+
+    Attributes:
+        patience: Epochs in a row without a lower cost.
+        threshold: Least share by which a cost must fall below the lowest so far to be lower.
+
+    Raises:
+        ValueError: `patience` is below 1, or `threshold` not in [0, 1).
+    """
+
+    patience: int = 10
+    threshold: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.patience < 1 or not 0 <= self.threshold < 1:
+            raise ValueError(
+                f"patience is {self.patience} and threshold {self.threshold}; give at least 1 and "
+                "a share from 0 to below 1"
+            )
+
+
+class BatchController:
+    """What all strategies share: counting epochs, θ, warm-up, decay, saving.
+
+    Before training, `observe` is given the cost and the parameters at the start, w_0; then after
+    each epoch the cost and the parameters of that epoch. Each call returns the setting of the next
+    epoch. On several processes every process observes the same values and so decides the same.
+
+    Args:
+        initial_batch: B_s, samples of a mini-batch, over all processes.
+        max_batch: B_m.
+        initial_lr: μ_0.
+        growth: Factor by which the batch grows.
+        lr_exponent: The rate grows by the batch's factor to this power: 1 keeps the noise scale
+            μN/B (equation 2), 0.5 is root scaling (equation 3), 0 leaves the rate as it is.
+        decay: β.
+        decay_at: Numbers of epochs after which the rate decays, such as (80, 120); or a rule that
+            finds out when the cost is saturated.
+        warmup: Epochs in which the rate climbs to `initial_lr`.
+        warmup_from: Rate at which the climb begins.
+        device: Where w_0 is kept, see `StartingPoint`.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        initial_batch: int,
+        max_batch: int,
+        initial_lr: float,
+        growth: float = 2,
+        *,
+        lr_exponent: float = 1.0,
+        decay: float = 0.1,
+        decay_at: Sequence[int] | Saturation = (),
+        warmup: int = 0,
+        warmup_from: float = 0.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        check_whole("initial_batch", initial_batch, 1)
+        check_whole("max_batch", max_batch, initial_batch)
+        check_whole("warmup", warmup, 0)
+        check_number("initial_lr", initial_lr, initial_lr > 0, "above 0")
+        check_number("growth", growth, growth > 1, "above 1")
+        check_number("lr_exponent", lr_exponent, lr_exponent >= 0, "at least 0")
+        check_number("decay", decay, 0 < decay <= 1, "above 0 and at most 1")
+        check_number("warmup_from", warmup_from, 0 <= warmup_from <= initial_lr,
+                      f"0 to initial_lr, {initial_lr:g}")  # fmt: skip
+        if not isinstance(decay_at, Saturation):
+            decay_at = tuple(decay_at)
+            for before, epoch in zip((0, *decay_at), decay_at, strict=False):
+                check_whole("decay_at", epoch, before + 1)
+        self.initial_batch, self.max_batch = initial_batch, max_batch
+        self.initial_lr, self.growth, self.lr_exponent = initial_lr, growth, lr_exponent
+        self.decay, self.decay_at = decay, decay_at
+        self.warmup, self.warmup_from = warmup, warmup_from
+        self.interval: int | None = None
+        self._device = device
+        self._start: StartingPoint | None = None
+        self._epochs = 0  # that are over
+        self._batch = initial_batch
+        self._rate = float(initial_lr)  # without warm-up
+        self._decays = 0
+        self._first_cost = float("nan")
+        self._theta: float | None = None
+        self._lowest: float | None = None
+        self._waited = 0
+
+    def observe(self, epoch_cost: float, parameters: Iterable[Tensor]) -> Step:
+        """Take the cost F(w) and the parameters w of the epoch that is over, return the next.
+
+        The first call is of w_0, before any training. Which cost F is, is the caller's choice and
+        must be the same throughout: the mean over the mini-batches of the epoch, which costs
+        nothing, or that of the whole training set at w, as `repro.adaptive.full_cost` has it. For
+        w_0 the two are the same thing: the cost before the first update.
+
+        Args:
+            epoch_cost: F(w_0), later F(w_i).
+            parameters: w, such as ``model.parameters()``; read, never kept but for w_0.
+
+        Returns:
+            The setting of the next epoch.
+
+        Raises:
+            ValueError: The cost or the parameters are not finite, or the parameters are not those
+                of w_0. The controller stays as it was.
+        """
+        cost = float(epoch_cost)
+        if not math.isfinite(cost):
+            raise ValueError(
+                f"the cost of epoch {self._epochs if self._start else 0} is {cost}: training has "
+                "diverged; lower initial_lr, or max_batch with it"
+            )
+        if self._start is None:
+            self._start, self._first_cost = StartingPoint(parameters, self._device), cost
+            return self.setting
+        distance = self._start.distance(parameters)
+        if not math.isfinite(distance):
+            raise ValueError(
+                f"the parameters after epoch {self._epochs + 1} are not all finite: training has "
+                "diverged; lower initial_lr, or max_batch with it"
+            )
+        # Equation 4. Parameters that have not moved say nothing.
+        theta = (self._first_cost - cost) / distance if distance > 0 else None
+        wanted = self._next_batch(self._epochs + 1, self._theta, theta)
+        self._epochs += 1
+        self._theta = theta
+        self._grow(min(wanted, self.max_batch))
+        if self._decays_now(cost):
+            # Section III-E: back to μ_0 first, then times β; from then on times β alone.
+            self._rate = (self._rate if self._decays else self.initial_lr) * self.decay
+            self._decays += 1
+        return self.setting
+
+    @property
+    def setting(self) -> Step:
+        """The setting of the next epoch."""
+        number = self._epochs + 1
+        step = Step(number, self._batch, self._rate, self._theta, self.interval)
+        if number > self.warmup:
+            return step
+        climb = (self._rate - self.warmup_from) / self.warmup
+        before, after = (self.warmup_from + climb * n for n in (number - 1, number))
+        return Step(number, self._batch, after, self._theta, self.interval, before)
+
+    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
+        """Return the batch size after epoch n, which `max_batch` then bounds."""
+        raise NotImplementedError
+
+    def _grown(self) -> int:
+        return max(self._batch + 1, round(self._batch * self.growth))
+
+    def _grow(self, batch: int) -> None:
+        # The factor is the batch's own, which B_m may have cut short.
+        self._rate *= (batch / self._batch) ** self.lr_exponent
+        self._batch = batch
+
+    def _decays_now(self, cost: float) -> bool:
+        rule = self.decay_at
+        if not isinstance(rule, Saturation):
+            return self._epochs in rule
+        if self._lowest is None or cost < self._lowest - rule.threshold * abs(self._lowest):
+            self._lowest, self._waited = cost, 0
+            return False
+        self._waited += 1
+        if self._waited < rule.patience:
+            return False
+        self._waited = 0
+        return True
+
+    _SETTINGS: ClassVar[tuple[str, ...]] = ("initial_batch", "max_batch", "initial_lr", "growth", "lr_exponent", "decay",
+                 "warmup", "warmup_from")  # fmt: skip
+    _STATE: ClassVar[tuple[str, ...]] = ("interval", "_epochs", "_batch", "_rate", "_decays", "_first_cost", "_theta",
+              "_lowest", "_waited")  # fmt: skip
+
+    def _settings(self) -> dict[str, Any]:
+        rule = self.decay_at
+        own: dict[str, Any] = {name: getattr(self, name) for name in self._SETTINGS}
+        listed = [rule.patience, rule.threshold] if isinstance(rule, Saturation) else list(rule)
+        return own | {"kind": type(self).__name__, "rule": type(rule).__name__, "decay_at": listed}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that `load_state_dict` needs, w_0 included; its tensors are not copied."""
+        return {
+            "settings": self._settings(),
+            "state": {name: getattr(self, name) for name in self._STATE},
+            "start": None if self._start is None else list(self._start.tensors),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another controller of the same settings was.
+
+        Raises:
+            ValueError: The settings differ; the controller stays as it was.
+        """
+        own, saved = self._settings(), state["settings"]
+        if own != saved:
+            names = [name for name in own if own[name] != saved.get(name)]
+            told = ", ".join(f"{name} {saved.get(name)!r}, here {own[name]!r}" for name in names)
+            raise ValueError(
+                f"the saved state is of other settings ({told}); make the controller with the saved"
+                " ones, or start anew"
+            )
+        for name in self._STATE:
+            setattr(self, name, state["state"][name])
+        start = state["start"]
+        self._start = None if start is None else StartingPoint(start, self._device)
+
+
+class ThetaController(BatchController):
+    """Algorithm 1 with the learning rate of section III-E.
+
+    θ is followed until it changes by at most `tolerance` from one epoch to the next; the epoch in
+    which that happens is K. From then on the batch size and the rate grow together after every
+    K-th epoch, K itself included, until the batch size is B_m. The first decay takes the rate back
+    to μ_0 and then multiplies it by β, later ones multiply it by β.
+
+    Where an epoch ends with both a growth and a decay, the growth comes first. A batch size that
+    is below B_m at the first decay keeps growing, as line 11 has it.
+
+    Args:
+        initial_batch: B_s; `max_stable_batch` finds one.
+        max_batch: B_m.
+        initial_lr: μ_0, the rate that suits B_s.
+        growth: Factor by which batch size and rate grow.
+        tolerance: Share of θ by which a saturated θ changes at most.
+        decay: β.
+        decay_at: Epochs after which the rate decays, or a `Saturation`.
+        warmup: Epochs in which the rate climbs to μ_0. θ is not compared in them: the small rate
+            keeps w close to w_0, and θ high.
+        interval: K, where it is known; None finds it.
+        **options: `lr_exponent`, `warmup_from`, `device`, see `BatchController`.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    _SETTINGS = (*BatchController._SETTINGS, "tolerance", "fixed_interval")
+
+    def __init__(
+        self,
+        initial_batch: int,
+        max_batch: int,
+        initial_lr: float,
+        growth: float = 2,
+        tolerance: float = 0.10,
+        decay: float = 0.1,
+        decay_at: Sequence[int] | Saturation = (),
+        warmup: int = 0,
+        interval: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            initial_batch, max_batch, initial_lr, growth,
+            decay=decay, decay_at=decay_at, warmup=warmup, **options,
+        )  # fmt: skip
+        check_number("tolerance", tolerance, tolerance >= 0, "at least 0")
+        if interval is not None:
+            check_whole("interval", interval, 1)
+        self.tolerance = tolerance
+        self.fixed_interval = self.interval = interval
+
+    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
+        known = before is not None and theta is not None and n > self.warmup
+        # Lines 7 to 10.
+        if self.interval is None and known and abs(theta - before) <= self.tolerance * abs(before):
+            self.interval = n
+        if self.interval is not None and n % self.interval == 0 and self._batch < self.max_batch:
+            return self._grown()  # lines 11 and 12
+        return self._batch
+
+
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise a ValueError unless the value is a whole number, at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}; give a whole number, at least {least}")
+
+
+def check_number(name: str, value: float, allowed: bool, what: str) -> None:
+    """Raise a ValueError unless the value is finite and `allowed`, which `what` says in words."""
+    if not allowed or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}; give a number {what}")

@@ -1,0 +1,77 @@
+"""How far training has moved: the norm of equation 4, beside one kept copy of the start."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+CHUNK = 2**20  # elements whose difference exists at any time
+
+
+class StartingPoint:
+    """The initial parameters w_0, kept once, and the distance of other parameters from them.
+
+    Args:
+        parameters: w_0; copied, never changed.
+        device: Where the copy lies; None is beside each parameter. On ``"cpu"`` it takes no
+            memory of a GPU, and crosses over in pieces whenever a distance is measured.
+
+    Raises:
+        ValueError: There is no parameter.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor], device: torch.device | str | None = None
+    ) -> None:
+        self.tensors = [
+            p.detach().to(device=device or p.device, copy=True, memory_format=torch.preserve_format)
+            for p in parameters
+        ]
+        if not self.tensors:
+            raise ValueError("there are no parameters; give those of the model, model.parameters()")
+
+    def distance(self, parameters: Iterable[Tensor]) -> float:
+        """Return ‖w_0 - w‖, the Euclidean norm over all parameters.
+
+        The difference is formed in pieces of at most `CHUNK` elements (or one row), so that no
+        second copy of the model is made; squares are summed in float64, and a GPU is waited for
+        once.
+
+        Raises:
+            ValueError: Number or shapes of the parameters are not those of w_0.
+        """
+        current = [p.detach() for p in parameters]
+        shapes = [tuple(p.shape) for p in current]
+        wanted = [tuple(p.shape) for p in self.tensors]
+        if shapes != wanted:
+            raise ValueError(
+                f"{_what_differs(shapes, wanted)}; give the parameters of the same model, in the "
+                "same order"
+            )
+        totals: dict[torch.device, Tensor] = {}
+        for now, before in zip(current, self.tensors, strict=True):
+            total = totals.setdefault(
+                now.device, torch.zeros((), dtype=torch.float64, device=now.device)
+            )
+            for piece in _pieces(now):
+                old = before[piece].to(now.device, non_blocking=True)
+                gap = torch.sub(now[piece], old)
+                total += gap.square_().sum(dtype=torch.float64)
+        return float(sum(float(total) for total in totals.values()) ** 0.5)
+
+
+def _pieces(tensor: Tensor) -> Iterator[slice | tuple[()]]:
+    """Cut a tensor of any layout into rows that hold at most `CHUNK` elements together."""
+    if tensor.dim() == 0:
+        yield ()
+        return
+    rows = max(1, CHUNK * len(tensor) // max(1, tensor.numel()))
+    for start in range(0, len(tensor), rows):
+        yield slice(start, start + rows)
+
+
+def _what_differs(shapes: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> str:
+    if len(shapes) != len(wanted):
+        return f"{len(shapes)} parameters were given, and w_0 has {len(wanted)}"
+    place = next(i for i, (a, b) in enumerate(zip(shapes, wanted, strict=True)) if a != b)
+    return f"parameter {place} has the shape {shapes[place]}, and {wanted[place]} in w_0"

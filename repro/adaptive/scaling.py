@@ -1,0 +1,236 @@
+"""What strong scaling costs: a model of a training step on many nodes (sections III-B, VI-B).
+
+A step on P nodes, one of which computes b = ⌈B / min(B, P)⌉ samples of a mini-batch of B:
+
+    computation    c b + o             o: what a step costs however few its samples are
+    summation      s for P > 1         each node sums P parts of G / P gradients: constant in P
+    communication  2 (P - 1) (m α + β G / P)    pairwise all-to-all and ring allgather, m messages
+    blocked        max(0, communication - ω computation)
+    step           computation + summation + blocked
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import least_squares, nnls
+
+Schedule = Sequence[tuple[int, int]]  # (batch size, epochs), in order
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """The mean training step of a measured run.
+
+    Attributes:
+        batch_size: Samples of the mini-batch, over all processes.
+        processes: How many computed it.
+        computation_s: Seconds of forward, backward pass and update in each.
+        communication_s: Seconds in which gradients were under way.
+        summation_s: Seconds of the local sums.
+        blocked_s: Seconds in which computation waited.
+    """
+
+    batch_size: int
+    processes: int
+    computation_s: float
+    communication_s: float = 0.0
+    summation_s: float = 0.0
+    blocked_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Modelled seconds of one step; `total_s` is what passes."""
+
+    computation_s: float
+    summation_s: float
+    communication_s: float
+    blocked_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Computation, summation and what of the communication nothing hides."""
+        return self.computation_s + self.summation_s + self.blocked_s
+
+
+@dataclass(frozen=True)
+class ScalingModel:
+    """Costs of a training step on the nodes of a cluster.
+
+    Attributes:
+        sample_s: c, seconds of computation per sample.
+        overhead_s: o, seconds per step beside it: the small-batch inefficiency of section VI-B.
+        latency_s: m α, seconds of latency of one round of all messages.
+        transfer_s: β G, seconds in which a node sends all its gradients once.
+        summation_s: s, seconds of the local sum of all gradients.
+        overlap: ω, the share of the computation under which communication can hide.
+
+    Raises:
+        ValueError: A cost is negative or not finite, or there is no cost per sample.
+    """
+
+    sample_s: float
+    overhead_s: float = 0.0
+    latency_s: float = 0.0
+    transfer_s: float = 0.0
+    summation_s: float = 0.0
+    overlap: float = 1.0
+
+    def __post_init__(self) -> None:
+        costs = (self.overhead_s, self.latency_s, self.transfer_s, self.summation_s, self.overlap)
+        finite = all(math.isfinite(cost) for cost in (self.sample_s, *costs))
+        if not finite or self.sample_s <= 0 or min(costs) < 0 or self.overlap > 1:
+            raise ValueError(
+                f"{self}: every cost must be finite and at least 0, sample_s above 0 and overlap "
+                "at most 1"
+            )
+
+    @classmethod
+    def fit(cls, steps: Sequence[MeasuredStep], messages: Sequence[tuple[int, int, float]] = (),
+            gradient_bytes: int = 0, rounds: int = 1) -> "ScalingModel":  # fmt: skip
+        """Fit the costs to measured steps and communications, all by least squares above 0.
+
+        Computation is fitted to all steps; ω, and s as the mean, to those of several processes.
+
+        Args:
+            steps: Of at least two shares of samples per process.
+            messages: Measured averagings: bytes, processes, seconds.
+            gradient_bytes: Of the network.
+            rounds: m, communications of a step: buckets of gradients.
+
+        Raises:
+            ValueError: The points do not tell the costs apart.
+        """
+        samples = [_local(step.batch_size, step.processes) for step in steps]
+        if len(set(samples)) < 2:
+            raise ValueError(
+                f"the steps have {sorted(set(samples))} samples per process; give at least two "
+                "different numbers"
+            )
+        seconds = np.array([step.computation_s for step in steps])
+        rows = np.array([[n, 1.0] for n in samples]) / seconds[:, None]  # relative errors
+        (sample, overhead), _ = nnls(rows, np.ones(len(steps)))
+        if sample <= 0:
+            raise ValueError(
+                f"computation of {samples} samples took {seconds.tolist()} s, which does not grow "
+                "with their number; give larger batches, or repeat the measurement"
+            )
+        several = [step for step in steps if step.processes > 1]
+        latency, per_byte = fit_messages(messages) if messages else (0.0, 0.0)
+        model = cls(
+            float(sample), float(overhead), latency * rounds, per_byte * gradient_bytes,
+            float(np.mean([step.summation_s for step in several])) if several else 0.0,
+        )  # fmt: skip
+        hidden = [
+            (step.communication_s - step.blocked_s) / step.computation_s
+            for step in several
+            if step.blocked_s > 0.02 * step.computation_s  # else all of it is hidden
+        ]
+        return replace(model, overlap=float(np.clip(np.mean(hidden), 0, 1))) if hidden else model
+
+    def step(self, batch_size: int, processes: int) -> StepCost:
+        """Return the cost of one step of `batch_size` samples on `processes` nodes.
+
+        Beyond as many nodes as samples the rest are idle, or do the same again (section VI-B).
+
+        Raises:
+            ValueError: One of them is below 1.
+        """
+        busy = min(batch_size, processes)
+        computation = self.sample_s * _local(batch_size, processes) + self.overhead_s
+        if busy == 1:
+            return StepCost(computation, 0.0, 0.0, 0.0)
+        communication = 2 * (busy - 1) * (self.latency_s + self.transfer_s / busy)
+        blocked = max(0.0, communication - self.overlap * computation)
+        return StepCost(computation, self.summation_s, communication, blocked)
+
+    def training_time(self, schedule: Schedule, samples: int, processes: int) -> float:
+        """Return the seconds of a training: of its epochs' steps, ⌈N / B⌉ in each.
+
+        Args:
+            schedule: Batch sizes and for how many epochs each.
+            samples: N, samples of an epoch.
+            processes: Nodes.
+        """
+        return sum(
+            epochs * math.ceil(samples / batch) * self.step(batch, processes).total_s
+            for batch, epochs in schedule
+        )
+
+    def speedup(self, schedule: Schedule, samples: int, processes: int) -> float:
+        """Return how many times faster than on one node a training of this schedule is."""
+        alone = self.training_time(schedule, samples, 1)
+        return alone / self.training_time(schedule, samples, processes)
+
+    def breakdown(self, schedule: Schedule, samples: int, processes: int) -> StepCost:
+        """Return the costs of a whole training by kind (Figure 9)."""
+        totals = np.zeros(4)
+        for batch, epochs in schedule:
+            cost = self.step(batch, processes)
+            parts = (cost.computation_s, cost.summation_s, cost.communication_s, cost.blocked_s)
+            totals += np.array(parts) * epochs * math.ceil(samples / batch)
+        return StepCost(*map(float, totals))
+
+    @classmethod
+    def fit_speedups(
+        cls,
+        points: Sequence[tuple[Schedule, int, float]],
+        samples: int,
+        overhead: float,
+    ) -> "ScalingModel":
+        """Fit latency and transfer, in units of a sample's computation, to known speed-ups.
+
+        Args:
+            points: A schedule, the number of nodes and the speed-up over one node.
+            samples: N.
+            overhead: o / c, in samples; section VI-B's example gives 7 / 6.
+
+        Raises:
+            ValueError: There is no point.
+        """
+        if not points:
+            raise ValueError("there is no speed-up to fit to; give at least one")
+
+        def model(logs: np.ndarray) -> "ScalingModel":
+            latency, transfer = np.exp(logs)
+            return cls(1.0, overhead, float(latency), float(transfer))
+
+        def errors(logs: np.ndarray) -> list[float]:
+            own = model(logs)
+            return [math.log(own.speedup(s, samples, p) / value) for s, p, value in points]
+
+        starts = [(a, b) for a in (-9.0, -6.0, -3.0, 0.0) for b in (-6.0, -2.0, 1.0, 4.0)]
+        fits = [least_squares(errors, start, bounds=(-14, 8)) for start in starts]
+        return model(min(fits, key=lambda fit: float(fit.cost)).x)
+
+
+def fit_messages(messages: Sequence[tuple[int, int, float]]) -> tuple[float, float]:
+    """Return α and β of measured averagings: seconds = 2 (P - 1) (α + β bytes / P).
+
+    Args:
+        messages: Bytes, processes, seconds; relative errors are minimised.
+
+    Raises:
+        ValueError: There are fewer than two sizes.
+    """
+    if len({size for size, _, _ in messages}) < 2:
+        raise ValueError(f"{len(messages)} messages of one size; give at least two sizes")
+    rows = np.array([[2 * (p - 1), 2 * (p - 1) * size / p] for size, p, _ in messages])
+    seconds = np.array([s for _, _, s in messages])
+    (latency, per_byte), _ = nnls(rows / seconds[:, None], np.ones(len(seconds)))
+    return float(latency), float(per_byte)
+
+
+def updates(schedule: Iterable[tuple[int, int]], samples: int) -> int:
+    """Return the parameter updates of a training, each with one averaging of gradients."""
+    return sum(epochs * math.ceil(samples / batch) for batch, epochs in schedule)
+
+
+def _local(batch_size: int, processes: int) -> int:
+    if batch_size < 1 or processes < 1:
+        raise ValueError(
+            f"batch size {batch_size} on {processes} processes; give at least 1 of each"
+        )
+    return -(-batch_size // min(batch_size, processes))

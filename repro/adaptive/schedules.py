@@ -1,0 +1,149 @@
+"""The strategies that θ-adaptive batch sizes are compared with, in the same shape."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from repro.adaptive.controller import BatchController, Saturation, check_number, check_whole
+
+
+class FixedBatch(BatchController):
+    """One batch size from beginning to end, with a decaying rate.
+
+    Args:
+        batch_size: Samples of a mini-batch.
+        lr: Learning rate.
+        **options: `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see `BatchController`.
+    """
+
+    def __init__(self, batch_size: int, lr: float, **options: Any) -> None:
+        super().__init__(batch_size, batch_size, lr, **options)
+
+    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
+        return self._batch
+
+
+class LinearScaling(FixedBatch):
+    """A large batch with a rate in proportion, reached by a gradual warm-up.
+
+    Source: Goyal et al., "Accurate, Large Minibatch SGD" (arXiv:1706.02677), sections 2.1 and
+    2.2: the rate climbs from that of the base batch to k times it within five epochs.
+
+    Args:
+        batch_size: kn, samples of a mini-batch.
+        base_batch: n, the batch size that `base_lr` suits.
+        base_lr: η.
+        warmup: Epochs of the climb.
+        **options: `decay`, `decay_at`, `device`, see `BatchController`.
+    """
+
+    def __init__(
+        self, batch_size: int, base_batch: int, base_lr: float, warmup: int = 5, **options: Any
+    ) -> None:
+        check_whole("base_batch", base_batch, 1)
+        check_whole("batch_size", batch_size, base_batch)
+        lr = base_lr * batch_size / base_batch
+        super().__init__(batch_size, lr, warmup=warmup, warmup_from=base_lr, **options)
+
+
+class ScheduledBatch(BatchController):
+    """A batch size that grows at given epochs.
+
+    With the rate left as it is (`lr_growth` 1) this is the paper's third method: Smith et al.,
+    "Don't Decay the Learning Rate, Increase the Batch Size" (arXiv:1711.00489), which replaces
+    each decay of the rate by a growth of the batch. AdaBatch (Devarakonda et al.,
+    arXiv:1712.02029) does both, such as a batch size doubled and a rate times 0.75.
+
+    Args:
+        initial_batch: Samples of a mini-batch at the start.
+        max_batch: The largest.
+        lr: Learning rate at the start.
+        every: Grow after every so many epochs; or
+        at: after these epochs. One of the two.
+        growth: Factor by which the batch grows.
+        lr_growth: Factor of the rate with each whole growth.
+        **options: `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see `BatchController`.
+
+    Raises:
+        ValueError: Not one of `every` and `at` is given, or one is out of range.
+    """
+
+    _SETTINGS = (*BatchController._SETTINGS, "every", "at", "lr_growth")
+
+    def __init__(
+        self,
+        initial_batch: int,
+        max_batch: int,
+        lr: float,
+        *,
+        every: int | None = None,
+        at: Sequence[int] | None = None,
+        growth: float = 2,
+        lr_growth: float = 1.0,
+        **options: Any,
+    ) -> None:
+        if (every is None) == (at is None):
+            raise ValueError(f"every is {every} and at {at}; give one of them, and not both")
+        if every is not None:
+            check_whole("every", every, 1)
+        for epoch in at or ():
+            check_whole("at", epoch, 1)
+        check_number("lr_growth", lr_growth, lr_growth > 0, "above 0")
+        super().__init__(initial_batch, max_batch, lr, growth, lr_exponent=0.0, **options)
+        self.every, self.at, self.lr_growth = every, None if at is None else list(at), lr_growth
+
+    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
+        due = n % self.every == 0 if self.every else n in (self.at or ())
+        if not due or self._batch == self.max_batch:
+            return self._batch
+        self._rate *= self.lr_growth
+        return self._grown()
+
+
+class NoiseScaleBatch(BatchController):
+    """A batch size that follows the gradient noise scale.
+
+    After each epoch the simple noise scale tr(Σ) / |G|² is measured, and the batch size grows
+    while the grown one is not above it. Batches below the scale learn as much from each sample,
+    those above it learn less (McCandlish et al., "An Empirical Model of Large-Batch Training",
+    arXiv:1812.06162, section 2). AdaptDL follows the same quantity. The batch size never shrinks.
+
+    Args:
+        initial_batch: Samples of a mini-batch at the start.
+        max_batch: The largest.
+        initial_lr: Learning rate at the start.
+        measure: Returns the noise scale in samples at the present parameters, such as a partial
+            of `repro.adaptive.noise_scale`. It is called once per epoch.
+        growth: Factor by which batch and rate grow.
+        **options: `lr_exponent`, `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see
+            `BatchController`.
+
+    Attributes:
+        scale: What was measured last, in samples.
+    """
+
+    _STATE = (*BatchController._STATE, "scale")
+
+    def __init__(
+        self,
+        initial_batch: int,
+        max_batch: int,
+        initial_lr: float,
+        measure: Callable[[], float],
+        growth: float = 2,
+        *,
+        decay_at: Sequence[int] | Saturation = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(initial_batch, max_batch, initial_lr, growth, decay_at=decay_at, **options)
+        self._measure = measure
+        self.scale: float | None = None
+
+    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
+        self.scale = float(self._measure())
+        batch = self._batch
+        while batch < self.max_batch:
+            grown = min(max(batch + 1, round(batch * self.growth)), self.max_batch)
+            if grown > self.scale:
+                break
+            batch = grown
+        return batch
