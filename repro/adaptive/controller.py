@@ -325,13 +325,16 @@ class ThetaController(BatchController):
         self.fixed_interval = self.interval = interval
 
     def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
-        known = before is not None and theta is not None and n > self.warmup
-        # Lines 7 to 10.
-        if self.interval is None and known and abs(theta - before) <= self.tolerance * abs(before):
-            self.interval = n
+        if self.interval is None and n > self.warmup and self._saturated(before, theta):
+            self.interval = n  # lines 7 to 10
         if self.interval is not None and n % self.interval == 0 and self._batch < self.max_batch:
             return self._grown()  # lines 11 and 12
         return self._batch
+
+    def _saturated(self, before: float | None, theta: float | None) -> bool:
+        if before is None or theta is None:
+            return False
+        return abs(theta - before) <= self.tolerance * abs(before)
 
 
 def check_whole(name: str, value: int, least: int) -> None:
