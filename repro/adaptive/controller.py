@@ -232,10 +232,14 @@ class BatchController:
         self._waited = 0
         return True
 
-    _SETTINGS: ClassVar[tuple[str, ...]] = ("initial_batch", "max_batch", "initial_lr", "growth", "lr_exponent", "decay",
-                 "warmup", "warmup_from")  # fmt: skip
-    _STATE: ClassVar[tuple[str, ...]] = ("interval", "_epochs", "_batch", "_rate", "_decays", "_first_cost", "_theta",
-              "_lowest", "_waited")  # fmt: skip
+    _SETTINGS: ClassVar[tuple[str, ...]] = (
+        "initial_batch", "max_batch", "initial_lr", "growth", "lr_exponent", "decay", "warmup",
+        "warmup_from",
+    )  # fmt: skip
+    _STATE: ClassVar[tuple[str, ...]] = (
+        "interval", "_epochs", "_batch", "_rate", "_decays", "_first_cost", "_theta", "_lowest",
+        "_waited",
+    )  # fmt: skip
 
     def _settings(self) -> dict[str, Any]:
         rule = self.decay_at
