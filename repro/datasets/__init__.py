@@ -19,6 +19,8 @@ from repro.datasets.image_data import (
     Split,
 )
 from repro.datasets.loader import TensorLoader, channel_statistics
+from repro.datasets.patches import PatchLoader, low_resolution, noisy
+from repro.datasets.phantom import draw_ellipses, phantom
 from repro.datasets.timings import TIMES, EpochTimes, find_times, load_times
 
 __all__ = [
@@ -29,14 +31,19 @@ __all__ = [
     "DatasetNotFoundError",
     "EpochTimes",
     "ImageData",
+    "PatchLoader",
     "Split",
     "TensorLoader",
     "available",
     "channel_statistics",
     "download",
+    "draw_ellipses",
     "find_times",
     "load",
     "load_times",
+    "low_resolution",
+    "noisy",
+    "phantom",
     "road_against_rest",
     "synthetic",
 ]

@@ -43,8 +43,12 @@ class Decoded:
     splits: dict[str, Split]
 
 
-def read_archive(path: Path) -> dict[str, Encoded]:
+def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
     """Read the images of a `NAME.tar.xz`, keyed by their path below the top folder.
+
+    Args:
+        path: The archive.
+        folders: How many there are between the split's folder and an image.
 
     Raises:
         CorruptDatasetError: The archive is damaged, truncated or no tar.xz.
@@ -55,7 +59,7 @@ def read_archive(path: Path) -> dict[str, Encoded]:
         with lzma.open(path) as stream:
             with tarfile.open(fileobj=stream, mode="r|") as tar:
                 for member in tar:
-                    inside = _inside(member.name)
+                    inside = _inside(member.name, folders)
                     if member.isreg() and inside is not None:
                         content = tar.extractfile(member)
                         files[inside] = content.read() if content else b""
@@ -68,22 +72,22 @@ def read_archive(path: Path) -> dict[str, Encoded]:
     return files
 
 
-def read_folder(path: Path) -> dict[str, Encoded]:
+def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
     """List the images below a folder of the same layout, keyed by their path in it."""
     return {
         file.relative_to(path).as_posix(): file
         for file in path.rglob("*")
-        if _inside(f"_/{file.relative_to(path).as_posix()}") is not None
+        if _inside(f"_/{file.relative_to(path).as_posix()}", folders) is not None
     }
 
 
-def _inside(name: str) -> str | None:
+def _inside(name: str, folders: int) -> str | None:
     """Return the path of an image below the top folder; None for what is not of the layout."""
     parts = PurePosixPath(name).parts
     parts = parts[1:] if parts and parts[0] == "." else parts
-    if len(parts) != 4 or parts[1] not in SPLITS or parts[3].startswith("."):
+    if len(parts) != 3 + folders or parts[1] not in SPLITS or parts[-1].startswith("."):
         return None
-    if PurePosixPath(parts[3]).suffix.lower() not in SUFFIXES:
+    if PurePosixPath(parts[-1]).suffix.lower() not in SUFFIXES:
         return None
     return "/".join(parts[1:])
 

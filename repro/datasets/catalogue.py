@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.datasets import embedded, generators, sources
+from repro.datasets import embedded, generators, phantom, pictures, sources
 from repro.datasets.archives import Decoded, cached, content_hash
 from repro.datasets.image_data import (
     CorruptDatasetError,
@@ -24,8 +24,9 @@ from repro.datasets.image_data import (
 )
 
 EMBEDDED = {"digits": "inside scikit-learn", "photos": "inside scikit-image"}
-ON_DISK = ("cifar10", "cifar100", "flowers102", "flowers5", "carvana", "camvid", "imagenet")
-NAMES = (*EMBEDDED, *ON_DISK, "synthetic")
+LABELLED = ("cifar10", "cifar100", "flowers102", "flowers5", "imagenet")
+ON_DISK = (*LABELLED, "carvana", "camvid", *pictures.NAMES)
+NAMES = (*EMBEDDED, *ON_DISK, "phantom", "synthetic")
 
 ROAD = sources.CAMVID_CLASSES.index("road")
 FORMAT = 1  # raised when the same files come to decode to other pixels, labels or splits
@@ -39,6 +40,8 @@ _CONTENT = {
     "carvana": "Carvana cars with masks",
     "camvid": "CamVid road scenes with masks of 11 classes and unlabelled",
     "imagenet": "ImageNet (ILSVRC2012)",
+    "div2k": "DIV2K photographs in high resolution",
+    "bsds500": "Photographs of BSDS500, a stand-in for DIV2K",
 }
 _BY_HAND = {
     "imagenet": "image-net.org gives it to registered users only",
@@ -66,14 +69,16 @@ def load(
         name: One of `NAMES`.
         root: Folder searched first.
         image_size: None keeps the size; an int resizes the short side and cuts the centre; a pair
-            (height, width) resizes to exactly that. Masks follow by nearest neighbour.
+            (height, width) resizes to exactly that. Masks follow by nearest neighbour. Pictures
+            of different sizes (`div2k`, `bsds500`) are turned to lie, and with None cut to the
+            largest centre that all have.
         per_class: Keep the first so many images of each class in every split; labelled sets on
             disk only.
         binary: For `camvid`, make masks of road (1) against the rest (0): the stand-in for
             Carvana.
         download: Try to download what was not found.
-        **options: For `synthetic` and `photos`, the options of `generators.synthetic` and
-            `embedded.photos`.
+        **options: For `synthetic`, `phantom` and `photos`, the options of `generators.synthetic`,
+            `phantom.phantom` and `embedded.photos`.
 
     Raises:
         DatasetNotFoundError: The dataset is nowhere and could not be downloaded.
@@ -84,7 +89,7 @@ def load(
     size = check_size(image_size)
     if per_class is not None and (not isinstance(per_class, int) or per_class < 1):
         raise DatasetError(f"per_class={per_class!r}: expected None or an int, at least 1")
-    if per_class is not None and (name not in ON_DISK or name in sources.MASK_CLASSES):
+    if per_class is not None and name not in LABELLED:
         raise DatasetError(
             f"per_class={per_class}: not for {name!r}, only for labelled sets on disk"
         )
@@ -93,6 +98,8 @@ def load(
     _check_options(name, options)
     if name == "synthetic":
         return generators.synthetic(32 if size is None else size, **options)
+    if name == "phantom":
+        return phantom.phantom(size, **options)
     if name == "photos":
         return embedded.photos(size, **options)
     if name == "digits":
@@ -135,7 +142,7 @@ def available(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
         source = _find(name, root)
         if source is not None:
             found[name] = f"{source.layout} at {source.path}"
-    return found | {"synthetic": "generated"}
+    return found | {"phantom": "generated", "synthetic": "generated"}
 
 
 def download(
@@ -173,6 +180,7 @@ def _check_name(name: str) -> None:
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
     makers: dict[str, Callable[..., ImageData]] = {
         "synthetic": generators.synthetic,
+        "phantom": phantom.phantom,
         "photos": embedded.photos,
     }
     known = set(inspect.signature(makers[name]).parameters) if name in makers else set()
@@ -183,8 +191,14 @@ def _check_options(name: str, options: Mapping[str, Any]) -> None:
         )
 
 
+def _module(name: str) -> Any:
+    """Return the module that knows a dataset on disk: where it lies, and its download."""
+    return pictures if name in pictures.NAMES else sources
+
+
 def _find(name: str, root: str | os.PathLike[str] | None) -> sources.Source | None:
-    found = (sources.find(name, folder) for folder in paths.data_roots(root))
+    finder = _module(name).find
+    found = (finder(name, folder) for folder in paths.data_roots(root))
     return next((source for source in found if source is not None), None)
 
 
@@ -207,7 +221,7 @@ def _downloaded(name: str, root: str | os.PathLike[str] | None, *, allowed: bool
             raise _NoDownloadError("the download finished, but left nothing that can be loaded")
     except _NoDownloadError as reason:
         folders = "\n  ".join(str(folder) for folder in paths.data_roots(root))
-        files = "\n  ".join(sources.looked_for(name))
+        files = "\n  ".join(_module(name).looked_for(name))
         raise DatasetNotFoundError(
             f"dataset {name!r} was not found.\nLooked for:\n  {files}\nin the folders:\n  {folders}"
             f"\nDownload: {reason}.\nThree ways to provide it, with the layouts of data/README.md:"
@@ -220,7 +234,7 @@ def _downloaded(name: str, root: str | os.PathLike[str] | None, *, allowed: bool
 
 def _fetch(name: str, root: str | os.PathLike[str] | None) -> None:
     try:
-        url = sources.download_url(name)
+        url = _module(name).download_url(name)
     except (ImportError, RuntimeError) as error:
         raise _NoDownloadError(f"torchvision cannot be imported ({error})") from error
     if url is None:
@@ -238,7 +252,7 @@ def _fetch(name: str, root: str | os.PathLike[str] | None) -> None:
         raise _NoDownloadError(f"{url} cannot be reached ({error})") from error
     target = _writable_root(root)
     try:
-        sources.fetch(name, target)
+        _module(name).fetch(name, target)
     except (OSError, RuntimeError, EOFError) as error:
         raise _NoDownloadError(f"{url} failed ({error})") from error
 

@@ -133,6 +133,20 @@ def _decode_one(item: Item, size: int | Size | None) -> tuple[np.ndarray, np.nda
     return pixels, np.asarray(_resize(mask, size, Image.Resampling.NEAREST))
 
 
+def open_picture(name: str, encoded: Encoded) -> Image.Image:
+    """Open an image whose pixels are not decoded yet.
+
+    Raises:
+        CorruptDatasetError: It is no image.
+    """
+    try:
+        return Image.open(_source(encoded))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise CorruptDatasetError(
+            f"{name} cannot be decoded ({error}): provide the dataset again"
+        ) from error
+
+
 def _source(encoded: Encoded) -> Any:
     return io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
 

@@ -10,6 +10,7 @@ from repro.models._options import check_at_least
 from repro.models.amoebanet import amoebanet_d
 from repro.models.deeplab import deeplabv3plus
 from repro.models.densenet import densenet40
+from repro.models.edsr import edsr
 from repro.models.pix2pixhd import Pix2PixHD
 from repro.models.resnet import resnet18, resnet20, resnet50, resnet101, resnet_cifar
 from repro.models.unet import unet
@@ -20,6 +21,7 @@ __all__ = [
     "build",
     "deeplabv3plus",
     "densenet40",
+    "edsr",
     "resnet18",
     "resnet20",
     "resnet50",
@@ -34,6 +36,7 @@ _ARCHITECTURES: dict[str, Callable[..., nn.Module]] = {
         amoebanet_d,
         deeplabv3plus,
         densenet40,
+        edsr,
         resnet18,
         resnet20,
         resnet50,

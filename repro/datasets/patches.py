@@ -1,0 +1,180 @@
+"""Pairs of images for restoration: how inputs are made, and mini-batches of aligned patches."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from repro.datasets.image_data import DatasetError
+from repro.datasets.loader import Batch, TensorLoader
+
+
+def low_resolution(images: Tensor, scale: int) -> Tensor:
+    """Return images shrunk by a whole factor, bicubic with antialiasing, as DIV2K's are.
+
+    Args:
+        images: uint8, (N, C, H, W); rows and columns beyond a multiple of `scale` are left out.
+        scale: At least 1.
+
+    Returns:
+        uint8, (N, C, H // scale, W // scale).
+
+    Raises:
+        DatasetError: `scale` is below 1 or above a side.
+    """
+    height, width = images.shape[2:]
+    if not 1 <= scale <= min(height, width):
+        raise DatasetError(f"scale={scale} for images of {height}x{width}: give 1 to a side")
+    size = (height // scale, width // scale)
+    parts = []
+    for part in images[..., : size[0] * scale, : size[1] * scale].split(16):
+        small = functional.interpolate(
+            part.float(), size, mode="bicubic", antialias=True, align_corners=False
+        )
+        parts.append(small.round_().clamp_(0, 255).to(torch.uint8))
+    return torch.cat(parts)
+
+
+def noisy(images: Tensor, sigma: float, seed: int) -> Tensor:
+    """Return images with Gaussian noise, rounded and clipped to 0 to 255.
+
+    Args:
+        images: uint8, (N, C, H, W).
+        sigma: Standard deviation, as a share of the full range of 255.
+        seed: Of the noise; it depends on the seed and the shape alone.
+
+    Raises:
+        DatasetError: `sigma` is negative.
+    """
+    if not sigma >= 0:
+        raise DatasetError(f"sigma={sigma}: expected at least 0")
+    generator = torch.Generator().manual_seed(seed)
+    parts = []
+    for part in images.split(16):
+        noise = torch.randn(part.shape, generator=generator).mul_(255 * sigma).to(part.device)
+        parts.append((part + noise).round_().clamp_(0, 255).to(torch.uint8))
+    return torch.cat(parts)
+
+
+class PatchLoader:
+    """Iterate over mini-batches of patches cut at the same place from inputs and targets.
+
+    One patch is cut from each image per epoch. Order, places and augmentation depend on `seed` and
+    the number of the epoch alone, as those of `TensorLoader`, which does the cutting: the targets'
+    s x s neighbours are channels of the inputs' pixels while it does.
+
+    Args:
+        inputs: uint8, (N, C, H, W).
+        targets: uint8, (N, C', sH, sW) with a whole factor s of at least 1.
+        batch_size: Patches in a mini-batch.
+        patch: Side of an input's patch in pixels; the target's is s times as long.
+        seed: At least 0.
+        shuffle: Visit the images in random order.
+        crop: Cut at a random place (``"random"``) or the centre (``"center"``).
+        augment: Mirror and turn patches at random, in all eight ways.
+        drop_last: Leave out the last, smaller batch.
+        device: Where the data lies and batches are made; by default where `inputs` lies.
+
+    Raises:
+        DatasetError: Inputs and targets do not fit each other.
+        ValueError: Another argument is out of range.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        batch_size: int,
+        *,
+        patch: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        crop: str = "random",
+        augment: bool = False,
+        drop_last: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.scale = targets.shape[-1] // inputs.shape[-1]
+        wanted = (len(inputs), *(self.scale * side for side in inputs.shape[2:]))
+        if self.scale < 1 or (len(targets), *targets.shape[2:]) != wanted:
+            raise DatasetError(
+                f"inputs {tuple(inputs.shape)} and targets {tuple(targets.shape)}: expected as "
+                "many targets, whose sides are the same whole multiple of the inputs'"
+            )
+        self.augment, self.seed = augment, seed
+        self._channels = inputs.shape[1]
+        stacked = torch.cat((inputs, _unshuffled(targets, self.scale)), 1)
+        count = stacked.shape[1]
+        self._loader = TensorLoader(
+            stacked,
+            torch.zeros(len(stacked), dtype=torch.int64),
+            batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            crop_size=patch,
+            crop="center" if crop == "center" else "random",
+            mean=[0.0] * count,
+            std=[1.0] * count,
+            drop_last=drop_last,
+            device=device,
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """Patches in a mini-batch."""
+        return self._loader.batch_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration is."""
+        return self._loader.epoch
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Set the batch size from the next iteration on; errors as `TensorLoader` has them."""
+        self._loader.set_batch_size(batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration epoch `epoch`, at least 0; the ones after it count on."""
+        self._loader.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        """Return the number of batches in an epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Begin an epoch.
+
+        Yields float32 inputs (B, C, p, p) and targets (B, C', s p, s p), both in [0, 1].
+        """
+        state = np.random.SeedSequence([self.seed, self.epoch, 1]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
+        batches = iter(self._loader)
+        return self._batches(batches, generator)
+
+    def _batches(self, batches: Iterator[Batch], generator: torch.Generator) -> Iterator[Batch]:
+        for stacked, _ in batches:
+            inputs = stacked[:, : self._channels]
+            targets = functional.pixel_shuffle(stacked[:, self._channels :], self.scale)
+            if self.augment:
+                draws = torch.randint(2, (3, len(stacked), 1, 1, 1), generator=generator).bool()
+                draws = draws.to(stacked.device)
+                inputs, targets = _turned(inputs, draws), _turned(targets, draws)
+            yield inputs.contiguous(), targets
+
+
+def _unshuffled(images: Tensor, scale: int) -> Tensor:
+    """Turn (N, C, sH, sW) into (N, C s s, H, W), in the order that pixel_shuffle undoes."""
+    n, channels, height, width = images.shape
+    cells = images.view(n, channels, height // scale, scale, width // scale, scale)
+    return cells.permute(0, 1, 3, 5, 2, 4).reshape(
+        n, channels * scale**2, height // scale, width // scale
+    )
+
+
+def _turned(images: Tensor, draws: Tensor) -> Tensor:
+    across, down, swap = draws
+    images = torch.where(across, images.flip(-1), images)
+    images = torch.where(down, images.flip(-2), images)
+    return torch.where(swap, images.transpose(-1, -2), images)

@@ -1,0 +1,92 @@
+"""EDSR, a deep residual network for super-resolution and restoration.
+
+Source: Lim, Son, Kim, Nah, Lee, "Enhanced Deep Residual Networks for Single Image
+Super-Resolution", CVPRW 2017 (arXiv:1707.02921), sections 3.1 to 3.2.
+
+In shapes, B is the batch size, C the images' channels, F the features, s the scale.
+"""
+
+import torch
+from torch import nn
+
+from repro.models._options import check_at_least
+
+
+class _Block(nn.Module):
+    """x + 0.1 F(x) without normalisation: figure 2 (c), scaled as section 3.1 asks."""
+
+    def __init__(self, width: int, residual_scale: float) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            _conv(width, width), nn.ReLU(inplace=True), _conv(width, width)
+        )
+        self.residual_scale = residual_scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.add(x, self.residual(x), alpha=self.residual_scale)  # (B, F, H, W)
+
+
+class EDSR(nn.Module):
+    """A convolution, residual blocks with a skip over all of them, sub-pixel upsampling.
+
+    Images lie in [0, 1]; 0.5 is subtracted at the start and added at the end, where EDSR takes the
+    mean of DIV2K.
+
+    Args:
+        blocks: Residual blocks.
+        width: Features F.
+        scale: s, a power of two or 3; 1 restores at the same size.
+        channels: C.
+        residual_scale: Factor of each block's residual.
+    """
+
+    def __init__(
+        self, blocks: int, width: int, scale: int, channels: int, residual_scale: float
+    ) -> None:
+        super().__init__()
+        self.head = _conv(channels, width)
+        self.body = nn.Sequential(
+            *(_Block(width, residual_scale) for _ in range(blocks)), _conv(width, width)
+        )
+        steps = [3] if scale == 3 else [2] * (scale.bit_length() - 1)
+        upsample = [
+            layer for s in steps for layer in (_conv(width, width * s * s), nn.PixelShuffle(s))
+        ]
+        self.tail = nn.Sequential(*upsample, _conv(width, channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map images (B, C, H, W) to (B, C, sH, sW)."""
+        x = self.head(x - 0.5)  # (B, F, H, W)
+        x = x + self.body(x)  # (B, F, H, W)
+        return self.tail(x) + 0.5  # (B, C, sH, sW)
+
+
+def edsr(
+    blocks: int = 32,
+    width: int = 256,
+    scale: int = 2,
+    channels: int = 3,
+    residual_scale: float = 0.1,
+) -> EDSR:
+    """Build EDSR; the defaults are the paper's final model (table 1), 40.7 M parameters at x2.
+
+    Args:
+        blocks: Residual blocks B.
+        width: Features F.
+        scale: Factor of the sides: 1, 2, 3, 4 or 8.
+        channels: Channels of the images.
+        residual_scale: Factor of each block's residual; 1 for the smaller baseline model.
+
+    Raises:
+        ValueError: An option is not allowed.
+    """
+    check_at_least(1, blocks=blocks, width=width, channels=channels)
+    if scale not in (1, 2, 3, 4, 8):
+        raise ValueError(f"scale is {scale}: choose 1, 2, 3, 4 or 8")
+    if not residual_scale > 0:
+        raise ValueError(f"residual_scale is {residual_scale}: give a number above 0")
+    return EDSR(blocks, width, scale, channels, residual_scale)
+
+
+def _conv(in_channels: int, out_channels: int) -> nn.Conv2d:
+    return nn.Conv2d(in_channels, out_channels, 3, padding=1)
