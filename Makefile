@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 REPRO := $(BIN)/python -m repro
 STAMP := $(VENV)/.installed
-PAPERS := mbs dualbatch outofcore microconv
+PAPERS := mbs dualbatch adaptive outofcore microconv
 NOTEBOOK_mbs := 01_mbs
 NOTEBOOK_dualbatch := 02_dualbatch
+NOTEBOOK_adaptive := 03_adaptive
 NOTEBOOK_outofcore := 04_outofcore
 NOTEBOOK_microconv := 05_microconv
 

@@ -7,6 +7,7 @@ each layer waits for its own gradients alone and is updated just before it compu
 """
 
 import queue
+import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from repro.measure import synchronize
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
 METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
@@ -314,3 +317,50 @@ def lost_peer(step: int, why: object) -> str:
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
+
+
+def measure_messages(
+    sizes: Sequence[int],
+    method: Method,
+    *,
+    repeats: int = 9,
+    warmup: int = 2,
+    device: torch.device | str = "cpu",
+) -> list[tuple[int, int, float]]:
+    """Time the averaging of buckets of several sizes over all processes, in turns.
+
+    Every process must call it. `fit_messages` turns what it finds into latency and bandwidth.
+
+    Args:
+        sizes: Bytes of a bucket, a multiple of 4.
+        method: The way of averaging; local sums count.
+        repeats: Samples of each size, of which the median is taken.
+        warmup: Rounds before them.
+        device: Where the buckets lie.
+
+    Returns:
+        Bytes, processes and seconds of each size.
+    """
+    group = dist.new_group()
+    assert isinstance(group, dist.ProcessGroup)
+    processes = dist.get_world_size(group)
+    samples: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn in range(warmup + repeats):
+        for size in sizes:
+            flat = torch.ones(max(1, size // 4 // processes) * processes, device=device)
+            received, part = torch.empty_like(flat), flat[: len(flat) // processes].clone()
+            dist.barrier(group=group)
+            start = time.perf_counter()
+            if method == "allreduce":
+                dist.all_reduce(flat, group=group)
+            else:
+                if method == "all_to_all":
+                    dist.all_to_all_single(received, flat, group=group)
+                    torch.sum(received.view(processes, -1), 0, out=part)
+                else:
+                    reduce_scatter(part, flat, group)
+                all_gather(flat, part, group)
+            synchronize(device)
+            if turn >= warmup:
+                samples[size].append(time.perf_counter() - start)
+    return [(size, processes, statistics.median(found)) for size, found in samples.items()]

@@ -5,7 +5,7 @@ import importlib
 from repro.experiments.design import Artefact, Paper
 from repro.experiments.running import UsageError
 
-PAPERS = ("mbs", "dualbatch", "outofcore", "microconv")
+PAPERS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
 
 
 def load_paper(key: str) -> Paper:

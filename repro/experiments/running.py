@@ -383,7 +383,7 @@ def _label(run: Run) -> str:
     parts = [run.experiment]
     named = ("role", "table", "scheme", "k", "n_small", "factor", "engine", "resolution",
              "mini_batch", "micro_batch", "layer", "setting", "mode", "limit_mib",
-             "policy")  # fmt: skip
+             "policy", "task", "strategy", "stands_for")  # fmt: skip
     for name in named:
         if run.config.get(name) is not None:
             parts.append(f"{name.replace('_', '-')} {run.config[name]}")

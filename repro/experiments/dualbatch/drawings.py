@@ -4,51 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import seaborn as sns
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from repro.plots import legend_below, new_axes
+from repro.plots import PALETTE, legend_below, new_axes
 
 COLOURS = {"large": "#1f6fb4", "small": "#e07a3f", "idle": "#d8dde6"}
-_PALETTE = ["#1c2230", *sns.color_palette("colorblind", 9)]
-_MARKERS = "osD^vPX*hd"
-
-
-def curves(
-    panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], ylabels: Sequence[str]
-) -> Figure:
-    """Draw quantities by epoch, mean over seeds; bars at the end are one standard deviation.
-
-    Args:
-        panels: By title, then by label, the curves of all seeds.
-        ylabels: One for each panel; panels stand in rows of two.
-    """
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = new_axes(rows, columns, 3.4 * columns + 0.3, 2.1 * rows + 0.6)
-    labels = list(dict.fromkeys(label for lines in panels.values() for label in lines))
-    for axis, (title, lines), ylabel in zip(axes.flat, panels.items(), ylabels, strict=False):
-        for label, seeds in lines.items():
-            if not seeds:
-                continue
-            values = np.asarray(seeds, dtype=float)  # (seeds, epochs)
-            epochs = np.arange(1, values.shape[1] + 1)
-            number = labels.index(label)
-            colour, mean = _PALETTE[number % 10], values.mean(0)
-            axis.plot(epochs, mean, color=colour, lw=1.6, label=label, ms=4,
-                      marker=_MARKERS[number % 10], markevery=max(1, len(epochs) // 8))  # fmt: skip
-            if len(values) > 1:  # bands of so many curves would hide each other
-                std = values[:, -1].std(ddof=1)
-                shift = 0.06 * len(epochs) * (1 + number) / len(labels)
-                axis.vlines(
-                    epochs[-1] + shift, mean[-1] - std, mean[-1] + std, color=colour, lw=1.6
-                )
-        axis.set_title(title, fontsize=9)
-        axis.set(xlabel="epoch", ylabel=ylabel)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_below(figure, 3 if max(map(len, labels), default=0) > 12 else 5)
-    return figure
 
 
 def fits(
@@ -120,7 +80,7 @@ def frontier(
     """Draw B_S against k for every number of small-batch workers, and the chosen plan."""
     figure, axes = new_axes(1, 1, 5.2, 3.2)
     axis = axes[0, 0]
-    for (label, points), colour in zip(lines.items(), _PALETTE[1:], strict=False):
+    for (label, points), colour in zip(lines.items(), PALETTE[1:], strict=False):
         if points:
             axis.plot(*zip(*points, strict=True), color=colour, lw=1.5, label=label)
     if chosen is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
+from repro import plots
 from repro.experiments.design import Results
 from repro.experiments.dualbatch import drawings, reading
 from repro.experiments.dualbatch.costs import MIB
@@ -28,7 +29,7 @@ def _loss_and_accuracy(groups: dict[str, dict[str, Sequence[Record]]]) -> Figure
         for metric, ylabel in (("test_loss", LOSS), ("accuracy", ACCURACY)):
             panels[f"{title}: {ylabel.split(' (')[0]}"] = _lines(records, metric)
             ylabels.append(ylabel)
-    return drawings.curves(panels, ylabels)
+    return plots.epoch_curves(panels, ylabels)
 
 
 def figures5_6(results: Results) -> Figure:

@@ -1,0 +1,159 @@
+"""What a training of the paper is made of: model, data, optimizer, controller, metric."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from repro import models
+from repro.adaptive import (
+    BatchController,
+    FixedBatch,
+    LinearScaling,
+    NoiseScaleBatch,
+    ScheduledBatch,
+    ThetaController,
+    noise_scale,
+)
+from repro.datasets import (
+    ImageData,
+    PatchLoader,
+    Split,
+    TensorLoader,
+    channel_statistics,
+    low_resolution,
+    noisy,
+)
+from repro.restoration import evaluate_psnr
+from repro.training import evaluate_classifier
+
+Config = Mapping[str, Any]
+Loader = TensorLoader | PatchLoader
+Evaluate = Callable[[nn.Module], dict[str, float]]
+
+
+def loss_of(config: Config) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the mean loss: cross-entropy, or EDSR's mean absolute error."""
+    classes = config["task"] == "CIFAR"
+    return nn.functional.cross_entropy if classes else nn.functional.l1_loss
+
+
+def metric_of(config: Config) -> str:
+    """Name the metric that is to be high: ``accuracy`` or ``psnr``."""
+    return "accuracy" if config["task"] == "CIFAR" else "psnr"
+
+
+def build_model(config: Config, classes: int, device: str) -> nn.Module:
+    """Return the model with fresh weights."""
+    options = dict(config["model"])
+    name = options.pop("name")
+    if config["task"] == "CIFAR":
+        options["num_classes"] = classes
+    model = models.build(name, **options).to(device)
+    if config.get("channels_last"):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
+
+
+def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer; the controller sets its rate."""
+    options = dict(config["optimizer"])
+    fused = {"fused": True} if next(model.parameters()).is_cuda else {}
+    if (name := options.pop("name")) == "Adam":
+        options["betas"] = tuple(options["betas"])
+    kind: Any = getattr(torch.optim, name)
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=1e-3, **options, **fused)
+    return optimizer
+
+
+def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple[Loader, Evaluate]:
+    """Return the loader of the training images, on the device, and what measures a model."""
+    train = _some(data.train, config["train_samples"])
+    test = _some(data.val or data.test, config["test_samples"])
+    low = low_precision(config)
+
+    def autocast() -> Any:
+        return torch.autocast(torch.device(device).type, low) if low else nullcontext()
+
+    if config["task"] == "CIFAR":
+        assert train.labels is not None and test.labels is not None
+        images, shown = _three_channels(train.images), _three_channels(test.images)
+        mean, std = channel_statistics(images)
+        loader = TensorLoader(
+            images, train.labels, config["controller"]["batch"], seed=seed, mean=mean, std=std,
+            padding=config["padding"], flip=config["flip"], device=device,
+        )  # fmt: skip
+        held = TensorLoader(
+            shown, test.labels, min(500, len(shown)), shuffle=False, mean=mean, std=std,
+            device=device,
+        )  # fmt: skip
+
+        def evaluate(model: nn.Module) -> dict[str, float]:
+            with autocast():
+                return evaluate_classifier(model, held, device)
+
+        return loader, evaluate
+    pairs = PatchLoader(
+        *_pairs(config, train, 1), config["controller"]["batch"], patch=config["patch"], seed=seed,
+        augment=True, device=device,
+    )  # fmt: skip
+    # One crop of each image, as in the paper ("1-crop validation PSNR").
+    crops = PatchLoader(
+        *_pairs(config, test, 2), min(100, len(test)), patch=config["patch"], shuffle=False,
+        crop="center", device=device,
+    )  # fmt: skip
+
+    def restored(model: nn.Module) -> dict[str, float]:
+        with autocast():
+            return evaluate_psnr(model, crops, device)
+
+    return pairs, restored
+
+
+def _some(split: Split, count: int) -> Split:
+    return split if count >= len(split) else split.evenly(count)
+
+
+def _three_channels(images: Tensor) -> Tensor:
+    return images.expand(-1, 3, -1, -1).contiguous() if images.shape[1] == 1 else images
+
+
+def _pairs(config: Config, split: Split, seed: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets: noisy and clean, or small and large."""
+    if "sigma" in config:
+        return noisy(split.images, config["sigma"], seed), split.images
+    scale = config["model"].get("scale", 2)
+    small = low_resolution(split.images, scale)
+    height, width = (scale * side for side in small.shape[2:])
+    return small, split.images[..., :height, :width].contiguous()
+
+
+def build_controller(
+    config: Config, model: nn.Module, loader: Loader, seed: int
+) -> BatchController:
+    """Return the controller of a strategy."""
+    own = dict(config["controller"])
+    kind, size = own.pop("kind"), own.pop("batch")
+    if kind == "fixed":
+        return FixedBatch(size, own.pop("lr"), **own)
+    if kind == "linear":
+        return LinearScaling(size, **own)
+    largest, lr = own.pop("max_batch"), own.pop("lr")
+    if kind == "scheduled":
+        return ScheduledBatch(size, largest, lr, **own)
+    if kind == "noise":
+        measure = partial(
+            noise_scale, model, loader, size, loss_fn=loss_of(config), batches=own.pop("batches"),
+            seed=seed,
+        )  # fmt: skip
+        return NoiseScaleBatch(size, largest, lr, measure, **own)
+    return ThetaController(size, largest, lr, **own)
+
+
+def low_precision(config: Config) -> torch.dtype | None:
+    """Return the type of the forward pass under autocast, None for none."""
+    name = config.get("autocast")
+    return None if name is None else getattr(torch, name)

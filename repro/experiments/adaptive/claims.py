@@ -1,0 +1,169 @@
+"""What the paper says about θ-adaptive batch sizes."""
+
+from functools import partial
+
+from repro.experiments.adaptive import checks
+from repro.experiments.adaptive.grids import CIFAR, DIV2K, PHANTOM
+from repro.experiments.design import Claim
+
+_MODEL = "The model of strong scaling predicts steps of two processes (our question)"
+
+
+def _scaling(task: str) -> tuple[Claim, ...]:
+    return (
+        Claim(
+            "θ-adaptive training scales further than the other two (to 20 % of the paper's "
+            "speed-up, SIMULATED)",
+            "Section VI",
+            partial(checks.check_scaling, task=task),
+        ),
+        Claim(_MODEL, "none", partial(checks.check_model, task=task)),
+    )
+
+
+FIGURE1 = (
+    Claim(
+        "Batch sizes above 64 end with a significantly lower PSNR",
+        "Figure 1",
+        checks.check_large_is_worse,
+    ),
+)
+FIGURE2 = (
+    Claim("All batch sizes end with almost the same cost", "Figure 2", checks.check_same_cost),
+    Claim("The higher θ, the lower the accuracy", "Figure 2", checks.check_sharpness),
+    Claim(
+        "θ of a larger batch peaks later",
+        "Section III-D",
+        partial(checks.check_later_peak, task=CIFAR),
+    ),
+    Claim(
+        "θ peaks, and then K is found",
+        "Section III-D",
+        partial(checks.check_interval, task=CIFAR),
+    ),
+)
+FIGURE3 = (
+    Claim(
+        "After the first decay θ of the proposed method does not rise, others' do",
+        "Section III-E",
+        checks.check_flat_after_decay,
+    ),
+)
+STABLE = (
+    Claim(
+        "Gradient norms give B_s = 256, 64 and 32 (at scale)",
+        "Sections III-D, VI",
+        checks.check_stable,
+    ),
+)
+FIGURE4 = (
+    Claim(
+        "θ-adaptive training ends within 0.1 dB of the best fixed batch",
+        "Section VI-A",
+        partial(checks.check_within, task=DIV2K),
+    ),
+    Claim(
+        "Linear scaling ends with a lower PSNR",
+        "Section VI-A",
+        partial(checks.check_loses, task=DIV2K, strategy="linear"),
+    ),
+    Claim(
+        "An adaptive batch at a fixed rate ends within 0.1 dB of the best fixed batch",
+        "Section VI-A",
+        partial(checks.check_within, task=DIV2K, strategy="scheduled"),
+    ),
+    Claim(
+        "Gradients are averaged less often, by the factor that the schedule implies",
+        "Section III-B",
+        partial(checks.check_fewer_updates, task=DIV2K),
+    ),
+)
+FIGURE5 = (
+    Claim(
+        "θ-adaptive training ends within 0.1 dB of the best fixed batch",
+        "Section VI-A",
+        partial(checks.check_within, task=PHANTOM),
+    ),
+    Claim(
+        "Linear scaling ends with a lower PSNR",
+        "Section VI-A",
+        partial(checks.check_loses, task=PHANTOM, strategy="linear"),
+    ),
+    Claim(
+        "An adaptive batch at a fixed rate ends within 0.1 dB of the best fixed batch",
+        "Section VI-A",
+        partial(checks.check_within, task=PHANTOM, strategy="scheduled"),
+    ),
+    Claim(
+        "Gradients are averaged less often, by the factor that the schedule implies",
+        "Section III-B",
+        partial(checks.check_fewer_updates, task=PHANTOM),
+    ),
+)
+FIGURE6 = (
+    Claim(
+        "θ peaks, and then K is found (DIV2K)",
+        "Section VI-A",
+        partial(checks.check_interval, task=DIV2K),
+    ),
+    Claim(
+        "θ peaks, and then K is found (Phantom)",
+        "Section VI-A",
+        partial(checks.check_interval, task=PHANTOM),
+    ),
+    Claim(
+        "θ of a larger batch peaks later (DIV2K)",
+        "Section III-D",
+        partial(checks.check_later_peak, task=DIV2K),
+    ),
+    Claim(
+        "θ of a larger batch peaks later (Phantom)",
+        "Section III-D",
+        partial(checks.check_later_peak, task=PHANTOM),
+    ),
+)
+FIGURE7, FIGURE8, FIGURE11 = _scaling(DIV2K), _scaling(PHANTOM), _scaling(CIFAR)
+FIGURE9 = (
+    Claim(
+        "Blocked time becomes significant at 128 nodes and more at 256 (SIMULATED)",
+        "Section VI-B",
+        checks.check_blocked,
+    ),
+    Claim(
+        "A step of few samples uses the hardware badly",
+        "Section VI-B",
+        checks.check_inefficiency,
+    ),
+    Claim(
+        "All-to-all and allgather block less than an allreduce (blocked time over allreduce's)",
+        "Section IV-B",
+        checks.check_averaging,
+    ),
+    Claim(
+        "The three ways of averaging give the same weights (our question)",
+        "none",
+        checks.check_same_weights,
+    ),
+)
+FIGURE10 = (
+    Claim(
+        "θ-adaptive training ends less than 1 % below the best fixed batch",
+        "Section VI-C",
+        partial(checks.check_within, task=CIFAR),
+    ),
+    Claim(
+        "Linear scaling loses accuracy",
+        "Section VI-C",
+        partial(checks.check_loses, task=CIFAR, strategy="linear"),
+    ),
+    Claim(
+        "An adaptive batch at a fixed rate loses accuracy",
+        "Section VI-C",
+        partial(checks.check_loses, task=CIFAR, strategy="scheduled"),
+    ),
+    Claim(
+        "Gradients are averaged less often, by the factor that the schedule implies",
+        "Section III-B",
+        partial(checks.check_fewer_updates, task=CIFAR),
+    ),
+)

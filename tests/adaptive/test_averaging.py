@@ -1,0 +1,591 @@
+"""Two processes on this machine, connected by gloo; started once for all tests.
+
+Others of which one dies or hangs, a pair for each way of averaging and each end, run meanwhile.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import time
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from repro.adaptive import METHODS, DataParallel, PeerError, join_processes, set_lr, share
+
+# Ragged, growing, one with a single sample: a process has none of it.
+SIZES = [6, 7, 1, 12, 5]
+RATES = [0.1, 0.02, 0.1, 0.2, 0.05]
+VARIANTS = {
+    "small buckets": {"bucket_bytes": 200},
+    "a bucket each": {"bucket_bytes": 0},
+    "one bucket": {"bucket_bytes": 2**30},
+    "micro-batches": {"micro_batch": 2, "bucket_bytes": 200},
+    "no overlap": {"overlap": False, "bucket_bytes": 200},
+    "float32": {"bucket_bytes": 200},
+    "adam": {"bucket_bytes": 200},
+    "adam, micro-batches": {"bucket_bytes": 2**30, "micro_batch": 1},
+    "tensor rate": {"bucket_bytes": 200},
+}
+CASES = [(method, variant) for method in METHODS for variant in VARIANTS]
+SPLIT = ("all_to_all", "reduce_scatter")
+ENDS = ("exit", "kill", "hang")
+TIMEOUT_S = 4.0
+
+
+class Net(nn.Module):
+    """A scale without dimensions, a layout that is not the usual one, a layer called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.conv = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+        self.hidden = nn.Linear(12, 12)
+        self.out = nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = self.conv(x.view(-1, 2, 3, 3)).tanh().flatten(1) * self.scale
+        return self.out(self.hidden(self.hidden(x).tanh()).tanh())
+
+
+class Uncalled(nn.Module):
+    """Its first layer is used without a call of its forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.out = nn.Linear(18, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(F.linear(x, self.first.weight, self.first.bias).tanh())
+
+
+class Unused(nn.Module):
+    """A layer has no part in the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.extra, self.out = nn.Linear(2, 2), nn.Linear(18, 3)
+
+    def forward(self, x):
+        return self.out(x)
+
+
+def make(kind, seed, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return kind().to(dtype)
+
+
+def make_optimizer(model, variant="sgd"):
+    first, *others = model.parameters()
+    groups = [{"params": [first], "lr_scale": 0.5}, {"params": others}]
+    rate = torch.tensor(RATES[0], dtype=torch.float64) if variant == "tensor rate" else RATES[0]
+    if "adam" in variant:
+        optimizer = torch.optim.Adam(groups, RATES[0], weight_decay=0.01)
+    else:
+        groups[0]["lr"] = rate if isinstance(rate, float) else rate.clone()
+        optimizer = torch.optim.SGD(groups, rate, momentum=0.9, weight_decay=0.01, foreach=False)
+    set_lr(optimizer, RATES[0])
+    return optimizer
+
+
+def batch(number, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(SIZES[number], 18, generator=generator, dtype=torch.float64).to(dtype)
+    return x, torch.randint(3, (SIZES[number],), generator=generator)
+
+
+def weights_of(model):
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def plainly(model, optimizer, steps=5, dtype=torch.float64):
+    """Train in one process on whole mini-batches; return weights, losses, what a middle one saw."""
+    losses, seen = [], None
+    for number in range(steps):
+        x, y = batch(number, dtype)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        if number + 1 < steps:
+            set_lr(optimizer, RATES[number + 1])
+        if number == 1:
+            with torch.no_grad():
+                seen = model(batch(3, dtype)[0])
+    return weights_of(model), losses, seen
+
+
+def train(method, variant, rank):
+    dtype = torch.float32 if variant == "float32" else torch.float64
+    model = make(Net, rank, dtype)  # of other weights in the other process
+    optimizer = make_optimizer(model, variant)
+    parallel = DataParallel(
+        model, F.cross_entropy, optimizer, method, timeout_s=30, **VARIANTS[variant]
+    )
+    losses, sums, seen = [], [], None
+    for number in range(len(SIZES)):
+        losses.append(parallel.step(*batch(number, dtype)))
+        if number + 1 < len(SIZES):
+            set_lr(optimizer, RATES[number + 1])  # updates under way are of the rate before
+        sums.append(torch.tensor([rank + 1.0]))
+        dist.all_reduce(sums[-1])  # a collective of the caller's
+        if number == 1:
+            model.eval()
+            with torch.no_grad():
+                seen = model(batch(3, dtype)[0])
+            model.train()
+    parallel.finish()
+    found = {
+        "weights": weights_of(model),
+        "seen": seen,
+        "sums": torch.stack(sums).tolist(),
+        "losses": [parallel.mean(loss) for loss in losses],
+        "timings": [
+            (t.total_s, t.communication_s, t.summation_s, t.blocked_s, t.computation_s)
+            for t in parallel.timings
+        ],
+        "rates": [float(group["lr"]) for group in optimizer.param_groups],
+    }
+    parallel.close()
+    return found
+
+
+def steps_of(method, kind, rank, steps=3, between=None, freeze="", **options):
+    """Train and return the weights, or the error's type and text."""
+    model = make(kind, 0)
+    for name, p in model.named_parameters():
+        p.requires_grad_(not freeze or not name.startswith(freeze))
+    optimizer = make_optimizer(model, "adam" if between else "sgd")
+    parallel = DataParallel(model, F.cross_entropy, optimizer, method, timeout_s=30, **options)
+    try:
+        for number in range(steps):
+            parallel.step(*batch(number))
+            set_lr(optimizer, RATES[number + 1])
+            if between and number == 0:
+                with between():
+                    model(batch(3)[0])
+        parallel.finish()
+    except (RuntimeError, ValueError) as error:
+        found = (type(error).__name__, str(error))
+        if kind is Unused:
+            try:
+                parallel.close()
+            except Exception as another:
+                return (*found, repr(another), hooks_of(model))
+            return (*found, "closed", hooks_of(model))
+        return found
+    parallel.close()
+    return weights_of(model)
+
+
+def hooks_of(model):
+    hooks = [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
+    for module in model.modules():
+        hooks += [len(module._forward_pre_hooks), len(module._forward_hooks)]
+    return sum(hooks)
+
+
+def closing(method, rank):
+    """Compute a gradient in one process alone after the end."""
+    model = make(Net, 0)
+    parallel = DataParallel(model, F.cross_entropy, make_optimizer(model), method, timeout_s=30)
+    parallel.step(*batch(0))
+    parallel.close()
+    updated = weights_of(model)
+    del parallel
+    gc.collect()
+    found = {"weights": updated, "hooks": hooks_of(model)}
+    model.zero_grad()
+    if rank == 0:
+        F.cross_entropy(model(batch(1)[0]), batch(1)[1]).backward()
+        found["gradients"] = [p.grad for p in model.parameters()]
+    return found
+
+
+def averages(method, rank):
+    model = nn.Sequential(nn.Linear(18, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    parallel = DataParallel(model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1),
+                            method, timeout_s=30)  # fmt: skip
+    x, y = batch(3, torch.float32)
+    parallel.step(x, y)
+    parallel.finish()
+    own = model[1].running_mean.clone(), model[1].running_var.clone()
+    parallel.average_buffers()
+    found = {
+        "own": own,
+        "mean": (model[1].running_mean, model[1].running_var),
+        "count": int(model[1].num_batches_tracked),
+        "numbers": [
+            parallel.mean(3.0 * rank + 1),
+            parallel.mean(torch.tensor(rank + 0.5, requires_grad=True)),
+            parallel.mean(rank),
+        ],
+    }
+    parallel.close()
+    return found
+
+
+EXTRAS = {
+    "frozen": lambda m, r: steps_of(m, Net, r, freeze="hidden", bucket_bytes=200),
+    "unused": lambda m, r: steps_of(m, Unused, r, bucket_bytes=0),
+    "uncalled": lambda m, r: steps_of(m, Uncalled, r, bucket_bytes=0),
+    "uncalled in a bucket": lambda m, r: steps_of(m, Uncalled, r, bucket_bytes=2**30),
+    "uncalled, no overlap": lambda m, r: steps_of(m, Uncalled, r, bucket_bytes=0, overlap=False),
+    "no_grad between": lambda m, r: steps_of(m, Net, r, between=torch.no_grad),
+    "inference between": lambda m, r: steps_of(m, Net, r, between=torch.inference_mode),
+    "closing": closing,
+    "averages": averages,
+}
+
+
+def work(rank, port, folder):
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    found = {"joined": join_processes("cpu", 60)}
+    found["again"] = join_processes("cpu", 60)
+    todo = [((m, v), lambda m=m, v=v: train(m, v, rank)) for m, v in CASES]
+    todo += [((m, name), lambda m=m, f=f: f(m, rank)) for m in METHODS for name, f in EXTRAS.items()
+             if m in SPLIT or name != "unused"]  # fmt: skip
+    for key, run in todo:
+        try:
+            found[key] = run()
+        except Exception:
+            found[key] = traceback.format_exc()
+    torch.save(found, Path(folder) / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def lose(rank, folder, method, end):
+    """Train two steps; then one process is lost, and the other notes how it learns of it."""
+    torch.set_num_threads(1)
+    folder = Path(folder)
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    model = make(Net, 0)
+    optimizer = make_optimizer(model)
+    parallel = DataParallel(model, F.cross_entropy, optimizer, method, timeout_s=TIMEOUT_S)
+    for number in range(2):
+        parallel.step(*batch(number))
+    parallel.finish()
+    dist.barrier()
+    if rank == 1:
+        if end == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if end == "exit":
+            os._exit(3)
+        time.sleep(120)
+    start = time.perf_counter()
+    try:
+        for _ in range(3):
+            parallel.step(*batch(3))
+        parallel.finish()
+        found = {"type": None, "text": "no error"}
+    except Exception as error:
+        found = {"type": type(error).__name__, "text": str(error)}
+    found["seconds"] = time.perf_counter() - start
+    with contextlib.suppress(PeerError):
+        parallel.close()
+    found["hooks"] = hooks_of(model)
+    (folder / "part").write_text(json.dumps(found))
+    (folder / "part").rename(folder / "found.json")
+    os._exit(0)
+
+
+@pytest.fixture(scope="module")
+def context():
+    context = torch.multiprocessing.get_context("forkserver")  # imports torch once for all
+    context.set_forkserver_preload(["torch._dynamo", "repro.adaptive", "pytest"])
+    return context
+
+
+@pytest.fixture(scope="module")
+def lost(context, tmp_path_factory):
+    """What the survivor of each pair tells."""
+    pairs = {(method, end): tmp_path_factory.mktemp("pair") for method in METHODS for end in ENDS}
+    processes = [
+        context.Process(target=lose, args=(rank, str(folder), *pair), daemon=True)
+        for pair, folder in pairs.items()
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    yield {pair: folder / "found.json" for pair, folder in pairs.items()}
+    for process in processes:
+        process.kill()
+        process.join()
+
+
+@pytest.fixture(scope="module")
+def both(context, lost, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("both")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        context.Process(target=work, args=(rank, port, str(folder)), daemon=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=100)
+        process.kill()
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def answers(both, *key):
+    found = [answer[key] for answer in both]
+    for each in found:
+        assert not isinstance(each, str), each
+    return found
+
+
+def assert_same(got, wanted, tolerance=1e-12):
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.slow
+class TestTwoProcesses:
+    @pytest.mark.parametrize(("method", "variant"), CASES)
+    def test_training_is_that_of_one_process_on_the_whole_batch(self, both, method, variant):
+        found = answers(both, method, variant)
+        dtype = torch.float32 if variant == "float32" else torch.float64
+        model = make(Net, 0, dtype)
+        optimizer = make_optimizer(model, variant)
+        weights, losses, seen = plainly(model, optimizer, dtype=dtype)
+        tolerance = 1e-6 if variant == "float32" else 1e-12
+        for answer in found:
+            assert_same(answer["weights"], weights, tolerance)
+            assert_same([answer["seen"]], [seen], tolerance)  # evaluated amid an update
+            assert answer["losses"] == pytest.approx(losses, rel=1e-6)
+            assert answer["sums"] == [[3.0]] * len(SIZES)
+            assert answer["rates"] == [float(group["lr"]) for group in optimizer.param_groups]
+        for a, b in zip(*(answer["weights"] for answer in found), strict=True):
+            assert torch.equal(a, b)
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_losses_have_the_precision_of_the_loss(self, both, method):
+        model = make(Net, 0)
+        losses = plainly(model, make_optimizer(model))[1]
+        for answer in answers(both, method, "small buckets"):
+            assert answer["losses"] == pytest.approx(losses, rel=1e-12)
+
+    @pytest.mark.parametrize(("method", "variant"), CASES)
+    def test_timings(self, both, method, variant):
+        for answer in answers(both, method, variant):
+            assert len(answer["timings"]) == len(SIZES)
+            for total, communication, summation, blocked, computation in answer["timings"]:
+                assert min(total, communication, summation, blocked) >= 0
+                assert blocked <= total and computation == pytest.approx(total - blocked)
+            assert sum(t[1] for t in answer["timings"]) > 0
+            summed = sum(t[2] for t in answer["timings"])
+            assert summed > 0 if method == "all_to_all" else summed < 0.1
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_frozen_parameters_stay_and_the_others_train(self, both, method):
+        model = make(Net, 0)
+        model.hidden.requires_grad_(False)
+        weights = plainly(model, make_optimizer(model), 3)[0]
+        assert torch.equal(weights[3], make(Net, 0).hidden.weight)
+        for answer in answers(both, method, "frozen"):
+            assert_same(answer, weights)
+
+    @pytest.mark.parametrize("method", SPLIT)
+    def test_unused_parameters_are_named(self, both, method):
+        for kind, text, _, _ in answers(both, method, "unused"):
+            assert kind == "ValueError"
+            assert "extra.bias, extra.weight got no gradient in this mini-batch" in text
+            assert "out." not in text and "set requires_grad to False" in text
+
+    @pytest.mark.parametrize("method", SPLIT)
+    def test_close_after_unused_parameters(self, both, method):
+        for *_, closed, hooks in answers(both, method, "unused"):
+            assert (closed, hooks) == ("closed", 0)
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_layer_whose_forward_is_not_called(self, both, method):
+        model = make(Uncalled, 0)
+        weights = plainly(model, make_optimizer(model), 3)[0]
+        for answer in answers(both, method, "uncalled, no overlap"):
+            assert_same(answer, weights)
+        for answer in answers(both, method, "uncalled"):
+            if method == "allreduce":
+                assert_same(answer, weights)
+            else:
+                kind, text = answer
+                assert kind == "RuntimeError"
+                assert "a forward pass did not call the layers of first.bias, first.weight" in text
+                assert "give overlap=False" in text
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_a_layer_not_called_beside_one_that_is_called_is_not_used_too_early(self, both, method):
+        model = make(Uncalled, 0)
+        weights = plainly(model, make_optimizer(model), 3)[0]
+        for answer in answers(both, method, "uncalled in a bucket"):
+            if isinstance(answer, tuple):
+                assert answer[0] == "RuntimeError" and "overlap=False" in answer[1]
+            else:
+                assert_same(answer, weights)
+
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("between", ["no_grad", "inference"])
+    def test_evaluation_between_steps_changes_nothing(self, both, method, between):
+        model = make(Net, 0)
+        weights = plainly(model, make_optimizer(model, "adam"), 3)[0]
+        for answer in answers(both, method, f"{between} between"):
+            assert isinstance(answer, list), answer
+            assert_same(answer, weights)
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_after_close_the_model_is_plain(self, both, method):
+        found = answers(both, method, "closing")
+        model = make(Net, 0)
+        weights = plainly(model, make_optimizer(model), 1)[0]
+        model.zero_grad()
+        F.cross_entropy(model(batch(1)[0]), batch(1)[1]).backward()
+        for answer in found:
+            assert_same(answer["weights"], weights)
+            assert answer["hooks"] == 0
+        assert_same(found[0]["gradients"], [p.grad for p in model.parameters()])
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_means(self, both, method):
+        found = answers(both, method, "averages")
+        for answer in found:
+            assert answer["numbers"] == [2.5, 1.0, 0.5]
+            assert answer["count"] == 1
+            for number in range(2):
+                one, other = (each["own"][number] for each in found)
+                assert not torch.equal(one, other)  # each saw its share
+                torch.testing.assert_close(answer["mean"][number], (one + other) / 2)
+
+    def test_joined(self, both):
+        assert [answer["joined"] for answer in both] == [(0, 2), (1, 2)]
+        assert [answer["again"] for answer in both] == [(0, 2), (1, 2)]
+
+
+def told(path):
+    deadline = time.monotonic() + 40
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return json.loads(path.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_lost_process_is_an_error_in_the_other(both, lost, method, end):
+    found = told(lost[method, end])
+    assert found["type"] == PeerError.__name__, found
+    assert found["text"].startswith("rank 0 of 2: averaging the gradients of step ")
+    assert "another process has ended or hangs" in found["text"]
+    assert "go on from the checkpoint" in found["text"]
+    # The end of a process is seen at once, silence after the time given (and slow machines' rest).
+    assert found["seconds"] < TIMEOUT_S + 6
+    if end == "hang":
+        assert found["seconds"] > TIMEOUT_S / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("method", METHODS)
+def test_close_after_a_lost_process_leaves_no_hooks(both, lost, method, end):
+    assert told(lost[method, end])["hooks"] == 0
+
+
+class TestOneProcess:
+    def test_joins_nothing(self, monkeypatch):
+        monkeypatch.delenv("RANK", raising=False)
+        assert join_processes() == (0, 1)
+        assert not dist.is_initialized()
+
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("variant", ["sgd", "adam"])
+    def test_is_plain_training_to_the_last_bit(self, method, variant):
+        model, wanted = make(Net, 0), make(Net, 0)
+        optimizer = make_optimizer(model, variant)
+        weights, losses, _ = plainly(wanted, make_optimizer(wanted, variant))
+        parallel = DataParallel(model, F.cross_entropy, optimizer, method)
+        assert (parallel.rank, parallel.processes) == (0, 1)
+        for number, rate in enumerate(RATES):
+            set_lr(optimizer, rate)
+            assert parallel.mean(parallel.step(*batch(number))) == pytest.approx(losses[number])
+        parallel.average_buffers()
+        parallel.finish()
+        assert len(parallel.timings) == len(SIZES)
+        for timing in parallel.timings:
+            assert timing.total_s == timing.computation_s > 0
+            assert timing.communication_s == timing.summation_s == timing.blocked_s == 0
+        parallel.close()
+        assert all(map(torch.equal, weights_of(model), weights))
+
+    def test_loss_is_that_of_the_loss_function(self):
+        model, (x, y) = make(Net, 0), batch(0)
+        wanted = F.cross_entropy(model(x), y).detach()
+        loss = DataParallel(model, F.cross_entropy, make_optimizer(model)).step(x, y)
+        assert loss.dtype == wanted.dtype and torch.equal(loss, wanted)
+        assert not loss.requires_grad
+
+    def test_micro_batches_give_the_gradient_of_the_whole(self):
+        model, wanted = make(Net, 0), make(Net, 0)
+        weights = plainly(wanted, make_optimizer(wanted))[0]
+        largest = []
+
+        def loss(outputs, targets):
+            largest.append(len(outputs))
+            return F.cross_entropy(outputs, targets)
+
+        optimizer = make_optimizer(model)
+        parallel = DataParallel(model, loss, optimizer, micro_batch=4)
+        for number, rate in enumerate(RATES):
+            set_lr(optimizer, rate)
+            parallel.step(*batch(number))
+        assert_same(weights_of(model), weights)
+        assert largest == [4, 2, 4, 3, 1, 4, 4, 4, 4, 1]
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"averaging": "ring"}, r"averaging is 'ring'; choose allreduce, all_to_all, reduce_s"),
+            ({"micro_batch": 0}, r"micro_batch is 0; give at least 1, or None"),
+            ({"bucket_bytes": -1}, r"bucket_bytes is -1 and timeout_s 120"),
+            ({"timeout_s": 0}, r"timeout_s 0; give at least 0 and more than 0"),
+        ],
+    )
+    def test_arguments(self, given, message):
+        model = make(Net, 0)
+        with pytest.raises(ValueError, match=message):
+            DataParallel(model, F.cross_entropy, make_optimizer(model), **given)
+
+    def test_empty_mini_batch(self):
+        model = make(Net, 0)
+        parallel = DataParallel(model, F.cross_entropy, make_optimizer(model))
+        with pytest.raises(ValueError, match=r"the mini-batch is empty; give at least one sample"):
+            parallel.step(torch.zeros(0, 18), torch.zeros(0, dtype=torch.long))
+        assert parallel.timings == []
+
+
+class TestShare:
+    @pytest.mark.parametrize("processes", [1, 2, 3, 7])
+    def test_shares_are_the_whole_in_order_and_differ_by_one(self, processes):
+        for samples in range(20):
+            parts = [list(range(samples))[share(samples, r, processes)] for r in range(processes)]
+            assert [n for part in parts for n in part] == list(range(samples))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+    @pytest.mark.parametrize("given", [(4, 2, 2), (4, -1, 2), (-1, 0, 2), (4, 0, 0)])
+    def test_arguments(self, given):
+        with pytest.raises(ValueError, match=rf"{given[0]} samples, rank {given[1]} of {given[2]}"):
+            share(*given)

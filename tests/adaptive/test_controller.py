@@ -1,0 +1,483 @@
+import io
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from repro.adaptive import (
+    FixedBatch,
+    LinearScaling,
+    NoiseScaleBatch,
+    Saturation,
+    ScheduledBatch,
+    StartingPoint,
+    ThetaController,
+    set_lr,
+)
+from repro.adaptive.distance import CHUNK
+from repro.measure import MemoryMeter
+
+START = [torch.zeros(2, 3, dtype=torch.float64), torch.zeros((), dtype=torch.float64)]
+
+
+def at(distance):
+    """Parameters at a distance from the start: (3, 4, 12) / 13 of it in the first, the rest 0."""
+    first = torch.zeros(2, 3, dtype=torch.float64)
+    first[0, 0], first[0, 2] = 3 * distance / 13, 4 * distance / 13
+    return [first, torch.tensor(12 * distance / 13, dtype=torch.float64)]
+
+
+def follow(controller, costs, distances, first_cost=10.0):
+    """Return the settings of all epochs of a training, the one after the last included."""
+    steps = [controller.observe(first_cost, START)]
+    for cost, distance in zip(costs, distances, strict=True):
+        steps.append(controller.observe(cost, at(distance)))
+    return steps
+
+
+def costs_of(thetas, distances, first_cost=10.0):
+    return [first_cost - t * d for t, d in zip(thetas, distances, strict=True)]
+
+
+def with_thetas(controller, thetas):
+    distances = [1.0 + 0.1 * i for i in range(len(thetas))]
+    return follow(controller, costs_of(thetas, distances), distances)
+
+
+def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=()):
+    """Algorithm 1 as printed, with section III-E after line 12: B and μ of each epoch, and K."""
+    batch, mu, n, k = b_s, mu_0, 1, math.inf
+    before, decayed = None, False
+    found = [(batch, mu, None)]
+    for theta in thetas:
+        if k == math.inf:
+            if before is not None and abs(theta - before) / abs(before) <= tolerance:
+                k = n
+            before = theta
+        if n % k == 0 and batch < b_m:
+            larger = min(round(batch * factor), b_m)
+            mu *= larger / batch
+            batch = larger
+        if n in decay_at:
+            mu = (mu if decayed else mu_0) * beta
+            decayed = True
+        n += 1
+        found.append((batch, mu, None if k == math.inf else k))
+    return found
+
+
+def check(steps, expected):
+    assert [(s.batch_size, s.interval) for s in steps] == [(b, k) for b, _, k in expected]
+    assert [s.lr for s in steps] == pytest.approx([mu for _, mu, _ in expected], rel=1e-12)
+    assert [s.epoch for s in steps] == list(range(1, len(steps) + 1))
+
+
+def curve(seed, epochs=24):
+    """Thetas that rise, peak and wander, as in Figures 2 and 6; some negative."""
+    draw = random.Random(seed)
+    thetas = [draw.uniform(0.2, 2)]
+    for _ in range(epochs - 1):
+        thetas.append(thetas[-1] * draw.choice([1.5, 1.2, 0.8, 0.95, 1.05, 1.11, 0.89, -1]))
+    return thetas
+
+
+class TestTheta:
+    def test_equation_4_worked_out_by_hand(self):
+        # ‖(3, 4, 0, 12)‖ = 13 and ‖(0, 0, 5, 12)‖ = 13; cost falls by 2.6, then 6.5, then rises.
+        start = [torch.tensor([1.0, 2.0, 2.0]), torch.tensor([[-1.0]])]
+        controller = ThetaController(8, 64, 0.1)
+        assert controller.observe(9.0, start).theta is None
+        one = [torch.tensor([4.0, 6.0, 2.0]), torch.tensor([[11.0]])]
+        two = [torch.tensor([1.0, 2.0, 7.0]), torch.tensor([[-13.0]])]
+        assert controller.observe(6.4, one).theta == pytest.approx(0.2)
+        assert controller.observe(2.5, two).theta == pytest.approx(0.5)
+        assert controller.observe(10.3, one).theta == pytest.approx(-0.1)
+
+    def test_start_is_a_copy_of_its_own(self):
+        w = nn.Parameter(torch.zeros(3))
+        controller = FixedBatch(8, 0.1)
+        controller.observe(5.0, [w])
+        with torch.no_grad():
+            w.add_(torch.tensor([0.0, 3.0, 4.0]))
+        assert controller.observe(4.0, [w]).theta == pytest.approx(0.2)
+
+    def test_parameters_that_have_not_moved_have_no_theta_and_do_not_saturate(self):
+        controller = ThetaController(8, 64, 0.1)
+        steps = follow(controller, [9.0, 9.0, 8.0, 8.0], [0.0, 0.0, 1.0, 1.0])
+        assert [s.theta for s in steps] == [None, None, None, 2.0, 2.0]
+        assert [s.interval for s in steps] == [None, None, None, None, 4]
+
+
+class TestAlgorithm1:
+    def test_batch_and_rate_double_after_every_kth_epoch_until_b_m(self):
+        # θ changes by 40, 29, 5.6 %: K = 4. Line 11 holds after epochs 4, 8, 12 and no longer.
+        thetas = [1.0, 1.4, 1.8, 1.7, 0.1, 3.0, 0.2, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+        steps = with_thetas(ThetaController(256, 2048, 0.2), thetas)
+        assert [s.batch_size for s in steps] == [256] * 4 + [512] * 4 + [1024] * 4 + [2048] * 5
+        rates = [0.2] * 4 + [0.4] * 4 + [0.8] * 4 + [1.6] * 5
+        assert [s.lr for s in steps] == pytest.approx(rates)
+        assert [s.interval for s in steps] == [None] * 4 + [4] * 13
+        check(steps, algorithm_1(thetas, 256, 2048, 0.2))
+
+    @pytest.mark.parametrize("seed", range(12))
+    @pytest.mark.parametrize("b_m", [32, 100, 256])
+    def test_random_curves(self, seed, b_m):
+        draw, thetas = random.Random(seed), curve(seed)
+        decay_at = sorted(draw.sample(range(1, 24), 3))
+        factor, tolerance = draw.choice([2, 3, 1.5]), draw.choice([0.1, 0.06, 0.2])
+        controller = ThetaController(32, b_m, 0.2, factor, tolerance, decay=0.3, decay_at=decay_at)
+        expected = algorithm_1(thetas, 32, b_m, 0.2, factor, tolerance, 0.3, decay_at)
+        check(with_thetas(controller, thetas), expected)
+
+    def test_interval_is_found_once_and_where_the_change_is_within_tolerance(self):
+        for change, found in [(1.09, 2), (0.91, 2), (1.11, None), (0.89, None), (-1.0, None)]:
+            steps = with_thetas(ThetaController(8, 16, 0.1), [1.0, change, 9.0, 9.0])
+            assert steps[2].interval == found
+            assert steps[4].interval == (found or 4)
+        # A θ that is negative saturates by the size of its change, too.
+        assert with_thetas(ThetaController(8, 16, 0.1), [-1.0, -1.05])[2].interval == 2
+        assert with_thetas(ThetaController(8, 16, 0.1), [-1.0, -2.0])[2].interval is None
+
+    def test_a_given_interval_holds_from_the_first_epoch(self):
+        steps = with_thetas(ThetaController(8, 64, 0.1, interval=3), curve(0, 10))
+        assert [s.batch_size for s in steps] == [8] * 3 + [16] * 3 + [32] * 3 + [64] * 2
+        assert {s.interval for s in steps} == {3}
+
+    def test_last_growth_ends_at_b_m_and_the_rate_grows_by_its_factor(self):
+        steps = with_thetas(ThetaController(8, 20, 0.1, interval=1), [1.0] * 3)
+        assert [s.batch_size for s in steps] == [8, 16, 20, 20]
+        assert [s.lr for s in steps] == pytest.approx([0.1, 0.2, 0.25, 0.25])
+        # B_s = B_m: nothing grows
+        steps = with_thetas(ThetaController(8, 8, 0.1, interval=1), [1.0] * 3)
+        assert {(s.batch_size, s.lr) for s in steps} == {(8, 0.1)}
+
+    def test_small_factors_still_grow(self):
+        steps = with_thetas(ThetaController(1, 4, 0.1, growth=1.1, interval=1), [1.0] * 4)
+        assert [s.batch_size for s in steps] == [1, 2, 3, 4, 4]
+
+    @pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
+    def test_rate_follows_the_batch_by_its_exponent(self, exponent):
+        controller = ThetaController(16, 200, 0.1, interval=2, lr_exponent=exponent)
+        for step in with_thetas(controller, curve(3)):
+            assert step.lr == pytest.approx(0.1 * (step.batch_size / 16) ** exponent)
+
+
+class TestDecay:
+    def test_first_goes_back_to_mu_0_times_beta_and_later_ones_times_beta(self):
+        controller = ThetaController(256, 2048, 0.2, interval=2, decay_at=(8, 10))
+        rates = [s.lr for s in with_thetas(controller, curve(1, 12))]
+        expected = [0.2] * 2 + [0.4] * 2 + [0.8] * 2 + [1.6] * 2 + [0.02] * 2 + [0.002] * 3
+        assert rates == pytest.approx(expected)
+        # Section III-E: the effective factor of the first decay is B_s / B_m β.
+        assert rates[8] / rates[7] == pytest.approx(256 / 2048 * 0.1)
+
+    def test_with_growth_in_the_same_epoch_and_after_it(self):
+        controller = ThetaController(8, 64, 0.1, interval=2, decay=0.5, decay_at=(2,))
+        steps = with_thetas(controller, curve(1, 6))
+        assert [s.batch_size for s in steps] == [8, 8, 16, 16, 32, 32, 64]
+        rates = [0.1, 0.1, 0.05, 0.05, 0.1, 0.1, 0.2]
+        assert [s.lr for s in steps] == pytest.approx(rates)
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_saturation_rule_finds_what_a_transcription_finds(self, seed):
+        draw = random.Random(seed)
+        costs, cost = [], 10.0
+        for _ in range(40):
+            cost *= draw.choice([0.9, 0.98, 0.999, 1.0, 1.02])
+            costs.append(cost)
+        decays, lowest, since = [], math.inf, 0
+        for epoch, cost in enumerate(costs, 1):  # three epochs in a row without a fall by 2 %
+            if cost < lowest * 0.98:
+                lowest, since = cost, epoch
+            elif epoch - since == 3:
+                decays.append(epoch)
+                since = epoch
+        assert decays
+        rule = ThetaController(8, 64, 0.1, interval=4, decay_at=Saturation(3, 0.02))
+        told = ThetaController(8, 64, 0.1, interval=4, decay_at=decays)
+        distances = [1.0 + i for i in range(40)]
+        assert follow(rule, costs, distances) == follow(told, costs, distances)
+
+    def test_saturation_of_a_negative_cost(self):
+        controller = FixedBatch(8, 1.0, decay_at=Saturation(1, 0.1))
+        steps = follow(controller, [-1.0, -1.2, -1.25, -1.4], [1.0] * 4)
+        assert [s.lr for s in steps] == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.1])
+
+
+class TestWarmUp:
+    def test_path(self):
+        controller = ThetaController(8, 64, 0.5, warmup=4, warmup_from=0.1)
+        steps = with_thetas(controller, [1.0] * 7)
+        assert [s.lr_before for s in steps[:4]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+        assert [s.lr for s in steps[:4]] == pytest.approx([0.2, 0.3, 0.4, 0.5])
+        assert [s.lr_before for s in steps[4:]] == [None] * 4
+        # θ does not change at all, and yet is not compared before the warm-up is over.
+        assert [s.interval for s in steps] == [None] * 5 + [5] * 3
+        assert [s.batch_size for s in steps] == [8] * 5 + [16] * 3
+
+    def test_rate_within_an_epoch(self):
+        climbing = ThetaController(8, 64, 0.5, warmup=2).observe(1.0, START)
+        rates = [climbing.lr_at(done) for done in (0, 0.25, 0.5, 1)]
+        assert rates == pytest.approx([0, 0.0625, 0.125, 0.25])
+        plain = ThetaController(8, 64, 0.5).observe(1.0, START)
+        assert [plain.lr_at(done) for done in (0, 0.3, 1)] == [0.5] * 3
+
+    def test_a_growth_within_it_scales_the_climb(self):
+        controller = ThetaController(8, 16, 0.5, warmup=4, interval=2)
+        steps = with_thetas(controller, curve(2, 5))
+        rates = [0.125, 0.25, 0.75, 1.0, 1.0, 1.0]
+        assert [s.lr for s in steps] == pytest.approx(rates)
+
+
+SCALES = [random.Random(7).uniform(4, 300) for _ in range(14)]
+
+
+class Scripted:
+    """A measure of noise whose values are known; `place` says which comes."""
+
+    def __init__(self):
+        self.place = 0
+
+    def __call__(self):
+        return SCALES[self.place]
+
+
+def noise_driven():
+    measure = Scripted()
+    controller = NoiseScaleBatch(8, 200, 0.1, measure, decay_at=Saturation(2, 0.05))
+    controller.script = measure
+    return controller
+
+
+MAKERS = {
+    "theta": lambda: ThetaController(8, 100, 0.1, decay_at=(5, 9)),
+    "theta, all options": lambda: ThetaController(
+        8, 100, 0.1, 1.5, 0.3, 0.2, Saturation(2, 0.1), warmup=3, warmup_from=0.01, lr_exponent=0.5
+    ),
+    "theta, K known": lambda: ThetaController(8, 64, 0.1, interval=3),
+    "fixed": lambda: FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
+    "linear": lambda: LinearScaling(256, 32, 0.1, decay_at=(6,)),
+    "every": lambda: ScheduledBatch(8, 64, 0.1, every=3, lr_growth=0.75, warmup=2),
+    "at": lambda: ScheduledBatch(8, 50, 0.1, at=(2, 3, 9), decay_at=(11,)),
+    "noise": noise_driven,
+}
+
+
+class TestSaving:
+    @pytest.mark.parametrize("name", MAKERS)
+    def test_resumed_at_any_epoch_is_as_uninterrupted(self, name):
+        epochs = len(SCALES)
+        draw = random.Random(5)
+        distances = [draw.uniform(1, 3) for _ in range(epochs)]
+        observed = [(10.0, START)]
+        for theta, d in zip(curve(4, epochs), distances, strict=True):
+            observed.append((10 - theta * d, at(d)))
+
+        def go_on(controller, first, last):
+            found = []
+            for i in range(first, last):
+                if name == "noise":
+                    controller.script.place = i - 1
+                found.append(controller.observe(*observed[i]))
+            return found
+
+        whole = go_on(MAKERS[name](), 0, epochs + 1)
+        assert len({(s.batch_size, s.lr) for s in whole}) > 1
+        for cut in range(epochs + 1):
+            before = MAKERS[name]()
+            first = go_on(before, 0, cut)
+            file = io.BytesIO()
+            torch.save(before.state_dict(), file)
+            file.seek(0)
+            after = MAKERS[name]()
+            after.load_state_dict(torch.load(file, weights_only=True))
+            if cut:
+                assert after.setting == first[-1]
+            assert first + go_on(after, cut, epochs + 1) == whole
+
+    def test_loaded_start_is_a_copy(self):
+        controller = FixedBatch(8, 0.1)
+        controller.observe(5.0, [torch.zeros(1)])
+        state = controller.state_dict()
+        other = FixedBatch(8, 0.1)
+        other.load_state_dict(state)
+        state["start"][0].fill_(100.0)
+        assert other.observe(3.0, [torch.ones(1)]).theta == 2.0
+
+    @pytest.mark.parametrize(
+        ("other", "message"),
+        [
+            (ThetaController(8, 64, 0.2), r"\(initial_lr 0.2, here 0.1\)"),
+            (ThetaController(4, 32, 0.1), r"\(initial_batch 4, here 8, max_batch 32, here 64\)"),
+            (ThetaController(8, 64, 0.1, tolerance=0.2), r"\(tolerance 0.2, here 0.1\)"),
+            (ThetaController(8, 64, 0.1, interval=2), r"\(fixed_interval 2, here None\)"),
+            (ThetaController(8, 64, 0.1, decay_at=(3,)), r"\(decay_at \[3\], here \[\]\)"),
+            (
+                ThetaController(8, 64, 0.1, decay_at=Saturation(2, 0.5)),
+                r"rule 'Saturation', here 'tuple', decay_at \[2, 0.5\], here \[\]",
+            ),
+            (ScheduledBatch(8, 64, 0.1, every=3), r"kind 'ScheduledBatch', here 'ThetaController'"),
+        ],
+    )
+    def test_other_settings_are_refused_and_change_nothing(self, other, message):
+        follow(other, [7.0, 6.0, 6.0], [1.0, 2.0, 3.0])
+        controller = ThetaController(8, 64, 0.1)
+        follow(controller, [9.0, 5.0], [1.0, 2.0])
+        before = frozen(controller)
+        with pytest.raises(ValueError, match=message):
+            controller.load_state_dict(other.state_dict())
+        assert frozen(controller) == before
+
+
+def frozen(controller):
+    state = controller.state_dict()
+    start = state.pop("start")
+    return state | {"start": start and [t.tolist() for t in start]}, controller.setting
+
+
+class TestRefused:
+    @pytest.mark.parametrize("name", MAKERS)
+    @pytest.mark.parametrize(
+        ("cost", "parameters", "message"),
+        [
+            (math.nan, at(2.0), r"the cost of epoch 3 is nan: training has diverged"),
+            (math.inf, at(2.0), r"the cost of epoch 3 is inf"),
+            (5.0, [torch.full((2, 3), math.nan), torch.zeros(())], r"after epoch 3 are not all f"),
+            (5.0, [torch.zeros(2, 3), torch.tensor(math.inf)], r"after epoch 3 are not all finite"),
+            (5.0, at(1.0)[:1], r"1 parameters were given, and w_0 has 2"),
+            (
+                5.0,
+                [torch.zeros(3, 2), torch.zeros(())],
+                r"parameter 0 has the shape \(3, 2\), and \(2, 3\) in w_0; give the .* same order",
+            ),
+        ],
+    )
+    def test_observation_leaves_the_controller_as_it_was(self, name, cost, parameters, message):
+        controller, undisturbed = MAKERS[name](), MAKERS[name]()
+        for each in (controller, undisturbed):
+            follow(each, [9.0, 8.0], [1.0, 1.5])
+        before = frozen(controller)
+        with pytest.raises(ValueError, match=message):
+            controller.observe(cost, parameters)
+        assert frozen(controller) == before
+        assert controller.observe(6.0, at(2.0)) == undisturbed.observe(6.0, at(2.0))
+
+    @pytest.mark.parametrize(
+        ("cost", "parameters", "message"),
+        [
+            (math.nan, START, r"the cost of epoch 0 is nan"),
+            (5.0, [], r"there are no parameters"),
+            (5.0, [torch.tensor([1.0, math.nan])], r"finite"),
+        ],
+    )
+    def test_first_observation_does_not_begin(self, cost, parameters, message):
+        controller = ThetaController(8, 64, 0.1)
+        before = str(frozen(controller))
+        with pytest.raises(ValueError, match=message):
+            controller.observe(cost, parameters)
+        assert str(frozen(controller)) == before
+        assert controller.observe(1.0, START).epoch == 1
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"initial_batch": 0}, r"initial_batch is 0; give a whole number, at least 1"),
+            ({"initial_batch": 8.0}, r"initial_batch is 8.0; give a whole number"),
+            ({"initial_batch": True}, r"initial_batch is True; give a whole number"),
+            ({"max_batch": 7}, r"max_batch is 7; give a whole number, at least 8"),
+            ({"initial_lr": 0.0}, r"initial_lr is 0.0; give a number above 0"),
+            ({"initial_lr": math.inf}, r"initial_lr is inf; give a number above 0"),
+            ({"initial_lr": math.nan}, r"initial_lr is nan"),
+            ({"growth": 1}, r"growth is 1; give a number above 1"),
+            ({"tolerance": -0.1}, r"tolerance is -0.1; give a number at least 0"),
+            ({"decay": 0}, r"decay is 0; give a number above 0 and at most 1"),
+            ({"decay": 1.5}, r"decay is 1.5; give a number above 0 and at most 1"),
+            ({"decay_at": (3, 3)}, r"decay_at is 3; give a whole number, at least 4"),
+            ({"decay_at": (0,)}, r"decay_at is 0; give a whole number, at least 1"),
+            ({"warmup": -1}, r"warmup is -1; give a whole number, at least 0"),
+            ({"warmup_from": 0.2}, r"warmup_from is 0.2; give a number 0 to initial_lr, 0.1"),
+            ({"interval": 0}, r"interval is 0; give a whole number, at least 1"),
+            ({"lr_exponent": -1}, r"lr_exponent is -1; give a number at least 0"),
+        ],
+    )
+    def test_arguments(self, given, message):
+        with pytest.raises(ValueError, match=message):
+            ThetaController(**({"initial_batch": 8, "max_batch": 64, "initial_lr": 0.1} | given))
+
+    @pytest.mark.parametrize("given", [(0, 0.1), (3, -0.1), (3, 1.0), (3, math.nan)])
+    def test_saturation(self, given):
+        with pytest.raises(ValueError, match=rf"patience is {given[0]} and threshold {given[1]}"):
+            Saturation(*given)
+
+
+def big(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1025, 3000), (CHUNK + 7,), (33, 40, 32, 32), (), (3, 0)]
+    found = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    found[2] = found[2].to(memory_format=torch.channels_last)
+    return found
+
+
+class TestDistance:
+    def test_is_the_norm_of_the_whole_difference(self):
+        before, now = big(), [2 * w + 0.5 for w in big()]
+        assert now[2].is_contiguous(memory_format=torch.channels_last)
+        flat = [torch.cat([w.double().flatten() for w in ws]) for ws in (before, now)]
+        wanted = float(torch.norm(flat[0] - flat[1]))
+        assert StartingPoint(before).distance(now) == pytest.approx(wanted, rel=1e-6)
+        assert StartingPoint(before, "cpu").distance(before) == 0
+        # another layout of the same values
+        now[2] = now[2].contiguous()
+        assert StartingPoint(before).distance(now) == pytest.approx(wanted, rel=1e-6)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    @pytest.mark.parametrize("step", [2.0**-13, 2.0**9])
+    def test_small_and_large_steps_of_every_type(self, dtype, step):
+        before = torch.zeros(1000, dtype=dtype)
+        now = torch.full_like(before, step)  # a power of two, which every type has
+        distance = StartingPoint([before]).distance([now])
+        assert distance == pytest.approx(step * 1000**0.5, rel=1e-6)
+
+    def test_needs_no_second_copy(self):
+        parameters = big()
+        size = sum(w.nbytes for w in parameters)
+        controller = ThetaController(8, 64, 0.1)
+        with MemoryMeter(resident=parameters) as meter:
+            controller.observe(2.0, parameters)
+            kept = meter.live_bytes - meter.start_bytes
+        assert kept == pytest.approx(size, rel=1e-3)
+        moved = [w + 1 for w in parameters]
+        resident = [*parameters, *moved, *controller.state_dict()["start"]]
+        with MemoryMeter(resident=resident) as meter:
+            step = controller.observe(1.0, moved)
+            assert meter.live_bytes - meter.start_bytes < 1000
+        assert step.theta == pytest.approx((size / 4) ** -0.5, rel=1e-5)
+        assert meter.peak_bytes - meter.start_bytes < 2 * 4 * CHUNK + 1000 < size
+
+    def test_neither_changes_nor_keeps_what_it_is_given(self):
+        before, now = big(), [w + 1 for w in big()]
+        saved = [w.clone() for w in (*before, *now)]
+        start = StartingPoint(before)
+        start.distance(now)
+        assert all(torch.equal(a, b) for a, b in zip((*before, *now), saved, strict=True))
+        assert [t.stride() for t in start.tensors] == [w.stride() for w in before]
+        pointers = {w.data_ptr() for w in (*before, *now) if w.numel()}
+        assert not pointers & {t.data_ptr() for t in start.tensors}
+        assert not any(t.requires_grad for t in StartingPoint([nn.Parameter(before[0])]).tensors)
+
+
+def test_set_lr_scales_groups_and_fills_tensors():
+    a, b, c = (nn.Parameter(torch.ones(1)) for _ in range(3))
+    rate = torch.tensor(0.5, dtype=torch.float64)
+    groups = [{"params": [a]}, {"params": [b], "lr_scale": 0.1}]
+    groups.append({"params": [c], "lr": rate, "lr_scale": 2.0})
+    optimizer = torch.optim.SGD(groups, lr=0.3, foreach=False)
+    set_lr(optimizer, 0.2)
+    assert [g["lr"] for g in optimizer.param_groups[:2]] == pytest.approx([0.2, 0.02])
+    assert optimizer.param_groups[2]["lr"] is rate and float(rate) == pytest.approx(0.4)
+    for p in (a, b, c):
+        p.grad = torch.ones(1)
+    optimizer.step()
+    assert [p.item() for p in (a, b, c)] == pytest.approx([0.8, 0.98, 0.6])

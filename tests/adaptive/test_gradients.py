@@ -1,0 +1,331 @@
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.adaptive import (
+    GradientNorm,
+    full_cost,
+    gradient_norms,
+    max_stable_batch,
+    noise_scale,
+    stable_batch,
+)
+from repro.datasets import TensorLoader
+
+
+def least_squares(samples=64, width=6, noise=1.0, seed=0):
+    """A linear model in float64 and data y = x·v + noise."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, width, generator=generator, dtype=torch.float64)
+    y = x.sum(1, keepdim=True)
+    y += noise * torch.randn(samples, 1, generator=generator, dtype=torch.float64)
+    model = nn.Linear(width, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(torch.randn(1, width, generator=generator))
+    return model, x, y
+
+
+def known(model, x, y):
+    """Gradients of (x·w - y)² by hand: G, |G|² and the unbiased tr(Σ) of single samples."""
+    each = 2 * (x @ model.weight.detach().T - y) * x  # (N, width)
+    mean = each.mean(0)
+    trace = (each - mean).square().sum() / (len(x) - 1)
+    return each, float(mean.square().sum()), float(trace)
+
+
+class TwoBiases(nn.Module):
+    """Both biases get the same gradient, of autograd the very same tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 1, bias=False)
+        self.one, self.other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return F.linear(x, self.linear.weight, self.one + self.other)
+
+
+def one_by_one(model, x, y):
+    """|G|² and the unbiased tr(Σ) of any model, by a backward pass for each sample."""
+    rows = []
+    for a, b in zip(x, y, strict=True):
+        twin = copy.deepcopy(model)
+        F.mse_loss(twin(a[None]), b[None]).backward()
+        grads = [p.grad for p in twin.parameters() if p.grad is not None]
+        rows.append(torch.cat([g.flatten() for g in grads]))
+    each = torch.stack(rows)
+    return float(each.mean(0).square().sum()), float(each.var(0).sum())
+
+
+class TestNorms:
+    def test_of_single_samples_and_of_all_are_exact(self):
+        model, x, y = least_squares()
+        each, square, _ = known(model, x, y)
+        found = gradient_norms(model, (x, y), [64, 1], loss_fn=F.mse_loss, batches=64)
+        assert [norm.batch_size for norm in found] == [1, 64]
+        norms = each.norm(dim=1)
+        assert found[0].mean == pytest.approx(float(norms.mean()), rel=1e-12)
+        assert found[0].error == pytest.approx(float(norms.std()) / 8, rel=1e-12)
+        assert found[1].mean == pytest.approx(square**0.5, rel=1e-12)
+        assert math.isnan(found[1].error)
+
+    def test_fall_as_averaging_takes_noise_away(self):
+        # Of many directions a norm is near the root of its mean square, |G|² + tr(Σ) / B (and no
+        # sample twice: times 1 - B / N of the second).
+        model, x, y = least_squares(4096, 100, noise=30.0)
+        _, square, trace = known(model, x, y)
+        for norm in gradient_norms(model, (x, y), [8, 64, 512], loss_fn=F.mse_loss, batches=64):
+            left = 1 - norm.batch_size / 4096
+            wanted = (square + left * trace / norm.batch_size) ** 0.5
+            assert norm.mean == pytest.approx(wanted, rel=0.05)
+
+    def test_takes_as_many_mini_batches_as_there_are(self):
+        model, x, y = least_squares(10)
+        sizes = []
+
+        def loss(outputs, targets):
+            sizes.append(len(outputs))
+            return F.mse_loss(outputs, targets)
+
+        gradient_norms(model, (x, y), [4, 3], loss_fn=loss, batches=8)
+        assert sizes == [3, 3, 3, 4, 4]  # the rest of less than a mini-batch is left out
+        sizes.clear()
+        gradient_norms(model, (x, y), [1], loss_fn=loss, batches=2)
+        assert sizes == [1, 1]
+
+    def test_draws_depend_on_the_seed_alone(self):
+        model, x, y = least_squares()
+        options = {"loss_fn": F.mse_loss, "batches": 2}
+        one, same, other = (
+            gradient_norms(model, (x, y), [4], seed=seed, **options)[0].mean for seed in (1, 1, 2)
+        )
+        assert one == same != other
+
+    @pytest.mark.parametrize(
+        ("sizes", "batches", "message"),
+        [
+            ([], 8, r"batch sizes are \[\] and batches 8; give at least one size"),
+            ([4, 4], 8, r"batch sizes are \[4, 4\]"),
+            ([0, 4], 8, r"batch sizes are \[0, 4\]"),
+            ([4], 0, r"and batches 0; .* at least 1 mini-batch"),
+            ([65], 8, r"a batch size of 65, and 64 samples; give 1 to 64"),
+        ],
+    )
+    def test_arguments(self, sizes, batches, message):
+        model, x, y = least_squares()
+        with pytest.raises(ValueError, match=message):
+            gradient_norms(model, (x, y), sizes, loss_fn=F.mse_loss, batches=batches)
+
+
+class TestStableBatch:
+    def test_ends_before_the_first_norm_that_is_lower(self):
+        norms = [GradientNorm(b, mean, 0.0) for b, mean in [(8, 2.0), (16, 1.9), (32, 1.7),
+                                                            (64, 1.9), (128, 2.5)]]  # fmt: skip
+        assert stable_batch(norms) == 16
+        assert stable_batch(norms[::-1]) == 16
+        assert stable_batch(norms, 0.15) == 128
+        assert stable_batch(norms, 0.0) == 8
+        assert stable_batch(norms[:1], 0.0) == 8
+
+    def test_of_samples_that_agree_is_the_largest_and_of_noise_the_smallest(self):
+        model, x, y = least_squares()
+        sizes = [2, 8, 32]
+        same = (x[:1].expand(64, -1), y[:1].expand(64, -1))
+        assert max_stable_batch(model, same, sizes, loss_fn=F.mse_loss) == 32
+        optimum = torch.linalg.lstsq(x, y).solution
+        with torch.no_grad():
+            model.weight.copy_(optimum.T)  # there G is 0
+        assert max_stable_batch(model, (x, y), sizes, loss_fn=F.mse_loss) == 2
+        options = {"loss_fn": F.mse_loss, "tolerance": 0.999}
+        assert max_stable_batch(model, (x, y), sizes, **options) == 32
+
+    @pytest.mark.parametrize("tolerance", [-0.1, 1.0, math.nan])
+    def test_arguments(self, tolerance):
+        with pytest.raises(ValueError, match=rf"1 norms and a tolerance of {tolerance}"):
+            stable_batch([GradientNorm(8, 1.0, 0.0)], tolerance)
+        with pytest.raises(ValueError, match=r"0 norms .* give at least one norm"):
+            stable_batch([])
+
+
+class TestNoiseScale:
+    @pytest.mark.parametrize("kind", ["linear", "two biases"])
+    @pytest.mark.parametrize("noise", [0.1, 5.0])
+    def test_of_single_samples_is_exact(self, kind, noise):
+        model, x, y = least_squares(noise=noise)
+        square, trace = known(model, x, y)[1:]
+        if kind == "two biases":
+            model = TwoBiases().double()
+            square, trace = one_by_one(model, x, y)
+        else:
+            assert one_by_one(model, x, y) == pytest.approx((square, trace))
+        # All 64 samples were drawn, so that the large batch's square is |G|², of which the
+        # unbiased estimate takes away what of it is noise.
+        wanted = trace / (square - trace / 64)
+        found = noise_scale(model, (x, y), 1, loss_fn=F.mse_loss, batches=64)
+        assert found == pytest.approx(wanted, rel=1e-9)
+
+    @pytest.mark.parametrize("size", [4, 16])
+    def test_does_not_depend_on_the_batch_size_it_is_measured_with(self, size):
+        model, x, y = least_squares(4096, 50, noise=3.0)
+        _, square, trace = known(model, x, y)
+        found = noise_scale(model, (x, y), size, loss_fn=F.mse_loss, batches=4096 // size)
+        assert found == pytest.approx(trace / square, rel=0.1)
+
+    def test_limits(self):
+        model, x, y = least_squares()
+        same = (x[:1].expand(64, -1), y[:1].expand(64, -1))
+        assert noise_scale(model, same, 4, loss_fn=F.mse_loss) == pytest.approx(0, abs=1e-12)
+        with torch.no_grad():
+            model.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+        assert noise_scale(model, (x, y), 1, loss_fn=F.mse_loss, batches=64) == math.inf
+
+    @pytest.mark.parametrize(
+        ("size", "batches", "message"),
+        [
+            (40, 8, r"at least 2 mini-batches, and there is 1 of 40 samples; give a smaller"),
+            (4, 1, r"at least 2 mini-batches, and there is 1 of 4 samples"),
+            (0, 8, r"a batch size of 0, and 64 samples"),
+            (65, 8, r"a batch size of 65, and 64 samples"),
+        ],
+    )
+    def test_arguments(self, size, batches, message):
+        model, x, y = least_squares()
+        with pytest.raises(ValueError, match=message):
+            noise_scale(model, (x, y), size, loss_fn=F.mse_loss, batches=batches)
+
+
+class TestFullCost:
+    @pytest.mark.parametrize("size", [1, 7, 64, 100])
+    def test_is_the_mean_over_all_samples_also_with_a_ragged_last_batch(self, size):
+        model, x, y = least_squares()
+        wanted = float((x @ model.weight.detach().T - y).square().mean())
+        assert full_cost(model, (x, y), size, loss_fn=F.mse_loss) == pytest.approx(wanted)
+
+    def test_is_of_training_mode(self):
+        model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 1)).double().eval()
+        _, x, y = least_squares()
+        normal = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
+        wanted = float(F.mse_loss(model[1](normal), y).detach())
+        assert full_cost(model, (x, y), 64, loss_fn=F.mse_loss) == pytest.approx(wanted)
+
+    def test_errors(self):
+        model, x, y = least_squares()
+        with pytest.raises(ValueError, match=r"there is no data to compute the cost of"):
+            full_cost(model, (x[:0], y[:0]), 4, loss_fn=F.mse_loss)
+        with pytest.raises(ValueError, match=r"a batch size of 0, and 64 samples"):
+            full_cost(model, (x, y), 0, loss_fn=F.mse_loss)
+
+
+def picture_loss(outputs, targets):
+    return F.mse_loss(outputs, targets[:, None].float())
+
+
+def pictures(**options):
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(256, (30, 1, 3, 2), generator=generator, dtype=torch.uint8)
+    targets = torch.randint(5, (30,), generator=generator)
+    return TensorLoader(images, targets, 7, seed=1, **options)
+
+
+class TestLoader:
+    def test_gives_what_its_samples_give(self):
+        loader = pictures()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
+        batches = list(loader)
+        x = torch.cat([b[0] for b in batches]).flatten(1)
+        y = torch.cat([b[1] for b in batches])[:, None].float()
+        square, trace = one_by_one(model[1], x, y)
+        loader.set_epoch(0)
+        wanted = float(F.mse_loss(model(x), y).detach())
+        assert full_cost(model, loader, 8, loss_fn=picture_loss) == pytest.approx(wanted, rel=1e-5)
+        options = {"loss_fn": picture_loss, "batches": 30}
+        norms = gradient_norms(model, loader, [30, 4], **options)
+        assert norms[1].mean == pytest.approx(square**0.5, rel=1e-5)
+        firsts = [x[i : i + 4] for i in range(0, 28, 4)], [y[i : i + 4] for i in range(0, 28, 4)]
+        each = []
+        for a, b in zip(*firsts, strict=True):
+            grads = torch.autograd.grad(F.mse_loss(model(a), b), list(model.parameters()))
+            each.append(float(torch.cat([g.flatten() for g in grads]).norm()))
+        assert norms[0].mean == pytest.approx(sum(each) / len(each), rel=1e-5)
+        scale = noise_scale(model, loader, 1, **options)
+        assert scale == pytest.approx(trace / (square - trace / 30), rel=1e-4)
+
+    @pytest.mark.parametrize("drop_last", [False, True])
+    def test_is_as_it_was(self, drop_last):
+        loader, untouched = pictures(drop_last=drop_last), pictures(drop_last=drop_last)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
+        for each in (loader, untouched):
+            list(each)
+        gradient_norms(model, loader, [2, 30], loss_fn=picture_loss)
+        noise_scale(model, loader, 3, loss_fn=picture_loss)
+        full_cost(model, loader, 5, loss_fn=picture_loss)
+        with pytest.raises(ValueError, match=r"31"):
+            gradient_norms(model, loader, [31], loss_fn=picture_loss)
+        assert (loader.batch_size, loader.epoch) == (7, 1)
+        for one, other in zip(loader, untouched, strict=True):
+            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+    def test_too_large_a_size(self):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(6, 1))
+        for size, measure in ((31, noise_scale), ([31], gradient_norms)):
+            with pytest.raises(ValueError, match=r"a batch size of 31 is above the data's 30"):
+                measure(model, pictures(), size, loss_fn=picture_loss)
+        with pytest.raises(ValueError, match=r"at least 2 mini-batches, and there is 1 of 20"):
+            noise_scale(model, pictures(), 20, loss_fn=picture_loss)
+
+
+MEASURES = {
+    "norms": lambda m, data, loss: gradient_norms(m, data, [4, 16], loss_fn=loss),
+    "noise": lambda m, data, loss: noise_scale(m, data, 4, loss_fn=loss),
+    "stable": lambda m, data, loss: max_stable_batch(m, data, [4, 16], loss_fn=loss),
+    "cost": lambda m, data, loss: full_cost(m, data, 5, loss_fn=loss),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("fails_at", [None, 1, 3])
+def test_nothing_is_changed_also_when_the_loss_raises(name, fails_at):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1), nn.Linear(1, 1)
+    ).double()
+    model[0].bias.requires_grad_(False)
+    model.eval()
+    model[3].train()
+    _, x, y = least_squares()
+    F.mse_loss(model(x), y).backward()
+    model[4].bias.grad = None
+    grads = [p.grad for p in model.parameters()]
+    saved = copy.deepcopy(model.state_dict()), [None if g is None else g.clone() for g in grads]
+    modes = [m.training for m in model.modules()]
+    random_state, calls, modes_seen = torch.get_rng_state(), [], set()
+
+    def loss(outputs, targets):
+        calls.append(1)
+        modes_seen.update(m.training for m in model.modules())
+        if len(calls) == fails_at:
+            raise KeyError("loss")
+        return F.mse_loss(outputs, targets)
+
+    if fails_at:
+        with pytest.raises(KeyError):
+            MEASURES[name](model, (x, y), loss)
+    else:
+        first = MEASURES[name](model, (x, y), loss)
+        torch.rand(3)
+        random_state = torch.get_rng_state()
+        again = MEASURES[name](model, (x, y), loss)
+        assert again == first  # its own random numbers are those of the seed
+    assert modes_seen == {True}
+    assert [m.training for m in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random_state)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, saved[0][key]), key
+    for p, grad, values in zip(model.parameters(), grads, saved[1], strict=True):
+        assert p.grad is grad
+        assert grad is None or torch.equal(grad, values)

@@ -1,0 +1,229 @@
+import math
+import random
+
+import pytest
+import torch
+
+from repro.adaptive import (
+    FixedBatch,
+    LinearScaling,
+    NoImprovement,
+    NoiseScaleBatch,
+    Saturation,
+    ScheduledBatch,
+    ThetaController,
+)
+
+
+def follow(controller, thetas):
+    """Return the settings of all epochs of a training with these θ."""
+    steps = [controller.observe(10.0, [torch.zeros(2, dtype=torch.float64)])]
+    for number, theta in enumerate(thetas, 1):
+        distance = 1 + 0.5 * number
+        w = distance * torch.tensor([0.6, -0.8], dtype=torch.float64)
+        steps.append(controller.observe(10 - theta * distance, [w]))
+    return steps
+
+
+THETAS = [random.Random(2).uniform(-1, 3) for _ in range(12)]
+
+
+def batches(steps):
+    return [s.batch_size for s in steps]
+
+
+def rates(steps):
+    return [s.lr for s in steps]
+
+
+def test_all_strategies_report_the_same_theta():
+    strategies = [
+        ThetaController(8, 64, 0.1),
+        FixedBatch(8, 0.1, decay_at=(3,)),
+        LinearScaling(64, 8, 0.1),
+        ScheduledBatch(8, 64, 0.1, every=2),
+        NoiseScaleBatch(8, 64, 0.1, lambda: 30.0),
+    ]
+    for strategy in strategies:
+        first, *others = follow(strategy, THETAS)
+        assert first.theta is None
+        assert [s.theta for s in others] == pytest.approx(THETAS)
+        assert [s.epoch for s in (first, *others)] == list(range(1, 14))
+
+
+class TestFixedBatch:
+    def test_batch_stays_and_rate_decays(self):
+        steps = follow(FixedBatch(128, 0.1, decay=0.2, decay_at=(3, 7)), THETAS)
+        assert set(batches(steps)) == {128}
+        assert rates(steps) == pytest.approx([0.1] * 3 + [0.02] * 4 + [0.004] * 6)
+        assert {s.interval for s in steps} == {None}
+
+
+class TestLinearScaling:
+    def test_rate_climbs_with_every_iteration_of_five_epochs_as_goyals(self):
+        steps = follow(LinearScaling(2048, 128, 0.1, decay_at=(8, 10)), THETAS)
+        assert set(batches(steps)) == {2048}
+        k, per_epoch = 16, 25
+        climb = [s.lr_at((i + 1) / per_epoch) for s in steps[:5] for i in range(per_epoch)]
+        iterations = 5 * per_epoch
+        # η at the start, kη after five epochs, a constant amount at each iteration.
+        wanted = [0.1 + (k - 1) * 0.1 * (t + 1) / iterations for t in range(iterations)]
+        assert climb == pytest.approx(wanted)
+        assert rates(steps)[5:] == pytest.approx([1.6] * 3 + [0.16] * 2 + [0.016] * 3)
+        assert {s.lr_at(0.5) - s.lr for s in steps[5:]} == {0}
+
+    def test_of_the_base_batch_is_the_base_rate(self):
+        draw = random.Random(0)
+        for _ in range(300):
+            batch, rate = draw.randint(1, 300), draw.uniform(1e-4, 2)
+            controller = LinearScaling(batch, batch, rate)
+            assert rates(follow(controller, THETAS[:6])) == pytest.approx([rate] * 7)
+
+    def test_arguments(self):
+        with pytest.raises(ValueError, match=r"batch_size is 16; give a whole number, at least 32"):
+            LinearScaling(16, 32, 0.1)
+        with pytest.raises(ValueError, match=r"base_batch is 0; give a whole number, at least 1"):
+            LinearScaling(16, 0, 0.1)
+
+
+class TestScheduledBatch:
+    def test_every(self):
+        # Section VI-C's: 256 doubled after every 30 epochs, the rate as it was.
+        steps = follow(ScheduledBatch(256, 2048, 0.2, every=30), [1.0] * 120)
+        assert batches(steps) == [256] * 30 + [512] * 30 + [1024] * 30 + [2048] * 31
+        assert set(rates(steps)) == {0.2}
+
+    def test_at(self):
+        steps = follow(ScheduledBatch(8, 100, 0.2, at=(9, 2, 3), growth=5), THETAS)
+        assert batches(steps) == [8] * 2 + [40] + [100] * 10
+        assert set(rates(steps)) == {0.2}
+
+    def test_adabatch_doubles_the_batch_and_lowers_the_rate(self):
+        steps = follow(ScheduledBatch(8, 32, 0.2, every=3, lr_growth=0.75), THETAS)
+        assert batches(steps) == [8] * 3 + [16] * 3 + [32] * 7
+        wanted = [0.2] * 3 + [0.15] * 3 + [0.1125] * 7  # B_m is reached: no growth, no change
+        assert rates(steps) == pytest.approx(wanted)
+
+    def test_decays_too(self):
+        steps = follow(ScheduledBatch(8, 64, 0.2, every=4, decay_at=(6,), decay=0.5), THETAS)
+        assert batches(steps) == [8] * 4 + [16] * 4 + [32] * 4 + [64]
+        assert rates(steps) == pytest.approx([0.2] * 6 + [0.1] * 7)
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({}, r"every is None and at None; give one of them, and not both"),
+            ({"every": 2, "at": (3,)}, r"every is 2 and at \(3,\); give one of them"),
+            ({"every": 0}, r"every is 0; give a whole number, at least 1"),
+            ({"at": (3, 0)}, r"at is 0; give a whole number, at least 1"),
+            ({"every": 2, "lr_growth": 0}, r"lr_growth is 0; give a number above 0"),
+            ({"every": 2, "growth": 0.5}, r"growth is 0.5; give a number above 1"),
+        ],
+    )
+    def test_arguments(self, given, message):
+        with pytest.raises(ValueError, match=message):
+            ScheduledBatch(8, 64, 0.1, **given)
+
+
+class TestNoiseScaleBatch:
+    def run(self, scales, **options):
+        left = list(scales)
+        controller = NoiseScaleBatch(8, 100, 0.1, lambda: left.pop(0), **options)
+        steps = follow(controller, THETAS[: len(scales)])
+        assert not left and controller.scale == scales[-1]
+        return steps
+
+    def test_grows_up_to_the_scale_and_never_shrinks(self):
+        steps = self.run([3.0, 15.9, 16.0, 4.0, 70.0, 99.9, 100.0, 5.0])
+        assert batches(steps) == [8, 8, 8, 16, 16, 64, 64, 100, 100]
+        assert rates(steps) == pytest.approx([0.1 * b / 8 for b in batches(steps)])
+
+    def test_infinite_noise_asks_for_the_largest(self):
+        steps = self.run([math.inf, 1.0], lr_exponent=0.5)
+        assert batches(steps) == [8, 100, 100]
+        assert rates(steps)[-1] == pytest.approx(0.1 * (100 / 8) ** 0.5)
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_is_the_largest_power_of_the_growth_not_above_the_scale(self, seed):
+        draw = random.Random(seed)
+        scales = [math.exp(draw.uniform(0, 6)) for _ in range(10)]
+        sizes = [8 * 3**n for n in range(3)] + [100]
+        batch, wanted = 8, [8]
+        for scale in scales:
+            batch = max(batch, *(b for b in [8, *sizes] if b <= max(scale, 8)))
+            wanted.append(batch)
+        assert batches(self.run(scales, growth=3)) == wanted
+
+    def test_a_scale_that_is_no_number_is_refused(self):
+        scale = math.nan
+        controller = NoiseScaleBatch(8, 100, 0.1, lambda: scale)
+        before = controller.observe(10.0, [torch.zeros(1)])
+        with pytest.raises(ValueError, match=r"nan"):
+            controller.observe(9.0, [torch.ones(1)])
+        assert controller.setting == before
+
+    def test_a_measure_that_fails_leaves_the_controller_as_it_was(self):
+        def fail():
+            raise ValueError("no data")
+
+        controller = NoiseScaleBatch(8, 100, 0.1, fail, decay_at=Saturation(1))
+        before = controller.observe(10.0, [torch.zeros(1)])
+        with pytest.raises(ValueError, match=r"no data"):
+            controller.observe(9.0, [torch.ones(1)])
+        assert controller.setting == before and controller.scale is None
+
+
+def stops(values, least, patience):
+    """The epoch after which training stops, by the rule of section VI-A read from the start."""
+    for last in range(1, len(values) + 1):
+        best, best_epoch = -math.inf, 0
+        for epoch, value in enumerate(values[:last], 1):
+            if value > best + least:
+                best, best_epoch = value, epoch
+        if last - best_epoch >= patience:
+            return last
+    return None
+
+
+class TestNoImprovement:
+    @pytest.mark.parametrize("seed", range(10))
+    def test_random_metrics(self, seed):
+        draw = random.Random(seed)
+        least, patience = draw.choice([0.0, 0.1, 0.5]), draw.randint(1, 8)
+        value, values = 20.0, []
+        for _ in range(120):
+            value += draw.choice([0.3, 0.11, 0.04, 0.0, -0.2, -0.1])
+            values.append(value)
+        rule, found = NoImprovement(least, patience), None
+        for epoch, value in enumerate(values, 1):
+            resumed = NoImprovement(least, patience)
+            resumed.load_state_dict(rule.state_dict())
+            now = rule.observe(value)
+            assert resumed.observe(value) == now
+            if now:
+                found = epoch
+                break
+        assert found == stops(values, least, patience)
+
+    def test_papers_rule_ends_a_slow_creep_after_50_epochs(self):
+        rule = NoImprovement()
+        creep = [30 + 0.001 * n for n in range(60)]
+        assert [rule.observe(v) for v in creep] == [n >= 50 for n in range(60)]
+        assert (rule.best, rule.best_epoch) == (30.0, 1)
+
+    def test_a_rise_that_counts_begins_anew(self):
+        rule = NoImprovement(0.1, 3)
+        values = [20, 20.05, 20.1, 20.2, 20.2, 19, 20.3, 25]
+        stopped = [False, False, False, False, False, False, True, False]
+        assert [rule.observe(v) for v in values] == stopped
+
+    def test_refused(self):
+        for given in ((-0.1, 3), (math.nan, 3), (0.1, 0)):
+            with pytest.raises(ValueError, match=rf"least is {given[0]} and patience {given[1]}"):
+                NoImprovement(*given)
+        rule = NoImprovement(0.1, 2)
+        rule.observe(30.0)
+        before = rule.state_dict()
+        with pytest.raises(ValueError, match=r"the metric of epoch 2 is NaN"):
+            rule.observe(math.nan)
+        assert rule.state_dict() == before
