@@ -1,4 +1,4 @@
-"""The command line: ``python -m repro list | run | show | status | report | notebooks | data``."""
+"""The command line: ``python -m repro list | run | parallel | show | status | report | ...``."""
 
 import os
 
@@ -93,6 +93,38 @@ def run(
         typer.echo(f"{paper.key}, profile {profile}: {tally}; data: {used}")
         failed += tally.failed
     raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def parallel(
+    task: Annotated[str, typer.Option(help="CIFAR, DIV2K or Phantom.")] = "CIFAR",
+    strategy: Annotated[
+        str, typer.Option(help="best, linear, scheduled, theta or noise.")
+    ] = "theta",
+    averaging: Annotated[
+        str, typer.Option(help="allreduce, all_to_all or reduce_scatter.")
+    ] = "all_to_all",
+    profile: Profile = None,
+    device: Device = None,
+    data: Data = None,
+    dataset: Datasets = None,
+    seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
+    epochs: Annotated[int | None, typer.Option(help="Instead of the profile's.")] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="File written after each epoch, and gone on from.")
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Most samples that a process computes at a time.")
+    ] = None,
+) -> None:
+    """Train by a strategy of adaptive in all processes of torchrun (see its --nproc-per-node)."""
+    from repro.experiments import running
+    from repro.experiments.adaptive.worker import run_parallel
+
+    profile = running.check_profile(profile or running.default_profile())
+    device = running.check_device(device or running.default_device())
+    run_parallel(task, strategy, averaging, profile, device, data, dataset or (), seed, epochs,
+                 checkpoint, micro_batch)  # fmt: skip
 
 
 @app.command()

@@ -21,6 +21,7 @@ PARAMETER = re.compile(r"^[a-z_]+: (str|int|float|bool) = .+  # \S.*$")
 IGNORED = {
     "01_mbs": ["def explore(role, limit_share, mini_batch):"],
     "02_dualbatch": ["def explore(k, n_small, large_batch):"],
+    "03_adaptive": ["def explore(task, peak, tolerance, power):"],
     "04_outofcore": ["def explore(network, batch, budget, window):"],
     "05_microconv": ["def explore(kernel, share):"],
 }

@@ -18,7 +18,7 @@ Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
 from repro.adaptive.averaging import METHODS, PeerError, StepTiming, measure_messages
 from repro.adaptive.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from repro.adaptive.controller import BatchController, Saturation, Step, ThetaController, set_lr
-from repro.adaptive.dataparallel import DataParallel, join_processes, share
+from repro.adaptive.dataparallel import DataParallel, join_processes, leave_processes, share
 from repro.adaptive.distance import StartingPoint
 from repro.adaptive.gradients import (
     GradientNorm,
@@ -62,6 +62,7 @@ __all__ = [
     "full_cost",
     "gradient_norms",
     "join_processes",
+    "leave_processes",
     "load_checkpoint",
     "max_stable_batch",
     "measure_messages",

@@ -138,6 +138,9 @@ class OverlappedAverager:
         self._next = 0  # bucket to launch: all processes must communicate in one order
         self._steps = 0
         self._saved: list[dict[str, Any]] = []
+        self._behind = False  # whether this step's forward pass began with updates under way
+        self._called: set[nn.Module] = set()
+        self._owners: dict[nn.Module, str] = {}
         self._names = {p: name for name, p in model.named_parameters()}
         device = self.buckets[0].flat.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -148,9 +151,10 @@ class OverlappedAverager:
                 self._handles.append(
                     p.register_post_accumulate_grad_hook(self._collector(bucket, view))
                 )
-        for module in model.modules():
+        for name, module in model.named_modules():
             own = dict.fromkeys(owner[p] for p in module.parameters(recurse=False) if p in owner)
             if own:
+                self._owners[module] = name or type(module).__name__
                 hook = self._waiter(list(own))
                 self._handles.append(module.register_forward_pre_hook(hook))
         self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
@@ -171,6 +175,7 @@ class OverlappedAverager:
 
     def _waiter(self, buckets: list[Bucket]) -> Any:
         def wait(module: nn.Module, inputs: Any) -> None:
+            self._called.add(module)
             for bucket in buckets:
                 if bucket.pending and not self.gathering:
                     self._apply(bucket)
@@ -216,6 +221,12 @@ class OverlappedAverager:
         bucket.summation_s = summed - received
         bucket.communication_s = received - start + time.perf_counter() - summed
 
+    def begin(self) -> None:
+        """Begin a mini-batch."""
+        self.blocked_s = 0.0
+        self._called.clear()
+        self._behind = any(bucket.pending for bucket in self.buckets)
+
     def step(self) -> None:
         """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
 
@@ -229,16 +240,14 @@ class OverlappedAverager:
                 for p in bucket.parameters
                 if bucket.left and not self._was_collected(bucket, p)
             ]
-            raise ValueError(
-                f"{', '.join(lacking[:5])} got no gradient in this mini-batch: set requires_grad to"
-                " False, or use every parameter in every step"
-            )
+            raise ValueError(no_gradient(lacking))
         self._steps += 1
         self.gathering = False
         self._next = 0
         for bucket in self.buckets:
             bucket.left = len(bucket.parameters)
         # The caller may change the rate before the update is made.
+        self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._saved = [
             {name: _copied(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
@@ -249,17 +258,18 @@ class OverlappedAverager:
         return bucket.left < len(bucket.parameters) and parameter.grad is None
 
     def check_applied(self) -> None:
-        """Raise if a forward pass is over in which a layer was not waited for.
+        """Raise if a forward pass is over in which a layer did not wait for its update.
 
         Raises:
             RuntimeError: Parameters were perhaps used before they were updated.
         """
-        behind = [self._names[b.parameters[0]] for b in self.buckets if b.pending]
-        if behind:
+        lacking = [name for layer, name in self._owners.items() if layer not in self._called]
+        if self._behind and lacking:
             raise RuntimeError(
-                f"a forward pass did not call the layers of {', '.join(behind[:5])}, whose update "
-                "was still under way: give overlap=False"
+                f"the forward pass did not call {', '.join(lacking[:5])}, whose update was still "
+                "under way: call every layer that has parameters, or give overlap=False"
             )
+        self._behind = False
 
     def finish(self) -> None:
         """Wait for all gradients and make all updates."""
@@ -278,7 +288,8 @@ class OverlappedAverager:
             torch.cuda.current_stream().wait_event(bucket.averaged)
         for p, view in zip(bucket.parameters, bucket.views, strict=True):
             p.grad = view
-        with self._as_it_was():
+        # Perhaps in a forward pass that evaluates: state that it made could not be trained with.
+        with torch.inference_mode(False), torch.no_grad(), self._as_it_was():
             self._optimizer.step()
         for p in bucket.parameters:
             p.grad = None
@@ -298,11 +309,27 @@ class OverlappedAverager:
             for group, present in zip(self._optimizer.param_groups, now, strict=True):
                 group.update(present)
 
+    def abandon(self) -> None:
+        """Forget a mini-batch that failed, and updates that are under way."""
+        self.gathering = self._behind = False
+        self._next = 0
+        for bucket in self.buckets:
+            bucket.left, bucket.pending = len(bucket.parameters), False
+
     def close(self) -> None:
         """End the thread and remove the hooks; updates that are under way are lost."""
         self._queue.put(None)
+        self._thread.join(1.0)  # it has nothing left to do, unless another process hangs
         for handle in self._handles:
             handle.remove()
+
+
+def no_gradient(names: Sequence[str]) -> str:
+    """Return what to tell where parameters got no gradient."""
+    return (
+        f"{', '.join(names[:5])} got no gradient in this mini-batch: set requires_grad to False, "
+        "or use every parameter in every step"
+    )
 
 
 def lost_peer(step: int, why: object) -> str:

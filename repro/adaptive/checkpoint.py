@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,33 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
     Args:
         path: The file.
         state: Plain numbers, texts, lists, dictionaries and tensors.
+
+    Raises:
+        CheckpointError: The state holds something else; the old checkpoint stays.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     payload = buffer.getvalue()
+    buffer.seek(0)
+    try:
+        torch.load(buffer, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"the state holds what cannot be read again safely ({str(error).splitlines()[0]}); "
+            "give plain numbers, texts, lists, dictionaries and tensors"
+        ) from error
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    with temporary.open("wb") as file:
-        file.write(hashlib.sha256(payload).digest())
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(target)
+    try:
+        with temporary.open("wb") as file:
+            file.write(hashlib.sha256(payload).digest())
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

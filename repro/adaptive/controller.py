@@ -171,12 +171,16 @@ class BatchController:
         """
         cost = float(epoch_cost)
         if not math.isfinite(cost):
+            number = self._epochs + 1 if self._start else 0
             raise ValueError(
-                f"the cost of epoch {self._epochs if self._start else 0} is {cost}: training has "
-                "diverged; lower initial_lr, or max_batch with it"
+                f"the cost of epoch {number} is {cost}: training has diverged; lower initial_lr, "
+                "or max_batch with it"
             )
         if self._start is None:
-            self._start, self._first_cost = StartingPoint(parameters, self._device), cost
+            start = StartingPoint(parameters, self._device)
+            if not math.isfinite(start.distance(start.tensors)):
+                raise ValueError("the initial parameters are not all finite; give trainable ones")
+            self._start, self._first_cost = start, cost
             return self.setting
         distance = self._start.distance(parameters)
         if not math.isfinite(distance):

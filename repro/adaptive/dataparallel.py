@@ -25,6 +25,7 @@ from repro.adaptive.averaging import (
     PeerError,
     StepTiming,
     lost_peer,
+    no_gradient,
 )
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -49,6 +50,13 @@ def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0)
     if not dist.is_initialized():
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     return dist.get_rank(), dist.get_world_size()
+
+
+def leave_processes() -> None:
+    """Wait for the other processes and part from them; nothing to do where there are none."""
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()  # one that parts early takes its connections with it
+        dist.destroy_process_group()
 
 
 def share(samples: int, rank: int, processes: int) -> slice:
@@ -76,7 +84,8 @@ class DataParallel:
     The latter two finish an update during the next forward pass, layer by layer; whoever reads
     parameters elsewhere, saves or measures them, calls `finish` first. All give the same weights.
     The gradient is that of the mean loss over the whole mini-batch, also where shares differ.
-    BatchNorm sees each process's share alone, as in DistributedDataParallel.
+    BatchNorm sees each process's share alone, as in DistributedDataParallel; a process that has no
+    share of a mini-batch computes its first sample with a gradient of zero.
 
     Args:
         model: On its device. Parameters and buffers become those of rank 0.
@@ -130,6 +139,7 @@ class DataParallel:
         self._group: dist.ProcessGroup | None = None
         self._spans: list[tuple[float, float]] = []
         self._last_bucket = 0.0
+        self._closed = False
         if self.processes == 1:
             return
         # A group of their own: the averager's thread would else meet the caller's collectives.
@@ -166,34 +176,48 @@ class DataParallel:
         """
         if not len(inputs):
             raise ValueError("the mini-batch is empty; give at least one sample")
+        if self._closed:
+            raise RuntimeError("this DataParallel is closed; make another one to go on")
         start = time.perf_counter()
         if self._averager is not None:
-            self._averager.blocked_s = 0.0
+            self._averager.begin()
         mine = share(len(inputs), self.rank, self.processes)
         x, y = inputs[mine], targets[mine]
         weight = len(x) * self.processes / len(inputs)
         if not len(x):  # takes part all the same, with a gradient of zero
             x, y = inputs[:1], targets[:1]
         size = self.micro_batch or len(x)
-        loss = torch.zeros((), device=x.device)
+        losses = []
         try:
             self.optimizer.zero_grad(set_to_none=True)
             pieces = list(zip(x.split(size), y.split(size), strict=True))
             for number, (a, b) in enumerate(pieces):
-                loss += self._pass(a, b, weight * len(a) / len(x), number == len(pieces) - 1)
+                part = weight * len(a) / len(x)
+                losses.append(self._pass(a, b, part, number == len(pieces) - 1))
             blocked = time.perf_counter() - self._last_bucket if self._ddp else 0.0
+            if self._ddp is not None:
+                self._check_gradients()
             if self._averager is not None:
                 self._averager.step()
                 if not self.overlap:
                     self._averager.finish()
             else:
                 self.optimizer.step()
-        except RuntimeError as error:
+        except Exception as error:
+            if self._averager is not None:
+                self._averager.abandon()
             if isinstance(error, PeerError) or not _is_of_a_peer(error):
                 raise
             raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
         self.timings.append(self._timing(time.perf_counter() - start, blocked))
-        return loss
+        return torch.stack(losses).sum()
+
+    def _check_gradients(self) -> None:
+        lacking = [
+            name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None
+        ]
+        if lacking:
+            raise ValueError(no_gradient(lacking))
 
     def _pass(self, inputs: Tensor, targets: Tensor, weight: float, last: bool) -> Tensor:
         network = self._ddp or self.model
@@ -291,14 +315,22 @@ class DataParallel:
             raise PeerError(lost_peer(len(self.timings), error)) from error
 
     def close(self) -> None:
-        """Finish, and give the model back without hooks."""
-        self.finish()
-        if self._averager is not None:
-            self._averager.close()
-            self._averager = None
-        self._ddp = None
+        """Finish, and give the model back without hooks, also where finishing fails.
+
+        Raises:
+            PeerError: Another process was lost.
+        """
+        self._closed = True
+        try:
+            self.finish()
+        finally:
+            if self._averager is not None:
+                self._averager.close()
+            self._averager = self._ddp = None
 
 
-def _is_of_a_peer(error: RuntimeError) -> bool:
+def _is_of_a_peer(error: Exception) -> bool:
     words = ("gloo", "nccl", "connection", "timed out", "timeout")
+    if not isinstance(error, RuntimeError):
+        return False
     return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)

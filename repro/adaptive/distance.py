@@ -56,6 +56,8 @@ class StartingPoint:
             for piece in _pieces(now):
                 old = before[piece].to(now.device, non_blocking=True)
                 gap = torch.sub(now[piece], old)
+                if gap.dtype in (torch.float16, torch.bfloat16):  # squares would leave their range
+                    gap = gap.float()
                 total += gap.square_().sum(dtype=torch.float64)
         return float(sum(float(total) for total in totals.values()) ** 0.5)
 

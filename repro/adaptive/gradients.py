@@ -158,8 +158,8 @@ def noise_scale(
         for inputs, targets in _draw(data, batch_size, batches, seed):
             gradient = _gradient(model, loss_fn, inputs, targets)
             small += float(_square(gradient))
-            if mean is None:
-                mean = gradient
+            if mean is None:  # parameters may share one tensor of a gradient
+                mean = [part.clone() for part in gradient]
             else:
                 torch._foreach_add_(mean, gradient)
             count += 1
@@ -191,7 +191,7 @@ def full_cost(
 
     Args:
         model: A network whose loss is a mean over samples.
-        data: As in `gradient_norms`; all of it is used.
+        data: As in `gradient_norms`; all of it is used, or all that a loader yields.
         batch_size: Samples computed at a time.
         loss_fn: Mean loss over a mini-batch.
         seed: Of the model's own random numbers.
@@ -237,16 +237,19 @@ def _draw(
     if hasattr(data, "set_batch_size"):
         before, epoch = data.batch_size, getattr(data, "epoch", None)
         data.set_batch_size(size)
-        iterator = iter(data)
-        data.set_batch_size(before)
-        if epoch is not None:  # iterating began a new one
-            data.set_epoch(epoch)
-        for number, (inputs, targets) in enumerate(iterator):
-            if batches is not None and (number == batches or len(inputs) < size):
-                if number == 0:
-                    raise ValueError(f"a batch size of {size} is above the data's {len(inputs)}")
-                return
-            yield inputs, targets
+        try:
+            for number, (inputs, targets) in enumerate(data):
+                if batches is not None and (number == batches or len(inputs) < size):
+                    if number == 0:
+                        raise ValueError(
+                            f"a batch size of {size} is above the data's {len(inputs)}"
+                        )
+                    return
+                yield inputs, targets
+        finally:
+            data.set_batch_size(before)
+            if epoch is not None:  # iterating began a new one
+                data.set_epoch(epoch)
         return
     inputs, targets = data
     count = len(inputs)

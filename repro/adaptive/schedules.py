@@ -1,5 +1,6 @@
 """The strategies that θ-adaptive batch sizes are compared with, in the same shape."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class LinearScaling(FixedBatch):
     ) -> None:
         check_whole("base_batch", base_batch, 1)
         check_whole("batch_size", batch_size, base_batch)
-        lr = base_lr * batch_size / base_batch
+        lr = base_lr * (batch_size / base_batch)
         super().__init__(batch_size, lr, warmup=warmup, warmup_from=base_lr, **options)
 
 
@@ -60,7 +61,7 @@ class ScheduledBatch(BatchController):
         every: Grow after every so many epochs; or
         at: after these epochs. One of the two.
         growth: Factor by which the batch grows.
-        lr_growth: Factor of the rate with each whole growth.
+        lr_growth: Factor of the rate with each growth by `growth`.
         **options: `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see `BatchController`.
 
     Raises:
@@ -95,8 +96,10 @@ class ScheduledBatch(BatchController):
         due = n % self.every == 0 if self.every else n in (self.at or ())
         if not due or self._batch == self.max_batch:
             return self._batch
-        self._rate *= self.lr_growth
-        return self._grown()
+        grown = min(self._grown(), self.max_batch)
+        # A growth that B_m cuts short changes the rate by as much less.
+        self._rate *= self.lr_growth ** (math.log(grown / self._batch) / math.log(self.growth))
+        return grown
 
 
 class NoiseScaleBatch(BatchController):
@@ -139,7 +142,12 @@ class NoiseScaleBatch(BatchController):
         self.scale: float | None = None
 
     def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
-        self.scale = float(self._measure())
+        scale = float(self._measure())
+        if math.isnan(scale):
+            raise ValueError(
+                f"the noise scale after epoch {n} is NaN: training has diverged; lower initial_lr"
+            )
+        self.scale = scale
         batch = self._batch
         while batch < self.max_batch:
             grown = min(max(batch + 1, round(batch * self.growth)), self.max_batch)

@@ -342,8 +342,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("cost", "parameters", "message"),
         [
-            (math.nan, at(2.0), r"the cost of epoch 3 is nan: training has diverged"),
-            (math.inf, at(2.0), r"the cost of epoch 3 is inf"),
+            (math.nan, at(2.0), r"the cost of epoch \d is nan: training has diverged"),
+            (math.inf, at(2.0), r"the cost of epoch \d is inf"),
             (5.0, [torch.full((2, 3), math.nan), torch.zeros(())], r"after epoch 3 are not all f"),
             (5.0, [torch.zeros(2, 3), torch.tensor(math.inf)], r"after epoch 3 are not all finite"),
             (5.0, at(1.0)[:1], r"1 parameters were given, and w_0 has 2"),
@@ -363,6 +363,12 @@ class TestRefused:
             controller.observe(cost, parameters)
         assert frozen(controller) == before
         assert controller.observe(6.0, at(2.0)) == undisturbed.observe(6.0, at(2.0))
+
+    def test_cost_is_named_by_its_epoch(self):
+        controller = FixedBatch(8, 0.1)
+        follow(controller, [9.0, 8.0], [1.0, 1.5])
+        with pytest.raises(ValueError, match=r"the cost of epoch 3 is nan"):
+            controller.observe(math.nan, at(2.0))
 
     @pytest.mark.parametrize(
         ("cost", "parameters", "message"),

@@ -158,7 +158,7 @@ class TestNoiseScaleBatch:
         scale = math.nan
         controller = NoiseScaleBatch(8, 100, 0.1, lambda: scale)
         before = controller.observe(10.0, [torch.zeros(1)])
-        with pytest.raises(ValueError, match=r"nan"):
+        with pytest.raises(ValueError, match=r"NaN"):
             controller.observe(9.0, [torch.ones(1)])
         assert controller.setting == before
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 
@@ -38,10 +39,9 @@ def rising(task: str, peak: int, sharpness: float = 1.0) -> Curve:
         sharpness: How fast θ rises and falls.
     """
     epochs = PAPER[task]["epochs"]
-    places = [n / peak for n in range(1, epochs + 1)]
-    theta = [(x * 2.718281828 ** (1 - x)) ** sharpness for x in places[: 4 * peak]]
-    theta += [max(theta[-1], 0.35)] * (epochs - len(theta))
-    return Curve(task, theta, epochs, PAPER[task].get("decay_at", ()))
+    places = np.arange(1, epochs + 1) / peak
+    theta = np.maximum((places * np.exp(1 - places)) ** sharpness, np.where(places > 1, 0.35, 0))
+    return Curve(task, theta.tolist(), epochs, PAPER[task].get("decay_at", ()))
 
 
 def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:

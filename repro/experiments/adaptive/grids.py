@@ -28,13 +28,13 @@ _FAST = {"autocast": "bfloat16", "channels_last": True, "captured": True}
 
 # For each task and profile: the model; samples of an epoch and of the test; the share of the
 # paper's batch sizes; a factor of its rates; epochs; pixels of the images or patches.
-_TINY = {"batches": 1 / 16, "samples": (64, 32), "epochs": 4, "lr": 1.0}
+_TINY = {"batches": 1 / 8, "samples": (64, 32), "epochs": 4, "lr": 5.0}
 SCALE: dict[str, dict[str, dict[str, Any]]] = {
     "smoke": {
-        CIFAR: _TINY | {"model": _RESNET8 | {"width": 4}, "pixels": 8},
-        DIV2K: _TINY | {"model": _EDSR | {"blocks": 1, "width": 8}, "pixels": 8, "lr": 5.0},
-        PHANTOM: _TINY
-        | {"model": _EDSR | _GREY | {"blocks": 1, "width": 8}, "pixels": 8, "lr": 5.0},
+        CIFAR: _TINY
+        | {"model": _RESNET8 | {"width": 4}, "pixels": 8, "batches": 1 / 32, "lr": 1.0},
+        DIV2K: _TINY | {"model": _EDSR | {"blocks": 1, "width": 8}, "pixels": 8},
+        PHANTOM: _TINY | {"model": _EDSR | _GREY | {"blocks": 1, "width": 8}, "pixels": 8},
     },
     "quick": {
         CIFAR: {"model": _RESNET8, "samples": (1000, 1000), "batches": 1 / 16, "lr": 1.0,

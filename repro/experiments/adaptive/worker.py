@@ -6,25 +6,32 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from repro import datasets
 from repro.adaptive import (
+    METHODS,
+    CheckpointError,
     DataParallel,
+    PeerError,
     StepTiming,
     join_processes,
+    leave_processes,
     load_checkpoint,
     measure_messages,
     save_checkpoint,
 )
 from repro.datasets import ImageData
-from repro.experiments.adaptive import building
+from repro.experiments import load_paper
+from repro.experiments.adaptive import building, grids
 from repro.experiments.adaptive.building import Config
 from repro.experiments.design import Outcome
-from repro.experiments.running import UsageError
+from repro.experiments.running import UsageError, choose_datasets
 from repro.measure import describe_device
 
 TIMEOUT_S = 120.0
@@ -94,7 +101,7 @@ def measure(config: Config) -> dict[str, Any]:
             "gradient_bytes": size,
             "buckets": max(1, -(-size // config["bucket_bytes"])),
         }
-    torch.distributed.destroy_process_group()
+    leave_processes()
     return {} if rank else found
 
 
@@ -227,8 +234,7 @@ def train_in_parallel(
             if run.history["train_cost"]:
                 report(_line(run, spent[-1], processes))
     trainer.close()
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    leave_processes()
     return {**run.history, "diverged": run.diverged, "processes": processes, "spent": spent}
 
 
@@ -277,6 +283,41 @@ def _resume(
     )  # fmt: skip
     spent += saved["spent"]
     return bool(saved["going"])
+
+
+@record
+def run_parallel(
+    task: str, strategy: str, averaging: str, profile: str, device: str, root: str | None,
+    wanted: Sequence[str], seed: int, epochs: int | None, checkpoint: str | None,
+    micro_batch: int | None,
+) -> None:  # fmt: skip
+    """Carry out the command ``parallel``: a training of the paper in all processes of torchrun.
+
+    Raises:
+        UsageError: An option is not one of its choices, or another process was lost.
+    """
+    for name, value, allowed in (
+        ("task", task, grids.TASKS),
+        ("strategy", strategy, (*grids.STRATEGIES, "noise")),
+        ("averaging", averaging, METHODS),
+    ):
+        if value not in allowed:
+            raise UsageError(f"unknown {name} {value!r}; choose {', '.join(allowed)}")
+    for name, number in (("epochs", epochs), ("micro-batch", micro_batch)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} is {number}; give at least 1")
+    chosen = choose_datasets(load_paper("adaptive"), profile, wanted, root)
+    config = dict(grids.training(profile, task, chosen, strategy).config)
+    config |= {"epochs": epochs} if epochs else {}
+    options = dict(config["dataset"])
+    data = datasets.load(options.pop("name"), root, **options)
+    try:
+        train_in_parallel(
+            config, data, averaging, seed=seed, device=device, checkpoint=checkpoint,
+            micro_batch=micro_batch, report=lambda line: print(line, flush=True),
+        )  # fmt: skip
+    except (PeerError, CheckpointError) as error:
+        raise UsageError(str(error)) from error
 
 
 @record
