@@ -26,6 +26,19 @@ SERIES = {"ResNet-50": [(16, 87.0, 0.3), (1024, 77.0, NAN)], "U-Net": [(32, 95.0
 # A figure of each function, and how many labels its legend has (0: it needs none).
 FIGURES = {
     "learning_curves": (lambda: plots.learning_curves(CURVES), 2),
+    "epoch_curves": (
+        lambda: plots.epoch_curves(
+            {
+                "PSNR": {
+                    "best": [[20.0, 21.0, 22.0]],
+                    "θ": [[19.0, NAN, 21.0], [20.0, 20.0, 22.0]],
+                },
+                "accuracy": {"noise": [[0.1, 0.2]], "none": []},
+            },
+            ["PSNR (dB)", "accuracy (%)"],
+        ),
+        3,
+    ),
     "against_mini_batch": (
         lambda: plots.against_mini_batch(
             {"paper": SERIES, "ours": SERIES}, ["accuracy (%)", "time (s)"], 32
@@ -145,6 +158,26 @@ def test_learning_curves_draw_mean_and_band():
     heights = band.get_paths()[0].vertices[:, 1]
     std = np.std([10.0, 30.0], ddof=1)
     assert (heights.min(), heights.max()) == pytest.approx((20.0 - std, 30.0 + std))
+
+
+def test_epoch_curves_draw_means_and_end_bars():
+    seeds = [[1.0, 2.0, 3.0], [3.0, 4.0, 7.0]]
+    figure = plots.epoch_curves({"a": {"x": [[5.0]]}, "b": {"x": [], "y": seeds}}, ["θ", "θ"])
+    first, second = figure.axes
+    (dot,), (line,) = first.get_lines(), second.get_lines()
+    assert list(dot.get_ydata()) == [5.0] and not first.collections
+    assert list(line.get_xdata()) == [1, 2, 3]
+    assert line.get_ydata() == pytest.approx([2.0, 3.0, 5.0])
+    assert line.get_color() != dot.get_color()  # a colour is of a label, in every panel
+    (bar,) = second.collections
+    ((low, high),) = ([y for _, y in segment] for segment in bar.get_segments())
+    std = np.std([3.0, 7.0], ddof=1)
+    assert (low, high) == pytest.approx((5 - std, 5 + std))
+
+
+def test_an_odd_number_of_panels_leaves_no_empty_axes():
+    figure = plots.epoch_curves({name: {"x": [[1.0, 2.0]]} for name in "abc"}, ["θ"] * 3)
+    assert all(axis.lines for axis in figure.axes if axis.get_visible())
 
 
 def test_the_legend_does_not_depend_on_the_first_panel():

@@ -15,7 +15,7 @@ Source: Lee, Kang, Madireddy, Balaprakash, Agrawal, Choudhary, Archibald, Liao, 
 Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
 """
 
-from repro.adaptive.averaging import METHODS, PeerError, StepTiming, measure_messages
+from repro.adaptive.averaging import METHODS, PeerError, StepTiming, make_buckets, measure_messages
 from repro.adaptive.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from repro.adaptive.controller import BatchController, Saturation, Step, ThetaController, set_lr
 from repro.adaptive.dataparallel import DataParallel, join_processes, leave_processes, share
@@ -64,6 +64,7 @@ __all__ = [
     "join_processes",
     "leave_processes",
     "load_checkpoint",
+    "make_buckets",
     "max_stable_batch",
     "measure_messages",
     "noise_scale",

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-CHUNK = 2**20  # elements whose difference exists at any time
+CHUNK = 2**18  # elements whose difference exists at any time
 
 
 class StartingPoint:

@@ -92,7 +92,9 @@ class ScalingModel:
             gradient_bytes: int = 0, rounds: int = 1) -> "ScalingModel":  # fmt: skip
         """Fit the costs to measured steps and communications, all by least squares above 0.
 
-        Computation is fitted to all steps; ω, and s as the mean, to those of several processes.
+        Computation is fitted to all steps, s and ω to those of several processes. Messages alone
+        give the ratio of latency and bandwidth; where there are steps of several processes, their
+        communication, which shares the processors with the training, gives the level.
 
         Args:
             steps: Of at least two shares of samples per process.
@@ -123,6 +125,13 @@ class ScalingModel:
             float(sample), float(overhead), latency * rounds, per_byte * gradient_bytes,
             float(np.mean([step.summation_s for step in several])) if several else 0.0,
         )  # fmt: skip
+        alone = [model.step(step.batch_size, step.processes).communication_s for step in several]
+        if any(alone):
+            measured = float(np.mean([step.communication_s for step in several]))
+            level = measured / float(np.mean(alone))
+            model = replace(
+                model, latency_s=level * model.latency_s, transfer_s=level * model.transfer_s
+            )
         hidden = [
             (step.communication_s - step.blocked_s) / step.computation_s
             for step in several

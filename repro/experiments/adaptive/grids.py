@@ -39,10 +39,10 @@ SCALE: dict[str, dict[str, dict[str, Any]]] = {
     "quick": {
         CIFAR: {"model": _RESNET8, "samples": (1000, 1000), "batches": 1 / 16, "lr": 1.0,
                 "epochs": 20, "pixels": 16},
-        DIV2K: {"model": _EDSR, "samples": (200, 100), "batches": 1 / 4, "lr": 5.0, "epochs": 20,
+        DIV2K: {"model": _EDSR, "samples": (200, 100), "batches": 1 / 4, "lr": 5.0, "epochs": 16,
                 "pixels": 12},
         PHANTOM: {"model": _EDSR | _GREY, "samples": (200, 100), "batches": 1 / 4, "lr": 5.0,
-                  "epochs": 20, "pixels": 16},
+                  "epochs": 16, "pixels": 16},
     },
     "gpu": {
         CIFAR: {"model": {"name": "resnet20"}, "samples": (50_000, 10_000), "batches": 1.0,
@@ -196,7 +196,7 @@ def norms(profile: str, task: str, chosen: Mapping[str, str]) -> Run:
             "controller": _rates(profile, task, "best"),
             "sizes": sorted({batch(profile, task, size) for size in sizes}),
             "batches": 4 if profile == "smoke" else 8,
-            "after": [0, 1, 2] if profile == "smoke" else [0, 1, 3],
+            "after": [0, 2],
         },
     )
 

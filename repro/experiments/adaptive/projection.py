@@ -70,6 +70,12 @@ def best_speedup(model: ScalingModel, task: str, strategy: str) -> float:
     return max(model.speedup(schedule, samples, n) for n in choices)
 
 
+def largest_speedup(model: ScalingModel, task: str, strategy: str) -> tuple[float, int]:
+    """Return the largest modelled speed-up, and on how many nodes it is reached."""
+    schedule, samples = paper_schedule(task, strategy), PAPER[task]["samples"]
+    return max((model.speedup(schedule, samples, n), n) for n in nodes_of(task, strategy))
+
+
 def steps_of(found: dict[str, Any], averaging: str) -> list[MeasuredStep]:
     """Return the measured steps of a way of averaging; ``none`` is one process."""
     return [

@@ -43,7 +43,7 @@ def strategies(results: Results, task: str) -> pd.DataFrame:
         row = {
             "strategy": NAMES[strategy],
             "b, paper": _range(own) if own else DASH,
-            "b, ours (epochs)": reading.sizes(records[0]) if records else DASH,
+            "b, ours (epochs; seed 0)": reading.sizes(records[0]) if records else DASH,
             "μ, paper": f"{own['lr']:g}" if own else DASH,
             "μ, ours": _rate(records),
             f"{unit}, paper": _value(own),
@@ -245,7 +245,8 @@ def scaling(results: Results, task: str) -> pd.DataFrame:
             "two processes, measured": DASH,
         }
         if model is not None:
-            row["projected, our machine"] = f"{projection.best_speedup(model, task, strategy):.1f}"
+            most, at = projection.largest_speedup(model, task, strategy)
+            row["projected, our machine"] = f"{most:.1f} on {at} node{'s' * (at > 1)}"
             said, measured = projection.two_processes(here or {}, task, strategy)
             row["two processes, projected"] = f"{said:.2f}"
             row["two processes, measured"] = f"{measured:.2f}"

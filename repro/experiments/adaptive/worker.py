@@ -23,6 +23,7 @@ from repro.adaptive import (
     join_processes,
     leave_processes,
     load_checkpoint,
+    make_buckets,
     measure_messages,
     save_checkpoint,
 )
@@ -99,7 +100,7 @@ def measure(config: Config) -> dict[str, Any]:
             "messages": messages,
             "difference": _weights(job),
             "gradient_bytes": size,
-            "buckets": max(1, -(-size // config["bucket_bytes"])),
+            "buckets": len(make_buckets(model, processes, config["bucket_bytes"])),
         }
     leave_processes()
     return {} if rank else found

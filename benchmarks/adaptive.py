@@ -1,0 +1,108 @@
+"""What θ-adaptive training costs: the controller beside an epoch, and the ways of averaging.
+
+python -m benchmarks.adaptive            (about a minute; --steps and --repeats change it)
+python -m benchmarks.adaptive controller | averaging
+"""
+
+import argparse
+import statistics
+import time
+
+import torch
+from torch import nn
+
+from repro import models
+from repro.adaptive import METHODS, ThetaController
+from repro.experiments.adaptive.worker import launch
+from repro.measure import MemoryMeter
+from repro.training import plain_step
+
+SAMPLES, BATCH = 50_000, 128  # CIFAR-10, the paper's best batch size
+
+
+def controller(steps: int, repeats: int) -> None:
+    """Compare `observe` with an epoch of ResNet-20: 391 steps, some of which are timed."""
+    torch.manual_seed(0)
+    model = models.build("resnet20")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    step = plain_step(model, nn.functional.cross_entropy, optimizer, "cpu")
+    images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
+    own = ThetaController(256, 2048, 0.2)
+    own.observe(2.3, model.parameters())
+    times, decisions = [], []
+    for number in range(steps + 3):
+        start = time.perf_counter()
+        step(images, labels)
+        middle = time.perf_counter()
+        own.observe(2.2, model.parameters())
+        if number >= 3:
+            times.append(middle - start)
+            decisions.append(time.perf_counter() - middle)
+    epoch_s = statistics.median(times) * -(-SAMPLES // BATCH)
+    observe_s = statistics.median(decisions)
+    resident = [*model.parameters(), *own.state_dict()["start"]]
+    with MemoryMeter("cpu", resident=resident) as meter:
+        own.observe(2.2, model.parameters())
+    size = sum(p.nbytes for p in model.parameters())
+    print(f"{torch.get_num_threads()} threads, medians of {steps} steps of {BATCH} images")
+    print(
+        f"ResNet-20: a step {1e3 * statistics.median(times):.1f} ms, so an epoch of {SAMPLES:,} "
+        f"images {epoch_s:.1f} s; observe {1e3 * observe_s:.2f} ms, "
+        f"{100 * observe_s / epoch_s:.4f} % of the epoch (target: at most 1 %)"
+    )
+    print(
+        f"memory: w_0 {size / 2**20:.2f} MiB, kept once; a measurement of the distance takes "
+        f"{(meter.peak_bytes - meter.start_bytes) / 2**20:.2f} MiB more while it lasts"
+    )
+
+
+def averaging(steps: int, repeats: int) -> None:
+    """Time the three ways of averaging side by side on two processes."""
+    job = {
+        "jobs": {
+            "ResNet-20": {
+                "task": "CIFAR", "model": {"name": "resnet20"},
+                "optimizer": {"name": "SGD", "momentum": 0.9},
+                "input": [3, 32, 32], "target": None, "sizes": [16, 128],
+            },
+            "EDSR, 8 blocks of 64": {
+                "task": "DIV2K", "model": {"name": "edsr", "blocks": 8, "width": 64},
+                "optimizer": {"name": "Adam", "betas": [0.9, 0.999]},
+                "input": [3, 24, 24], "target": [3, 48, 48], "sizes": [4, 16],
+            },
+        },
+        "device": "cpu", "averaging": list(METHODS), "processes": 2, "bucket_bytes": 2**18,
+        "messages": [2**14, 2**20], "warmup": 1, "repeats": repeats, "seed": 0,
+    }  # fmt: skip
+    found = launch(job, 2)
+    print(f"2 processes of one thread; means of 4 steps in a row, medians of {repeats}, in turns")
+    print(f"{'':22}{'batch':>6}{'averaging':>16}{'step (ms)':>11}{'over allreduce':>16}"
+          f"{'blocked (ms)':>14}{'over 1 process':>16}")  # fmt: skip
+    for name, own in found.items():
+        rows = {(row["batch"], row["averaging"]): row for row in own["steps"]}
+        for (batch, way), row in rows.items():
+            if way == "none":
+                continue
+            plain, alone = rows[batch, "allreduce"], rows[batch, "none"]
+            print(
+                f"{name:22}{batch:6}{way:>16}{1e3 * row['total_s']:11.1f}"
+                f"{row['total_s'] / plain['total_s']:16.2f}{1e3 * row['blocked_s']:14.1f}"
+                f"{row['total_s'] / alone['total_s']:16.2f}"
+            )
+        print(f"{name:22}largest difference between their weights: {own['difference']:.1g}")
+
+
+def main() -> None:
+    """Run the benchmarks named on the command line, or both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parts = {"controller": controller, "averaging": averaging}
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], help="controller, averaging")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=9)
+    options = parser.parse_args()
+    for name in options.parts or parts:
+        parts[name](options.steps, options.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The peak signal-to-noise ratio, against scikit-image and against the formula by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from skimage.metrics import peak_signal_noise_ratio
+from torch import nn
+
+from repro.restoration import evaluate_psnr, psnr
+
+
+def pair(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=generator), torch.rand(shape, generator=generator)
+
+
+@pytest.mark.parametrize("data_range", [1.0, 2.0, 255.0])
+@pytest.mark.parametrize("shape", [(4, 3, 5, 7), (2, 1, 8, 8), (1, 1, 1, 1)])
+def test_scikit_images_values(shape, data_range):
+    restored, target = pair(*shape)
+    found = psnr(restored * data_range, target * data_range, data_range)
+    assert found.shape == (shape[0],)
+    for value, a, b in zip(found, restored, target, strict=True):
+        a, b = ((data_range * image).double().numpy() for image in (a, b))
+        expected = peak_signal_noise_ratio(b, a, data_range=data_range)
+        assert float(value) == pytest.approx(expected, rel=1e-5)
+
+
+def test_what_follows_from_the_formula():
+    restored, target = pair(3, 3, 6, 6)
+    found = psnr(restored, target)
+    assert torch.equal(psnr(target, restored), found)
+    # A tenth of the error is 20 dB more; so is ten times the range.
+    closer = target + (restored - target) / 10
+    torch.testing.assert_close(psnr(closer, target), found + 20, atol=1e-4, rtol=0)
+    torch.testing.assert_close(psnr(restored, target, 10), found + 20)
+    assert psnr(target, target).tolist() == [math.inf] * 3
+    one = target + 0.1
+    torch.testing.assert_close(psnr(one, target), torch.full((3,), 20.0).double(), rtol=1e-5,
+                               atol=0)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "other", "data_range"),
+    [((2, 3, 4, 4), (2, 3, 4, 5), 1.0), ((2, 3, 4, 4), (1, 3, 4, 4), 1.0),
+     ((1, 1, 2, 2), (1, 1, 2, 2), 0), ((1, 1, 2, 2), (1, 1, 2, 2), -1.0)],
+)  # fmt: skip
+def test_wrong_arguments(shape, other, data_range):
+    with pytest.raises(ValueError, match=r"give equal shapes and a range above 0"):
+        psnr(torch.zeros(shape), torch.zeros(other), data_range)
+
+
+def test_a_range_that_is_no_number():
+    with pytest.raises(ValueError, match="range above 0"):
+        psnr(torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2), float("nan"))
+
+
+class Stretched(nn.Module):
+    """Leaves [0, 1] on both sides; knows whether it evaluates."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.modes = []
+
+    def forward(self, x):
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        return self.scale * (x - 0.5) + 0.5
+
+
+@pytest.mark.parametrize("sizes", [[7], [3, 3, 1], [1] * 7])
+def test_evaluation_by_brute_force(sizes):
+    inputs, targets = pair(7, 2, 4, 5)
+    model = Stretched()
+    found = evaluate_psnr(model, zip(inputs.split(sizes), targets.split(sizes), strict=True))
+    values, errors = [], []
+    for x, y in zip(inputs.double().numpy(), targets.double().numpy(), strict=True):
+        restored = 2 * (x - 0.5) + 0.5
+        values.append(-10 * math.log10(np.mean((restored.clip(0, 1) - y) ** 2)))
+        errors.append(np.abs(restored - y).mean())
+    assert set(found) == {"psnr", "test_l1"}
+    assert found["psnr"] == pytest.approx(np.mean(values), rel=1e-6)
+    assert found["test_l1"] == pytest.approx(np.mean(errors), rel=1e-6)
+    assert set(model.modes) == {(False, False)}
+
+
+def test_nothing_to_evaluate_on():
+    with pytest.raises(ValueError, match="no image to evaluate on"):
+        evaluate_psnr(Stretched(), [])
