@@ -116,6 +116,8 @@ def epoch_curves(
         axis.set_title(title, fontsize=9)
         axis.set(xlabel="epoch", ylabel=ylabel)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
     legend_below(figure, 3 if max(map(len, labels), default=0) > 12 else 5)
     return figure
 

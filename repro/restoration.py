@@ -20,7 +20,7 @@ def psnr(restored: Tensor, target: Tensor, data_range: float = 1.0) -> Tensor:
     Raises:
         ValueError: The shapes differ, or `data_range` is not above 0.
     """
-    if restored.shape != target.shape or data_range <= 0:
+    if restored.shape != target.shape or not data_range > 0:
         raise ValueError(
             f"images of {tuple(restored.shape)} and {tuple(target.shape)}, data_range "
             f"{data_range}; give equal shapes and a range above 0"

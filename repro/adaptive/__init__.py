@@ -17,7 +17,14 @@ Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
 
 from repro.adaptive.averaging import METHODS, PeerError, StepTiming, make_buckets, measure_messages
 from repro.adaptive.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from repro.adaptive.controller import BatchController, Saturation, Step, ThetaController, set_lr
+from repro.adaptive.controller import (
+    BatchController,
+    DivergedError,
+    Saturation,
+    Step,
+    ThetaController,
+    set_lr,
+)
 from repro.adaptive.dataparallel import DataParallel, join_processes, leave_processes, share
 from repro.adaptive.distance import StartingPoint
 from repro.adaptive.gradients import (
@@ -43,6 +50,7 @@ __all__ = [
     "BatchController",
     "CheckpointError",
     "DataParallel",
+    "DivergedError",
     "FixedBatch",
     "GradientNorm",
     "LinearScaling",

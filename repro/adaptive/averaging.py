@@ -31,7 +31,7 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True)
 class StepTiming:
-    """Seconds of one training step in one process (Figure 9), by the host's clock.
+    """Seconds of one training step in one process on a CPU (Figure 9).
 
     Attributes:
         total_s: From the call of `step` to its return.
@@ -310,9 +310,17 @@ class OverlappedAverager:
                 group.update(present)
 
     def abandon(self) -> None:
-        """Forget a mini-batch that failed, and updates that are under way."""
+        """Forget a mini-batch that failed; the update of the one before it is made all the same."""
+        launched, self._next = self.buckets[: self._next], 0
         self.gathering = self._behind = False
-        self._next = 0
+        try:
+            if launched:  # by the failed backward pass: all others were applied before it
+                for bucket in launched:  # the thread still writes to it
+                    bucket.ready.wait(self._timeout_s)
+            else:
+                self.finish()
+        except PeerError:
+            pass  # what failed first is told
         for bucket in self.buckets:
             bucket.left, bucket.pending = len(bucket.parameters), False
 
@@ -337,8 +345,8 @@ def lost_peer(step: int, why: object) -> str:
     return (
         f"rank {dist.get_rank()} of {dist.get_world_size()}: averaging the gradients of step "
         f"{step} failed ({str(why).strip().splitlines()[0]}): another process has ended or hangs. "
-        "torchrun names the first that failed; run the same command again to go on from the "
-        "checkpoint"
+        "torchrun's summary names the first that ended (of one that hangs it knows nothing); run "
+        "the same command again to go on from the checkpoint"
     )
 
 

@@ -15,6 +15,10 @@ from torch import Tensor
 from repro.adaptive.distance import StartingPoint
 
 
+class DivergedError(ValueError):
+    """Training has ended in numbers that are not finite."""
+
+
 @dataclass(frozen=True)
 class Step:
     """What a controller asks for: the setting of one epoch.
@@ -166,13 +170,14 @@ class BatchController:
             The setting of the next epoch.
 
         Raises:
-            ValueError: The cost or the parameters are not finite, or the parameters are not those
-                of w_0. The controller stays as it was.
+            DivergedError: The cost or the parameters are not finite.
+            ValueError: The parameters are not those of w_0. In both cases the controller stays as
+                it was.
         """
         cost = float(epoch_cost)
         if not math.isfinite(cost):
             number = self._epochs + 1 if self._start else 0
-            raise ValueError(
+            raise DivergedError(
                 f"the cost of epoch {number} is {cost}: training has diverged; lower initial_lr, "
                 "or max_batch with it"
             )
@@ -184,7 +189,7 @@ class BatchController:
             return self.setting
         distance = self._start.distance(parameters)
         if not math.isfinite(distance):
-            raise ValueError(
+            raise DivergedError(
                 f"the parameters after epoch {self._epochs + 1} are not all finite: training has "
                 "diverged; lower initial_lr, or max_batch with it"
             )
@@ -287,6 +292,7 @@ class ThetaController(BatchController):
     K-th epoch, K itself included, until the batch size is B_m. The first decay takes the rate back
     to μ_0 and then multiplies it by β, later ones multiply it by β.
 
+    Differs from the paper: it reads K off a plotted curve; here line 9 finds it while training.
     Where an epoch ends with both a growth and a decay, the growth comes first. A batch size that
     is below B_m at the first decay keeps growing, as line 11 has it.
 

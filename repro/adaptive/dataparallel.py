@@ -82,7 +82,12 @@ class DataParallel:
     - ``"reduce_scatter"``: the same with a reduce-scatter in the place of the first two.
 
     The latter two finish an update during the next forward pass, layer by layer; whoever reads
-    parameters elsewhere, saves or measures them, calls `finish` first. All give the same weights.
+    parameters elsewhere, saves or measures them, calls `finish` first, and a layer's parameters are
+    used in its own forward pass alone: what another layer reads of them before may be a step old.
+    All give the same weights.
+
+    Differs from the paper: gradients are averaged per bucket, not per layer, and the thread that
+    communicates is not pinned to a core. With NCCL a peer that hangs is found by torch's watchdog.
     The gradient is that of the mean loss over the whole mini-batch, also where shares differ.
     BatchNorm sees each process's share alone, as in DistributedDataParallel; a process that has no
     share of a mini-batch computes its first sample with a gradient of zero.
@@ -101,7 +106,8 @@ class DataParallel:
     Attributes:
         rank: This process, from 0.
         processes: How many there are; 1 without torchrun.
-        timings: One `StepTiming` for each step; clear it when you like.
+        timings: One `StepTiming` for each step on a CPU; clear it when you like. On a GPU there
+            are none: the host's clock says nothing of what its streams do.
 
     Raises:
         ValueError: An argument is out of range.
@@ -209,7 +215,9 @@ class DataParallel:
             if isinstance(error, PeerError) or not _is_of_a_peer(error):
                 raise
             raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
-        self.timings.append(self._timing(time.perf_counter() - start, blocked))
+        timing = self._timing(time.perf_counter() - start, blocked)
+        if x.device.type == "cpu":
+            self.timings.append(timing)
         return torch.stack(losses).sum()
 
     def _check_gradients(self) -> None:

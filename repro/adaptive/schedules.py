@@ -4,7 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from repro.adaptive.controller import BatchController, Saturation, check_number, check_whole
+from repro.adaptive.controller import (
+    BatchController,
+    DivergedError,
+    Saturation,
+    check_number,
+    check_whole,
+)
 
 
 class FixedBatch(BatchController):
@@ -144,7 +150,7 @@ class NoiseScaleBatch(BatchController):
     def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
         scale = float(self._measure())
         if math.isnan(scale):
-            raise ValueError(
+            raise DivergedError(
                 f"the noise scale after epoch {n} is NaN: training has diverged; lower initial_lr"
             )
         self.scale = scale

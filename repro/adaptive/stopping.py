@@ -3,6 +3,8 @@
 import math
 from typing import Any
 
+from repro.adaptive.controller import DivergedError
+
 
 class NoImprovement:
     """Stop once a metric has not risen by more than `least` for `patience` epochs in a row.
@@ -37,10 +39,10 @@ class NoImprovement:
         """Take the metric of an epoch and return whether to stop.
 
         Raises:
-            ValueError: The value is NaN.
+            DivergedError: The value is NaN.
         """
         if math.isnan(value):
-            raise ValueError(
+            raise DivergedError(
                 f"the metric of epoch {self._epochs + 1} is NaN: training has diverged, or the "
                 "validation set is empty"
             )

@@ -104,7 +104,7 @@ class PatchLoader:
                 "many targets, whose sides are the same whole multiple of the inputs'"
             )
         self.augment, self.seed = augment, seed
-        self._channels = inputs.shape[1]
+        self._channels, self._length = inputs.shape[1], len(inputs)
         stacked = torch.cat((inputs, _unshuffled(targets, self.scale)), 1)
         count = stacked.shape[1]
         self._loader = TensorLoader(
@@ -114,7 +114,7 @@ class PatchLoader:
             seed=seed,
             shuffle=shuffle,
             crop_size=patch,
-            crop="center" if crop == "center" else "random",
+            crop=crop,  # type: ignore[arg-type]  # which it checks
             mean=[0.0] * count,
             std=[1.0] * count,
             drop_last=drop_last,
@@ -150,17 +150,18 @@ class PatchLoader:
         """
         state = np.random.SeedSequence([self.seed, self.epoch, 1]).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state[0] >> np.uint64(1)))
+        # For all of the epoch at once: a copy per mini-batch would wait for the device.
+        draws = torch.randint(2, (3, self._length, 1, 1, 1), generator=generator).bool()
         batches = iter(self._loader)
-        return self._batches(batches, generator)
+        return self._batches(batches, draws.to(self._loader.device), self.batch_size)
 
-    def _batches(self, batches: Iterator[Batch], generator: torch.Generator) -> Iterator[Batch]:
-        for stacked, _ in batches:
+    def _batches(self, batches: Iterator[Batch], draws: Tensor, size: int) -> Iterator[Batch]:
+        for number, (stacked, _) in enumerate(batches):
             inputs = stacked[:, : self._channels]
             targets = functional.pixel_shuffle(stacked[:, self._channels :], self.scale)
             if self.augment:
-                draws = torch.randint(2, (3, len(stacked), 1, 1, 1), generator=generator).bool()
-                draws = draws.to(stacked.device)
-                inputs, targets = _turned(inputs, draws), _turned(targets, draws)
+                own = draws[:, number * size : number * size + len(stacked)]
+                inputs, targets = _turned(inputs, own), _turned(targets, own)
             yield inputs.contiguous(), targets
 
 

@@ -29,8 +29,8 @@ class _Block(nn.Module):
 class EDSR(nn.Module):
     """A convolution, residual blocks with a skip over all of them, sub-pixel upsampling.
 
-    Images lie in [0, 1]; 0.5 is subtracted at the start and added at the end, where EDSR takes the
-    mean of DIV2K.
+    Differs from the paper: images lie in [0, 1], not 0 to 255; 0.5 is subtracted at the start and
+    added at the end, where EDSR takes the mean of DIV2K.
 
     Args:
         blocks: Residual blocks.

@@ -59,20 +59,18 @@ def scaling(
     return figure
 
 
-def breakdown(
-    bars: Mapping[str, Mapping[str, tuple[float, float, float]]], shares: Mapping[str, Line]
-) -> Figure:
-    """Draw where the time goes: measured steps as bars, a projected training as lines.
+def breakdown(bars: Mapping[str, Mapping[str, tuple[float, float, float]]]) -> Figure:
+    """Draw where the time of measured steps goes.
 
     Args:
         bars: By task, then by way of averaging, milliseconds of computation, communication and
             blocked time.
-        shares: By kind, nodes and time over the computation on one node.
     """
-    figure, axes = new_axes(1, len(bars) + 1, 3.1 * (len(bars) + 1), 3.2)
+    columns = max(1, len(bars))
+    figure, axes = new_axes(1, columns, 3.4 * columns, 3.2)
     for axis, (title, ways) in zip(axes[0], bars.items(), strict=False):
         for row, values in enumerate(ways.values()):
-            for place, (kind, value) in enumerate(zip(KINDS, values, strict=True)):
+            for place, (kind, value) in enumerate(zip(KINDS, values, strict=False)):
                 axis.barh(row + 0.26 * (place - 1), value, height=0.24, color=KINDS[kind],
                           label=kind if row == 0 else None)  # fmt: skip
         axis.set_yticks(range(len(ways)), list(ways), fontsize=8)
@@ -80,14 +78,30 @@ def breakdown(
         axis.grid(axis="y", visible=False)
         axis.set_title(title, fontsize=9)
         axis.set_xlabel("measured, of a step (ms)")
-    axis = axes[0, -1]
-    for kind, points in shares.items():
-        shown = [(n, value) for n, value in points if value > 0]
-        axis.plot(*zip(*shown, strict=True), color=KINDS[kind], marker="o", ms=4, label=kind)
-    _nodes(axis, [n for points in shares.values() for n, _ in points])
-    axis.set_yscale("log", base=2)
-    axis.set_title("simulated, paper's cluster", fontsize=9)
-    axis.set_ylabel("over computation on 1 node")
+    legend_below(figure, 3)
+    return figure
+
+
+def shares(panels: Mapping[str, Mapping[str, Line]]) -> Figure:
+    """Draw a projected breakdown: times over one node's computation, and shares of all time.
+
+    Args:
+        panels: By title, then by kind, nodes and value.
+    """
+    figure, axes = new_axes(1, len(panels), 4.3 * len(panels), 3.4)
+    colours = {**KINDS, "computation at B_m": "#7fb3e0", "before B_m": "#48536a"}
+    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+        for kind, points in lines.items():
+            shown = [(n, value) for n, value in points if value > 1e-4]
+            part = kind == "before B_m"
+            if shown:
+                axis.plot(*zip(*shown, strict=True), color=colours[kind], marker="o", ms=4,
+                          ls="--" if part else "-",
+                          label=f"{kind}, share of all time" if part else kind)  # fmt: skip
+        _nodes(axis, [n for points in lines.values() for n, _ in points])
+        axis.set_yscale("log", base=2)
+        axis.set_title(title, fontsize=9)
+        axis.set_ylabel("simulated, over computation on 1 node")
     legend_below(figure, 3)
     return figure
 

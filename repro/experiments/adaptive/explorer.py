@@ -67,7 +67,7 @@ def describe(curve: Curve, steps: Sequence[Step]) -> str:
         projection.paper_schedule(curve.task, "best"),
     )
     interval = steps[-1].interval
-    model = projection.fitted_to_paper(curve.task, None, 0)
+    model = projection.fitted_to_paper(curve.task)
     samples = own["samples"]
     nodes = [n for n in projection.NODES if n <= found[-1][0]]
     alone = model.training_time(best, samples, 1)

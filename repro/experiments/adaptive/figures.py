@@ -12,7 +12,7 @@ COST, THETA = "training cost", "θ"
 
 
 def _strategies(results: Results, task: str, name: str) -> dict[str, list[list[float]]]:
-    found = {s: trained(results, task, s) for s in (*STRATEGIES, "noise")}
+    found = {s: trained(results, task, s) for s in (*STRATEGIES, "large", "noise")}
     return {NAMES[s]: curves(records, name) for s, records in found.items() if records}
 
 
@@ -67,7 +67,7 @@ def scaling(results: Results, task: str) -> Figure:
     """Return Figure 7, 8 or 11: time and speed-up against the number of nodes."""
     samples = PAPER[task]["samples"]
     here = reading.measured(results).get(task)
-    models = {"paper's cluster": projection.fitted_to_paper(task, None, 0)}
+    models = {"paper's cluster": projection.fitted_to_paper(task)}
     if here:
         models["nodes like our processes"] = projection.fitted_here(here)
     times: dict[str, list[tuple[float, float]]] = {}
@@ -90,7 +90,7 @@ def scaling(results: Results, task: str) -> Figure:
 
 
 def figure9(results: Results) -> Figure:
-    """Return Figure 9: where the time goes, measured and projected."""
+    """Return Figure 9: where the time of measured steps goes."""
     here = reading.measured(results)
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
     for task, own in here.items():
@@ -101,17 +101,21 @@ def figure9(results: Results) -> Figure:
             (1e3 * step["computation_s"], 1e3 * step["communication_s"], 1e3 * step["blocked_s"])
             for step in own["steps"] if step["batch"] == largest
         }  # fmt: skip
-    lines: dict[str, list[tuple[float, float]]] = {}
-    model = projection.fitted_to_paper(DIV2K, None, 0)
-    for nodes in projection.NODES:
-        cost = projection.breakdown(model, DIV2K, nodes)
-        for name, value in (("computation", cost.computation_s),
-                            ("communication", cost.communication_s),
-                            ("blocked", cost.blocked_s)):  # fmt: skip
-            lines.setdefault(name, []).append((nodes, value))
-    whole = lines["computation"][0][1]
-    shares = {name: [(n, value / whole) for n, value in points] for name, points in lines.items()}
-    return drawings.breakdown(bars, shares)
+    return drawings.breakdown(bars)
+
+
+def projected(results: Results) -> Figure:
+    """Return Figure 9 on the modelled cluster: shares of time against the number of nodes."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for label, cost in (("cost of small batches fitted", None),
+                        ("cost of small batches as in VI-B", projection.overhead())):  # fmt: skip
+        model = projection.fitted_to_paper(DIV2K, None, cost)
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for nodes in projection.NODES:
+            for name, value in projection.breakdown(model, nodes).items():
+                lines.setdefault(name, []).append((nodes, value))
+        panels[label] = lines
+    return drawings.shares(panels)
 
 
 def stable(results: Results) -> Figure:
@@ -122,7 +126,12 @@ def stable(results: Results) -> Figure:
             continue
         panels[record.config["task"]] = {
             f"after {point['epochs']} epochs": list(
-                zip(record.metrics["sizes"], point["norms"], point["errors"], strict=True)
+                zip(
+                    record.metrics["sizes"],
+                    point["norms"],
+                    [error or 0.0 for error in point["errors"]],
+                    strict=True,
+                )
             )
             for point in record.metrics["points"]
         }

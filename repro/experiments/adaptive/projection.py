@@ -1,10 +1,10 @@
 """Strong scaling: the model fitted to measured steps, to the paper's speed-ups, and projected."""
 
+from functools import cache
 from typing import Any
 
-from repro.adaptive import MeasuredStep, ScalingModel, StepCost
-from repro.adaptive.scaling import Schedule
-from repro.experiments.adaptive.grids import PAPER
+from repro.adaptive import MeasuredStep, ScalingModel
+from repro.experiments.adaptive.grids import DIV2K, PAPER
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SCALED = ("best", "scheduled", "theta")
@@ -37,29 +37,34 @@ def overhead() -> float:
     return float((2 * one - two) / (two - one))
 
 
-def fitted_to_paper(task: str, left_out: str | None, small_batch: float) -> ScalingModel:
+@cache
+def fitted_to_paper(
+    task: str, left_out: str | None = None, overhead_samples: float | None = None
+) -> ScalingModel:
     """Fit the model to the paper's speed-ups of a task, all or all but one strategy's.
 
-    Where the paper does not say how many nodes a speed-up takes, it is the best of all numbers: as
-    many are tried in turn, and the fit of least error is taken.
+    Where the paper does not say how many nodes a speed-up takes, it is the largest on any number.
+
+    Args:
+        task: One of `grids.TASKS`.
+        left_out: The strategy that is not fitted to.
+        overhead_samples: Cost of a step in samples; None fits it, between 0 and `overhead`.
     """
     points = [
-        (paper_schedule(task, strategy), nodes, value)
+        (paper_schedule(task, strategy), [nodes] if nodes else nodes_of(task, strategy), value)
         for strategy, (nodes, value) in PAPER[task]["speedups"].items()
         if strategy != left_out
     ]
-    samples = PAPER[task]["samples"]
-    choices = nodes_of(task, "best")[1:] if any(not nodes for _, nodes, _ in points) else [0]
-    fits = []
-    for choice in choices:
-        known = [(schedule, nodes or choice, value) for schedule, nodes, value in points]
-        model = ScalingModel.fit_speedups(known, samples, small_batch)
-        error = sum(
-            (model.speedup(schedule, samples, nodes) / value - 1) ** 2
-            for schedule, nodes, value in known
-        )
-        fits.append((error, choice, model))
-    return min(fits, key=lambda fit: fit[:2])[2]
+    fixed = overhead_samples
+    bounds = (0.0, overhead()) if fixed is None else (fixed, fixed)
+    return ScalingModel.fit_speedups(points, PAPER[task]["samples"], bounds)
+
+
+def predicted(task: str, strategy: str) -> tuple[float, float]:
+    """Return a strategy's speed-up from the other two's, without and with section VI-B's cost."""
+    models = [fitted_to_paper(task, strategy, o) for o in (0.0, overhead())]
+    without, whole = (best_speedup(model, task, strategy) for model in models)
+    return without, whole
 
 
 def best_speedup(model: ScalingModel, task: str, strategy: str) -> float:
@@ -80,8 +85,9 @@ def steps_of(found: dict[str, Any], averaging: str) -> list[MeasuredStep]:
     """Return the measured steps of a way of averaging; ``none`` is one process."""
     return [
         MeasuredStep(
-            step["batch"], step["processes"], step["computation_s"], step["communication_s"],
-            step["summation_s"], step["blocked_s"],
+            # Here the thread that communicates also sums, so that sums can be hidden like it.
+            step["batch"], step["processes"], step["computation_s"],
+            step["communication_s"] + step["summation_s"], 0.0, step["blocked_s"],
         )
         for step in found["steps"]
         if step["averaging"] == averaging
@@ -137,7 +143,21 @@ def two_processes(found: dict[str, Any], task: str, strategy: str) -> tuple[floa
     return totals["alone_s"] / totals["predicted_s"], totals["alone_s"] / totals["measured_s"]
 
 
-def breakdown(model: ScalingModel, task: str, nodes: int) -> StepCost:
-    """Return the modelled seconds of the paper's θ-adaptive training by kind."""
-    schedule: Schedule = paper_schedule(task, "theta")
-    return model.breakdown(schedule, PAPER[task]["samples"], nodes)
+def breakdown(model: ScalingModel, nodes: int) -> dict[str, float]:
+    """Return where the time of the paper's θ-adaptive training on DIV2K goes (Figure 9).
+
+    Returns:
+        Computation, computation at B = B_m, communication and blocked time, over the computation
+        on one node; and the share of all time that passes before the batch is B_m.
+    """
+    samples, schedule = PAPER[DIV2K]["samples"], paper_schedule(DIV2K, "theta")
+    alone = model.breakdown(schedule, samples, 1).computation_s
+    whole = model.breakdown(schedule, samples, nodes)
+    last = model.breakdown(schedule[-1:], samples, nodes)
+    return {
+        "computation": whole.computation_s / alone,
+        "computation at B_m": last.computation_s / alone,
+        "communication": whole.communication_s / alone,
+        "blocked": whole.blocked_s / alone,
+        "before B_m": 1 - last.total_s / whole.total_s,
+    }

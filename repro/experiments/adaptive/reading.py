@@ -15,6 +15,7 @@ NAMES = {
     "linear": "linear scaling",
     "scheduled": "fixed μ, adaptive b",
     "theta": "θ-adaptive",
+    "large": "SGD, large batch",
     "noise": "noise scale",
 }
 
@@ -23,6 +24,12 @@ def trained(results: Results, task: str, strategy: str, **config: Any) -> list[R
     """Return the trainings of a strategy that ended, diverged ones too."""
     found = results.select("train", task=task, strategy=strategy, **config)
     return [record for record in found if record.status == "ok" and record.metrics["completed"]]
+
+
+def diverged(results: Results, task: str, strategy: str) -> int:
+    """Return how many trainings of a strategy ended in numbers that are not finite."""
+    found = results.select("train", task=task, strategy=strategy)
+    return sum(record.status == "ok" and record.metrics["diverged"] for record in found)
 
 
 def by_batch(results: Results, task: str) -> dict[int, list[Record]]:

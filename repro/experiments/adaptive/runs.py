@@ -1,6 +1,5 @@
 """The experiments of θ-adaptive batch sizes: what is executed and measured."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repro.adaptive import NoImprovement, Step, full_cost, gradient_norms, set_lr, stable_batch
+from repro.adaptive import (
+    DivergedError,
+    NoImprovement,
+    Step,
+    full_cost,
+    gradient_norms,
+    set_lr,
+    stable_batch,
+)
 from repro.datasets import ImageData
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config, Loader
@@ -100,24 +107,25 @@ class Training:
         ended()
         start = time.perf_counter()
         cost = mean(result.train_loss)
-        if config["cost"] == "full" and math.isfinite(cost):
+        if config["cost"] == "full":
             cost = full_cost(self.model, self.loader, COST_BATCH, loss_fn=building.loss_of(config))
-        if not math.isfinite(cost):
+        name = building.metric_of(config)
+        try:
+            self.setting = self.controller.observe(cost, self.model.parameters())
+            control_s = time.perf_counter() - start
+            metrics = self.evaluate(self.model)
+            stops = self.stop is not None and self.stop.observe(metrics[name])
+        except DivergedError:
             self.diverged = True
             return False
-        self.setting = self.controller.observe(cost, self.model.parameters())
-        control_s = time.perf_counter() - start
-        metrics = self.evaluate(self.model)
-        name = building.metric_of(config)
         row = {
             "train_cost": cost, "theta": self.setting.theta, "batch_size": setting.batch_size,
-            "lr": setting.lr, "updates": steps, "interval": self.setting.interval,
+            "lr": setting.lr, "updates": done, "interval": self.setting.interval,
             "time_s": result.time_s, "control_s": control_s, name: metrics[name],
             "test_loss": metrics.get("test_loss", metrics.get("test_l1")),
         }  # fmt: skip
         for key, value in row.items():
             self.history[key].append(value)
-        stops = self.stop is not None and self.stop.observe(metrics[name])
         return not stops and setting.epoch < config["epochs"]
 
 
@@ -164,7 +172,7 @@ def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Out
             found.append({
                 "epochs": epoch, "stable": stable_batch(measured, STABLE),
                 "norms": [norm.mean for norm in measured],
-                "errors": [norm.error for norm in measured],
+                "errors": [None if norm.error != norm.error else norm.error for norm in measured],
             })  # fmt: skip
         if epoch < max(config["after"]):
             run.epoch(step, device)

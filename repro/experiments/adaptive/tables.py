@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from repro.experiments.adaptive import projection, reading
-from repro.experiments.adaptive.grids import AVERAGING, CIFAR, PAPER, STRATEGIES, TASKS
+from repro.experiments.adaptive.grids import AVERAGING, CIFAR, DIV2K, PAPER, STRATEGIES, TASKS
 from repro.experiments.adaptive.reading import NAMES, final, trained
 from repro.experiments.design import Results
 from repro.records import Record
@@ -33,9 +33,10 @@ def strategies(results: Results, task: str) -> pd.DataFrame:
     paper_best = PAPER[task]["best"]["value"]
     fewest = reading.updates(best)
     found = []
-    for strategy in (*STRATEGIES, "noise"):
+    for strategy in (*STRATEGIES, "large", "noise"):
         records = trained(results, task, strategy)
-        if strategy == "noise" and not records:
+        diverged = reading.diverged(results, task, strategy)
+        if strategy not in STRATEGIES and not records and not diverged:
             continue
         own = PAPER[task].get(strategy, {})
         value = own.get("value")
@@ -44,7 +45,7 @@ def strategies(results: Results, task: str) -> pd.DataFrame:
             "strategy": NAMES[strategy],
             "b, paper": _range(own) if own else DASH,
             "b, ours (epochs; seed 0)": reading.sizes(records[0]) if records else DASH,
-            "μ, paper": f"{own['lr']:g}" if own else DASH,
+            "μ, paper": _paper_rate(strategy, own),
             "μ, ours": _rate(records),
             f"{unit}, paper": _value(own),
             f"{unit}": Summary.of(final(records, name)).text(),
@@ -63,16 +64,28 @@ def strategies(results: Results, task: str) -> pd.DataFrame:
                 "epochs, paper": own.get("epochs", DASH),
                 "epochs": _epochs(records),
             }
-        if (diverged := sum(record.metrics["diverged"] for record in records)) > 0:
+        if diverged:
             row["n"] = f"{len(records)}, {diverged} diverged"
         found.append(row)
     return pd.DataFrame(found, dtype=object)
+
+
+def _paper_rate(strategy: str, own: dict[str, Any]) -> str:
+    """Return the rate as the paper's tables print it."""
+    if not own:
+        return DASH
+    if strategy == "linear":
+        return f"{own['lr']:g}, {PAPER['warmup_epochs']} warm-up epochs"
+    grown = own["lr"] * own.get("max_batch", own["batch"]) / own["batch"]
+    return f"{own['lr']:g} ~ {grown:g}" if "max_batch" in own else f"{own['lr']:g}"
 
 
 def _rate(records: Sequence[Record]) -> str:
     if not records:
         return DASH
     rates = records[0].metrics["lr"]
+    if warmup := records[0].config["controller"].get("warmup"):
+        return f"{max(rates):g}, {warmup} warm-up epoch{'s' * (warmup > 1)}"
     return f"{rates[0]:g}" if max(rates) == rates[0] else f"{rates[0]:g} ~ {max(rates):g}"
 
 
@@ -105,6 +118,9 @@ def fixed_batches(results: Results, task: str) -> pd.DataFrame:
                 f"{unit}, paper": _value(_of_batch(task, paper)),
                 unit: Summary.of(final(records, reading.metric(task))).text(),
                 "training cost": Summary.of(final(records, "train_cost")).text(4),
+                "θ peaks in epoch, paper": PAPER[task]["peak"][0]
+                if task == CIFAR and paper in (128, 256)
+                else DASH,
                 "θ peaks in epoch": _counts([reading.first_peak(r) for r in records]),
                 "θ at the end": Summary.of(final(records, "theta")).text(4),
                 "updates": _counts(reading.updates(records)),
@@ -158,16 +174,17 @@ def theta_curves(results: Results, tasks: Sequence[str]) -> pd.DataFrame:
 def after_decay(results: Results) -> pd.DataFrame:
     """Return Figure 3 in numbers: θ at the first decay of the rate and at the end."""
     found = []
-    for strategy in (*STRATEGIES, "noise"):
+    for strategy in (*STRATEGIES, "large", "noise"):
         records = trained(results, CIFAR, strategy)
         if not records:
             continue
-        ratios = [ratio for r in records if (ratio := rise(r)) is not None]
+        places = [place for r in records if (place := _at_decay(r)) is not None]
+        ratios = [after / before for before, after in places]
         found.append(
             {
                 "strategy": NAMES[strategy],
-                "θ before the decay": Summary.of([_at_decay(r)[0] for r in records]).text(4),
-                "θ at the end": Summary.of([_at_decay(r)[1] for r in records]).text(4),
+                "θ before the decay": Summary.of([before for before, _ in places]).text(4),
+                "θ at the end": Summary.of([after for _, after in places]).text(4),
                 "rises by the factor": Summary.of(ratios).text(3),
                 "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
                 "n": len(records),
@@ -176,19 +193,19 @@ def after_decay(results: Results) -> pd.DataFrame:
     return pd.DataFrame(found, dtype=object)
 
 
-def _at_decay(record: Record) -> tuple[float, float]:
+def _at_decay(record: Record) -> tuple[float, float] | None:
+    """Return θ at the first decay and at the end; None where the training ended before."""
     theta = record.metrics["theta"]
     decays = record.config["controller"].get("decay_at")
-    epochs = record.config["epochs"]
     share = PAPER[CIFAR]["decay_at"][0] / PAPER[CIFAR]["epochs"]
-    first = decays[0] if decays else round(share * epochs)
-    return theta[min(first, len(theta)) - 1], theta[-1]
+    first = decays[0] if decays else round(share * record.config["epochs"])
+    return (theta[first - 1], theta[-1]) if len(theta) > first and theta[first - 1] else None
 
 
 def rise(record: Record) -> float | None:
     """Return θ at the end over θ at the first decay; None where the training ended before."""
-    before, after = _at_decay(record)
-    return after / before if before else None
+    found = _at_decay(record)
+    return found[1] / found[0] if found else None
 
 
 def stable(results: Results) -> pd.DataFrame:
@@ -231,9 +248,8 @@ def scaling(results: Results, task: str) -> pd.DataFrame:
     found = []
     for strategy in projection.SCALED:
         nodes, value = PAPER[task]["speedups"][strategy]
-        others = [projection.fitted_to_paper(task, strategy, o) for o in (0, projection.overhead())]
-        low, high = sorted(projection.best_speedup(m, task, strategy) for m in others)
-        alone = projection.best_speedup(projection.fitted_to_paper(task, None, 0), task, strategy)
+        low, high = sorted(projection.predicted(task, strategy))
+        alone = projection.best_speedup(projection.fitted_to_paper(task), task, strategy)
         row: dict[str, Any] = {
             "strategy": NAMES[strategy],
             "nodes": nodes or f"best of {_listed(projection.nodes_of(task, strategy))}",
@@ -281,12 +297,25 @@ def breakdown(results: Results) -> pd.DataFrame:
     return pd.DataFrame(found, dtype=object)
 
 
-def communications(results: Results, task: str) -> list[tuple[int, int, float]]:
-    """Return, for each seed, updates of the best fixed batch, of θ-adaptive, and the ratio."""
+def projected(results: Results) -> pd.DataFrame:
+    """Return Figure 9 on the modelled cluster of the paper, by the number of nodes."""
+    found = []
+    for label, cost in (("fitted", None), ("section VI-B's", projection.overhead())):
+        model = projection.fitted_to_paper(DIV2K, None, cost)
+        for nodes in projection.NODES:
+            row = projection.breakdown(model, nodes)
+            found.append(
+                {
+                    "cost of small batches": f"{label}: {model.overhead_s:.2f} samples",
+                    "nodes": nodes,
+                    **{f"{name} (%)": f"{100 * value:.2f}" for name, value in row.items()},
+                }
+            )
+    return pd.DataFrame(found, dtype=object)
+
+
+def communications(results: Results, task: str) -> list[tuple[Record, Record]]:
+    """Return, for each seed that has both, the best fixed batch's training and θ-adaptive's."""
     best = {r.seed: r for r in trained(results, task, "best")}
     ours = {r.seed: r for r in trained(results, task, "theta")}
-    rows = []
-    for seed in sorted(best.keys() & ours.keys()):
-        pair = [sum(record.metrics["updates"]) for record in (best[seed], ours[seed])]
-        rows.append((pair[0], pair[1], pair[0] / pair[1]))
-    return rows
+    return [(best[seed], ours[seed]) for seed in sorted(best.keys() & ours.keys())]

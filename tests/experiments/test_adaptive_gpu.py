@@ -1,0 +1,72 @@
+"""Captured steps on a GPU: the same training as without graphs, whatever the batch size."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from repro import datasets
+from repro.experiments.adaptive import captured, grids, runs
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+SIZES = (8, 8, 16, 5, 32, 16, 8)  # growing, a ragged one, and some again
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(16, 4),
+    ).cuda()  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam"])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_captured_steps_train_like_ordinary_ones(monkeypatch, kind, autocast):
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    model = make_model()
+    other = copy.deepcopy(model)
+    options = {"momentum": 0.9} if kind == "SGD" else {}
+    losses = []
+    for net, capture in ((model, True), (other, False)):
+        optimizer = getattr(torch.optim, kind)(net.parameters(), lr=0.01, fused=True, **options)
+        step = captured.CapturedStep(
+            net, nn.functional.cross_entropy, optimizer, autocast, captured=capture
+        )
+        generator = torch.Generator().manual_seed(1)
+        net.train()
+        own = []
+        for number, size in enumerate(SIZES):
+            x = torch.randn(size, 3, 12, 12, generator=generator)
+            y = torch.randint(4, (size,), generator=generator)
+            for group in optimizer.param_groups:  # the rate changes between steps
+                group["lr"] = 0.01 * (1 + number % 3)
+            own.append(float(step(x, y)))
+        losses.append(own)
+        assert len(step._graphs) == (len(set(SIZES)) if capture else 0)
+    tolerance = 1e-4 if autocast is None else 2e-2
+    assert losses[0] == pytest.approx(losses[1], rel=tolerance)
+    for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        if a.is_floating_point():
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance / 10, msg=name)
+        else:
+            assert torch.equal(a, b), name  # batches tracked: the warm-up is no training
+
+
+def test_a_training_with_graphs():
+    chosen = {grids.CIFAR: "digits", grids.DIV2K: "photos", grids.PHANTOM: "phantom"}
+    for task in grids.TASKS:
+        config = grids.training("smoke", task, chosen, "theta").config | grids._FAST
+        options = dict(config["dataset"])
+        data = datasets.load(options.pop("name"), **options)
+        fast = runs.train(config, 0, data, "cuda").metrics
+        plain = runs.train(config | {"captured": False}, 0, data, "cuda").metrics
+        assert not fast["diverged"] and fast["completed"] == config["epochs"]
+        assert fast["train_cost"] == pytest.approx(plain["train_cost"], rel=0.05)
+        assert fast["updates"][0] == plain["updates"][0]

@@ -1,0 +1,258 @@
+"""The command ``parallel`` under torchrun: it trains, is killed, names who, and goes on."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from repro.adaptive import load_checkpoint
+from repro.experiments.adaptive import grids, worker
+
+pytestmark = pytest.mark.slow
+PLAIN = [sys.executable, "-m"]
+TORCHRUN = [*PLAIN, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+# Growing batches, so that K, the rate and θ have to be gone on from as well.
+OPTIONS = ["repro", "parallel", "--profile", "smoke", "--device", "cpu", "--task", "CIFAR",
+           "--strategy", "theta", "--epochs", "60"]  # fmt: skip
+LINE = re.compile(
+    r"epoch (\d+): batch (\d+) on (\d) process\w*, rate [\d.e-]+, cost [\d.]+, θ -?[\d.e-]+, "
+    r"K (?:\d+|–), accuracy [\d.]+, (\d+) updates in [\d.]+ s \(communication [\d.]+, "
+    r"blocked [\d.]+\)"
+)
+
+
+def environment():
+    own = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+    left = {name: value for name, value in os.environ.items() if name != "REPRO_DATA"}
+    return left | own
+
+
+def launched(command, log):
+    """Start a command in a session of its own; what it says goes to a file."""
+    with log.open("w") as file:
+        return subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment(),
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def descendants(pid):
+    """Return the processes below one, by the parent that each names in /proc."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(folder.name))
+    found, waiting = [], [pid]
+    while waiting:
+        children = parents.get(waiting.pop(), [])
+        found += children
+        waiting += children
+    return found
+
+
+def process_of_rank(pid, rank):
+    for own in descendants(pid):
+        with contextlib.suppress(OSError):
+            variables = (Path("/proc") / str(own) / "environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in variables:
+                return own
+    return None
+
+
+def until(condition, seconds, process):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        assert process.poll() is None, "ended early"
+        time.sleep(0.05)
+
+
+def stop(process):
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def command(launcher, checkpoint):
+    return [*launcher, *OPTIONS, "--checkpoint", str(checkpoint)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """An uninterrupted run, one whose rank 1 is killed, and one that goes on from there."""
+    folder = tmp_path_factory.mktemp("parallel")
+    whole = launched(command(TORCHRUN, folder / "whole.pt"), folder / "whole.log")
+    try:
+        assert whole.wait(120) == 0, (folder / "whole.log").read_text()
+    finally:
+        stop(whole)
+
+    killed = launched(command(TORCHRUN, folder / "cut.pt"), folder / "killed.log")
+    try:
+        until(lambda: len(LINE.findall((folder / "killed.log").read_text())) >= 3, 60, killed)
+        victim = process_of_rank(killed.pid, 1)
+        assert victim is not None and victim != killed.pid
+        os.kill(victim, signal.SIGKILL)
+        start = time.monotonic()
+        code = killed.wait(60)
+        took = time.monotonic() - start
+    finally:
+        stop(killed)
+    saved = load_checkpoint(folder / "cut.pt")
+
+    resumed = launched(command(TORCHRUN, folder / "cut.pt"), folder / "resumed.log")
+    try:
+        assert resumed.wait(120) == 0, (folder / "resumed.log").read_text()
+    finally:
+        stop(resumed)
+    logs = {name: (folder / f"{name}.log").read_text() for name in ("whole", "killed", "resumed")}
+    return {
+        "logs": logs, "code": code, "took": took, "saved": saved, "victim": victim,
+        "whole": load_checkpoint(folder / "whole.pt"), "cut": load_checkpoint(folder / "cut.pt"),
+    }  # fmt: skip
+
+
+def equal(first, second):
+    """Compare nested states bit for bit."""
+    if isinstance(first, torch.Tensor):
+        return torch.equal(first, second)
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(equal(first[k], second[k]) for k in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(equal, first, second))
+    return first == second
+
+
+def test_a_line_for_every_epoch_from_one_process(runs):
+    found = LINE.findall(runs["logs"]["whole"])
+    assert [int(number) for number, *_ in found] == list(range(1, 61))
+    history = runs["whole"]["history"]
+    assert [int(size) for _, size, *_ in found] == history["batch_size"]
+    assert [int(count) for *_, count in found] == history["updates"]
+    assert {processes for _, _, processes, _ in found} == {"2"}
+    assert history["batch_size"][-1] > history["batch_size"][0]  # it grew
+
+
+def test_the_loss_of_a_process_ends_the_job_and_names_it(runs):
+    assert runs["code"] != 0 and runs["took"] < 60
+    log = runs["logs"]["killed"]
+    assert re.search(r"rank\s*: 1 ", log) and "SIGKILL" in log
+    assert f"pid: {runs['victim']}" in log
+
+
+def test_the_same_command_goes_on(runs):
+    after = runs["saved"]["history"]["train_cost"]
+    assert 3 <= len(after) < 60 and runs["saved"]["going"]
+    log = runs["logs"]["resumed"]
+    assert f"going on after epoch {len(after)} from" in log
+    numbers = [int(number) for number, *_ in LINE.findall(log)]
+    assert numbers == list(range(len(after) + 1, 61))
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer", "controller", "stop", "diverged", "going"])
+def test_it_ends_as_if_never_interrupted(runs, part):
+    assert equal(runs["cut"][part], runs["whole"][part])
+
+
+def test_its_history_too(runs):
+    timed = ("time_s", "control_s")
+    cut, whole = (
+        {name: values for name, values in runs[kind]["history"].items() if name not in timed}
+        for kind in ("cut", "whole")
+    )
+    assert cut == whole
+    assert len(runs["cut"]["spent"]) == 60
+
+
+def in_a_process(*options):
+    return subprocess.run(
+        [*PLAIN, "repro", *options], capture_output=True, text=True, timeout=120,
+        env=environment(),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def here(capfd, monkeypatch):
+    """Run the command line in this process; return its exit code and what it said."""
+    from repro.__main__ import main
+
+    def call(*options):
+        monkeypatch.setattr(sys, "argv", ["repro", *options])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        return caught.value.code, *capfd.readouterr()
+
+    return call
+
+
+SMOKE = ("parallel", "--profile", "smoke", "--device", "cpu")
+
+
+def test_one_process_needs_no_torchrun(tmp_path, here):
+    checkpoint = tmp_path / "one.pt"
+    options = (*SMOKE, "--task", "Phantom", "--micro-batch", "2", "--epochs", "2", "--checkpoint",
+               str(checkpoint))  # fmt: skip
+    first = in_a_process(*options)
+    assert (first.returncode, first.stderr) == (0, "")
+    lines = first.stdout.strip().splitlines()
+    assert len(lines) == 2 and all("on 1 process," in line and "psnr" in line for line in lines)
+    assert here(*options) == (0, f"going on after epoch 2 from {checkpoint}\n", "")
+    code, _, said = here(*options, "--seed", "1")
+    assert code == 2 and said.count("\n") == 1
+    assert f"error: {checkpoint} is the checkpoint of another training" in said
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    code, _, said = here(*options)
+    assert code == 2 and said.count("\n") == 1 and "is damaged, or no checkpoint" in said
+
+
+BAD = {
+    "task": (["--task", "MNIST"], "unknown task 'MNIST'; choose CIFAR, DIV2K, Phantom"),
+    "strategy": (["--strategy", "mine"], "unknown strategy 'mine'; choose best, linear"),
+    "averaging": (["--averaging", "mean"], "unknown averaging 'mean'; choose allreduce"),
+    "epochs": (["--epochs", "0"], "epochs is 0; give at least 1"),
+    "micro-batch": (["--micro-batch", "-1"], "micro-batch is -1; give at least 1"),
+    "profile": (["--profile", "tiny"], "unknown profile 'tiny'"),
+    "dataset": (["--dataset", "imagenet"], "serves no experiment of adaptive"),
+    "data": (["--data", "/nowhere/at/all"], "does not exist"),
+    "option": (["--colour", "red"], "No such option"),
+}
+
+
+def test_bad_options_end_a_process_with_one_line():
+    ended = in_a_process(*SMOKE, "--task", "MNIST")
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith("error: unknown task 'MNIST'; choose CIFAR, DIV2K, Phantom")
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_options(kind, here):
+    options, message = BAD[kind]
+    code, out, said = here(*SMOKE, *options)
+    assert (code, out) == (2, "")
+    assert said.startswith("error: ") and message in said and said.count("\n") == 1
+
+
+def test_a_negative_seed(here):
+    code, _, said = here(*SMOKE, "--epochs", "1", "--seed", "-1")
+    assert code == 2 and "seed" in said and said.count("\n") == 1
+
+
+def test_a_worker_that_fails_is_named():
+    job = grids.parallel("smoke").config | {"jobs": {"CIFAR": {}}, "seed": 0, "device": "cpu"}
+    with pytest.raises(RuntimeError, match=r"(?s)2 processes ended with 1:.*rank\s*: \d") as caught:
+        worker.launch(job, 2)
+    assert "KeyError" in str(caught.value)
+
+
+def test_more_gpus_than_there_are(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(RuntimeError, match="2 processes need as many GPUs, and there are 1"):
+        worker.parallel(grids.parallel("paper").config, 0, None, "cuda")
