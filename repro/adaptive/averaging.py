@@ -134,6 +134,7 @@ class OverlappedAverager:
         self._processes = dist.get_world_size(group)
         self.buckets = make_buckets(model, self._processes, bucket_bytes)
         self.communication_s = self.summation_s = self.blocked_s = 0.0
+        self.lost = False  # whether another process is, so that nothing can be waited for
         self.gathering = False  # whether the next backward pass is the last of its mini-batch
         self._next = 0  # bucket to launch: all processes must communicate in one order
         self._steps = 0
@@ -282,6 +283,7 @@ class OverlappedAverager:
         came = bucket.ready.wait(self._timeout_s)
         self.blocked_s += time.perf_counter() - start
         if bucket.error is not None or not came:
+            self.lost = True
             why = bucket.error or f"no answer within {self._timeout_s:g} s"
             raise PeerError(lost_peer(self._steps, why)) from bucket.error
         if bucket.averaged is not None:

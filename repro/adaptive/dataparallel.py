@@ -210,9 +210,10 @@ class DataParallel:
             else:
                 self.optimizer.step()
         except Exception as error:
-            if self._averager is not None:
+            lost = isinstance(error, PeerError) or _is_of_a_peer(error)
+            if self._averager is not None and not lost:
                 self._averager.abandon()
-            if isinstance(error, PeerError) or not _is_of_a_peer(error):
+            if isinstance(error, PeerError) or not lost:
                 raise
             raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
         timing = self._timing(time.perf_counter() - start, blocked)
@@ -326,11 +327,12 @@ class DataParallel:
         """Finish, and give the model back without hooks, also where finishing fails.
 
         Raises:
-            PeerError: Another process was lost.
+            PeerError: Another process is lost, and no call has said so yet.
         """
         self._closed = True
         try:
-            self.finish()
+            if self._averager is None or not self._averager.lost:
+                self.finish()
         finally:
             if self._averager is not None:
                 self._averager.close()

@@ -78,6 +78,40 @@ class Unused(nn.Module):
         return self.out(x)
 
 
+class Failing(nn.Module):
+    """Inputs of 17 values fail before the first layer, of 24 after it; `fail` in the backward."""
+
+    fail = False
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.hidden, self.out = nn.Conv2d(2, 3, 2), nn.Linear(12, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        x = self.hidden(self.conv(x.view(len(x), 2, 3, -1)).tanh().flatten(1)).tanh()
+        if self.fail and x.requires_grad:
+            x.register_hook(refuse)
+        return self.out(x)
+
+
+def refuse(gradient):
+    raise ZeroDivisionError("on purpose")
+
+
+class Lazy(nn.Module):
+    """All layers are called; the one named by `skip` has no part in the loss."""
+
+    skip = ""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.extra, self.out = nn.Linear(18, 4), nn.Linear(18, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        parts = {"first": self.first(x).tanh(), "extra": self.extra(x).tanh()}
+        return self.out(sum(part for name, part in parts.items() if name != self.skip))
+
+
 def make(kind, seed, dtype=torch.float64):
     torch.manual_seed(seed)
     return kind().to(dtype)
@@ -194,6 +228,65 @@ def hooks_of(model):
     return sum(hooks)
 
 
+def bad(place):
+    """Return a mini-batch that fails at a place, and the error."""
+    x, y = batch(3)
+    if place == "before":
+        return x[:, :17], y, "RuntimeError"
+    if place == "within":
+        return torch.cat((x, x[:, :6]), 1), y, "RuntimeError"
+    if place == "loss":
+        return x, y + 7, "IndexError"
+    return x, y, "ZeroDivisionError"
+
+
+def failing(method, place, **options):
+    """Fail after a good step; note the weights then, and after two more good steps."""
+    model = make(Failing, 0)
+    optimizer = make_optimizer(model)
+    parallel = DataParallel(model, F.cross_entropy, optimizer, method, timeout_s=30, **options)
+    parallel.step(*batch(0))
+    set_lr(optimizer, RATES[1])  # the update under way is of the rate before
+    model.fail = place == "backward"
+    x, y, _ = bad(place)
+    found = {"error": "none"}
+    try:
+        parallel.step(x, y)
+    except Exception as error:
+        found["error"] = type(error).__name__
+    model.fail = False
+    parallel.finish()
+    found["good"] = weights_of(model)
+    for number in (1, 2):
+        set_lr(optimizer, RATES[number])
+        parallel.step(*batch(number))
+    parallel.close()
+    return found | {"end": weights_of(model), "timings": len(parallel.timings)}
+
+
+def lacking(method, skip, **options):
+    """Leave a layer out of the loss in the second mini-batch and in the fourth."""
+    model = make(Lazy, 0)
+    optimizer = make_optimizer(model)
+    parallel = DataParallel(model, F.cross_entropy, optimizer, method, timeout_s=30, **options)
+    texts, weights = [], []
+    for number in range(3):
+        set_lr(optimizer, RATES[number])
+        parallel.step(*batch(number))
+        model.skip = skip
+        try:
+            parallel.step(*batch(3))
+        except ValueError as error:
+            texts.append(str(error))
+        model.skip = ""
+        weights.append(weights_of(model))
+    parallel.close()
+    return {"texts": texts, "weights": weights, "end": weights_of(model)}
+
+
+PLACES = ("before", "within", "loss", "backward")
+
+
 def closing(method, rank):
     """Compute a gradient in one process alone after the end."""
     model = make(Net, 0)
@@ -242,6 +335,12 @@ EXTRAS = {
     "uncalled, no overlap": lambda m, r: steps_of(m, Uncalled, r, bucket_bytes=0, overlap=False),
     "no_grad between": lambda m, r: steps_of(m, Net, r, between=torch.no_grad),
     "inference between": lambda m, r: steps_of(m, Net, r, between=torch.inference_mode),
+    **{f"failing {place}": lambda m, r, p=place: failing(m, p, bucket_bytes=0) for place in PLACES},
+    **{f"failing {place}, one bucket": lambda m, r, p=place: failing(m, p) for place in PLACES},
+    **{
+        f"lacking {skip}": lambda m, r, s=skip: lacking(m, s, bucket_bytes=0)
+        for skip in ("first", "extra")
+    },
     "closing": closing,
     "averages": averages,
 }
@@ -255,7 +354,7 @@ def work(rank, port, folder):
     found["again"] = join_processes("cpu", 60)
     todo = [((m, v), lambda m=m, v=v: train(m, v, rank)) for m, v in CASES]
     todo += [((m, name), lambda m=m, f=f: f(m, rank)) for m in METHODS for name, f in EXTRAS.items()
-             if m in SPLIT or name != "unused"]  # fmt: skip
+             if m in SPLIT or name.split()[0] not in ("unused", "failing", "lacking")]  # fmt: skip
     for key, run in todo:
         try:
             found[key] = run()
@@ -414,6 +513,29 @@ class TestTwoProcesses:
         for *_, closed, hooks in answers(both, method, "unused"):
             assert (closed, hooks) == ("closed", 0)
 
+    @pytest.mark.parametrize("method", SPLIT)
+    @pytest.mark.parametrize("buckets", ["", ", one bucket"])
+    @pytest.mark.parametrize("place", PLACES)
+    def test_a_failed_step_leaves_the_good_update_before_it(self, both, method, buckets, place):
+        good, end = (plainly(m, make_optimizer(m), n)[0] for n, m in
+                     ((1, make(Failing, 0)), (3, make(Failing, 0))))  # fmt: skip
+        for answer in answers(both, method, f"failing {place}{buckets}"):
+            assert answer["error"] == bad(place)[2]
+            assert_same(answer["good"], good)
+            assert_same(answer["end"], end)
+            assert answer["timings"] == 3  # of the good steps
+
+    @pytest.mark.parametrize("method", SPLIT)
+    @pytest.mark.parametrize("skip", ["first", "extra"])
+    def test_good_steps_after_lacking_gradients(self, both, method, skip):
+        for answer in answers(both, method, f"lacking {skip}"):
+            told = f"{skip}.bias, {skip}.weight got no gradient in this mini-batch: "
+            assert [text.startswith(told) for text in answer["texts"]] == [True] * 3
+            for number, weights in enumerate(answer["weights"], 1):
+                model = make(Lazy, 0)
+                assert_same(weights, plainly(model, make_optimizer(model), number)[0])
+            assert_same(answer["end"], answer["weights"][-1])
+
     @pytest.mark.parametrize("method", METHODS)
     def test_a_layer_whose_forward_is_not_called(self, both, method):
         model = make(Uncalled, 0)
@@ -491,6 +613,7 @@ def test_a_lost_process_is_an_error_in_the_other(both, lost, method, end):
     assert found["type"] == PeerError.__name__, found
     assert found["text"].startswith("rank 0 of 2: averaging the gradients of step ")
     assert "another process has ended or hangs" in found["text"]
+    assert "torchrun's summary names the first that ended" in found["text"]
     assert "go on from the checkpoint" in found["text"]
     # The end of a process is seen at once, silence after the time given (and slow machines' rest).
     assert found["seconds"] < TIMEOUT_S + 6

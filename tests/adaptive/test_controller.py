@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from repro.adaptive import (
+    DivergedError,
     FixedBatch,
     LinearScaling,
     NoiseScaleBatch,
@@ -359,8 +360,11 @@ class TestRefused:
         for each in (controller, undisturbed):
             follow(each, [9.0, 8.0], [1.0, 1.5])
         before = frozen(controller)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=message) as caught:
             controller.observe(cost, parameters)
+        # Numbers that are not finite are a result, parameters of another model a mistake.
+        finite = math.isfinite(cost) and all(bool(p.isfinite().all()) for p in parameters)
+        assert isinstance(caught.value, DivergedError) == (not finite)
         assert frozen(controller) == before
         assert controller.observe(6.0, at(2.0)) == undisturbed.observe(6.0, at(2.0))
 

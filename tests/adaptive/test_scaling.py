@@ -198,12 +198,42 @@ class TestFitSpeedups:
         ours = [(64, 10), (128, 10), (256, 1080)]
         schedules = [([(16, 1020)], 16), ([(64, 500), (128, 300), (256, 340)], 128), (ours, 128)]
         schedules.append((ours, 256))
-        points = [(s, p, model.speedup(s, 800, p)) for s, p in schedules]
-        found = ScalingModel.fit_speedups(points, 800, 7 / 6)
-        for schedule, processes, speedup in points:
+        points = [(s, [p], model.speedup(s, 800, p)) for s, p in schedules]
+        found = ScalingModel.fit_speedups(points, 800, (7 / 6, 7 / 6))
+        for schedule, (processes,), speedup in points:
             assert found.speedup(schedule, 800, processes) == pytest.approx(speedup, rel=1e-3)
         assert (found.sample_s, found.overhead_s) == (1.0, 7 / 6)
+        assert (found.summation_s, found.overlap) == (0.0, 1.0)
+
+    @pytest.mark.parametrize("overhead", [0.1, 0.6, 1.1])
+    def test_the_overhead_is_found_between_its_bounds(self, overhead):
+        model = ScalingModel(1.0, overhead, 0.02, 2.0)
+        schedules = [([(16, 1)], 4), ([(16, 1)], 16), ([(64, 1)], 64), ([(256, 1)], 128)]
+        points = [(s, [p], model.speedup(s, 800, p)) for s, p in schedules]
+        found = ScalingModel.fit_speedups(points, 800, (0.0, 7 / 6))
+        assert found.overhead_s == pytest.approx(overhead, abs=1e-3)
+        assert (found.latency_s, found.transfer_s) == pytest.approx((0.02, 2.0), rel=1e-2)
+
+    @pytest.mark.parametrize(("true", "bound"), [(0.0, 0.4), (2.0, 0.8)])
+    def test_the_overhead_keeps_to_its_bounds(self, true, bound):
+        model = ScalingModel(1.0, true, 0.02, 2.0)
+        schedules = [([(16, 1)], 4), ([(16, 1)], 16), ([(64, 1)], 64)]
+        points = [(s, [p], model.speedup(s, 800, p)) for s, p in schedules]
+        found = ScalingModel.fit_speedups(points, 800, (0.4, 0.8))
+        assert found.overhead_s == pytest.approx(bound, abs=1e-3)
+
+    def test_where_no_number_of_nodes_is_known_it_is_the_best(self):
+        """The largest on 4 of these; a fit to any one of the others would be another model."""
+        model = ScalingModel(1.0, 0.5, 0.5, 8.0)
+        nodes, one, two = [1, 2, 4, 8, 16], [(16, 1)], [(64, 1)]
+        speedups = [model.speedup(one, 800, p) for p in nodes]
+        assert speedups.index(max(speedups)) not in (0, len(nodes) - 1)
+        points = [(one, nodes, max(speedups)), (two, [16], model.speedup(two, 800, 16))]
+        found = ScalingModel.fit_speedups(points, 800, (0.5, 0.5))
+        for schedule, choices, value in points:
+            largest = max(found.speedup(schedule, 800, p) for p in choices)
+            assert largest == pytest.approx(value, rel=1e-3)
 
     def test_error(self):
         with pytest.raises(ValueError, match=r"there is no speed-up to fit to; give at least one"):
-            ScalingModel.fit_speedups([], 800, 1.0)
+            ScalingModel.fit_speedups([], 800, (1.0, 1.0))

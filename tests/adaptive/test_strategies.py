@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from repro.adaptive import (
+    DivergedError,
     FixedBatch,
     LinearScaling,
     NoImprovement,
@@ -158,7 +159,7 @@ class TestNoiseScaleBatch:
         scale = math.nan
         controller = NoiseScaleBatch(8, 100, 0.1, lambda: scale)
         before = controller.observe(10.0, [torch.zeros(1)])
-        with pytest.raises(ValueError, match=r"NaN"):
+        with pytest.raises(DivergedError, match=r"the noise scale after epoch 1 is NaN"):
             controller.observe(9.0, [torch.ones(1)])
         assert controller.setting == before
 
@@ -224,6 +225,6 @@ class TestNoImprovement:
         rule = NoImprovement(0.1, 2)
         rule.observe(30.0)
         before = rule.state_dict()
-        with pytest.raises(ValueError, match=r"the metric of epoch 2 is NaN"):
+        with pytest.raises(DivergedError, match=r"the metric of epoch 2 is NaN"):
             rule.observe(math.nan)
         assert rule.state_dict() == before

@@ -161,6 +161,33 @@ class TestAugmentation:
         counts = np.bincount(seen, minlength=8)
         assert len(counts) == 8 and counts.min() >= 10 and counts.max() <= 45  # 25 of 200 each
 
+    def test_the_draws_are_made_once_per_epoch(self, monkeypatch):
+        """All at its start: nothing is drawn, and copied to a device, per mini-batch."""
+        loader = PatchLoader(*coded(13, 2), 2, patch=4, seed=1, augment=True)
+        made, randint = [], torch.randint
+
+        def counted(*args, **options):
+            made.append(args)
+            return randint(*args, **options)
+
+        monkeypatch.setattr(torch, "randint", counted)
+        for _ in range(2):
+            made.clear()
+            batches = iter(loader)
+            before = len(made)
+            assert any(args[:2] == (2, (3, 13, 1, 1, 1)) for args in made)
+            assert len(list(batches)) == 7
+            assert [args for args in made[before:] if args[0] == 2] == []
+
+    def test_the_batch_size_of_the_epoch_decides_whose_draws_they_are(self):
+        data = coded(13, 2)
+        wanted = epoch(PatchLoader(*data, 3, patch=4, seed=1, augment=True))[0]
+        loader = PatchLoader(*data, 3, patch=4, seed=1, augment=True)
+        batches = iter(loader)
+        found = [next(batches)[0]]
+        loader.set_batch_size(5)  # of the next epoch
+        assert torch.equal(whole(torch.cat(found + [x for x, _ in batches])), wanted)
+
     def test_none_without_asking(self):
         inputs = images(20, 1, 6, 6)
         found, _ = epoch(PatchLoader(inputs, inputs, 8, patch=6, shuffle=False))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from repro import datasets
+from repro.adaptive import DataParallel
 from repro.experiments.adaptive import captured, grids, runs
 
 pytestmark = [
@@ -70,3 +71,14 @@ def test_a_training_with_graphs():
         assert not fast["diverged"] and fast["completed"] == config["epochs"]
         assert fast["train_cost"] == pytest.approx(plain["train_cost"], rel=0.05)
         assert fast["updates"][0] == plain["updates"][0]
+
+
+def test_steps_on_a_gpu_are_not_timed_by_the_hosts_clock():
+    model = make_model()
+    parallel = DataParallel(model, nn.functional.cross_entropy,
+                            torch.optim.SGD(model.parameters(), 0.1))  # fmt: skip
+    for _ in range(2):
+        x, y = torch.randn(4, 3, 12, 12).cuda(), torch.randint(4, (4,)).cuda()
+        assert parallel.step(x, y).isfinite()
+    parallel.close()
+    assert parallel.timings == []

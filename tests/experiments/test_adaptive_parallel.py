@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from repro.adaptive import load_checkpoint
+from repro.adaptive import load_checkpoint, save_checkpoint
 from repro.experiments.adaptive import grids, worker
+from repro.measure import describe_device
 
 pytestmark = pytest.mark.slow
 PLAIN = [sys.executable, "-m"]
@@ -246,13 +247,45 @@ def test_a_negative_seed(here):
 
 
 def test_a_worker_that_fails_is_named():
-    job = grids.parallel("smoke").config | {"jobs": {"CIFAR": {}}, "seed": 0, "device": "cpu"}
+    job = grids.parallel("smoke").config | {"jobs": {"CIFAR": {}}, "seed": 0}
     with pytest.raises(RuntimeError, match=r"(?s)2 processes ended with 1:.*rank\s*: \d") as caught:
         worker.launch(job, 2)
     assert "KeyError" in str(caught.value)
 
 
-def test_more_gpus_than_there_are(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(RuntimeError, match="2 processes need as many GPUs, and there are 1"):
-        worker.parallel(grids.parallel("paper").config, 0, None, "cuda")
+def test_the_measurement_is_of_cpus_whatever_the_device(monkeypatch):
+    asked = []
+    monkeypatch.setattr(worker, "launch", lambda *given: asked.append(given) or {"CIFAR": {}})
+    for profile in ("quick", "paper"):
+        config = grids.parallel(profile).config
+        found = worker.parallel(config, 3, None, "cuda").metrics
+        assert asked.pop() == ({**config, "seed": 3}, 2)
+        assert found == {"tasks": {"CIFAR": {}}, "device": describe_device("cpu")["name"]}
+
+
+def test_the_first_process_reads_the_checkpoint_for_all(runs, tmp_path):
+    """The other's folder has none, as another machine's disk."""
+    script = tmp_path / "elsewhere.py"
+    script.write_text(
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from repro.experiments.adaptive import worker\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    def refuse(path):\n"
+        "        raise AssertionError('rank 1 reads')\n"
+        "    worker.load_checkpoint = refuse\n"
+        "    worker.Path = lambda name: Path('/nowhere') / name.lstrip('/')\n"
+        "worker.run_parallel(\n"
+        "    'CIFAR', 'theta', 'all_to_all', 'smoke', 'cpu', None, [], 0, 60, sys.argv[1], None)\n"
+    )
+    path = tmp_path / "saved.pt"
+    # What was written when the process was killed.
+    save_checkpoint(path, runs["saved"])
+    ended = subprocess.run(
+        [*TORCHRUN[:-1], str(script), str(path)], capture_output=True, text=True, timeout=120,
+        env=environment(),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    done = len(runs["saved"]["history"]["train_cost"])
+    assert f"going on after epoch {done} from {path}" in ended.stdout
+    assert equal(load_checkpoint(path)["model"], runs["whole"]["model"])

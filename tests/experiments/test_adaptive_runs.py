@@ -13,7 +13,7 @@ from torch import nn
 from watching import of_this_package, watching
 
 from repro import datasets, paths
-from repro.adaptive import METHODS, full_cost
+from repro.adaptive import METHODS, DivergedError, full_cost
 from repro.experiments import load_paper
 from repro.experiments.adaptive import building, captured, grids, runs, worker
 from repro.experiments.adaptive.grids import CIFAR, DIV2K, PHANTOM, STRATEGIES, TASKS
@@ -25,7 +25,7 @@ DESIGN = load_paper("adaptive")
 CHOSEN = {CIFAR: "digits", DIV2K: "photos", PHANTOM: "phantom"}
 SMALL = {"train_samples": 44, "test_samples": 20}  # no multiple of a batch size
 
-TRAININGS = [(task, s) for task in TASKS for s in STRATEGIES] + [(CIFAR, "noise")]
+TRAININGS = [(task, s) for task in TASKS for s in STRATEGIES] + [(CIFAR, "large"), (CIFAR, "noise")]
 TOYS = {
     **{f"{task}, {s}": ("train", grids.training("smoke", task, CHOSEN, s).config | SMALL)
        for task, s in TRAININGS},
@@ -240,6 +240,30 @@ class TestTrain:
         )
         assert train(config)["diverged"] is True
 
+    def test_a_noise_scale_that_is_no_number_diverges(self):
+        config = TOYS["CIFAR, noise"][1]
+        run = runs.Training.start(config, 0, load(config), "cpu")
+        run.controller._measure = lambda: math.nan
+        step = captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
+        assert run.epoch(step, "cpu") is False
+        assert run.diverged and run.history["train_cost"] == []
+
+    @pytest.mark.parametrize("place", ["observe", "evaluate"])
+    def test_other_errors_are_no_divergence(self, place, monkeypatch):
+        """A mistake in the code, of the same class as Python's own errors, is told."""
+        config = TOYS["Phantom, best"][1]
+        run = runs.Training.start(config, 0, load(config), "cpu")
+
+        def wrong(*args):
+            raise ValueError("a mistake")
+
+        monkeypatch.setattr(*((run.controller, "observe") if place == "observe" else
+                              (run, "evaluate")), wrong)  # fmt: skip
+        step = captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
+        with pytest.raises(ValueError, match="a mistake"):
+            run.epoch(step, "cpu")
+        assert not run.diverged and issubclass(DivergedError, ValueError)
+
     def test_the_stop_rule(self):
         """No rise of 100 dB: the first epoch is the best, two more are the patience."""
         config = theta(PHANTOM, epochs=9, stop={"least": 100.0, "patience": 2})
@@ -356,9 +380,9 @@ class TestBuilding:
     def test_controllers_are_of_their_kinds(self):
         names = {name: type(building.build_controller(config, None, None, 0)).__name__
                  for name, (_, config) in TOYS.items()}  # fmt: skip
-        kinds = {"best": "FixedBatch", "linear": "LinearScaling", "scheduled": "ScheduledBatch",
-                 "theta": "ThetaController", "noise": "NoiseScaleBatch",
-                 "norms": "FixedBatch"}  # fmt: skip
+        kinds = {"best": "FixedBatch", "large": "FixedBatch", "linear": "LinearScaling",
+                 "scheduled": "ScheduledBatch", "theta": "ThetaController",
+                 "noise": "NoiseScaleBatch", "norms": "FixedBatch"}  # fmt: skip
         assert names == {name: kinds[name.split(", ")[1]] for name in TOYS}
 
     def test_a_validation_split_comes_before_the_test_split(self):

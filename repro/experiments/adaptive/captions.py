@@ -48,6 +48,8 @@ def _facts(results: Results, scaling: bool) -> Iterable[str]:
         devices = ", ".join(sorted({_device(record) for record in trained}))
         yield f"Trained on {devices}."
         yield from _trained(trained)
+    if astray := sum(r.status == "ok" and r.metrics.get("diverged", False) for r in records):
+        yield f"{astray} trainings DIVERGED; curves end there."
     if results.stale:
         yield f"STALE records, whose code has changed since: {len(results.stale)}."
     if lacking := sum(record.status == "out_of_memory" for record in records):

@@ -24,6 +24,10 @@ def _unit(task: str) -> str:
     return "points" if task == CIFAR else "dB"
 
 
+def _lost(count: int) -> str:
+    return f"{count} training{'s' * (count > 1)} diverged"
+
+
 def _lower(ours: Sequence[float], others: Sequence[float]) -> tuple[str, str]:
     """Judge ``ours < others``: partly where the 95 % interval does not exclude 0."""
     gap = difference(ours, others)
@@ -37,8 +41,10 @@ def check_within(results: Results, task: str, strategy: str = "theta") -> Verdic
     """Judge whether a strategy ends within a small margin of the best fixed batch."""
     name = metric(task)
     ours, best = trained(results, task, strategy), trained(results, task, "best")
+    if lost := diverged(results, task, "best"):
+        return Verdict("not run", f"best fixed batch: {_lost(lost)}")
     if lost := diverged(results, task, strategy):
-        return Verdict("not reproduced", f"{lost} trainings diverged")
+        return Verdict("not reproduced", _lost(lost))
     if not ours or not best:
         return Verdict("not run", "no records")
     gap = difference(final(ours, name), final(best, name))
@@ -60,10 +66,15 @@ def check_within(results: Results, task: str, strategy: str = "theta") -> Verdic
 def check_loses(results: Results, task: str, strategy: str) -> Verdict:
     """Judge whether a strategy ends below the best fixed batch and below θ-adaptive."""
     name = metric(task)
-    if lost := diverged(results, task, strategy):
-        return Verdict("reproduced", f"{lost} trainings diverged")
+    lost = diverged(results, task, strategy)
     parts: list[Part] = []
     for other in ("best", "theta"):
+        if astray := diverged(results, task, other):
+            parts.append(("not run", f"{NAMES[other]}: {_lost(astray)}"))
+            continue
+        if lost and trained(results, task, other):
+            parts.append(("reproduced", f"over {NAMES[other]}: {_lost(lost)}"))
+            continue
         ours, theirs = trained(results, task, strategy), trained(results, task, other)
         if not ours or not theirs:
             parts.append(("not run", f"over {NAMES[other]}: no records"))

@@ -33,10 +33,12 @@ def diverged(results: Results, task: str, strategy: str) -> int:
 
 
 def by_batch(results: Results, task: str) -> dict[int, list[Record]]:
-    """Return the trainings with one batch size all along, by that size."""
+    """Return the trainings with one batch size all along, by that size, without diverged ones."""
     found: dict[int, list[Record]] = {}
     for strategy in ("best", "fixed", "linear"):
         for record in trained(results, task, strategy):
+            if record.metrics["diverged"]:
+                continue
             found.setdefault(record.config["controller"]["batch"], []).append(record)
     return dict(sorted(found.items()))
 
