@@ -149,12 +149,22 @@ def check_later_peak(results: Results, task: str) -> Verdict:
     found = reading.by_batch(results, task)
     if len(found) < 2:
         return Verdict("not run", "no records")
-    peaks = {n: float(np.mean([reading.first_peak(r) for r in rs])) for n, rs in found.items()}
+    peaks, hidden = {}, ""
+    for size, records in found.items():
+        warmup = records[0].config["controller"].get("warmup", 0)
+        epochs = [reading.first_peak(record) for record in records]
+        if warmup and warmup + 1 in epochs:  # it may have peaked before
+            hidden += f"; B = {size}: by the end of its warm-up, not counted"
+            continue
+        peaks[size] = float(np.mean(epochs))
+    if len(peaks) < 2:
+        return Verdict("not run", f"too few sizes{hidden}")
     values = list(peaks.values())
     steps = [b >= a for a, b in itertools.pairwise(values)]
     rises = values[-1] > values[0]
     word = "reproduced" if all(steps) and rises else "partly" if rises else "not reproduced"
-    return Verdict(word, ", ".join(f"B = {n}: epoch {epoch:.1f}" for n, epoch in peaks.items()))
+    listed = ", ".join(f"B = {n}: epoch {epoch:.1f}" for n, epoch in peaks.items())
+    return Verdict(word, f"{listed}{hidden}")
 
 
 def check_interval(results: Results, task: str) -> Verdict:

@@ -221,8 +221,8 @@ def parallel(profile: str) -> Run:
             "processes": 2,
             "bucket_bytes": 2**14,
             "messages": [2**n for n in range(10, 21, 2)],
-            "warmup": 2,
-            "repeats": 3 if profile == "smoke" else 9,
+            "warmup": 1,
+            "repeats": 3 if profile == "smoke" else 5,
         },
         seeds=(0,),
     )

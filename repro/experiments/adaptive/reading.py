@@ -76,9 +76,14 @@ def peak(record: Record) -> int:
 
 
 def first_peak(record: Record) -> int:
-    """Return the epoch in which θ is largest before the first decay of the rate."""
+    """Return the epoch in which θ is largest, after a warm-up and before the first decay.
+
+    In a warm-up the small rate keeps w close to w_0, and θ high (Figure 2's caption).
+    """
     decays = record.config["controller"].get("decay_at") or [len(record.metrics["theta"])]
-    return _peak(record.metrics["theta"][: decays[0]])
+    warmup = record.config["controller"].get("warmup", 0)
+    theta = record.metrics["theta"][: decays[0]]
+    return warmup + _peak(theta[warmup:]) if len(theta) > warmup else _peak(theta)
 
 
 def _peak(theta: Sequence[float | None]) -> int:
