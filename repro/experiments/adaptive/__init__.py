@@ -137,7 +137,7 @@ _ARTEFACTS = (
         runs=_figure6,
         table=partial(tables.theta_curves, tasks=(DIV2K, PHANTOM)),
         figure=figures.figure6,
-        caption=caption(f"{_CURVES} The peak of the whole training is looked for."),
+        caption=caption(f"{_CURVES} The peak is looked for from the end of a warm-up on."),
         claims=claims.FIGURE6,
     ),
     Artefact(
