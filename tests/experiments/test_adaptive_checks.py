@@ -576,7 +576,10 @@ class TestFigure2:
         assert judge(artefact, text, peak=peaks(3, 3, 9)).word == "reproduced"
         assert judge(artefact, text, peak=peaks(3, 2, 9)).word == "partly"
         assert judge(artefact, text, peak=peaks(3, 3, 3)).word == "not reproduced"
-        assert judge(artefact, text, peak=peaks(9, 10, 3)).word == "not reproduced"
+        assert judge(artefact, text, peak=peaks(10, 9, 7)).word == "not reproduced"
+        hidden = judge(artefact, text, peak=peaks(9, 10, 3))  # within its warm-up
+        assert hidden.word == "reproduced"
+        assert f"B = {sizes[2]}: by the end of its warm-up, not counted" in hidden.evidence
         assert f"B = {sizes[1]}: epoch 5.0" in judge(artefact, text, peak=peaks(3, 5, 9)).evidence
 
     def test_the_peak_is_looked_for_before_the_decay(self):
