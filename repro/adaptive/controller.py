@@ -5,7 +5,7 @@ Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -128,16 +128,21 @@ class BatchController:
         check_whole("initial_batch", initial_batch, 1)
         check_whole("max_batch", max_batch, initial_batch)
         check_whole("warmup", warmup, 0)
-        check_number("initial_lr", initial_lr, initial_lr > 0, "above 0")
-        check_number("growth", growth, growth > 1, "above 1")
-        check_number("lr_exponent", lr_exponent, lr_exponent >= 0, "at least 0")
-        check_number("decay", decay, 0 < decay <= 1, "above 0 and at most 1")
-        check_number("warmup_from", warmup_from, 0 <= warmup_from <= initial_lr,
-                      f"0 to initial_lr, {initial_lr:g}")  # fmt: skip
+        check_number("initial_lr", initial_lr, lambda x: x > 0, "above 0")
+        check_number("growth", growth, lambda x: x > 1, "above 1")
+        check_number("lr_exponent", lr_exponent, lambda x: x >= 0, "at least 0")
+        check_number("decay", decay, lambda x: 0 < x <= 1, "above 0 and at most 1")
+        least = f"0 to initial_lr, {initial_lr:g}"
+        check_number("warmup_from", warmup_from, lambda x: 0 <= x <= initial_lr, least)
         if not isinstance(decay_at, Saturation):
+            if not isinstance(decay_at, Sequence) or list(decay_at) != sorted(set(decay_at)):
+                raise ValueError(
+                    f"decay_at is {decay_at!r}; give epochs that rise, such as (80, 120), or a "
+                    "Saturation"
+                )
             decay_at = tuple(decay_at)
-            for before, epoch in zip((0, *decay_at), decay_at, strict=False):
-                check_whole("decay_at", epoch, before + 1)
+            for epoch in decay_at:
+                check_whole("decay_at", epoch, 1)
         self.initial_batch, self.max_batch = initial_batch, max_batch
         self.initial_lr, self.growth, self.lr_exponent = initial_lr, growth, lr_exponent
         self.decay, self.decay_at = decay, decay_at
@@ -332,7 +337,7 @@ class ThetaController(BatchController):
             initial_batch, max_batch, initial_lr, growth,
             decay=decay, decay_at=decay_at, warmup=warmup, **options,
         )  # fmt: skip
-        check_number("tolerance", tolerance, tolerance >= 0, "at least 0")
+        check_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
         if interval is not None:
             check_whole("interval", interval, 1)
         self.tolerance = tolerance
@@ -357,7 +362,8 @@ def check_whole(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} is {value!r}; give a whole number, at least {least}")
 
 
-def check_number(name: str, value: float, allowed: bool, what: str) -> None:
+def check_number(name: str, value: float, allowed: Callable[[float], bool], what: str) -> None:
     """Raise a ValueError unless the value is finite and `allowed`, which `what` says in words."""
-    if not allowed or not math.isfinite(value):
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not allowed(value):
         raise ValueError(f"{name} is {value!r}; give a number {what}")

@@ -146,6 +146,7 @@ class DataParallel:
         self._spans: list[tuple[float, float]] = []
         self._last_bucket = 0.0
         self._closed = False
+        self._first = self.processes > 1
         if self.processes == 1:
             return
         # A group of their own: the averager's thread would else meet the caller's collectives.
@@ -184,6 +185,10 @@ class DataParallel:
             raise ValueError("the mini-batch is empty; give at least one sample")
         if self._closed:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
+        if len(targets) != len(inputs):
+            raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets; give one for each")
+        if self._first:
+            self._check_same(len(inputs))
         start = time.perf_counter()
         if self._averager is not None:
             self._averager.begin()
@@ -220,6 +225,19 @@ class DataParallel:
         if x.device.type == "cpu":
             self.timings.append(timing)
         return torch.stack(losses).sum()
+
+    def _check_same(self, samples: int) -> None:
+        """Refuse mini-batches that differ between processes; asked once, since it takes time."""
+        sizes = torch.tensor([samples, -samples], dtype=torch.float64)
+        sizes = sizes.to(next(self.model.parameters()).device)
+        self._collective(sizes, dist.ReduceOp.MAX)
+        most, least = int(sizes[0]), -int(sizes[1])
+        if most != least:
+            raise ValueError(
+                f"mini-batches have {least} to {most} samples, {samples} in rank {self.rank}; give "
+                "the whole mini-batch, the same in every process, which takes its own share"
+            )
+        self._first = False
 
     def _check_gradients(self) -> None:
         lacking = [
@@ -317,9 +335,9 @@ class DataParallel:
                 self._collective(buffer)
                 buffer /= self.processes
 
-    def _collective(self, tensor: Tensor) -> None:
+    def _collective(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         try:
-            dist.all_reduce(tensor, group=self._group)
+            dist.all_reduce(tensor, op, group=self._group)
         except RuntimeError as error:
             raise PeerError(lost_peer(len(self.timings), error)) from error
 

@@ -191,7 +191,8 @@ def full_cost(
 
     Args:
         model: A network whose loss is a mean over samples.
-        data: As in `gradient_norms`; all of it is used, or all that a loader yields.
+        data: As in `gradient_norms`, or any iterable of mini-batches, such as a DataLoader, whose
+            own batch size then counts; all of it is used, or all that a loader yields.
         batch_size: Samples computed at a time.
         loss_fn: Mean loss over a mini-batch.
         seed: Of the model's own random numbers.
@@ -251,8 +252,19 @@ def _draw(
             if epoch is not None:  # iterating began a new one
                 data.set_epoch(epoch)
         return
+    pair = isinstance(data, tuple | list) and len(data) == 2
+    if not pair or not all(isinstance(part, Tensor) for part in data):
+        if batches is not None:
+            raise ValueError(
+                f"data is a {type(data).__name__}; give a pair of tensors (inputs, targets), or a "
+                "loader with set_batch_size such as repro.datasets.TensorLoader"
+            )
+        yield from data  # mini-batches of any size
+        return
     inputs, targets = data
     count = len(inputs)
+    if len(targets) != count:
+        raise ValueError(f"{count} inputs but {len(targets)} targets; give one for each")
     if size < 1 or (batches is not None and size > count):
         raise ValueError(f"a batch size of {size}, and {count} samples; give 1 to {count}")
     if batches is None or seed is None:

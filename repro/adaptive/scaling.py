@@ -39,6 +39,15 @@ class MeasuredStep:
     summation_s: float = 0.0
     blocked_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        times = (self.communication_s, self.summation_s, self.blocked_s)
+        whole = min(self.batch_size, self.processes) >= 1
+        if not whole or not self.computation_s > 0 or min(times) < 0:
+            raise ValueError(
+                f"{self}: batch size and processes must be at least 1, computation above 0 and "
+                "the other times at least 0"
+            )
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -238,6 +247,8 @@ def fit_messages(messages: Sequence[tuple[int, int, float]]) -> tuple[float, flo
     Raises:
         ValueError: There are fewer than two sizes.
     """
+    if min((p for _, p, _ in messages), default=2) < 2:
+        raise ValueError("one process averages nothing; give messages of at least two")
     if len({size for size, _, _ in messages}) < 2:
         raise ValueError(f"{len(messages)} messages of one size; give at least two sizes")
     rows = np.array([[2 * (p - 1), 2 * (p - 1) * size / p] for size, p, _ in messages])

@@ -48,8 +48,9 @@ class LinearScaling(FixedBatch):
     ) -> None:
         check_whole("base_batch", base_batch, 1)
         check_whole("batch_size", batch_size, base_batch)
+        check_number("base_lr", base_lr, lambda x: x > 0, "above 0")
         lr = base_lr * (batch_size / base_batch)
-        super().__init__(batch_size, lr, warmup=warmup, warmup_from=base_lr, **options)
+        super().__init__(batch_size, lr, warmup=warmup, **{"warmup_from": base_lr} | options)
 
 
 class ScheduledBatch(BatchController):
@@ -94,7 +95,7 @@ class ScheduledBatch(BatchController):
             check_whole("every", every, 1)
         for epoch in at or ():
             check_whole("at", epoch, 1)
-        check_number("lr_growth", lr_growth, lr_growth > 0, "above 0")
+        check_number("lr_growth", lr_growth, lambda x: x > 0, "above 0")
         super().__init__(initial_batch, max_batch, lr, growth, lr_exponent=0.0, **options)
         self.every, self.at, self.lr_growth = every, None if at is None else list(at), lr_growth
 
@@ -144,6 +145,8 @@ class NoiseScaleBatch(BatchController):
         **options: Any,
     ) -> None:
         super().__init__(initial_batch, max_batch, initial_lr, growth, decay_at=decay_at, **options)
+        if not callable(measure):
+            raise ValueError(f"measure is {measure!r}; give a function that returns a noise scale")
         self._measure = measure
         self.scale: float | None = None
 

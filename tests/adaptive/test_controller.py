@@ -404,7 +404,7 @@ class TestRefused:
             ({"tolerance": -0.1}, r"tolerance is -0.1; give a number at least 0"),
             ({"decay": 0}, r"decay is 0; give a number above 0 and at most 1"),
             ({"decay": 1.5}, r"decay is 1.5; give a number above 0 and at most 1"),
-            ({"decay_at": (3, 3)}, r"decay_at is 3; give a whole number, at least 4"),
+            ({"decay_at": (3, 3)}, r"give epochs that rise, such as"),
             ({"decay_at": (0,)}, r"decay_at is 0; give a whole number, at least 1"),
             ({"warmup": -1}, r"warmup is -1; give a whole number, at least 0"),
             ({"warmup_from": 0.2}, r"warmup_from is 0.2; give a number 0 to initial_lr, 0.1"),
@@ -491,3 +491,24 @@ def test_set_lr_scales_groups_and_fills_tensors():
         p.grad = torch.ones(1)
     optimizer.step()
     assert [p.item() for p in (a, b, c)] == pytest.approx([0.8, 0.98, 0.6])
+
+
+class TestWhatANewcomerGives:
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"decay_at": 80}, "decay_at is 80; give epochs that rise"),
+            ({"decay_at": (120, 80)}, r"decay_at is \(120, 80\); give epochs that rise"),
+            ({"initial_lr": "0.1"}, "initial_lr is '0.1'; give a number above 0"),
+        ],
+    )
+    def test_is_refused_in_words(self, options, told):
+        with pytest.raises(ValueError, match=told):
+            ThetaController(**{"initial_batch": 8, "max_batch": 16, "initial_lr": 0.1} | options)
+
+    def test_a_spent_generator_is_named(self):
+        controller = ThetaController(8, 16, 0.1)
+        parameters = iter([torch.zeros(2)])
+        controller.observe(2.0, parameters)
+        with pytest.raises(ValueError, match="a generator is spent after one use"):
+            controller.observe(1.0, parameters)

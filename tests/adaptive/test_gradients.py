@@ -329,3 +329,21 @@ def test_nothing_is_changed_also_when_the_loss_raises(name, fails_at):
     for p, grad, values in zip(model.parameters(), grads, saved[1], strict=True):
         assert p.grad is grad
         assert grad is None or torch.equal(grad, values)
+
+
+class TestDataOfOtherKinds:
+    def test_the_cost_of_mini_batches_is_that_of_the_whole(self):
+        model = torch.nn.Linear(3, 2)
+        x, y = torch.randn(10, 3), torch.randint(2, (10,))
+        whole = full_cost(model, (x, y), 10)
+        for size in (4, 5):  # two mini-batches are no pair of inputs and targets
+            batches = list(zip(x.split(size), y.split(size), strict=True))
+            assert full_cost(model, batches, 1) == pytest.approx(whole)
+
+    def test_what_does_not_fit_is_said_in_words(self):
+        model = torch.nn.Linear(3, 2)
+        x, y = torch.randn(10, 3), torch.randint(2, (10,))
+        with pytest.raises(ValueError, match="data is a list; give a pair of tensors"):
+            max_stable_batch(model, [(x, y)] * 3, [2, 4])
+        with pytest.raises(ValueError, match="10 inputs but 9 targets"):
+            full_cost(model, (x, y[:9]), 5)

@@ -840,7 +840,7 @@ class TestProcesses:
     )
     def test_the_model_is_checked_against_what_it_has_not_seen(self, artefact, task):
         good = judge(artefact, self.MODEL_TEXT)
-        assert good.evidence.endswith("at most 0 %, allowed 20 %")
+        assert good.evidence.endswith("at most 0.0 %, allowed 20 %")
 
         def slow(factor, which):
             def edit(metrics, config):

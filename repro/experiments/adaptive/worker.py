@@ -228,6 +228,8 @@ def train_in_parallel(
             changed = {name: was for name, was in saved[0]["how"].items() if how[name] != was}
             note = f"; NOT EXACTLY, it was trained with {changed}" if changed else ""
             report(f"going on after epoch {run.setting.epoch - 1} from {path}{note}")
+            if not going:
+                report("which is complete: nothing is left to train")
 
     def ended() -> None:
         trainer.average_buffers()
@@ -281,9 +283,16 @@ def _resume(
     run: Any, saved: dict[str, Any], identity: str, path: str | None, spent: list[dict[str, float]]
 ) -> bool:
     if saved["identity"] != identity:
+        was, now = json.loads(saved["identity"]), json.loads(identity)
+        was, now = ({**part.pop("config"), **part} for part in (was, now))
+        told = ", ".join(
+            f"{name} {was.get(name)!r}, here {now.get(name)!r}"
+            for name in sorted(was.keys() | now.keys())
+            if was.get(name) != now.get(name)
+        )
         raise UsageError(
-            f"{path} is the checkpoint of another training (other options, seed or data); give its "
-            "options, or another path"
+            f"{path} is the checkpoint of another training ({told}); give its options, or another "
+            "path"
         )
     run.model.load_state_dict(saved["model"])
     run.optimizer.load_state_dict(saved["optimizer"])
@@ -297,7 +306,6 @@ def _resume(
     return bool(saved["going"])
 
 
-@record
 def run_parallel(
     task: str, strategy: str, averaging: str, profile: str, device: str, root: str | None,
     wanted: Sequence[str], seed: int, epochs: int | None, checkpoint: str | None,
@@ -326,7 +334,7 @@ def run_parallel(
     options = dict(config["dataset"])
     data = datasets.load(options.pop("name"), root, **options)
     try:
-        train_in_parallel(
+        record(train_in_parallel)(
             config, data, averaging, seed=seed, device=device, checkpoint=checkpoint,
             micro_batch=micro_batch, report=lambda line: print(line, flush=True),
         )  # fmt: skip
