@@ -205,7 +205,10 @@ def test_one_process_needs_no_torchrun(tmp_path, here):
     assert (first.returncode, first.stderr) == (0, "")
     lines = first.stdout.strip().splitlines()
     assert len(lines) == 2 and all("on 1 process," in line and "psnr" in line for line in lines)
-    assert here(*options) == (0, f"going on after epoch 2 from {checkpoint}\n", "")
+    told = (
+        f"going on after epoch 2 from {checkpoint}\nwhich is complete: nothing is left to train\n"
+    )
+    assert here(*options) == (0, told, "")
     code, _, said = here(*options, "--seed", "1")
     assert code == 2 and said.count("\n") == 1
     assert f"error: {checkpoint} is the checkpoint of another training" in said
