@@ -580,3 +580,19 @@ class TestMeasured:
         assert best == 140 * math.ceil(50_000 / 128)
         assert theta == 5 * (196 + 98 + 49) + 125 * 25
         assert 10 < best / theta < 16
+
+
+def test_times_that_do_not_grow_with_the_samples_give_no_model():
+    """A toy model's: tables, figures and verdicts go without a projection."""
+    steps = [
+        {"batch": n, "processes": p, "averaging": way, "total_s": s, "computation_s": s,
+         "communication_s": 0.001, "summation_s": 0.0, "blocked_s": 0.001 * (p - 1)}
+        for p, way, s in ((1, "none", 0.001), (2, "all_to_all", 0.003))
+        for n in (4, 8, 16)
+    ]  # fmt: skip
+    found = {"steps": steps, "messages": {"all_to_all": [(2**10, 2, 0.001), (2**20, 2, 0.002)]},
+             "gradient_bytes": 2**16, "buckets": 4}  # fmt: skip
+    assert projection.fitted_here(found) is None
+    assert all(math.isnan(row["predicted_s"]) for row in projection.checked(found))
+    said, measured = projection.two_processes(found, PHANTOM, "best")
+    assert math.isnan(said) and measured == pytest.approx(1 / 4)

@@ -282,7 +282,10 @@ def check_model(results: Results, task: str) -> Verdict:
     errors = {
         row["batch"]: row["predicted_s"] / row["measured_s"] - 1
         for row in projection.checked(found)
+        if not np.isnan(row["predicted_s"])
     }
+    if not errors:
+        return Verdict("not run", "measured times do not grow with the samples")
     worst = max(abs(error) for error in errors.values())
     holds = [abs(error) <= CLOSE for error in errors.values()]
     word = "reproduced" if all(holds) else "partly" if any(holds) else "not reproduced"

@@ -68,8 +68,9 @@ def scaling(results: Results, task: str) -> Figure:
     samples = PAPER[task]["samples"]
     here = reading.measured(results).get(task)
     models = {"paper's cluster": projection.fitted_to_paper(task)}
-    if here:
-        models["nodes like our processes"] = projection.fitted_here(here)
+    own = projection.fitted_here(here) if here else None
+    if own is not None:
+        models["nodes like our processes"] = own
     times: dict[str, list[tuple[float, float]]] = {}
     speedups: dict[str, dict[str, list[tuple[float, float]]]] = {name: {} for name in models}
     for strategy in projection.SCALED:
@@ -82,7 +83,7 @@ def scaling(results: Results, task: str) -> Figure:
             speedups[name][label] = [(n, model.speedup(schedule, samples, n)) for n in nodes]
     reported = {NAMES[s]: tuple(value) for s, value in PAPER[task]["speedups"].items() if value[0]}
     measured = {}
-    if here:
+    if here and own is not None:
         measured = {
             NAMES[s]: (2.0, projection.two_processes(here, task, s)[1]) for s in projection.SCALED
         }

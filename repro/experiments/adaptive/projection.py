@@ -94,18 +94,23 @@ def steps_of(found: dict[str, Any], averaging: str) -> list[MeasuredStep]:
     ]  # fmt: skip
 
 
-def fitted_here(found: dict[str, Any], without: int | None = None) -> ScalingModel:
+def fitted_here(found: dict[str, Any], without: int | None = None) -> ScalingModel | None:
     """Fit the model to what was measured of a task here, without the steps of one batch size.
 
     The steps left out are those of several processes; what one process computes is always known.
+    None where times do not grow with the samples: steps of a toy model cost the same whatever they
+    compute, and two processes slow each other down.
     """
     together = [step for step in steps_of(found, OURS) if step.batch_size != without]
-    return ScalingModel.fit(
-        [*steps_of(found, "none"), *together],
-        [(size, processes, seconds) for size, processes, seconds in found["messages"][OURS]],
-        found["gradient_bytes"],
-        found["buckets"],
-    )
+    try:
+        return ScalingModel.fit(
+            [*steps_of(found, "none"), *together],
+            [(size, processes, seconds) for size, processes, seconds in found["messages"][OURS]],
+            found["gradient_bytes"],
+            found["buckets"],
+        )
+    except ValueError:
+        return None
 
 
 def checked(found: dict[str, Any]) -> list[dict[str, float]]:
@@ -114,16 +119,17 @@ def checked(found: dict[str, Any]) -> list[dict[str, float]]:
     Each step is modelled from the other batch sizes on two processes, and from one process.
     """
     alone = {step.batch_size: step for step in steps_of(found, "none")}
+    models = [(step, fitted_here(found, step.batch_size)) for step in steps_of(found, OURS)]
     return [
         {
             "batch": step.batch_size,
             "alone_s": alone[step.batch_size].computation_s,
             "measured_s": step.computation_s + step.blocked_s,
-            "predicted_s": fitted_here(found, step.batch_size)
-            .step(step.batch_size, step.processes)
-            .total_s,
+            "predicted_s": model.step(step.batch_size, step.processes).total_s
+            if model
+            else float("nan"),
         }
-        for step in steps_of(found, OURS)
+        for step, model in models
     ]
 
 
@@ -131,7 +137,8 @@ def two_processes(found: dict[str, Any], task: str, strategy: str) -> tuple[floa
     """Return the speed-up of two processes for the paper's schedule: modelled, and measured.
 
     Batch sizes are at the scale of what was measured; each step counts as often as the schedule
-    has it. The modelled ones are those of `checked`, which have not seen what they are checked by.
+    has it. The modelled ones are those of `checked`, which have not seen what they are checked by;
+    NaN where there is no model.
     """
     rows = {int(row["batch"]): row for row in checked(found)}
     scale = min(rows) / PAPER[task]["best"]["batch"]

@@ -263,8 +263,9 @@ def scaling(results: Results, task: str) -> pd.DataFrame:
         if model is not None:
             most, at = projection.largest_speedup(model, task, strategy)
             row["projected, our machine"] = f"{most:.1f} on {at} node{'s' * (at > 1)}"
-            said, measured = projection.two_processes(here or {}, task, strategy)
-            row["two processes, projected"] = f"{said:.2f}"
+        if here:
+            said, measured = projection.two_processes(here, task, strategy)
+            row["two processes, projected"] = DASH if np.isnan(said) else f"{said:.2f}"
             row["two processes, measured"] = f"{measured:.2f}"
         found.append(row)
     return pd.DataFrame(found, dtype=object)
