@@ -1,4 +1,4 @@
-"""The command line: ``python -m repro list | run | parallel | show | status | report | ...``."""
+"""The command line: ``python -m repro list | run | show | verify | status | report | ...``."""
 
 import os
 
@@ -7,6 +7,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import json
 import sys
+import warnings
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -27,7 +28,10 @@ Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
 Data = Annotated[str | None, typer.Option(help="Folder searched first for datasets.")]
 Datasets = Annotated[list[str] | None, typer.Option("--dataset", help="Use this dataset.")]
 Seeds = Annotated[str | None, typer.Option(help="A number of seeds (3), or a list (0,5,7).")]
-Engine = Annotated[str | None, typer.Option(help="local or ray: how dualbatch's workers run.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="KEY=VALUE: another value of a configuration, such as engine=ray."),
+]
 Reference = Annotated[
     str | None, typer.Option("--from", help="'local', or a device under results/reference.")
 ]
@@ -57,34 +61,39 @@ def run(
     data: Data = None,
     dataset: Datasets = None,
     seeds: Seeds = None,
-    mini_batch: Annotated[
-        list[int] | None, typer.Option(help="Only the runs with this mini-batch size.")
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE: only the runs with this, such as mini_batch=64."),
     ] = None,
+    changes: Changes = None,
     retry_failed: Annotated[bool, typer.Option(help="Run again what failed.")] = False,
-    engine: Engine = None,
     address: Annotated[
         str | None, typer.Option(help="Of a Ray cluster (auto finds this machine's).")
     ] = None,
 ) -> None:
     """Compute the records of artefacts; a record that stands is not computed again."""
     from repro.experiments import running
+    from repro.experiments.outcome import RAY_ADDRESS
 
     if address is not None:
-        os.environ[running.RAY_ADDRESS] = address
+        os.environ[RAY_ADDRESS] = address
     profile = running.check_profile(profile or running.default_profile())
+    kept = [running.parse_choice(text) for text in only or ()]
+    changed = [running.parse_choice(text) for text in changes or ()]
     setting = running.Setting(
         profile=profile,
         device=running.check_device(device or running.default_device()),
         root=data,
         seeds=running.parse_seeds(seeds),
         retry_failed=retry_failed,
+        choices=" ".join(f"--set {key}={value}" for key, value in changed),
     )
     plans = []
     for paper, artefacts in _by_paper(targets):  # everything is checked before anything runs
         chosen = running.choose_datasets(paper, profile, dataset or (), data)
         runs = running.plan(paper, artefacts, profile, chosen)
-        runs = running.with_engine(runs, engine)
-        runs = running.only_mini_batches(runs, mini_batch or ())
+        runs = running.with_changes(paper, runs, changed)
+        runs = running.only(runs, kept)
         running.load_data(runs, data)
         plans.append((paper, runs, ", ".join(chosen.values()) or "none"))
     failed = 0
@@ -93,6 +102,28 @@ def run(
         typer.echo(f"{paper.key}, profile {profile}: {tally}; data: {used}")
         failed += tally.failed
     raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def verify(
+    targets: Targets = None,
+    profile: Profile = None,
+    reference: Reference = None,
+    data: Data = None,
+) -> None:
+    """Ask whether stale records stand under the present code, without training them again.
+
+    A record stands where the code that ran is the same but has moved, or where the first steps of
+    its training, run again, are the same. It then says so, and what was compared.
+    """
+    from repro.experiments import standing
+
+    found = 0
+    for paper, artefacts in _by_paper(targets):
+        for line, agrees in standing.verify(paper, artefacts, profile, reference, data):
+            typer.echo(line)
+            found += not agrees
+    raise typer.Exit(1 if found else 0)
 
 
 @app.command()
@@ -132,7 +163,7 @@ def show(
     target: Annotated[str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/table4.")],
     profile: Profile = None,
     reference: Reference = None,
-    engine: Engine = None,
+    changes: Changes = None,
 ) -> None:
     """Print an artefact: the paper's values beside the measured ones, and the verdicts."""
     from rich.console import Console
@@ -143,16 +174,19 @@ def show(
     if profile is not None:
         running.check_profile(profile)
     paper, artefacts = find_artefacts(target)
+    changed = [running.parse_choice(text) for text in changes or ()]
     console = _console(Console)
     source = sources.find_source(paper, profile, reference)
     for artefact in artefacts:
-        results = sources.results_of(paper, artefact, source, engine=engine)
-        title = f"{paper.key}/{artefact.name}: {artefact.title} ({source.label})"
-        console.print(report.to_rich(artefact.table(results), title))
-        console.print(artefact.caption(results), soft_wrap=False, markup=False)
-        verdicts = summary.verdicts(paper, artefact, results)
-        if len(verdicts):
-            console.print(report.to_rich(verdicts.drop(columns="artefact"), "\nClaims"))
+        results = sources.results_of(artefact, source, changes=changed)
+        title = f"{paper.key}/{artefact.name}: {artefact.title}"
+        console.print(report.to_rich(artefact.exhibit.table(results), title))
+        console.print(summary.caption(artefact, results), soft_wrap=False, markup=False)
+        if checked := summary.checks(artefact, results):
+            console.print(report.to_rich(checked, "\nHolds by construction"))
+        if judged := summary.verdicts(paper, artefact, results):
+            rows = [{k: v for k, v in row.items() if k != "artefact"} for row in judged]
+            console.print(report.to_rich(rows, "\nClaims"))
 
 
 @app.command()
@@ -168,12 +202,12 @@ def status(
 
     if profile is not None:
         running.check_profile(profile)
-    frame = summary.status(profile)
+    rows = summary.status(profile)
     if as_json:
-        typer.echo(json.dumps(frame.to_dict("records"), indent=1))
+        typer.echo(json.dumps(rows, indent=1))
     else:
-        _console(Console).print(report.to_rich(frame, "Records on this machine"))
-        if frame.empty:
+        _console(Console).print(report.to_rich(rows, "Records on this machine"))
+        if not rows:
             typer.echo("none yet: python -m repro run; show and report use the reference records")
 
 
@@ -191,9 +225,11 @@ def report(
 
     if profile is not None:
         running.check_profile(profile)
-    verdicts, path = summary.write_report(profile, reference, output)
+    rows, path = summary.write_report(profile, reference, output)
     console = _console(Console)
-    console.print(to_rich(verdicts, "Verdicts"))
+    console.print(to_rich(rows, "Verdicts"))
+    counts = summary.counts(rows)
+    typer.echo(", ".join(f"{count} {word}" for word, count in counts.items() if count))
     typer.echo(f"HTML report: {path}")
 
 
@@ -262,6 +298,8 @@ def _console(console_class: Any) -> Any:
 
 def main() -> NoReturn:
     """Run a command; bad input ends with one line and exit code 2."""
+    # Such as of a corrupt record: the text alone, not the line of code that found it.
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         code = app(standalone_mode=False)
     except typer.Abort:

@@ -1,27 +1,32 @@
 """Run records: one JSON file per configuration and seed, written whole or not at all."""
 
-import ast
 import hashlib
 import importlib.metadata
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from repro import paths
 
-SCHEMA = 1
+SCHEMA = 2
 STATUSES = ("ok", "out_of_memory", "failed")
 _LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "scikit-image")
 
 
 class RecordError(ValueError):
     """A record cannot be read, or is not one."""
+
+
+class CorruptRecordWarning(UserWarning):
+    """A file among the records is none; it was left alone, and the others were read."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,10 @@ class Record:
         started: When it started, ISO 8601 in UTC.
         finished: When it finished.
         command: The command line.
+        entry: ``module:function`` that ran; empty in a record of schema 1.
+        first_steps: Losses and digest of a training's first steps (`repro.experiments.replay`).
+        stands: Further code under which the record was found to stand: ``{"code", "entry",
+            "commit", "dirty", "by"}`` each, `by` saying what was compared with what.
         schema: Version of this format.
     """
 
@@ -70,12 +79,20 @@ class Record:
     finished: str
     command: str
     error: str | None = None
+    entry: str = ""
+    first_steps: dict[str, Any] | None = None
+    stands: list[dict[str, Any]] = field(default_factory=list)
     schema: int = field(default=SCHEMA)
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """Names the configuration and seed alone, whatever data or code they ran with."""
         return identity(self.experiment, self.config, self.seed)
+
+    @property
+    def codes(self) -> list[str]:
+        """The hashes of all code under which it stands."""
+        return [self.code, *(entry["code"] for entry in self.stands)]
 
 
 def identity(experiment: str, config: Mapping[str, Any], seed: int) -> str:
@@ -127,39 +144,24 @@ class RecordStore:
     def _path(self, paper: str, experiment: str, key: str) -> Path:
         return self.folder / paper / f"{experiment}-{key}.json"
 
-    def has(self, paper: str, experiment: str, key: str) -> bool:
-        """Whether the record of that key stands; a file that is no record is an error."""
-        return self.get(paper, experiment, key) is not None
-
-    def get(self, paper: str, experiment: str, key: str) -> Record | None:
-        """Return the record of that key, None where there is none.
-
-        Raises:
-            RecordError: The file is no readable record.
-        """
-        path = self._path(paper, experiment, key)
-        return read_record(path) if path.exists() else None
-
     def load(self, paper: str) -> list[Record]:
         """Return a paper's records, oldest first.
 
-        Raises:
-            RecordError: A file is no readable record; it is left as it is.
+        A file that is no readable record is named by a `CorruptRecordWarning`, and left alone.
         """
-        records = [read_record(path) for path in sorted((self.folder / paper).glob("*.json"))]
+        records = []
+        for path in sorted((self.folder / paper).glob("*.json")):
+            try:
+                records.append(read_record(path))
+            except RecordError as error:
+                warnings.warn(str(error), CorruptRecordWarning, stacklevel=2)
         return sorted(records, key=lambda record: (record.finished, record.key))
 
     def write(self, record: Record) -> Path:
-        """Write a record under a temporary name, then rename it."""
+        """Write a record whole or not at all."""
         path = self._path(record.paper, record.experiment, record.key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        with temporary.open("w") as file:
-            json.dump(asdict(record), file, indent=1, sort_keys=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        text = json.dumps(asdict(record), indent=1, sort_keys=True)
+        paths.write_whole(path, f"{text}\n".encode())
         return path
 
     def sweep(self) -> None:
@@ -171,33 +173,50 @@ class RecordStore:
 
 
 def read_record(path: Path) -> Record:
-    """Read one record.
+    """Read one record; a second time only where the file has changed.
 
     Raises:
         RecordError: The file is not JSON, lacks a field or is of another schema.
     """
-    advice = "move it away or delete it, then run again; no other record is touched"
     try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"record {path} cannot be read ({error}); {advice}") from error
+        state = path.stat()
+        return _read(path, state.st_mtime_ns, state.st_size)
+    except OSError as error:
+        raise RecordError(f"record {path} cannot be read ({error}); {_ADVICE}") from error
+
+
+_ADVICE = "move it away or delete it, then run again; no other record is touched"
+
+
+@lru_cache(maxsize=20_000)
+def _read(path: Path, changed: int, size: int) -> Record:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"record {path} cannot be read ({error}); {_ADVICE}") from error
+    if isinstance(content, dict) and content.get("schema") == 1:
+        content = {"entry": "", "first_steps": None, "stands": []} | content
     names = {f.name for f in fields(Record)}
     if not isinstance(content, dict) or set(content) != names:
         given = sorted(content) if isinstance(content, dict) else type(content).__name__
-        raise RecordError(f"{path} is not a record: it has {given}; {advice}")
-    if content["schema"] != SCHEMA or content["status"] not in STATUSES:
+        raise RecordError(f"{path} is not a record: it has {given}; {_ADVICE}")
+    if content["schema"] not in (1, SCHEMA) or content["status"] not in STATUSES:
         raise RecordError(
             f"record {path} has schema {content['schema']!r} and status {content['status']!r}; "
-            f"this version reads schema {SCHEMA} with status {', '.join(STATUSES)}; {advice}"
+            f"this version reads schema 1 and {SCHEMA} with status {', '.join(STATUSES)}; "
+            f"{_ADVICE}"
         )
     wrong = [name for name, kinds in _KINDS.items() if not isinstance(content[name], kinds)]
     if wrong:
-        raise RecordError(f"record {path} has another type of {', '.join(wrong)}; {advice}")
+        raise RecordError(f"record {path} has another type of {', '.join(wrong)}; {_ADVICE}")
     return Record(**content)
 
 
 _KINDS: dict[str, Any] = {
     **dict.fromkeys(("key", "paper", "experiment", "code", "started", "finished", "command"), str),
+    "entry": str,
+    "first_steps": dict | None,
+    "stands": list,
     **dict.fromkeys(("config", "metrics", "timings", "device", "versions"), dict),
     "seed": int,
     "dataset": dict | None,
@@ -217,52 +236,6 @@ def reference_stores() -> dict[tuple[str, str], RecordStore]:
         for folder in sorted(root.glob("*/*"))
         if folder.is_dir()
     }
-
-
-def source_hash(modules: Iterable[str]) -> str:
-    """Hash the code of modules of this package, such as ``repro.mbs.streamer``.
-
-    Docstrings, comment lines and blank lines do not count, so that explaining a method better
-    makes no record stale.
-    """
-    digest = hashlib.sha256()
-    for module in sorted(set(modules)):
-        digest.update(module.encode() + b"\n" + _code_lines(_source_path(module)))
-    return digest.hexdigest()[:24]
-
-
-def _source_path(module: str) -> Path:
-    stem = paths.PACKAGE.parent / Path(*module.split("."))
-    return stem / "__init__.py" if stem.is_dir() else stem.with_suffix(".py")
-
-
-def _code_lines(path: Path) -> bytes:
-    lines = path.read_text().split("\n")
-    skipped: set[int] = set()  # lines of nothing but a docstring
-    inside: set[int] = set()  # lines of a text that is not a docstring: every character counts
-    tree = ast.parse("\n".join(lines))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno:
-            inside.update(range(node.lineno, node.end_lineno + (node.end_lineno > node.lineno)))
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if not isinstance(body, list) or not body or not isinstance(body[0], ast.Expr):
-            continue
-        value = body[0].value
-        if isinstance(value, ast.Constant) and isinstance(value.value, str):
-            first, last = body[0].lineno, body[0].end_lineno or body[0].lineno
-            before = lines[first - 1].encode()[: body[0].col_offset]
-            after = lines[last - 1].encode()[body[0].end_col_offset :].strip()
-            inside.difference_update(range(first, last + 1))
-            if not before.strip() and (not after or after.startswith(b"#")):
-                skipped.update(range(first, last + 1))
-    kept = [
-        line if number in inside else line.rstrip()
-        for number, line in enumerate(lines, 1)
-        if number not in skipped
-        and (number in inside or (line.strip() and not line.lstrip().startswith("#")))
-    ]
-    return "\n".join(kept).encode()
 
 
 def library_versions() -> dict[str, str]:

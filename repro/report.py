@@ -3,17 +3,14 @@
 import base64
 import html
 import io
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-from scipy import stats
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
     from rich.table import Table
 
@@ -48,57 +45,26 @@ def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
     return "Failed" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
-@dataclass(frozen=True)
-class Difference:
-    """Mean of one sample less the mean of another, with Welch's 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        interval = "" if np.isnan(self.low) else f" [{self.low:+.2f}, {self.high:+.2f}]"
-        return f"{self.mean:+.2f}{interval}"
-
-    @property
-    def includes_zero(self) -> bool:
-        """Whether the interval holds 0; True where one value a side gives no interval."""
-        return bool(np.isnan(self.low)) or self.low <= 0 <= self.high
+_TEXT_COLUMNS = ("claim", "in the paper", "kind", "verdict", "evidence", "means", "holds")
 
 
-def difference(first: Sequence[float], second: Sequence[float]) -> Difference:
-    """Compare two samples of measured values, as ``mean(first) - mean(second)``."""
-    gap = float(np.mean(first) - np.mean(second))
-    if min(len(first), len(second)) < 2:
-        return Difference(gap, float("nan"), float("nan"))
-    if np.ptp(first) == 0 and np.ptp(second) == 0:
-        return Difference(gap, gap, gap)
-    with warnings.catch_warnings():
-        # scipy warns where one side has no spread, which the interval allows for.
-        warnings.filterwarnings("ignore", message="Precision loss", category=RuntimeWarning)
-        interval = stats.ttest_ind(first, second, equal_var=False).confidence_interval(0.95)
-    return Difference(gap, float(interval.low), float(interval.high))
-
-
-_TEXT_COLUMNS = ("claim", "in the paper", "verdict", "evidence")
-
-
-def to_rich(frame: pd.DataFrame, title: str) -> "Table":
-    """Return a data frame as a table for the terminal."""
+def to_rich(rows: Sequence[Mapping[str, Any]], title: str) -> "Table":
+    """Return rows, or a data frame's ``to_dict("records")``, as a table for the terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for position, column in enumerate(frame.columns):
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    for position, column in enumerate(columns):
         text = position == 0 or column in _TEXT_COLUMNS
         table.add_column(str(column), justify="left" if text else "right")
-    for row in frame.itertuples(index=False):
-        table.add_row(*(Text(_cell(value)) for value in row))
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
     return table
 
 
-def to_html(frame: pd.DataFrame) -> str:
+def to_html(frame: "pd.DataFrame") -> str:
     """Return a data frame as an HTML table."""
     return frame.map(_cell).to_html(index=False, border=0, classes="repro", justify="left")
 
@@ -106,7 +72,7 @@ def to_html(frame: pd.DataFrame) -> str:
 class TableView:
     """A data frame as a notebook shows it: HTML on screen, aligned text where there is none."""
 
-    def __init__(self, frame: pd.DataFrame) -> None:
+    def __init__(self, frame: "pd.DataFrame") -> None:
         self.frame = frame
 
     def __repr__(self) -> str:
@@ -140,8 +106,9 @@ class Section:
     anchor: str
     title: str
     caption: str
-    table: pd.DataFrame
-    verdicts: pd.DataFrame
+    table: "pd.DataFrame"
+    checks: "pd.DataFrame"
+    verdicts: "pd.DataFrame"
     figure: "Figure | None"
 
 
@@ -159,13 +126,18 @@ img {{ max-width: 100%; }} p.caption {{ color: #48536a; max-width: 60em; }} nav 
 
 
 def html_page(
-    title: str, lead: str, overview: pd.DataFrame, sections: Sequence[Section], provenance: str
+    title: str,
+    lead: str,
+    overview: "pd.DataFrame",
+    definitions: "pd.DataFrame",
+    sections: Sequence[Section],
+    provenance: str,
 ) -> str:
     """Return a self-contained HTML page: the verdicts, then every table and figure."""
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>",
         f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>",
-        f"<h2>Verdicts</h2>{to_html(overview)}",
+        f"<h2>Verdicts</h2>{to_html(definitions)}{to_html(overview)}",
     ]
     links = (f"<a href='#{s.anchor}'>{html.escape(s.title)}</a>" for s in sections)
     parts.append(f"<nav>{' · '.join(links)}</nav>")
@@ -176,17 +148,7 @@ def html_page(
             image = base64.b64encode(figure_png(section.figure)).decode()
             alternative = html.escape(section.title)
             parts.append(f"<img alt='{alternative}' src='data:image/png;base64,{image}'>")
-        parts.append(to_html(section.table))
-        if len(section.verdicts):
-            parts.append(to_html(section.verdicts))
+        tables = (section.table, section.checks, section.verdicts)
+        parts += [to_html(table) for table in tables if len(table)]
     parts.append(f"<h2>Provenance</h2><p class='caption'>{html.escape(provenance)}</p></html>")
     return "\n".join(parts)
-
-
-def write_html(path: Path, page: str) -> Path:
-    """Write a page whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(page)
-    temporary.replace(path)
-    return path

@@ -84,13 +84,13 @@ class DataParallel:
     The latter two finish an update during the next forward pass, layer by layer; whoever reads
     parameters elsewhere, saves or measures them, calls `finish` first, and a layer's parameters are
     used in its own forward pass alone: what another layer reads of them before may be a step old.
-    All give the same weights.
+    All give the same weights. The gradient is that of the mean loss over the whole mini-batch, also
+    where shares differ. BatchNorm sees each process's share alone, as in DistributedDataParallel; a
+    process that has no share of a mini-batch computes its first sample with a gradient of zero.
+    With NCCL a peer that hangs is found by torch's watchdog.
 
     Differs from the paper: gradients are averaged per bucket, not per layer, and the thread that
-    communicates is not pinned to a core. With NCCL a peer that hangs is found by torch's watchdog.
-    The gradient is that of the mean loss over the whole mini-batch, also where shares differ.
-    BatchNorm sees each process's share alone, as in DistributedDataParallel; a process that has no
-    share of a mini-batch computes its first sample with a gradient of zero.
+    communicates is not pinned to a core.
 
     Args:
         model: On its device. Parameters and buffers become those of rank 0.
@@ -179,7 +179,9 @@ class DataParallel:
 
         Raises:
             PeerError: Another process was lost.
-            ValueError: The mini-batch is empty, or a parameter got no gradient.
+            ValueError: The mini-batch is empty, has not a target for each input, is another in
+                another process (asked in the first step), or gave a parameter no gradient.
+            RuntimeError: `close` was called.
         """
         if not len(inputs):
             raise ValueError("the mini-batch is empty; give at least one sample")

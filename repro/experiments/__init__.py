@@ -2,8 +2,7 @@
 
 import importlib
 
-from repro.experiments.design import Artefact, Paper
-from repro.experiments.running import UsageError
+from repro.experiments.design import Artefact, Paper, UsageError
 
 PAPERS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
 

@@ -1,32 +1,46 @@
-"""What an experiment, an artefact and a claim are."""
+"""What an experiment, an artefact, a claim and a check are."""
 
+import importlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from repro import paths
-from repro.measure import Timing
+from repro.experiments.judging import KINDS, WORDS, NotRun, Verdict
+from repro.experiments.outcome import Outcome, UsageError, reported
 from repro.records import Record, identity
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+__all__ = [
+    "Artefact",
+    "Check",
+    "Claim",
+    "Exhibit",
+    "Expectation",
+    "Experiment",
+    "Outcome",
+    "Paper",
+    "Results",
+    "Run",
+    "UsageError",
+    "by_name",
+    "check",
+    "claim",
+    "reported",
+]
 
 COMPUTING_PROFILES = ("smoke", "quick", "gpu", "paper")
 PROFILES = ("view", *COMPUTING_PROFILES)
 SEEDS = {"smoke": (0,), "quick": (0, 1, 2), "gpu": (0, 1, 2), "paper": (0, 1, 2)}
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What an experiment's function returns: the measured part of a record."""
-
-    metrics: dict[str, Any]
-    timings: dict[str, Timing] = field(default_factory=dict)
-    peak_bytes: int | None = None
+Chosen = Mapping[str, str]  # the dataset of each task
+Rows = Sequence[Mapping[str, Any]]  # of a table: numbers and texts by column
 
 
 @dataclass(frozen=True)
@@ -35,69 +49,49 @@ class Experiment:
 
     Attributes:
         name: Unique within its paper.
-        function: Called with (config, seed, data, device); `data` is the loaded
-            ``config["dataset"]``, `ImageData` or `EpochTimes`, None where there is none.
-        modules: Names the modules of this package whose source the result depends on, given a
-            configuration. A test runs the experiment and compares.
+        entry: ``module:function``, imported when it runs. Called with (config, seed, data,
+            device); `data` is the loaded ``config["dataset"]``, `ImageData` or `EpochTimes`, None
+            where there is none. What this module imports is the code that a record depends on.
         measures: Whether the result is a time or a memory size, and so belongs to a device.
     """
 
     name: str
-    function: Callable[[Mapping[str, Any], int, Any, str], Outcome]
-    modules: Callable[[Mapping[str, Any]], Sequence[str]]
+    entry: str
     measures: bool = True
+
+    @property
+    def function(self) -> Callable[[Mapping[str, Any], int, Any, str], Outcome]:
+        """The function, imported now."""
+        function: Callable[..., Outcome] = _named(self.entry)
+        return function
+
+
+def _named(entry: str) -> Any:
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One configuration of an experiment; `seeds` None for the profile's."""
+    """One configuration of an experiment.
+
+    Attributes:
+        experiment: Its name.
+        config: JSON values.
+        seeds: None for the profile's.
+        label: What progress and failures call it, such as ``ResNet-50, mini-batch 64``.
+    """
 
     experiment: str
     config: dict[str, Any]
     seeds: tuple[int, ...] | None = None
+    label: str = field(default="", compare=False)
 
     def __hash__(self) -> int:
         return hash(identity(self.experiment, self.config, 0))
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a claim holds here, and the numbers behind the word."""
-
-    word: str
-    evidence: str
-
-    WORDS = ("reproduced", "partly", "not reproduced", "not run")
-
-    def __post_init__(self) -> None:
-        if self.word not in self.WORDS:
-            raise ValueError(f"verdict is {self.word!r}; allowed are {', '.join(self.WORDS)}")
-
-
-Part = tuple[str, str]  # a word of Verdict.WORDS, and its evidence
-
-
-def combine(parts: Sequence[Part]) -> Verdict:
-    """Join the verdicts on several parts of a claim: all, some or none reproduced."""
-    words = [word for word, _ in parts if word != "not run"]
-    evidence = "; ".join(text for _, text in parts)
-    if not words:
-        return Verdict("not run", evidence or "no records")
-    if all(word == "reproduced" for word in words):
-        whole = len(words) == len(parts)
-        return Verdict("reproduced" if whole else "partly", evidence)
-    if all(word == "not reproduced" for word in words):
-        return Verdict("not reproduced", evidence)
-    return Verdict("partly", evidence)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement of the paper, and the check that says whether it holds in the records."""
-
-    text: str
-    source: str
-    check: Callable[["Results"], Verdict]
+    def __str__(self) -> str:
+        return f"{self.experiment} {self.label}".strip()
 
 
 class Results:
@@ -108,8 +102,14 @@ class Results:
         seeds: The profile's seeds.
         records: Candidates; of several with the same configuration and seed the current ones
             count before stale ones, later before earlier.
-        is_current: Whether a record's code is the present one.
+        is_current: Whether a record stands under the present code.
+        profile: Under which the runs were planned.
+
+    Attributes:
+        places: Where the records come from, as phrases, most records first.
     """
+
+    places: Sequence[str] = ()
 
     def __init__(
         self,
@@ -117,7 +117,9 @@ class Results:
         seeds: Sequence[int],
         records: Sequence[Record],
         is_current: Callable[[Record], bool] = lambda record: True,
+        profile: str = "quick",
     ) -> None:
+        self.profile = profile
         self.expected = [
             (run, seed) for run in runs for seed in (run.seeds if run.seeds is not None else seeds)
         ]
@@ -140,6 +142,25 @@ class Results:
         ]
         return sorted(matching, key=lambda record: record.seed)
 
+    def ok(self, experiment: str, **config: Any) -> list[Record]:
+        """Return those of `select` that ran to their end."""
+        return [record for record in self.select(experiment, **config) if record.status == "ok"]
+
+    def first(self, experiment: str, **config: Any) -> Record | None:
+        """Return the first of `ok`, None where there is none."""
+        return next(iter(self.ok(experiment, **config)), None)
+
+    def need(self, experiment: str, **config: Any) -> Record:
+        """Return the first of `ok`.
+
+        Raises:
+            NotRun: There is none.
+        """
+        record = self.first(experiment, **config)
+        if record is None:
+            raise NotRun("no records")
+        return record
+
     @property
     def missing(self) -> int:
         """How many runs have no record."""
@@ -151,29 +172,227 @@ class Results:
         return [record for record in self.records if record.status == "failed"]
 
 
+def one_machine(records: Sequence[Record]) -> Sequence[Record]:
+    """Return the records, whose times are to be compared.
+
+    Raises:
+        NotRun: They are of several devices: a ratio of their times would compare those.
+    """
+    devices = sorted({record.device["name"] for record in records})
+    if len(devices) > 1:
+        raise NotRun(
+            f"times of {' and '.join(devices)} do not compare; take the records of one with --from"
+        )
+    return records
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What was written down about a claim before its records were made.
+
+    Attributes:
+        test: ``higher`` or ``lower`` (a direction), ``same`` (within the margin), ``exact`` (what
+            has no spread).
+        expect: The word expected under the profile `quick` or `long`, and nothing more.
+        why: The reason.
+        written: When.
+        margin: What still counts as the same, in the evidence's unit or as a share; by case where
+            they differ; or where it stands in ``reported/PAPER.toml``, from which the check takes
+            it.
+        source: Where the margin comes from.
+        effect: Where the paper's effect stands in ``reported/PAPER.toml``; ``*`` is any name.
+        sd: The spread of one value that was assumed, None where nothing is known of it.
+        n: Seeds or repeats a cell.
+    """
+
+    test: str
+    expect: str
+    why: str
+    written: datetime
+    margin: float | str | Mapping[str, float] | None = None
+    source: str = ""
+    effect: str = ""
+    sd: float | None = None
+    n: int | None = None
+
+    TESTS = ("higher", "lower", "same", "exact")
+
+    def __post_init__(self) -> None:
+        if self.test not in self.TESTS or self.expect not in WORDS:
+            raise ValueError(
+                f"test is {self.test!r}, expect {self.expect!r}; allowed are "
+                f"{', '.join(self.TESTS)} and {', '.join(WORDS)}"
+            )
+        if (self.test == "same") != (self.margin is not None) or (
+            self.margin is not None and not self.source
+        ):
+            raise ValueError("a sameness, and nothing else, has a margin with its source")
+
+    @property
+    def sign(self) -> int:
+        """1 where the claim is that something is higher, -1 where it is lower."""
+        return -1 if self.test == "lower" else 1
+
+    def allowed(self, case: str = "") -> float:
+        """Return the margin, of a case where there are several.
+
+        Raises:
+            ValueError: There is none, or the check is to take it from the paper's numbers.
+        """
+        margin = self.margin
+        if isinstance(margin, Mapping):
+            margin = margin.get(case)
+        if margin is None or isinstance(margin, str):
+            raise ValueError(f"no margin is written down for {case or self.test!r}: {margin!r}")
+        return float(margin)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, and the check that says whether it holds in the records.
+
+    Attributes:
+        key: Unique within its artefact; names its row in ``expected/PAPER.toml``.
+        text: The statement.
+        source: Where in the paper.
+        check: Judges the records, given what was expected; may raise `NotRun`.
+        kind: A word of `judging.KINDS`.
+    """
+
+    key: str
+    text: str
+    source: str
+    check: Callable[[Results, Expectation], Verdict]
+    kind: str = "measured"
+
+    def judge(self, results: Results, expected: Expectation) -> Verdict:
+        """Return the verdict; records that are missing make it "not run"."""
+        try:
+            return self.check(results, expected)
+        except NotRun as missing:
+            return Verdict("not run", str(missing))
+
+
+def claim(
+    key: str, text: str, source: str, kind: str = "measured"
+) -> Callable[[Callable[[Results, Expectation], Verdict]], Claim]:
+    """Make a `Claim` of the check that is defined below it.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}; allowed are {', '.join(KINDS)}")
+    return lambda function: Claim(key, text, source, function, kind)
+
+
+@dataclass(frozen=True)
+class Check:
+    """What holds by construction, if the code is right: shown under its table, never counted.
+
+    Attributes:
+        text: What should hold.
+        test: Says whether it does, and the numbers; may raise `NotRun`.
+    """
+
+    text: str
+    test: Callable[[Results], tuple[bool, str]]
+
+    def row(self, results: Results) -> dict[str, str]:
+        """Return the check as a row of a table."""
+        try:
+            holds, evidence = self.test(results)
+        except NotRun as missing:
+            return {"check": self.text, "holds": "not run", "evidence": str(missing)}
+        return {"check": self.text, "holds": "yes" if holds else "NO", "evidence": evidence}
+
+
+def check(text: str) -> Callable[[Callable[[Results], tuple[bool, str]]], Check]:
+    """Make a `Check` of the test that is defined below it."""
+    return lambda function: Check(text, function)
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """What an artefact runs, shows and claims, as its question's module defines it.
+
+    Attributes:
+        runs: The runs it draws from, given a profile and the dataset chosen for each task.
+        table: Rows, the paper's values beside ours.
+        caption: Says what the numbers are, naming stand-in or synthetic data and simulated limits.
+        figure: Draws them.
+        claims: What the paper says about it.
+        checks: What holds by construction.
+    """
+
+    runs: Callable[[str, Chosen], list[Run]]
+    table: Callable[[Results], Rows]
+    caption: Callable[[Results], str]
+    figure: "Callable[[Results], Figure] | None" = None
+    claims: tuple[Claim, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+
 @dataclass(frozen=True)
 class Artefact:
     """One table or figure of a paper.
 
     Attributes:
         name: Such as ``table4``.
-        title: One line.
         source: Where in the paper.
-        runs: The runs it draws from, given a profile and the dataset chosen for each task.
-        table: Turns results into a data frame, the paper's values beside ours.
-        caption: Says what the numbers are, naming stand-in or synthetic data and simulated limits.
-        claims: What the paper says about it.
-        figure: Turns results into a figure.
+        title: One line.
+        question: ``module:NAME`` of its `Exhibit`, imported when it is asked for.
     """
 
     name: str
-    title: str
     source: str
-    runs: Callable[[str, Mapping[str, str]], list[Run]]
-    table: Callable[[Results], "pd.DataFrame"]
-    caption: Callable[[Results], str]
-    claims: tuple[Claim, ...] = ()
-    figure: Callable[[Results], "Figure"] | None = None
+    title: str
+    question: str
+
+    @property
+    def exhibit(self) -> Exhibit:
+        """What it runs, shows and claims."""
+        exhibit: Exhibit = _named(self.question)
+        return exhibit
+
+    def runs(self, profile: str, chosen: Chosen) -> list[Run]:
+        """Return the runs it draws from."""
+        return self.exhibit.runs(profile, chosen)
+
+    def table(self, results: Results) -> "pd.DataFrame":
+        """Return its table."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.exhibit.table(results)), dtype=object)
+
+    def caption(self, results: Results) -> str:
+        """Return what the numbers are."""
+        return self.exhibit.caption(results)
+
+    @property
+    def draws(self) -> bool:
+        """Whether there is a figure."""
+        return self.exhibit.figure is not None
+
+    def figure(self, results: Results) -> "Figure":
+        """Draw it.
+
+        Raises:
+            ValueError: It has no figure; see `draws`.
+        """
+        if self.exhibit.figure is None:
+            raise ValueError(f"{self.name} has no figure")
+        return self.exhibit.figure(results)
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What the paper says about it."""
+        return self.exhibit.claims
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What holds by construction."""
+        return self.exhibit.checks
 
 
 @dataclass(frozen=True)
@@ -189,6 +408,7 @@ class Paper:
         artefacts: By name, in the paper's order.
         datasets: For each profile and task, the datasets that serve, best first; the last one is
             embedded or generated, so that one is always there.
+        options: What ``--set`` may change in the runs, with its choices.
     """
 
     key: str
@@ -198,10 +418,45 @@ class Paper:
     experiments: Mapping[str, Experiment]
     artefacts: Mapping[str, Artefact]
     datasets: Mapping[str, Mapping[str, Sequence[str]]]
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+def by_name(*items: Any) -> dict[str, Any]:
+    """Return experiments or artefacts by their names, in order."""
+    return {item.name: item for item in items}
 
 
 @cache
-def reported(paper: str) -> dict[str, Any]:
-    """Return the numbers that a paper reports, from ``reported/PAPER.toml``."""
-    path = paths.PACKAGE / "experiments" / "reported" / f"{paper}.toml"
-    return tomllib.loads(path.read_text())
+def expectations(paper: str) -> dict[str, dict[str, Expectation]]:
+    """Return what was expected of a paper's claims, by artefact and key.
+
+    The file ``expected/PAPER.toml`` has, above its rows, when it was ``written``, which a row may
+    say of itself, and the folders of reference records that were ``seen`` then.
+
+    Raises:
+        ValueError: A row is not one; the text names it.
+    """
+    path = paths.PACKAGE / "experiments" / "expected" / f"{paper}.toml"
+    content = tomllib.loads(path.read_text())
+    written = content.pop("written")
+    content.pop("seen")
+    found: dict[str, dict[str, Expectation]] = {}
+    for artefact, rows in content.items():
+        for key, row in rows.items():
+            try:
+                found.setdefault(artefact, {})[key] = Expectation(**{"written": written, **row})
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path.name}, [{artefact}.{key}]: {error}") from error
+    return found
+
+
+def expectation(paper: str, artefact: str, key: str) -> Expectation:
+    """Return what was expected of one claim.
+
+    Raises:
+        ValueError: There is no such row.
+    """
+    rows = expectations(paper).get(artefact, {})
+    if key not in rows:
+        raise ValueError(f"expected/{paper}.toml has no row [{artefact}.{key}]; write it down")
+    return rows[key]

@@ -8,12 +8,9 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from tqdm import tqdm
-
-from repro import datasets, paths
+from repro import paths
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     PROFILES,
@@ -23,8 +20,8 @@ from repro.experiments.design import (
     Outcome,
     Paper,
     Run,
+    UsageError,
 )
-from repro.measure import describe_device, is_out_of_memory
 from repro.records import (
     Record,
     RecordStore,
@@ -33,25 +30,28 @@ from repro.records import (
     local_store,
     now,
     record_key,
-    source_hash,
 )
+from repro.source_code import present
 
-Data = datasets.ImageData | datasets.EpochTimes
-ENGINES = ("local", "ray")
-RAY_ADDRESS = "REPRO_RAY_ADDRESS"  # of the cluster that trainings on Ray use; empty: one is started
+if TYPE_CHECKING:
+    from repro.datasets import EpochTimes, ImageData
 
+    Data = ImageData | EpochTimes
 
-class UsageError(ValueError):
-    """Something was asked for that does not exist; the text names what does."""
+# Commands that compute nothing answer at once: torch and the datasets are imported where they work.
 
 
 def default_profile() -> str:
     """Return ``gpu`` where CUDA is present and ``quick`` where it is not."""
+    import torch
+
     return "gpu" if torch.cuda.is_available() else "quick"
 
 
 def default_device() -> str:
     """Return ``cuda`` where it is present and ``cpu`` where it is not."""
+    import torch
+
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -66,6 +66,8 @@ def check_profile(profile: str, computing: bool = True) -> str:
 
 def check_device(device: str) -> str:
     """Return `device` if it is there."""
+    from repro.measure import describe_device
+
     try:
         describe_device(device)
     except (ValueError, RuntimeError) as error:
@@ -83,6 +85,8 @@ def choose_datasets(
     Raises:
         UsageError: A name is unknown, or serves no task of the paper.
     """
+    from repro import datasets
+
     if root is not None and not paths.data_roots(root)[0].is_dir():
         raise UsageError(f"data folder {str(root)!r} does not exist; leave it out, or give another")
     tasks = paper.datasets[profile]
@@ -115,39 +119,100 @@ def plan(
     )
 
 
-def only_mini_batches(runs: Sequence[Run], sizes: Sequence[int]) -> list[Run]:
-    """Return the runs with one of these mini-batch sizes; all where none is given.
+Choices = Sequence[tuple[str, str]]
+
+
+def parse_choice(text: str) -> tuple[str, str]:
+    """Read ``KEY=VALUE``.
 
     Raises:
-        UsageError: A size is below 1, or no run has it.
+        UsageError: There is no equals sign.
     """
-    present = {run.config["mini_batch"] for run in runs if "mini_batch" in run.config}
-    for size in sizes:
-        if size < 1 or size not in present:
-            allowed = ", ".join(str(known) for known in sorted(present))
-            advice = f"choose among {allowed}" if allowed else "none of these runs has one"
-            raise UsageError(f"mini-batch size {size} is not in the plan; {advice}")
-    return [run for run in runs if not sizes or run.config.get("mini_batch") in sizes]
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise UsageError(f"{text!r} is not of the form KEY=VALUE, such as mini_batch=64")
+    return key, value
 
 
-def with_engine(runs: Sequence[Run], engine: str | None) -> list[Run]:
-    """Return the runs with another engine of dual-batch learning's trainings; None leaves them.
+def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
+    """Return the runs whose configuration has one of the values of every key that is named.
+
+    Args:
+        runs: A plan.
+        choices: Keys and values, as text; several of one key admit any of them.
 
     Raises:
-        UsageError: There is no such engine, or no run that has one.
+        UsageError: No run has that key, or that value of it.
     """
-    if engine is None:
-        return list(runs)
-    if engine not in ENGINES:
-        raise UsageError(f"unknown engine {engine!r}; choose among {', '.join(ENGINES)}")
-    if not any("engine" in run.config for run in runs):
-        raise UsageError("none of these runs has an engine; those of dualbatch's tables have")
-    return list(
-        dict.fromkeys(
-            replace(run, config=run.config | {"engine": engine}) if "engine" in run.config else run
-            for run in runs
+    kept = list(runs)
+    for key in dict.fromkeys(key for key, _ in choices):
+        wanted = [value for name, value in choices if name == key]
+        present_ = {_text(run.config[key]) for run in runs if key in run.config}
+        for value in wanted:
+            if value not in present_:
+                known = ", ".join(sorted(present_, key=_naturally))
+                advice = f"choose among {known}" if known else _keys_advice(runs)
+                raise UsageError(f"no run of the plan has {key}={value}; {advice}")
+        kept = [run for run in kept if key in run.config and _text(run.config[key]) in wanted]
+    return kept
+
+
+def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Run]:
+    """Return the runs with other values of what their configuration has; the rest as they are.
+
+    Args:
+        paper: Says which values some keys may have.
+        runs: A plan.
+        choices: Keys and values, as text; a value is read as JSON where it is such.
+
+    Raises:
+        UsageError: No run has that key, the value is of another type, or not allowed.
+    """
+    for key, text in choices:
+        present_ = [run.config[key] for run in runs if key in run.config]
+        if not present_:
+            raise UsageError(f"no run of the plan has a {key!r} to set; {_keys_advice(runs)}")
+        allowed = paper.options.get(key)
+        if allowed is not None and text not in allowed:
+            raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(allowed)}")
+        value = text if any(isinstance(one, str) for one in present_) else _parsed(text)
+        kinds = {type(one) for one in present_ if one is not None}
+        if kinds and type(value) not in kinds and not (float in kinds and type(value) is int):
+            example = next(one for one in present_ if one is not None)
+            raise UsageError(f"{key}={text} is of another type than {key}={_text(example)}")
+        runs = list(
+            dict.fromkeys(
+                replace(run, config=run.config | {key: value}) if key in run.config else run
+                for run in runs
+            )
         )
-    )
+    return list(runs)
+
+
+def _keys_advice(runs: Sequence[Run]) -> str:
+    keys = sorted({key for run in runs for key, value in run.config.items() if _is_plain(value)})
+    return f"their keys are {', '.join(keys)}" if keys else "its runs have no such keys"
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _naturally(text: str) -> tuple[bool, float, str]:
+    value = _parsed(text)
+    number = isinstance(value, int | float)
+    return not number, float(value) if number else 0.0, text
 
 
 def parse_seeds(text: str | None) -> tuple[int, ...] | None:
@@ -190,13 +255,23 @@ class Tally:
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a plan is carried out."""
+    """Where and how a plan is carried out.
+
+    Attributes:
+        profile: Which one.
+        device: Such as ``cpu``.
+        root: Folder searched first for datasets.
+        seeds: Instead of the profile's.
+        retry_failed: Whether what failed is run again.
+        choices: What the command line said of runs, for the records' own command.
+    """
 
     profile: str
     device: str
     root: str | None = None
     seeds: tuple[int, ...] | None = None
     retry_failed: bool = False
+    choices: str = ""
 
     def command(self, target: str, dataset: str | None) -> str:
         """Return a command line that computes a record again."""
@@ -206,6 +281,8 @@ class Setting:
         if self.seeds is not None:
             listed = ",".join(map(str, self.seeds))
             parts.append(f"--seeds {listed}{',' if len(self.seeds) == 1 else ''}")
+        if self.choices:
+            parts.append(self.choices)
         return " ".join(parts)
 
     def seeds_of(self, run: Run) -> tuple[int, ...]:
@@ -225,8 +302,14 @@ def execute(
     """Carry out the runs that have no record yet; each writes its record as it ends.
 
     Running out of memory and failing are results and are recorded; the others go on. Shows a
-    progress bar on a terminal, and a line per computed run elsewhere.
+    progress bar on a terminal, and a line per computed run elsewhere; why a run failed is said
+    in both, also of a failure that stands.
     """
+    import torch
+    from tqdm import tqdm
+
+    from repro.measure import describe_device
+
     store = store or local_store(setting.profile)
     store.sweep()
     describe_device(setting.device)  # an absent device is said before anything starts
@@ -237,37 +320,46 @@ def execute(
     steps = [(run, seed) for run in runs for seed in setting.seeds_of(run)]
     # Seed by seed: whatever stops it early leaves whole tables with a smaller n.
     steps.sort(key=lambda step: step[1])
+    known = {
+        key: record for record in store.load(paper.key) for key in standing_keys(paper, record)
+    }
     interactive = sys.stderr.isatty()
     tally = Tally()
+
+    def tell(line: str) -> None:
+        tqdm.write(line, file=sys.stderr) if interactive else report(line)
+
     with tqdm(steps, unit="run", disable=not interactive, desc=paper.key) as bar:
         for run, seed in bar:
             experiment = paper.experiments[run.experiment]
-            bar.set_postfix_str(_label(run))
-            data = _load(run.config, setting.root)
+            bar.set_postfix_str(str(run))
+            data = load(run.config, setting.root)
             key = _key(paper, experiment, run, seed, setting, data)
-            standing = store.get(paper.key, experiment.name, key)
+            name = f"{paper.key} {run} seed {seed}"
+            standing = known.get(key)
             if standing and not (setting.retry_failed and standing.status == "failed"):
                 tally.stood += 1
-                tally.failed += standing.status == "failed"
+                if standing.status == "failed":
+                    tally.failed += 1
+                    tell(f"{name}: failed before, again with --retry-failed: {standing.error}")
                 continue
             start = time.perf_counter()
             record = _carry_out(paper, experiment, run, seed, setting, data, key)
             store.write(record)
+            known[key] = record
             tally.done += 1
             tally.out_of_memory += record.status == "out_of_memory"
             tally.failed += record.status == "failed"
-            if not interactive:
-                seconds = time.perf_counter() - start
-                report(f"{paper.key} {_label(run)} seed {seed}: {record.status} ({seconds:.1f} s)")
-            elif record.status == "failed":
-                tqdm.write(f"failed: {_label(run)} seed {seed}: {record.error}", file=sys.stderr)
+            why = f": {record.error}" if record.status == "failed" else ""
+            if why or not interactive:
+                tell(f"{name}: {record.status} ({time.perf_counter() - start:.1f} s){why}")
     return tally
 
 
 def load_data(runs: Sequence[Run], root: str | None) -> None:
     """Load the datasets of a plan, so that a missing or damaged one is said before it starts."""
     for run in runs:
-        _load(run.config, root)
+        load(run.config, root)
 
 
 def _carry_out(
@@ -276,20 +368,26 @@ def _carry_out(
     run: Run,
     seed: int,
     setting: Setting,
-    data: Data | None,
+    data: "Data | None",
     key: str,
 ) -> Record:
+    import torch
+
+    from repro.experiments.replay import recording
+    from repro.measure import describe_device, is_out_of_memory
+
     started = now()
     status, error, outcome = "ok", None, Outcome({})
-    try:
-        outcome = experiment.function(run.config, seed, data, setting.device)
-    except UsageError:  # of the machine, not of the method: no result
-        raise
-    except Exception as problem:
-        status = "out_of_memory" if is_out_of_memory(problem) else "failed"
-        error = f"{type(problem).__name__}: {problem}"
-        if status == "failed":
-            error += "\n" + "".join(traceback.format_tb(problem.__traceback__)[-2:])
+    with recording() as first:
+        try:
+            outcome = experiment.function(run.config, seed, data, setting.device)
+        except UsageError:  # of the machine, not of the method: no result
+            raise
+        except Exception as problem:
+            status = "out_of_memory" if is_out_of_memory(problem) else "failed"
+            error = f"{type(problem).__name__}: {problem}"
+            if status == "failed":
+                error += "\n" + "".join(traceback.format_tb(problem.__traceback__)[-2:])
     if status != "ok":
         gc.collect()  # a model in a cycle with its error would take memory from the next run
     if setting.device.startswith("cuda"):
@@ -325,6 +423,8 @@ def _carry_out(
         started=started,
         finished=now(),
         command=setting.command(paper.key, None if data is None else _asked_for(data)),
+        entry=experiment.entry,
+        first_steps=first.fingerprint() if status == "ok" else None,
     )
 
 
@@ -334,13 +434,11 @@ def _key(
     run: Run,
     seed: int,
     setting: Setting,
-    data: Data | None,
+    data: "Data | None",
 ) -> str:
-    device = None
-    if experiment.measures:
-        versions = library_versions()
-        libraries = f"torch {versions['torch']}, torchvision {versions['torchvision']}"
-        device = f"{describe_device(setting.device)['name']}, {libraries}"
+    from repro.measure import describe_device
+
+    name = describe_device(setting.device)["name"]
     return record_key(
         paper.key,
         experiment.name,
@@ -348,43 +446,63 @@ def _key(
         seed,
         fingerprint=data.fingerprint if data else None,
         code=code_of(experiment, run.config),
-        device=device,
+        device=_machine(name, library_versions()) if experiment.measures else None,
     )
+
+
+def _machine(device: str, versions: Mapping[str, str]) -> str:
+    return f"{device}, torch {versions.get('torch')}, torchvision {versions.get('torchvision')}"
+
+
+def standing_keys(paper: Paper, record: Record) -> list[str]:
+    """Return the keys of all runs that a record spares: one for each code it stands under."""
+    experiment = paper.experiments.get(record.experiment)
+    if experiment is None:
+        return []
+    machine = _machine(record.device["name"], record.versions) if experiment.measures else None
+    fingerprint = record.dataset["fingerprint"] if record.dataset else None
+    return [
+        record_key(
+            paper.key,
+            record.experiment,
+            record.config,
+            record.seed,
+            fingerprint=fingerprint,
+            code=code,
+            device=machine,
+        )
+        for code in record.codes
+    ]
 
 
 def code_of(experiment: Experiment, config: Mapping[str, Any]) -> str:
     """Return the hash of the source that an experiment runs for a configuration."""
-    return _source_hash(tuple(experiment.modules(config)))
+    return present().hash_of(experiment.entry, config)
 
 
-@cache
-def _source_hash(modules: tuple[str, ...]) -> str:
-    return source_hash(modules)
+def is_current(paper: Paper, record: Record) -> bool:
+    """Whether a record stands under the present code."""
+    experiment = paper.experiments.get(record.experiment)
+    return experiment is not None and code_of(experiment, record.config) in record.codes
 
 
-def _load(config: Mapping[str, Any], root: str | None) -> Data | None:
+def load(config: Mapping[str, Any], root: str | None) -> "Data | None":
+    """Load the dataset that a configuration names, once in a process; None where it has none."""
     wanted = config.get("dataset")
     return None if wanted is None else _load_cached(json.dumps(wanted, sort_keys=True), root)
 
 
-def _asked_for(data: Data) -> str | None:
-    return None if isinstance(data, datasets.EpochTimes) else data.name
+def _asked_for(data: "Data") -> str | None:
+    from repro.datasets import TIMES
+
+    return None if data.name == TIMES else data.name  # those are found, not chosen
 
 
 @cache
-def _load_cached(wanted: str, root: str | None) -> Data:
+def _load_cached(wanted: str, root: str | None) -> "Data":
+    from repro import datasets
+
     options = json.loads(wanted)
     if options["name"] == datasets.TIMES:
         return datasets.load_times(root)
     return datasets.load(options.pop("name"), root, **options)
-
-
-def _label(run: Run) -> str:
-    parts = [run.experiment]
-    named = ("role", "table", "scheme", "k", "n_small", "factor", "engine", "resolution",
-             "mini_batch", "micro_batch", "layer", "setting", "mode", "limit_mib",
-             "policy", "task", "strategy", "stands_for")  # fmt: skip
-    for name in named:
-        if run.config.get(name) is not None:
-            parts.append(f"{name.replace('_', '-')} {run.config[name]}")
-    return " ".join(parts)

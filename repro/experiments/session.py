@@ -5,10 +5,9 @@ from matplotlib.figure import Figure
 
 from repro import report
 from repro.experiments import load_paper, running, sources, summary
-from repro.experiments.design import Results, Verdict
+from repro.experiments.design import Results
 from repro.experiments.running import Setting
-from repro.experiments.sources import Source
-from repro.records import local_store
+from repro.experiments.sources import LOCAL
 
 
 class Session:
@@ -52,38 +51,40 @@ class Session:
             runs = running.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
             running.load_data(runs, setting.root)
             running.execute(self.paper, runs, setting)
-            self.source = Source("local", profile, local_store(profile))
+            self.source = sources.find_source(self.paper, profile, LOCAL)
         display(Markdown(f"Shown: {self.source.label}."))
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
-        return sources.results_of(self.paper, self.paper.artefacts[name], self.source)
+        return sources.results_of(self.paper.artefacts[name], self.source)
 
     def show(self, name: str) -> None:
-        """Show an artefact: its caption, figure, table and verdicts."""
+        """Show an artefact: its caption, figure, table, checks and verdicts."""
         artefact = self.paper.artefacts[name]
         results = self.results(name)
-        display(Markdown(f"**{artefact.source}.** {artefact.caption(results)}"))
-        if artefact.figure is not None:
+        display(Markdown(f"**{artefact.source}.** {summary.caption(artefact, results)}"))
+        if artefact.draws:
             show_figure(artefact.figure(results))
         display(report.TableView(artefact.table(results)))
-        if artefact.claims:
-            judged = summary.verdicts(self.paper, artefact, results).drop(columns="artefact")
-            display(report.TableView(judged))
+        if checked := summary.checks(artefact, results):
+            display(report.TableView(summary.frame(checked)))
+        if judged := summary.verdicts(self.paper, artefact, results):
+            display(report.TableView(summary.frame(judged, summary.CLAIM_COLUMNS[1:])))
 
     def verdicts(self) -> report.TableView:
         """Return the verdicts on all claims."""
-        frame = summary.paper_verdicts(self.paper, self.source)
-        return report.TableView(frame[["artefact", "claim", "verdict", "evidence"]])
+        rows = summary.paper_verdicts(self.source)
+        return report.TableView(
+            summary.frame(rows, ("artefact", "claim", "kind", "verdict", "evidence"))
+        )
 
     def counts(self) -> dict[str, int]:
         """Return how many claims got each verdict."""
-        words = list(summary.paper_verdicts(self.paper, self.source)["verdict"])
-        return {word: words.count(word) for word in Verdict.WORDS}
+        return summary.counts(summary.paper_verdicts(self.source))
 
     def provenance(self) -> None:
         """Show what made the records: devices, versions, commits, time, datasets."""
-        records = self.source.store.load(self.paper.key)
+        records = [record for own in self.source.records.values() for record in own]
         lines = [f"- {len(records)} records: {self.source.label}"]
         for title, values in {
             "device": {record.device["name"] for record in records},

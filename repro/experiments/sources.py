@@ -1,25 +1,53 @@
-"""Where the records of an artefact come from: this machine, or the reference of a device."""
+"""Where the records of an artefact come from: this machine, or the reference of a device.
 
+Of every run the best record is shown: one that stands before a stale one, this machine's before a
+reference. So a single record of one's own hides no reference of another run.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results
-from repro.experiments.running import UsageError, code_of, default_profile, with_engine
+from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results, UsageError
+from repro.experiments.running import Choices, default_profile, is_current, with_changes
 from repro.records import Record, RecordStore, local_store, reference_stores
+
+LOCAL = "local"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where records come from: this machine, or a device whose records ship with the project."""
+    """The records that count for a paper: of all places, or of one.
 
-    device: str
-    profile: str
-    store: RecordStore
+    Attributes:
+        paper: The paper.
+        stores: By (device folder or ``local``, profile), worst first.
+        profile: The only one that counts; None for the best of each artefact.
+    """
+
+    paper: Paper
+    stores: Mapping[tuple[str, str], RecordStore]
+    profile: str | None = None
+
+    @cached_property
+    def records(self) -> dict[tuple[str, str], list[Record]]:
+        """The paper's records by place and profile, where there are any; each is read once."""
+        found = {place: store.load(self.paper.key) for place, store in self.stores.items()}
+        return {place: records for place, records in found.items() if records}
 
     @property
     def label(self) -> str:
-        """One phrase for captions."""
-        where = "this machine" if self.device == "local" else f"reference records, {self.device}"
-        return f"{where}, profile {self.profile}"
+        """Where the records come from, in one phrase."""
+        if not self.records:
+            return "no records yet"
+        places = [_place(device, profile) for device, profile in reversed(self.records)]
+        return "; ".join(places)
+
+
+def _place(device: str, profile: str) -> str:
+    where = "this machine" if device == LOCAL else f"reference records, {device}"
+    return f"{where}, profile {profile}"
 
 
 def find_source(
@@ -29,74 +57,107 @@ def find_source(
 
     Args:
         paper: The paper.
-        profile: Only this profile; by default the most thorough one that has records.
-        device: ``local``, or a folder under ``results/reference``; by default this machine's own
-            records where there are any, then the reference of a GPU, then of a CPU, and
-            ``smoke`` records after all others.
+        profile: Only this one; by default for each artefact the one that has most of its records.
+        device: ``local``, or a folder under ``results/reference``; by default all of them.
         local: Whether this machine's own records count.
 
     Raises:
         UsageError: There is no such device folder.
     """
-    own = [Source("local", name, local_store(name)) for name in COMPUTING_PROFILES]
-    reference = [
-        Source(device_name, name, store)
-        for (device_name, name), store in reference_stores().items()
-        if name in COMPUTING_PROFILES
-    ]
-    names = ["local", *dict.fromkeys(source.device for source in reference)]
+    references = {
+        place: store for place, store in reference_stores().items()
+        if place[1] in COMPUTING_PROFILES
+    }  # fmt: skip
+    names = [LOCAL, *dict.fromkeys(place[0] for place in references)]
     if device is not None and device not in names:
         raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
-
-    def rank(source: Source) -> tuple[bool, bool, bool, int]:
-        thorough = COMPUTING_PROFILES.index(source.profile)
-        # Toy records show that the code runs; they hide nothing better.
-        toy = source.profile == "smoke"
-        return toy, source.device != "local", source.device.startswith("cpu"), -thorough
-
-    candidates = [
-        source
-        for source in sorted(own + reference, key=rank)
-        if device in (None, source.device)
-        and profile in (None, source.profile)
-        and (local or source.device != "local")
-    ]
-    filled = [s for s in candidates if any((s.store.folder / paper.key).glob("*.json"))]
-    if filled:
-        return filled[0]
-    fallback = profile or default_profile()
-    return Source("local", fallback, local_store(fallback))
+    own = {(LOCAL, name): local_store(name) for name in COMPUTING_PROFILES}
+    # A GPU's reference before a CPU's, this machine's before both.
+    ordered = sorted(references, key=lambda place: not place[0].startswith("cpu"))
+    stores = {place: references[place] for place in ordered} | (own if local else {})
+    return Source(
+        paper,
+        {
+            place: store
+            for place, store in stores.items()
+            if device in (None, place[0]) and profile in (None, place[1])
+        },
+        profile,
+    )
 
 
 def results_of(
-    paper: Paper,
     artefact: Artefact,
     source: Source,
-    seeds: tuple[int, ...] | None = None,
-    engine: str | None = None,
+    seeds: Sequence[int] | None = None,
+    changes: Choices = (),
 ) -> Results:
-    """Gather the records of an artefact; `engine` asks for those of another engine.
+    """Gather the best record of every run of an artefact.
 
-    The datasets are those of the latest records, so that an artefact is shown as it was computed
-    whatever data is at hand now.
+    Of the profiles the one counts that has records of most of its runs, of several the most
+    thorough one, and `smoke` after all others. The datasets are those that the records have, so
+    that an artefact is shown as it was computed whatever data is at hand now.
+
+    Args:
+        artefact: Of the source's paper.
+        source: Where its records are.
+        seeds: Those wanted; by default the profile's and any that records have.
+        changes: What ``--set`` changes in the runs.
+
+    Raises:
+        UsageError: The changes do not fit the runs.
     """
-    records = source.store.load(paper.key)  # oldest first
-    # One table never mixes devices: where this machine has records of several, the last counts.
-    records = [r for r in records if r.device["name"] == records[-1].device["name"]]
-    used = [r.config["dataset"]["name"] for r in records if r.config.get("dataset")]
-    chosen = {}
-    for task, names in paper.datasets[source.profile].items():
-        serving = [name for name in used if name in (*names, "synthetic")]
-        chosen[task] = serving[-1] if serving else next(iter(names), "")
+    held = [profile for _, profile in source.records]
+    profiles = [name for name in COMPUTING_PROFILES if name in held]
+    if not profiles:
+        profiles = [source.profile or default_profile()]
+    found = [_of_profile(artefact, source, name, seeds, changes) for name in profiles]
 
-    def is_current(record: Record) -> bool:
-        experiment = paper.experiments.get(record.experiment)
-        return experiment is not None and record.code == code_of(experiment, record.config)
+    def worth(results: Results) -> tuple[bool, float, int]:
+        share = len(results.records) / max(1, len(results.expected))
+        # Toy records show that the code runs; they hide nothing better.
+        real = results.profile != "smoke" and bool(results.records)
+        return real, share, COMPUTING_PROFILES.index(results.profile)
 
-    runs = artefact.runs(source.profile, chosen)
-    if any("engine" in run.config for run in runs):
-        runs = with_engine(runs, engine)
+    return max(found, key=worth)
+
+
+def _of_profile(
+    artefact: Artefact, source: Source, profile: str, seeds: Sequence[int] | None, changes: Choices
+) -> Results:
+    paper = source.paper
+    places = [place for place in source.records if place[1] == profile]
+    records = [record for place in places for record in source.records[place]]  # best last
+    names = [r.config["dataset"]["name"] for r in records if r.config.get("dataset")]
+    used = list(dict.fromkeys(reversed(names)))
+    tasks = paper.datasets[profile]
+    served = []
+    for own in tasks.values():
+        serving = [name for name in used if name in (*own, "synthetic")]
+        served.append(serving or [next(iter(own), "")])
     if seeds is None:
         # Whoever asked for further seeds sees them.
-        seeds = tuple(sorted({record.seed for record in records}.union(SEEDS[source.profile])))
-    return Results(runs, seeds, records, is_current)
+        seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
+    candidates = []
+    for names_ in itertools.product(*served):
+        runs = artefact.runs(profile, dict(zip(tasks, names_, strict=True)))
+        if changes:
+            # An artefact without the key is shown as it is.
+            held = [(k, v) for k, v in changes if any(k in run.config for run in runs)]
+            runs = with_changes(paper, runs, held)
+        candidates.append(
+            Results(runs, seeds, records, lambda record: is_current(paper, record), profile)
+        )
+    best = max(candidates, key=lambda results: len(results.records))
+    best.places = _places(best, {p: source.records[p] for p in places})
+    return best
+
+
+def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]]) -> list[str]:
+    """Return the places whose records the results have, as phrases, most records first."""
+    chosen = {id(record) for record in results.records}
+    counts = {
+        _place(*place): sum(id(record) in chosen for record in own)
+        for place, own in records.items()
+    }
+    return [place for place, count in sorted(counts.items(), key=lambda item: -item[1]) if count]

@@ -1,41 +1,87 @@
 """Verdicts, status and the HTML report over all papers."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from repro import paths, report
 from repro.experiments import PAPERS, load_paper
-from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results
-from repro.experiments.sources import Source, find_source, results_of
-from repro.records import local_store
+from repro.experiments.design import (
+    COMPUTING_PROFILES,
+    SEEDS,
+    Artefact,
+    Paper,
+    Results,
+    expectation,
+)
+from repro.experiments.judging import KINDS, WORDS
+from repro.experiments.sources import LOCAL, Source, find_source, results_of
+from repro.records import commit_state, library_versions, local_store, now
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
+CLAIM_COLUMNS = ("artefact", "claim", "in the paper", "kind", "verdict", "evidence")
 
 
-def verdicts(paper: Paper, artefact: Artefact, results: Results) -> pd.DataFrame:
-    """Return an artefact's claims and verdicts as a table."""
-    rows = [
-        {
-            "artefact": f"{paper.key}/{artefact.name}",
-            "claim": claim.text,
-            "in the paper": claim.source,
-            "verdict": verdict.word,
-            "evidence": verdict.evidence,
-        }
-        for claim, verdict in ((claim, claim.check(results)) for claim in artefact.claims)
-    ]
-    return pd.DataFrame(rows, columns=["artefact", "claim", "in the paper", "verdict", "evidence"])
+def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
+    """Return an artefact's claims and verdicts, a row each."""
+    rows = []
+    for claim in artefact.claims:
+        verdict = claim.judge(results, expectation(paper.key, artefact.name, claim.key))
+        values = (
+            f"{paper.key}/{artefact.name}", claim.text, claim.source, claim.kind, verdict.word,
+            verdict.evidence,
+        )  # fmt: skip
+        rows.append(dict(zip(CLAIM_COLUMNS, values, strict=True)))
+    return rows
 
 
-def paper_verdicts(paper: Paper, source: Source) -> pd.DataFrame:
+def checks(artefact: Artefact, results: Results) -> list[Row]:
+    """Return what holds by construction, a row each."""
+    return [check.row(results) for check in artefact.checks]
+
+
+def caption(artefact: Artefact, results: Results) -> str:
+    """Return an artefact's caption, and which machine and profile its rows are of."""
+    if not results.places:
+        return artefact.caption(results)
+    return f"{artefact.caption(results)} Shown: {'; '.join(results.places)}."
+
+
+def paper_verdicts(source: Source) -> list[Row]:
     """Return all verdicts on a paper."""
-    frames = [
-        verdicts(paper, artefact, results_of(paper, artefact, source))
-        for artefact in paper.artefacts.values()
+    return [
+        row
+        for artefact in source.paper.artefacts.values()
+        for row in verdicts(source.paper, artefact, results_of(artefact, source))
     ]
-    return pd.concat(frames, ignore_index=True)
 
 
-def status(profile: str | None = None) -> pd.DataFrame:
+def counts(rows: Sequence[Row]) -> dict[str, int]:
+    """Return how many claims got each verdict."""
+    words = [row["verdict"] for row in rows]
+    return {word: words.count(word) for word in WORDS}
+
+
+def definitions() -> list[Row]:
+    """Return what the verdicts and the kinds of claims mean, a row each."""
+    return [
+        {"word": word, "means": means}
+        for meanings in (WORDS, KINDS)
+        for word, means in meanings.items()
+    ]
+
+
+def reference_counts() -> Mapping[str, dict[str, int]]:
+    """Return the verdicts' counts of every paper, from the reference records alone."""
+    return {
+        key: counts(paper_verdicts(find_source(load_paper(key), local=False))) for key in PAPERS
+    }
+
+
+def status(profile: str | None = None) -> list[Row]:
     """Count this machine's records of each artefact under each profile that has any."""
     rows = []
     for key in PAPERS:
@@ -44,64 +90,70 @@ def status(profile: str | None = None) -> pd.DataFrame:
             store = local_store(name)
             if profile is None and not any((store.folder / key).glob("*.json")):
                 continue
+            source = Source(paper, {(LOCAL, name): store}, name)
             for artefact in paper.artefacts.values():
-                results = results_of(paper, artefact, Source("local", name, store), SEEDS[name])
-                counts = [record.status for record in results.records]
+                results = results_of(artefact, source, SEEDS[name])
+                words = [record.status for record in results.records]
                 rows.append(
                     {
                         "artefact": f"{key}/{artefact.name}",
                         "profile": name,
                         "runs": len(results.expected),
-                        "ok": counts.count("ok"),
-                        "out of memory": counts.count("out_of_memory"),
-                        "failed": counts.count("failed"),
+                        "ok": words.count("ok"),
+                        "out of memory": words.count("out_of_memory"),
+                        "failed": words.count("failed"),
                         "missing": results.missing,
                         "stale": len(results.stale),
                     }
                 )
-    columns = ["artefact", "profile", "runs", "ok", "out of memory", "failed", "missing", "stale"]
-    return pd.DataFrame(rows, columns=columns)
+    return rows
 
 
 def write_report(
     profile: str | None = None, device: str | None = None, output: str | None = None
-) -> tuple[pd.DataFrame, Path]:
+) -> tuple[list[Row], Path]:
     """Write the HTML report; return the verdicts and its path."""
-    sections, frames, labels = [], [], []
+    sections, rows, labels = [], [], []
     for key in PAPERS:
         paper = load_paper(key)
         source = find_source(paper, profile, device)
         labels.append(f"{paper.title}: {source.label}")
         for artefact in paper.artefacts.values():
-            results = results_of(paper, artefact, source)
+            results = results_of(artefact, source)
             judged = verdicts(paper, artefact, results)
-            frames.append(judged)
+            rows += judged
             sections.append(
                 report.Section(
                     anchor=f"{key}-{artefact.name}",
                     title=f"{artefact.source}: {artefact.title}",
-                    caption=artefact.caption(results),
+                    caption=caption(artefact, results),
                     table=artefact.table(results),
-                    verdicts=judged.drop(columns="artefact"),
-                    figure=artefact.figure(results) if artefact.figure else None,
+                    checks=frame(checks(artefact, results)),
+                    verdicts=frame(judged, CLAIM_COLUMNS[1:]),
+                    figure=artefact.figure(results) if artefact.draws else None,
                 )
             )
-    every = pd.concat(frames, ignore_index=True)
     page = report.html_page(
         "repro: five papers, reproduced",
         "What each paper claims, and what was measured. " + "; ".join(labels) + ".",
-        every,
+        frame(rows, CLAIM_COLUMNS),
+        frame(definitions()),
         sections,
         provenance(),
     )
     path = Path(output) if output else paths.results_dir() / "local" / "report.html"
-    return every, report.write_html(path, page)
+    return rows, paths.write_whole(path, page.encode())
+
+
+def frame(rows: Sequence[Row], columns: Sequence[str] | None = None) -> "pd.DataFrame":
+    """Return rows as a data frame, of all columns or of these."""
+    import pandas as pd
+
+    return pd.DataFrame(list(rows), columns=list(columns) if columns else None, dtype=object)
 
 
 def provenance() -> str:
     """Return the versions and the commit that this report was made with."""
-    from repro.records import commit_state, library_versions, now
-
     commit, dirty = commit_state()
     versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
     state = f"commit {commit}{' with changes' if dirty else ''}" if commit else "no checkout"

@@ -6,7 +6,7 @@ from functools import partial
 from repro.experiments.adaptive import claims, figures, grids, runs, tables, worker
 from repro.experiments.adaptive.captions import caption
 from repro.experiments.adaptive.grids import CIFAR, DIV2K, PHANTOM, STRATEGIES, TASKS
-from repro.experiments.design import Artefact, Experiment, Paper, Run
+from repro.experiments.design import Artefact, Claim, Experiment, Paper, Run
 
 Chosen = Mapping[str, str]
 
@@ -47,6 +47,19 @@ def _stable(profile: str, chosen: Chosen) -> list[Run]:
 
 def _parallel(profile: str, chosen: Chosen) -> list[Run]:
     return [grids.parallel(profile)]
+
+
+def _scaling(name: str, title: str, task: str, own: tuple[Claim, ...], note: str = "") -> Artefact:
+    return Artefact(
+        name=name,
+        title=f"Strong scaling of {title}",
+        source=name.replace("figure", "Figure "),
+        runs=_parallel,
+        table=partial(tables.scaling, task=task),
+        figure=partial(figures.scaling, task=task),
+        caption=caption(f"Speed-ups over one node, by strategy.{note}", scaling=True),
+        claims=own,
+    )
 
 
 _CURVES = "Mean over seeds (lines at the curves' ends: one standard deviation)."
@@ -140,26 +153,8 @@ _ARTEFACTS = (
         caption=caption(f"{_CURVES} The peak is looked for from the end of a warm-up on."),
         claims=claims.FIGURE6,
     ),
-    Artefact(
-        name="figure7",
-        title="Strong scaling of EDSR on DIV2K",
-        source="Figure 7",
-        runs=_parallel,
-        table=partial(tables.scaling, task=DIV2K),
-        figure=partial(figures.scaling, task=DIV2K),
-        caption=caption("Speed-ups over one node, by strategy.", scaling=True),
-        claims=claims.FIGURE7,
-    ),
-    Artefact(
-        name="figure8",
-        title="Strong scaling of EDSR on Phantom",
-        source="Figure 8",
-        runs=_parallel,
-        table=partial(tables.scaling, task=PHANTOM),
-        figure=partial(figures.scaling, task=PHANTOM),
-        caption=caption("Speed-ups over one node, by strategy.", scaling=True),
-        claims=claims.FIGURE8,
-    ),
+    _scaling("figure7", "EDSR on DIV2K", DIV2K, claims.FIGURE7),
+    _scaling("figure8", "EDSR on Phantom", PHANTOM, claims.FIGURE8),
     Artefact(
         name="figure9",
         title="Where the time of a step goes",
@@ -203,19 +198,12 @@ _ARTEFACTS = (
         ),
         claims=claims.FIGURE10,
     ),
-    Artefact(
-        name="figure11",
-        title="Strong scaling of ResNet-20 on CIFAR-10",
-        source="Figure 11",
-        runs=_parallel,
-        table=partial(tables.scaling, task=CIFAR),
-        figure=partial(figures.scaling, task=CIFAR),
-        caption=caption(
-            "Speed-ups over one node, by strategy. The paper does not say on how many nodes the "
-            "best fixed batch reaches 3.49.",
-            scaling=True,
-        ),
-        claims=claims.FIGURE11,
+    _scaling(
+        "figure11",
+        "ResNet-20 on CIFAR-10",
+        CIFAR,
+        claims.FIGURE11,
+        " The paper does not say on how many nodes the best fixed batch reaches 3.49.",
     ),
 )
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from repro.experiments.adaptive.grids import CIFAR, DIV2K, PAPER, PHANTOM
 from repro.experiments.design import Results
+from repro.experiments.phrases import device_name, shortcomings
 from repro.records import Record
 
 _SIMULATED = (
@@ -18,8 +19,11 @@ _SIMULATED = (
 )
 _PROCESSES = (
     "Measured: training steps of one process, and of two on the same machine, on SYNTHETIC images "
-    "(random numbers), 4 in a row, medians, in turns. Projected: the paper's schedule on SIMULATED "
-    "nodes that compute and communicate like our processes, with our small model."
+    "(random numbers), 4 in a row, medians, in turns."
+)
+_PROJECTED = (
+    "Projected: the paper's schedule on SIMULATED nodes that compute and communicate like our "
+    "processes, with our small model."
 )
 _DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
 
@@ -42,30 +46,17 @@ def _facts(results: Results, scaling: bool) -> Iterable[str]:
         return
     if measured := [r for r in records if r.experiment == "parallel" and r.status == "ok"]:
         yield _PROCESSES
+        if scaling:
+            yield _PROJECTED
         yield f"Processes on {measured[0].metrics['device']}."
     trained = [r for r in records if r.experiment != "parallel"]
     if trained:
-        devices = ", ".join(sorted({_device(record) for record in trained}))
+        devices = ", ".join(sorted({device_name(record) for record in trained}))
         yield f"Trained on {devices}."
         yield from _trained(trained)
     if astray := sum(r.status == "ok" and r.metrics.get("diverged", False) for r in records):
         yield f"{astray} trainings DIVERGED; curves end there."
-    if results.stale:
-        yield f"STALE records, whose code has changed since: {len(results.stale)}."
-    if lacking := sum(record.status == "out_of_memory" for record in records):
-        yield f"{lacking} runs ran out of memory."
-    if results.failed:
-        yield f"{len(results.failed)} runs FAILED."
-    if results.missing:
-        yield f"{results.missing} of {len(results.expected)} runs are missing."
-
-
-def _device(record: Record) -> str:
-    name: str = record.device["name"]
-    threads = record.device.get("threads")
-    if record.device["type"] != "cpu" or not threads:
-        return name
-    return f"{name} ({threads} thread{'s' * (threads > 1)})"
+    yield from shortcomings(results)
 
 
 def _trained(records: list[Record]) -> Iterable[str]:
@@ -136,13 +127,8 @@ def _largest(config: dict[str, Any]) -> int:
 def _paper_start(config: dict[str, Any]) -> float:
     if "stands_for" in config:
         return float(config["stands_for"])
-    strategy = config["strategy"]
-    own = PAPER[config["task"]]
-    return float(own["best" if strategy == "norms" else own and _own(strategy)]["batch"])
-
-
-def _own(strategy: str) -> str:
-    return "theta" if strategy == "noise" else strategy
+    strategy = {"norms": "best", "noise": "theta"}.get(config["strategy"], config["strategy"])
+    return float(PAPER[config["task"]][strategy]["batch"])
 
 
 def _paper_rate(config: dict[str, Any]) -> float:
@@ -152,4 +138,4 @@ def _paper_rate(config: dict[str, Any]) -> float:
         return float(own["best"]["lr"])
     if strategy == "fixed":
         return float(own["best"]["lr"] * config["stands_for"] / own["best"]["batch"])
-    return float(own[_own(strategy)]["lr"])
+    return float(own[strategy]["lr"])

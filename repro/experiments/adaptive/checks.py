@@ -321,14 +321,7 @@ def _projected(results: Results) -> dict[str, dict[int, dict[str, float]]]:
     """Return the projected breakdown by the cost of small batches and the nodes."""
     if not reading.measured(results):
         return {}
-    costs = {"fitted": None, "section VI-B's": projection.overhead()}
-    return {
-        label: {
-            nodes: projection.breakdown(projection.fitted_to_paper(DIV2K, None, cost), nodes)
-            for nodes in projection.NODES
-        }
-        for label, cost in costs.items()
-    }
+    return {label: rows for label, (_, rows) in projection.breakdowns().items()}
 
 
 def check_blocked(results: Results) -> Verdict:

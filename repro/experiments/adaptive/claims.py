@@ -21,6 +21,36 @@ def _scaling(task: str) -> tuple[Claim, ...]:
     )
 
 
+def _restoration(task: str) -> tuple[Claim, ...]:
+    return (
+        Claim(
+            "θ-adaptive training ends within 0.1 dB of the best fixed batch",
+            "Section VI-A",
+            partial(checks.check_within, task=task),
+        ),
+        Claim(
+            "Linear scaling ends with a lower PSNR",
+            "Section VI-A",
+            partial(checks.check_loses, task=task, strategy="linear"),
+        ),
+        Claim(
+            "An adaptive batch at a fixed rate ends within 0.1 dB of the best fixed batch",
+            "Section VI-A",
+            partial(checks.check_within, task=task, strategy="scheduled"),
+        ),
+        Claim(
+            "Gradients are averaged less often, by the factor that the schedule implies",
+            "Section III-B",
+            partial(checks.check_fewer_updates, task=task),
+        ),
+        Claim(
+            "θ-adaptive training converges in about as many epochs as the best fixed batch",
+            "Section VI-A",
+            partial(checks.check_epochs, task=task),
+        ),
+    )
+
+
 FIGURE1 = (
     Claim(
         "Batch sizes above 64 end with a significantly lower PSNR",
@@ -57,60 +87,7 @@ STABLE = (
         checks.check_stable,
     ),
 )
-FIGURE4 = (
-    Claim(
-        "θ-adaptive training ends within 0.1 dB of the best fixed batch",
-        "Section VI-A",
-        partial(checks.check_within, task=DIV2K),
-    ),
-    Claim(
-        "Linear scaling ends with a lower PSNR",
-        "Section VI-A",
-        partial(checks.check_loses, task=DIV2K, strategy="linear"),
-    ),
-    Claim(
-        "An adaptive batch at a fixed rate ends within 0.1 dB of the best fixed batch",
-        "Section VI-A",
-        partial(checks.check_within, task=DIV2K, strategy="scheduled"),
-    ),
-    Claim(
-        "Gradients are averaged less often, by the factor that the schedule implies",
-        "Section III-B",
-        partial(checks.check_fewer_updates, task=DIV2K),
-    ),
-    Claim(
-        "θ-adaptive training converges in about as many epochs as the best fixed batch",
-        "Section VI-A",
-        partial(checks.check_epochs, task=DIV2K),
-    ),
-)
-FIGURE5 = (
-    Claim(
-        "θ-adaptive training ends within 0.1 dB of the best fixed batch",
-        "Section VI-A",
-        partial(checks.check_within, task=PHANTOM),
-    ),
-    Claim(
-        "Linear scaling ends with a lower PSNR",
-        "Section VI-A",
-        partial(checks.check_loses, task=PHANTOM, strategy="linear"),
-    ),
-    Claim(
-        "An adaptive batch at a fixed rate ends within 0.1 dB of the best fixed batch",
-        "Section VI-A",
-        partial(checks.check_within, task=PHANTOM, strategy="scheduled"),
-    ),
-    Claim(
-        "Gradients are averaged less often, by the factor that the schedule implies",
-        "Section III-B",
-        partial(checks.check_fewer_updates, task=PHANTOM),
-    ),
-    Claim(
-        "θ-adaptive training converges in about as many epochs as the best fixed batch",
-        "Section VI-A",
-        partial(checks.check_epochs, task=PHANTOM),
-    ),
-)
+FIGURE4, FIGURE5 = _restoration(DIV2K), _restoration(PHANTOM)
 FIGURE6 = (
     Claim(
         "θ peaks, and then K is found (DIV2K)",

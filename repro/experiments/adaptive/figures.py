@@ -108,14 +108,12 @@ def figure9(results: Results) -> Figure:
 def projected(results: Results) -> Figure:
     """Return Figure 9 on the modelled cluster: shares of time against the number of nodes."""
     panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for label, cost in (("cost of small batches fitted", None),
-                        ("cost of small batches as in VI-B", projection.overhead())):  # fmt: skip
-        model = projection.fitted_to_paper(DIV2K, None, cost)
+    for label, (_, rows) in projection.breakdowns().items():
         lines: dict[str, list[tuple[float, float]]] = {}
-        for nodes in projection.NODES:
-            for name, value in projection.breakdown(model, nodes).items():
+        for nodes, row in rows.items():
+            for name, value in row.items():
                 lines.setdefault(name, []).append((nodes, value))
-        panels[label] = lines
+        panels[f"cost of small batches: {label}"] = lines
     return drawings.shares(panels)
 
 

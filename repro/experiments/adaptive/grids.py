@@ -209,8 +209,8 @@ def norms(profile: str, task: str, chosen: Mapping[str, str]) -> Run:
 def parallel(profile: str) -> Run:
     """Return the measurement of training steps on one and two processes (Figures 7 to 9, 11).
 
-    Processes on CPUs, as the paper's, and of small models whatever the profile: the paper's would
-    take minutes a step on one core.
+    Processes on CPUs, as the paper's, and of small models whatever the profile: one core is too
+    slow for the paper's.
     """
     at = "smoke" if profile == "smoke" else "quick"
     return Run(

@@ -168,3 +168,14 @@ def breakdown(model: ScalingModel, nodes: int) -> dict[str, float]:
         "blocked": whole.blocked_s / alone,
         "before B_m": 1 - last.total_s / whole.total_s,
     }
+
+
+def breakdowns() -> dict[str, tuple[ScalingModel, dict[int, dict[str, float]]]]:
+    """Return the paper's modelled cluster and its `breakdown` by nodes, for each cost of small
+    batches: fitted, and section VI-B's.
+    """
+    found = {}
+    for label, cost in (("fitted", None), ("section VI-B's", overhead())):
+        model = fitted_to_paper(DIV2K, None, cost)
+        found[label] = model, {nodes: breakdown(model, nodes) for nodes in NODES}
+    return found

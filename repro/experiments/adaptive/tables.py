@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from repro.experiments.adaptive import projection, reading
-from repro.experiments.adaptive.grids import AVERAGING, CIFAR, DIV2K, PAPER, STRATEGIES, TASKS
+from repro.experiments.adaptive.grids import CIFAR, PAPER, STRATEGIES, TASKS
 from repro.experiments.adaptive.reading import NAMES, final, trained
 from repro.experiments.design import Results
 from repro.records import Record
@@ -280,8 +280,6 @@ def breakdown(results: Results) -> pd.DataFrame:
     found = []
     for task, own in reading.measured(results).items():
         for step in own["steps"]:
-            if step["averaging"] != "none" and step["averaging"] not in AVERAGING:
-                continue
             found.append(
                 {
                     "task": task,
@@ -301,10 +299,8 @@ def breakdown(results: Results) -> pd.DataFrame:
 def projected(results: Results) -> pd.DataFrame:
     """Return Figure 9 on the modelled cluster of the paper, by the number of nodes."""
     found = []
-    for label, cost in (("fitted", None), ("section VI-B's", projection.overhead())):
-        model = projection.fitted_to_paper(DIV2K, None, cost)
-        for nodes in projection.NODES:
-            row = projection.breakdown(model, nodes)
+    for label, (model, rows) in projection.breakdowns().items():
+        for nodes, row in rows.items():
             found.append(
                 {
                     "cost of small batches": f"{label}: {model.overhead_s:.2f} samples",

@@ -5,6 +5,7 @@ from typing import Any
 
 from repro.experiments.design import Results
 from repro.experiments.dualbatch.grids import CIFAR
+from repro.experiments.phrases import device_name, shortcomings
 from repro.records import Record
 
 _SOLVED = "Solved, not measured: arithmetic of equations 4 to 8 with the paper's rounding."
@@ -48,7 +49,7 @@ def _facts(results: Results) -> Iterable[str]:
         yield _INFERRED
     if kinds - {"solve", "published"}:
         devices = ", ".join(
-            sorted({_device(r) for r in records if r.experiment not in ("solve", "published")})
+            sorted({device_name(r) for r in records if r.experiment not in ("solve", "published")})
         )
         yield f"Measured on {devices}."
     trained = [r for r in records if r.experiment == "train"]
@@ -60,22 +61,7 @@ def _facts(results: Results) -> Iterable[str]:
     for record in records:
         if record.experiment == "published" and record.dataset:
             yield f"{record.dataset['provenance']}"
-    if results.stale:
-        yield f"STALE records, whose code has changed since: {len(results.stale)}."
-    if lacking := sum(record.status == "out_of_memory" for record in records):
-        yield f"{lacking} runs ran out of memory."
-    if results.failed:
-        yield f"{len(results.failed)} runs FAILED."
-    if results.missing:
-        yield f"{results.missing} of {len(results.expected)} runs are missing."
-
-
-def _device(record: Record) -> str:
-    name: str = record.device["name"]
-    threads = record.device.get("threads")
-    if record.device["type"] != "cpu" or not threads:
-        return name
-    return f"{name} ({threads} thread{'s' * (threads > 1)})"
+    yield from shortcomings(results)
 
 
 def _trained(records: list[Record]) -> Iterable[str]:

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from repro.datasets import ImageData
-from repro.experiments.design import Outcome
 from repro.experiments.mbs.building import (
     Batch,
     Config,
@@ -25,6 +24,7 @@ from repro.experiments.mbs.building import (
     train_loader,
     training_step,
 )
+from repro.experiments.outcome import Outcome
 from repro.mbs import MicroBatchStreamer
 from repro.measure import (
     LinearMemoryModel,
@@ -36,31 +36,6 @@ from repro.measure import (
     time_interleaved,
 )
 from repro.training import Step, fit
-
-
-def modules(config: Config) -> list[str]:
-    """Name the modules of this package that an experiment's result depends on."""
-    name = config["model"]["name"]
-    own = {"unet": ["repro.models.unet"], "amoebanet_d": ["repro.models.amoebanet"]}
-    used = [] if name.startswith("torchvision/") else own.get(name, ["repro.models.resnet"])
-    return [
-        "repro.experiments.mbs.runs",
-        "repro.experiments.mbs.building",
-        "repro.training",
-        "repro.datasets.loader",
-        "repro.mbs.streamer",
-        "repro.mbs.batches",
-        "repro.mbs.batchnorm",
-        "repro.mbs.distributed",
-        "repro.mbs.errors",
-        "repro.mbs.results",
-        "repro.mbs.sizing",
-        "repro.mbs.staging",
-        "repro.mbs.transaction",
-        "repro.measure.memory",
-        "repro.measure.timing",
-        *used,
-    ]
 
 
 def _two_steps(config: Config, model: nn.Module, batch: Batch, device: str) -> None:

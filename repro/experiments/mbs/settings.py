@@ -1,9 +1,17 @@
-"""What is run under each profile: models, data, mini-batch sizes."""
+"""What is run under each profile, and how its records are picked and described."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from repro.experiments.design import Run, reported
+import numpy as np
+
+from repro.experiments.captions import devices
+from repro.experiments.design import Results, Run, reported
+from repro.records import Record
+
+PAPER = reported("mbs")
+MIB = 2**20
+UNITS = {"accuracy": "test accuracy (%)", "iou": "test IoU (%)"}
 
 CLASSIFIERS = ("ResNet-50", "ResNet-101", "AmoebaNet-D")
 ROLES = (*CLASSIFIERS, "U-Net")
@@ -69,7 +77,7 @@ _PAPER_SIZES = {
     role: tuple(
         row["mini_batch"]
         for table in ("table4", "table5")
-        for row in reported("mbs")[table]
+        for row in PAPER[table]
         if row["model"] == role
     )
     for role in ROLES
@@ -97,7 +105,7 @@ def task_of(role: str) -> str:
 
 def micro_batch_of(role: str, mini_batch: int) -> int:
     """Section 4.3.2: half the initial mini-batch, above it the largest that fits undivided."""
-    initial: int = reported("mbs")["table2"][role]["mini_batch"]
+    initial: int = PAPER["table2"][role]["mini_batch"]
     return initial // 2 if mini_batch <= initial else initial
 
 
@@ -137,7 +145,7 @@ def base_config(
     model = MODELS[profile][role]
     if low and role == "ResNet-50":
         model = LOW_RESOLUTION_MODELS.get(profile, model)
-    initial = reported("mbs")["table2"][role]["mini_batch"]
+    initial = PAPER["table2"][role]["mini_batch"]
     return {
         "role": role,
         "model": model,
@@ -159,7 +167,12 @@ def training(
 ) -> Run:
     """Return one training run; without MBS where `micro_batch` is None."""
     config = base_config(profile, role, chosen, low) | EXTENT[profile][role]
-    return Run("train", config | {"mini_batch": mini_batch, "micro_batch": micro_batch})
+    return Run(
+        "train",
+        config | {"mini_batch": mini_batch, "micro_batch": micro_batch},
+        label=f"{role}, {config['resolution']} resolution, mini-batch {mini_batch}, "
+        f"{f'micro-batch {micro_batch}' if micro_batch else 'undivided'}",
+    )
 
 
 def pairs(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
@@ -180,7 +193,7 @@ def pairs(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
 
 def initial_pair(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
     """Return the trainings without and with MBS at the initial mini-batch size (Table 2)."""
-    initial = reported("mbs")["table2"][role]["mini_batch"]
+    initial = PAPER["table2"][role]["mini_batch"]
     micro = micro_batch_of(role, initial)
     return [training(profile, role, chosen, initial, way) for way in (None, micro)]
 
@@ -197,17 +210,145 @@ def resolution_grid(profile: str, role: str, chosen: Mapping[str, str]) -> list[
 def sizing(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     """Return the measurement of how memory and time grow with the mini-batch."""
     largest = 32 if profile == "smoke" else 128
-    return Run("size", base_config(profile, role, chosen) | {"largest": largest}, seeds=(0,))
+    config = base_config(profile, role, chosen) | {"largest": largest}
+    return Run("size", config, seeds=(0,), label=role)
 
 
 def overhead(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     """Return the step times with and without MBS at the initial size, taken in turns."""
-    initial = reported("mbs")["table2"][role]
+    initial = PAPER["table2"][role]
     config = base_config(profile, role, chosen) | {"repeats": 3 if profile == "smoke" else 15}
-    return Run("overhead", config | initial, seeds=(0,))
+    return Run("overhead", config | initial, seeds=(0,), label=role)
 
 
 def timeline(profile: str, chosen: Mapping[str, str]) -> Run:
     """Return the traced mini-batch of Figure 2."""
     config = base_config(profile, "ResNet-50", chosen)
-    return Run("timeline", config | {"mini_batch": 64, "micro_batch": 16}, seeds=(0,))
+    return Run(
+        "timeline", config | {"mini_batch": 64, "micro_batch": 16}, seeds=(0,), label="ResNet-50"
+    )
+
+
+def paper_rows(role: str) -> list[dict[str, Any]]:
+    """Return a model's rows of Table 4 or 5, the initial mini-batch first."""
+    return [row for table in ("table4", "table5") for row in PAPER[table] if row["model"] == role]
+
+
+def trainings(results: Results, role: str, mini_batch: int, streamed: bool) -> list[Record]:
+    """Return the trainings of a model at the higher resolution, one per seed."""
+    return [
+        record
+        for record in results.select("train", role=role, mini_batch=mini_batch, resolution="high")
+        if (record.config["micro_batch"] is not None) == streamed
+    ]
+
+
+def best(records: Sequence[Record]) -> list[float]:
+    """Return the best metric of every training that ran, in percent."""
+    return [record.metrics["best"] for record in records if record.status == "ok"]
+
+
+def epoch_times(records: Sequence[Record]) -> list[float]:
+    """Return the median seconds of an epoch of every training that ran."""
+    times = [record.timings["epoch"]["samples_s"] for record in records if record.status == "ok"]
+    return [float(np.median(samples)) for samples in times if samples]
+
+
+def same_margin(role: str) -> float:
+    """Return how far apart two results may be and still count as the same, in points.
+
+    It is the paper's own: the difference that it reports between training with and without MBS
+    at the initial mini-batch, or twice the spread of its seeds there, whichever is larger.
+    """
+    first = paper_rows(role)[0]
+    (without, spread), (streamed, spread_streamed) = first["without"], first["with"]
+    return max(abs(streamed - without), 2 * float(np.hypot(spread, spread_streamed) / 2**0.5))
+
+
+def status_or(records: Sequence[Record], text: str) -> str:
+    """Return `text`, or what became of the runs where none succeeded."""
+    if not records:
+        return "not run"
+    if any(record.status == "ok" for record in records):
+        return text
+    return "out of memory" if records[0].status == "out_of_memory" else "error"
+
+
+def facts(results: Results) -> Iterable[str]:
+    """Yield what the records are: device, data, models, extents, sides, limit."""
+    records = results.records
+    yield f"Measured on {devices(records)}."
+    described = {_data(r.dataset, r.config["role"]): None for r in records if r.dataset}
+    yield from described
+    models = {
+        (role, _model(r.config["model"])): None
+        for role in ROLES
+        for r in records
+        if r.config["role"] == role
+    }
+    yield f"Models: {', '.join(f'{role} is {model}' for role, model in models)}."
+    trained = [r for r in records if r.experiment == "train"]
+    trainings = {(r.config["train_samples"], r.config["epochs"]) for r in trained}
+    extents = [
+        f"{'all' if samples is None else f'{samples:,}'} training samples, {epochs} epochs"
+        for samples, epochs in sorted(trainings, key=str)
+    ]
+    if extents:
+        yield f"An epoch is {' or '.join(extents)}."
+    sides = {
+        (role, _side(r.config), r.config["resolution"]): None
+        for role in ROLES
+        for r in records
+        if r.config["role"] == role
+    }
+    papers = ", ".join(
+        f"{role} {side} px, paper {_PAPER_SIDES[role, resolution]}"
+        for role, side, resolution in sides
+    )
+    yield f"Image sides: {papers}."
+    if any(r.config.get("limit_fits") for r in records if r.experiment in ("train", "size")):
+        limits = [r.metrics["limit_bytes"] for r in records if r.metrics.get("limit_bytes")]
+        on_cpu = all(record.device["type"] == "cpu" for record in records)
+        how = "MemoryBudget over the live tensors" if on_cpu else "a share of the card"
+        share = ", in two steps ahead of each training" if on_cpu and trained else ""
+        yield (
+            f"The memory limit is SIMULATED ({how}{share}), for each model half way between the "
+            f"need of the paper's initial mini-batch and of twice that"
+            f"{f' ({_range_mib(limits)})' if limits else ''}: which sizes fit is set by this."
+        )
+    if any(r.config.get("micro_batch") for r in records):
+        yield "MBS normalises by Algorithm 1; BatchNorm sees micro-batches, as in the paper."
+
+
+# Section 4.2.3; Table 1 has the lower ones.
+_PAPER_SIDES = {
+    ("ResNet-50", "high"): 224,
+    ("ResNet-50", "low"): 32,
+    ("ResNet-101", "high"): 224,
+    ("AmoebaNet-D", "high"): 416,
+    ("U-Net", "high"): 384,
+    ("U-Net", "low"): 96,
+}
+
+
+def _side(config: Mapping[str, Any]) -> int:
+    side: int = config["augment"].get("crop_size") or config["dataset"]["image_size"]
+    return side
+
+
+def _data(facts: Mapping[str, str], role: str) -> str:
+    paper = "Carvana" if role == "U-Net" else "Flowers-102"
+    own = facts["name"].startswith(("flowers102", "carvana")) or "stand-in" in facts["provenance"]
+    kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
+    stand_in = "" if own else f", a stand-in for the paper's {paper}"
+    return f"Data: {kind}{facts['name']}{stand_in}: {facts['provenance'].rstrip('.')}."
+
+
+def _range_mib(sizes: Sequence[int]) -> str:
+    ends = [f"{size / MIB:,.1f}" for size in (min(sizes), max(sizes))]
+    return f"{' to '.join(dict.fromkeys(ends))} MiB"
+
+
+def _model(model: dict[str, object]) -> str:
+    options = ", ".join(f"{name} {value}" for name, value in model.items() if name != "name")
+    return f"{model['name']}{f' ({options})' if options else ''}"

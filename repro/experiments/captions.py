@@ -1,0 +1,48 @@
+"""What captions of all papers say in the same words."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from repro.experiments.design import Results
+from repro.records import Record
+
+
+def caption(lead: str, facts: Callable[[Results], Iterable[str]]) -> Callable[[Results], str]:
+    """Return a function that completes `lead` by what the records say of themselves.
+
+    Args:
+        lead: What the table or figure shows.
+        facts: Yields the paper's own sentences on its records; not asked where there are none.
+    """
+
+    def complete(results: Results) -> str:
+        if not results.records:
+            return f"{lead} Not run yet."
+        return " ".join([lead, *facts(results), *shortcomings(results)])
+
+    return complete
+
+
+def device_name(record: Record) -> str:
+    """Return the device that a record was made on, a CPU with its threads."""
+    name: str = record.device["name"]
+    threads = record.device.get("threads")
+    if record.device["type"] != "cpu" or not threads:
+        return name
+    return f"{name} ({threads} thread{'s' * (threads > 1)})"
+
+
+def devices(records: Sequence[Record]) -> str:
+    """Return the devices of records, each once."""
+    return ", ".join(sorted({device_name(record) for record in records}))
+
+
+def shortcomings(results: Results) -> Iterable[str]:
+    """Yield a sentence for each kind of record that is stale, lacking or failed."""
+    if results.stale:
+        yield f"STALE records, whose code has changed since: {len(results.stale)}."
+    if lacking := sum(record.status == "out_of_memory" for record in results.records):
+        yield f"{lacking} runs ran out of memory."
+    if results.failed:
+        yield f"{len(results.failed)} runs FAILED."
+    if results.missing:
+        yield f"{results.missing} of {len(results.expected)} runs are missing."

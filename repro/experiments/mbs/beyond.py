@@ -1,0 +1,294 @@
+"""Do mini-batches beyond memory train, do they pay, and what do they cost? (Tables 4 and 5)"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Check,
+    Chosen,
+    Claim,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    check,
+    claim,
+    one_machine,
+)
+from repro.experiments.judging import (
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    certain,
+    combine,
+    difference,
+    direction,
+    each,
+    equivalence,
+    ratio,
+)
+from repro.experiments.mbs.sameness import same_result
+from repro.experiments.mbs.settings import (
+    CLASSIFIERS,
+    PAPER,
+    UNITS,
+    best,
+    epoch_times,
+    facts,
+    overhead,
+    pairs,
+    paper_rows,
+    status_or,
+    trainings,
+)
+from repro.report import DASH, Summary, mean_std
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from repro.plots import Point
+
+# The largest that section 4.3.3 gives.
+OVERHEAD_PERCENT = max(percent for pair in PAPER["overhead_percent"].values() for percent in pair)
+
+
+def runs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
+    """Return trainings by mini-batch size and way, and the steps timed in turns."""
+    found = [run for role in roles for run in pairs(profile, role, chosen)]
+    return found + [overhead(profile, role, chosen) for role in roles]
+
+
+def table(results: Results, name: str) -> list[dict[str, Any]]:
+    """Return a row per model, mini-batch size and way of training."""
+    rows = []
+    for row, streamed in itertools.product(PAPER[name], (False, True)):
+        found = trainings(results, row["model"], row["mini_batch"], streamed)
+        values = best(found)
+        way = "with" if streamed else "without"
+        paper = row.get(way)
+        rows.append(
+            {
+                "model": row["model"],
+                "mini-batch": row["mini_batch"],
+                "μ-batch": row["micro_batch"] if streamed else DASH,
+                "MBS": way,
+                "paper (%)": mean_std(paper),
+                "ours (%)": status_or(found, Summary.of(values).text()),
+                "n": len(values) or len(found),
+                "difference": f"{np.mean(values) - paper[0]:+.2f}" if values and paper else DASH,
+                "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
+                "ours (s/epoch)": status_or(found, Summary.of(epoch_times(found)).text()),
+            }
+        )
+    return rows
+
+
+def figure(results: Results, name: str) -> "Figure":
+    """Draw the metric with MBS against the mini-batch size, the paper's beside ours."""
+    from repro import plots
+
+    roles = list(dict.fromkeys(row["model"] for row in PAPER[name]))
+    paper: dict[str, list[Point]] = {role: [] for role in roles}
+    ours: dict[str, list[Point]] = {role: [] for role in roles}
+    times: dict[str, list[Point]] = {role: [] for role in roles}
+    for row in PAPER[name]:
+        role, size = row["model"], row["mini_batch"]
+        paper[role].append((size, *row["with"]))
+        found = trainings(results, role, size, True)
+        for series, values in ((ours, best(found)), (times, epoch_times(found))):
+            if values:
+                summary = Summary.of(values)
+                series[role].append((size, summary.mean, summary.std))
+    unit = UNITS["iou" if name == "table5" else "accuracy"]
+    initial = max(PAPER["table2"][role]["mini_batch"] for role in roles)
+    panels = {"paper, with MBS": paper, "ours, with MBS": ours, "ours, with MBS, time": times}
+    return plots.against_mini_batch(panels, [unit, unit, "training time (s/epoch)"], 2 * initial)
+
+
+def _streamed(
+    results: Results, role: str, values: Callable[..., list[float]] = best
+) -> dict[int, list[float]]:
+    """Return what the trainings with MBS came to, by mini-batch size."""
+    sizes = sorted({r.config["mini_batch"] for r in results.select("train", role=role)})
+    found = {n: values(trainings(results, role, n, True)) for n in sizes}
+    return {n: own for n, own in found.items() if own}
+
+
+def _undivided(
+    results: Results, role: str, values: Callable[..., list[float]] = best
+) -> list[float]:
+    return values(trainings(results, role, PAPER["table2"][role]["mini_batch"], False))
+
+
+def _beyond(results: Results, role: str, streamed: bool) -> list[Any]:
+    initial = PAPER["table2"][role]["mini_batch"]
+    above = [r for r in results.select("train", role=role) if r.config["mini_batch"] > initial]
+    return [r for r in above if (r.config["micro_batch"] is not None) == streamed]
+
+
+def _epoch_times(results: Results, role: str) -> list[Part]:
+    """Judge each size's time of an epoch over that of the undivided initial mini-batch."""
+    first, *_ = rows = paper_rows(role)
+    one_machine(results.ok("train", role=role, resolution="high"))
+    times = _streamed(results, role, epoch_times)
+    undivided = _undivided(results, role, epoch_times)
+    spread = Spread.pooled_logs([*times.values(), undivided])
+    paper = {str(r["mini_batch"]): r["time_with"][0] / first["time_without"][0] for r in rows}
+
+    def judge(size: str) -> Part:
+        gap = ratio(times[int(size)], undivided, spread)
+        allowed = max(paper[size] - 1, OVERHEAD_PERCENT / 100)
+        return equivalence(f"{role}, {size} (paper ×{paper[size]:.2f}):", gap, allowed, side=1)
+
+    above = [str(n) for n in times if n > first["mini_batch"]]
+    return each(above, judge) or [("not run", f"{role}: no records")]
+
+
+def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
+    """Return the claims on Table 4 or 5."""
+
+    @claim("trains_beyond", "Mini-batches far beyond memory train with MBS", "Section 4.3.2")
+    def trains_beyond(results: Results, expected: Expectation) -> Verdict:
+        def judge(role: str) -> Part:
+            initial = PAPER["table2"][role]["mini_batch"]
+            found = _beyond(results, role, True)
+            if not found:
+                raise NotRun("no records")
+            done = [r.config["mini_batch"] for r in found if r.status == "ok"]
+            return certain(
+                f"{role}: {len(done)} of {len(found)} runs trained, up to "
+                f"×{max(done, default=initial) // initial} the initial mini-batch, paper "
+                f"×{paper_rows(role)[-1]['mini_batch'] // initial}",
+                len(done) == len(found),
+            )
+
+        return combine(each(roles, judge))
+
+    @claim(
+        "optimum_beyond",
+        "A mini-batch above the largest that fits gives the best result",
+        "Section 4.3.2",
+    )
+    def optimum_beyond(results: Results, expected: Expectation) -> Verdict:
+        def judge(role: str) -> Part:
+            initial, rows = PAPER["table2"][role]["mini_batch"], paper_rows(role)
+            cells, without = _streamed(results, role), _undivided(results, role)
+            above = {n: values for n, values in cells.items() if n > initial}
+            if not above:
+                raise NotRun("no records")
+            optimum = max(above, key=lambda n: float(np.mean(above[n])))
+            published = max(r["with"][0] for r in rows if r["mini_batch"] > initial)
+            spread = Spread.pooled([*cells.values(), without])
+            return direction(
+                f"{role}: best of {len(above)} sizes, {optimum}, over undivided {initial}",
+                difference(above[optimum], without, spread, "points"),
+                published - rows[0]["without"][0],
+                sign=expected.sign,
+                candidates=len(above),
+            )
+
+        return combine(each(roles, judge))
+
+    @claim("best_not_largest", "The best mini-batch is not the largest one", "Section 4.3.2")
+    def best_not_largest(results: Results, expected: Expectation) -> Verdict:
+        def judge(role: str) -> Part:
+            cells, rows = _streamed(results, role), paper_rows(role)
+            if len(cells) < 2:
+                raise NotRun("no records")
+            largest = max(cells)
+            others = {n: float(np.mean(values)) for n, values in cells.items() if n != largest}
+            optimum = max(others, key=lambda n: others[n])
+            return direction(
+                f"{role}: {optimum} over {largest}",
+                difference(cells[optimum], cells[largest], Spread.pooled(cells.values()), "points"),
+                max(r["with"][0] for r in rows) - rows[-1]["with"][0],
+                sign=expected.sign,
+                candidates=len(others),
+            )
+
+        return combine(each(roles, judge))
+
+    def overhead_claim(key: str, way: str, text: str) -> Claim:
+        @claim(key, f"{text} costs at most {OVERHEAD_PERCENT} % of time", "Section 4.3.3")
+        def judge_overhead(results: Results, expected: Expectation) -> Verdict:
+            def judge(role: str) -> Part:
+                record = results.need("overhead", role=role)
+                initial = record.config["mini_batch"]
+                sizes = {"undivided": initial, "halved": initial, "doubled": 2 * initial}
+                per_sample = {
+                    name: [s / n for s in record.timings[name]["samples_s"]]
+                    for name, n in sizes.items()
+                }
+                gap = ratio(per_sample[way], per_sample["undivided"], digits=3)
+                count = len(per_sample[way])
+                return equivalence(
+                    f"{role}, {count} in turns,", gap, OVERHEAD_PERCENT / 100, side=1
+                )
+
+            return combine(each(roles, judge))
+
+        return judge_overhead
+
+    @claim(
+        "epoch_time",
+        "An epoch with larger mini-batches takes no longer, relative to the undivided initial "
+        "one, than in the paper",
+        "Section 4.3.3",
+    )
+    def epoch_time(results: Results, expected: Expectation) -> Verdict:
+        return combine([part for role in roles for part in _epoch_times(results, role)])
+
+    return (
+        trains_beyond,
+        same_result(roles, "The result at the initial mini-batch is the same with and without MBS"),
+        optimum_beyond,
+        best_not_largest,
+        overhead_claim("overhead_halved", "halved", "Dividing the initial mini-batch in two"),
+        overhead_claim(
+            "overhead_doubled", "doubled", "Twice the initial mini-batch, in micro-batches of it,"
+        ),
+        epoch_time,
+    )
+
+
+def undivided_fails(roles: Sequence[str]) -> Check:
+    """Return the check that larger mini-batches run out of memory without MBS."""
+
+    @check(
+        "Without MBS every mini-batch above the initial one runs out of memory: the simulated "
+        "limit is set so"
+    )
+    def fails(results: Results) -> tuple[bool, str]:
+        found = {role: _beyond(results, role, False) for role in roles}
+        if not any(found.values()):
+            raise NotRun("no records")
+        refused = {
+            role: sum(r.status == "out_of_memory" for r in own) for role, own in found.items()
+        }
+        said = [f"{role}: {refused[role]} of {len(own)} runs" for role, own in found.items()]
+        return all(refused[role] == len(own) for role, own in found.items()), "; ".join(said)
+
+    return fails
+
+
+def _exhibit(name: str, roles: Sequence[str], lead: str) -> Exhibit:
+    return Exhibit(
+        runs=partial(runs, roles=roles),
+        table=partial(table, name=name),
+        figure=partial(figure, name=name),
+        caption=caption(lead, facts),
+        claims=claims_of(roles),
+        checks=(undivided_fails(roles),),
+    )
+
+
+TABLE4 = _exhibit(
+    "table4", CLASSIFIERS, "Best test accuracy and time of an epoch, without and with MBS."
+)
+TABLE5 = _exhibit("table5", ["U-Net"], "Best test IoU and time of an epoch, without and with MBS.")

@@ -1,0 +1,38 @@
+"""What the code that runs shares with the code that judges: an outcome, the paper's numbers.
+
+Records depend on this module, and so not on how claims are judged or tables are made.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from repro import paths
+
+if TYPE_CHECKING:
+    from repro.measure import Timing
+
+RAY_ADDRESS = "REPRO_RAY_ADDRESS"  # of the cluster that trainings on Ray use; empty: one is started
+
+
+class UsageError(ValueError):
+    """Something was asked for that does not exist; the text names what does."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an experiment's function returns: the measured part of a record."""
+
+    metrics: dict[str, Any]
+    timings: dict[str, Timing] = field(default_factory=dict)
+    peak_bytes: int | None = None
+
+
+@cache
+def reported(paper: str) -> dict[str, Any]:
+    """Return the numbers that a paper reports, from ``reported/PAPER.toml``."""
+    path = paths.PACKAGE / "experiments" / "reported" / f"{paper}.toml"
+    return tomllib.loads(path.read_text())

@@ -1,0 +1,343 @@
+"""Which source a result depends on: found by its imports, hashed, compared with a commit's.
+
+What a function's module imports, and what that imports, is the code that ran. Of a method's package
+all files count, its C++ too; of other packages the modules that define the imported names; of
+`repro.models` the architectures that the configuration names. Formatting, comments and docstrings
+do not count.
+"""
+
+import ast
+import hashlib
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, cached_property
+from pathlib import PurePosixPath
+from typing import Any
+
+from repro import paths
+
+METHODS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
+_MODELS = "repro/models/__init__.py"
+_REPORTED = "repro/experiments/reported"
+
+
+class Tree:
+    """The package's files, of the working tree or of a commit.
+
+    Args:
+        commit: Read from git; None for the files as they are now.
+
+    Raises:
+        LookupError: There is no such commit.
+    """
+
+    def __init__(self, commit: str | None = None) -> None:
+        self._commit = commit
+        self._modules: dict[str, Module] = {}
+        if commit is None:
+            root = paths.PACKAGE.parent
+            found = (
+                path.relative_to(root).as_posix()
+                for path in paths.PACKAGE.rglob("*")
+                if path.suffix in (".py", ".cpp", ".hpp", ".toml")
+            )
+        else:
+            listed = _git("ls-tree", "-r", "--name-only", commit, "repro")
+            if listed is None:
+                raise LookupError(f"there is no commit {commit!r}")
+            found = iter(listed.decode().splitlines())
+        self.files = frozenset(found)
+
+    def read(self, file: str) -> bytes:
+        """Return a file's content, such as that of ``repro/training.py``."""
+        if self._commit is None:
+            return (paths.PACKAGE.parent / file).read_bytes()
+        content = _git("show", f"{self._commit}:{file}")
+        if content is None:
+            raise LookupError(f"commit {self._commit} has no {file}")
+        return content
+
+    def module(self, file: str) -> "Module":
+        """Return a parsed module."""
+        if file not in self._modules:
+            self._modules[file] = Module(file, self.read(file))
+        return self._modules[file]
+
+    def file_of(self, name: str) -> str | None:
+        """Return the file of a module by its dotted name, None for no module of this package."""
+        stem = name.replace(".", "/")
+        return next((f for f in (f"{stem}.py", f"{stem}/__init__.py") if f in self.files), None)
+
+    def target(self, module: str, name: str) -> tuple[str, str | None] | None:
+        """Return the file that ``from module import name`` leads to, and the name in it.
+
+        The name is None where it is a module. None for what is not of this package.
+        """
+        if (file := self.file_of(f"{module}.{name}")) is not None:
+            return file, None
+        file = self.file_of(module)
+        if file is None:
+            return None
+        again = self.module(file).imported.get(name)
+        if again is not None and name not in self.module(file).definitions:
+            return self.target(*again) if again[1] else None
+        return file, name
+
+    def closure(self, entry: str, config: Mapping[str, Any]) -> frozenset[str]:
+        """Return the files that ``module:function`` depends on under a configuration."""
+        start = self.file_of(entry.partition(":")[0])
+        if start is None:
+            raise LookupError(f"there is no module {entry!r}")
+        wanted = self._architectures(config)
+        found: set[str] = set()
+        queue = [start]
+        while queue:
+            file = queue.pop()
+            if file in found:
+                continue
+            found.add(file)
+            package = PurePosixPath(file).parts[1]
+            if package in METHODS:
+                own = f"repro/{package}/"
+                queue += [f for f in self.files if f.startswith(own) and f not in found]
+            if not file.endswith(".py"):
+                continue
+            for module, name in self.module(file).imports:
+                reached = self.target(module, name) if name else (self.file_of(module), None)
+                if reached is None or reached[0] is None:
+                    continue
+                if file == _MODELS and wanted is not None and reached[1] not in wanted:
+                    if not PurePosixPath(reached[0]).name.startswith("_"):
+                        continue
+                queue.append(reached[0])
+                if reached[1] == "reported":
+                    paper = PurePosixPath(start).parts[2]
+                    queue.append(f"{_REPORTED}/{paper}.toml")
+        return frozenset(found)
+
+    def _architectures(self, config: Mapping[str, Any]) -> frozenset[str] | None:
+        """Return the architectures that a configuration names, None where it names none."""
+        if _MODELS not in self.files:
+            return None
+        known = self.module(_MODELS).imported
+        named = {text for text in _texts(config)}
+        chosen = frozenset(named & known.keys())
+        return chosen if chosen or any(t.startswith("torchvision/") for t in named) else None
+
+    def hash_of(self, entry: str, config: Mapping[str, Any]) -> str:
+        """Hash the code that ``module:function`` depends on under a configuration."""
+        digest = hashlib.sha256()
+        for file in sorted(self.closure(entry, config)):
+            digest.update(f"{file} {self._digest(file)}\n".encode())
+        return digest.hexdigest()[:24]
+
+    def _digest(self, file: str) -> str:
+        if file.endswith(".py"):
+            return self.module(file).digest
+        return hashlib.sha256(self.read(file)).hexdigest()
+
+    def definitions(self, entry: str, config: Mapping[str, Any]) -> frozenset[str]:
+        """Return what a function uses: each definition in canonical text, wherever it stands.
+
+        Follows names through the modules of `closure`. Equal sets mean that the same code runs,
+        though it may have moved to other files.
+        """
+        files = self.closure(entry, config)
+        start, _, name = entry.partition(":")
+        file = self.file_of(start)
+        assert file is not None
+        found: set[str] = set()
+        done: set[tuple[str, str]] = set()
+        queue = [(file, name)]
+        while queue:
+            file, name = queue.pop()
+            if (file, name) in done or file not in files:
+                continue
+            done.add((file, name))
+            module = self.module(file)
+            for node in module.definitions.get(name, ()):
+                found.add(canonical(node))
+                local = dict(module.imported) | _imported_in(node)
+                for used, attribute in _used(node):
+                    if used in local:
+                        reached = self._follow(*local[used], attribute)
+                        if reached is not None:
+                            queue.append(reached)
+                    else:
+                        queue.append((file, used))
+        return frozenset(found)
+
+    def _follow(self, module: str, name: str, attribute: str) -> tuple[str, str] | None:
+        reached = self.target(module, name) if name else None
+        if not name and (file := self.file_of(module)) is not None:
+            reached = file, None
+        if reached is None:
+            return None
+        file, inside = reached
+        if inside is not None:
+            return file, inside
+        # A module: what is taken from it, which it may have from elsewhere.
+        again = self.target(PurePosixPath(file).with_suffix("").as_posix().replace("/", "."),
+                            attribute) if attribute else None  # fmt: skip
+        return (again[0], again[1]) if again and again[1] else None
+
+
+class Module:
+    """One parsed file: what it imports and what it defines at its top level."""
+
+    def __init__(self, file: str, content: bytes) -> None:
+        self.file = file
+        self.tree = ast.parse(content)
+
+    @cached_property
+    def imports(self) -> list[tuple[str, str]]:
+        """Modules and names imported anywhere, in functions too, but for types alone."""
+        return list(_imports(self.tree))
+
+    @cached_property
+    def imported(self) -> dict[str, tuple[str, str]]:
+        """What the top level imports, by the name it has here."""
+        return _imported_in(self.tree)
+
+    @cached_property
+    def definitions(self) -> dict[str, list[ast.stmt]]:
+        """The top level's functions, classes and constants, by name."""
+        found: dict[str, list[ast.stmt]] = {}
+        for node in self.tree.body:
+            for name in _defined(node):
+                found.setdefault(name, []).append(node)
+        return found
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the code."""
+        return hashlib.sha256(canonical(self.tree).encode()).hexdigest()
+
+
+def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("repro"):
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((a.name, "") for a in node.names if a.name.startswith("repro"))
+        else:
+            yield from _imports(node)
+
+
+def _imported_in(tree: ast.AST) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("repro"):
+            for alias in node.names:
+                found[alias.asname or alias.name] = (node.module, alias.name)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.startswith("repro"):
+                    found[alias.asname or alias.name] = (alias.name, "")
+    return found
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            yield from (part.id for part in ast.walk(target) if isinstance(part, ast.Name))
+    elif isinstance(node, ast.If | ast.Try | ast.With):
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.stmt):
+                yield from _defined(part)
+
+
+def _used(tree: ast.AST) -> set[tuple[str, str]]:
+    """Return the names that code uses, each with the attribute that is taken of it."""
+    found = {(node.id, "") for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add((node.value.id, node.attr))
+    return found
+
+
+def canonical(node: ast.AST) -> str:
+    """Return code as text that formatting, comments, docstrings and imports do not change.
+
+    Not `ast.dump`, whose text differs between versions of Python.
+    """
+    parts: list[str] = []
+    _write(node, parts)
+    return "".join(parts)
+
+
+def _write(value: Any, parts: list[str]) -> None:
+    if isinstance(value, ast.AST):
+        parts.append(f"({type(value).__name__}")
+        for name in value._fields:
+            own = getattr(value, name, None)
+            if name == "body" and isinstance(own, list):
+                own = _meant(value, own)
+            if own is None or own == [] or name in ("kind", "type_ignores", "ctx", "type_comment"):
+                continue
+            parts.append(f" {name}=")
+            _write(own, parts)
+        parts.append(")")
+    elif isinstance(value, list):
+        parts.append("[")
+        for item in value:
+            _write(item, parts)
+        parts.append("]")
+    else:
+        parts.append(repr(value))
+
+
+def _meant(node: ast.AST, body: list[Any]) -> list[Any]:
+    documented = isinstance(
+        node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    )
+    kept = body[1:] if documented and body and _is_text(body[0]) else body
+    return [item for item in kept if not isinstance(item, ast.Import | ast.ImportFrom)]
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from _texts(item)
+
+
+@cache
+def present() -> Tree:
+    """Return the files as they were when they were first asked for."""
+    return Tree()
+
+
+@cache
+def at_commit(commit: str) -> Tree:
+    """Return the files of a commit.
+
+    Raises:
+        LookupError: There is no such commit here.
+    """
+    return Tree(commit)
+
+
+def _git(*arguments: str) -> bytes | None:
+    try:
+        done = subprocess.run(["git", "-C", str(paths.ROOT), *arguments], capture_output=True)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
