@@ -227,18 +227,24 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     """Draw how many claims of each paper got each verdict, as one stacked bar a paper."""
     figure, axes = new_axes(1, 1, 9, 1.3 + 0.5 * len(counts))
     axis = axes[0, 0]
-    colours = ["#3a9d6e", "#f2c14e", "#d1495b", "#d8dde6"]
+    # Told apart by the colour-blind, and in grey: dark for held, light for open.
+    colours = ["#0072b2", "#56b4e9", "#d8dde6", "#d55e00", "#ffffff"]
     words = list(next(iter(counts.values())))
     left = np.zeros(len(counts))
     for word, colour in zip(words, colours, strict=True):
         values = np.array([numbers[word] for numbers in counts.values()])
-        bars = axis.barh(list(counts), values, left=left, color=colour, height=0.55, label=word)
-        axis.bar_label(bars, [str(v) if v else "" for v in values], label_type="center")
+        bars = axis.barh(
+            list(counts), values, left=left, color=colour, height=0.55, label=word,
+            edgecolor="#8d99ae", linewidth=0.6,
+        )  # fmt: skip
+        ink = "white" if colour in ("#0072b2", "#d55e00") else "black"
+        numbers_ = [str(v) if v else "" for v in values]
+        axis.bar_label(bars, numbers_, label_type="center", color=ink)
         left += values
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("claims")
-    legend_below(figure, 4)
+    legend_below(figure, len(words))
     return figure
 
 

@@ -53,11 +53,13 @@ class Experiment:
             device); `data` is the loaded ``config["dataset"]``, `ImageData` or `EpochTimes`, None
             where there is none. What this module imports is the code that a record depends on.
         measures: Whether the result is a time or a memory size, and so belongs to a device.
+        trains: Whether it is a training, whose first steps its record keeps.
     """
 
     name: str
     entry: str
     measures: bool = True
+    trains: bool = False
 
     @property
     def function(self) -> Callable[[Mapping[str, Any], int, Any, str], Outcome]:

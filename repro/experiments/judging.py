@@ -205,7 +205,7 @@ def ratio(
     if wrong:
         raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
     logs = [[math.log(value) for value in sample] for sample in (first, second)]
-    return replace(difference(*logs, spread), log=True, digits=digits)
+    return replace(difference(logs[0], logs[1], spread), log=True, digits=digits)
 
 
 def exactly(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Gap:
