@@ -197,8 +197,11 @@ class Tree:
         if inside is not None:
             return file, inside
         # A module: what is taken from it, which it may have from elsewhere.
-        again = self.target(PurePosixPath(file).with_suffix("").as_posix().replace("/", "."),
-                            attribute) if attribute else None  # fmt: skip
+        again = (
+            self.target(PurePosixPath(file).with_suffix("").as_posix().replace("/", "."), attribute)
+            if attribute
+            else None
+        )
         return (again[0], again[1]) if again and again[1] else None
 
 
@@ -317,24 +320,36 @@ def canonical(node: ast.AST, without: frozenset[str] | set[str] = frozenset()) -
 
 
 def _write(value: Any, parts: list[str], without: frozenset[str] | set[str]) -> None:
-    if isinstance(value, ast.AST):
-        parts.append(f"({type(value).__name__}")
-        for name in value._fields:
-            own = getattr(value, name, None)
-            if name == "body" and isinstance(own, list):
-                own = [part for part in _meant(value, own) if not _imports_of(part, without)]
-            if own is None or own == [] or name in ("kind", "type_ignores", "ctx", "type_comment"):
-                continue
-            parts.append(f" {name}=")
-            _write(own, parts, without)
+    kind = type(value)
+    if kind is ast.Name:  # the most frequent ones first: whole packages are read for a status
+        parts.append(f"(Name {value.id})")
+    elif kind is ast.Constant:
+        parts.append(f"(Constant {value.value!r})")
+    elif kind is ast.Attribute:
+        parts.append(f"(Attribute {value.attr} ")
+        _write(value.value, parts, without)
         parts.append(")")
-    elif isinstance(value, list):
+    elif kind is list:
         parts.append("[")
         for item in value:
             _write(item, parts, without)
         parts.append("]")
+    elif isinstance(value, ast.AST):
+        parts.append(f"({kind.__name__}")
+        for name in value._fields:
+            own = getattr(value, name, None)
+            if own is None or own == [] or name in _NO_MEANING:
+                continue
+            if name == "body" and type(own) is list:
+                own = [part for part in _meant(value, own) if not _imports_of(part, without)]
+            parts.append(f" {name}=")
+            _write(own, parts, without)
+        parts.append(")")
     else:
         parts.append(repr(value))
+
+
+_NO_MEANING = frozenset(("kind", "type_ignores", "ctx", "type_comment"))
 
 
 def _imports_of(node: ast.stmt, packages: frozenset[str] | set[str]) -> bool:

@@ -247,13 +247,26 @@ class BatchController:
         return True
 
     _SETTINGS: ClassVar[tuple[str, ...]] = (
-        "initial_batch", "max_batch", "initial_lr", "growth", "lr_exponent", "decay", "warmup",
+        "initial_batch",
+        "max_batch",
+        "initial_lr",
+        "growth",
+        "lr_exponent",
+        "decay",
+        "warmup",
         "warmup_from",
-    )  # fmt: skip
+    )
     _STATE: ClassVar[tuple[str, ...]] = (
-        "interval", "_epochs", "_batch", "_rate", "_decays", "_first_cost", "_theta", "_lowest",
+        "interval",
+        "_epochs",
+        "_batch",
+        "_rate",
+        "_decays",
+        "_first_cost",
+        "_theta",
+        "_lowest",
         "_waited",
-    )  # fmt: skip
+    )
 
     def _settings(self) -> dict[str, Any]:
         rule = self.decay_at
@@ -334,9 +347,15 @@ class ThetaController(BatchController):
         **options: Any,
     ) -> None:
         super().__init__(
-            initial_batch, max_batch, initial_lr, growth,
-            decay=decay, decay_at=decay_at, warmup=warmup, **options,
-        )  # fmt: skip
+            initial_batch,
+            max_batch,
+            initial_lr,
+            growth,
+            decay=decay,
+            decay_at=decay_at,
+            warmup=warmup,
+            **options,
+        )
         check_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
         if interval is not None:
             check_whole("interval", interval, 1)

@@ -24,18 +24,20 @@ from repro.datasets.image_data import (
 # Intensity, half axes along x and y, centre x and y, rotation in degrees, on [-1, 1]². Geometry:
 # Shepp and Logan, "The Fourier reconstruction of a head section" (1974), table 1; intensities
 # with more contrast, as is usual since Toft, "The Radon Transform" (1996), table B.3.
-ELLIPSES = np.array([
-    (1.0, 0.69, 0.92, 0.0, 0.0, 0.0),
-    (-0.8, 0.6624, 0.874, 0.0, -0.0184, 0.0),
-    (-0.2, 0.11, 0.31, 0.22, 0.0, -18.0),
-    (-0.2, 0.16, 0.41, -0.22, 0.0, 18.0),
-    (0.1, 0.21, 0.25, 0.0, 0.35, 0.0),
-    (0.1, 0.046, 0.046, 0.0, 0.1, 0.0),
-    (0.1, 0.046, 0.046, 0.0, -0.1, 0.0),
-    (0.1, 0.046, 0.023, -0.08, -0.605, 0.0),
-    (0.1, 0.023, 0.023, 0.0, -0.606, 0.0),
-    (0.1, 0.023, 0.046, 0.06, -0.605, 0.0),
-])  # fmt: skip
+ELLIPSES = np.array(
+    [
+        (1.0, 0.69, 0.92, 0.0, 0.0, 0.0),
+        (-0.8, 0.6624, 0.874, 0.0, -0.0184, 0.0),
+        (-0.2, 0.11, 0.31, 0.22, 0.0, -18.0),
+        (-0.2, 0.16, 0.41, -0.22, 0.0, 18.0),
+        (0.1, 0.21, 0.25, 0.0, 0.35, 0.0),
+        (0.1, 0.046, 0.046, 0.0, 0.1, 0.0),
+        (0.1, 0.046, 0.046, 0.0, -0.1, 0.0),
+        (0.1, 0.046, 0.023, -0.08, -0.605, 0.0),
+        (0.1, 0.023, 0.023, 0.0, -0.606, 0.0),
+        (0.1, 0.023, 0.046, 0.06, -0.605, 0.0),
+    ]
+)
 # The largest head, 0.92 √1.18, still lies within the image.
 SIZES = (0.8, 1.0)  # factor of both half axes
 SHAPES = (0.85, 1.18)  # factor of the ratio of the half axes

@@ -104,8 +104,10 @@ class Job:
             (s.lr, s.resolution, s.dropout, _numbers(s.plan) if s.plan else None)
             for s in self.schedule
         ]
-        names = [getattr(f, "__qualname__", type(f).__name__)
-                 for f in (recipe.loss_fn, recipe.optimizer_fn)]  # fmt: skip
+        names = [
+            getattr(f, "__qualname__", type(f).__name__)
+            for f in (recipe.loss_fn, recipe.optimizer_fn)
+        ]
         shapes = [(n, tuple(t.shape), str(t.dtype)) for n, t in server.state.items()]
         parts = {
             "model": shapes,

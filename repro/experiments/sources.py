@@ -65,9 +65,10 @@ def find_source(
         UsageError: There is no such device folder.
     """
     references = {
-        place: store for place, store in reference_stores().items()
+        place: store
+        for place, store in reference_stores().items()
         if place[1] in COMPUTING_PROFILES
-    }  # fmt: skip
+    }
     names = [LOCAL, *dict.fromkeys(place[0] for place in references)]
     if device is not None and device not in names:
         raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")

@@ -217,8 +217,12 @@ def replayed(experiment: Experiment, record: Record, root: str | None) -> str:
     steps = list(zip(record.first_steps["losses"], again["losses"], strict=True))
     for number, (before, after) in enumerate(steps, 1):
         compare(f"step {number}, loss", before, after, closeness)
-    compare(f"weights after step {len(steps)}, norm", record.first_steps["norm"], again["norm"],
-            closeness)  # fmt: skip
+    compare(
+        f"weights after step {len(steps)}, norm",
+        record.first_steps["norm"],
+        again["norm"],
+        closeness,
+    )
     if alike and again["digest"] != record.first_steps["digest"]:
         raise Differs(f"the weights after step {len(steps)} are others")
     return f"its first {len(steps)} steps run again, {_how(alike)}"

@@ -32,9 +32,13 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     for claim in artefact.claims:
         verdict = claim.judge(results, expectation(paper.key, artefact.name, claim.key))
         values = (
-            f"{paper.key}/{artefact.name}", claim.text, claim.source, claim.kind, verdict.word,
+            f"{paper.key}/{artefact.name}",
+            claim.text,
+            claim.source,
+            claim.kind,
+            verdict.word,
             verdict.evidence,
-        )  # fmt: skip
+        )
         rows.append(dict(zip(CLAIM_COLUMNS, values, strict=True)))
     return rows
 
