@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from repro.adaptive.distance import StartingPoint
+from repro.measure.checks import is_whole
 
 
 class DivergedError(ValueError):
@@ -377,7 +378,7 @@ class ThetaController(BatchController):
 
 def check_whole(name: str, value: int, least: int) -> None:
     """Raise a ValueError unless the value is a whole number, at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value, least):
         raise ValueError(f"{name} is {value!r}; give a whole number, at least {least}")
 
 

@@ -20,6 +20,7 @@ from repro.datasets.image_data import (
     check_size,
     digest,
 )
+from repro.measure.checks import is_whole
 
 # Intensity, half axes along x and y, centre x and y, rotation in degrees, on [-1, 1]². Geometry:
 # Shepp and Logan, "The Fourier reconstruction of a head section" (1974), table 1; intensities
@@ -99,7 +100,7 @@ def phantom(
     given: dict[str, Any] = {"train": train, "test": test, "seed": seed}
     for name, value in given.items():
         least = 0 if name == "seed" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_whole(value, least):
             raise DatasetError(f"{name}={value!r}: expected an int, at least {least}")
     height, width = as_pair(check_size(256 if image_size is None else image_size) or 256)
 
