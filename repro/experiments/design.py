@@ -268,11 +268,14 @@ class Claim:
     kind: str = "measured"
 
     def judge(self, results: Results, expected: Expectation) -> Verdict:
-        """Return the verdict; records that are missing make it "not run"."""
+        """Return the verdict, naming the margin's source; missing records make it "not run"."""
         try:
-            return self.check(results, expected)
+            verdict = self.check(results, expected)
         except NotRun as missing:
             return Verdict("not run", str(missing))
+        if expected.source and verdict.word != "not run":
+            return Verdict(verdict.word, f"{verdict.evidence}; margin: {expected.source}")
+        return verdict
 
 
 def claim(
