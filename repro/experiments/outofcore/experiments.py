@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
-from repro.experiments.design import Outcome
+from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore.building import Step, machine, training_step
 from repro.experiments.outofcore.fitting import (
     GIB,
@@ -36,27 +36,6 @@ Config = Mapping[str, Any]
 ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
 _SETTLING = 5  # iterations until a block's plans are made
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator is content
-
-
-def modules(config: Config) -> list[str]:
-    """Name the modules of this package that an experiment's result depends on."""
-    own = {"deeplabv3plus": "deeplab", "densenet40": "densenet", "pix2pixhd": "pix2pixhd"}
-    names = {config["model"]["name"], config.get("baseline", config)["model"]["name"]}
-    models = {own.get(name, "resnet") for name in names if not name.startswith("torchvision/")}
-    planning = ("allocator", "baselines", "checking", "following", "host", "iterations",
-                "operations", "plan", "pooled", "recording", "requests", "residency", "schedule",
-                "simulation", "swapper", "trace", "tracing")  # fmt: skip
-    return [
-        "repro.experiments.outofcore.runs",
-        "repro.experiments.outofcore.building",
-        "repro.experiments.outofcore.fitting",
-        "repro.experiments.outofcore.modelled",
-        *(f"repro.outofcore.{module}" for module in planning),
-        "repro.measure.allocations",
-        "repro.measure.memory",
-        "repro.measure.timing",
-        *sorted(f"repro.models.{model}" for model in models),
-    ]
 
 
 def limit_bytes(config: Config) -> int:

@@ -5,12 +5,10 @@ from functools import partial
 
 import pytest
 import torch
-from watching import of_this_package, watching
 
-from repro import paths
 from repro.experiments import load_paper
-from repro.experiments.design import Outcome
-from repro.experiments.outofcore import building, child, grids, runs
+from repro.experiments.outcome import Outcome
+from repro.experiments.outofcore import building, child, experiments, settings
 from repro.experiments.outofcore.fitting import GIB, best_fit, largest_budget
 from repro.experiments.outofcore.modelled import Rates, trace_at
 from repro.records import RecordStore
@@ -18,34 +16,36 @@ from repro.records import RecordStore
 PAPER = load_paper("outofcore")
 _TOY = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [12, 12]}
 _MEASURED = _TOY | {
-    "role": grids.RESNET, "warmup": 3, "repeats": 2, "threads": 1, "base_batch": 8,
+    "role": settings.RESNET,
+    "warmup": 3,
+    "repeats": 2,
+    "threads": 1,
+    "base_batch": 8,
     "limit_between": [8, 16],
-}  # fmt: skip
-_BASELINE = _TOY | {"role": grids.RESNET, "batches": [4, 8], "images_per_s": [40.0, 60.0]}
+}
+_BASELINE = _TOY | {"role": settings.RESNET, "batches": [4, 8], "images_per_s": [40.0, 60.0]}
 _SIMULATED = _TOY | {
-    "role": grids.RESNET, "limit_between": [8, 16], "bandwidth": 5e7, "baseline": _BASELINE,
-    "tune": True, "lms": True,
-}  # fmt: skip
+    "role": settings.RESNET,
+    "limit_between": [8, 16],
+    "bandwidth": 5e7,
+    "baseline": _BASELINE,
+    "tune": True,
+    "lms": True,
+}
 TOYS = {
     "in core": ("measured", _MEASURED | {"mode": "in_core", "batch": 8}),
     "schedule": ("measured", _MEASURED | {"mode": "schedule", "batch": 32}),
     "chunks": ("measured", _MEASURED | {"mode": "schedule_va", "batch": 32}),
     "checkpointing": ("measured", _MEASURED | {"mode": "checkpointing", "batch": 8}),
-    "reach": ("reach", _TOY | {"role": grids.RESNET, "limit_between": [8, 16], "lms": True}),
+    "reach": ("reach", _TOY | {"role": settings.RESNET, "limit_between": [8, 16], "lms": True}),
     "simulated": ("simulated", _SIMULATED | {"batch": 32}),
     "simulated in core": ("simulated", _SIMULATED | {"batch": 8}),
 }
-NOT_DECLARED = {
-    "repro/experiments/outofcore/grids.py", "repro/experiments/outofcore/__init__.py",
-}  # fmt: skip
-# Files that run for other reasons than the result: definitions, records, helpers of the models.
-NOT_NEEDED = ("repro/experiments/", "repro/models/__init__", "repro/models/_options")
 
 
 @dataclass
 class Toys:
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    files: dict[str, set[str]] = field(default_factory=dict)
     threads_after: dict[str, int] = field(default_factory=dict)
 
 
@@ -63,9 +63,7 @@ def toys():
     torch.set_num_threads(2)
     made = Toys()
     for name, (experiment, config) in TOYS.items():
-        with watching() as files:
-            made.outcomes[name] = PAPER.experiments[experiment].function(config, 0, None, "cpu")
-        made.files[name] = of_this_package(files)
+        made.outcomes[name] = PAPER.experiments[experiment].function(config, 0, None, "cpu")
         made.threads_after[name] = torch.get_num_threads()
     yield made
     torch.set_num_threads(before)
@@ -76,60 +74,39 @@ class TestEveryRun:
         assert {experiment for experiment, _ in TOYS.values()} == set(PAPER.experiments)
 
     @pytest.mark.parametrize("name", TOYS)
-    def test_every_file_that_runs_is_declared(self, toys, name):
-        experiment, config = TOYS[name]
-        modules = PAPER.experiments[experiment].modules(config)
-        declared = {f"{module.replace('.', '/')}.py" for module in modules}
-        for file in declared:
-            assert (paths.PACKAGE.parent / file).exists(), file
-        assert any("outofcore" in file for file in toys.files[name])
-        undeclared = toys.files[name] - declared
-        assert {file for file in undeclared if not file.startswith(NOT_NEEDED)} == set()
-        ours = {f for f in undeclared if f.startswith("repro/experiments/outofcore/")}
-        assert ours <= NOT_DECLARED
-
-    @pytest.mark.parametrize("name", TOYS)
     def test_the_number_of_threads_is_put_back(self, toys, name):
         assert toys.threads_after[name] == 2
 
     @pytest.mark.parametrize("name", TOYS)
     def test_metrics_and_timings_can_be_written(self, toys, name, tmp_path, make_record):
         outcome = toys.outcomes[name]
-        timings = {k: {"samples_s": list(t.samples_s), "warmup": t.warmup}
-                   for k, t in outcome.timings.items()}  # fmt: skip
+        timings = {
+            k: {"samples_s": list(t.samples_s), "warmup": t.warmup}
+            for k, t in outcome.timings.items()
+        }
         store = RecordStore(tmp_path)
-        record = make_record("x", paper="outofcore", config=TOYS[name][1], key="k",
-                             metrics=outcome.metrics, timings=timings)  # fmt: skip
+        record = make_record(
+            "x",
+            paper="outofcore",
+            config=TOYS[name][1],
+            key="k",
+            metrics=outcome.metrics,
+            timings=timings,
+        )
         store.write(record)
         (read,) = store.load("outofcore")
         assert read.metrics == outcome.metrics
         assert read.timings == timings
 
 
-class TestModules:
-    @pytest.mark.parametrize("role", grids.ROLES)
-    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu"])
-    def test_the_models_own_file(self, role, profile):
-        config = grids.measured(profile, role, 8, "in_core").config
-        declared = [m for m in runs.modules(config) if m.startswith("repro.models.")]
-        torchvision = config["model"]["name"].startswith("torchvision/")
-        assert len(declared) == (0 if torchvision else 1)
-
-    def test_the_baselines_file_is_declared_too(self):
-        config = grids.simulated(grids.DEEPLAB, 8).config
-        assert "repro.models.deeplab" in runs.modules(config)
-        config = config | {"baseline": _BASELINE | {"model": {"name": "resnet50"}}}
-        assert "repro.models.resnet" in runs.modules(config)
-
-
 class TestLimit:
     def test_half_way_between_two_needs(self):
         needs = [trace_at(_TOY, batch).peak_bytes for batch in (8, 16)]
-        assert runs.limit_bytes(_MEASURED) == sum(needs) // 2
-        assert needs[0] < runs.limit_bytes(_MEASURED) < needs[1]
+        assert experiments.limit_bytes(_MEASURED) == sum(needs) // 2
+        assert needs[0] < experiments.limit_bytes(_MEASURED) < needs[1]
 
     def test_as_given(self):
-        assert runs.limit_bytes(_TOY | {"limit_gib": 16}) == 16 * GIB
+        assert experiments.limit_bytes(_TOY | {"limit_gib": 16}) == 16 * GIB
 
 
 class TestMeasured:
@@ -145,9 +122,9 @@ class TestMeasured:
 
     def test_what_does_not_fit_runs_out_of_memory(self):
         with pytest.raises(torch.OutOfMemoryError, match="simulated limit"):
-            runs.measured(_MEASURED | {"mode": "in_core", "batch": 32}, 0, None, "cpu")
+            experiments.measured(_MEASURED | {"mode": "in_core", "batch": 32}, 0, None, "cpu")
         with pytest.raises(torch.OutOfMemoryError, match="no budget can be served"):
-            runs.measured(_MEASURED | {"mode": "schedule_va", "batch": 4000}, 0, None, "cpu")
+            experiments.measured(_MEASURED | {"mode": "schedule_va", "batch": 4000}, 0, None, "cpu")
 
     @pytest.mark.parametrize("name", ["schedule", "chunks"])
     def test_within_a_budget(self, toys, name):
@@ -189,7 +166,9 @@ class TestSimulated:
             assert row["time_s"] >= row["bytes_moved"] / 2 / 5e7 * (1 - 1e-9)
 
     def test_tuning_is_no_slower_than_the_plain_window(self, toys):
-        plain = runs.simulated(_SIMULATED | {"batch": 32, "tune": False, "lms": False}, 0, None, "")
+        plain = experiments.simulated(
+            _SIMULATED | {"batch": 32, "tune": False, "lms": False}, 0, None, ""
+        )
         rows = toys.outcomes["simulated"].metrics["rows"]
         assert "lms" not in plain.metrics["rows"]
         for name in ("schedule", "schedule_va"):
@@ -220,7 +199,7 @@ class TestReach:
     def test_the_next_batch_size_does_not_fit(self, toys):
         metrics = toys.outcomes["reach"].metrics
         limit = metrics["limit_bytes"]
-        for name, allocator in runs.ALLOCATORS.items():
+        for name, allocator in experiments.ALLOCATORS.items():
             make = partial(allocator, limit)
             for more, fits in ((0, True), (max(1, metrics[name] // 32), False)):
                 trace = trace_at(_TOY, metrics[name] + more)
@@ -243,42 +222,14 @@ class TestChild:
 
     def test_another_error_is_told(self):
         with pytest.raises(RuntimeError, match=r"(?s)the measuring process failed: .*nonsense"):
-            child.measure_in_child(_MEASURED | {"mode": "in_core", "batch": 8,
-                                                "model": {"name": "nonsense"}}, "cpu")  # fmt: skip
+            child.measure_in_child(
+                _MEASURED | {"mode": "in_core", "batch": 8, "model": {"name": "nonsense"}}, "cpu"
+            )
 
     def test_a_gpu_is_measured_in_a_child(self, monkeypatch):
         asked = []
         monkeypatch.setattr(
             child, "measure_in_child", lambda config, device: asked.append((config, device))
         )
-        runs.measured(_MEASURED | {"mode": "in_core", "batch": 8}, 0, None, "cuda")
+        experiments.measured(_MEASURED | {"mode": "in_core", "batch": 8}, 0, None, "cuda")
         assert [device for _, device in asked] == ["cuda"]
-
-
-class TestGrids:
-    def test_the_papers_batch_sizes_and_proportions(self):
-        paper = grids.BATCHES["paper"]
-        quick = grids.BATCHES["quick"]
-        assert len(quick) == len(paper) == 9
-        for ours, theirs in zip(quick, paper, strict=True):
-            assert ours == pytest.approx(12 * theirs / 190, abs=0.51)
-
-    def test_gpu_runs_have_the_papers_limit_and_every_peer(self):
-        table = [run.config for run in grids.table1("gpu") if run.experiment == "measured"]
-        assert {config["limit_gib"] for config in table} == {16}
-        modes = {config["mode"] for config in table}
-        assert {"checkpointing", "save_on_cpu", "expandable_segments"} < modes
-        assert all("limit_between" not in config for config in table)
-
-    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu", "paper"])
-    def test_every_artefact_has_runs(self, profile):
-        for artefact in PAPER.artefacts.values():
-            found = artefact.runs(profile, {})
-            assert len(set(found)) == len(found) > 0
-            assert all(run.seeds == (0,) for run in found)
-
-    def test_the_published_networks(self):
-        for role, config in grids.PUBLISHED.items():
-            assert grids.MODELS["gpu"][role] == grids.MODELS["paper"][role] == config
-        assert grids.PUBLISHED[grids.PIX2PIXHD]["image"] == [512, 1024]
-        assert grids.PUBLISHED[grids.DEEPLAB]["image"] == [513, 513]
