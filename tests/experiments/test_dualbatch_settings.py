@@ -5,13 +5,12 @@ import json
 import math
 
 import pytest
-import torch
 
-from repro import datasets, paths
+from repro import datasets
 from repro.experiments import load_paper, running
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, reported
-from repro.experiments.dualbatch import building, grids, runs
-from repro.experiments.dualbatch.grids import CIFAR, IMAGENET, WORKERS
+from repro.experiments.dualbatch import building, settings
+from repro.experiments.dualbatch.settings import CIFAR, IMAGENET, WORKERS
 from repro.measure import TimeModel
 
 PAPER = load_paper("dualbatch")
@@ -68,11 +67,7 @@ class TestPlans:
             for run in all_runs(profile, chosen):
                 assert json.loads(json.dumps(run.config)) == run.config
                 assert run.experiment in PAPER.experiments
-                modules = PAPER.experiments[run.experiment].modules(run.config)
-                assert len(set(modules)) == len(modules)
-                for module in modules:
-                    path = paths.PACKAGE.parent / f"{module.replace('.', '/')}.py"
-                    assert path.exists(), module
+                assert str(run) != run.experiment  # progress says more than that
                 if run.experiment == "train":
                     assert run.config["dataset"]["name"] in chosen.values()
 
@@ -153,7 +148,7 @@ class TestPlans:
     @pytest.mark.parametrize("name", ["digits", "synthetic"])
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
     def test_what_is_always_there_has_images_for_an_epoch(self, profile, name):
-        config = grids.table5_training(profile, {CIFAR: name}, 1.1, 2).config
+        config = settings.table5_training(profile, {CIFAR: name}, 1.1, 2).config
         options = dict(config["dataset"])
         data = datasets.load(options.pop("name"), **options)
         assert config["sub_stages"][0]["plan"]["samples"] <= len(data.train)
@@ -191,30 +186,36 @@ class TestPublishedSettings:
         (dual,) = trainings("paper", "table5", k=1.05, n_small=3)
         assert [setting.lr for setting in building.schedule_of(dual)][:80] == [0.1] * 80
 
-    @pytest.mark.parametrize("profile", AT_SCALE_ONE)
-    @pytest.mark.parametrize("n_small", range(5))
-    def test_section_5_2(self, profile, n_small):
-        (dual,) = trainings(profile, "table8", scheme="dual-batch", n_small=n_small)
-        (hybrid,) = trainings(profile, "table8", scheme="hybrid", n_small=n_small)
-        assert dual["sub_stages"] == hybrid["sub_stages"][1:]
-        assert [(s["resolution"], s["dropout"]) for s in hybrid["sub_stages"]] == [
-            (24, 0.1), (32, 0.2)
-        ]  # fmt: skip
-        for side, entry in zip((24, 32), hybrid["sub_stages"], strict=True):
-            plan = building.plan_of(entry["plan"])
-            assert plan.large_batch == TABLE6[side][0]
-            assert plan.small_batch == (TABLE6[side][n_small] if n_small else None)
-            if n_small:
-                assert plan.small_samples == (10625, 11875, 12292, 12500)[n_small - 1]
-                assert plan.k == 1.05
-        assert [rate for _, rate in hybrid["stages"]] == [0.2, 0.02, 0.002]
+    def test_section_5_2(self):
+        for profile, n_small in itertools.product(AT_SCALE_ONE, range(5)):
+            (dual,) = trainings(profile, "table8", scheme="dual-batch", n_small=n_small)
+            (hybrid,) = trainings(profile, "table8", scheme="hybrid", n_small=n_small)
+            assert dual["sub_stages"] == hybrid["sub_stages"][1:]
+            assert [(s["resolution"], s["dropout"]) for s in hybrid["sub_stages"]] == [
+                (24, 0.1),
+                (32, 0.2),
+            ]
+            for side, entry in zip((24, 32), hybrid["sub_stages"], strict=True):
+                plan = building.plan_of(entry["plan"])
+                assert plan.large_batch == TABLE6[side][0]
+                assert plan.small_batch == (TABLE6[side][n_small] if n_small else None)
+                if n_small:
+                    assert plan.small_samples == (10625, 11875, 12292, 12500)[n_small - 1]
+                    assert plan.k == 1.05
+            assert [rate for _, rate in hybrid["stages"]] == [0.2, 0.02, 0.002]
 
     def test_table_7_epochs(self):
         (hybrid,) = trainings("paper", "table8", scheme="hybrid", n_small=1)
         schedule = building.schedule_of(hybrid)
         assert len(schedule) == 140
-        starts = {40: (0.2, 24), 80: (0.2, 32), 100: (0.02, 24), 120: (0.02, 32),
-                  130: (0.002, 24), 140: (0.002, 32)}  # fmt: skip
+        starts = {
+            40: (0.2, 24),
+            80: (0.2, 32),
+            100: (0.02, 24),
+            120: (0.02, 32),
+            130: (0.002, 24),
+            140: (0.002, 32),
+        }
         first = 0
         for last, (lr, side) in starts.items():
             for setting in schedule[first:last]:
@@ -222,27 +223,33 @@ class TestPublishedSettings:
                 assert setting.small_batch == TABLE6[side][1]
             first = last
 
-    @pytest.mark.parametrize("n_small", range(5))
-    def test_section_5_2_3(self, n_small):
-        (hybrid,) = trainings("paper", "table10", scheme="hybrid", n_small=n_small)
-        (dual,) = trainings("paper", "table10", scheme="dual-batch", n_small=n_small)
-        schedule = building.schedule_of(hybrid)
-        assert len(schedule) == len(building.schedule_of(dual)) == 105
-        assert [setting.resolution for setting in schedule] == [
-            *[160] * 20, *[224] * 20, *[288] * 20,
-            *[160] * 10, *[224] * 10, *[288] * 10,
-            *[160] * 5, *[224] * 5, *[288] * 5,
-        ]  # fmt: skip
-        assert [setting.lr for setting in schedule] == [0.2] * 60 + [0.02] * 30 + [0.002] * 15
-        dropouts = {160: 0.1, 224: 0.2, 288: 0.3}
-        for setting in schedule:
-            assert setting.dropout == dropouts[setting.resolution]
-            sizes = TABLE6[setting.resolution]
-            assert setting.large_batch == (sizes[0] if n_small < WORKERS else None)
-            assert setting.small_batch == (sizes[n_small] if n_small else None)
-        assert {s.resolution for s in building.schedule_of(dual)} == {288}
-        assert hybrid["model"] == {"name": "torchvision/resnet18"}
-        assert hybrid["sub_stages"][0]["plan"]["samples"] == 1_281_167
+    def test_section_5_2_3(self):
+        for n_small in range(5):
+            (hybrid,) = trainings("paper", "table10", scheme="hybrid", n_small=n_small)
+            (dual,) = trainings("paper", "table10", scheme="dual-batch", n_small=n_small)
+            schedule = building.schedule_of(hybrid)
+            assert len(schedule) == len(building.schedule_of(dual)) == 105
+            assert [setting.resolution for setting in schedule] == [
+                *[160] * 20,
+                *[224] * 20,
+                *[288] * 20,
+                *[160] * 10,
+                *[224] * 10,
+                *[288] * 10,
+                *[160] * 5,
+                *[224] * 5,
+                *[288] * 5,
+            ]
+            assert [setting.lr for setting in schedule] == [0.2] * 60 + [0.02] * 30 + [0.002] * 15
+            dropouts = {160: 0.1, 224: 0.2, 288: 0.3}
+            for setting in schedule:
+                assert setting.dropout == dropouts[setting.resolution]
+                sizes = TABLE6[setting.resolution]
+                assert setting.large_batch == (sizes[0] if n_small < WORKERS else None)
+                assert setting.small_batch == (sizes[n_small] if n_small else None)
+            assert {s.resolution for s in building.schedule_of(dual)} == {288}
+            assert hybrid["model"] == {"name": "torchvision/resnet18"}
+            assert hybrid["sub_stages"][0]["plan"]["samples"] == 1_281_167
 
     @pytest.mark.parametrize("profile", AT_SCALE_ONE)
     def test_models_and_extent(self, profile):
@@ -252,13 +259,13 @@ class TestPublishedSettings:
             assert config["test_samples"] == 10_000
             assert config["dataset"] == {"name": "cifar100"}
             assert config["engine"] == "local"
-        times = grids.step_times(profile).config
+        times = settings.step_times(profile).config
         assert times["resolutions"] == [24, 32] and times["large_batches"] == [600, 560]
         assert {row["batch"] for row in REPORTED["table4"]["rows"]} <= set(times["batch_sizes"])
-        memory = grids.memory(profile, IMAGENET).config
+        memory = settings.memory(profile, IMAGENET).config
         assert memory["batch_sizes"] == [64, 128, 192, 256, 320, 384, 448, 512]
         assert (memory["resolution"], memory["limit_bytes"]) == (224, 24_000_000_000)
-        assert grids.memory(profile, CIFAR).config["resolution"] == 32
+        assert settings.memory(profile, CIFAR).config["resolution"] == 32
 
     def test_gpu_has_the_stages_in_the_papers_order(self):
         for config in trainings("gpu", "table5") + trainings("gpu", "table8"):
@@ -270,7 +277,7 @@ class TestScaled:
     @pytest.mark.parametrize("profile", SCALED)
     @pytest.mark.parametrize("table", ["table5", "table8"])
     def test_b_s_over_b_l_and_the_shares_are_the_papers(self, profile, table):
-        share = grids.SCALE[profile]["batches"]
+        share = settings.SCALE[profile]["batches"]
         for config in trainings(profile, table):
             for number, entry in enumerate(config["sub_stages"]):
                 plan = building.plan_of(entry["plan"])
@@ -293,9 +300,9 @@ class TestScaled:
     @pytest.mark.parametrize("profile", SCALED)
     def test_the_line_scales_exactly(self, profile):
         """With b scaled like the batch sizes, equation 8 without rounding gives B_S to scale."""
-        share = grids.SCALE[profile]["batches"]
+        share = settings.SCALE[profile]["batches"]
         for side, (large, *_) in TABLE6.items():
-            (a, b), (a1, b1) = (grids.time_coefficients(side, s) for s in (share, 1.0))
+            (a, b), (a1, b1) = (settings.time_coefficients(side, s) for s in (share, 1.0))
             ratio = 1.05 / (4 - 3 * 1.05)  # d_L / d_S for n_S = 1
             whole = b1 / ((a1 + b1 / large) * ratio - a1)
             assert b / ((a + b / (share * large)) * ratio - a) == pytest.approx(share * whole)
@@ -318,7 +325,7 @@ class TestScaled:
 
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
     def test_the_two_engines_train_the_same(self, profile):
-        local, ray = grids.clusters(profile, next(choices(profile)))
+        local, ray = settings.clusters(profile, next(choices(profile)))
         assert local.config | {"engine": "ray"} == ray.config
         assert local.seeds == ray.seeds == (0,)
         plan = building.plan_of(local.config["sub_stages"][0]["plan"])
@@ -327,11 +334,11 @@ class TestScaled:
 
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
     def test_batch_sizes_are_distinct_and_large_enough(self, profile):
-        for run in (grids.step_times(profile), grids.imagenet_times(profile)):
+        for run in (settings.step_times(profile), settings.imagenet_times(profile)):
             sizes = run.config["batch_sizes"]
             assert sizes == sorted(set(sizes)) and len(sizes) >= 3 and sizes[0] >= 2
         for role in (CIFAR, IMAGENET):
-            sizes = grids.memory(profile, role).config["batch_sizes"]
+            sizes = settings.memory(profile, role).config["batch_sizes"]
             assert len(set(sizes)) == 8 and min(sizes) >= 2
 
 
@@ -340,7 +347,7 @@ class TestTimeCoefficients:
         name = "cifar" if side < 100 else "imagenet"
         part = REPORTED["table6"][name]
         large = part["large_batches"][part["resolutions"].index(side)]
-        model = TimeModel(*grids.time_coefficients(side, 1.0))
+        model = TimeModel(*settings.time_coefficients(side, 1.0))
         return model.epoch_time(large, part["large_samples"], approximate=True)
 
     def test_the_papers_trainings(self):
@@ -351,22 +358,22 @@ class TestTimeCoefficients:
         hybrid = 35 * sum(self.epoch(side) for side in (160, 224, 288))
         assert hybrid == pytest.approx(22_161, rel=0.03)
 
-    @pytest.mark.parametrize("side", TABLE6)
-    def test_table_6(self, side):
-        name = "cifar" if side < 100 else "imagenet"
-        samples = 50_000 if name == "cifar" else 1_281_167
-        a, b = grids.time_coefficients(side, 1.0)
-        large, *small = TABLE6[side]
-        for n_small, expected in enumerate(small, 1):
-            plan = building.plan_of(grids.plan_config(a, b, 1.05, n_small, large, samples))
-            assert plan.small_batch == expected
+    def test_table_6(self):
+        for side in TABLE6:
+            name = "cifar" if side < 100 else "imagenet"
+            samples = 50_000 if name == "cifar" else 1_281_167
+            a, b = settings.time_coefficients(side, 1.0)
+            large, *small = TABLE6[side]
+            for n_small, expected in enumerate(small, 1):
+                plan = building.plan_of(settings.plan_config(a, b, 1.05, n_small, large, samples))
+                assert plan.small_batch == expected
 
-    @pytest.mark.parametrize("side", TABLE6)
-    def test_lower_resolutions_are_faster_and_b_alone_scales(self, side):
-        a, b = grids.time_coefficients(side, 1.0)
-        assert grids.time_coefficients(side, 0.1) == (a, pytest.approx(b / 10))
-        larger = [other for other in TABLE6 if side < other and (other < 100) == (side < 100)]
-        assert all(a < grids.time_coefficients(other, 1.0)[0] for other in larger)
+    def test_lower_resolutions_are_faster_and_b_alone_scales(self):
+        for side in TABLE6:
+            a, b = settings.time_coefficients(side, 1.0)
+            assert settings.time_coefficients(side, 0.1) == (a, pytest.approx(b / 10))
+            larger = [other for other in TABLE6 if side < other and (other < 100) == (side < 100)]
+            assert all(a < settings.time_coefficients(other, 1.0)[0] for other in larger)
 
     def test_the_virtual_clock_gives_table_8s_times(self):
         """Of whole trainings, whose last batches are short: within a percent."""
@@ -385,19 +392,27 @@ class TestReported:
 
     def test_table2(self):
         rows = [
-            (r["k"], r["n_small"], r["small_batch"], r["small_samples"], r.get("large_samples"),
-             r.get("factor"))
+            (
+                r["k"],
+                r["n_small"],
+                r["small_batch"],
+                r["small_samples"],
+                r.get("large_samples"),
+                r.get("factor"),
+            )
             for r in REPORTED["table2"]["rows"]
-        ]  # fmt: skip
+        ]
         assert rows == TABLE2
         assert REPORTED["table2"]["large_batch"] == 500
 
     def test_table3(self):
         values = [
-            [(part["value"], part["loss"], part["accuracy"]) for part in
-             (row["linear"], row["sqrt"], row["none"])]
+            [
+                (part["value"], part["loss"], part["accuracy"])
+                for part in (row["linear"], row["sqrt"], row["none"])
+            ]
             for row in REPORTED["table3"]
-        ]  # fmt: skip
+        ]
         assert values == [
             [(0.636, 1.193, 68.5), (0.797, 1.179, 67.8), (1.0, 1.187, 68.0)],
             [(0.818, 1.250, 70.5), (0.904, 1.270, 70.9), (1.0, 1.295, 70.2)],
@@ -425,17 +440,24 @@ class TestReported:
         table = REPORTED["table5"]
         assert table["baseline"] == {"loss": 1.429, "accuracy": 67.8}
         assert [tuple(row.values()) for row in table["rows"]] == [
-            (1.05, 1, 1.246, 67.9), (1.05, 2, 1.290, 70.1), (1.05, 3, 1.372, 70.6),
-            (1.05, 4, 1.399, 70.1), (1.1, 1, 1.193, 68.5), (1.1, 2, 1.250, 70.5),
-            (1.1, 3, 1.327, 70.7), (1.1, 4, 1.415, 70.5),
-        ]  # fmt: skip
+            (1.05, 1, 1.246, 67.9),
+            (1.05, 2, 1.290, 70.1),
+            (1.05, 3, 1.372, 70.6),
+            (1.05, 4, 1.399, 70.1),
+            (1.1, 1, 1.193, 68.5),
+            (1.1, 2, 1.250, 70.5),
+            (1.1, 3, 1.327, 70.7),
+            (1.1, 4, 1.415, 70.5),
+        ]
 
     def test_table6(self):
         for name in ("cifar", "imagenet"):
             part = REPORTED["table6"][name]
             for place, side in enumerate(part["resolutions"]):
-                found = (part["large_batches"][place], *(row[place] for row in
-                                                         part["small_batches"]))  # fmt: skip
+                found = (
+                    part["large_batches"][place],
+                    *(row[place] for row in part["small_batches"]),
+                )
                 assert found == TABLE6[side]
         imagenet = REPORTED["table6"]["imagenet"]
         assert imagenet["small_samples"] == [272249, 304278, 314954, 320292]
@@ -453,23 +475,48 @@ class TestReported:
         assert REPORTED["table9"] == {
             "stages": [[60, 0.2], [30, 0.02], [15, 0.002]],
             "dropouts": [0.1, 0.2, 0.3],
-            "epochs": [[1, 20], [21, 40], [41, 60], [61, 70], [71, 80], [81, 90], [91, 95],
-                       [96, 100], [101, 105]],
-        }  # fmt: skip
+            "epochs": [
+                [1, 20],
+                [21, 40],
+                [41, 60],
+                [61, 70],
+                [71, 80],
+                [81, 90],
+                [91, 95],
+                [96, 100],
+                [101, 105],
+            ],
+        }
 
     @pytest.mark.parametrize(
         ("table", "scheme", "losses", "accuracies"),
         [
-            ("table8", "dual_batch", [1.948, 1.755, 1.787, 1.854, 1.875],
-             [68.0, 69.1, 70.0, 70.0, 69.8]),
-            ("table8", "hybrid", [1.893, 1.805, 1.691, 1.729, 1.735],
-             [68.0, 69.9, 71.0, 71.3, 71.2]),
-            ("table10", "dual_batch", [1.874, 2.226, 2.032, 1.926, 1.913],
-             [65.9, 62.1, 64.5, 65.7, 65.5]),
-            ("table10", "hybrid", [1.949, 2.138, 1.971, 1.936, 1.884],
-             [65.1, 62.8, 64.6, 65.2, 65.5]),
+            (
+                "table8",
+                "dual_batch",
+                [1.948, 1.755, 1.787, 1.854, 1.875],
+                [68.0, 69.1, 70.0, 70.0, 69.8],
+            ),
+            (
+                "table8",
+                "hybrid",
+                [1.893, 1.805, 1.691, 1.729, 1.735],
+                [68.0, 69.9, 71.0, 71.3, 71.2],
+            ),
+            (
+                "table10",
+                "dual_batch",
+                [1.874, 2.226, 2.032, 1.926, 1.913],
+                [65.9, 62.1, 64.5, 65.7, 65.5],
+            ),
+            (
+                "table10",
+                "hybrid",
+                [1.949, 2.138, 1.971, 1.936, 1.884],
+                [65.1, 62.8, 64.6, 65.2, 65.5],
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_tables_8_and_10(self, table, scheme, losses, accuracies):
         rows = REPORTED[table][scheme]
         assert [row["loss"] for row in rows] == losses
@@ -477,8 +524,9 @@ class TestReported:
 
     def test_times_and_savings(self):
         for table, dual, hybrid, key in (
-            ("table8", 1541, 1385, "cifar_saving"), ("table10", 33_975, 22_161, "imagenet_saving")
-        ):  # fmt: skip
+            ("table8", 1541, 1385, "cifar_saving"),
+            ("table10", 33_975, 22_161, "imagenet_saving"),
+        ):
             times = REPORTED[table]
             assert (times["dual_batch_s"], times["hybrid_s"]) == (dual, hybrid)
             assert 100 * (1 - hybrid / dual) == pytest.approx(REPORTED["claims"][key], abs=0.05)
@@ -491,8 +539,10 @@ class TestReported:
         assert figure["cifar"] == {"predicted_max": 11_147, "error": 3.5, "resolution": 32}
         assert figure["imagenet"] == {"predicted_max": 1_345, "error": 3.7, "resolution": 224}
         assert REPORTED["training"] == {
-            "stages": [[80, 0.1], [40, 0.02], [20, 0.004]], "warmup_epochs": 5, "warmup_start": 0.2
-        }  # fmt: skip
+            "stages": [[80, 0.1], [40, 0.02], [20, 0.004]],
+            "warmup_epochs": 5,
+            "warmup_start": 0.2,
+        }
 
     def test_the_inferred_line_gives_table_4s_predictions_too(self):
         """Table 4's own predictions by equation 3 are of another line, but of the same kind."""
@@ -503,9 +553,18 @@ class TestReported:
             assert seconds == pytest.approx(row["predicted"], rel=0.03)
 
 
-def test_the_source_of_solved_tables_is_declared():
-    declared = runs.modules({"table": "table2"})
-    assert {"repro.dualbatch.plan", "repro.dualbatch.progressive", "repro.measure.cost"} <= set(
-        declared
-    )
-    assert torch.get_num_threads() == 1
+def test_the_raw_datas_name_is_the_loaders():
+    assert settings.TIMES == datasets.TIMES
+
+
+def test_labels_tell_the_runs_of_an_artefact_apart():
+    for artefact in PAPER.artefacts.values():
+        found = [str(run) for run in artefact.runs("paper", next(choices("paper")))]
+        assert len(set(found)) == len(found), artefact.name
+
+
+def test_the_engine_can_be_set():
+    assert PAPER.options == {"engine": ("local", "ray")}
+    runs = PAPER.artefacts["table3"].runs("quick", next(choices("quick")))
+    changed = running.with_changes(PAPER, runs, [("engine", "ray")])
+    assert {run.config["engine"] for run in changed} == {"ray"}

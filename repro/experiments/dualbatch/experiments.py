@@ -18,7 +18,6 @@ from repro.dualbatch import (
     SubStage,
     train_dual_batch,
 )
-from repro.experiments.design import Outcome, reported
 from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
@@ -29,7 +28,7 @@ from repro.experiments.dualbatch.building import (
     step_of,
     training_step,
 )
-from repro.experiments.running import RAY_ADDRESS, UsageError
+from repro.experiments.outcome import RAY_ADDRESS, Outcome, UsageError, reported
 from repro.measure import (
     MemoryBudget,
     MemoryMeter,
@@ -42,25 +41,6 @@ from repro.measure import (
 
 WORKERS: int = reported("dualbatch")["workers"]
 STEPS_IN_A_ROW = 5
-
-
-def modules(config: Config) -> list[str]:
-    """Name the modules of this package that an experiment's result depends on."""
-    own = ["repro.experiments.dualbatch.runs", "repro.experiments.dualbatch.building",
-           "repro.dualbatch.plan", "repro.dualbatch.progressive", "repro.measure.cost"]  # fmt: skip
-    if "table" in config:
-        return own
-    own += ["repro.measure.timing", "repro.measure.memory"]
-    if "model" not in config:
-        return [*own, "repro.datasets.timings"]
-    if not config["model"]["name"].startswith("torchvision/"):
-        own.append("repro.models.resnet")
-    if "sub_stages" not in config:
-        return own
-    own += [f"repro.dualbatch.{name}" for name in ("engines", "server", "training", "worker")]
-    own += ["repro.datasets.loader", "repro.training"]
-    on_ray = ["repro.dualbatch.actors", "repro.dualbatch.cluster"]
-    return own + on_ray if config["engine"] == "ray" else own
 
 
 def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
@@ -79,9 +59,13 @@ def solve(config: Config, seed: int, data: None, device: str) -> Outcome:
             model = TimeModel(1.0, paper["inferred"][f"ratio_{side}"])
             for n_small in range(WORKERS + 1):
                 plan = DualBatchPlan.solve(
-                    model, paper["table6"]["k"], n_small, WORKERS - n_small, large,
+                    model,
+                    paper["table6"]["k"],
+                    n_small,
+                    WORKERS - n_small,
+                    large,
                     paper[f"{data_name}_samples"],
-                )  # fmt: skip
+                )
                 rows.append(_plan_row(plan, side))
     return Outcome({"rows": rows})
 
@@ -130,12 +114,20 @@ def _schedule_rows(table: str) -> list[dict[str, Any]]:
         for _, group in itertools.groupby(schedule, key=lambda s: (s.stage, s.sub_stage)):
             epochs = list(group)
             first = epochs[0]
-            rows.append({
-                "scheme": scheme, "stage": first.stage, "sub_stage": first.sub_stage,
-                "first": first.epoch, "last": epochs[-1].epoch, "lr": first.lr,
-                "resolution": first.resolution, "dropout": first.dropout,
-                "small_batch": first.small_batch, "large_batch": first.large_batch,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "scheme": scheme,
+                    "stage": first.stage,
+                    "sub_stage": first.sub_stage,
+                    "first": first.epoch,
+                    "last": epochs[-1].epoch,
+                    "lr": first.lr,
+                    "resolution": first.resolution,
+                    "dropout": first.dropout,
+                    "small_batch": first.small_batch,
+                    "large_batch": first.large_batch,
+                }
+            )
     return rows
 
 
@@ -215,8 +207,9 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
         }
         fit, timed = _fitted(config, resolution, runs, max(3, repeats // 2), device)
         timings |= {f"{resolution}px, {name}": timing for name, timing in timed.items()}
-        fits.append({"resolution": resolution, "a": fit.a, "b": fit.b,
-                     "seconds": list(fit.seconds)})  # fmt: skip
+        fits.append(
+            {"resolution": resolution, "a": fit.a, "b": fit.b, "seconds": list(fit.seconds)}
+        )
         passes.append([_predicted(fit, n, config["samples"], timed) for n in sizes])
     each = list(zip(config["resolutions"], config["large_batches"], strict=True))
     epochs = {

@@ -1,5 +1,6 @@
 """What the experiments of dual-batch learning run, on toys."""
 
+import itertools
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -10,13 +11,14 @@ import pytest
 import torch
 from watching import of_this_package, watching
 
-from repro import datasets, paths
+from repro import datasets
 from repro.datasets import EpochTimes
 from repro.experiments import load_paper
 from repro.experiments.design import Outcome, reported
-from repro.experiments.dualbatch import building, grids, runs
-from repro.experiments.dualbatch.grids import CIFAR, IMAGENET
+from repro.experiments.dualbatch import building, experiments, settings
+from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
 from repro.records import RecordStore
+from repro.source_code import present
 
 PAPER = load_paper("dualbatch")
 REPORTED = reported("dualbatch")
@@ -27,25 +29,31 @@ MODEL = {"name": "resnet_cifar", "depth": 8, "width": 4}
 def shorter(run: Any, samples: int = 40, **changes: Any) -> dict[str, Any]:
     """Return a training's configuration with fewer samples and epochs."""
     subs = [
-        entry | {"plan": entry["plan"] | {"samples": samples}}
-        for entry in run.config["sub_stages"]
-    ]  # fmt: skip
+        entry | {"plan": entry["plan"] | {"samples": samples}} for entry in run.config["sub_stages"]
+    ]
     stages = [[len(subs), rate] for _, rate in run.config["stages"][:2]]
     small = {"model": MODEL, "sub_stages": subs, "stages": stages, "test_samples": 20}
     return run.config | small | changes
 
 
-_DUAL = shorter(grids.table5_training("smoke", DIGITS, 1.1, 2))
-_BASE = shorter(grids.table5_training("smoke", DIGITS, 1.0, 0))
-_HYBRID = shorter(grids.table8_training("smoke", DIGITS, 2, True))
-_TIMES = grids.step_times("smoke").config | {
-    "model": MODEL, "repeats": 1, "batch_sizes": [4, 16, 64], "samples": 80,
-}  # fmt: skip
+_DUAL = shorter(settings.table5_training("smoke", DIGITS, 1.1, 2))
+_BASE = shorter(settings.table5_training("smoke", DIGITS, 1.0, 0))
+_HYBRID = shorter(settings.table8_training("smoke", DIGITS, 2, True))
+_TIMES = settings.step_times("smoke").config | {
+    "model": MODEL,
+    "repeats": 1,
+    "batch_sizes": [4, 16, 64],
+    "samples": 80,
+}
 _ABOVE = {
-    "model": MODEL, "repeats": 1, "batch_sizes": [4, 64], "resolutions": [8, 16],
-    "large_batches": [40, 20], "samples": 40,
-}  # fmt: skip
-_MEMORY = grids.memory("smoke", CIFAR).config | {"model": MODEL}
+    "model": MODEL,
+    "repeats": 1,
+    "batch_sizes": [4, 64],
+    "resolutions": [8, 16],
+    "large_batches": [40, 20],
+    "samples": 40,
+}
+_MEMORY = settings.memory("smoke", CIFAR).config | {"model": MODEL}
 TOYS = {
     "table2": ("solve", {"table": "table2"}),
     "table6": ("solve", {"table": "table6"}),
@@ -54,19 +62,11 @@ TOYS = {
     "baseline": ("train", _BASE),
     "dual-batch": ("train", _DUAL),
     "hybrid": ("train", _HYBRID),
-    "two workers": ("train", shorter(grids.clusters("smoke", DIGITS)[0])),
+    "two workers": ("train", shorter(settings.clusters("smoke", DIGITS)[0])),
     "times": ("times", _TIMES),
-    "imagenet times": ("times", grids.imagenet_times("smoke").config | _ABOVE),
+    "imagenet times": ("times", settings.imagenet_times("smoke").config | _ABOVE),
     "published": ("published", {"dataset": {"name": datasets.TIMES}}),
     "memory": ("memory", _MEMORY),
-}
-# Files of this package that execute during an experiment and whose source is no part of the
-# record's key, each for a reason.
-NOT_DECLARED = {
-    "repro/experiments/design.py": "plain containers",
-    "repro/models/_options.py": "checks of options",
-    "repro/models/__init__.py": "finds the builder by name",
-    "repro/datasets/image_data.py": "plain containers; the data's fingerprint is in the key",
 }
 
 
@@ -98,8 +98,9 @@ def toys():
             data = digits(config)
         elif experiment == "published":
             data = epoch_times()
+        function = PAPER.experiments[experiment].function
         with watching() as files:
-            made.outcomes[name] = PAPER.experiments[experiment].function(config, 0, data, "cpu")
+            made.outcomes[name] = function(config, 0, data, "cpu")
         made.files[name] = of_this_package(files)
     return made
 
@@ -109,46 +110,38 @@ class TestEveryRun:
         assert {experiment for experiment, _ in TOYS.values()} == set(PAPER.experiments)
 
     @pytest.mark.parametrize("name", TOYS)
-    def test_every_file_that_runs_is_declared(self, toys, name):
-        experiment, config = TOYS[name]
-        modules = PAPER.experiments[experiment].modules(config)
-        declared = {f"{module.replace('.', '/')}.py" for module in modules}
-        for file in declared:
-            assert (paths.PACKAGE.parent / file).exists(), file
-        assert any("dualbatch" in file for file in toys.files[name])
-        assert toys.files[name] - declared - set(NOT_DECLARED) == set()
-
-    @pytest.mark.parametrize("name", TOYS)
     def test_metrics_and_timings_can_be_written(self, toys, name, tmp_path, make_record):
         outcome = toys.outcomes[name]
-        timings = {k: {"samples_s": list(t.samples_s), "warmup": t.warmup}
-                   for k, t in outcome.timings.items()}  # fmt: skip
+        timings = {
+            k: {"samples_s": list(t.samples_s), "warmup": t.warmup}
+            for k, t in outcome.timings.items()
+        }
         store = RecordStore(tmp_path)
-        record = make_record("x", paper="dualbatch", config=TOYS[name][1], key="k",
-                             metrics=outcome.metrics, timings=timings)  # fmt: skip
+        record = make_record(
+            "x",
+            paper="dualbatch",
+            config=TOYS[name][1],
+            key="k",
+            metrics=outcome.metrics,
+            timings=timings,
+        )
         store.write(record)
         (read,) = store.load("dualbatch")
         assert read.metrics == json.loads(json.dumps(outcome.metrics)) == outcome.metrics
         assert read.timings == timings
 
 
-class TestModules:
-    def test_the_models_own_file(self):
-        small = grids.step_times("quick").config
-        assert "repro.models.resnet" in runs.modules(small)
-        large = grids.imagenet_times("gpu").config
-        assert not any(name.startswith("repro.models") for name in runs.modules(large))
-
-    def test_the_cluster_where_it_is_used(self):
-        local, ray = grids.clusters("smoke", DIGITS)
-        assert set(runs.modules(ray.config)) - set(runs.modules(local.config)) == {
-            "repro.dualbatch.actors",
-            "repro.dualbatch.cluster",
+def test_the_code_of_a_record_is_all_that_ran_and_nothing_that_judges(toys):
+    for name, (experiment, config) in TOYS.items():
+        found = present().closure(PAPER.experiments[experiment].entry, config)
+        assert any("dualbatch" in file for file in toys.files[name])
+        assert toys.files[name] - found == set()
+        assert {file for file in found if file.startswith("repro/experiments/")} == {
+            "repro/experiments/dualbatch/building.py",
+            "repro/experiments/dualbatch/experiments.py",
+            "repro/experiments/outcome.py",
+            "repro/experiments/reported/dualbatch.toml",
         }
-
-    def test_what_is_solved_depends_on_no_loader(self):
-        declared = runs.modules({"table": "table6"})
-        assert not any(name.startswith(("repro.datasets", "repro.models")) for name in declared)
 
 
 class TestSolve:
@@ -200,8 +193,14 @@ class TestTrain:
         metrics = outcome.metrics
         epochs = sum(count for count, _ in config["stages"])
         workers = config.get("workers", 4)
-        for key in ("accuracy", "test_loss", "train_loss", "resolution", "virtual_time_s",
-                    "wall_time_s"):  # fmt: skip
+        for key in (
+            "accuracy",
+            "test_loss",
+            "train_loss",
+            "resolution",
+            "virtual_time_s",
+            "wall_time_s",
+        ):
             assert len(metrics[key]) == epochs, key
         assert all(0 <= value <= 100 for value in metrics["accuracy"])
         for key in ("virtual_time_s", "wall_time_s"):
@@ -230,28 +229,28 @@ class TestTrain:
     def test_the_same_seed_repeats_exactly_and_another_does_not(self, toys):
         data = digits(_HYBRID)
         torch.rand(3)  # whatever ran before in the process
-        again = runs.train(_HYBRID, 0, data, "cpu").metrics
+        again = experiments.train(_HYBRID, 0, data, "cpu").metrics
         first = toys.outcomes["hybrid"].metrics
         assert again | {"wall_time_s": None} == first | {"wall_time_s": None}
-        other = runs.train(_HYBRID, 1, data, "cpu").metrics
+        other = experiments.train(_HYBRID, 1, data, "cpu").metrics
         assert other["train_loss"] != first["train_loss"]
 
     def test_the_factor_and_the_sub_stages_matter(self, toys):
         data = digits(_DUAL)
         first = toys.outcomes["dual-batch"].metrics
-        plain = runs.train(_DUAL | {"factor": "none"}, 0, data, "cpu").metrics
+        plain = experiments.train(_DUAL | {"factor": "none"}, 0, data, "cpu").metrics
         assert plain["test_loss"] != first["test_loss"]
         assert plain["virtual_time_s"] == first["virtual_time_s"]
 
     def test_a_training_that_diverges_is_no_result(self):
         config = _DUAL | {"stages": [[1, 1e30]]}
         with pytest.raises(FloatingPointError, match="diverged"):
-            runs.train(config, 0, digits(config), "cpu")
+            experiments.train(config, 0, digits(config), "cpu")
 
     def test_more_samples_than_there_are(self):
-        config = shorter(grids.table5_training("smoke", DIGITS, 1.1, 2), samples=10**6)
+        config = shorter(settings.table5_training("smoke", DIGITS, 1.1, 2), samples=10**6)
         with pytest.raises(ValueError, match="1000000 samples of"):
-            runs.train(config, 0, digits(config), "cpu")
+            experiments.train(config, 0, digits(config), "cpu")
 
     def test_the_seed_is_in_every_worker_and_epoch(self):
         data = building.TrainingData(_DUAL, digits(_DUAL), "cpu")
@@ -263,7 +262,7 @@ class TestTrain:
 class TestBuilding:
     @pytest.mark.parametrize("profile", ["smoke", "gpu"])
     def test_models_have_one_dropout_before_the_last_layer(self, profile):
-        for scale in (grids.SCALE, grids.IMAGENET_SCALE):
+        for scale in (settings.SCALE, settings.IMAGENET_SCALE):
             model = building.build_model(scale[profile], 7)
             dropouts = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
             linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
@@ -320,21 +319,24 @@ class TestTimes:
         def step_of(config, model, resolution, batch, device):
             return lambda: made.append(batch)
 
-        monkeypatch.setattr(runs, "step_of", step_of)
+        monkeypatch.setattr(experiments, "step_of", step_of)
         for batch, samples, steps in ((4, 10, [4, 4, 2]), (5, 10, [5, 5]), (16, 10, [10])):
             made.clear()
-            runs._pass(_TIMES, 8, batch, samples, "cpu")()
+            experiments._pass(_TIMES, 8, batch, samples, "cpu")()
             assert made == steps
 
     def test_a_plan_without_a_solution_is_recorded(self, monkeypatch):
         """A device with next to no cost of a step has no small batch that takes longer."""
+        monkeypatch.setattr(experiments, "step_of", lambda *arguments: lambda: None)
         monkeypatch.setattr(
-            runs, "step_of", lambda *arguments: lambda: None
-        )  # fmt: skip
-        monkeypatch.setattr(runs, "_fitted", lambda config, side, rows, *rest: (
-            runs.TimeModel(1.0, 1e-9), dict.fromkeys(rows, runs.Timing((1.0,), 0))
-        ))  # fmt: skip
-        rows = runs._shares(_TIMES, {"a": 1.0, "b": 1e-9, "resolution": 8}, "cpu")
+            experiments,
+            "_fitted",
+            lambda config, side, rows, *rest: (
+                experiments.TimeModel(1.0, 1e-9),
+                dict.fromkeys(rows, experiments.Timing((1.0,), 0)),
+            ),
+        )
+        rows = experiments._shares(_TIMES, {"a": 1.0, "b": 1e-9, "resolution": 8}, "cpu")
         assert len(rows) == 8 and all("error" in row for row in rows)
 
 
@@ -350,11 +352,19 @@ class TestPublished:
             assert fit["batches"] == list(range(20, 501, 20))
             assert fit["epoch_s"] == pytest.approx(fit["predicted_s"])
             assert set(fit["plan_errors"]) == {
-                "38", "83", "87", "127", "154", "160", "205", "242", "500"
-            }  # fmt: skip
+                "38",
+                "83",
+                "87",
+                "127",
+                "154",
+                "160",
+                "205",
+                "242",
+                "500",
+            }
 
     def test_errors_are_of_the_epoch(self):
-        found = runs.published({}, 0, epoch_times(0.1), "cpu").metrics["frameworks"]
+        found = experiments.published({}, 0, epoch_times(0.1), "cpu").metrics["frameworks"]
         bent = found["TensorFlow"]
         assert 0.04 < bent["median_error"] <= bent["largest_error"] < 0.1
         assert bent["largest_at"] % 2 in (0, 1) and 0.9 < bent["share_beyond"] <= 1
@@ -377,46 +387,45 @@ class TestMemory:
         assert metrics["measured_max"] == pytest.approx(metrics["predicted_max"], rel=0.2)
         assert all(n > metrics["batch_sizes"][-1] for n, _ in metrics["beyond"])
 
-    @pytest.mark.parametrize("limit", [1, 2, 7, 100, 993, 12_345])
-    @pytest.mark.parametrize("guess", [0, 1, 90, 5000])
-    def test_the_largest_is_found_to_a_percent(self, limit, guess):
-        tried = []
+    def test_the_largest_is_found_to_a_percent(self):
+        for limit, guess in itertools.product((1, 2, 7, 100, 993, 12_345), (0, 1, 90, 5000)):
+            tried = []
 
-        def fits(n):
-            tried.append(n)
-            return n <= limit
+            def fits(n, limit=limit, tried=tried):
+                tried.append(n)
+                return n <= limit
 
-        found = runs._largest(fits, guess)
-        assert found <= limit < found + max(1, found // 100) + 1
-        assert all(n >= 1 for n in tried) and len(tried) < 100
+            found = experiments._largest(fits, guess)
+            assert found <= limit < found + max(1, found // 100) + 1
+            assert all(n >= 1 for n in tried) and len(tried) < 100
 
     def test_an_error_that_is_no_lack_of_memory_is_seen(self, monkeypatch):
         def broken(*arguments):
             raise RuntimeError("broken")
 
-        monkeypatch.setattr(runs, "step_of", broken)
+        monkeypatch.setattr(experiments, "step_of", broken)
         with pytest.raises(RuntimeError, match="broken"):
-            runs._fits(_MEMORY, 2, 2**30, "cpu")
+            experiments._fits(_MEMORY, 2, 2**30, "cpu")
 
     def test_nothing_fits_is_told(self):
         """A limit below the parameters: the search ends at one sample, whether or not it fits."""
-        assert runs._fits(_MEMORY, 1, 1000, "cpu") is False
-        assert runs._largest(lambda n: False, 5) == 0
+        assert experiments._fits(_MEMORY, 1, 1000, "cpu") is False
+        assert experiments._largest(lambda n: False, 5) == 0
 
 
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_a_training_on_a_gpu():
     config = _HYBRID | {"autocast": "bfloat16", "channels_last": True}
-    outcome = runs.train(config, 0, digits(config), "cuda")
+    outcome = experiments.train(config, 0, digits(config), "cuda")
     assert len(outcome.metrics["accuracy"]) == 4
 
 
 def test_data_facts_do_not_change_an_outcome(toys):
     renamed = replace(digits(_DUAL), provenance="elsewhere")
-    again = runs.train(_DUAL, 0, renamed, "cpu").metrics
+    again = experiments.train(_DUAL, 0, renamed, "cpu").metrics
     assert again["test_loss"] == toys.outcomes["dual-batch"].metrics["test_loss"]
 
 
 def test_imagenets_memory_has_its_own_model():
-    assert grids.memory("quick", IMAGENET).config["model"] != _MEMORY["model"]
+    assert settings.memory("quick", IMAGENET).config["model"] != _MEMORY["model"]
