@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from watching import watching
 
-from repro import paths
+from repro import paths, source_code
 from repro.experiments import load_paper, running
 from repro.experiments.design import Outcome, Run
-from repro.experiments.microconv import building, deepbench, grids, runs
+from repro.experiments.microconv import building, deepbench, experiments, settings
 from repro.microconv import assign_workspaces, micro_batch_sizes
 from repro.models import build
 from repro.records import RecordStore
@@ -24,36 +24,29 @@ from repro.records import RecordStore
 MIB = 2**20
 PAPER = load_paper("microconv")
 
-# Files of this package that execute during an experiment and whose source is no part of the
-# record's key, each for a reason.
-NOT_DECLARED = {
-    "repro/models/_options.py": "checks of options",
-    "repro/models/__init__.py": "finds the builder by name",
-}
-
 # By name: a run of the smoke profile, with changes to its configuration.
 TOYS: dict[str, tuple[Run, dict[str, Any]]] = {
-    "whole": (grids.candidates("smoke", "AlexNet", "all"), {}),
-    "conv2": (grids.conv2("smoke"), {}),
-    "WR": (grids.network("smoke", "AlexNet", "WR", 64, "all"), {}),
-    "WR, undivided": (grids.network("smoke", "AlexNet", "WR", 8, "undivided"), {}),
-    "WR, nothing": (grids.network("smoke", "AlexNet", "WR", 0, "powerOfTwo"), {}),
-    "WD": (grids.network("smoke", "AlexNet", "WD", 8, "all"), {}),
-    "WD, tight": (grids.network("smoke", "AlexNet", "WD", 8, "all"), {"limit_mib": 1}),
-    "WD, nothing": (grids.network("smoke", "AlexNet", "WD", 0, "all"), {}),
-    "ResNet-50": (grids.network("smoke", "ResNet-50", "WR", 64, "powerOfTwo"), {}),
+    "whole": (settings.candidates("smoke", "AlexNet", "all"), {}),
+    "conv2": (settings.conv2("smoke"), {}),
+    "WR": (settings.network("smoke", "AlexNet", "WR", 64, "all"), {}),
+    "WR, undivided": (settings.network("smoke", "AlexNet", "WR", 8, "undivided"), {}),
+    "WR, nothing": (settings.network("smoke", "AlexNet", "WR", 0, "powerOfTwo"), {}),
+    "WD": (settings.network("smoke", "AlexNet", "WD", 8, "all"), {}),
+    "WD, tight": (settings.network("smoke", "AlexNet", "WD", 8, "all"), {"limit_mib": 1}),
+    "WD, nothing": (settings.network("smoke", "AlexNet", "WD", 0, "all"), {}),
+    "ResNet-50": (settings.network("smoke", "ResNet-50", "WR", 64, "powerOfTwo"), {}),
     "DenseNet-40": (
-        grids.network("smoke", "DenseNet-40", "WR", 64, "undivided"),
+        settings.network("smoke", "DenseNet-40", "WR", 64, "undivided"),
         {"model": {"name": "densenet40", "growth": 1}},
     ),
-    "OCR": (grids.deepbench("smoke", "OCR", "fp32"), {}),
+    "OCR": (settings.deepbench("smoke", "OCR", "fp32"), {}),
     "Face recognition": (
-        grids.deepbench("smoke", "Face recognition", "fp32"),
+        settings.deepbench("smoke", "Face recognition", "fp32"),
         {"largest_mmacs": 105},
     ),
-    "Vision": (grids.deepbench("smoke", "Vision", "fp32"), {"largest_mmacs": 1}),
-    "cluster": (grids.cluster("smoke"), {"repeats": 1}),
-    "solver": (grids.solver("smoke"), {"sizes": [[5, 20], [9, 40]], "repeats": 2}),
+    "Vision": (settings.deepbench("smoke", "Vision", "fp32"), {"largest_mmacs": 1}),
+    "cluster": (settings.cluster("smoke"), {"repeats": 1}),
+    "solver": (settings.solver("smoke"), {"sizes": [[5, 20], [9, 40]], "repeats": 2}),
 }
 NETWORKS = [name for name, (run, _) in TOYS.items() if run.experiment == "network"]
 LAYERS = [name for name, (run, _) in TOYS.items() if run.experiment == "deepbench"]
@@ -83,12 +76,12 @@ def toys() -> Iterator[Toys]:
     torch.set_num_threads(2)
     with pytest.MonkeyPatch.context() as patch:
         # It would hold for the whole process, and so for all tests that follow.
-        for module in (building, runs):
+        for module in (building, experiments):
             patch.setattr(module, "keep_freed_memory", lambda: kept.append(1))
-        patch.setattr(runs, "_caches", {})
+        patch.setattr(experiments, "_caches", {})
         for name, (run, _) in TOYS.items():
+            function = PAPER.experiments[run.experiment].function
             with watching() as files:
-                function = PAPER.experiments[run.experiment].function
                 made.outcomes[name] = function(config_of(name), 0, None, "cpu")
             made.files[name] = files
             made.threads_after[name] = torch.get_num_threads()
@@ -126,58 +119,38 @@ class TestEveryRun:
     def test_every_experiment_is_here(self):
         assert {run.experiment for run, _ in TOYS.values()} == set(PAPER.experiments)
 
-    @pytest.mark.parametrize("name", TOYS)
-    def test_every_file_that_runs_is_declared(self, toys, name):
-        run, _ = TOYS[name]
-        declared = set()
-        for module in PAPER.experiments[run.experiment].modules(config_of(name)):
-            path = paths.PACKAGE.parent / module.replace(".", "/")
-            found = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-            assert found.exists(), module
-            declared.add(found)
-        ours = {file for file in toys.files[name] if paths.PACKAGE in file.parents}
-        assert ours
-        undeclared = {f.relative_to(paths.PACKAGE.parent).as_posix() for f in ours - declared}
-        assert undeclared <= set(NOT_DECLARED)
+    def test_every_file_that_runs_is_found_by_the_imports(self, toys):
+        """What a record depends on holds all that executed."""
+        tree = source_code.present()
+        for name, (run, _) in TOYS.items():
+            entry = PAPER.experiments[run.experiment].entry
+            found = tree.closure(entry, config_of(name))
+            ran = {
+                file.relative_to(paths.PACKAGE.parent).as_posix()
+                for file in toys.files[name]
+                if paths.PACKAGE in file.parents
+            }
+            assert ran and ran <= found, name
 
-    def test_the_reasons_are_all_needed(self, toys):
-        executed = {file for files in toys.files.values() for file in files}
-        ran = {name for name in NOT_DECLARED if paths.PACKAGE.parent / name in executed}
-        assert ran == set(NOT_DECLARED)
-
-    @pytest.mark.parametrize("name", TOYS)
-    def test_the_number_of_threads_is_put_back(self, toys, name):
-        assert toys.threads_after[name] == 2
+    def test_the_number_of_threads_is_put_back(self, toys):
+        assert toys.threads_after == dict.fromkeys(TOYS, 2)
 
     def test_freed_memory_is_kept_where_a_cpu_is_measured(self, toys):
         assert toys.memory_kept == len(TOYS) - 1  # the solver computes, and allocates little
 
-    @pytest.mark.parametrize("name", TOYS)
-    def test_metrics_and_timings_can_be_written(self, toys, name, tmp_path, make_record):
-        outcome = toys.outcomes[name]
-        timings = {k: {"samples_s": list(t.samples_s), "warmup": t.warmup}
-                   for k, t in outcome.timings.items()}  # fmt: skip
-        store = RecordStore(tmp_path)
-        record = make_record("x", paper="microconv", config=config_of(name), key="k",
-                             metrics=outcome.metrics, timings=timings)  # fmt: skip
-        store.write(record)
-        (read,) = store.load("microconv")
-        assert read.metrics == outcome.metrics and read.timings == timings
-
-
-class TestModules:
-    @pytest.mark.parametrize(
-        ("model", "own"),
-        [("densenet40", ["densenet"]), ("resnet_cifar", ["resnet"]), ("resnet18", ["resnet"]),
-         ("torchvision/alexnet", []), (None, [])],
-    )  # fmt: skip
-    def test_the_models_own_file_and_no_other(self, model, own):
-        declared = runs.modules({"model": {"name": model}} if model else {})
-        models = [name for name in declared if name.startswith("repro.models.")]
-        assert models == [f"repro.models.{name}" for name in own]
-
-    def test_a_gpus_backend_is_declared_too(self):
-        assert {"repro.microconv.cudnn", "repro.microconv.nnpack"} <= set(runs.modules({}))
+    def test_metrics_and_timings_can_be_written(self, toys, tmp_path, make_record):
+        store, expected = RecordStore(tmp_path), {}
+        for name, outcome in toys.outcomes.items():
+            timings = {
+                k: {"samples_s": list(t.samples_s), "warmup": t.warmup}
+                for k, t in outcome.timings.items()
+            }
+            values = {"metrics": outcome.metrics, "timings": timings, "config": config_of(name)}
+            record = make_record(TOYS[name][0].experiment, paper="microconv", key=name, **values)
+            store.write(record)
+            expected[name] = outcome.metrics, timings
+        read = {record.key: (record.metrics, record.timings) for record in store.load("microconv")}
+        assert read == expected
 
 
 class TestCandidates:
@@ -185,15 +158,25 @@ class TestCandidates:
         for name in ("whole", "conv2"):
             metrics = toys.outcomes[name].metrics
             assert set(metrics) == {
-                "checked", "benchmark_s", "optimise_s", "measured", "infeasible_at_64_mib",
+                "checked",
+                "benchmark_s",
+                "optimise_s",
+                "measured",
+                "infeasible_at_64_mib",
                 "kernels",
-            }  # fmt: skip
+            }
             assert metrics["benchmark_s"] > 0 and metrics["optimise_s"] > 0
             assert metrics["measured"] > 0 and metrics["infeasible_at_64_mib"] == 0
             for kernel in metrics["kernels"]:
                 assert set(kernel) == {
-                    "layer", "kind", "batch", "shape", "native_s", "native_bytes", "candidates",
-                }  # fmt: skip
+                    "layer",
+                    "kind",
+                    "batch",
+                    "shape",
+                    "native_s",
+                    "native_bytes",
+                    "candidates",
+                }
 
     def test_three_kernels_for_each_convolution_but_the_firsts_data_gradient(self, toys):
         model = build("resnet_cifar", depth=8, width=4)
@@ -242,15 +225,15 @@ class TestCandidates:
 
     def test_it_starts_from_an_empty_cache_and_leaves_its_own(self, monkeypatch):
         monkeypatch.setattr(building, "keep_freed_memory", lambda: None)
-        monkeypatch.setattr(runs, "_caches", {})
-        config = grids.candidates("smoke", "AlexNet", "undivided").config
-        first = runs.candidates(config, 0, None, "cpu")
-        again = runs.candidates(config, 0, None, "cpu")
+        monkeypatch.setattr(experiments, "_caches", {})
+        config = settings.candidates("smoke", "AlexNet", "undivided").config
+        first = experiments.candidates(config, 0, None, "cpu")
+        again = experiments.candidates(config, 0, None, "cpu")
         assert first.metrics["measured"] == again.metrics["measured"] > 0
-        (cache,) = runs._caches.values()
-        conv2 = dict(grids.conv2("smoke").config) | {"policy": "undivided"}
-        runs.candidates(conv2, 0, None, "cpu")  # another batch size, kept to itself
-        assert list(runs._caches.values()) == [cache]
+        (cache,) = experiments._caches.values()
+        conv2 = dict(settings.conv2("smoke").config) | {"policy": "undivided"}
+        experiments.candidates(conv2, 0, None, "cpu")  # another batch size, kept to itself
+        assert list(experiments._caches.values()) == [cache]
 
 
 class TestNetwork:
@@ -258,9 +241,17 @@ class TestNetwork:
     def test_keys_and_timings(self, toys, name):
         outcome = toys.outcomes[name]
         assert set(outcome.metrics) == {
-            "kernels", "variables", "optimise_s", "tuned_kernels", "tuned_s", "tuned_native_s",
-            "allocated_bytes", "loss_error", "gradient_error", "own_gradient_error",
-        }  # fmt: skip
+            "kernels",
+            "variables",
+            "optimise_s",
+            "tuned_kernels",
+            "tuned_s",
+            "tuned_native_s",
+            "allocated_bytes",
+            "loss_error",
+            "gradient_error",
+            "own_gradient_error",
+        }
         tuned = outcome.metrics["tuned_kernels"] > 0  # else there is nothing to compare
         assert set(outcome.timings) == ({"tuned", "plain"} if tuned else {"plain"})
         for timing in outcome.timings.values():
@@ -354,10 +345,10 @@ class TestNetwork:
 
     def test_measured_times_are_shared_within_a_network(self, monkeypatch):
         monkeypatch.setattr(building, "keep_freed_memory", lambda: None)
-        monkeypatch.setattr(runs, "_caches", {})
-        config = grids.network("smoke", "AlexNet", "WR", 8, "undivided").config
-        found = [runs.network(config, 0, None, "cpu").metrics["kernels"] for _ in range(2)]
-        assert found[0] == found[1] and len(runs._caches) == 1
+        monkeypatch.setattr(experiments, "_caches", {})
+        config = settings.network("smoke", "AlexNet", "WR", 8, "undivided").config
+        found = [experiments.network(config, 0, None, "cpu").metrics["kernels"] for _ in range(2)]
+        assert found[0] == found[1] and len(experiments._caches) == 1
 
 
 class Broken(Exception):
@@ -368,8 +359,8 @@ class TestTrouble:
     @pytest.fixture(autouse=True)
     def quiet(self, monkeypatch) -> Iterator[None]:
         monkeypatch.setattr(building, "keep_freed_memory", lambda: None)
-        monkeypatch.setattr(runs, "keep_freed_memory", lambda: None)
-        monkeypatch.setattr(runs, "_caches", {})
+        monkeypatch.setattr(experiments, "keep_freed_memory", lambda: None)
+        monkeypatch.setattr(experiments, "_caches", {})
         threads = torch.get_num_threads()
         torch.set_num_threads(2)
         yield
@@ -378,9 +369,9 @@ class TestTrouble:
     @pytest.mark.parametrize(
         "run",
         [
-            Run("candidates", grids.conv2("smoke").config | {"policy": "undivided"}, seeds=(0,)),
-            grids.network("smoke", "AlexNet", "WR", 64, "undivided"),
-            grids.deepbench("smoke", "OCR", "fp32"),
+            Run("candidates", settings.conv2("smoke").config | {"policy": "undivided"}, seeds=(0,)),
+            settings.network("smoke", "AlexNet", "WR", 64, "undivided"),
+            settings.deepbench("smoke", "OCR", "fp32"),
         ],
         ids=lambda run: run.experiment,
     )
@@ -388,7 +379,7 @@ class TestTrouble:
         def refuse(*arguments):
             raise Broken("no comparison")
 
-        monkeypatch.setattr(runs.Bench, "compare", refuse)
+        monkeypatch.setattr(experiments.Bench, "compare", refuse)
         precision = torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled
         with pytest.raises(Broken, match="no comparison"):
             PAPER.experiments[run.experiment].function(run.config, 0, None, "cpu")
@@ -399,14 +390,14 @@ class TestTrouble:
         def refuse(*arguments):
             raise Broken("no comparison")
 
-        monkeypatch.setattr(runs.Bench, "compare", refuse)
+        monkeypatch.setattr(experiments.Bench, "compare", refuse)
         store = RecordStore(tmp_path)
-        solver = grids.solver("smoke")
+        solver = settings.solver("smoke")
         small = replace(
             solver, config=solver.config | {"sizes": [[2, 5]], "repeats": 1}, seeds=(0,)
         )
         plan = [
-            Run("candidates", grids.conv2("smoke").config | {"policy": "undivided"}, seeds=(0,)),
+            Run("candidates", settings.conv2("smoke").config | {"policy": "undivided"}, seeds=(0,)),
             small,
         ]
         setting = running.Setting("smoke", "cpu")
@@ -425,15 +416,15 @@ class TestTrouble:
             raise Broken("no time")
 
         torch.set_num_threads(3)
-        monkeypatch.setattr(runs, "time_interleaved", refuse)
+        monkeypatch.setattr(experiments, "time_interleaved", refuse)
         with pytest.raises(Broken):
-            runs.cluster(config_of("cluster"), 0, None, "cpu")
+            experiments.cluster(config_of("cluster"), 0, None, "cpu")
         assert torch.get_num_threads() == 3
 
     def test_an_unknown_model(self):
-        config = grids.network("smoke", "AlexNet", "WR", 8, "undivided").config
+        config = settings.network("smoke", "AlexNet", "WR", 8, "undivided").config
         with pytest.raises(ValueError, match="vgg"):
-            runs.network(config | {"model": {"name": "vgg"}}, 0, None, "cpu")
+            experiments.network(config | {"model": {"name": "vgg"}}, 0, None, "cpu")
         assert torch.get_num_threads() == 2
 
     @pytest.mark.parametrize(("wanted", "expected"), [(1, 1), (None, 2), (10_000, None)])
@@ -493,10 +484,10 @@ class TestLayers:
             seen.append((kernel, batch))
             return {"kernel_size": "1×1", "batch": batch}
 
-        monkeypatch.setattr(runs, "_layer_row", row)
-        config = grids.deepbench("paper", "ResNet", "fp32").config
+        monkeypatch.setattr(experiments, "_layer_row", row)
+        config = settings.deepbench("paper", "ResNet", "fp32").config
         config |= {"algorithms": ["torch"], "threads": 1}
-        metrics = runs.bench_layers(config, 0, None, "cpu").metrics
+        metrics = experiments.bench_layers(config, 0, None, "cpu").metrics
         assert (len(metrics["layers"]), metrics["left_out"], len(seen)) == (32, 0, 30)
         assert {row["batch"] for row in metrics["layers"]} == {4 * 8, 4 * 16}
 
@@ -518,7 +509,7 @@ class TestCluster:
 
     @pytest.mark.parametrize("batch", [8, 10, 32])
     def test_sizes_are_multiples_of_four_and_the_smallest(self, monkeypatch, batch):
-        monkeypatch.setattr(runs, "keep_freed_memory", lambda: None)
+        monkeypatch.setattr(experiments, "keep_freed_memory", lambda: None)
         asked = []
 
         class Timing:
@@ -528,8 +519,8 @@ class TestCluster:
             asked.append((torch.get_num_threads(), [int(size) for size in steps]))
             return dict.fromkeys(steps, Timing)
 
-        monkeypatch.setattr(runs, "time_interleaved", timed)
-        runs.cluster(config_of("cluster") | {"batch": batch}, 0, None, "cpu")
+        monkeypatch.setattr(experiments, "time_interleaved", timed)
+        experiments.cluster(config_of("cluster") | {"batch": batch}, 0, None, "cpu")
         expected = sorted({1, 2, batch} | {n for n in range(4, batch + 1) if n % 4 == 0})
         assert [sizes for _, sizes in asked] == [expected] * 2
         assert asked[1][0] == 1
@@ -550,7 +541,7 @@ class TestSolver:
 
     @pytest.mark.parametrize(("kernels", "variables"), [(1, 1), (3, 3), (5, 40), (159, 562)])
     def test_made_up_fronts(self, kernels, variables):
-        fronts, total = runs.made_up_fronts(random.Random(3), kernels, variables)
+        fronts, total = experiments.made_up_fronts(random.Random(3), kernels, variables)
         assert len(fronts) == kernels and sum(map(len, fronts.values())) == variables
         for front in fronts.values():
             needs = [division.workspace_bytes for division in front]
@@ -566,18 +557,20 @@ class TestSolver:
     def test_they_are_a_function_of_the_seed(self):
         def made(seed):
             generator = random.Random(seed)
-            return runs.made_up_fronts(generator, 3, 9), runs.made_up_kernel(generator)
+            return experiments.made_up_fronts(generator, 3, 9), experiments.made_up_kernel(
+                generator
+            )
 
         assert made(1) == made(1) != made(2)
 
     def test_a_made_up_kernel(self):
-        found = runs.made_up_kernel(random.Random(0))
+        found = experiments.made_up_kernel(random.Random(0))
         assert list(found) == list(range(1, 257))
         assert all(len({way.algorithm for way in ways}) == 6 for ways in found.values())
 
 
 class TestBuilding:
-    CONFIG = grids.base("smoke", "ResNet-50")
+    CONFIG = settings.base("smoke", "ResNet-50")
 
     def networks(self) -> tuple[nn.Module, nn.Module, torch.Tensor, torch.Tensor]:
         model, images, labels = building.build_network(self.CONFIG, "cpu")
@@ -634,14 +627,14 @@ class TestBuilding:
         assert torch.backends.mkldnn.enabled == enabled
 
     def test_what_measured_times_depend_on(self):
-        base = grids.network("gpu", "AlexNet", "WR", 8, "all").config
+        base = settings.network("gpu", "AlexNet", "WR", 8, "all").config
         key = building.cache_key(base, "cuda")
-        same = grids.network("gpu", "AlexNet", "WD", 64, "undivided").config
+        same = settings.network("gpu", "AlexNet", "WD", 64, "undivided").config
         assert building.cache_key(same, "cuda") == key
         others = [
-            (grids.network("gpu", "AlexNet", "WR", 8, "all", "tf32").config, "cuda"),
-            (grids.network("gpu", "ResNet-50", "WR", 8, "all").config, "cuda"),
-            (grids.network("quick", "AlexNet", "WR", 8, "all").config, "cuda"),
+            (settings.network("gpu", "AlexNet", "WR", 8, "all", "tf32").config, "cuda"),
+            (settings.network("gpu", "ResNet-50", "WR", 8, "all").config, "cuda"),
+            (settings.network("quick", "AlexNet", "WR", 8, "all").config, "cuda"),
             (base | {"batch": 8}, "cuda"),
             (base, "cuda:1"),
         ]

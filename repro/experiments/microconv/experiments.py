@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from repro.datasets import ImageData
-from repro.experiments.design import Outcome
 from repro.experiments.microconv import deepbench
 from repro.experiments.microconv.building import (
     Config,
@@ -27,6 +26,7 @@ from repro.experiments.microconv.building import (
     own_difference,
     rounding,
 )
+from repro.experiments.outcome import Outcome
 from repro.measure import time_interleaved
 from repro.measure.allocations import keep_freed_memory
 from repro.microconv import (
@@ -51,30 +51,6 @@ _CAP_MIB = 512  # the largest limit of the paper; algorithms that need more are 
 
 # Measured times, shared by the experiments on one network within a process.
 _caches: dict[str, BenchmarkCache] = {}
-
-
-def modules(config: Config) -> list[str]:
-    """Name the modules of this package that an experiment's result depends on."""
-    name = config.get("model", {}).get("name", "")
-    own = {"densenet40": ["repro.models.densenet"]}
-    used = [] if not name or name.startswith("torchvision/") else ["repro.models.resnet"]
-    return [
-        "repro.experiments.microconv.runs",
-        "repro.experiments.microconv.building",
-        "repro.experiments.microconv.deepbench",
-        *(
-            f"repro.microconv.{module}"
-            for module in (
-                "algorithms", "assignment", "backends", "cache", "cluster", "conv", "cudnn",
-                "kernels", "measuring", "nnpack", "optimize", "results", "sampling",
-                "torch_backend", "tuning",
-            )
-        ),
-        "repro.measure.allocations",
-        "repro.measure.memory",
-        "repro.measure.timing",
-        *own.get(name, used),
-    ]  # fmt: skip
 
 
 def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
