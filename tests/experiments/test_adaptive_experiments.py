@@ -12,13 +12,14 @@ import torch
 from torch import nn
 from watching import of_this_package, watching
 
-from repro import datasets, paths
+from repro import datasets
 from repro.adaptive import METHODS, DivergedError, full_cost
 from repro.experiments import load_paper
-from repro.experiments.adaptive import building, captured, grids, runs, worker
-from repro.experiments.adaptive.grids import CIFAR, DIV2K, PHANTOM, STRATEGIES, TASKS
-from repro.experiments.design import Outcome
+from repro.experiments.adaptive import building, captured, experiments, settings, worker
+from repro.experiments.adaptive.settings import CIFAR, DIV2K, PHANTOM, STRATEGIES, TASKS
+from repro.experiments.outcome import Outcome
 from repro.records import RecordStore
+from repro.source_code import present
 from repro.training import plain_step
 
 DESIGN = load_paper("adaptive")
@@ -27,19 +28,19 @@ SMALL = {"train_samples": 44, "test_samples": 20}  # no multiple of a batch size
 
 TRAININGS = [(task, s) for task in TASKS for s in STRATEGIES] + [(CIFAR, "large"), (CIFAR, "noise")]
 TOYS = {
-    **{f"{task}, {s}": ("train", grids.training("smoke", task, CHOSEN, s).config | SMALL)
-       for task, s in TRAININGS},
-    **{f"{task}, norms": ("norms", grids.norms("smoke", task, CHOSEN).config | SMALL)
-       for task in TASKS},
-}  # fmt: skip
-# Files of this package that execute during an experiment and whose source is no part of the
-# record's key, each for a reason.
-NOT_DECLARED = {
-    "repro/experiments/design.py": "plain containers",
-    "repro/models/_options.py": "checks of options",
-    "repro/models/__init__.py": "finds the builder by name",
-    "repro/datasets/image_data.py": "plain containers; the data's fingerprint is in the key",
+    **{
+        f"{task}, {s}": ("train", settings.training("smoke", task, CHOSEN, s).config | SMALL)
+        for task, s in TRAININGS
+    },
+    **{
+        f"{task}, norms": ("norms", settings.norms("smoke", task, CHOSEN).config | SMALL)
+        for task in TASKS
+    },
 }
+
+
+# Watching which files run is slow.
+WATCHED = ("CIFAR, noise", "CIFAR, theta", "DIV2K, theta", "Phantom, norms")
 
 
 def load(config: Any) -> Any:
@@ -48,7 +49,7 @@ def load(config: Any) -> Any:
 
 
 def train(config: Any, seed: int = 0) -> dict[str, Any]:
-    return runs.train(config, seed, load(config), "cpu").metrics
+    return experiments.train(config, seed, load(config), "cpu").metrics
 
 
 def untimed(metrics: dict[str, Any]) -> dict[str, Any]:
@@ -69,40 +70,44 @@ class Made:
 def toys():
     made = Made()
     for name, (experiment, config) in TOYS.items():
-        data = load(config)
-        watched = name in ("CIFAR, noise", "CIFAR, theta", "DIV2K, theta", "Phantom, norms")
-        if not watched:  # which is slow
-            made.outcomes[name] = DESIGN.experiments[experiment].function(config, 0, data, "cpu")
+        data, function = load(config), DESIGN.experiments[experiment].function
+        if name not in WATCHED:
+            made.outcomes[name] = function(config, 0, data, "cpu")
             continue
         with watching() as files:
-            made.outcomes[name] = DESIGN.experiments[experiment].function(config, 0, data, "cpu")
+            made.outcomes[name] = function(config, 0, data, "cpu")
         made.files[name] = of_this_package(files)
     return made
 
 
 class TestEveryRun:
-    @pytest.mark.parametrize(
-        "name", ["CIFAR, noise", "CIFAR, theta", "DIV2K, theta", "Phantom, norms"]
-    )
-    def test_every_file_that_runs_is_declared(self, toys, name):
+    @pytest.mark.parametrize("name", WATCHED)
+    def test_every_file_that_runs_is_one_that_its_record_depends_on(self, toys, name):
         experiment, config = TOYS[name]
-        modules = DESIGN.experiments[experiment].modules(config)
-        declared = {f"{module.replace('.', '/')}.py" for module in modules}
-        assert all((paths.PACKAGE.parent / file).exists() for file in declared)
+        files = present().closure(DESIGN.experiments[experiment].entry, config)
         assert "repro/adaptive/controller.py" in toys.files[name]
-        assert toys.files[name] - declared - set(NOT_DECLARED) == set()
+        assert toys.files[name] - files == set()
 
     @pytest.mark.parametrize("name", TOYS)
     def test_metrics_and_timings_can_be_written(self, toys, name, tmp_path, make_record):
         outcome = toys.outcomes[name]
         store = RecordStore(tmp_path)
-        record = make_record("x", paper="adaptive", config=TOYS[name][1], key="k",
-                             metrics=outcome.metrics)  # fmt: skip
+        record = make_record(
+            "x", paper="adaptive", config=TOYS[name][1], key="k", metrics=outcome.metrics
+        )
         store.write(record)
         (read,) = store.load("adaptive")
         # As text, for a norm of one mini-batch has no standard error, NaN.
         texts = (json.dumps(m, sort_keys=True) for m in (read.metrics, outcome.metrics))
         assert len(set(texts)) == 1
+
+
+@pytest.mark.parametrize("name", DESIGN.experiments)
+def test_no_record_depends_on_how_it_is_planned_or_judged(name):
+    files = present().closure(DESIGN.experiments[name].entry, {})
+    own = {f.removeprefix("repro/experiments/") for f in files if "/experiments/" in f}
+    ours = {"building", "worker"} if name == "parallel" else {"building", "captured", "experiments"}
+    assert own == {"outcome.py", *(f"adaptive/{part}.py" for part in ours)}
 
 
 class TestTrain:
@@ -112,14 +117,26 @@ class TestTrain:
         outcome = toys.outcomes[f"{task}, {strategy}"]
         metrics, own = outcome.metrics, config["controller"]
         epochs, name = config["epochs"], "accuracy" if task == CIFAR else "psnr"
-        for key in ("train_cost", "theta", "batch_size", "lr", "updates", "interval", "time_s",
-                    "control_s", "test_loss", name):  # fmt: skip
+        for key in (
+            "train_cost",
+            "theta",
+            "batch_size",
+            "lr",
+            "updates",
+            "interval",
+            "time_s",
+            "control_s",
+            "test_loss",
+            name,
+        ):
             assert len(metrics[key]) == epochs, key
         sizes = metrics["batch_size"]
         assert metrics["updates"] == [math.ceil(44 / size) for size in sizes]
         assert sizes[0] == own["batch"] and max(sizes) <= own.get("max_batch", own["batch"])
-        assert all(b in (a, min(2 * a, own.get("max_batch", a))) or strategy == "noise"
-                   for a, b in itertools.pairwise(sizes))  # fmt: skip
+        assert all(
+            b in (a, min(2 * a, own.get("max_batch", a))) or strategy == "noise"
+            for a, b in itertools.pairwise(sizes)
+        )
         assert (metrics["completed"], metrics["diverged"]) == (epochs, False)
         assert metrics["stopped"] is False  # four epochs, and fifty without a rise to stop
         assert (metrics["best_epoch"] is None) == (task == CIFAR)
@@ -145,7 +162,7 @@ class TestTrain:
         """F(w_0), F(w_1) and the distance from the model itself, after one epoch."""
         config = theta(epochs=1)
         data = load(config)
-        run = runs.Training.start(config, 0, data, "cpu")
+        run = experiments.Training.start(config, 0, data, "cpu")
         before = [p.detach().double().clone() for p in run.model.parameters()]
         step = captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
         losses, sizes = [], []
@@ -157,8 +174,12 @@ class TestTrain:
 
         assert run.epoch(noted, "cpu") is False  # it was the last
         cost = sum(a * b for a, b in zip(losses, sizes, strict=True)) / sum(sizes)
-        gap = torch.cat([(p.detach().double() - w).flatten()
-                         for p, w in zip(run.model.parameters(), before, strict=True)])  # fmt: skip
+        gap = torch.cat(
+            [
+                (p.detach().double() - w).flatten()
+                for p, w in zip(run.model.parameters(), before, strict=True)
+            ]
+        )
         (initial,) = run.history["initial_cost"]
         assert run.history["train_cost"] == pytest.approx([cost], rel=1e-5)
         wanted = (initial - cost) / float(gap.norm())
@@ -199,7 +220,7 @@ class TestTrain:
     def test_the_full_cost_by_hand(self):
         config = theta(cost="full", epochs=1)
         data = load(config)
-        run = runs.Training.start(config, 0, data, "cpu")
+        run = experiments.Training.start(config, 0, data, "cpu")
         run.epoch(captured.CapturedStep(run.model, building.loss_of(config), run.optimizer), "cpu")
         # The cost was computed over an epoch of its own, of the same augmentation.
         run.loader.set_epoch(1)
@@ -242,7 +263,7 @@ class TestTrain:
 
     def test_a_noise_scale_that_is_no_number_diverges(self):
         config = TOYS["CIFAR, noise"][1]
-        run = runs.Training.start(config, 0, load(config), "cpu")
+        run = experiments.Training.start(config, 0, load(config), "cpu")
         run.controller._measure = lambda: math.nan
         step = captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
         assert run.epoch(step, "cpu") is False
@@ -252,13 +273,14 @@ class TestTrain:
     def test_other_errors_are_no_divergence(self, place, monkeypatch):
         """A mistake in the code, of the same class as Python's own errors, is told."""
         config = TOYS["Phantom, best"][1]
-        run = runs.Training.start(config, 0, load(config), "cpu")
+        run = experiments.Training.start(config, 0, load(config), "cpu")
 
         def wrong(*args):
             raise ValueError("a mistake")
 
-        monkeypatch.setattr(*((run.controller, "observe") if place == "observe" else
-                              (run, "evaluate")), wrong)  # fmt: skip
+        monkeypatch.setattr(
+            *((run.controller, "observe") if place == "observe" else (run, "evaluate")), wrong
+        )
         step = captured.CapturedStep(run.model, building.loss_of(config), run.optimizer)
         with pytest.raises(ValueError, match="a mistake"):
             run.epoch(step, "cpu")
@@ -276,7 +298,7 @@ class TestTrain:
 
     def test_the_rate_climbs_within_an_epoch(self):
         config = TOYS["CIFAR, linear"][1]
-        run = runs.Training.start(config, 0, load(config), "cpu")
+        run = experiments.Training.start(config, 0, load(config), "cpu")
         rates = []
 
         def step(inputs, targets):
@@ -317,8 +339,8 @@ class TestNorms:
         """The measurement in between changes nothing: θ's run goes the same way."""
         config = TOYS["CIFAR, norms"][1]
         data = load(config)
-        metrics = runs.norms(config, 0, data, "cpu").metrics
-        once = runs.norms(config | {"after": [config["after"][-1]]}, 0, data, "cpu").metrics
+        metrics = experiments.norms(config, 0, data, "cpu").metrics
+        once = experiments.norms(config | {"after": [config["after"][-1]]}, 0, data, "cpu").metrics
         assert json.dumps(once["points"]) == json.dumps(metrics["points"][-1:])
 
 
@@ -326,8 +348,9 @@ class TestCapturedStep:
     def test_on_a_cpu_it_is_the_plain_step(self):
         """Bit for bit, over batches that grow and one that is ragged."""
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
-                              nn.Linear(144, 5))  # fmt: skip
+        model = nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)
+        )
         other = copy.deepcopy(model)
         loss_fn = nn.functional.cross_entropy
         optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (model, other)]
@@ -378,18 +401,25 @@ class TestBuilding:
             assert 10 < float(error.std()) < 30  # σ is 25.5, less what black and white clip
 
     def test_controllers_are_of_their_kinds(self):
-        names = {name: type(building.build_controller(config, None, None, 0)).__name__
-                 for name, (_, config) in TOYS.items()}  # fmt: skip
-        kinds = {"best": "FixedBatch", "large": "FixedBatch", "linear": "LinearScaling",
-                 "scheduled": "ScheduledBatch", "theta": "ThetaController",
-                 "noise": "NoiseScaleBatch", "norms": "FixedBatch"}  # fmt: skip
+        names = {
+            name: type(building.build_controller(config, None, None, 0)).__name__
+            for name, (_, config) in TOYS.items()
+        }
+        kinds = {
+            "best": "FixedBatch",
+            "large": "FixedBatch",
+            "linear": "LinearScaling",
+            "scheduled": "ScheduledBatch",
+            "theta": "ThetaController",
+            "noise": "NoiseScaleBatch",
+            "norms": "FixedBatch",
+        }
         assert names == {name: kinds[name.split(", ")[1]] for name in TOYS}
 
     def test_a_validation_split_comes_before_the_test_split(self):
         config = theta() | {"test_samples": 10}
         data = load(config)
-        black = datasets.Split(torch.zeros(12, 1, 8, 8, dtype=torch.uint8),
-                               torch.full((12,), 3))  # fmt: skip
+        black = datasets.Split(torch.zeros(12, 1, 8, 8, dtype=torch.uint8), torch.full((12,), 3))
         _, evaluate = building.build_data(config, replace(data, val=black), 0, "cpu")
 
         class Three(nn.Module):
@@ -401,25 +431,31 @@ class TestBuilding:
 
 def measured():
     """The smoke profile's measurement, with less of everything."""
-    config = grids.parallel("smoke").config
+    config = settings.parallel("smoke").config
     job = config["jobs"][CIFAR]
-    return config | {"jobs": {CIFAR: job | {"sizes": job["sizes"][:2]}},
-                     "messages": config["messages"][:2], "repeats": 1, "seed": 0}  # fmt: skip
+    return config | {
+        "jobs": {CIFAR: job | {"sizes": job["sizes"][:2]}},
+        "messages": config["messages"][:2],
+        "repeats": 1,
+        "seed": 0,
+    }
 
 
 class TestParallel:
-    def test_every_file_that_runs_is_declared(self):
-        modules = DESIGN.experiments["parallel"].modules(grids.parallel("smoke").config)
-        declared = {f"{module.replace('.', '/')}.py" for module in modules}
+    def test_every_file_that_runs_is_one_that_its_record_depends_on(self):
+        config = settings.parallel("smoke").config
+        depends = present().closure(DESIGN.experiments["parallel"].entry, config)
         common = {name: value for name, value in measured().items() if name != "jobs"}
-        jobs = [{**common, **job, "task": task, "sizes": job["sizes"][:1]}
-                for task, job in grids.parallel("smoke").config["jobs"].items()]  # fmt: skip
+        jobs = [
+            {**common, **job, "task": task, "sizes": job["sizes"][:1]}
+            for task, job in config["jobs"].items()
+        ]
         with watching() as files:
             for job in jobs:
                 found = worker._steps(job, ["none"])
                 assert worker._weights(job) >= 0
                 assert [step["processes"] for step in found] == [1]
-        assert of_this_package(files) - declared - set(NOT_DECLARED) == set()
+        assert of_this_package(files) - depends == set()
 
     @pytest.mark.slow
     def test_two_processes(self):

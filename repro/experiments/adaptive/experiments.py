@@ -21,27 +21,12 @@ from repro.datasets import ImageData
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config, Loader
 from repro.experiments.adaptive.captured import CapturedStep
-from repro.experiments.design import Outcome
+from repro.experiments.outcome import Outcome
 from repro.measure import Timing
 from repro.training import fit
 
 COST_BATCH = 500  # images computed at once for F of the whole training set
 STABLE = 0.10  # share by which norms of stable batch sizes may differ; the paper names none
-
-
-def modules(config: Config) -> list[str]:
-    """Name the modules of this package that an experiment's result depends on."""
-    if "controller" not in config:
-        own = ["repro.experiments.adaptive.worker", "repro.experiments.adaptive.building"]
-        own += ["repro.models.resnet", "repro.models.edsr"]
-        return [*own, "repro.adaptive.averaging", "repro.adaptive.dataparallel"]
-    model = "repro.models.resnet" if config["task"] == "CIFAR" else "repro.models.edsr"
-    own = [f"repro.experiments.adaptive.{name}" for name in ("building", "captured", "runs")]
-    own += [f"repro.adaptive.{name}" for name in ("controller", "distance", "gradients")]
-    own += ["repro.adaptive.schedules", "repro.datasets.loader", "repro.training"]
-    if config["stop"]:
-        own += ["repro.adaptive.stopping", "repro.datasets.patches", "repro.restoration"]
-    return [*own, "repro.measure.timing", model]
 
 
 @dataclass
@@ -69,13 +54,29 @@ class Training:
         cost = full_cost(model, loader, COST_BATCH, loss_fn=building.loss_of(config))
         setting = controller.observe(cost, model.parameters())
         rule = config["stop"]
-        names = ("train_cost", "theta", "batch_size", "lr", "updates", "interval", "time_s",
-                 "control_s", building.metric_of(config), "test_loss")  # fmt: skip
+        names = (
+            "train_cost",
+            "theta",
+            "batch_size",
+            "lr",
+            "updates",
+            "interval",
+            "time_s",
+            "control_s",
+            building.metric_of(config),
+            "test_loss",
+        )
         return cls(
-            config, model, building.build_optimizer(config, model), loader, controller, evaluate,
-            setting, NoImprovement(**rule) if rule else None,
+            config,
+            model,
+            building.build_optimizer(config, model),
+            loader,
+            controller,
+            evaluate,
+            setting,
+            NoImprovement(**rule) if rule else None,
             {name: [] for name in names} | {"initial_cost": [cost]},
-        )  # fmt: skip
+        )
 
     def epoch(
         self,
@@ -119,11 +120,17 @@ class Training:
             self.diverged = True
             return False
         row = {
-            "train_cost": cost, "theta": self.setting.theta, "batch_size": setting.batch_size,
-            "lr": setting.lr, "updates": done, "interval": self.setting.interval,
-            "time_s": result.time_s, "control_s": control_s, name: metrics[name],
+            "train_cost": cost,
+            "theta": self.setting.theta,
+            "batch_size": setting.batch_size,
+            "lr": setting.lr,
+            "updates": done,
+            "interval": self.setting.interval,
+            "time_s": result.time_s,
+            "control_s": control_s,
+            name: metrics[name],
             "test_loss": metrics.get("test_loss", metrics.get("test_l1")),
-        }  # fmt: skip
+        }
         for key, value in row.items():
             self.history[key].append(value)
         return not stops and setting.epoch < config["epochs"]
@@ -137,9 +144,13 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     assert data is not None
     run = Training.start(config, seed, data, device)
     step = CapturedStep(
-        run.model, building.loss_of(config), run.optimizer, building.low_precision(config),
-        config["captured"], config["channels_last"],
-    )  # fmt: skip
+        run.model,
+        building.loss_of(config),
+        run.optimizer,
+        building.low_precision(config),
+        config["captured"],
+        config["channels_last"],
+    )
     while run.epoch(step, device):
         pass
     completed = len(run.history["train_cost"])
@@ -166,14 +177,23 @@ def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     for epoch in range(max(config["after"]) + 1):
         if epoch in config["after"]:
             measured = gradient_norms(
-                run.model, run.loader, sizes, loss_fn=building.loss_of(config),
-                batches=config["batches"], seed=seed,
-            )  # fmt: skip
-            found.append({
-                "epochs": epoch, "stable": stable_batch(measured, STABLE),
-                "norms": [norm.mean for norm in measured],
-                "errors": [None if norm.error != norm.error else norm.error for norm in measured],
-            })  # fmt: skip
+                run.model,
+                run.loader,
+                sizes,
+                loss_fn=building.loss_of(config),
+                batches=config["batches"],
+                seed=seed,
+            )
+            found.append(
+                {
+                    "epochs": epoch,
+                    "stable": stable_batch(measured, STABLE),
+                    "norms": [norm.mean for norm in measured],
+                    "errors": [
+                        None if norm.error != norm.error else norm.error for norm in measured
+                    ],
+                }
+            )
         if epoch < max(config["after"]):
             run.epoch(step, device)
     return Outcome({"sizes": sizes, "points": found})
