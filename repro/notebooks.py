@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.experiments.running import UsageError
+from repro.experiments.outcome import UsageError
+from repro.measure.files import replacing
 
 FOLDER = paths.ROOT / "notebooks"
 # A kernel warns at every start that its local sockets are not encrypted.
@@ -136,9 +137,8 @@ def refresh(path: Path) -> Outcome:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
-    temporary = path.with_suffix(".tmp")
-    nbformat.write(notebook, temporary)
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        nbformat.write(notebook, temporary)
     return Outcome(f"{path.stem}: outputs refreshed")
 
 

@@ -28,18 +28,3 @@ def cache_dir() -> Path:
 def results_dir() -> Path:
     """Return the folder of records: `$REPRO_RESULTS`, else `results`."""
     return Path(os.environ.get("REPRO_RESULTS") or ROOT / "results").expanduser().resolve()
-
-
-def write_whole(path: Path, content: bytes) -> Path:
-    """Write a file whole or not at all: under a temporary name beside it, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path

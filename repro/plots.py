@@ -105,8 +105,16 @@ def epoch_curves(
             epochs = np.arange(1, values.shape[1] + 1)
             number = labels.index(label)
             colour, mean = PALETTE[number % 10], values.mean(0)
-            axis.plot(epochs, mean, color=colour, lw=1.6, label=label, ms=4,
-                      marker=MARKERS[number % 10], markevery=max(1, len(epochs) // 8))  # fmt: skip
+            axis.plot(
+                epochs,
+                mean,
+                color=colour,
+                lw=1.6,
+                label=label,
+                ms=4,
+                marker=MARKERS[number % 10],
+                markevery=max(1, len(epochs) // 8),
+            )
             if len(values) > 1:  # bands of so many curves would hide each other
                 std = values[:, -1].std(ddof=1)
                 shift = 0.06 * len(epochs) * (1 + number) / len(labels)
@@ -143,9 +151,15 @@ def against_mini_batch(
             size, mean, std = (np.asarray(values) for values in zip(*points, strict=True))
             sizes.update(size)
             axis.errorbar(
-                size, mean, yerr=np.nan_to_num(std), label=label, color=palette[index],
-                marker=markers[index], capsize=3, linewidth=1.8,
-            )  # fmt: skip
+                size,
+                mean,
+                yerr=np.nan_to_num(std),
+                label=label,
+                color=palette[index],
+                marker=markers[index],
+                capsize=3,
+                linewidth=1.8,
+            )
         axis.set_xscale("log", base=2)
         ticks = sorted(sizes)
         axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -154,9 +168,15 @@ def against_mini_batch(
             left = failing_from / 2**0.5
             axis.axvspan(left, ticks[-1] * 2**0.5, color="#f3d9cc", alpha=0.45, zorder=0)
             axis.text(
-                0.985, 0.02, "out of memory without MBS", transform=axis.transAxes,
-                ha="right", va="bottom", fontsize=9, color="#9a4a22",
-            )  # fmt: skip
+                0.985,
+                0.02,
+                "out of memory without MBS",
+                transform=axis.transAxes,
+                ha="right",
+                va="bottom",
+                fontsize=9,
+                color="#9a4a22",
+            )
             axis.margins(y=0.18)
         axis.set(title=title, xlabel="mini-batch size", ylabel=ylabel)
     legend_below(figure, 4)
@@ -177,14 +197,23 @@ def grouped_bars(
             offset = (index - (len(series) - 1) / 2) * width
             for number, (position, mean, std) in enumerate(points):
                 axis.bar(
-                    position + offset, mean, width * 0.92, color=colours[index % 4],
-                    yerr=None if np.isnan(std) else std, capsize=3,
+                    position + offset,
+                    mean,
+                    width * 0.92,
+                    color=colours[index % 4],
+                    yerr=None if np.isnan(std) else std,
+                    capsize=3,
                     label=label if number == 0 else None,
-                )  # fmt: skip
+                )
                 axis.text(
-                    position + offset, mean + np.nan_to_num(std), f"{mean:.1f}\n", ha="center",
-                    va="center", fontsize=8, linespacing=1.6,
-                )  # fmt: skip
+                    position + offset,
+                    mean + np.nan_to_num(std),
+                    f"{mean:.1f}\n",
+                    ha="center",
+                    va="center",
+                    fontsize=8,
+                    linespacing=1.6,
+                )
         axis.set_xticks(range(len(groups)), groups)
         axis.grid(axis="x", visible=False)
         axis.margins(y=0.12)
@@ -210,11 +239,25 @@ def timeline(
     total_ms = 1e3 * max(end for *_, end in bars)
     for kind, number, start, end in bars:
         left, width = 1e3 * start, 1e3 * (end - start)
-        axis.barh(lanes[kind], width, left=left, height=0.62, color=STAGES[kind],
-                  edgecolor="white", linewidth=0.8)  # fmt: skip
+        axis.barh(
+            lanes[kind],
+            width,
+            left=left,
+            height=0.62,
+            color=STAGES[kind],
+            edgecolor="white",
+            linewidth=0.8,
+        )
         if number >= 0 and width > 0.02 * total_ms:
-            axis.text(left + width / 2, lanes[kind], f"μ{number + 1}", ha="center", va="center",
-                      color="white" if kind == "compute" else "black", fontsize=9)  # fmt: skip
+            axis.text(
+                left + width / 2,
+                lanes[kind],
+                f"μ{number + 1}",
+                ha="center",
+                va="center",
+                color="white" if kind == "compute" else "black",
+                fontsize=9,
+            )
     labels = ["optimizer step", "forward + backward,\naccumulate", copied]
     axis.set_yticks(range(3), labels)
     axis.set_xlim(0, total_ms * 1.01)
@@ -227,18 +270,30 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     """Draw how many claims of each paper got each verdict, as one stacked bar a paper."""
     figure, axes = new_axes(1, 1, 9, 1.3 + 0.5 * len(counts))
     axis = axes[0, 0]
-    colours = ["#3a9d6e", "#f2c14e", "#d1495b", "#d8dde6"]
+    # Told apart by the colour-blind, and in grey: dark for held, light for open.
+    colours = ["#0072b2", "#56b4e9", "#d8dde6", "#d55e00", "#ffffff"]
     words = list(next(iter(counts.values())))
     left = np.zeros(len(counts))
     for word, colour in zip(words, colours, strict=True):
         values = np.array([numbers[word] for numbers in counts.values()])
-        bars = axis.barh(list(counts), values, left=left, color=colour, height=0.55, label=word)
-        axis.bar_label(bars, [str(v) if v else "" for v in values], label_type="center")
+        bars = axis.barh(
+            list(counts),
+            values,
+            left=left,
+            color=colour,
+            height=0.55,
+            label=word,
+            edgecolor="#8d99ae",
+            linewidth=0.6,
+        )
+        ink = "white" if colour in ("#0072b2", "#d55e00") else "black"
+        numbers_ = [str(v) if v else "" for v in values]
+        axis.bar_label(bars, numbers_, label_type="center", color=ink)
         left += values
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("claims")
-    legend_below(figure, 4)
+    legend_below(figure, len(words))
     return figure
 
 
@@ -259,12 +314,24 @@ def streaming_plan(
     for row, way in enumerate(ways):
         left = 0.0
         for part, size in memory_mib[way].items():
-            memory.barh(row, size, left=left, height=0.55, color=colours.get(part, OURS),
-                        label=part if row == 0 else None)  # fmt: skip
+            memory.barh(
+                row,
+                size,
+                left=left,
+                height=0.55,
+                color=colours.get(part, OURS),
+                label=part if row == 0 else None,
+            )
             left += size
         over = left > limit_mib
-        memory.text(left, row, "  does not fit" if over else f"  {left:,.0f} MiB", va="center",
-                    color="#b3261e" if over else "black", fontsize=9)  # fmt: skip
+        memory.text(
+            left,
+            row,
+            "  does not fit" if over else f"  {left:,.0f} MiB",
+            va="center",
+            color="#b3261e" if over else "black",
+            fontsize=9,
+        )
     memory.axvline(limit_mib, color="#b3261e", linestyle="--", linewidth=1.5, label="limit")
     largest = max([limit_mib, *(sum(parts.values()) for parts in memory_mib.values())])
     memory.set_xlim(0, largest * 1.3)

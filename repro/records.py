@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
+from repro.measure.files import replacing
 
 SCHEMA = 2
 STATUSES = ("ok", "out_of_memory", "failed")
@@ -161,7 +162,8 @@ class RecordStore:
         """Write a record whole or not at all."""
         path = self._path(record.paper, record.experiment, record.key)
         text = json.dumps(asdict(record), indent=1, sort_keys=True)
-        paths.write_whole(path, f"{text}\n".encode())
+        with replacing(path) as temporary:
+            temporary.write_text(f"{text}\n", encoding="utf-8")
         return path
 
     def sweep(self) -> None:

@@ -34,18 +34,22 @@ class Tree:
     def __init__(self, commit: str | None = None) -> None:
         self._commit = commit
         self._modules: dict[str, Module] = {}
+        # By entry and the architectures that the configuration names; None for no choice.
+        self._closures: dict[tuple[str, frozenset[str] | None], frozenset[str]] = {}
+        self._hashes: dict[frozenset[str], str] = {}
+        self._definitions: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
         if commit is None:
             root = paths.PACKAGE.parent
-            found = (
+            found = [
                 path.relative_to(root).as_posix()
                 for path in paths.PACKAGE.rglob("*")
                 if path.suffix in (".py", ".cpp", ".hpp", ".toml")
-            )
+            ]
         else:
             listed = _git("ls-tree", "-r", "--name-only", commit, "repro")
             if listed is None:
                 raise LookupError(f"there is no commit {commit!r}")
-            found = iter(listed.decode().splitlines())
+            found = listed.decode().splitlines()
         self.files = frozenset(found)
 
     def read(self, file: str) -> bytes:
@@ -89,6 +93,11 @@ class Tree:
         if start is None:
             raise LookupError(f"there is no module {entry!r}")
         wanted = self._architectures(config)
+        if (entry, wanted) not in self._closures:
+            self._closures[entry, wanted] = self._closure(start, wanted)
+        return self._closures[entry, wanted]
+
+    def _closure(self, start: str, wanted: frozenset[str] | None) -> frozenset[str]:
         found: set[str] = set()
         queue = [start]
         while queue:
@@ -106,9 +115,9 @@ class Tree:
                 reached = self.target(module, name) if name else (self.file_of(module), None)
                 if reached is None or reached[0] is None:
                     continue
-                if file == _MODELS and wanted is not None and reached[1] not in wanted:
-                    if not PurePosixPath(reached[0]).name.startswith("_"):
-                        continue
+                other = file == _MODELS and wanted is not None and reached[1] not in wanted
+                if other and not PurePosixPath(reached[0]).name.startswith("_"):
+                    continue  # an architecture that is not trained here
                 queue.append(reached[0])
                 if reached[1] == "reported":
                     paper = PurePosixPath(start).parts[2]
@@ -120,16 +129,19 @@ class Tree:
         if _MODELS not in self.files:
             return None
         known = self.module(_MODELS).imported
-        named = {text for text in _texts(config)}
+        named = set(_texts(config))
         chosen = frozenset(named & known.keys())
         return chosen if chosen or any(t.startswith("torchvision/") for t in named) else None
 
     def hash_of(self, entry: str, config: Mapping[str, Any]) -> str:
         """Hash the code that ``module:function`` depends on under a configuration."""
-        digest = hashlib.sha256()
-        for file in sorted(self.closure(entry, config)):
-            digest.update(f"{file} {self._digest(file)}\n".encode())
-        return digest.hexdigest()[:24]
+        files = self.closure(entry, config)
+        if files not in self._hashes:
+            digest = hashlib.sha256()
+            for file in sorted(files):
+                digest.update(f"{file} {self._digest(file)}\n".encode())
+            self._hashes[files] = digest.hexdigest()[:24]
+        return self._hashes[files]
 
     def _digest(self, file: str) -> str:
         if file.endswith(".py"):
@@ -143,6 +155,11 @@ class Tree:
         though it may have moved to other files.
         """
         files = self.closure(entry, config)
+        if (entry, files) not in self._definitions:
+            self._definitions[entry, files] = self._reached(entry, files)
+        return self._definitions[entry, files]
+
+    def _reached(self, entry: str, files: frozenset[str]) -> frozenset[str]:
         start, _, name = entry.partition(":")
         file = self.file_of(start)
         assert file is not None
@@ -155,14 +172,17 @@ class Tree:
                 continue
             done.add((file, name))
             module = self.module(file)
+            found.update(module.effects)
             for node in module.definitions.get(name, ()):
-                found.add(canonical(node))
-                local = dict(module.imported) | _imported_in(node)
+                found.add(canonical(node, {"repro"}))
+                local = module.imported | _imported_in(node)
                 for used, attribute in _used(node):
                     if used in local:
                         reached = self._follow(*local[used], attribute)
                         if reached is not None:
                             queue.append(reached)
+                    elif used in module.foreign:
+                        found.add(f"{used} is {module.foreign[used]}")
                     else:
                         queue.append((file, used))
         return frozenset(found)
@@ -177,8 +197,11 @@ class Tree:
         if inside is not None:
             return file, inside
         # A module: what is taken from it, which it may have from elsewhere.
-        again = self.target(PurePosixPath(file).with_suffix("").as_posix().replace("/", "."),
-                            attribute) if attribute else None  # fmt: skip
+        again = (
+            self.target(PurePosixPath(file).with_suffix("").as_posix().replace("/", "."), attribute)
+            if attribute
+            else None
+        )
         return (again[0], again[1]) if again and again[1] else None
 
 
@@ -200,6 +223,27 @@ class Module:
         return _imported_in(self.tree)
 
     @cached_property
+    def foreign(self) -> dict[str, str]:
+        """What the top level imports from elsewhere, by the name it has here."""
+        found = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                whence = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+                for alias in node.names:
+                    found[alias.asname or alias.name.partition(".")[0]] = f"{whence}{alias.name}"
+        return {name: origin for name, origin in found.items() if not _is_own(origin)}
+
+    @cached_property
+    def effects(self) -> set[str]:
+        """What the top level does besides defining and importing, in canonical text."""
+        return {
+            canonical(node)
+            for node in self.tree.body
+            if isinstance(node, ast.Expr | ast.For | ast.While | ast.Delete | ast.Assert)
+            and not _is_text(node)
+        }
+
+    @cached_property
     def definitions(self) -> dict[str, list[ast.stmt]]:
         """The top level's functions, classes and constants, by name."""
         found: dict[str, list[ast.stmt]] = {}
@@ -218,10 +262,10 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             continue
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("repro"):
+        if isinstance(node, ast.ImportFrom) and node.module and _is_own(node.module):
             yield from ((node.module, alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from ((a.name, "") for a in node.names if a.name.startswith("repro"))
+            yield from ((a.name, "") for a in node.names if _is_own(a.name))
         else:
             yield from _imports(node)
 
@@ -229,12 +273,12 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 def _imported_in(tree: ast.AST) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("repro"):
+        if isinstance(node, ast.ImportFrom) and node.module and _is_own(node.module):
             for alias in node.names:
                 found[alias.asname or alias.name] = (node.module, alias.name)
         elif isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.startswith("repro"):
+                if _is_own(alias.name):
                     found[alias.asname or alias.name] = (alias.name, "")
     return found
 
@@ -261,43 +305,70 @@ def _used(tree: ast.AST) -> set[tuple[str, str]]:
     return found
 
 
-def canonical(node: ast.AST) -> str:
-    """Return code as text that formatting, comments, docstrings and imports do not change.
+def canonical(node: ast.AST, without: frozenset[str] | set[str] = frozenset()) -> str:
+    """Return code as text that formatting, comments and docstrings do not change.
 
     Not `ast.dump`, whose text differs between versions of Python.
+
+    Args:
+        node: Parsed code.
+        without: Packages whose imports do not count.
     """
     parts: list[str] = []
-    _write(node, parts)
+    _write(node, parts, without)
     return "".join(parts)
 
 
-def _write(value: Any, parts: list[str]) -> None:
-    if isinstance(value, ast.AST):
-        parts.append(f"({type(value).__name__}")
-        for name in value._fields:
-            own = getattr(value, name, None)
-            if name == "body" and isinstance(own, list):
-                own = _meant(value, own)
-            if own is None or own == [] or name in ("kind", "type_ignores", "ctx", "type_comment"):
-                continue
-            parts.append(f" {name}=")
-            _write(own, parts)
+def _write(value: Any, parts: list[str], without: frozenset[str] | set[str]) -> None:
+    kind = type(value)
+    if kind is ast.Name:  # the most frequent ones first: whole packages are read for a status
+        parts.append(f"(Name {value.id})")
+    elif kind is ast.Constant:
+        parts.append(f"(Constant {value.value!r})")
+    elif kind is ast.Attribute:
+        parts.append(f"(Attribute {value.attr} ")
+        _write(value.value, parts, without)
         parts.append(")")
-    elif isinstance(value, list):
+    elif kind is list:
         parts.append("[")
         for item in value:
-            _write(item, parts)
+            _write(item, parts, without)
         parts.append("]")
+    elif isinstance(value, ast.AST):
+        parts.append(f"({kind.__name__}")
+        for name in value._fields:
+            own = getattr(value, name, None)
+            if own is None or own == [] or name in _NO_MEANING:
+                continue
+            if name == "body" and type(own) is list:
+                own = [part for part in _meant(value, own) if not _imports_of(part, without)]
+            parts.append(f" {name}=")
+            _write(own, parts, without)
+        parts.append(")")
     else:
         parts.append(repr(value))
 
 
+_NO_MEANING = frozenset(("kind", "type_ignores", "ctx", "type_comment"))
+
+
+def _imports_of(node: ast.stmt, packages: frozenset[str] | set[str]) -> bool:
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").partition(".")[0] in packages
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+    return bool(names) and all(name.partition(".")[0] in packages for name in names)
+
+
+def _is_own(module: str) -> bool:
+    return module == "repro" or module.startswith("repro.")
+
+
 def _meant(node: ast.AST, body: list[Any]) -> list[Any]:
+    """Return the statements of a body without its docstring."""
     documented = isinstance(
         node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     )
-    kept = body[1:] if documented and body and _is_text(body[0]) else body
-    return [item for item in kept if not isinstance(item, ast.Import | ast.ImportFrom)]
+    return body[1:] if documented and body and _is_text(body[0]) else body
 
 
 def _is_text(node: ast.stmt) -> bool:

@@ -16,7 +16,6 @@ Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
 """
 
 from repro.adaptive.averaging import METHODS, PeerError, StepTiming, make_buckets, measure_messages
-from repro.adaptive.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from repro.adaptive.controller import (
     BatchController,
     DivergedError,
@@ -44,6 +43,7 @@ from repro.adaptive.scaling import (
 )
 from repro.adaptive.schedules import FixedBatch, LinearScaling, NoiseScaleBatch, ScheduledBatch
 from repro.adaptive.stopping import NoImprovement
+from repro.measure import CheckpointError, load_checkpoint, save_checkpoint
 
 __all__ = [
     "METHODS",

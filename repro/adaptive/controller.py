@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from repro.adaptive.distance import StartingPoint
+from repro.measure.checks import is_whole
 
 
 class DivergedError(ValueError):
@@ -247,13 +248,26 @@ class BatchController:
         return True
 
     _SETTINGS: ClassVar[tuple[str, ...]] = (
-        "initial_batch", "max_batch", "initial_lr", "growth", "lr_exponent", "decay", "warmup",
+        "initial_batch",
+        "max_batch",
+        "initial_lr",
+        "growth",
+        "lr_exponent",
+        "decay",
+        "warmup",
         "warmup_from",
-    )  # fmt: skip
+    )
     _STATE: ClassVar[tuple[str, ...]] = (
-        "interval", "_epochs", "_batch", "_rate", "_decays", "_first_cost", "_theta", "_lowest",
+        "interval",
+        "_epochs",
+        "_batch",
+        "_rate",
+        "_decays",
+        "_first_cost",
+        "_theta",
+        "_lowest",
         "_waited",
-    )  # fmt: skip
+    )
 
     def _settings(self) -> dict[str, Any]:
         rule = self.decay_at
@@ -334,9 +348,15 @@ class ThetaController(BatchController):
         **options: Any,
     ) -> None:
         super().__init__(
-            initial_batch, max_batch, initial_lr, growth,
-            decay=decay, decay_at=decay_at, warmup=warmup, **options,
-        )  # fmt: skip
+            initial_batch,
+            max_batch,
+            initial_lr,
+            growth,
+            decay=decay,
+            decay_at=decay_at,
+            warmup=warmup,
+            **options,
+        )
         check_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
         if interval is not None:
             check_whole("interval", interval, 1)
@@ -358,7 +378,7 @@ class ThetaController(BatchController):
 
 def check_whole(name: str, value: int, least: int) -> None:
     """Raise a ValueError unless the value is a whole number, at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_whole(value, least):
         raise ValueError(f"{name} is {value!r}; give a whole number, at least {least}")
 
 

@@ -97,8 +97,13 @@ class ScalingModel:
             )
 
     @classmethod
-    def fit(cls, steps: Sequence[MeasuredStep], messages: Sequence[tuple[int, int, float]] = (),
-            gradient_bytes: int = 0, rounds: int = 1) -> "ScalingModel":  # fmt: skip
+    def fit(
+        cls,
+        steps: Sequence[MeasuredStep],
+        messages: Sequence[tuple[int, int, float]] = (),
+        gradient_bytes: int = 0,
+        rounds: int = 1,
+    ) -> "ScalingModel":
         """Fit the costs to measured steps and communications, all by least squares above 0.
 
         Computation is fitted to all steps, s and ω to those of several processes. Messages alone
@@ -131,9 +136,12 @@ class ScalingModel:
         several = [step for step in steps if step.processes > 1]
         latency, per_byte = fit_messages(messages) if messages else (0.0, 0.0)
         model = cls(
-            float(sample), float(overhead), latency * rounds, per_byte * gradient_bytes,
+            float(sample),
+            float(overhead),
+            latency * rounds,
+            per_byte * gradient_bytes,
             float(np.mean([step.summation_s for step in several])) if several else 0.0,
-        )  # fmt: skip
+        )
         alone = [model.step(step.batch_size, step.processes).communication_s for step in several]
         if any(alone):
             measured = float(np.mean([step.communication_s for step in several]))

@@ -6,7 +6,6 @@ An archive is read in memory and never extracted, so that its member names reach
 import hashlib
 import logging
 import lzma
-import os
 import pickle
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ import torch
 from repro import paths
 from repro.datasets.decoding import Encoded, Item
 from repro.datasets.image_data import CorruptDatasetError, DatasetError, Split, digest
+from repro.measure.files import replacing
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -206,16 +206,11 @@ def _read(path: Path) -> Decoded:
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
     """Write under a temporary name, then rename: no reader sees a half-written file."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            write(temporary)
     except (OSError, RuntimeError) as error:
         raise DatasetError(
             f"cannot write the cache file {path} ({error}): make its folder writable, free some "
             "space, or name another folder in $REPRO_CACHE"
         ) from error
-    finally:
-        if path.parent.is_dir():
-            temporary.unlink(missing_ok=True)

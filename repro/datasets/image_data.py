@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from repro.measure.checks import is_whole
+
 Size = tuple[int, int]  # height, width in pixels
 
 
@@ -121,8 +123,7 @@ def check_size(image_size: int | Size | None) -> int | Size | None:
     if image_size is None:
         return None
     sides = tuple(image_size) if isinstance(image_size, tuple | list) else (image_size,) * 2
-    integral = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
-    if len(sides) != 2 or not integral or min(sides) < 1:
+    if len(sides) != 2 or not all(is_whole(side, 1) for side in sides):
         raise DatasetError(
             f"image_size={image_size!r}: expected None, a positive int (short side, then a centre "
             "crop) or a pair (height, width) of positive ints"

@@ -20,22 +20,25 @@ from repro.datasets.image_data import (
     check_size,
     digest,
 )
+from repro.measure.checks import is_whole
 
 # Intensity, half axes along x and y, centre x and y, rotation in degrees, on [-1, 1]². Geometry:
 # Shepp and Logan, "The Fourier reconstruction of a head section" (1974), table 1; intensities
 # with more contrast, as is usual since Toft, "The Radon Transform" (1996), table B.3.
-ELLIPSES = np.array([
-    (1.0, 0.69, 0.92, 0.0, 0.0, 0.0),
-    (-0.8, 0.6624, 0.874, 0.0, -0.0184, 0.0),
-    (-0.2, 0.11, 0.31, 0.22, 0.0, -18.0),
-    (-0.2, 0.16, 0.41, -0.22, 0.0, 18.0),
-    (0.1, 0.21, 0.25, 0.0, 0.35, 0.0),
-    (0.1, 0.046, 0.046, 0.0, 0.1, 0.0),
-    (0.1, 0.046, 0.046, 0.0, -0.1, 0.0),
-    (0.1, 0.046, 0.023, -0.08, -0.605, 0.0),
-    (0.1, 0.023, 0.023, 0.0, -0.606, 0.0),
-    (0.1, 0.023, 0.046, 0.06, -0.605, 0.0),
-])  # fmt: skip
+ELLIPSES = np.array(
+    [
+        (1.0, 0.69, 0.92, 0.0, 0.0, 0.0),
+        (-0.8, 0.6624, 0.874, 0.0, -0.0184, 0.0),
+        (-0.2, 0.11, 0.31, 0.22, 0.0, -18.0),
+        (-0.2, 0.16, 0.41, -0.22, 0.0, 18.0),
+        (0.1, 0.21, 0.25, 0.0, 0.35, 0.0),
+        (0.1, 0.046, 0.046, 0.0, 0.1, 0.0),
+        (0.1, 0.046, 0.046, 0.0, -0.1, 0.0),
+        (0.1, 0.046, 0.023, -0.08, -0.605, 0.0),
+        (0.1, 0.023, 0.023, 0.0, -0.606, 0.0),
+        (0.1, 0.023, 0.046, 0.06, -0.605, 0.0),
+    ]
+)
 # The largest head, 0.92 √1.18, still lies within the image.
 SIZES = (0.8, 1.0)  # factor of both half axes
 SHAPES = (0.85, 1.18)  # factor of the ratio of the half axes
@@ -97,7 +100,7 @@ def phantom(
     given: dict[str, Any] = {"train": train, "test": test, "seed": seed}
     for name, value in given.items():
         least = 0 if name == "seed" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_whole(value, least):
             raise DatasetError(f"{name}={value!r}: expected an int, at least {least}")
     height, width = as_pair(check_size(256 if image_size is None else image_size) or 256)
 

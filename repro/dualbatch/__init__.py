@@ -18,7 +18,7 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning fo
 Distributed Training".
 """
 
-from repro.dualbatch.engines import CheckpointError, EpochResult
+from repro.dualbatch.engines import EpochResult
 from repro.dualbatch.plan import FACTORS, DualBatchPlan, InfeasiblePlan, largest_k
 from repro.dualbatch.progressive import (
     CyclicProgressiveSchedule,
@@ -30,6 +30,7 @@ from repro.dualbatch.progressive import (
 from repro.dualbatch.server import Commit, ParameterServer, Pull, ServerError
 from repro.dualbatch.training import DualBatchResult, train_dual_batch
 from repro.dualbatch.worker import Recipe, Share, Worker
+from repro.measure import CheckpointError
 
 __all__ = [
     "FACTORS",

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from repro.dualbatch.engines import Job, load_checkpoint, save_atomically
+from repro.dualbatch.engines import Job, load_own_checkpoint
 from repro.dualbatch.server import ParameterServer
 from repro.dualbatch.worker import Worker
+from repro.measure import save_checkpoint
 
 Arrays = dict[str, np.ndarray]
 
@@ -41,7 +42,7 @@ class ServerActor:
 
     def __init__(self, job: Job, path: str, fingerprint: dict[str, str]) -> None:
         self._job, self._path, self._fingerprint = job, Path(path), fingerprint
-        content = load_checkpoint(self._path, fingerprint)
+        content = load_own_checkpoint(self._path, fingerprint)
         self._server = job.make_server(content["server"]["state"])
         self._server.load_state_dict(content["server"])
         self._history: list[dict[str, Any]] = content["history"]
@@ -135,7 +136,7 @@ class ServerActor:
 
     def _save(self) -> None:
         content = checkpoint(self._server, self._fingerprint, self._now_s, self._history)
-        save_atomically(content, self._path)
+        save_checkpoint(self._path, content)
 
 
 def checkpoint(

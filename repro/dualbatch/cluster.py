@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from repro.dualbatch.actors import ServerActor, WorkerActor, checkpoint, to_tensors
-from repro.dualbatch.engines import EpochResult, Job, first_line, load_checkpoint, save_atomically
+from repro.dualbatch.engines import EpochResult, Job, first_line, load_own_checkpoint
 from repro.dualbatch.server import Commit
 from repro.dualbatch.worker import Batches, Share
+from repro.measure import save_checkpoint
 
 SERVER_NAME = "repro-dualbatch-server"
 CHECK_S = 5.0  # seconds without news after which the driver asks whether the cluster is there
@@ -92,9 +93,9 @@ class RayEngine:
         folder = Path(tempfile.mkdtemp(prefix="repro-dualbatch-"))
         path = (job.checkpoint or folder / "server.pt").resolve()
         if path.exists():
-            load_checkpoint(path, fingerprint)
+            load_own_checkpoint(path, fingerprint)
         else:
-            save_atomically(checkpoint(server, fingerprint, 0.0, []), path)
+            save_checkpoint(path, checkpoint(server, fingerprint, 0.0, []))
         state_bytes = sum(tensor.nbytes for tensor in server.state.values())
         here = torch.cuda.device_count() if self.address is None and self._gpus is None else 0
         needed = {"CPU": job.plan.n * self._cpus, "GPU": job.plan.n * (self._gpus or 0.0) or here}

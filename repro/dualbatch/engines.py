@@ -6,9 +6,6 @@ commits first, ties by number. So a run repeats bit for bit, and it is what the 
 processes is compared with.
 """
 
-import hashlib
-import io
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +19,13 @@ from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
 from repro.dualbatch.server import Commit, ParameterServer
 from repro.dualbatch.worker import Data, Recipe, Worker
-from repro.measure import TimeModel, synchronize
+from repro.measure import (
+    CheckpointError,
+    TimeModel,
+    load_checkpoint,
+    save_checkpoint,
+    synchronize,
+)
 
 TimeModels = Mapping[int | None, TimeModel]  # by resolution
 
@@ -49,10 +52,6 @@ class EpochResult:
     virtual_time_s: float
     wall_time_s: float
     metrics: dict[str, float] = field(default_factory=dict)
-
-
-class CheckpointError(ValueError):
-    """A checkpoint is damaged, or of another training."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,10 @@ class Job:
             (s.lr, s.resolution, s.dropout, _numbers(s.plan) if s.plan else None)
             for s in self.schedule
         ]
-        names = [getattr(f, "__qualname__", type(f).__name__)
-                 for f in (recipe.loss_fn, recipe.optimizer_fn)]  # fmt: skip
+        names = [
+            getattr(f, "__qualname__", type(f).__name__)
+            for f in (recipe.loss_fn, recipe.optimizer_fn)
+        ]
         shapes = [(n, tuple(t.shape), str(t.dtype)) for n, t in server.state.items()]
         parts = {
             "model": shapes,
@@ -214,10 +215,12 @@ class LocalEngine:
             "wall_s": self.wall_s,
             "history": [asdict(result) for result in self.history],
         }
-        save_atomically(content, path)
+        save_checkpoint(path, content)
 
     def _resume(self, path: Path) -> None:
-        content = load_checkpoint(path, self.job.fingerprint(self.server), self.job.recipe.device)
+        content = load_own_checkpoint(
+            path, self.job.fingerprint(self.server), self.job.recipe.device
+        )
         self.server.load_state_dict(content["server"])
         self._busy = {number: (finish, epoch) for number, finish, epoch in content["busy"]}
         self.now_s, self.wall_s = content["now_s"], content["wall_s"]
@@ -265,35 +268,16 @@ def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
     return server
 
 
-def save_atomically(content: Mapping[str, Any], path: Path) -> None:
-    """Write a checkpoint under a temporary name, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    payload = buffer.getbuffer()
-    # torch takes a file with a flipped bit for a good one.
-    with temporary.open("wb") as file:
-        file.write(hashlib.sha256(payload).digest())
-        file.write(payload)
-    temporary.replace(path)
-
-
-def load_checkpoint(
+def load_own_checkpoint(
     path: Path, fingerprint: Mapping[str, str], device: str = "cpu"
 ) -> dict[str, Any]:
-    """Read a checkpoint.
+    """Read a checkpoint of this training.
 
     Raises:
         CheckpointError: It cannot be read, or is of another training.
     """
     try:
-        whole = path.read_bytes()
-        if hashlib.sha256(whole[32:]).digest() != whole[:32]:
-            raise ValueError("no checkpoint of this kind, or damaged")
-        content: dict[str, Any] = torch.load(
-            io.BytesIO(whole[32:]), map_location=device, weights_only=True
-        )
+        content = load_checkpoint(path, device)
         own = content["fingerprint"]
     except Exception as error:
         raise CheckpointError(

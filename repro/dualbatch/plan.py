@@ -127,9 +127,13 @@ class DualBatchPlan:
         per_sample = a + b / large_batch
         if small_samples < 1 or small_samples >= large_samples:
             raise InfeasiblePlan(
-                k, k_max, n_small, n_large, f"rounding leaves d_S = {small_samples} and "
-                f"d_L = {large_samples} of {samples} samples"
-            )  # fmt: skip
+                k,
+                k_max,
+                n_small,
+                n_large,
+                f"rounding leaves d_S = {small_samples} and "
+                f"d_L = {large_samples} of {samples} samples",
+            )
         small = b / (per_sample * large_samples / small_samples - a)  # equation 8
         small_batch = max(1, down(small))
         if small_batch >= large_batch:

@@ -53,11 +53,13 @@ class Experiment:
             device); `data` is the loaded ``config["dataset"]``, `ImageData` or `EpochTimes`, None
             where there is none. What this module imports is the code that a record depends on.
         measures: Whether the result is a time or a memory size, and so belongs to a device.
+        trains: Whether it is a training, whose first steps its record keeps.
     """
 
     name: str
     entry: str
     measures: bool = True
+    trains: bool = False
 
     @property
     def function(self) -> Callable[[Mapping[str, Any], int, Any, str], Outcome]:
@@ -266,11 +268,14 @@ class Claim:
     kind: str = "measured"
 
     def judge(self, results: Results, expected: Expectation) -> Verdict:
-        """Return the verdict; records that are missing make it "not run"."""
+        """Return the verdict, naming the margin's source; missing records make it "not run"."""
         try:
-            return self.check(results, expected)
+            verdict = self.check(results, expected)
         except NotRun as missing:
             return Verdict("not run", str(missing))
+        if expected.source and verdict.word != "not run":
+            return Verdict(verdict.word, f"{verdict.evidence}; margin: {expected.source}")
+        return verdict
 
 
 def claim(

@@ -1,13 +1,14 @@
-"""The first steps of a training: kept with its record, and run again to see whether it still holds.
+"""The first steps of a training: kept with its record, run again to see whether it still stands.
 
-A training marks where it begins by `watched`; while somebody is `recording`, its optimizer's first
-steps are noted there. Nothing is noted, and nothing costs time, where nobody records.
+Nothing in a training knows of it: while somebody is `recording`, every optimizer tells of its
+steps. The training is the model that first makes enough of them; probes of memory and warm-ups
+before it make two or three. Then nothing is noted any more. Steps inside a captured graph are not
+seen: such a training keeps no first steps.
 """
 
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,92 +21,84 @@ class Enough(BaseException):
     """All steps that were asked for were made; not an error, and nobody's to catch."""
 
 
-@dataclass
 class FirstSteps:
-    """What the first steps came to.
+    """What the first steps of a training came to.
+
+    Args:
+        stop: Whether the training ends with them, by `Enough`.
 
     Attributes:
-        count: How many are noted.
-        stop: Whether the training ends with them, by `Enough`.
         losses: Of each step, what was differentiated for it: one number, or one a micro-batch.
-        digest: Of the optimizer's parameters after the last one; None before.
+        digest: Of the parameters after the last one; None where no model made so many.
         norm: Of those parameters.
     """
 
-    count: int = STEPS
-    stop: bool = False
-    losses: list[list[float]] = field(default_factory=lambda: [[]])
-    digest: str | None = None
-    norm: float | None = None
-
-    @property
-    def complete(self) -> bool:
-        """Whether all steps were noted."""
-        return self.digest is not None
+    def __init__(self, stop: bool = False) -> None:
+        self.losses: list[list[float]] = []
+        self.digest: str | None = None
+        self.norm: float | None = None
+        self._stop = stop
+        self._pending: list[float] = []
+        # By model: itself, so that its address is not used again, and its steps' losses.
+        self._seen: dict[int, tuple[torch.Tensor, list[list[float]]]] = {}
 
     def fingerprint(self) -> dict[str, Any] | None:
-        """Return what a record keeps; None where the training was shorter."""
-        if not self.complete:
+        """Return what a record keeps; None where no model made enough steps."""
+        if self.digest is None:
             return None
         return {
-            "losses": self.losses[: self.count],
+            "losses": self.losses,
             "digest": self.digest,
             "norm": self.norm,
             "instructions": torch.backends.cpu.get_cpu_capability(),
         }
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self.complete:
+    def differentiated(self, loss: torch.Tensor) -> None:
+        """Note a loss of the step under way."""
+        if self.digest is None and loss.numel() == 1 and not _capturing():
+            self._pending.append(float(loss.detach()))
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the end of a step, and with the last one the parameters."""
+        if self.digest is not None or _capturing():
             return
-        if len(self.losses) < self.count:
-            self.losses.append([])
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        losses, self._pending = self._pending, []
+        _, steps = self._seen.setdefault(id(parameters[0]), (parameters[0], []))
+        steps.append(losses)
+        if len(steps) < STEPS:
             return
         digest, squares = hashlib.sha256(), 0.0
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                values = parameter.detach().cpu().contiguous()
-                squares += float(values.double().square().sum())
-                digest.update(values.view(torch.uint8).numpy().tobytes())
-        self.digest, self.norm = digest.hexdigest(), squares**0.5
-        if self.stop:
+        for parameter in parameters:
+            values = parameter.detach().cpu().contiguous()
+            squares += float(values.double().square().sum())
+            digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
+        self.losses, self.digest, self.norm = steps, digest.hexdigest(), squares**0.5
+        self._seen.clear()
+        if self._stop:
             raise Enough
 
 
-_recording: FirstSteps | None = None
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
 def recording(stop: bool = False) -> Iterator[FirstSteps]:
     """Note the first steps of the training inside; with `stop` it ends with them."""
-    global _recording
-    before, _recording = _recording, FirstSteps(stop=stop)
-    try:
-        yield _recording
-    except Enough:
-        pass
-    finally:
-        first, _recording = _recording, before
-    assert first is not None
-
-
-@contextmanager
-def watched() -> Iterator[None]:
-    """Mark a training: its steps count, those of probes and warm-ups before it do not."""
-    first = _recording
-    if first is None or first.complete:
-        yield
-        return
+    first = FirstSteps(stop)
     backward = torch.Tensor.backward
 
     def noting(loss: torch.Tensor, *arguments: Any, **options: Any) -> None:
-        if not first.complete and loss.numel() == 1:
-            first.losses[-1].append(float(loss.detach()))
+        first.differentiated(loss)
         backward(loss, *arguments, **options)
 
-    handle = register_optimizer_step_post_hook(first._stepped)
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: first.stepped(optimizer))
     torch.Tensor.backward = noting  # type: ignore[assignment, method-assign]
     try:
-        yield
+        yield first
+    except Enough:
+        pass
     finally:
         torch.Tensor.backward = backward  # type: ignore[method-assign]
         handle.remove()

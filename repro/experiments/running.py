@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -378,7 +379,8 @@ def _carry_out(
 
     started = now()
     status, error, outcome = "ok", None, Outcome({})
-    with recording() as first:
+    # A hook would cost the time that other experiments measure.
+    with recording() if experiment.trains else nullcontext() as first:
         try:
             outcome = experiment.function(run.config, seed, data, setting.device)
         except UsageError:  # of the machine, not of the method: no result
@@ -424,7 +426,7 @@ def _carry_out(
         finished=now(),
         command=setting.command(paper.key, None if data is None else _asked_for(data)),
         entry=experiment.entry,
-        first_steps=first.fingerprint() if status == "ok" else None,
+        first_steps=first.fingerprint() if first is not None and status == "ok" else None,
     )
 
 

@@ -105,3 +105,8 @@ def show_figure(figure: Figure) -> None:
     """Show a figure as PNG, sharp on a dense screen."""
     png = report.figure_png(figure, dpi=120)
     display(Image(png, width=int(figure.get_figwidth() * 85)))
+
+
+def definitions() -> report.TableView:
+    """Return what the verdicts and the kinds of claims mean."""
+    return report.TableView(summary.frame(summary.definitions()))

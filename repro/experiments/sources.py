@@ -11,9 +11,10 @@ from functools import cached_property
 
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results, UsageError
 from repro.experiments.running import Choices, default_profile, is_current, with_changes
-from repro.records import Record, RecordStore, local_store, reference_stores
+from repro.records import Record, RecordStore, identity, local_store, reference_stores
 
 LOCAL = "local"
+MOST_NAMED = 6  # runs of a place, in a caption
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,10 @@ def find_source(
         UsageError: There is no such device folder.
     """
     references = {
-        place: store for place, store in reference_stores().items()
+        place: store
+        for place, store in reference_stores().items()
         if place[1] in COMPUTING_PROFILES
-    }  # fmt: skip
+    }
     names = [LOCAL, *dict.fromkeys(place[0] for place in references)]
     if device is not None and device not in names:
         raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
@@ -149,15 +151,25 @@ def _of_profile(
             Results(runs, seeds, records, lambda record: is_current(paper, record), profile)
         )
     best = max(candidates, key=lambda results: len(results.records))
-    best.places = _places(best, {p: source.records[p] for p in places})
+    best.places = _places(best, {p: source.records[p] for p in places}) if places else []
     return best
 
 
 def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]]) -> list[str]:
-    """Return the places whose records the results have, as phrases, most records first."""
-    chosen = {id(record) for record in results.records}
-    counts = {
-        _place(*place): sum(id(record) in chosen for record in own)
+    """Return the places whose records the results have, most records first.
+
+    Where they are of several, each but the first names its runs.
+    """
+    runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
+    chosen = {id(record): record for record in results.records}
+    found = {
+        _place(*place): list(dict.fromkeys(str(runs[r.identity]) for r in own if id(r) in chosen))
         for place, own in records.items()
     }
-    return [place for place, count in sorted(counts.items(), key=lambda item: -item[1]) if count]
+    first, *others = sorted(found.items(), key=lambda item: -len(item[1]))
+    told = [first[0]] if first[1] else []
+    for place, labels in others:
+        if labels:
+            more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+            told.append(f"{place}: {', '.join(labels[:MOST_NAMED])}{more}")
+    return told

@@ -2,8 +2,8 @@
 
 First the definitions that ran are compared with those of the commit that the record was made or
 last verified at: code that only moved is the same. Where they differ, the first steps of a training
-are run again and compared with those that its record kept; what has no such steps and measures
-neither time nor memory is run again whole. Where they agree the record stands, and says by what.
+are run again and compared with those that its record kept; what has no such steps is run again
+whole, and all but times is compared. Where they agree the record stands, and says by what.
 """
 
 import math
@@ -36,7 +36,7 @@ def verify(
     device: str | None = None,
     root: str | None = None,
 ) -> Iterator[tuple[str, bool]]:
-    """Verify the stale records of artefacts, each once; yield a line on each, and whether it stands.
+    """Verify the stale records of artefacts; yield a line on each, and whether it stands.
 
     Args:
         paper: The paper.
@@ -47,19 +47,19 @@ def verify(
     """
     source = find_source(paper, profile, device)
     stale: dict[int, Record] = {}
-    stood = 0
+    stand: set[int] = set()
     for name in dict.fromkeys(place[1] for place in source.records):
         own = replace(source, stores={p: s for p, s in source.stores.items() if p[1] == name})
         for artefact in artefacts:
             results = results_of(artefact, own)
             stale |= {id(record): record for record in results.stale}
-            stood += len(results.records) - len(results.stale)
+            stand |= {id(record) for record in results.records} - stale.keys()
     homes = {
         id(record): source.stores[place]
         for place, records in source.records.items()
         for record in records
     }
-    yield f"{paper.key}: {stood} records stand already, {len(stale)} are stale", True
+    yield f"{paper.key}: {len(stand)} records stand already, {len(stale)} are stale", True
     for key, record in stale.items():
         try:
             by = verified(paper, record, root)
@@ -104,10 +104,6 @@ def verified(paper: Paper, record: Record, root: str | None = None) -> str:
     commit = same_definitions(experiment, record)
     if commit is not None:
         return f"the definitions that run are those of commit {commit[:10]}"
-    if record.status != "ok":
-        raise CannotTell(f"it is of a run that ended {record.status}; run it again")
-    if record.first_steps is None and experiment.measures:
-        raise CannotTell("it measures, and its code has changed; run it again")
     return replayed(experiment, record, root)
 
 
@@ -161,7 +157,7 @@ def _within(old: Any, new: Any) -> bool:
 
 
 def replayed(experiment: Experiment, record: Record, root: str | None) -> str:
-    """Run the first steps again, or all of what keeps none, and compare.
+    """Run the first steps again, or the whole of what keeps none, and compare.
 
     Raises:
         Differs: Something else came out.
@@ -171,7 +167,7 @@ def replayed(experiment: Experiment, record: Record, root: str | None) -> str:
 
     from repro.datasets import DatasetError
     from repro.experiments.replay import recording
-    from repro.measure import describe_device
+    from repro.measure import describe_device, is_out_of_memory
 
     try:
         data = load(record.config, root)
@@ -187,29 +183,46 @@ def replayed(experiment: Experiment, record: Record, root: str | None) -> str:
     threads = torch.get_num_threads()
     if kind == "cpu" and record.device.get("threads"):
         torch.set_num_threads(record.device["threads"])
+    outcome = None
+    status = "ok"
     try:
         with recording(stop=record.first_steps is not None) as first:
             outcome = experiment.function(record.config, record.seed, data, kind)
+    except Exception as problem:
+        status = "out_of_memory" if is_out_of_memory(problem) else "failed"
+        if status != record.status:
+            raise Differs(f"it ends {status}: {problem}") from problem
     finally:
         torch.set_num_threads(threads)
+    if status != record.status:
+        raise Differs(f"it runs to its end, and ended {record.status}")
+    if status != "ok":
+        return f"run again, it ends {status} as before"
     # The same kind of machine gives the same bits.
     alike = (
         describe_device(kind)["name"] == record.device["name"]
         and library_versions()["torch"] == record.versions["torch"]
     )
     if record.first_steps is None:
-        compare("metrics", record.metrics, outcome.metrics, 0.0 if alike else CLOSE)
-        return f"run again whole, {_how(alike)}"
+        assert outcome is not None
+        closeness = 0.0 if alike else CLOSE
+        compare("metrics", record.metrics, outcome.metrics, closeness)
+        compare("peak_bytes", record.peak_bytes, outcome.peak_bytes, closeness)
+        return f"run again whole, {_how(alike)}{', times aside' * bool(record.timings)}"
     again = first.fingerprint()
     if again is None:
-        raise Differs(f"the training ends after {len(first.losses)} steps")
+        raise Differs(f"the training ends before step {len(record.first_steps['losses'])}")
     alike = alike and again["instructions"] == record.first_steps["instructions"]
     closeness = 0.0 if alike else CLOSE
     steps = list(zip(record.first_steps["losses"], again["losses"], strict=True))
     for number, (before, after) in enumerate(steps, 1):
         compare(f"step {number}, loss", before, after, closeness)
-    compare(f"weights after step {len(steps)}, norm", record.first_steps["norm"], again["norm"],
-            closeness)  # fmt: skip
+    compare(
+        f"weights after step {len(steps)}, norm",
+        record.first_steps["norm"],
+        again["norm"],
+        closeness,
+    )
     if alike and again["digest"] != record.first_steps["digest"]:
         raise Differs(f"the weights after step {len(steps)} are others")
     return f"its first {len(steps)} steps run again, {_how(alike)}"

@@ -16,6 +16,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.judging import KINDS, WORDS
 from repro.experiments.sources import LOCAL, Source, find_source, results_of
+from repro.measure.files import replacing
 from repro.records import commit_state, library_versions, local_store, now
 
 if TYPE_CHECKING:
@@ -31,9 +32,13 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     for claim in artefact.claims:
         verdict = claim.judge(results, expectation(paper.key, artefact.name, claim.key))
         values = (
-            f"{paper.key}/{artefact.name}", claim.text, claim.source, claim.kind, verdict.word,
+            f"{paper.key}/{artefact.name}",
+            claim.text,
+            claim.source,
+            claim.kind,
+            verdict.word,
             verdict.evidence,
-        )  # fmt: skip
+        )
         rows.append(dict(zip(CLAIM_COLUMNS, values, strict=True)))
     return rows
 
@@ -142,7 +147,9 @@ def write_report(
         provenance(),
     )
     path = Path(output) if output else paths.results_dir() / "local" / "report.html"
-    return rows, paths.write_whole(path, page.encode())
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return rows, path
 
 
 def frame(rows: Sequence[Row], columns: Sequence[str] | None = None) -> "pd.DataFrame":

@@ -331,9 +331,18 @@ class _Divided(torch.autograd.Function):
             conv = kernels["forward"].kernel.conv
             sizes = [weight.shape[0]] if ctx.with_bias else None
             found = torch.ops.aten.convolution_backward(
-                gradient, input, weight, sizes, conv.stride, conv.padding, conv.dilation, False,
-                [0, 0], conv.groups, [needs_input, needs_weight, ctx.with_bias and needs_bias],
-            )  # fmt: skip
+                gradient,
+                input,
+                weight,
+                sizes,
+                conv.stride,
+                conv.padding,
+                conv.dilation,
+                False,
+                [0, 0],
+                conv.groups,
+                [needs_input, needs_weight, ctx.with_bias and needs_bias],
+            )
             return (*found, None)
         of_input = of_weight = of_bias = None
         if needs_input:

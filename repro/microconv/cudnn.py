@@ -18,9 +18,15 @@ import torch
 from repro.microconv.kernels import Kernel, aligned
 
 _FORWARD = (
-    "IMPLICIT_GEMM", "IMPLICIT_PRECOMP_GEMM", "GEMM", "DIRECT", "FFT", "FFT_TILING", "WINOGRAD",
+    "IMPLICIT_GEMM",
+    "IMPLICIT_PRECOMP_GEMM",
+    "GEMM",
+    "DIRECT",
+    "FFT",
+    "FFT_TILING",
+    "WINOGRAD",
     "WINOGRAD_NONFUSED",
-)  # fmt: skip
+)
 _BACKWARD_DATA = ("ALGO_0", "ALGO_1", "FFT", "FFT_TILING", "WINOGRAD", "WINOGRAD_NONFUSED")
 # Number 4 of the filter gradient, WINOGRAD, is declared in cuDNN's header but does not exist.
 _BACKWARD_FILTER = ("ALGO_0", "ALGO_1", "FFT", "ALGO_3", "", "WINOGRAD_NONFUSED", "FFT_TILING")
@@ -33,8 +39,11 @@ ALGORITHMS = {
     )
 }
 # Sums by atomic additions, in an order that changes between runs.
-NONDETERMINISTIC = {("backward_data", "ALGO_0"), ("backward_filter", "ALGO_0"),
-                     ("backward_filter", "ALGO_3")}  # fmt: skip
+NONDETERMINISTIC = {
+    ("backward_data", "ALGO_0"),
+    ("backward_filter", "ALGO_0"),
+    ("backward_filter", "ALGO_3"),
+}
 
 _DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _LAYOUTS = {"nchw": 0, "nhwc": 1}
@@ -133,9 +142,20 @@ class CuDNNBackend:
             stream = torch.cuda.current_stream().cuda_stream
             _check(_library().cudnnSetStream(_handle(), stream), "cudnnSetStream")
             status = getattr(_library(), _CALLS[kernel.kind])(
-                _handle(), ctypes.byref(one), left, a, right, b, d.conv, number,
-                workspace.data_ptr(), workspace.numel(), ctypes.byref(beta), d.out, out.data_ptr(),
-            )  # fmt: skip
+                _handle(),
+                ctypes.byref(one),
+                left,
+                a,
+                right,
+                b,
+                d.conv,
+                number,
+                workspace.data_ptr(),
+                workspace.numel(),
+                ctypes.byref(beta),
+                d.out,
+                out.data_ptr(),
+            )
         if status:
             message = (
                 f"cudnn: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
@@ -261,9 +281,14 @@ class _Descriptors:
         self.conv = self._create("Convolution")
         compute = 1 if kernel.dtype == "float64" else 0
         self._set(
-            "Convolution2d", self.conv, *conv.padding, *conv.stride, *conv.dilation,
-            _CROSS_CORRELATION, compute,
-        )  # fmt: skip
+            "Convolution2d",
+            self.conv,
+            *conv.padding,
+            *conv.stride,
+            *conv.dilation,
+            _CROSS_CORRELATION,
+            compute,
+        )
         _check(
             _library().cudnnSetConvolutionGroupCount(self.conv, conv.groups),
             "cudnnSetConvolutionGroupCount",

@@ -112,9 +112,16 @@ class NNPACKBackend:
         bias = _zeros(shape.out_channels) if bias is None else bias
         size = ctypes.c_size_t(workspace.numel() - flipped)
         status = _call(
-            algorithm, shape, len(first), first.data_ptr(), filters.data_ptr(), bias.data_ptr(),
-            out.data_ptr(), workspace.data_ptr() + flipped, size,
-        )  # fmt: skip
+            algorithm,
+            shape,
+            len(first),
+            first.data_ptr(),
+            filters.data_ptr(),
+            bias.data_ptr(),
+            out.data_ptr(),
+            workspace.data_ptr() + flipped,
+            size,
+        )
         if status:
             raise RuntimeError(
                 f"nnpack: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
@@ -170,9 +177,24 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     create.argtypes, create.restype = [size], pointer
     convolution.restype = ctypes.c_int
     convolution.argtypes = [
-        ctypes.c_int, size, size, size, _Size, _Padding, _Size, pointer, pointer, pointer, pointer,
-        pointer, ctypes.POINTER(size), ctypes.c_int, pointer, pointer, pointer,
-    ]  # fmt: skip
+        ctypes.c_int,
+        size,
+        size,
+        size,
+        _Size,
+        _Padding,
+        _Size,
+        pointer,
+        pointer,
+        pointer,
+        pointer,
+        pointer,
+        ctypes.POINTER(size),
+        ctypes.c_int,
+        pointer,
+        pointer,
+        pointer,
+    ]
     if status := initialize():
         return None, f"nnpack: {_STATUS.get(status, 'not initialised')} on this CPU ({status})"
     return library, None
@@ -207,9 +229,22 @@ def _call(
     (rows, columns), (v, u) = shape.padding, shape.kernel_size
     with _pool_lock:
         status: int = library.nnp_convolution_output(
-            ALGORITHMS[algorithm], b, shape.in_channels, shape.out_channels,
-            _Size(shape.width, shape.height), _Padding(rows, columns, rows, columns), _Size(u, v),
-            first, filters, bias, out, workspace, ctypes.byref(size), 0, None,
-            _pool(torch.get_num_threads(), os.getpid()), None,
-        )  # fmt: skip
+            ALGORITHMS[algorithm],
+            b,
+            shape.in_channels,
+            shape.out_channels,
+            _Size(shape.width, shape.height),
+            _Padding(rows, columns, rows, columns),
+            _Size(u, v),
+            first,
+            filters,
+            bias,
+            out,
+            workspace,
+            ctypes.byref(size),
+            0,
+            None,
+            _pool(torch.get_num_threads(), os.getpid()),
+            None,
+        )
     return status

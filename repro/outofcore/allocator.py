@@ -12,11 +12,12 @@ fragmentation is what of the cached bytes may be of no use to later requests.
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from repro.measure.checks import is_whole
 
 MIB = 2**20
 PAPER_CHUNK_BYTES = 40 * MIB  # section 4: it balances the cost of mapping and the fragmentation
@@ -133,7 +134,7 @@ class _Allocator:
 
 
 def _check_size(what: str, nbytes: object) -> None:
-    if isinstance(nbytes, bool) or not isinstance(nbytes, Integral) or nbytes < 1:
+    if not is_whole(nbytes, 1):
         raise AllocatorError(f"{what} is {nbytes!r}: give whole bytes above 0")
 
 

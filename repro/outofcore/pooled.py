@@ -53,9 +53,12 @@ class PooledChunkedAllocator(ChunkedAllocator):
                 f"{ALIGNMENT}, and one of {self.small_bytes} bytes does not fit: give larger chunks"
             )
         self._pool = BestFitAllocator(
-            alignment=ALIGNMENT, small_bytes=rounded, small_segment_bytes=whole,
-            large_bytes=whole, large_segment_bytes=whole,
-        )  # fmt: skip
+            alignment=ALIGNMENT,
+            small_bytes=rounded,
+            small_segment_bytes=whole,
+            large_bytes=whole,
+            large_segment_bytes=whole,
+        )
         self._shared: dict[int, tuple[int, ...]] = {}  # the chunk behind each segment of the pool
 
     @property

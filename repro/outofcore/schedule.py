@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from repro.measure.checks import is_whole
 from repro.outofcore.plan import Action, Kind, SwapPlan
 from repro.outofcore.trace import Trace
 
@@ -57,7 +58,7 @@ class BudgetTooSmall(ValueError):
 
 def check_budget(trace: Trace, budget_bytes: int) -> None:
     """Raise `BudgetTooSmall` where a function of the trace does not fit a budget on its own."""
-    if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int | np.integer):
+    if not is_whole(budget_bytes):
         raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes")
     needed = trace.smallest_budget
     if needed > budget_bytes:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from repro.measure.checks import is_whole
 from repro.outofcore.host import (
     CudaMover,
     HostStore,
@@ -77,7 +78,7 @@ class OutOfCore:
         swap_folder: str | Path | None = None,
         exclude: Iterable[torch.Tensor] = (),
     ) -> None:
-        if isinstance(budget_bytes, bool) or not isinstance(budget_bytes, int) or budget_bytes < 1:
+        if not is_whole(budget_bytes, 1):
             raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes above 0")
         if isinstance(window_bytes, str) and window_bytes != "auto":
             raise ValueError(f'window_bytes is {window_bytes!r}: give bytes, None or "auto"')

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from repro.measure.checks import is_whole
+
 KINDS = ("parameter", "buffer", "gradient", "optimizer state", "activation", "input")
 
 
@@ -83,7 +85,7 @@ class Trace:
             if name not in self.sizes:
                 raise TraceError(f"the variable {name!r} has no size: add it to sizes, in bytes")
         for name, size in self.sizes.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            if not is_whole(size, 0):
                 raise TraceError(f"the size of {name!r} is {size!r}: give whole bytes, 0 or more")
         for name, kind in self.kinds.items():
             if kind not in KINDS:
@@ -93,7 +95,7 @@ class Trace:
             if used is None:
                 raise TraceError(f"{name!r} dies, but no function uses it")
             last, limit = used[-1] + 1, used[0] + len(self.functions)
-            if isinstance(death, bool) or not isinstance(death, int) or not last <= death <= limit:
+            if not is_whole(death, last, limit):
                 raise TraceError(
                     f"{name!r} dies before function {death!r}, but it is last used by function "
                     f"{used[-1]} and comes anew in function {limit}: give {last} to {limit}"

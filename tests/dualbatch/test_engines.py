@@ -330,10 +330,10 @@ class TestResume:
             flipped = bytearray(content)
             flipped[place] ^= 8
             path.write_bytes(flipped)
-            with pytest.raises(CheckpointError, match=r"cannot be read \(ValueError: no"):
+            with pytest.raises(CheckpointError, match=r"cannot be read \(CheckpointError: "):
                 train(checkpoint=path, count=1)
         torch.save({"state": torch.ones(2)}, path)
-        with pytest.raises(CheckpointError, match=r"cannot be read \(ValueError: no"):
+        with pytest.raises(CheckpointError, match=r"cannot be read \(CheckpointError: "):
             train(checkpoint=path, count=1)
 
     @pytest.mark.parametrize(

@@ -13,17 +13,18 @@ from repro.experiments.design import (
     PROFILES,
     SEEDS,
     Artefact,
+    Exhibit,
     Experiment,
     Outcome,
     Paper,
     Results,
     Run,
-    Verdict,
+    by_name,
 )
 from repro.experiments.running import Setting, UsageError
-from repro.experiments.sources import Source
+from repro.experiments.sources import LOCAL, Source
 from repro.measure import Timing
-from repro.records import RecordError, RecordStore
+from repro.records import CorruptRecordWarning, RecordStore
 
 
 @dataclass
@@ -34,45 +35,53 @@ class Toy:
     trouble: Exception | None = None  # raised for x = 2
     measures: bool = False
 
-    def add(self, config, seed, data, device) -> Outcome:
-        self.calls.append((config["x"], seed))
-        if config["x"] == 2 and self.trouble is not None:
-            raise self.trouble
-        return Outcome({"sum": config["x"] + seed}, {"add": Timing((0.1,), 2)}, 7)
-
     @property
     def paper(self) -> Paper:
-        def artefact(name: str, *xs: int) -> Artefact:
-            runs = [Run("add", {"x": x}) for x in xs]
-            return Artefact(
-                name,
-                f"Sums of {name}",
-                "Table 0",
-                runs=lambda profile, chosen: runs,
-                table=lambda results: None,
-                caption=lambda results: "",
-            )
-
-        artefacts = {"a": artefact("a", 1, 2), "b": artefact("b", 2, 3, 3)}
-        add = Experiment("add", self.add, lambda config: ["repro.paths"], self.measures)
         tasks = {"classification": ("flowers102", "flowers5", "digits")}
         return Paper(
             "toy",
             "Toy",
             "Nobody",
             "09_toy",
-            {"add": add},
-            artefacts,
+            by_name(Experiment("add", f"{__name__}:add", self.measures)),
+            by_name(
+                *(Artefact(n, "Table 0", f"Sums {n}", f"{__name__}:{n.upper()}") for n in "ab")
+            ),
             dict.fromkeys(PROFILES, tasks),
+            {"way": ("plain", "fancy")},
         )
 
     def plan(self) -> list[Run]:
         return running.plan(self.paper, self.paper.artefacts.values(), "smoke", {})
 
 
+TOY = Toy()
+
+
+def add(config, seed, data, device) -> Outcome:
+    TOY.calls.append((config["x"], seed))
+    if config["x"] == 2 and TOY.trouble is not None:
+        raise TOY.trouble
+    return Outcome({"sum": config["x"] + seed}, {"add": Timing((0.1,), 2)}, 7)
+
+
+def exhibit(*xs: int) -> Exhibit:
+    runs = [Run("add", {"x": x}, label=f"of {x}") for x in xs]
+    return Exhibit(
+        runs=lambda profile, chosen: runs,
+        table=lambda results: [],
+        caption=lambda results: "Sums.",
+    )
+
+
+A, B = exhibit(1, 2), exhibit(2, 3, 3)
+
+
 @pytest.fixture
-def toy() -> Toy:
-    return Toy()
+def toy(code) -> Toy:
+    TOY.__init__()  # type: ignore[misc]
+    code("now")
+    return TOY
 
 
 @pytest.fixture
@@ -85,12 +94,9 @@ def code(monkeypatch):
     """Set the hash of the code, as if a module had been edited."""
 
     def change(text: str) -> None:
-        running._source_hash.cache_clear()
-        monkeypatch.setattr(running, "source_hash", lambda modules: text)
+        monkeypatch.setattr(running, "code_of", lambda experiment, config: text)
 
-    yield change
-    monkeypatch.undo()
-    running._source_hash.cache_clear()
+    return change
 
 
 def execute(toy: Toy, store: RecordStore, **options):
@@ -138,7 +144,8 @@ class TestExecute:
         assert (record.seed, record.metrics, record.peak_bytes) == (4, {"sum": 5}, 7)
         assert record.timings == {"add": {"samples_s": [0.1], "warmup": 2}}
         assert record.dataset is None and record.error is None
-        assert record.code == records.source_hash(["repro.paths"])
+        assert (record.code, record.entry) == ("now", f"{__name__}:add")
+        assert record.stands == [] and record.first_steps is None
         assert record.device["type"] == "cpu" and torch.__version__.startswith(
             record.versions["torch"].split("+")[0]
         )
@@ -146,16 +153,15 @@ class TestExecute:
         assert record.command.endswith("run toy --profile smoke --device cpu --seeds 4,")
         assert f"add-{record.key}.json" in [path.name for path in store.folder.rglob("*.json")]
 
-    def test_the_dataset_is_loaded_once_and_named(self, store, monkeypatch):
+    def test_the_dataset_is_loaded_once_and_named(self, toy, store, monkeypatch):
         loads = []
 
         def load(name, root, **options):
             loads.append((name, root, options))
             return datasets.synthetic(8, num_classes=2, train=4, test=4)
 
-        monkeypatch.setattr(running.datasets, "load", load)
+        monkeypatch.setattr(datasets, "load", load)
         running._load_cached.cache_clear()
-        toy = Toy()
         config = {"x": 1, "dataset": {"name": "digits", "image_size": 8}}
         runs = [Run("add", config), Run("add", config | {"x": 3})]
         running.load_data(runs, "folder")
@@ -183,17 +189,22 @@ class TestExecute:
         assert len(toy.calls) == 6 == tally.done
         assert getattr(tally, status) == 2
         assert tally.failed + tally.out_of_memory == 2
-        assert sum(status in line for line in lines) == 2
+        told = [line for line in lines if status in line]
+        assert all(line.startswith("toy add of 2 seed") for line in told)
+        if status == "failed":  # and why
+            assert all(f"{type(trouble).__name__}: {trouble}" in line for line in told)
         by_x = {record.config["x"]: record for record in store.load("toy")}
         assert by_x[1].status == by_x[3].status == "ok"
         assert by_x[2].status == status
         assert by_x[2].error.startswith(f"{type(trouble).__name__}: {trouble}")
         assert ("Traceback" in by_x[2].error or "line" in by_x[2].error) == (status == "failed")
         assert by_x[2].metrics == {} and by_x[2].peak_bytes is None
-        # The same again: what ran out of memory stands, what failed is still counted.
-        tally, _ = execute(toy, store)
+        # The same again: what ran out of memory stands, what failed is still counted and said.
+        tally, lines = execute(toy, store)
         assert (toy.calls, tally.stood) == ([], 6)
         assert tally.failed == (2 if status == "failed" else 0)
+        again = [line for line in lines if "failed before, again with --retry-failed" in line]
+        assert len(again) == tally.failed == len(lines)
 
     def test_interruption_is_no_result(self, toy, store):
         toy.trouble = KeyboardInterrupt()  # type: ignore[assignment]
@@ -243,16 +254,30 @@ class TestExecute:
             running.execute(toy.paper, toy.plan(), Setting("smoke", "cuda:99"), store)
         assert toy.calls == [] and not store.folder.exists()
 
-    def test_a_corrupt_record_stops_the_run_and_nothing_is_lost(self, toy, store):
-        execute(toy, store)
-        paths = sorted(store.folder.rglob("*.json"))
-        by_x = {json.loads(path.read_text())["config"]["x"]: path for path in paths}
-        by_x[2].write_text("{")
-        by_x[3].unlink()
-        with pytest.raises(RecordError, match=by_x[2].name):
-            execute(toy, store)
-        assert by_x[2].read_text() == "{"
-        assert len(list(store.folder.rglob("*.json"))) == 5
+    def test_a_corrupt_record_is_named_and_not_in_the_way(self, toy, store):
+        execute(toy, store, seeds=(0,))
+        by_x = {
+            json.loads(path.read_text())["config"]["x"]: path
+            for path in store.folder.rglob("*.json")
+        }
+        bad = by_x[3].with_name("add-torn.json")
+        bad.write_text("{")
+        by_x[2].unlink()
+        with pytest.warns(CorruptRecordWarning, match=bad.name):
+            tally, _ = execute(toy, store, seeds=(0,))
+        assert (tally.done, tally.stood) == (1, 2)
+        assert bad.read_text() == "{"
+
+    def test_a_record_stands_under_code_that_it_was_verified_for(self, toy, store, code):
+        execute(toy, store, seeds=(0,))
+        code("moved")
+        for record in store.load("toy"):
+            entry = {"code": "moved", "entry": "m:f", "commit": None, "dirty": None, "by": "a test"}
+            store.write(replace(record, stands=[entry]))
+        tally, _ = execute(toy, store, seeds=(0,))
+        assert (tally.done, tally.stood) == (0, 3)
+        code("other")
+        assert execute(toy, store, seeds=(0,))[0].done == 3
 
     def test_leftovers_of_killed_processes_go(self, toy, store):
         leftover = store.folder / "toy" / ".add-key.json.999999999.tmp"
@@ -264,8 +289,8 @@ class TestExecute:
 
 class TestResults:
     def gather(self, toy: Toy, store: RecordStore, **options) -> Results:
-        source = Source("local", "smoke", store)
-        return sources.results_of(toy.paper, toy.paper.artefacts["a"], source, **options)
+        source = Source(toy.paper, {(LOCAL, "smoke"): store}, "smoke")
+        return sources.results_of(toy.paper.artefacts["a"], source, **options)
 
     def test_of_an_empty_store(self, toy, store):
         results = self.gather(toy, store)
@@ -298,21 +323,6 @@ class TestResults:
         assert [r.config["x"] for r in results.stale] == [2]
         assert {r.config["x"]: r.code for r in results.records} == {1: "second", 2: "first"}
 
-    def test_a_real_edit_makes_records_stale_and_a_comment_does_not(
-        self, toy, store, tmp_path, monkeypatch
-    ):
-        package = tmp_path / "repro"
-        package.mkdir()
-        (package / "paths.py").write_text("A = 1\n")
-        monkeypatch.setattr(records.paths, "PACKAGE", package)
-        running._source_hash.cache_clear()
-        execute(toy, store, seeds=(0,))
-        for text, stale in (("# why\nA = 1\n", 0), ("A = 2\n", 2)):
-            (package / "paths.py").write_text(text)
-            running._source_hash.cache_clear()
-            assert len(self.gather(toy, store).stale) == stale
-        running._source_hash.cache_clear()
-
     @pytest.mark.parametrize("later_first", [False, True])
     def test_current_before_stale_and_later_before_earlier(self, toy, make_record, later_first):
         def made(day: int, code: str):
@@ -340,9 +350,9 @@ class TestResults:
             store.write(record)
         old = smoke.store.load("mbs")[0]
         store.write(replace(old, key="old", config={"mini_batch": 4}))
-        source = Source("local", "smoke", store)
+        source = Source(paper, {(LOCAL, "smoke"): store}, "smoke")
         for artefact in paper.artefacts.values():
-            assert sources.results_of(paper, artefact, source).missing == 0
+            assert sources.results_of(artefact, source).missing == 0
 
 
 class TestChoice:
@@ -350,7 +360,7 @@ class TestChoice:
     def present(self, monkeypatch):
         def provide(*names: str) -> None:
             found = dict.fromkeys(("digits", "photos", "synthetic", *names), "here")
-            monkeypatch.setattr(running.datasets, "available", lambda root: found)
+            monkeypatch.setattr(datasets, "available", lambda root: found)
 
         return provide
 
@@ -383,7 +393,7 @@ class TestChoice:
 
     def test_a_task_that_nothing_serves_is_left_empty(self, present, tmp_path, monkeypatch):
         present("cifar10")
-        monkeypatch.setattr(running.datasets, "find_times", lambda root: None)
+        monkeypatch.setattr(datasets, "find_times", lambda root: None)
         paper = load_paper("dualbatch")
         chosen = running.choose_datasets(paper, "paper")
         assert chosen == {"CIFAR": "cifar10", "times": "", "ImageNet": ""}
@@ -391,7 +401,7 @@ class TestChoice:
         runs = running.plan(paper, paper.artefacts.values(), "paper", chosen)
         used = {run.config["dataset"]["name"] for run in runs if run.config.get("dataset")}
         assert used == {"cifar10"}
-        monkeypatch.setattr(running.datasets, "find_times", lambda root: tmp_path)
+        monkeypatch.setattr(datasets, "find_times", lambda root: tmp_path)
         assert running.choose_datasets(paper, "quick")["times"] == datasets.TIMES
         assert running.choose_datasets(paper, "smoke") == {"CIFAR": "digits", "times": ""}
 
@@ -420,39 +430,58 @@ class TestArguments:
             running.parse_seeds(text)
         assert repr(text) in str(caught.value)
 
-    def test_only_mini_batches(self):
-        runs = [Run("train", {"mini_batch": n}) for n in (4, 8, 16, 8)] + [Run("size", {})]
-        assert running.only_mini_batches(runs, []) == runs
-        kept = running.only_mini_batches(runs, [8, 4])
+    RUNS = (
+        *(Run("train", {"mini_batch": n, "way": "plain"}) for n in (4, 8, 16)),
+        Run("train", {"mini_batch": 8, "way": "fancy", "lr": 0.1}),
+        Run("size", {"largest": 32}),
+    )
+
+    def test_only(self):
+        assert running.only(self.RUNS, []) == list(self.RUNS)
+        kept = running.only(self.RUNS, [("mini_batch", "8"), ("mini_batch", "4")])
         assert [run.config["mini_batch"] for run in kept] == [4, 8, 8]
+        kept = running.only(self.RUNS, [("mini_batch", "8"), ("way", "fancy")])
+        assert kept == [self.RUNS[3]]
 
-    @pytest.mark.parametrize("size", [0, -8, 5])
-    def test_a_mini_batch_that_is_not_in_the_plan(self, size):
-        runs = [Run("train", {"mini_batch": n}) for n in (16, 4, 8)]
-        with pytest.raises(UsageError, match=rf"size {size} .*choose among 4, 8, 16$"):
-            running.only_mini_batches(runs, [8, size])
+    @pytest.mark.parametrize(
+        ("choice", "advice"),
+        [
+            (("mini_batch", "5"), "no run of the plan has mini_batch=5; choose among 4, 8, 16$"),
+            (("mini_batch", "-8"), "mini_batch=-8; choose among 4, 8, 16$"),
+            (("batch", "8"), "batch=8; their keys are largest, lr, mini_batch, way$"),
+        ],
+    )
+    def test_only_what_is_in_the_plan(self, choice, advice):
+        with pytest.raises(UsageError, match=advice):
+            running.only(self.RUNS, [("mini_batch", "8"), choice])
 
-    def test_a_plan_without_mini_batches_says_so(self):
-        with pytest.raises(UsageError) as caught:
-            running.only_mini_batches([Run("size", {})], [16])
-        assert not str(caught.value).rstrip().endswith("among")
+    def test_changes(self, toy):
+        changed = running.with_changes(toy.paper, self.RUNS, [("way", "fancy")])
+        # Each once, and what has no such key as it is.
+        assert [run.config.get("way") for run in changed] == ["fancy"] * 4 + [None]
+        assert self.RUNS[0].config["way"] == "plain"
+        (seeded,) = running.with_changes(
+            toy.paper, [Run("train", {"lr": 0.1}, (7,), "mine")], [("lr", "1")]
+        )
+        assert (seeded.config, seeded.seeds, seeded.label) == ({"lr": 1}, (7,), "mine")
 
-    def test_another_engine(self):
-        runs = [Run("train", {"engine": "local"}), Run("train", {"engine": "ray"}), Run("size", {})]
-        assert running.with_engine(runs, None) == runs
-        assert running.with_engine(runs, "local") == [runs[0], runs[2]]  # each once
-        assert running.with_engine(runs, "ray") == [runs[1], runs[2]]
-        assert runs[0].config == {"engine": "local"}
-        seeded = Run("train", {"engine": "local", "x": 1}, (7,))
-        assert running.with_engine([seeded], "ray") == [
-            Run("train", {"engine": "ray", "x": 1}, (7,))
-        ]
+    @pytest.mark.parametrize(
+        ("choice", "advice"),
+        [
+            (("way", "slow"), "unknown way 'slow'; choose among plain, fancy$"),
+            (("engine", "ray"), "no run of the plan has a 'engine' to set; their keys are"),
+            (("mini_batch", "many"), "mini_batch=many is of another type than mini_batch=4"),
+        ],
+    )
+    def test_changes_that_do_not_fit(self, toy, choice, advice):
+        with pytest.raises(UsageError, match=advice):
+            running.with_changes(toy.paper, self.RUNS, [choice])
 
-    def test_an_engine_that_is_not_there(self):
-        with pytest.raises(UsageError, match=r"unknown engine 'dask'; choose among local, ray$"):
-            running.with_engine([Run("train", {"engine": "local"})], "dask")
-        with pytest.raises(UsageError, match=r"none of these runs has an engine.*dualbatch"):
-            running.with_engine([Run("size", {})], "ray")
+    def test_choices_are_keys_and_values(self):
+        assert running.parse_choice("a=b=c") == ("a", "b=c")
+        for text in ("", "a", "a=", "=b"):
+            with pytest.raises(UsageError, match="not of the form KEY=VALUE"):
+                running.parse_choice(text)
 
     def test_profiles(self):
         for profile in ("smoke", "quick", "gpu", "paper"):
@@ -477,71 +506,109 @@ class TestArguments:
         with pytest.raises(UsageError, match=r"'mbs/table9'; choose among .*mbs/table1, "):
             find_artefacts("mbs/table9")
 
-    def test_a_verdict_is_one_of_four_words(self):
-        for word in Verdict.WORDS:
-            assert Verdict(word, "why").word == word
-        with pytest.raises(ValueError, match="'maybe'; allowed are reproduced, partly"):
-            Verdict("maybe", "")
 
+class TestSources:
+    """Of every run the best record, wherever it is."""
 
-class TestFindSource:
     @pytest.fixture
     def provide(self, results_folder: Path, make_record):
-        def provide(where: str) -> None:
-            RecordStore(results_folder / where).write(make_record(paper="toy"))
+        def provide(where: str, x: int, code: str = "now", **changes) -> None:
+            values = {"paper": "toy", "config": {"x": x}, "code": code, "key": f"{where}{x}{code}"}
+            values["key"] = values["key"].replace("/", "-")
+            RecordStore(results_folder / where).write(make_record("add", **values | changes))
 
         return provide
 
-    def test_ranks(self, toy, provide):
-        """This machine's own before a GPU's before a CPU's; each the most thorough first.
+    def shown(self, toy, *arguments, artefact="a", **options):
+        source = sources.find_source(toy.paper, *arguments, **options)
+        return sources.results_of(toy.paper.artefacts[artefact], source)
 
-        Toy records come after all others.
-        """
-        names = [
-            "reference/cpu-2-cores/smoke",
-            "local/smoke",
-            "reference/cpu-2-cores/quick",
-            "reference/nvidia-h200/quick",
-            "reference/nvidia-h200/gpu",
-            "local/quick",
-            "local/gpu",
-            "local/paper",
-        ]
-        for name in names:  # each one provided goes before all earlier ones
-            provide(name)
-            source = sources.find_source(toy.paper)
-            device, profile = name.removeprefix("reference/").split("/")
-            assert (source.device, source.profile) == (device, profile)
-            assert len(source.store.load("toy")) == 1
+    def test_a_record_of_ones_own_hides_no_reference_of_another_run(self, toy, provide):
+        for x in (1, 2):
+            provide("reference/cpu-2-cores/quick", x, metrics={"from": "reference"})
+        provide("local/quick", 1, metrics={"from": "here"})
+        found = {r.config["x"]: r.metrics["from"] for r in self.shown(toy).records}
+        assert found == {1: "here", 2: "reference"}
+        places = self.shown(toy).places
+        assert len(places) == 2 and set(places) <= {
+            "reference records, cpu-2-cores, profile quick",
+            "reference records, cpu-2-cores, profile quick: add of 2",
+            "this machine, profile quick",
+            "this machine, profile quick: add of 1",
+        }
+        assert sum(":" in place for place in places) == 1  # where they differ, which
+        only = self.shown(toy, None, "cpu-2-cores")
+        assert {r.metrics["from"] for r in only.records} == {"reference"}
 
-    def test_by_profile_by_device_and_without_this_machine(self, toy, provide):
-        for name in ("local/quick", "reference/nvidia-h200/gpu", "reference/cpu-2-cores/quick"):
-            provide(name)
+    def test_a_reference_that_stands_before_a_stale_one_of_ones_own(self, toy, provide):
+        provide("reference/cpu-2-cores/quick", 1, metrics={"from": "reference"})
+        provide("local/quick", 1, "before", metrics={"from": "here"})
+        (record,) = self.shown(toy).records
+        assert record.metrics["from"] == "reference"
 
-        def found(*arguments, **options) -> tuple[str, str]:
-            source = sources.find_source(toy.paper, *arguments, **options)
-            return source.device, source.profile
+    def test_a_gpus_reference_before_a_cpus_and_ones_own_before_both(self, toy, provide):
+        for place in ("cpu-2-cores", "nvidia-h200"):
+            provide(f"reference/{place}/gpu", 1, metrics={"from": place})
+        assert self.shown(toy).records[0].metrics["from"] == "nvidia-h200"
+        provide("local/gpu", 1, metrics={"from": "here"})
+        assert self.shown(toy).records[0].metrics["from"] == "here"
+        assert self.shown(toy, local=False).records[0].metrics["from"] == "nvidia-h200"
 
-        assert found() == ("local", "quick")
-        assert found("gpu") == ("nvidia-h200", "gpu")
-        assert found(None, "cpu-2-cores") == ("cpu-2-cores", "quick")
-        assert found(local=False) == ("nvidia-h200", "gpu")
-        assert found("quick", local=False) == ("cpu-2-cores", "quick")
+    def test_the_profile_with_most_of_the_runs_then_the_most_thorough(self, toy, provide):
+        for x in (1, 2):
+            provide("local/smoke", x)
+        assert self.shown(toy).profile == "smoke"
+        provide("reference/cpu-2-cores/quick", 1)
+        assert self.shown(toy).profile == "quick"  # toy records hide nothing
+        for seed in (0, 1, 2):
+            for x in (1, 2):
+                changes = {"seed": seed, "key": f"k{x}{seed}"}
+                provide("reference/cpu-2-cores/quick", x, **changes)
+        provide("local/gpu", 1)
+        assert self.shown(toy).profile == "quick"
+        assert self.shown(toy, "gpu").profile == "gpu"
+        for seed in (0, 1, 2):
+            for x in (1, 2):
+                provide("local/gpu", x, seed=seed, key=f"g{x}{seed}")
+        assert self.shown(toy).profile == "gpu"
+
+    def test_an_unknown_device(self, toy, provide):
+        provide("reference/nvidia-h200/gpu", 1)
         with pytest.raises(UsageError, match=r"'tpu'; choose among local, .*nvidia-h200"):
-            found(None, "tpu")
+            self.shown(toy, None, "tpu")
 
     def test_none_at_all(self, toy, results_folder):
-        source = sources.find_source(toy.paper)
-        assert (source.device, source.profile) == ("local", running.default_profile())
+        results = self.shown(toy)
+        assert (results.records, results.profile) == ([], running.default_profile())
+        assert sources.find_source(toy.paper).label == "no records yet"
         assert not results_folder.exists()
 
     def test_a_folder_that_is_no_profile_is_no_obstacle(self, toy, provide, results_folder):
-        provide("reference/nvidia-h200/gpu")
+        provide("reference/nvidia-h200/gpu", 1)
         (results_folder / "reference" / "nvidia-h200" / "logs").mkdir()
-        assert sources.find_source(toy.paper).profile == "gpu"
+        assert self.shown(toy).profile == "gpu"
 
-    def test_labels(self, tmp_path):
-        store = RecordStore(tmp_path)
-        assert Source("local", "quick", store).label == "this machine, profile quick"
-        label = Source("nvidia-h200", "gpu", store).label
-        assert label == "reference records, nvidia-h200, profile gpu"
+    def test_labels(self, toy, provide):
+        provide("reference/nvidia-h200/gpu", 1)
+        provide("local/quick", 1)
+        assert sources.find_source(toy.paper).label == (
+            "this machine, profile quick; reference records, nvidia-h200, profile gpu"
+        )
+
+    def test_each_record_is_read_once(self, toy, provide, monkeypatch):
+        for x in (1, 2, 3):
+            provide("local/quick", x)
+        read = []
+        text = Path.read_text
+
+        def noting(path, *arguments, **options):
+            read.append(path)
+            return text(path, *arguments, **options)
+
+        records._read.cache_clear()
+        monkeypatch.setattr(Path, "read_text", noting)
+        for _ in range(2):
+            for artefact in "ab":
+                self.shown(toy, artefact=artefact)
+        monkeypatch.undo()
+        assert len([path for path in read if path.suffix == ".json"]) == 3

@@ -12,7 +12,7 @@ PAPER = Paper(
     "to Use a Large Batch Size in Memory Constrained Environments",
     notebook="01_mbs",
     experiments=by_name(
-        Experiment("train", f"{_HERE}.experiments:train"),
+        Experiment("train", f"{_HERE}.experiments:train", trains=True),
         Experiment("size", f"{_HERE}.experiments:size"),
         Experiment("overhead", f"{_HERE}.experiments:overhead"),
         Experiment("timeline", f"{_HERE}.experiments:timeline"),

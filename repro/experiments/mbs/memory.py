@@ -56,8 +56,9 @@ def prediction(results: Results) -> tuple[bool, str]:
         if fits is None or predicted is None:
             continue
         holds.append(fits <= predicted < 2 * fits)
-        said.append(f"{role}: M(B) admits {predicted}, of powers of two {fits} ran and {2 * fits} "
-                    f"did not")  # fmt: skip
+        said.append(
+            f"{role}: M(B) admits {predicted}, of powers of two {fits} ran and {2 * fits} did not"
+        )
     if not said:
         raise NotRun("no records under a limit")
     return all(holds), "; ".join(said)

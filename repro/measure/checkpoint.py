@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from repro.measure.files import replacing
+
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be read, or is of another training."""
@@ -39,22 +41,18 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
             f"the state holds what cannot be read again safely ({str(error).splitlines()[0]}); "
             "give plain numbers, texts, lists, dictionaries and tensors"
         ) from error
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(hashlib.sha256(payload).digest())
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(Path(path)) as temporary, temporary.open("wb") as file:
+        # torch takes a file with a flipped bit for a good one.
+        file.write(hashlib.sha256(payload).digest())
+        file.write(payload)
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote; tensors come to the CPU.
+def load_checkpoint(path: str | os.PathLike[str], device: str = "cpu") -> dict[str, Any]:
+    """Read what `save_checkpoint` wrote.
+
+    Args:
+        path: The file.
+        device: Where tensors come to.
 
     Raises:
         CheckpointError: The file is damaged, or no such checkpoint.
@@ -63,8 +61,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     whole = Path(path).read_bytes()
     if hashlib.sha256(whole[32:]).digest() != whole[:32]:
         raise CheckpointError(
-            f"{os.fspath(path)} is damaged, or no checkpoint of repro.adaptive: remove it to start "
-            "anew, or give another path"
+            f"{os.fspath(path)} is damaged, or no checkpoint of repro: remove it to start anew, or "
+            "give another path"
         )
-    state: dict[str, Any] = torch.load(io.BytesIO(whole[32:]), "cpu", weights_only=True)
+    state: dict[str, Any] = torch.load(io.BytesIO(whole[32:]), device, weights_only=True)
     return state
