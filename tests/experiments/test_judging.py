@@ -362,8 +362,8 @@ class TestEquivalence:
         [
             (1.04, 0, "reproduced"),
             (0.96, 0, "reproduced"),
-            (1.06, 0, "not reproduced"),
-            (0.94, 0, "not reproduced"),
+            (1.0505, 0, "not reproduced"),
+            (0.952, 0, "not reproduced"),  # 1 / 1.05 is 0.9524
             (0.50, 1, "reproduced"),
             (1.06, 1, "not reproduced"),
             (2.00, -1, "reproduced"),
