@@ -112,6 +112,8 @@ class Gap:
         log: Whether it is the logarithm of a ratio.
         unit: Of a difference, for the evidence.
         digits: Behind the point, for the evidence.
+        seed_dof: Degrees of freedom that each seed more a cell adds: one for each cell whose
+            spread counts.
     """
 
     mean: float
@@ -121,6 +123,7 @@ class Gap:
     log: bool = False
     unit: str = ""
     digits: int = 2
+    seed_dof: float = 2.0
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Return the two-sided interval of this level, on the scale of `mean`."""
@@ -169,11 +172,17 @@ def difference(
     if not len(first) or not len(second):
         raise NotRun("no records")
     gap = math.fsum(first) / len(first) - math.fsum(second) / len(second)
+    # Two cells of so many values each would give the same error.
+    count = 2 / (1 / len(first) + 1 / len(second))
+
+    def found(error: float, dof: float, sd: float) -> Gap:
+        seed_dof = dof / (count - 1) if count > 1 and math.isfinite(dof) else 2.0
+        return Gap(gap, error, dof, sd, unit=unit, digits=digits, seed_dof=seed_dof)
+
     if spread is not None and spread.dof and spread.alike:
-        error = spread.sd * math.sqrt(1 / len(first) + 1 / len(second))
-        return Gap(gap, error, spread.dof, spread.sd, unit=unit, digits=digits)
+        return found(spread.sd * math.sqrt(2 / count), spread.dof, spread.sd)
     if min(len(first), len(second)) < 2:
-        return Gap(gap, math.nan, math.nan, math.nan, unit=unit, digits=digits)
+        return found(math.nan, math.nan, math.nan)
     own = [Spread.pooled([sample]).sd ** 2 / len(sample) for sample in (first, second)]
     total = sum(own)
     dof = (
@@ -181,9 +190,7 @@ def difference(
         if total
         else math.inf
     )
-    # The spread of one value that gives this error with the samples' sizes.
-    sd = math.sqrt(total / (1 / len(first) + 1 / len(second)))
-    return Gap(gap, math.sqrt(total), dof, sd, unit=unit, digits=digits)
+    return found(math.sqrt(total), dof, math.sqrt(total * count / 2))
 
 
 def ratio(
@@ -265,7 +272,7 @@ def direction(
     if word == "undecided":
         # Clear of either bound is decided: the farther one takes fewer seeds.
         farthest = max(abs(mean - bound) for bound in bounds)
-        told += f"; {_needed(farthest, gap.sd, level)}"
+        told += f"; {_needed([farthest], gap, level)}"
     return word, told
 
 
@@ -297,10 +304,11 @@ def equivalence(name: str, gap: Gap, margin: float, *, side: int = 0) -> Part:
         return "not reproduced", told
     if math.isnan(low):
         return "undecided", told
-    bounds = [-limit] if side else [-limit, limit]
-    # Inside, the nearest end of the margin has to be excluded; outside, the one that is passed.
-    nearest = min(abs(mean - bound) for bound in bounds)
-    return "undecided", f"{told}; {_needed(nearest, gap.sd, 0.90)}"
+    distances = [abs(mean + limit)] if side else [abs(mean + limit), abs(mean - limit)]
+    if abs(mean) > limit:
+        # Outside, the end that is passed has to be excluded; inside, both.
+        distances = [min(distances)]
+    return "undecided", f"{told}; {_needed(distances, gap, 0.90)}"
 
 
 def certain(name: str, holds: bool) -> Part:
@@ -440,29 +448,36 @@ def each(names: Iterable[str], judge: Callable[[str], Part]) -> list[Part]:
     return parts
 
 
-def seeds_to_decide(distance: float, sd: float, level: float = 0.95) -> int | None:
-    """Return how many seeds a cell exclude a bound with power 0.8; None for too many.
+def seeds_to_decide(
+    distances: Sequence[float], sd: float, level: float = 0.95, seed_dof: float = 2.0
+) -> int | None:
+    """Return how many seeds a cell exclude bounds with power 0.8; None for too many.
 
     Args:
-        distance: Between the true effect, taken to be what is seen, and the bound.
+        distances: Between the true effect, taken to be what is seen, and each bound; two lie on
+            either side of it.
         sd: Spread of one value in a cell.
-        level: Of the two-sided interval that is to exclude the bound.
+        level: Of the two-sided interval that is to exclude the bounds.
+        seed_dof: Degrees of freedom that each seed more a cell adds.
     """
-    if not sd > 0 or not distance > 0:
-        return None if distance == 0 or math.isnan(distance + sd) else 2
+    if math.isnan(sd) or not min(distances) > 0:
+        return None
+    if sd == 0:
+        return 2
     from scipy.special import nctdtr, stdtrit
 
     for count in range(2, MOST_SEEDS + 1):
-        dof, shift = 2 * (count - 1), distance / (sd * math.sqrt(2 / count))
-        reach = 1 - nctdtr(dof, shift, stdtrit(dof, (1 + level) / 2))
+        dof, error = seed_dof * (count - 1), sd * math.sqrt(2 / count)
+        reach = stdtrit(dof, (1 + level) / 2)
+        missed = [float(nctdtr(dof, distance / error, reach)) for distance in distances]
         # For a large shift the series gives no number, and there is no doubt.
-        if math.isnan(reach) or reach >= POWER:
+        if sum(share for share in missed if not math.isnan(share)) <= 1 - POWER:
             return count
     return None
 
 
-def _needed(distance: float, sd: float, level: float) -> str:
-    count = seeds_to_decide(distance, sd, level)
+def _needed(distances: Sequence[float], gap: Gap, level: float) -> str:
+    count = seeds_to_decide(distances, gap.sd, level, gap.seed_dof)
     if count is None:
         return f"no number of seeds within reason (up to {MOST_SEEDS} a cell) would decide"
     return f"about {count} seeds a cell would decide"

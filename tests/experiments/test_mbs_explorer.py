@@ -1,10 +1,12 @@
 """Planning a mini-batch from the measured models, against a simulation sample by sample."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from made import FAILED, made_results
+from made import FAILED
+from made_mbs import results
 
 from repro.experiments.mbs.explorer import draw_plan, plan_streaming, size_records
 from repro.report import figure_png
@@ -83,8 +85,6 @@ def test_wrong_numbers(make_record, limit, mini_batch):
 
 @pytest.mark.parametrize("changes", [{"experiment": "train"}, {"status": "failed"}])
 def test_wrong_records(make_record, changes):
-    from dataclasses import replace
-
     record = replace(size_record(make_record), **changes)
     with pytest.raises(ValueError, match=r"give one of 'size' that ran: python -m repro run"):
         plan_streaming(record, 4000, 16)
@@ -94,7 +94,7 @@ def test_only_records_that_ran_are_offered():
     def make(run, seed):
         return FAILED if run.config["role"] == "U-Net" else {}
 
-    found = size_records(made_results("table2", make))
+    found = size_records(results("table2", make))
     assert set(found) == {"ResNet-50", "ResNet-101", "AmoebaNet-D"}
     assert all(record.config["role"] == role for role, record in found.items())
 

@@ -198,15 +198,6 @@ def initial_pair(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run
     return [training(profile, role, chosen, initial, way) for way in (None, micro)]
 
 
-def resolution_grid(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
-    """Return Table 1's trainings without MBS: two batch sizes at two resolutions."""
-    return [
-        training(profile, role, chosen, size, None, low)
-        for low in (True, False)
-        for size in (SMALL_BATCH[profile], LARGE_BATCH)
-    ]
-
-
 def sizing(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     """Return the measurement of how memory and time grow with the mini-batch."""
     largest = 32 if profile == "smoke" else 128

@@ -1,27 +1,21 @@
 """The experiments themselves: the loss, what a record depends on, what is measured."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from made_mbs import CHOSEN, PAPER
+from watching import of_this_package
 
-from repro import datasets, paths
-from repro.experiments import load_paper, running, sources
-from repro.experiments.mbs import building, grids, runs
+from repro import datasets
+from repro.experiments import running
+from repro.experiments.mbs import building, experiments, settings
+from repro.experiments.sources import Source, results_of
+from repro.records import RecordStore
+from repro.source_code import METHODS, present
 
-PAPER = load_paper("mbs")
-CHOSEN = {"classification": "digits", "segmentation": "photos"}
-
-# Files of this package that execute during an experiment and whose source is no part of the
-# record's key, each for a reason.
-NOT_DECLARED = {
-    "repro/mbs/errors.py": "texts of errors",
-    "repro/models/_options.py": "checks of options",
-    "repro/models/__init__.py": "finds the builder by name",
-    "repro/_torchvision.py": "imports torchvision",
-    "repro/experiments/design.py": "plain containers",
-    "repro/datasets/image_data.py": "plain containers; the data's fingerprint is in the key",
+# What executes during an experiment and changes no result: why it is no part of a record's code.
+IRRELEVANT = {
+    "repro/experiments/replay.py": "notes the first steps",
 }
 
 
@@ -64,26 +58,28 @@ class TestLoss:
         assert torch.isfinite(loss)
 
 
-class TestModules:
-    def test_every_file_that_runs_is_declared(self, smoke):
+class TestCode:
+    def test_every_file_that_runs_is_found_by_imports(self, smoke):
         names = {(name, config["role"]) for name, config, _ in smoke.calls}
         assert {name for name, _ in names} == set(PAPER.experiments)
-        assert {role for _, role in names} == set(grids.ROLES)
-        unexplained, explained = set(), set()
+        assert {role for _, role in names} == set(settings.ROLES)
         for name, config, files in smoke.calls:
-            declared = set()
-            for module in PAPER.experiments[name].modules(config):
-                path = paths.PACKAGE.parent / module.replace(".", "/")
-                found = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-                assert found.exists(), module
-                declared.add(found)
-            for file in files:
-                if paths.PACKAGE not in file.parents or file in declared:
-                    continue
-                relative = file.relative_to(paths.PACKAGE.parent).as_posix()
-                (explained if relative in NOT_DECLARED else unexplained).add((name, relative))
-        assert not unexplained
-        assert {relative for _, relative in explained} <= set(NOT_DECLARED)
+            found = present().closure(PAPER.experiments[name].entry, config)
+            ran = of_this_package(files)
+            assert "repro/experiments/mbs/experiments.py" in ran
+            assert "repro/mbs/streamer.py" in ran or config.get("micro_batch", 0) is None
+            assert ran - found <= set(IRRELEVANT), (name, config["role"])
+
+    def test_what_judges_and_shows_is_not(self, smoke):
+        """Another check, table or grid leaves records standing."""
+        shared = ("design", "judging", "captions", "running", "sources", "summary", "replay")
+        mine = ("settings", "resolution", "memory", "sameness", "beyond", "streaming", "explorer")
+        for name, config, _ in smoke.calls:
+            found = present().closure(PAPER.experiments[name].entry, config)
+            assert not found & {f"repro/experiments/{module}.py" for module in shared}
+            assert not found & {f"repro/experiments/mbs/{module}.py" for module in mine}
+            others = {f.split("/")[1] for f in found} & set(METHODS)
+            assert others == {"mbs"}
 
     @pytest.mark.parametrize(
         ("model", "module"),
@@ -91,22 +87,26 @@ class TestModules:
          ("resnet50", "resnet"), ("torchvision/resnet50", None)],
     )  # fmt: skip
     def test_the_models_own_file_and_no_other(self, model, module):
-        declared = runs.modules({"model": {"name": model}})
-        models = [name for name in declared if name.startswith("repro.models.")]
-        assert models == ([f"repro.models.{module}"] if module else [])
+        found = present().closure(PAPER.experiments["train"].entry, {"model": {"name": model}})
+        architectures = {
+            file.removeprefix("repro/models/").removesuffix(".py")
+            for file in found
+            if file.startswith("repro/models/") and not file.startswith("repro/models/_")
+        }
+        assert architectures == ({module} if module else set())
 
 
 class TestTraining:
     @pytest.mark.parametrize("role", ["ResNet-50", "U-Net"])
     def test_a_result_is_a_function_of_the_seed_alone(self, role, monkeypatch):
         """Whatever ran before in the process, such as the measurement of the limit."""
-        config = grids.training("smoke", role, CHOSEN, 16, 8).config | {"train_samples": 32}
+        config = settings.training("smoke", role, CHOSEN, 16, 8).config | {"train_samples": 32}
         options = dict(config["dataset"])
         data = datasets.load(options.pop("name"), **options)
-        monkeypatch.setattr(runs, "_limits", {})
-        first = runs.train(config, 3, data, "cpu").metrics  # measures the limit
-        second = runs.train(config, 3, data, "cpu").metrics  # knows it
-        other = runs.train(config, 4, data, "cpu").metrics
+        monkeypatch.setattr(experiments, "_limits", {})
+        first = experiments.train(config, 3, data, "cpu").metrics  # measures the limit
+        second = experiments.train(config, 3, data, "cpu").metrics  # knows it
+        other = experiments.train(config, 4, data, "cpu").metrics
         assert first == second
         assert other["train_loss"] != first["train_loss"]
 
@@ -147,9 +147,9 @@ class TestTraining:
 
     def test_data_that_does_not_serve_the_task(self):
         data = datasets.load("digits", image_size=48)
-        config = grids.training("smoke", "U-Net", CHOSEN, 16, None).config
+        config = settings.training("smoke", "U-Net", CHOSEN, 16, None).config
         with pytest.raises(ValueError, match="no masks"):
-            runs.train(config, 0, data, "cpu")
+            experiments.train(config, 0, data, "cpu")
 
 
 class TestMeasurements:
@@ -158,7 +158,7 @@ class TestMeasurements:
 
     def test_sizes(self, smoke):
         records = self.of(smoke, "size")
-        assert {record.config["role"] for record in records} == set(grids.ROLES)
+        assert {record.config["role"] for record in records} == set(settings.ROLES)
         for record in records:
             metrics = record.metrics
             initial = record.config["limit_fits"]
@@ -174,9 +174,9 @@ class TestMeasurements:
 
     def test_without_a_limit_no_size_is_made_up(self):
         """Under the profile `paper` the card is taken as it is: nothing was tried under a limit."""
-        config = grids.sizing("smoke", "ResNet-101", CHOSEN).config
+        config = settings.sizing("smoke", "ResNet-101", CHOSEN).config
         data = datasets.load("digits", image_size=config["dataset"]["image_size"])
-        outcome = runs.size(config | {"limit_fits": None, "largest": 8}, 0, data, "cpu")
+        outcome = experiments.size(config | {"limit_fits": None, "largest": 8}, 0, data, "cpu")
         assert outcome.metrics["limit_bytes"] is None
         assert outcome.metrics["largest_that_fits"] is None
         assert outcome.metrics["predicted_largest"] is None
@@ -219,8 +219,6 @@ class TestMeasurements:
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_the_smoke_profile_on_a_gpu(tmp_path):
-    from repro.records import RecordStore
-
     store = RecordStore(tmp_path)
     planned = running.plan(PAPER, PAPER.artefacts.values(), "smoke", CHOSEN)
     setting = running.Setting("smoke", "cuda")
@@ -228,11 +226,10 @@ def test_the_smoke_profile_on_a_gpu(tmp_path):
     errors = [record.error for record in store.load("mbs") if record.status == "failed"]
     assert not errors
     assert tally.done == len(planned)
-    source = sources.Source("local", "smoke", store)
-    paper = replace(PAPER)
-    results = sources.results_of(paper, paper.artefacts["figure2"], source)
+    source = Source(PAPER, {("local", "smoke"): store})
+    results = results_of(PAPER.artefacts["figure2"], source)
     assert results.records[0].device["type"] == "cuda"
-    for artefact in paper.artefacts.values():
-        found = sources.results_of(paper, artefact, source)
+    for artefact in PAPER.artefacts.values():
+        found = results_of(artefact, source)
         assert found.missing == 0
         assert len(artefact.table(found)) and artefact.caption(found)

@@ -1,0 +1,115 @@
+"""Records of Micro-Batch Streaming made up for tests."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import made
+from made import OUT_OF_MEMORY, SEEDS, Maker
+
+from repro.experiments import load_paper
+from repro.experiments.design import Results, Run
+from repro.experiments.judging import Verdict
+
+PAPER = load_paper("mbs")
+CHOSEN = {"classification": "digits", "segmentation": "photos"}
+INITIAL = {"ResNet-50": 16, "ResNet-101": 8, "AmoebaNet-D": 32, "U-Net": 16}
+NOISE = (-0.5, 0.0, 0.5)  # by seed: mean 0, sample standard deviation 0.5
+
+
+def results(
+    artefact: str, make: Maker, profile: str = "gpu", seeds: Sequence[int] = SEEDS
+) -> Results:
+    """Return results of an artefact, with digits and photographs for data."""
+    return made.made_results(f"mbs/{artefact}", make, CHOSEN, profile, seeds)
+
+
+def judge(target: str, make: Maker, profile: str = "gpu", seeds: Sequence[int] = SEEDS) -> Verdict:
+    """Return the verdict on ``ARTEFACT/KEY`` in a world where `make` says what comes out."""
+    artefact, _, _ = target.partition("/")
+    return made.verdict(f"mbs/{target}", results(artefact, make, profile, seeds))
+
+
+def streamed(run: Run) -> bool:
+    """Whether a training uses MBS."""
+    return run.config["micro_batch"] is not None
+
+
+def beyond(run: Run) -> bool:
+    """Whether a mini-batch is larger than what fits undivided."""
+    return bool(run.config["mini_batch"] > INITIAL[run.config["role"]])
+
+
+def trained(
+    *percent: float,
+    name: str = "accuracy",
+    epoch_s: float = 1.0,
+    loss: Sequence[float] | None = None,
+) -> dict[str, Any]:
+    """Return a training's outcome, given the metric (and the loss) after each epoch."""
+    curve = list(percent)
+    return {
+        "metrics": {
+            "best": max(curve),
+            "metric": name,
+            name: curve,
+            "train_loss": list(loss or [2.0 - k / 10 for k in range(len(curve))]),
+            "limit_bytes": 3 * 2**20,
+            "limit_simulated": True,
+        },
+        # The median counts, so that one slow epoch does not.
+        "timings": {"epoch": {"samples_s": [epoch_s, 2 * epoch_s, epoch_s], "warmup": 1}},
+    }
+
+
+def overhead(
+    halved: float, doubled: float | None = None, jitter: float = 0.01, repeats: int = 15
+) -> dict[str, Any]:
+    """Return the outcome of timing steps in turns, given the overheads in percent.
+
+    Args:
+        halved: Of the same mini-batch in two.
+        doubled: Of twice the mini-batch; the same by default.
+        jitter: Relative, from the fastest to the slowest sample.
+        repeats: Samples of each way.
+    """
+    percent = {
+        "undivided": 0.0,
+        "halved": halved,
+        "doubled": halved if doubled is None else doubled,
+    }
+    samples = {"undivided": 1, "halved": 1, "doubled": 2}
+    swing = [1 + jitter * (k / max(1, repeats - 1) - 0.5) for k in range(repeats)]
+    times = {
+        way: [0.1 * samples[way] * (1 + percent[way] / 100) * factor for factor in swing]
+        for way in percent
+    }
+    return {
+        "metrics": {f"{way}_percent": percent[way] for way in ("halved", "doubled")},
+        "timings": {way: {"samples_s": own, "warmup": 3} for way, own in times.items()},
+    }
+
+
+ONE_UPDATE = {"updates_between_micro_batches": 0, "updates_after": 1}
+
+
+def plausible(run: Run, seed: int) -> Mapping[str, Any]:
+    """Return an outcome as the paper has it: trained where it fits or is streamed."""
+    if run.experiment == "size":
+        metrics = {
+            "limit_bytes": 3 * 2**20,
+            "largest_that_fits": run.config["limit_fits"] // 2,
+            "predicted_largest": 17,
+            "auto_micro_batch": 12,
+            "auto_prediction_error": -0.0123,
+        }
+        return {"metrics": metrics}
+    if run.experiment == "overhead":
+        return overhead(1.5)
+    if run.experiment == "timeline":
+        spans = [["copy", 0, 0.0, 0.01], ["compute", 0, 0.01, 0.03]]
+        told = {"spans": spans, "update": [0.03, 0.035], "copied": "host to device"}
+        return {"metrics": told | ONE_UPDATE | {"micro_batches": 1}}
+    if run.config["limit_fits"] and not streamed(run) and beyond(run):
+        return OUT_OF_MEMORY
+    name = "iou" if run.config["role"] == "U-Net" else "accuracy"
+    return trained(60 + NOISE[seed], 70 + NOISE[seed], name=name, epoch_s=10.0 + NOISE[seed])

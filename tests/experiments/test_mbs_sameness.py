@@ -1,0 +1,145 @@
+"""Table 3 and Figure 3: whether training with MBS goes as without, by planted worlds."""
+
+import numpy as np
+import pytest
+from made import OUT_OF_MEMORY
+from made_mbs import NOISE, PAPER, judge, plausible, results, streamed, trained
+
+from repro.experiments.mbs.sameness import FIGURE3, TABLE3
+from repro.experiments.mbs.settings import same_margin
+
+# How far apart results with and without MBS are in the paper at the initial mini-batch, or twice
+# the spread of its seeds there: 2 sqrt((s1² + s2²) / 2) of its standard deviations.
+MARGIN = {"ResNet-50": 1.543, "ResNet-101": 4.401, "AmoebaNet-D": 2.440, "U-Net": 0.411}
+
+
+def test_the_margins_are_the_papers():
+    assert {role: pytest.approx(same_margin(role), abs=1e-3) for role in MARGIN} == MARGIN
+
+
+@pytest.mark.parametrize("artefact", ["table3", "table4", "table5"])
+class TestSameResult:
+    def judge(self, artefact, gap, noise):
+        """Judge a gap between the ways and a noise of seeds, both in margins."""
+
+        def make(run, seed):
+            margin = MARGIN[run.config["role"]]
+            return trained(80.0 + margin * (2 * noise * NOISE[seed] + gap * streamed(run)))
+
+        return judge(f"{artefact}/same_result", make, "smoke", (0, 1, 2))
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    @pytest.mark.parametrize(
+        ("gap", "noise", "word"),
+        [
+            (0.2, 0.1, "reproduced"),
+            (1.5, 0.1, "not reproduced"),
+            (0.9, 0.5, "undecided"),  # inside, but the interval reaches beyond
+            (0.0, 5.0, "undecided"),  # no significant difference is no sameness
+            (5.0, 9.0, "undecided"),  # far apart, but so are the seeds
+        ],
+    )
+    def test_words(self, artefact, gap, noise, word, sign):
+        found = self.judge(artefact, sign * gap, noise)
+        assert found.word == word
+        assert "margin ±" in found.evidence
+        assert word != "undecided" or "would decide" in found.evidence
+
+    def test_not_run(self, artefact):
+        key = f"{artefact}/same_result"
+        assert judge(key, lambda run, seed: None).word == "not run"
+        assert judge(key, lambda run, seed: OUT_OF_MEMORY).word == "not run"
+        only_streamed = judge(
+            key, lambda run, seed: trained(1.0) if run.config.get("micro_batch") else None
+        )
+        assert only_streamed.word == "not run"
+
+    def test_one_seed_decides_nothing(self, artefact):
+        found = judge(f"{artefact}/same_result", plausible, seeds=(0,))
+        assert found.word == "undecided" and "no spread known" in found.evidence
+
+
+class TestCurves:
+    def world(self, gap=0.0, noise=0.2, factor=1.0, loss_noise=0.01):
+        def make(run, seed):
+            offset = 2 * noise * NOISE[seed] + gap * streamed(run)
+            scale = (factor if streamed(run) else 1.0) * (1 + 2 * loss_noise * NOISE[seed])
+            return trained(50.0 + offset, 60.0 + offset, loss=[2.0 * scale, 1.9 * scale])
+
+        return make
+
+    @pytest.mark.parametrize(
+        ("gap", "noise", "word"),
+        [
+            (0.5, 0.2, "reproduced"),
+            (-6.0, 0.2, "not reproduced"),  # beyond every model's margin
+            (0.0, 3.0, "undecided"),
+        ],
+    )
+    def test_accuracy(self, gap, noise, word):
+        found = judge("figure3/same_accuracy_curve", self.world(gap, noise))
+        assert found.word == word
+        assert found.evidence.count("margin ±") == 3
+
+    def test_noise_within_a_curve_is_not_taken_for_distance(self):
+        """Curves that zigzag around the same mean go the same way, however wild."""
+
+        def make(run, seed):
+            turn = 20.0 * (-1) ** (seed + streamed(run))
+            return trained(50 + turn + 0.1 * NOISE[seed], 50 - turn)
+
+        assert judge("figure3/same_accuracy_curve", make).word == "reproduced"
+
+    def test_the_gap_is_that_of_the_means_over_epochs(self):
+        found = judge("figure3/same_accuracy_curve", self.world(gap=1.25))
+        assert found.evidence.count("+1.25 [") == 3
+
+    @pytest.mark.parametrize(
+        ("factor", "noise", "word"),
+        [
+            (1.01, 0.01, "reproduced"),
+            (1.20, 0.01, "not reproduced"),
+            (0.80, 0.01, "not reproduced"),
+            (1.00, 0.10, "undecided"),
+        ],
+    )
+    def test_loss(self, factor, noise, word):
+        found = judge("figure3/same_loss_curve", self.world(factor=factor, loss_noise=noise))
+        assert found.word == word
+        assert f"×{factor:.3f} [" in found.evidence and "margin ±5 %" in found.evidence
+
+    def test_not_run(self):
+        for claim in FIGURE3.claims:
+            assert judge(f"figure3/{claim.key}", lambda run, seed: None).word == "not run"
+
+
+class TestTables:
+    def test_table3(self):
+        rows = TABLE3.table(results("table3", plausible))
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        assert columns["paper"] == ["95.48 ± 0.13", "95.45 ± 0.26"]
+        assert columns["ours"] == ["70.00 ± 0.50"] * 2
+        assert columns["difference"] == ["-25.48", "-25.45"]
+        assert columns["n"] == [3, 3]
+
+    def test_figure3_shows_the_last_point(self):
+        def make(run, seed):
+            return trained(80.0 + NOISE[seed], 70.0 + NOISE[seed])
+
+        rows = FIGURE3.table(results("figure3", make))
+        assert len(rows) == 6
+        assert {row["ours, last accuracy (%)"] for row in rows} == {"70.00 ± 0.50"}
+        assert {row["ours, last training loss"] for row in rows} == {"1.900 ± 0.000"}
+        published = [row["paper, max. accuracy (%)"] for row in rows]
+        assert published[:2] == ["87.16 ± 0.33", "87.04 ± 1.04"]
+
+    def test_figure3_has_a_legend_whichever_model_was_run(self):
+        def make(run, seed):
+            return plausible(run, seed) if run.config["role"] == "AmoebaNet-D" else None
+
+        figure = PAPER.artefacts["figure3"].figure(results("figure3", make))
+        labels = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+        assert labels == ["without MBS", "with MBS"]
+
+    def test_noise_has_the_spread_that_the_cells_show(self):
+        assert np.std(NOISE, ddof=1) == 0.5

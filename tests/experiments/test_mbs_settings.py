@@ -1,0 +1,307 @@
+"""What Micro-Batch Streaming runs under each profile, its captions, and the paper's numbers."""
+
+import itertools
+import json
+from typing import ClassVar
+
+import matplotlib.pyplot as plt
+import pytest
+from invented import DIGITS
+from made import FAILED, OUT_OF_MEMORY
+from made_mbs import INITIAL, PAPER, plausible, results
+from matplotlib.figure import Figure
+
+from repro.experiments import running
+from repro.experiments.design import COMPUTING_PROFILES, reported
+from repro.experiments.mbs import settings
+from repro.experiments.sources import Source, results_of
+from repro.experiments.summary import checks, verdicts
+from repro.report import figure_png
+
+# Copied from the paper by hand: Tables 2, 4 and 5 ("Batch size" and "μ-batch size").
+MICRO_BATCHES = {
+    "ResNet-50": {16: 8, 32: 16, 64: 16, 128: 16, 256: 16, 512: 16, 1024: 16},
+    "ResNet-101": {8: 4, 16: 8, 32: 8, 64: 8, 128: 8, 256: 8, 512: 8, 1024: 8},
+    "AmoebaNet-D": {32: 16, 64: 32, 128: 32, 256: 32, 512: 32, 1024: 32},
+    "U-Net": {16: 8, 32: 16, 64: 16, 128: 16, 256: 16, 512: 16, 1024: 16},
+}
+
+
+def choices(profile):
+    """Give every choice of datasets, the best first."""
+    tasks = PAPER.datasets[profile]
+    for names in itertools.product(*((*names, "synthetic") for names in tasks.values())):
+        yield dict(zip(tasks, names, strict=True))
+
+
+def all_runs(profile, chosen):
+    return [run for artefact in PAPER.artefacts.values() for run in artefact.runs(profile, chosen)]
+
+
+@pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+class TestEveryProfile:
+    def test_every_grid_builds_with_every_dataset(self, profile):
+        for chosen in choices(profile):
+            for run in all_runs(profile, chosen):
+                assert json.loads(json.dumps(run.config)) == run.config
+                assert run.experiment in PAPER.experiments
+                name = run.config["dataset"]["name"]
+                assert name == chosen[settings.task_of(run.config["role"])]
+                assert run.config["role"] in run.label
+
+    def test_no_artefact_asks_for_a_run_twice(self, profile):
+        chosen = next(choices(profile))
+        for artefact in PAPER.artefacts.values():
+            runs = artefact.runs(profile, chosen)
+            assert runs and len(set(runs)) == len(runs), artefact.name
+        planned = running.plan(PAPER, PAPER.artefacts.values(), profile, chosen)
+        assert len(set(planned)) == len(planned) < len(all_runs(profile, chosen))
+
+    def test_progress_tells_runs_apart(self, profile):
+        planned = running.plan(PAPER, PAPER.artefacts.values(), profile, next(choices(profile)))
+        assert len({str(run) for run in planned}) == len(planned)
+
+    def test_streamed_sizes_are_the_papers_rows(self, profile):
+        for run in all_runs(profile, next(choices(profile))):
+            if run.experiment in ("train", "overhead") and run.config["micro_batch"] is not None:
+                rows = MICRO_BATCHES[run.config["role"]]
+                assert run.config["micro_batch"] == rows[run.config["mini_batch"]]
+
+    def test_every_model_has_its_pair_at_the_initial_size(self, profile):
+        chosen = next(choices(profile))
+        for role, initial in INITIAL.items():
+            first, second = settings.initial_pair(profile, role, chosen)
+            assert first.config["micro_batch"] is None
+            assert second.config["micro_batch"] == initial // 2
+            assert first.config["mini_batch"] == second.config["mini_batch"] == initial
+            # They differ in nothing else, and are among the runs of Table 4 or 5.
+            assert first.config | {"micro_batch": initial // 2} == second.config
+            assert {first, second} <= set(settings.pairs(profile, role, chosen))
+
+    def test_without_streaming_some_size_beyond_the_limit_is_tried(self, profile):
+        chosen = next(choices(profile))
+        for role, initial in INITIAL.items():
+            sizes = [
+                run.config["mini_batch"]
+                for run in settings.pairs(profile, role, chosen)
+                if run.config["micro_batch"] is None
+            ]
+            assert min(sizes) == initial < max(sizes)
+            samples = settings.EXTENT[profile][role]["train_samples"]
+            assert samples is None or max(sizes) <= samples
+
+    def test_table1_compares_two_resolutions(self, profile):
+        for chosen in choices(profile):
+            for role in ("ResNet-50", "U-Net"):
+                sides = {"low": set(), "high": set()}
+                for run in PAPER.artefacts["table1"].runs(profile, chosen):
+                    if run.config["role"] == role:
+                        size = run.config["augment"].get("crop_size")
+                        size = size or run.config["dataset"]["image_size"]
+                        sides[run.config["resolution"]].add(size)
+                assert len(sides["low"]) == len(sides["high"]) == 1
+                assert max(sides["low"]) < min(sides["high"]), (role, chosen)
+
+
+class TestThePapersProfile:
+    def test_every_row_is_streamed(self):
+        chosen = next(choices("paper"))
+        for role, rows in MICRO_BATCHES.items():
+            table = "table5" if role == "U-Net" else "table4"
+            trainings = [
+                (run.config["mini_batch"], run.config["micro_batch"])
+                for run in PAPER.artefacts[table].runs("paper", chosen)
+                if run.experiment == "train" and run.config["role"] == role
+            ]
+            assert set(trainings) == set(rows.items()) | {(size, None) for size in rows}
+
+    def test_published_models_and_settings(self):
+        chosen = {"classification": "flowers102", "segmentation": "carvana"}
+        configs = {}
+        for run in all_runs("paper", chosen):
+            if run.config["resolution"] == "high":
+                configs[run.config["role"]] = run.config
+        assert configs["ResNet-50"]["model"] == {"name": "torchvision/resnet50"}
+        assert configs["ResNet-101"]["model"] == {"name": "torchvision/resnet101"}
+        assert configs["AmoebaNet-D"]["model"]["num_layers"] == 6
+        assert configs["AmoebaNet-D"]["model"]["num_filters"] == 190
+        for role in ("ResNet-50", "ResNet-101"):
+            optimizer = configs[role]["optimizer"]
+            assert (optimizer["lr"], optimizer["momentum"]) == (0.01, 0.9)
+            assert optimizer["weight_decay"] == 5e-4
+        assert configs["U-Net"]["optimizer"]["name"] == "adam"
+        assert all(config["limit_fits"] is None for config in configs.values())
+        assert configs["ResNet-50"]["dataset"]["image_size"] == 224
+        assert configs["U-Net"]["augment"]["crop_size"] == 384
+
+
+class TestReported:
+    """A handful of cells of every table, copied from the paper by hand."""
+
+    def test_table1_and_the_gains_that_section_1_names(self):
+        table = reported("mbs")["table1"]
+        resnet, unet = table["ResNet-50"], table["U-Net"]
+        assert (resnet["low_size"], resnet["high_size"]) == (32, 224)
+        assert (unet["low_size"], unet["high_size"]) == (96, 384)
+        assert resnet["high_large"] - resnet["high_small"] == pytest.approx(21.88)
+        assert resnet["high_large"] - resnet["low_large"] == pytest.approx(21.64)
+        assert unet["high_large"] - unet["high_small"] == pytest.approx(2.01)
+        assert unet["high_large"] - unet["low_large"] == pytest.approx(2.01)
+
+    def test_tables_2_and_3_and_the_overhead_of_section_433(self):
+        numbers = reported("mbs")
+        for role, initial in INITIAL.items():
+            assert numbers["table2"][role] == {"mini_batch": initial, "micro_batch": initial // 2}
+        assert numbers["table3"] == {"without": [95.48, 0.13], "with": [95.45, 0.26]}
+        assert numbers["overhead_percent"] == {
+            "ResNet-50": [0.3, 1.1],
+            "AmoebaNet-D": [4.0, 5.1],
+            "U-Net": [3.5, 3.5],
+        }
+
+    def test_tables_4_and_5_with_mbs(self):
+        rows = {(row["model"], row["mini_batch"]): row for role in INITIAL
+                for row in settings.paper_rows(role)}  # fmt: skip
+        for (role, size), (metric, seconds) in {
+            ("ResNet-50", 16): ([87.04, 1.04], [233.0, 0.01]),
+            ("ResNet-50", 128): ([89.61, 0.14], [227.5, 0.02]),
+            ("ResNet-50", 1024): ([77.63, 0.86], [238.2, 0.02]),
+            ("ResNet-101", 8): ([83.54, 2.51], [405.0, 0.01]),
+            ("ResNet-101", 128): ([88.14, 0.42], [382.1, 0.01]),
+            ("ResNet-101", 1024): ([75.14, 0.67], [392.8, 0.02]),
+            ("AmoebaNet-D", 32): ([75.92, 1.59], [100.1, 0.22]),
+            ("AmoebaNet-D", 256): ([75.80, 0.17], [98.9, 0.17]),
+            ("AmoebaNet-D", 1024): ([72.49, 1.10], [111.1, 0.06]),
+            ("U-Net", 16): ([95.45, 0.26], [183.2, 0.20]),
+            ("U-Net", 128): ([97.51, 0.06], [187.0, 0.24]),
+            ("U-Net", 1024): ([94.18, 0.44], [228.0, 0.07]),
+        }.items():
+            row = rows[role, size]
+            assert (row["with"], row["time_with"]) == (metric, seconds)
+
+    @pytest.mark.parametrize(
+        ("role", "metric", "seconds"),
+        [
+            ("ResNet-50", [87.16, 0.33], [226.8, 0.01]),
+            ("ResNet-101", [85.82, 1.84], [385.5, 0.02]),
+            ("AmoebaNet-D", [74.51, 0.67], [95.2, 0.01]),
+            ("U-Net", [95.48, 0.13], [180.7, 0.18]),
+        ],
+    )
+    def test_without_mbs_only_the_initial_size_is_reported(self, role, metric, seconds):
+        rows = settings.paper_rows(role)
+        assert {row["mini_batch"]: row["micro_batch"] for row in rows} == MICRO_BATCHES[role]
+        assert (rows[0]["without"], rows[0]["time_without"]) == (metric, seconds)
+        assert rows[0]["mini_batch"] == INITIAL[role]
+        assert not any("without" in row or "time_without" in row for row in rows[1:])
+        assert {n: settings.micro_batch_of(role, n) for n in MICRO_BATCHES[role]} == (
+            MICRO_BATCHES[role]
+        )
+
+
+class TestEveryArtefact:
+    MAKERS: ClassVar = {
+        "plausible": plausible,
+        "nothing": lambda run, seed: None,
+        "all failed": lambda run, seed: FAILED,
+        "all out of memory": lambda run, seed: OUT_OF_MEMORY,
+        "one seed": lambda run, seed: plausible(run, seed) if seed == 0 else None,
+    }
+
+    @pytest.mark.parametrize("kind", MAKERS)
+    def test_whatever_there_is_can_be_shown_and_judged(self, kind):
+        for artefact in PAPER.artefacts.values():
+            found = results(artefact.name, self.MAKERS[kind])
+            frame = artefact.table(found)
+            assert len(frame) and len(set(frame.columns)) == len(frame.columns)
+            assert "nan" not in frame.to_string().lower()
+            assert artefact.caption(found)
+            if artefact.draws:
+                figure = artefact.figure(found)
+                assert isinstance(figure, Figure)
+                assert figure_png(figure, dpi=50)
+            for row in verdicts(PAPER, artefact, found):
+                assert row["evidence"] and "nan" not in row["evidence"]
+                if kind not in ("plausible", "one seed"):
+                    assert row["verdict"] in ("not run", "not reproduced"), row
+        assert plt.get_fignums() == []
+
+    def test_every_table_has_the_papers_column_n_and_difference(self):
+        for artefact in PAPER.artefacts.values():
+            columns = [str(c) for c in artefact.table(results(artefact.name, plausible)).columns]
+            assert "n" in columns
+            if artefact.name != "figure2":  # a drawing, without numbers
+                assert any("paper" in column for column in columns), artefact.name
+                assert any("ours" in column or "fits" in column for column in columns)
+                assert "difference" in columns
+
+    def test_on_the_smoke_records(self, smoke):
+        source = Source(PAPER, {("local", "smoke"): smoke.store})
+        for artefact in PAPER.artefacts.values():
+            found = results_of(artefact, source)
+            assert found.missing == 0 and not found.stale and not found.failed
+            cells = artefact.table(found).astype(str).to_numpy().ravel()
+            assert "error" not in cells and "nan" not in cells
+            caption = artefact.caption(found)
+            assert "missing" not in caption and "STALE" not in caption
+            for row in verdicts(PAPER, artefact, found):
+                told = row["evidence"]
+                assert row["verdict"] == "not run" or any(c.isdigit() for c in told)
+                assert "nan" not in told
+            assert {row["holds"] for row in checks(artefact, found)} <= {"yes"}
+
+
+class TestCaptions:
+    def caption(self, artefact="table5", make=plausible, profile="quick"):
+        return PAPER.artefacts[artefact].caption(results(artefact, make, profile))
+
+    def test_nothing_run(self):
+        for artefact in PAPER.artefacts:
+            assert self.caption(artefact, lambda run, seed: None).endswith("Not run yet.")
+
+    def test_the_device_and_the_models(self):
+        caption = self.caption("table4")
+        assert "Measured on a CPU (1 thread)." in caption
+        for model in ("ResNet-50 is resnet_cifar (depth 8, width 8)", "AmoebaNet-D is amoebanet_d"):
+            assert model in caption
+
+    @pytest.mark.parametrize("artefact", PAPER.artefacts)
+    def test_what_the_data_is(self, artefact):
+        """Digits and photographs are not what the paper trained on, and the caption says so."""
+
+        def with_data(**changes):
+            return lambda run, seed: plausible(run, seed) | {"dataset": DIGITS | changes}
+
+        caption = self.caption(artefact)
+        assert "digits" in caption and DIGITS["provenance"].rstrip(".") in caption
+        assert "stand-in" in caption and "SYNTHETIC" not in caption
+        synthetic = with_data(name="synthetic", kind="synthetic", provenance="Made up.")
+        assert "SYNTHETIC" in self.caption(artefact, synthetic)
+        own = with_data(name="carvana" if artefact in ("table3", "table5") else "flowers102")
+        assert "stand-in" not in self.caption(artefact, own) or artefact in ("table1", "table2")
+
+    @pytest.mark.parametrize("artefact", ["table2", "table3", "table4", "table5", "figure3"])
+    def test_a_simulated_limit_is_named_with_its_size(self, artefact):
+        caption = self.caption(artefact)
+        assert "SIMULATED" in caption and "3.0 MiB" in caption
+        assert "MemoryBudget" in caption
+
+    def test_a_simulated_limit_is_named_where_nothing_fitted(self):
+        """The words "out of memory" in a table are then the limit's, all the more."""
+        assert "SIMULATED" in self.caption("table4", lambda run, seed: OUT_OF_MEMORY)
+
+    def test_what_has_no_limit_names_none(self):
+        assert "SIMULATED" not in self.caption("table5", plausible, "paper")
+
+    def test_shortcomings_are_counted(self):
+        def make(run, seed):
+            return (None, FAILED, plausible(run, seed))[seed]
+
+        found = results("table3", make)
+        caption = PAPER.artefacts["table3"].caption(found)
+        assert "2 runs FAILED" in caption and "2 of 6 runs are missing" in caption
+        found.stale = found.records[:3]
+        assert "whose code has changed since: 3." in PAPER.artefacts["table3"].caption(found)
+
+    def test_an_epoch_is_stated(self):
+        assert "An epoch is 512 training samples, 4 epochs." in self.caption("table3")
