@@ -16,6 +16,7 @@ from watching import watching
 from repro import paths, source_code
 from repro.experiments import load_paper, running
 from repro.experiments.design import Outcome, Run
+from repro.experiments.machine import machine
 from repro.experiments.microconv import building, deepbench, experiments, settings
 from repro.microconv import assign_workspaces, micro_batch_sizes
 from repro.models import build
@@ -431,14 +432,14 @@ class TestTrouble:
     def test_threads_of_a_configuration(self, wanted, expected):
         import os
 
-        with building.machine({"threads": wanted}, "cpu"):
+        with machine({"threads": wanted}, "cpu"):
             cores = len(os.sched_getaffinity(0))
             assert torch.get_num_threads() == (cores if expected is None else expected)
         assert torch.get_num_threads() == 2
 
     def test_a_gpus_host_is_left_alone(self, monkeypatch):
         monkeypatch.setattr(building, "keep_freed_memory", lambda: pytest.fail("on a GPU"))
-        with building.machine({"threads": 1}, "cuda"):
+        with machine({"threads": 1}, "cuda"):
             assert torch.get_num_threads() == 2
 
 

@@ -12,7 +12,7 @@ PAPER = Paper(
     "Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time",
     notebook="03_adaptive",
     experiments=by_name(
-        Experiment("train", f"{_HERE}.experiments:train", measures=False),
+        Experiment("train", f"{_HERE}.experiments:train", measures=False, trains=True),
         Experiment("norms", f"{_HERE}.experiments:norms", measures=False),
         Experiment("parallel", f"{_HERE}.worker:parallel"),
     ),

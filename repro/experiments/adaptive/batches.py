@@ -418,7 +418,7 @@ def rises_first(task: str, key: str, end: str = "") -> Claim:
         peaks = first_peaks(_at_start(results, task))
         low, high = PAPER[task]["peak"]
         paper = f"{low}" if low == high else f"{low} to {high}"
-        gap = ratio(peaks, [1] * len(peaks))
+        gap = ratio(peaks, [1] * len(peaks), resolution=1)
         name = f"peaks in epochs {_listed(peaks)} (paper {paper}), over the first"
         return combine([direction(name, gap, sign=expected.sign)])
 

@@ -381,7 +381,7 @@ def few_samples(results: Results, expected: Expectation) -> Verdict:
         times = samples_of(measured_of(results, task), "none")
         each_s = {size: [time / size for time in own] for size, own in times.items()}
         few, many = min(each_s), max(each_s)
-        gap = ratio(each_s[few], each_s[many], Spread.pooled_logs(each_s.values()))
+        gap = ratio(each_s[few], each_s[many], Spread.pooled_logs(each_s.values()), trials="rounds")
         name = f"{task}: time of a sample at B = {few} over {many}"
         return direction(name, gap, (1 + cost / few) / (1 + cost / many), sign=expected.sign)
 
@@ -402,7 +402,7 @@ def all_to_all_faster(results: Results, expected: Expectation) -> Verdict:
         times = {way: samples_of(found, way) for way in (ours, plain)}
         spread = Spread.pooled_logs(own for by_size in times.values() for own in by_size.values())
         for size in times[ours]:
-            gap = ratio(times[ours][size], times[plain][size], spread)
+            gap = ratio(times[ours][size], times[plain][size], spread, trials="rounds")
             cases[f"{task}, B = {size}"] = (gap, None)
     return in_all_cases(cases, sign=expected.sign, what="time of a step, mean of all")
 

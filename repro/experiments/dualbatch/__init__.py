@@ -16,7 +16,7 @@ PAPER = Paper(
         Experiment("times", f"{_HERE}.experiments:times"),
         Experiment("published", f"{_HERE}.experiments:published", measures=False),
         Experiment("memory", f"{_HERE}.experiments:memory"),
-        Experiment("train", f"{_HERE}.experiments:train"),
+        Experiment("train", f"{_HERE}.experiments:train", trains=True),
     ),
     artefacts=by_name(
         Artefact(

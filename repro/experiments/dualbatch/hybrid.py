@@ -261,7 +261,9 @@ def saving_claim(role: str, text: str, source: str) -> Claim:
         cycled = [sum(seconds) / len(seconds) for seconds in turns]
         highest = [seconds[-1] for seconds in turns]
         told = f"epochs at {', '.join(map(str, sides))} pixels, {len(turns)} in turns:"
-        gap = ratio(cycled, highest)  # they share epochs: the interval is rather too wide
+        gap = ratio(
+            cycled, highest, trials="rounds"
+        )  # they share epochs: the interval is rather too wide
         return combine([direction(told, gap, PAPER_RATIOS[role], sign=expected.sign)])
 
     return saving

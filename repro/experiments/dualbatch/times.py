@@ -211,7 +211,8 @@ def _least_squares(
 
 def _estimate(mean: float, error: float, dof: int, turns: int, **options: Any) -> Gap:
     # Of one turn more or less: the spread that gives this error as a difference of two cells.
-    return Gap(float(mean), float(error), dof, float(error) * math.sqrt(turns / 2), **options)
+    sd = float(error) * math.sqrt(turns / 2)
+    return Gap(float(mean), float(error), dof, sd, trials="rounds", **options)
 
 
 def _published(results: Results) -> dict[str, dict[str, Any]]:
@@ -381,7 +382,9 @@ def equation2(results: Results, expected: Expectation) -> Verdict:
         _above_0(min(map(min, predicted.values())))
         spread = Spread.pooled_logs([*epochs.values(), *predicted.values()])
         for n, seconds in epochs.items():
-            gaps[f"{side} px, batch size {n}:"] = ratio(seconds, predicted[n], spread, digits=3)
+            gaps[f"{side} px, batch size {n}:"] = ratio(
+                seconds, predicted[n], spread, digits=3, trials="rounds"
+            )
     return _all_within(gaps, "batch sizes and resolutions")
 
 
@@ -497,7 +500,8 @@ def shares_predicted(results: Results, expected: Expectation) -> Verdict:
         _above_0(row["predicted_s"])
         name = f"k = {row['k']:g}, batch size {row['batch']}, {row['samples']} samples:"
         log = math.log(row["measured_s"] / row["predicted_s"])
-        gaps[name] = Gap(log, error, spread.dof, of_median / math.sqrt(2), log=True, digits=3)
+        sd = of_median / math.sqrt(2)
+        gaps[name] = Gap(log, error, spread.dof, sd, log=True, digits=3, trials="rounds")
     found = _all_within(gaps, "shares")
     told = f"spread of a time {100 * spread.sd:.1f} %"
     return Verdict(found.word, f"{found.evidence}; {told}")

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from repro.datasets import ImageData
+from repro.experiments.machine import machine
 from repro.experiments.microconv import deepbench
 from repro.experiments.microconv.building import (
     Config,
@@ -20,7 +21,6 @@ from repro.experiments.microconv.building import (
     cache_key,
     difference,
     iteration,
-    machine,
     make_bench,
     network_kernels,
     own_difference,

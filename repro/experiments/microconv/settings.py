@@ -310,7 +310,7 @@ def compared(mean: float, weight: float, spread: Spread) -> Gap:
         return exactly(math.exp(mean), log=True)
     error = spread.sd * weight
     # Repeated n times on both sides, it is smaller by the root of n.
-    return Gap(mean, error, spread.dof or math.nan, error / math.sqrt(2), log=True)
+    return Gap(mean, error, spread.dof or math.nan, error / math.sqrt(2), log=True, trials="rounds")
 
 
 def median(record: Record, name: str) -> float:

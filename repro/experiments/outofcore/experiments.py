@@ -9,8 +9,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
+from repro.experiments.machine import machine
 from repro.experiments.outcome import Outcome
-from repro.experiments.outofcore.building import Step, machine, training_step
+from repro.experiments.outofcore.building import Step, training_step
 from repro.experiments.outofcore.fitting import (
     GIB,
     Fitting,

@@ -220,12 +220,12 @@ def slowdown(results: Results, where: str, role: str, point: Point) -> Gap:
         return exactly(1 / point.relative, log=True)
     one_machine(results.ok(MEASURED, role=role))
     if point.reference_s:
-        return ratio(point.image_s, point.reference_s)
+        return ratio(point.image_s, point.reference_s, trials="rounds")
     in_core = points(results, where, role, IN_CORE)
     base = in_core.get(largest(in_core) or 0)
     if base is None:
         raise NotRun("nothing fits in core")
-    return ratio(point.image_s, base.image_s)
+    return ratio(point.image_s, base.image_s, trials="rounds")
 
 
 def speed(results: Results, where: str, role: str, ours: Point, other: Point) -> Gap:
@@ -237,7 +237,7 @@ def speed(results: Results, where: str, role: str, ours: Point, other: Point) ->
     if where == SIMULATED:
         return exactly(ours.images_per_s / other.images_per_s, log=True)
     one_machine(results.ok(MEASURED, role=role))
-    return ratio(other.paces, ours.paces)
+    return ratio(other.paces, ours.paces, trials="rounds")
 
 
 def largest_trained(results: Results, where: str, role: str, mode: str) -> int:
