@@ -9,6 +9,7 @@ whole, and all but times is compared. Where they agree the record stands, and sa
 import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -193,7 +194,9 @@ def replayed(
     outcome = None
     status = "ok"
     try:
-        with recording(stop=record.first_steps is not None) as first:
+        # Others may compute on tensors without values, whose losses cannot be noted.
+        watched = recording(stop=record.first_steps is not None)
+        with watched if experiment.trains else nullcontext() as first:
             outcome = experiment.function(record.config, record.seed, data, kind)
     except Exception as problem:
         status = "out_of_memory" if is_out_of_memory(problem) else "failed"
@@ -205,7 +208,7 @@ def replayed(
         raise Differs(f"it runs to its end, and ended {record.status}")
     if status != "ok":
         return f"run again, it ends {status} as before", None
-    again = first.fingerprint()
+    again = first.fingerprint() if first is not None else None
     # The same kind of machine gives the same bits.
     alike = (
         describe_device(kind)["name"] == record.device["name"]
@@ -217,7 +220,7 @@ def replayed(
         compare("metrics", record.metrics, outcome.metrics, closeness)
         compare("peak_bytes", record.peak_bytes, outcome.peak_bytes, closeness)
         by = f"run again whole, {_how(alike)}{', times aside' * bool(record.timings)}"
-        return by, again if alike and experiment.trains else None
+        return by, again if alike else None
     if again is None:
         raise Differs(f"the training ends before step {len(record.first_steps['losses'])}")
     alike = alike and again["instructions"] == record.first_steps["instructions"]
