@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from repro.experiments.microconv.runs import made_up_fronts, made_up_kernel
+from repro.experiments.microconv.experiments import made_up_fronts, made_up_kernel
 from repro.measure import Timing, describe_device, time_interleaved
 from repro.measure.allocations import keep_freed_memory
 from repro.microconv import (

@@ -150,23 +150,12 @@ def parallel(
 ) -> None:
     """Train by a strategy of adaptive in all processes of torchrun (see its --nproc-per-node)."""
     from repro.experiments import running
-    from repro.experiments.adaptive.worker import run_parallel
+    from repro.experiments.adaptive.parallel import run_parallel
 
     profile = running.check_profile(profile or running.default_profile())
     device = running.check_device(device or running.default_device())
-    run_parallel(
-        task,
-        strategy,
-        averaging,
-        profile,
-        device,
-        data,
-        dataset or (),
-        seed,
-        epochs,
-        checkpoint,
-        micro_batch,
-    )
+    run_parallel(task, strategy, averaging, profile, device, data, dataset or (), seed, epochs,
+                 checkpoint, micro_batch)  # fmt: skip
 
 
 @app.command()

@@ -114,6 +114,7 @@ class Gap:
         digits: Behind the point, for the evidence.
         seed_dof: Degrees of freedom that each seed more a cell adds: one for each cell whose
             spread counts.
+        trials: What more of would tell: seeds, or the rounds of a timing.
     """
 
     mean: float
@@ -124,6 +125,7 @@ class Gap:
     unit: str = ""
     digits: int = 2
     seed_dof: float = 2.0
+    trials: str = "seeds"
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """Return the two-sided interval of this level, on the scale of `mean`."""
@@ -194,7 +196,13 @@ def difference(
 
 
 def ratio(
-    first: Sequence[float], second: Sequence[float], spread: Spread | None = None, digits: int = 2
+    first: Sequence[float],
+    second: Sequence[float],
+    spread: Spread | None = None,
+    digits: int = 2,
+    *,
+    trials: str = "seeds",
+    resolution: float = 0.0,
 ) -> Gap:
     """Return the ratio of geometric means of positive values, first over second.
 
@@ -203,6 +211,9 @@ def ratio(
         second: Of the other way.
         spread: Of logarithms (`Spread.pooled_logs`); None for Welch's error.
         digits: Behind the point, in words.
+        trials: What the values are; ``rounds`` of a timing.
+        resolution: What `first` is counted in, such as whole epochs: equal counts are no proof of
+            a spread of 0, but of one no larger than rounding's.
 
     Raises:
         NotRun: One of them is empty.
@@ -212,7 +223,14 @@ def ratio(
     if wrong:
         raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
     logs = [[math.log(value) for value in sample] for sample in (first, second)]
-    return replace(difference(logs[0], logs[1], spread), log=True, digits=digits)
+    gap = replace(difference(logs[0], logs[1], spread), log=True, digits=digits, trials=trials)
+    if not resolution or math.isnan(gap.error):
+        return gap
+    # Of numbers that are spread evenly over what is rounded to one count.
+    least = resolution / math.sqrt(12) / (math.fsum(first) / len(first))
+    if gap.error >= least / math.sqrt(len(first)):
+        return gap
+    return replace(gap, error=least / math.sqrt(len(first)), dof=len(first) - 1, sd=least)
 
 
 def exactly(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Gap:
@@ -479,8 +497,8 @@ def seeds_to_decide(
 def _needed(distances: Sequence[float], gap: Gap, level: float) -> str:
     count = seeds_to_decide(distances, gap.sd, level, gap.seed_dof)
     if count is None:
-        return f"no number of seeds within reason (up to {MOST_SEEDS} a cell) would decide"
-    return f"about {count} seeds a cell would decide"
+        return f"no number of {gap.trials} within reason (up to {MOST_SEEDS} a cell) would decide"
+    return f"about {count} {gap.trials} a cell would decide"
 
 
 @cache

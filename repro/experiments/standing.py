@@ -62,11 +62,11 @@ def verify(
     yield f"{paper.key}: {len(stand)} records stand already, {len(stale)} are stale", True
     for key, record in stale.items():
         try:
-            by = verified(paper, record, root)
+            by, first_steps = verified(paper, record, root)
         except (Differs, CannotTell) as problem:
             yield f"{_name(record)}: {_word(problem)}: {problem}", False
             continue
-        _write(homes[key], paper, record, by)
+        _write(homes[key], paper, replace(record, first_steps=first_steps), by)
         yield f"{_name(record)}: stands, {by}", True
 
 
@@ -91,19 +91,24 @@ def _write(store: RecordStore, paper: Paper, record: Record, by: str) -> None:
     store.write(replace(record, stands=[*record.stands, entry], schema=2))
 
 
-def verified(paper: Paper, record: Record, root: str | None = None) -> str:
-    """Return by what a record stands under the present code.
+def verified(
+    paper: Paper, record: Record, root: str | None = None
+) -> tuple[str, dict[str, Any] | None]:
+    """Return by what a record stands under the present code, and the first steps to keep with it.
+
+    A training that was run again whole, to the same end, leaves its first steps to a record that
+    has none.
 
     Raises:
         Differs: It does not.
         CannotTell: Nothing can be compared.
     """
     if is_current(paper, record):
-        return "its code has not changed"
+        return "its code has not changed", record.first_steps
     experiment = paper.experiments[record.experiment]
     commit = same_definitions(experiment, record)
     if commit is not None:
-        return f"the definitions that run are those of commit {commit[:10]}"
+        return f"the definitions that run are those of commit {commit[:10]}", record.first_steps
     return replayed(experiment, record, root)
 
 
@@ -156,8 +161,10 @@ def _within(old: Any, new: Any) -> bool:
     return bool(old == new)
 
 
-def replayed(experiment: Experiment, record: Record, root: str | None) -> str:
-    """Run the first steps again, or the whole of what keeps none, and compare.
+def replayed(
+    experiment: Experiment, record: Record, root: str | None
+) -> tuple[str, dict[str, Any] | None]:
+    """Run the first steps again, or the whole of what keeps none, and compare; see `verified`.
 
     Raises:
         Differs: Something else came out.
@@ -197,7 +204,8 @@ def replayed(experiment: Experiment, record: Record, root: str | None) -> str:
     if status != record.status:
         raise Differs(f"it runs to its end, and ended {record.status}")
     if status != "ok":
-        return f"run again, it ends {status} as before"
+        return f"run again, it ends {status} as before", None
+    again = first.fingerprint()
     # The same kind of machine gives the same bits.
     alike = (
         describe_device(kind)["name"] == record.device["name"]
@@ -208,8 +216,8 @@ def replayed(experiment: Experiment, record: Record, root: str | None) -> str:
         closeness = 0.0 if alike else CLOSE
         compare("metrics", record.metrics, outcome.metrics, closeness)
         compare("peak_bytes", record.peak_bytes, outcome.peak_bytes, closeness)
-        return f"run again whole, {_how(alike)}{', times aside' * bool(record.timings)}"
-    again = first.fingerprint()
+        by = f"run again whole, {_how(alike)}{', times aside' * bool(record.timings)}"
+        return by, again if alike and experiment.trains else None
     if again is None:
         raise Differs(f"the training ends before step {len(record.first_steps['losses'])}")
     alike = alike and again["instructions"] == record.first_steps["instructions"]
@@ -225,7 +233,7 @@ def replayed(experiment: Experiment, record: Record, root: str | None) -> str:
     )
     if alike and again["digest"] != record.first_steps["digest"]:
         raise Differs(f"the weights after step {len(steps)} are others")
-    return f"its first {len(steps)} steps run again, {_how(alike)}"
+    return f"its first {len(steps)} steps run again, {_how(alike)}", record.first_steps
 
 
 def _how(alike: bool) -> str:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from repro.adaptive import ThetaController
 from repro.experiments.adaptive import explorer
 from repro.experiments.adaptive.explorer import Curve, describe, draw, follow, rising
-from repro.experiments.adaptive.grids import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
+from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
 
 CORNERS = [*itertools.product(TASKS, (1, 80), (0.0, 0.5), (2**5, 2**13))]
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from repro import datasets
 from repro.adaptive import DataParallel
-from repro.experiments.adaptive import captured, grids, runs
+from repro.experiments.adaptive import captured, experiments, settings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,9 +21,13 @@ SIZES = (8, 8, 16, 5, 32, 16, 8)  # growing, a ragged one, and some again
 def make_model():
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(16, 4),
-    ).cuda()  # fmt: skip
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(16, 4),
+    ).cuda()
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
@@ -61,13 +65,13 @@ def test_captured_steps_train_like_ordinary_ones(monkeypatch, kind, autocast):
 
 
 def test_a_training_with_graphs():
-    chosen = {grids.CIFAR: "digits", grids.DIV2K: "photos", grids.PHANTOM: "phantom"}
-    for task in grids.TASKS:
-        config = grids.training("smoke", task, chosen, "theta").config | grids._FAST
+    chosen = {settings.CIFAR: "digits", settings.DIV2K: "photos", settings.PHANTOM: "phantom"}
+    for task in settings.TASKS:
+        config = settings.training("smoke", task, chosen, "theta").config | settings._FAST
         options = dict(config["dataset"])
         data = datasets.load(options.pop("name"), **options)
-        fast = runs.train(config, 0, data, "cuda").metrics
-        plain = runs.train(config | {"captured": False}, 0, data, "cuda").metrics
+        fast = experiments.train(config, 0, data, "cuda").metrics
+        plain = experiments.train(config | {"captured": False}, 0, data, "cuda").metrics
         assert not fast["diverged"] and fast["completed"] == config["epochs"]
         assert fast["train_cost"] == pytest.approx(plain["train_cost"], rel=0.05)
         assert fast["updates"][0] == plain["updates"][0]
@@ -75,8 +79,9 @@ def test_a_training_with_graphs():
 
 def test_steps_on_a_gpu_are_not_timed_by_the_hosts_clock():
     model = make_model()
-    parallel = DataParallel(model, nn.functional.cross_entropy,
-                            torch.optim.SGD(model.parameters(), 0.1))  # fmt: skip
+    parallel = DataParallel(
+        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
+    )
     for _ in range(2):
         x, y = torch.randn(4, 3, 12, 12).cuda(), torch.randint(4, (4,)).cuda()
         assert parallel.step(x, y).isfinite()

@@ -13,15 +13,27 @@ import pytest
 import torch
 
 from repro.adaptive import load_checkpoint, save_checkpoint
-from repro.experiments.adaptive import grids, worker
+from repro.experiments.adaptive import settings, worker
 from repro.measure import describe_device
 
 pytestmark = pytest.mark.slow
 PLAIN = [sys.executable, "-m"]
 TORCHRUN = [*PLAIN, "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
 # Growing batches, so that K, the rate and θ have to be gone on from as well.
-OPTIONS = ["repro", "parallel", "--profile", "smoke", "--device", "cpu", "--task", "CIFAR",
-           "--strategy", "theta", "--epochs", "60"]  # fmt: skip
+OPTIONS = [
+    "repro",
+    "parallel",
+    "--profile",
+    "smoke",
+    "--device",
+    "cpu",
+    "--task",
+    "CIFAR",
+    "--strategy",
+    "theta",
+    "--epochs",
+    "60",
+]
 LINE = re.compile(
     r"epoch (\d+): batch (\d+) on (\d) process\w*, rate [\d.e-]+, cost [\d.]+, θ -?[\d.e-]+, "
     r"K (?:\d+|–), accuracy [\d.]+, (\d+) updates in [\d.]+ s \(communication [\d.]+, "
@@ -39,9 +51,12 @@ def launched(command, log):
     """Start a command in a session of its own; what it says goes to a file."""
     with log.open("w") as file:
         return subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env=environment(),
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=environment(),
             start_new_session=True,
-        )  # fmt: skip
+        )
 
 
 def descendants(pid):
@@ -116,9 +131,14 @@ def runs(tmp_path_factory):
         stop(resumed)
     logs = {name: (folder / f"{name}.log").read_text() for name in ("whole", "killed", "resumed")}
     return {
-        "logs": logs, "code": code, "took": took, "saved": saved, "victim": victim,
-        "whole": load_checkpoint(folder / "whole.pt"), "cut": load_checkpoint(folder / "cut.pt"),
-    }  # fmt: skip
+        "logs": logs,
+        "code": code,
+        "took": took,
+        "saved": saved,
+        "victim": victim,
+        "whole": load_checkpoint(folder / "whole.pt"),
+        "cut": load_checkpoint(folder / "cut.pt"),
+    }
 
 
 def equal(first, second):
@@ -175,9 +195,12 @@ def test_its_history_too(runs):
 
 def in_a_process(*options):
     return subprocess.run(
-        [*PLAIN, "repro", *options], capture_output=True, text=True, timeout=120,
+        [*PLAIN, "repro", *options],
+        capture_output=True,
+        text=True,
+        timeout=120,
         env=environment(),
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -199,8 +222,17 @@ SMOKE = ("parallel", "--profile", "smoke", "--device", "cpu")
 
 def test_one_process_needs_no_torchrun(tmp_path, here):
     checkpoint = tmp_path / "one.pt"
-    options = (*SMOKE, "--task", "Phantom", "--micro-batch", "2", "--epochs", "2", "--checkpoint",
-               str(checkpoint))  # fmt: skip
+    options = (
+        *SMOKE,
+        "--task",
+        "Phantom",
+        "--micro-batch",
+        "2",
+        "--epochs",
+        "2",
+        "--checkpoint",
+        str(checkpoint),
+    )
     first = in_a_process(*options)
     assert (first.returncode, first.stderr) == (0, "")
     lines = first.stdout.strip().splitlines()
@@ -250,7 +282,7 @@ def test_a_negative_seed(here):
 
 
 def test_a_worker_that_fails_is_named():
-    job = grids.parallel("smoke").config | {"jobs": {"CIFAR": {}}, "seed": 0}
+    job = settings.parallel("smoke").config | {"jobs": {"CIFAR": {}}, "seed": 0}
     with pytest.raises(RuntimeError, match=r"(?s)2 processes ended with 1:.*rank\s*: \d") as caught:
         worker.launch(job, 2)
     assert "KeyError" in str(caught.value)
@@ -260,7 +292,7 @@ def test_the_measurement_is_of_cpus_whatever_the_device(monkeypatch):
     asked = []
     monkeypatch.setattr(worker, "launch", lambda *given: asked.append(given) or {"CIFAR": {}})
     for profile in ("quick", "paper"):
-        config = grids.parallel(profile).config
+        config = settings.parallel(profile).config
         found = worker.parallel(config, 3, None, "cuda").metrics
         assert asked.pop() == ({**config, "seed": 3}, 2)
         assert found == {"tasks": {"CIFAR": {}}, "device": describe_device("cpu")["name"]}
@@ -272,22 +304,25 @@ def test_the_first_process_reads_the_checkpoint_for_all(runs, tmp_path):
     script.write_text(
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from repro.experiments.adaptive import worker\n"
+        "from repro.experiments.adaptive import parallel\n"
         "if os.environ['RANK'] == '1':\n"
         "    def refuse(path):\n"
         "        raise AssertionError('rank 1 reads')\n"
-        "    worker.load_checkpoint = refuse\n"
-        "    worker.Path = lambda name: Path('/nowhere') / name.lstrip('/')\n"
-        "worker.run_parallel(\n"
+        "    parallel.load_checkpoint = refuse\n"
+        "    parallel.Path = lambda name: Path('/nowhere') / name.lstrip('/')\n"
+        "parallel.run_parallel(\n"
         "    'CIFAR', 'theta', 'all_to_all', 'smoke', 'cpu', None, [], 0, 60, sys.argv[1], None)\n"
     )
     path = tmp_path / "saved.pt"
     # What was written when the process was killed.
     save_checkpoint(path, runs["saved"])
     ended = subprocess.run(
-        [*TORCHRUN[:-1], str(script), str(path)], capture_output=True, text=True, timeout=120,
+        [*TORCHRUN[:-1], str(script), str(path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
         env=environment(),
-    )  # fmt: skip
+    )
     assert ended.returncode == 0, ended.stderr
     done = len(runs["saved"]["history"]["train_cost"])
     assert f"going on after epoch {done} from {path}" in ended.stdout

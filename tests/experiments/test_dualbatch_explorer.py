@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from repro.dualbatch import DualBatchPlan, largest_k
-from repro.experiments.dualbatch import drawings, explorer
+from repro.experiments.dualbatch import explorer
 from repro.experiments.dualbatch.explorer import describe, draw, draw_choices, paper_setting, solve
 from repro.measure import TimeModel
 
@@ -78,8 +78,12 @@ class TestDescribe:
     def test_numbers(self):
         plan = solve(PAPER, 1.05, 1, 500)
         said = describe(plan)
-        for text in ("k = 1.05", f"B_S = {plan.small_batch}, d_S = 10,625",
-                     "B_L = 500, d_L = 13,125", "factor 0.810"):  # fmt: skip
+        for text in (
+            "k = 1.05",
+            f"B_S = {plan.small_batch}, d_S = 10,625",
+            "B_L = 500, d_L = 13,125",
+            "factor 0.810",
+        ):
             assert text in said
         predicted = PAPER.times.pass_time(plan.small_batch, 10_625)
         assert f"predicted {predicted:.3f} and " in said
@@ -151,8 +155,14 @@ class TestDrawChoices:
         FigureCanvasAgg(drawn).draw()
 
     def test_drawn_without_any_line(self):
-        drawn = drawings.frontier({"n_S = 1": []}, None)
+        drawn = explorer.draw_frontier({"n_S = 1": []}, None)
         assert len(drawn.axes[0].get_lines()) == 0
+
+
+def test_each_kind_of_worker_is_named_once():
+    spans = [{"kind": "small", "steps": [(0.0, 1.0)]}, {"kind": "large", "steps": [(0, 2.0)]}]
+    drawn = explorer.draw_workers(spans, ["a", "b"], 1.5)
+    assert len(legend_of(drawn)) == 3
 
 
 def test_the_papers_setting():

@@ -4,10 +4,10 @@ import random
 from itertools import product
 
 import pytest
+from made_microconv import FAILED, MIB, candidates, entry, plausible, results
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from test_microconv_checks import FAILED, MIB, candidates, entry, made_results, plausible
 
-from repro.experiments.microconv import explorer, reading
+from repro.experiments.microconv import explorer, settings
 from repro.microconv import Candidate, best_division
 
 
@@ -25,11 +25,11 @@ def random_entry(seed: int) -> dict:
     return entry(batch=batch) | {"candidates": ways}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_the_chosen_point_is_the_best_division(seed):
     kernel = random_entry(seed)
     found = {int(b): [Candidate(*way) for way in ways] for b, ways in kernel["candidates"].items()}
-    front = reading.front(kernel)
+    front = settings.front(kernel)
     least, most = explorer.limits_mib(kernel)
     needs = [division.workspace_bytes / MIB for division in front]
     limits = [0.0, least / 2, *needs, *(need - 1e-5 for need in needs), most + 1, 1e4]
@@ -58,7 +58,7 @@ def test_against_every_division_of_a_small_kernel():
     for limit in (0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3):
         number = explorer.chosen_point(kernel, limit)
         fitting = [t for t, need in every if need <= limit * MIB]
-        assert reading.front(kernel)[number].time_s == pytest.approx(min(fitting))
+        assert settings.front(kernel)[number].time_s == pytest.approx(min(fitting))
 
 
 def test_limits_are_the_ends_of_the_front():
@@ -73,20 +73,20 @@ def test_kernels_by_name_and_later_ones_win():
             return candidates(entry(batch=32), entry(batch=8, gain=3.0))
         return candidates(entry(batch=8), entry("conv1", "backward_filter", 8))
 
-    found = explorer.kernels(made_results("figure6", make))
+    found = explorer.kernels(results("figure6", make))
     assert set(found) == {"conv2 F, N = 32", "conv2 F, N = 8", "conv1 BF, N = 8"}
     for name, kernel in found.items():
-        assert name == f"{reading.label(kernel)}, N = {kernel['batch']}"
+        assert name == f"{settings.label(kernel)}, N = {kernel['batch']}"
 
 
 def test_only_kernels_that_were_measured_are_offered():
     def make(run):
         return FAILED if run.config.get("layer") else plausible(run)
 
-    assert len(explorer.kernels(made_results("figure6", make))) == 14
-    assert explorer.kernels(made_results("figure6", lambda run: FAILED)) == {}
-    assert explorer.kernels(made_results("figure6", lambda run: None)) == {}
-    assert explorer.kernels(made_results("figure9", plausible)) == {}
+    assert len(explorer.kernels(results("figure6", make))) == 14
+    assert explorer.kernels(results("figure6", lambda run: FAILED)) == {}
+    assert explorer.kernels(results("figure6", lambda run: None)) == {}
+    assert explorer.kernels(results("figure9", plausible)) == {}
 
 
 class TestDescription:
@@ -123,7 +123,7 @@ def test_the_drawing_marks_what_is_chosen(limit, chosen):
     if chosen is None:
         assert not marks and not bold
         return
-    division = reading.front(kernel)[chosen - 1]
+    division = settings.front(kernel)[chosen - 1]
     assert bold == [str(chosen)]
     (mark,) = marks
     assert mark.get_xdata()[0] == pytest.approx(division.workspace_bytes / MIB)

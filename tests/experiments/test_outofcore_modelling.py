@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from repro.experiments.outofcore import building, explorer, grids, modelled
+from repro.experiments.outofcore import building, modelled, settings
 from repro.experiments.outofcore.fitting import (
     GIB,
     best_fit,
@@ -27,7 +27,7 @@ from repro.outofcore.allocator import MIB, BestFitAllocator
 
 TOYS = [
     {"model": {"name": "resnet_cifar", "depth": 8, "width": 2}, "image": [8, 8]},
-    grids.MODELS["smoke"][grids.PIX2PIXHD],
+    settings.MODELS["smoke"][settings.PIX2PIXHD],
 ]
 names = [toy["model"]["name"] for toy in TOYS]
 
@@ -69,9 +69,9 @@ class TestTraces:
         with pytest.raises(ValueError, match="differ in more than sizes"):
             trace_at({"model": {"name": "changing"}, "image": [1, 1]}, 5)
 
-    @pytest.mark.parametrize("role", grids.ROLES)
+    @pytest.mark.parametrize("role", settings.ROLES)
     def test_checkpointing_changes_memory_and_no_gradient(self, role):
-        config = grids.MODELS["smoke"][role] | {"batch": 24}
+        config = settings.MODELS["smoke"][role] | {"batch": 24}
         seen: list[torch.Tensor] = []
         handle = register_optimizer_step_pre_hook(
             lambda optimizer, *_: seen.extend(
@@ -91,7 +91,9 @@ class TestTraces:
         assert len(gradients[0]) == len(gradients[1]) > 10
         for ours, theirs in zip(*gradients, strict=True):
             torch.testing.assert_close(ours, theirs)
-        assert (peaks[1] < peaks[0]) == (role in (grids.RESNET, grids.PIX2PIXHD, grids.DEEPLAB))
+        assert (peaks[1] < peaks[0]) == (
+            role in (settings.RESNET, settings.PIX2PIXHD, settings.DEEPLAB)
+        )
 
 
 class TestRates:
@@ -117,7 +119,7 @@ class TestRates:
         assert Rates(0.5, 2.0).times(trace) == pytest.approx([0.25 + 1.5, 0.25 + 4.0])
 
     def test_the_papers_throughputs_in_core(self):
-        base = grids.simulated(grids.RESNET, 64).config["baseline"]
+        base = settings.simulated(settings.RESNET, 64).config["baseline"]
         rates = Rates.fit(base, base["batches"], base["images_per_s"])
         for batch, published in zip(base["batches"], base["images_per_s"], strict=True):
             ours = batch / rates.times(trace_at(base, batch)).sum()
@@ -202,46 +204,3 @@ class TestFitting:
         assert in_core(trace, partial(best_fit, trace.peak_bytes - 1)) is None
         report = in_core(trace, partial(chunked, 2 * trace.peak_bytes))
         assert report.peak_requested_bytes == trace.peak_bytes
-
-
-@pytest.fixture(scope="module")
-def shown():
-    return explorer.iteration(grids.RESNET, 256)
-
-
-class TestExplorer:
-    def test_budgets_from_the_smallest_to_all(self, shown):
-        low, high = shown.limits
-        assert explorer.budget_bytes(shown, 0) == low == shown.trace.smallest_budget
-        assert explorer.budget_bytes(shown, 100) == high == shown.trace.peak_bytes
-        assert low < explorer.budget_bytes(shown, 30) < explorer.budget_bytes(shown, 31) < high
-
-    def test_every_end_of_the_sliders(self, shown):
-        for percent in (0, 25, 100):
-            for window in (0, 150, 300):
-                budget = explorer.budget_bytes(shown, percent)
-                result = explorer.simulate(shown, budget, window)
-                assert result.peak_bytes <= budget
-                assert (result.stall_s < 1e-9) == (percent == 100)
-
-    def test_what_is_said(self, shown):
-        text = explorer.describe(shown, explorer.budget_bytes(shown, 100), 150)
-        assert text.startswith("ResNet-50, batch 256: budget ")
-        assert "(100% of in core), stall 0.00 of" in text
-        assert text.endswith("0.0 GB moved")
-        rate = 256 / shown.times.sum()
-        assert f"{rate:,.0f} images/s" in text
-
-    def test_what_is_drawn(self, shown):
-        budget = explorer.budget_bytes(shown, 10)
-        figure = explorer.draw(shown, budget, 100)
-        memory, lanes = figure.axes
-        assert memory.get_ylabel() == "device memory (GiB)"
-        assert lanes.get_xlabel() == "time of one iteration (s)"
-        result = explorer.simulate(shown, budget, 100)
-        bars = {c.get_label(): len(c.get_paths()) for c in lanes.collections}
-        assert bars["stall"] > 0
-        assert sum(bars.values()) >= len(result.transfers) + len(result.starts_s)
-
-    def test_batch_sizes_of_every_network(self):
-        assert set(explorer.BATCHES) == set(grids.ROLES)

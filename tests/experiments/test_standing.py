@@ -178,8 +178,8 @@ class TestReplay:
         far = replace(record, device=record.device | {"name": "another CPU"})
         near = [[loss * (1 + 4e-6) for loss in losses] for losses in record.first_steps["losses"]]
         steps = record.first_steps | {"losses": near, "digest": "0"}
-        text = standing.verified(paper, replace(far, first_steps=steps))
-        assert text.endswith("to 1e-05, on another kind of machine")
+        text, kept = standing.verified(paper, replace(far, first_steps=steps))
+        assert kept == steps and text.endswith("to 1e-05, on another kind of machine")
         with pytest.raises(standing.Differs, match="step 1, loss"):
             standing.verified(paper, replace(record, first_steps=steps))
         steps = steps | {"norm": record.first_steps["norm"] * 1.001}
@@ -197,11 +197,21 @@ class TestReplay:
             raise torch.OutOfMemoryError("no room")
 
         monkeypatch.setattr(sys.modules[__name__], record.experiment, full)
-        assert standing.verified(paper, record) == "run again, it ends out_of_memory as before"
+        text, _ = standing.verified(paper, record)
+        assert text == "run again, it ends out_of_memory as before"
         with pytest.raises(standing.Differs, match="it ends out_of_memory: no room"):
             standing.verified(paper, replace(record, status="ok"))
         with pytest.raises(standing.Differs, match="it ends out_of_memory"):
             standing.verified(paper, replace(record, status="failed"))
+
+    def test_a_record_without_first_steps_gets_those_of_a_whole_run(self, paper, computed, changed):
+        (record,) = (r for r in computed.load("toy") if r.first_steps)
+        older = replace(record, first_steps=None)
+        text, kept = standing.verified(paper, older)
+        assert text.startswith("run again whole, to the bit") and kept == record.first_steps
+        # Of another machine they would be others than those that were trained.
+        elsewhere = replace(older, device=record.device | {"name": "another CPU"})
+        assert standing.verified(paper, elsewhere)[1] is None
 
     def test_a_shorter_training_than_before_differs(self, paper, computed, changed, monkeypatch):
         (record,) = (r for r in computed.load("toy") if r.first_steps)

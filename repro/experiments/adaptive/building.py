@@ -83,13 +83,25 @@ def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple
         images, shown = _three_channels(train.images), _three_channels(test.images)
         mean, std = channel_statistics(images)
         loader = TensorLoader(
-            images, train.labels, config["controller"]["batch"], seed=seed, mean=mean, std=std,
-            padding=config["padding"], flip=config["flip"], device=device,
-        )  # fmt: skip
-        held = TensorLoader(
-            shown, test.labels, min(500, len(shown)), shuffle=False, mean=mean, std=std,
+            images,
+            train.labels,
+            config["controller"]["batch"],
+            seed=seed,
+            mean=mean,
+            std=std,
+            padding=config["padding"],
+            flip=config["flip"],
             device=device,
-        )  # fmt: skip
+        )
+        held = TensorLoader(
+            shown,
+            test.labels,
+            min(500, len(shown)),
+            shuffle=False,
+            mean=mean,
+            std=std,
+            device=device,
+        )
 
         def evaluate(model: nn.Module) -> dict[str, float]:
             with autocast():
@@ -97,14 +109,22 @@ def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple
 
         return loader, evaluate
     pairs = PatchLoader(
-        *_pairs(config, train, 1), config["controller"]["batch"], patch=config["patch"], seed=seed,
-        augment=True, device=device,
-    )  # fmt: skip
+        *_pairs(config, train, 1),
+        config["controller"]["batch"],
+        patch=config["patch"],
+        seed=seed,
+        augment=True,
+        device=device,
+    )
     # One crop of each image, as in the paper ("1-crop validation PSNR").
     crops = PatchLoader(
-        *_pairs(config, test, 2), min(100, len(test)), patch=config["patch"], shuffle=False,
-        crop="center", device=device,
-    )  # fmt: skip
+        *_pairs(config, test, 2),
+        min(100, len(test)),
+        patch=config["patch"],
+        shuffle=False,
+        crop="center",
+        device=device,
+    )
 
     def restored(model: nn.Module) -> dict[str, float]:
         with autocast():
@@ -146,9 +166,14 @@ def build_controller(
         return ScheduledBatch(size, largest, lr, **own)
     if kind == "noise":
         measure = partial(
-            noise_scale, model, loader, size, loss_fn=loss_of(config), batches=own.pop("batches"),
+            noise_scale,
+            model,
+            loader,
+            size,
+            loss_fn=loss_of(config),
+            batches=own.pop("batches"),
             seed=seed,
-        )  # fmt: skip
+        )
         return NoiseScaleBatch(size, largest, lr, measure, **own)
     return ThetaController(size, largest, lr, **own)
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from repro.adaptive import Step, ThetaController, updates
-from repro.experiments.adaptive import drawings, projection
-from repro.experiments.adaptive.grids import PAPER
-from repro.experiments.adaptive.reading import NAMES, consecutive
+from repro.experiments.adaptive import projection
+from repro.experiments.adaptive.settings import NAMES, PAPER, consecutive
+from repro.plots import PALETTE, legend_below, new_axes
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Curve:
     """A curve of θ, and the training that it is of.
 
     Attributes:
-        task: One of `grids.TASKS`.
+        task: One of `settings.TASKS`.
         theta: θ after each epoch.
         epochs: Epochs of the training.
         decay_at: Epochs after which the rate decays.
@@ -34,7 +35,7 @@ def rising(task: str, peak: int, sharpness: float = 1.0) -> Curve:
     """Return a smooth curve that rises to a peak and then falls slowly, as in Figures 2 and 6.
 
     Args:
-        task: One of `grids.TASKS`, which gives the length.
+        task: One of `settings.TASKS`, which gives the length.
         peak: Epoch of the peak, at least 1.
         sharpness: How fast θ rises and falls.
     """
@@ -48,9 +49,13 @@ def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
     """Return the setting of every epoch, as the controller decides it from the curve."""
     own = PAPER[curve.task]["theta"]
     controller = ThetaController(
-        own["batch"], max(max_batch, own["batch"]), own["lr"], tolerance=tolerance,
-        decay=PAPER["decay"], decay_at=[n for n in curve.decay_at if n < curve.epochs],
-    )  # fmt: skip
+        own["batch"],
+        max(max_batch, own["batch"]),
+        own["lr"],
+        tolerance=tolerance,
+        decay=PAPER["decay"],
+        decay_at=[n for n in curve.decay_at if n < curve.epochs],
+    )
     # Parameters at distance 1 from w_0, so that θ is the fall of the cost.
     start, moved = torch.zeros(1), torch.ones(1)
     steps = [controller.observe(0.0, [start])]
@@ -85,12 +90,26 @@ def describe(curve: Curve, steps: Sequence[Step]) -> str:
 
 def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     """Draw θ, batch sizes and rates of a schedule beside the paper's other strategies."""
-    others = {}
-    for strategy in ("best", "scheduled"):
-        sizes = [n for n, epochs in projection.paper_schedule(curve.task, strategy)
-                 for _ in range(epochs)]  # fmt: skip
-        others[NAMES[strategy]] = (sizes + sizes[-1:] * curve.epochs)[: curve.epochs]
-    return drawings.planned(
-        curve.theta, [s.batch_size for s in steps], [s.lr for s in steps], steps[-1].interval,
-        others,
-    )  # fmt: skip
+    drawn, axes = new_axes(1, 3, 10.5, 2.9)
+    theta, batches, rates = axes[0]
+    epochs = np.arange(1, len(steps) + 1)
+    theta.plot(np.arange(1, len(curve.theta) + 1), curve.theta, color=PALETTE[1], lw=1.8)
+    if interval := steps[-1].interval:
+        theta.axvline(interval, color="#c0392b", ls="--", lw=1.3, label=f"K = {interval}")
+    look = {"where": "mid", "color": PALETTE[1], "lw": 1.8}
+    batches.step(epochs, [s.batch_size for s in steps], label=NAMES["theta"], **look)
+    rates.step(epochs, [s.lr for s in steps], **look)
+    for strategy, colour in zip(("best", "scheduled"), PALETTE[2:], strict=False):
+        schedule = projection.paper_schedule(curve.task, strategy)
+        sizes = [size for size, count in schedule for _ in range(count)]
+        sizes = (sizes + sizes[-1:] * curve.epochs)[: curve.epochs]
+        other = {"where": "mid", "color": colour, "lw": 1.2, "ls": "--"}
+        batches.step(epochs, sizes, label=NAMES[strategy], **other)
+    batches.set_yscale("log", base=2)
+    rates.set_yscale("log")
+    labels = ("θ", "batch size", "learning rate μ")
+    for axis, label in zip(axes[0], labels, strict=True):
+        axis.set(xlabel="epoch", ylabel=label)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend_below(drawn, 4)
+    return drawn

@@ -1,10 +1,12 @@
 """Strong scaling: the model fitted to measured steps, to the paper's speed-ups, and projected."""
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from repro.adaptive import MeasuredStep, ScalingModel
-from repro.experiments.adaptive.grids import DIV2K, PAPER
+from repro.experiments.adaptive.settings import DIV2K, PAPER
+
+if TYPE_CHECKING:
+    from repro.adaptive import MeasuredStep, ScalingModel
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SCALED = ("best", "scheduled", "theta")
@@ -40,16 +42,18 @@ def overhead() -> float:
 @cache
 def fitted_to_paper(
     task: str, left_out: str | None = None, overhead_samples: float | None = None
-) -> ScalingModel:
+) -> "ScalingModel":
     """Fit the model to the paper's speed-ups of a task, all or all but one strategy's.
 
     Where the paper does not say how many nodes a speed-up takes, it is the largest on any number.
 
     Args:
-        task: One of `grids.TASKS`.
+        task: One of `settings.TASKS`.
         left_out: The strategy that is not fitted to.
         overhead_samples: Cost of a step in samples; None fits it, between 0 and `overhead`.
     """
+    from repro.adaptive import ScalingModel
+
     points = [
         (paper_schedule(task, strategy), [nodes] if nodes else nodes_of(task, strategy), value)
         for strategy, (nodes, value) in PAPER[task]["speedups"].items()
@@ -67,7 +71,7 @@ def predicted(task: str, strategy: str) -> tuple[float, float]:
     return without, whole
 
 
-def best_speedup(model: ScalingModel, task: str, strategy: str) -> float:
+def best_speedup(model: "ScalingModel", task: str, strategy: str) -> float:
     """Return the modelled speed-up where the paper has it: at its nodes, or its largest."""
     nodes = PAPER[task]["speedups"][strategy][0]
     choices = [nodes] if nodes else nodes_of(task, strategy)
@@ -75,32 +79,40 @@ def best_speedup(model: ScalingModel, task: str, strategy: str) -> float:
     return max(model.speedup(schedule, samples, n) for n in choices)
 
 
-def largest_speedup(model: ScalingModel, task: str, strategy: str) -> tuple[float, int]:
+def largest_speedup(model: "ScalingModel", task: str, strategy: str) -> tuple[float, int]:
     """Return the largest modelled speed-up, and on how many nodes it is reached."""
     schedule, samples = paper_schedule(task, strategy), PAPER[task]["samples"]
     return max((model.speedup(schedule, samples, n), n) for n in nodes_of(task, strategy))
 
 
-def steps_of(found: dict[str, Any], averaging: str) -> list[MeasuredStep]:
+def steps_of(found: dict[str, Any], averaging: str) -> "list[MeasuredStep]":
     """Return the measured steps of a way of averaging; ``none`` is one process."""
+    from repro.adaptive import MeasuredStep
+
     return [
         MeasuredStep(
             # Here the thread that communicates also sums, so that sums can be hidden like it.
-            step["batch"], step["processes"], step["computation_s"],
-            step["communication_s"] + step["summation_s"], 0.0, step["blocked_s"],
+            step["batch"],
+            step["processes"],
+            step["computation_s"],
+            step["communication_s"] + step["summation_s"],
+            0.0,
+            step["blocked_s"],
         )
         for step in found["steps"]
         if step["averaging"] == averaging
-    ]  # fmt: skip
+    ]
 
 
-def fitted_here(found: dict[str, Any], without: int | None = None) -> ScalingModel | None:
+def fitted_here(found: dict[str, Any], without: int | None = None) -> "ScalingModel | None":
     """Fit the model to what was measured of a task here, without the steps of one batch size.
 
     The steps left out are those of several processes; what one process computes is always known.
     None where times do not grow with the samples: steps of a toy model cost the same whatever they
     compute, and two processes slow each other down.
     """
+    from repro.adaptive import ScalingModel
+
     together = [step for step in steps_of(found, OURS) if step.batch_size != without]
     try:
         return ScalingModel.fit(
@@ -150,7 +162,7 @@ def two_processes(found: dict[str, Any], task: str, strategy: str) -> tuple[floa
     return totals["alone_s"] / totals["predicted_s"], totals["alone_s"] / totals["measured_s"]
 
 
-def breakdown(model: ScalingModel, nodes: int) -> dict[str, float]:
+def breakdown(model: "ScalingModel", nodes: int) -> dict[str, float]:
     """Return where the time of the paper's θ-adaptive training on DIV2K goes (Figure 9).
 
     Returns:
@@ -170,7 +182,7 @@ def breakdown(model: ScalingModel, nodes: int) -> dict[str, float]:
     }
 
 
-def breakdowns() -> dict[str, tuple[ScalingModel, dict[int, dict[str, float]]]]:
+def breakdowns() -> "dict[str, tuple[ScalingModel, dict[int, dict[str, float]]]]":
     """Return the paper's modelled cluster and its `breakdown` by nodes, for each cost of small
     batches: fitted, and section VI-B's.
     """

@@ -66,8 +66,9 @@ class TrainingData:
 
     def __init__(self, config: Config, data: ImageData, device: str) -> None:
         wanted = config["sub_stages"][0]["plan"]["samples"]
-        train = _three_channels(data.train if wanted == len(data.train) else
-                                data.train.evenly(wanted))  # fmt: skip
+        train = _three_channels(
+            data.train if wanted == len(data.train) else data.train.evenly(wanted)
+        )
         count = min(config["test_samples"], len(data.test))
         test = _three_channels(data.test.evenly(count))
         self.augment = dict(config["augment"])

@@ -1,13 +1,17 @@
 """Any plan, live: its batch sizes, shares and factor, and what every worker does when."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.figure import Figure
 
+from repro import plots
 from repro.dualbatch import DualBatchPlan, largest_k
-from repro.experiments.dualbatch import drawings
-from repro.experiments.dualbatch.grids import PAPER, WORKERS
+from repro.experiments.dualbatch.settings import PAPER, WORKERS
 from repro.measure import TimeModel
+
+COLOURS = {"large": "#1f6fb4", "small": "#e07a3f"}
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def draw(plan: DualBatchPlan) -> Figure:
     spans = [{"kind": kind, "steps": _steps(plan, i)} for i, kind in enumerate(plan.kinds)]
     names = [f"worker {i}, {kind}" for i, kind in enumerate(plan.kinds)]
     baseline = plan.time_model.pass_time(plan.large_batch, round(plan.samples / plan.n))
-    return drawings.workers(spans, names, baseline)
+    return draw_workers(spans, names, baseline)
 
 
 def draw_choices(setting: Setting, large_batch: int, plan: DualBatchPlan | None) -> Figure:
@@ -82,7 +86,7 @@ def draw_choices(setting: Setting, large_batch: int, plan: DualBatchPlan | None)
                 points.append((k, float(found.small_batch)))
         lines[f"n_S = {n_small}"] = points
     chosen = (plan.k, float(plan.small_batch)) if plan and plan.small_batch else None
-    return drawings.frontier(lines, chosen)
+    return draw_frontier(lines, chosen)
 
 
 def draw_all(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> list[Figure]:
@@ -90,3 +94,56 @@ def draw_all(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> l
     if isinstance(plan, str):
         return []
     return [draw(plan), draw_choices(setting, large_batch, plan)]
+
+
+def draw_workers(
+    spans: Sequence[Mapping[str, Any]], names: Sequence[str], baseline_s: float
+) -> Figure:
+    """Draw what every worker does in the first epochs, step by step.
+
+    Args:
+        spans: Of each worker: ``kind``, and ``steps``, (start, seconds) of every step.
+        names: One for each worker.
+        baseline_s: Seconds of an epoch in which all workers have large batches.
+    """
+    figure, axes = plots.new_axes(1, 1, 9.5, 1.5 + 0.42 * len(spans))
+    axis = axes[0, 0]
+    named: set[str] = set()
+    for row, span in enumerate(spans):
+        label = f"{span['kind']}-batch worker: a step" if span["kind"] not in named else None
+        named.add(span["kind"])
+        axis.broken_barh(
+            span["steps"],
+            (row - 0.36, 0.72),
+            color=COLOURS[span["kind"]],
+            edgecolor="white",
+            lw=0.3,
+            label=label,
+        )
+    axis.axvline(
+        baseline_s, color="#c0392b", ls="--", lw=1.2, label="an epoch with large batches alone"
+    )
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    axis.set_xlim(left=0)
+    axis.set_xlabel("predicted time of one epoch (s)")
+    plots.legend_below(figure, 3)
+    return figure
+
+
+def draw_frontier(
+    lines: Mapping[str, Sequence[tuple[float, float]]], chosen: tuple[float, float] | None
+) -> Figure:
+    """Draw B_S against k for every number of small-batch workers, and the chosen plan."""
+    figure, axes = plots.new_axes(1, 1, 5.2, 3.2)
+    axis = axes[0, 0]
+    for (label, points), colour in zip(lines.items(), plots.PALETTE[1:], strict=False):
+        if points:
+            axis.plot(*zip(*points, strict=True), color=colour, lw=1.5, label=label)
+    if chosen is not None:
+        axis.plot(*chosen, "o", color="#c0392b", ms=8, label="chosen", zorder=5)
+    axis.set(xlabel="extra training time ratio k", ylabel="small batch size B_S")
+    axis.set_ylim(bottom=0)
+    plots.legend_below(figure, 5)
+    return figure

@@ -226,7 +226,7 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
                     name: [s / n for s in record.timings[name]["samples_s"]]
                     for name, n in sizes.items()
                 }
-                gap = ratio(per_sample[way], per_sample["undivided"], digits=3)
+                gap = ratio(per_sample[way], per_sample["undivided"], digits=3, trials="rounds")
                 count = len(per_sample[way])
                 return equivalence(
                     f"{role}, {count} in turns,", gap, OVERHEAD_PERCENT / 100, side=1

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +11,6 @@ from torch import nn
 from torch.nn import functional
 
 from repro.experiments.microconv import deepbench
-from repro.measure.allocations import keep_freed_memory
 from repro.microconv import BenchmarkCache, Kernel, find_kernels
 from repro.microconv.backends import choose
 from repro.microconv.kernels import precision
@@ -22,21 +20,6 @@ from repro.models import build
 Config = Mapping[str, Any]
 Named = tuple[str, Kernel, int]  # layer, kernel, mini-batch size
 _MAX_ERROR = 1e-4
-
-
-@contextmanager
-def machine(config: Config, device: str) -> Iterator[None]:
-    """Use as many threads as a configuration says, and keep freed memory on a CPU."""
-    before = torch.get_num_threads()
-    if device == "cpu":
-        keep_freed_memory()
-        if config.get("threads"):
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-            torch.set_num_threads(min(config["threads"], cores))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def build_network(config: Config, device: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:

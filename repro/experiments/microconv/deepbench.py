@@ -79,7 +79,6 @@ _LAYERS: dict[str, tuple[tuple, ...]] = {
         (2048, 7, 7, 512, 1, 1, 1, 0, (8, 16)),
     ),
 }
-NETWORK_TYPES = tuple(_LAYERS)
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ def choose(
     """Return the layers of one network type that are run, in DeepBench's order.
 
     Args:
-        network_type: One of `NETWORK_TYPES`.
+        network_type: Such as ``OCR``.
         factor: Of the batch size.
         largest_mmacs: Leave out layers of more multiplications, in millions; None for none.
         of_each_size: How many of each kernel size, cheapest first; None for all.

@@ -1,48 +1,95 @@
-"""Kernel by kernel: the tables and figures on AlexNet's layers and on DeepBench."""
+"""Does dividing one convolution let a faster algorithm into a limit? (Figures 1, 6 and 10)
 
-from collections.abc import Sequence
-from itertools import chain
-from typing import Any
+From the layers of AlexNet: what undivided algorithms need, which divisions are worth having, and
+what they gain for the second convolution.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 
-from repro.experiments.design import Results, reported
-from repro.experiments.microconv import drawings, reading
-from repro.experiments.microconv.grids import LIMITS_MIB, MIB, POLICIES
-from repro.experiments.microconv.reading import Entry, mib, ms, times
-from repro.microconv import Division
+from repro.experiments.captions import caption
+from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Verdict,
+    certain,
+    combine,
+    direction,
+    exactly,
+    unsure,
+)
+from repro.experiments.microconv.settings import (
+    HELD,
+    LIMITS_MIB,
+    MIB,
+    NATIVE,
+    PAPER,
+    POLICIES,
+    Entry,
+    best_candidates,
+    candidates,
+    candidates_of,
+    conv2,
+    conv2_entry,
+    divide,
+    facts,
+    front,
+    kernels_of,
+    label,
+    mib,
+    ms,
+    policies,
+    stands_for_mib,
+    times,
+)
 from repro.report import DASH
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from repro.microconv import Division
+
 NAN = float("nan")
-PAPER = reported("microconv")
+SMALL, AMPLE = LIMITS_MIB[0], LIMITS_MIB[-1]
+Parts = Sequence[tuple[int, str]]  # of a division: sizes and algorithms
 
 
-def _layers(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+def alexnet_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the measurement of AlexNet's kernels."""
+    return [candidates(profile, "AlexNet", policies(profile, "AlexNet")[-1])]
+
+
+def conv2_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the measurement of AlexNet's second convolution."""
+    return [conv2(profile)]
+
+
+def _undivided(
+    entries: Sequence[Entry], limit_mib: float
+) -> tuple[float, float] | tuple[None, None]:
+    """Return bytes and seconds of the best undivided algorithms together, if all kernels fit."""
+    found = [divide(entry, limit_mib, "undivided") for entry in entries]
+    fitting = [division for division in found if division is not None]
+    if not found or len(fitting) < len(found):
+        return None, None
+    return sum(d.workspace_bytes for d in fitting), sum(d.time_s for d in fitting)
+
+
+def _by_layer(results: Results) -> dict[str, list[Entry]]:
     grouped: dict[str, list[Entry]] = {}
-    for entry in entries:
+    for entry in kernels_of(best_candidates(results, "AlexNet")):
         grouped.setdefault(entry["layer"], []).append(entry)
     return grouped
 
 
-def _sums(divisions: Sequence[Division | None]) -> tuple[float | None, float | None]:
-    """Return the workspace in bytes and the time in seconds together; None if one is missing."""
-    if not divisions or any(division is None for division in divisions):
-        return None, None
-    found = [division for division in divisions if division is not None]
-    return sum(d.workspace_bytes for d in found), sum(d.time_s for d in found)
-
-
-def _undivided(entries: Sequence[Entry], limit_mib: float) -> tuple[float | None, float | None]:
-    return _sums([reading.divide(entry, limit_mib, "undivided") for entry in entries])
-
-
-def figure1_table(results: Results) -> pd.DataFrame:
+def figure1_table(results: Results) -> list[dict[str, Any]]:
     """Return, by layer, workspace and time of the best undivided algorithms at each limit."""
-    record = reading.best_candidates(results, "AlexNet")
     rows = []
-    for layer, entries in _layers(record.metrics["kernels"] if record else []).items():
+    for layer, entries in _by_layer(results).items():
         row: dict[str, Any] = {"layer": layer, "kernels": len(entries)}
         for limit in LIMITS_MIB:
             workspace, time = _undivided(entries, limit)
@@ -51,276 +98,417 @@ def figure1_table(results: Results) -> pd.DataFrame:
         row["torch's own: MiB"] = mib(sum(entry["native_bytes"] for entry in entries))
         row["torch's own: ms"] = ms(sum(entry["native_s"] for entry in entries))
         rows.append(row)
-    return pd.DataFrame(rows)
+    return rows
 
 
-def figure1(results: Results) -> Figure:
-    """Draw Figure 1."""
-    record = reading.best_candidates(results, "AlexNet")
-    layers = _layers(record.metrics["kernels"] if record else [])
-    panels = {}
+def figure1(results: Results) -> "Figure":
+    """Draw each layer's workspace as bars and its time as points, a panel for each limit."""
+    from repro import plots
+
+    layers = _by_layer(results)
+    panels: dict[str, tuple[list[float], list[float]]] = {}
     for limit in LIMITS_MIB:
         pairs = [_undivided(entries, limit) for entries in layers.values()]
         panels[f"limit {limit} MiB"] = (
-            [NAN if w is None else w / MIB for w, _ in pairs],
-            [NAN if t is None else 1e3 * t for _, t in pairs],
+            [NAN if workspace is None else workspace / MIB for workspace, _ in pairs],
+            [NAN if time is None else 1e3 * time for _, time in pairs],
         )
-    return drawings.workspace_and_time(list(layers), panels)
+    figure, axes = plots.new_axes(1, len(panels), 3.5 * len(panels), 3.3)
+    highest = [
+        max([1e-9, *(float(np.nanmax([0.0, *panel[row]])) for panel in panels.values())])
+        for row in (0, 1)
+    ]
+    positions = np.arange(len(layers))
+    for axis, (title, (workspaces, seconds)) in zip(axes[0], panels.items(), strict=True):
+        heights = np.nan_to_num(workspaces)
+        axis.bar(positions, heights, 0.6, color=plots.PAPER, label="workspace")
+        right = axis.twinx()
+        right.plot(positions, seconds, "o", color=plots.OURS, label="time", markersize=7)
+        for position in positions[np.isnan(seconds)]:
+            place = {"ha": "center", "fontsize": 8, "color": "#b3261e"}
+            axis.text(position, 0.02 * highest[0], "does not\nfit", **place)
+        axis.set_xticks(positions, list(layers), rotation=45 if len(layers) > 4 else 0)
+        axis.grid(axis="x", visible=False)
+        axis.set_ylim(0, 1.12 * highest[0])
+        right.set_ylim(0, 1.12 * highest[1])
+        right.grid(visible=False)
+        right.spines[["top"]].set_visible(False)
+        axis.set(title=title, ylabel="workspace (MiB)" if axis is axes[0, 0] else "")
+        right.set_ylabel("time (ms)" if axis is axes[0, -1] else "")
+    plots.legend_below(figure, 2)
+    return figure
 
 
-def figure6_table(results: Results) -> pd.DataFrame:
+@claim(
+    "fast_needs_more",
+    f"Fast undivided algorithms need more workspace than a small limit gives (as we put it: of "
+    f"each kernel of AlexNet, the fastest within {AMPLE} MiB needs more than {SMALL})",
+    "Section I",
+)
+def fast_needs_more(results: Results, expected: Expectation) -> Verdict:
+    """Judge what the fastest undivided algorithm of each kernel needs."""
+    record = best_candidates(results, "AlexNet")
+    if record is None:
+        raise NotRun("no records")
+    slower, more, parts = [1.0], [], []
+    for entry in kernels_of(record):
+        fastest = divide(entry, AMPLE, "undivided")
+        if fastest is None:
+            continue
+        fitting = divide(entry, SMALL, "undivided")
+        needs = fastest.workspace_bytes > SMALL * MIB
+        parts.append(certain(label(entry), needs))
+        if needs:
+            more.append(label(entry) + " (nothing fits)" * (fitting is None))
+        if fitting is not None:
+            slower.append(fitting.time_s / fastest.time_s)
+    if not parts:
+        raise NotRun(f"no kernel fits into {AMPLE} MiB undivided")
+    named = f": {', '.join(more)}" if more else ""
+    return Verdict(
+        combine(parts).word,
+        f"{len(more)} of {len(parts)} kernels{named}; what fits instead is up to "
+        f"{max(slower):.2f} times as slow; {SMALL} MiB at a mini-batch of "
+        f"{record.config['batch']} stand for {stands_for_mib(record, SMALL):,.0f} at the paper's",
+    )
+
+
+FIGURE1 = Exhibit(
+    runs=alexnet_runs,
+    table=figure1_table,
+    figure=figure1,
+    caption=caption(
+        "The best undivided algorithms at each limit; medians, summed over forward and backward "
+        f"passes. {HELD}",
+        facts,
+    ),
+    claims=(fast_needs_more,),
+)
+
+
+def figure6_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the measurements of conv2, and of all kernels for the size of their fronts."""
+    return conv2_runs(profile, chosen) + alexnet_runs(profile, chosen)
+
+
+def _conv2_front(results: Results) -> "list[Division]":
+    entry = conv2_entry(results)
+    return [] if entry is None else front(entry, PAPER["figure6"]["max_workspace_mib"])
+
+
+def figure6_table(results: Results) -> list[dict[str, Any]]:
     """Return the desirable divisions of conv2, forward."""
-    entry = reading.conv2_entry(results)
-    rows = [
+    return [
         {
             "point": number + 1,
             "workspace (MiB)": f"{division.workspace_bytes / MIB:,.2f}",
             "time (ms)": ms(division.time_s),
             "division": str(division),
         }
-        for number, division in enumerate(
-            [] if entry is None else reading.front(entry, PAPER["figure6"]["max_workspace_mib"])
-        )
+        for number, division in enumerate(_conv2_front(results))
     ]
-    return pd.DataFrame(rows, columns=["point", "workspace (MiB)", "time (ms)", "division"])
 
 
-def figure6(results: Results) -> Figure:
-    """Draw Figure 6."""
-    entry = reading.conv2_entry(results)
-    if entry is None:
-        return drawings.front([])
-    return drawings.front(
-        front_points(entry, PAPER["figure6"]["max_workspace_mib"]), native_point(entry)
-    )
+def figure6(results: Results) -> "Figure":
+    """Draw conv2's Pareto front."""
+    return draw_front(conv2_entry(results), _conv2_front(results))
 
 
-def front_points(entry: Entry, limit_mib: float | None = None) -> list[Any]:
-    """Return the points of a kernel's front as `drawings.front` takes them."""
-    return [(d.workspace_bytes / MIB, 1e3 * d.time_s, d.parts) for d in
-            reading.front(entry, limit_mib)]  # fmt: skip
+def draw_front(
+    entry: Entry | None,
+    divisions: "Sequence[Division]",
+    limit_mib: float | None = None,
+    chosen: int | None = None,
+) -> "Figure":
+    """Draw a kernel's Pareto front, and the division behind every point as a bar.
 
-
-def native_point(entry: Entry) -> tuple[float, float]:
-    """Return the memory in MiB and time in ms of torch's own convolution."""
-    return entry["native_bytes"] / MIB, 1e3 * entry["native_s"]
-
-
-def layer_ratios(results: Results, setting: str, over: str) -> dict[str, list[float]]:
-    """Return DeepBench's speed-ups by kernel size, over ``undivided`` or ``torch``'s own.
-
-    Where no undivided algorithm fits into the limit there is no ratio over ``undivided``. Both
-    times were measured in turns with torch's own convolution, and are compared through it.
+    Args:
+        entry: The kernel, None where nothing was measured.
+        divisions: Its desirable divisions, ascending in workspace.
+        limit_mib: Drawn as a line.
+        chosen: Which point is marked.
     """
-    ratios: dict[str, list[float]] = {}
-    for record in results.select("deepbench", setting=setting):
-        for row in record.metrics.get("layers", []):
-            divided, undivided = row.get("divided"), row.get("undivided")
-            if divided is None or (over == "undivided" and undivided is None):
-                continue
-            relative = divided["native_s"] / divided["time_s"]
-            if over == "undivided":
-                relative *= undivided["time_s"] / undivided["native_s"]
-            ratios.setdefault(row["kernel_size"], []).append(relative)
-    return dict(sorted(ratios.items(), key=lambda item: _area(item[0])))
+    from repro import plots
+
+    figure, axes = plots.new_axes(1, 2, 10.5, max(3.2, 1.5 + 0.3 * len(divisions)))
+    curve, bars = axes[0]
+    points = [(d.workspace_bytes / MIB, 1e3 * d.time_s) for d in divisions]
+    if points:
+        style = {"color": plots.OURS, "drawstyle": "steps-post"}
+        curve.plot(*zip(*points, strict=True), "o-", label="desirable divisions", **style)
+    for number, point in enumerate(points):
+        offset = {"xytext": (4, 5), "textcoords": "offset points"}
+        curve.annotate(str(number + 1), point, fontsize=8, **offset)
+    if entry is not None:
+        native = entry["native_bytes"] / MIB, 1e3 * entry["native_s"]
+        curve.plot(*native, "D", color=plots.WITHOUT, label="torch's own convolution")
+    if limit_mib is not None:
+        curve.axvline(limit_mib, color="#b3261e", linestyle="--", linewidth=1.5, label="limit")
+    if chosen is not None:
+        ring = {"fillstyle": "none", "color": "#b3261e", "markeredgewidth": 2}
+        curve.plot(*points[chosen], "o", markersize=14, label="chosen", **ring)
+    curve.set(xlabel="workspace (MiB)", ylabel="time (ms)", title="Pareto front")
+    curve.set_ylim(bottom=0)
+    curve.margins(x=0.08)
+    _draw_divisions(bars, [division.parts for division in divisions], chosen)
+    bars.set(xlabel="samples of the mini-batch", ylabel="point", title="division")
+    plots.legend_below(figure, 4)
+    return figure
 
 
-def _area(kernel_size: str) -> int:
-    rows, columns = kernel_size.split("×")
-    return int(rows) * int(columns)
+def _draw_divisions(axis: "Axes", rows: Sequence[Parts], chosen: int | None) -> None:
+    colours = _colours([name for parts in rows for _, name in parts])
+    named: set[str] = set()
+    for row, parts in enumerate(rows):
+        left = 0
+        whole = sum(size for size, _ in parts)
+        for size, name in parts:
+            _draw_part(axis, row, left, size, size >= whole / 12, name, size, colours, named)
+            left += size
+    axis.set_yticks(range(len(rows)), [str(row + 1) for row in range(len(rows))])
+    if chosen is not None:
+        axis.get_yticklabels()[chosen].set(color="#b3261e", weight="bold")
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
 
 
-def flat(groups: dict[str, list[float]]) -> list[float]:
-    """Return the values of all groups."""
-    return list(chain.from_iterable(groups.values()))
+Colours = dict[str, tuple[float, float, float]]
 
 
-def left_to_win(results: Results) -> str:
-    """Say, by setting, on how many layers dividing still beats torch's own convolution."""
-    said = []
-    for setting in reading.settings(results):
-        ratios = flat(layer_ratios(results, setting, "torch"))
-        won = sum(ratio > 1.05 for ratio in ratios)
-        said.append(
-            f"{setting}: on {won} of {len(ratios)} layers, {np.mean(ratios):.2f}× on average"
-            if ratios
-            else f"{setting}: no layers"
-        )
-    return "; ".join(said)
+def _colours(names: Sequence[str]) -> Colours:
+    import seaborn as sns
+
+    ordered = sorted(dict.fromkeys(names))
+    return dict(zip(ordered, sns.color_palette("colorblind", len(ordered)), strict=True))
 
 
-def figure8_table(results: Results) -> pd.DataFrame:
-    """Return the speed-ups of DeepBench's layers by kernel size and setting."""
-    rows = []
-    for setting in reading.settings(results):
-        fitting = layer_ratios(results, setting, "undivided")
-        own = layer_ratios(results, setting, "torch")
-        groups = {"all": (flat(fitting), flat(own))}
-        groups |= {size: (fitting.get(size, []), own[size]) for size in own}
-        for size, (over_undivided, over_torch) in groups.items():
-            rows.append(
-                {
-                    "setting": setting,
-                    "kernel": size,
-                    "n": len(over_undivided),
-                    "over undivided: mean": _mean(over_undivided),
-                    "least": _extreme(over_undivided, min),
-                    "largest": _extreme(over_undivided, max),
-                    "paper, V100 half": _paper_ratio(size),
-                    "n, torch": len(over_torch),
-                    "over torch's own: mean": _mean(over_torch),
-                    "largest, torch": _extreme(over_torch, max),
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def _paper_ratio(size: str) -> str:
-    paper = PAPER["figure8"]
-    if size == "all":
-        return f"{paper['mean']:.2f}×, up to {paper['largest']:.2f}×"
-    return f"{paper['three_by_three']['V100']:.2f}×" if size == "3×3" else DASH
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.2f}×" if values else DASH
-
-
-def _extreme(values: Sequence[float], which: Any) -> str:
-    return f"{which(values):.2f}×" if values else DASH
-
-
-def figure8(results: Results) -> Figure:
-    """Draw Figure 8 for the first setting."""
-    setting = next(iter(reading.settings(results)), "fp32")
-    panels = {
-        "over the best undivided algorithm within 64 MiB": "undivided",
-        "over torch's own convolution, without a limit": "torch",
+def _draw_part(
+    axis: "Axes",
+    row: int,
+    left: float,
+    width: float,
+    wide: bool,
+    name: str,
+    size: int,
+    colours: Colours,
+    named: set[str],
+) -> None:
+    """Draw one micro-batch, with its size where there is room, and its algorithm in the legend."""
+    colour = colours[name]
+    outline: dict[str, Any] = {
+        "edgecolor": "white",
+        "linewidth": 0.6,
+        "label": None if name in named else name,
     }
-    return drawings.ranges(
-        {title: layer_ratios(results, setting, over) for title, over in panels.items()},
-        "speed-up (×)",
-    )
+    axis.barh(row, width, left=left, height=0.7, color=colour, **outline)
+    named.add(name)
+    if wide:
+        red, green, blue = colour
+        bright = 0.299 * red + 0.587 * green + 0.114 * blue >= 0.6
+        place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+        text_colour = "black" if bright else "white"
+        axis.text(left + width / 2, row, str(size), color=text_colour, **place)
 
 
-FIGURE10_LIMITS = (8, PAPER["figure10"]["limit_mib"])
+@claim("divided_on_front", "Divided configurations lie on the Pareto front", "Section III-C1")
+def divided_on_front(results: Results, expected: Expectation) -> Verdict:
+    """Judge whether conv2's front holds divided points that no undivided one equals."""
+    results.need("candidates", layer="conv2")
+    points = _conv2_front(results)
+    divided = sum(len(point.parts) > 1 for point in points)
+    told = f"{divided} of {len(points)} desirable divisions are divided"
+    return combine([certain(told, divided > 0)])
 
 
-def conv2_runs(results: Results) -> dict[tuple[int, str], dict[str, Any]]:
+@check(
+    f"Few configurations are desirable: no front has more than the paper's largest, "
+    f"{PAPER['figure6']['largest_front']} points. With few algorithms and a small mini-batch it "
+    f"hardly could"
+)
+def few_desirable(results: Results) -> tuple[bool, str]:
+    """Count the points of every measured kernel's front."""
+    found = [front(entry) for r in results.ok("candidates") for entry in kernels_of(r)]
+    if not found:
+        raise NotRun("no records")
+    largest = max(map(len, found))
+    told = f"the largest of {len(found)} fronts has {largest} points"
+    return largest <= PAPER["figure6"]["largest_front"], told
+
+
+FIGURE6 = Exhibit(
+    runs=figure6_runs,
+    table=figure6_table,
+    figure=figure6,
+    caption=caption(
+        "Every desirable division of AlexNet's second convolution, forward; times are sums of "
+        f"medians measured part by part. {HELD}",
+        facts,
+    ),
+    claims=(divided_on_front,),
+    checks=(few_desirable,),
+)
+
+
+FIGURE10_LIMITS = (SMALL, PAPER["figure10"]["limit_mib"])
+Cell = tuple[int, str]  # limit in MiB, policy
+
+
+def conv2_cells(results: Results) -> dict[Cell, dict[str, Any]]:
     """Return what was measured of conv2's divisions, by limit and policy."""
-    record = reading.one(results, "candidates", layer="conv2")
+    record = results.first("candidates", layer="conv2")
     rows = record.metrics["checked"] if record else []
     return {(row["limit_mib"], row["policy"]): row for row in rows}
 
 
-def conv2_gain(results: Results, limit: int, policy: str) -> float | None:
+def conv2_gain(cells: Mapping[Cell, Mapping[str, Any]], cell: Cell) -> float | None:
     """Return how much faster conv2 runs than undivided, each in turns with torch's own."""
-    runs = conv2_runs(results)
-    divided, undivided = runs.get((limit, policy)), runs.get((limit, "undivided"))
+    divided, undivided = cells.get(cell), cells.get((cell[0], "undivided"))
     if divided is None or undivided is None:
         return None
     relative = [row["time_s"] / row["native_s"] for row in (undivided, divided)]
     return float(relative[0] / relative[1])
 
 
-def best_policy(results: Results) -> str:
-    """Return the policy with the most micro-batch sizes that conv2 was run with."""
-    return "all" if any(policy == "all" for _, policy in conv2_runs(results)) else "powerOfTwo"
-
-
-def figure10_table(results: Results) -> pd.DataFrame:
+def figure10_table(results: Results) -> list[dict[str, Any]]:
     """Return conv2's divisions by limit and policy."""
-    runs = conv2_runs(results)
-    record = reading.one(results, "candidates", layer="conv2")
-    paper = {"undivided": f"{PAPER['figure10']['undivided_kib']} KiB",
-             "powerOfTwo": f"{PAPER['figure10']['power_of_two_mib']} MiB, 32s",
-             "all": times(PAPER["figure10"]["speedup_all"])}  # fmt: skip
+    from repro.microconv import Division
+
+    cells = conv2_cells(results)
+    record = results.first("candidates", layer="conv2")
+    published = PAPER["figure10"]
+    paper = {
+        "undivided": f"{published['undivided_kib']} KiB",
+        "powerOfTwo": f"{published['power_of_two_mib']} MiB, 32s",
+        "all": times(published["speedup_all"]),
+    }
     rows = []
     for limit in FIGURE10_LIMITS:
         for policy in POLICIES:
-            row = runs.get((limit, policy))
+            row = cells.get((limit, policy))
             tried = record and (policy != "all" or record.config["policy"] == "all")
+            parts = [(int(size), str(name)) for size, name in row["parts"]] if row else []
             absent = "does not fit" if tried else DASH
             rows.append(
                 {
                     "limit (MiB)": limit,
                     "policy": policy,
-                    "paper": paper[policy] if limit == FIGURE10_LIMITS[1] else DASH,
-                    "division": reading.parts_text(row["parts"]) if row else absent,
+                    "paper": paper[policy] if limit == published["limit_mib"] else DASH,
+                    "division": str(Division(0.0, 0, parts)) if row else absent,
                     "workspace (MiB)": mib(row["workspace_bytes"] if row else None),
                     "time (ms)": ms(row["time_s"] if row else None),
                     "sum of parts (ms)": ms(row["predicted_s"] if row else None),
                     "torch's own (ms)": ms(row["native_s"] if row else None),
-                    "over undivided": times(conv2_gain(results, limit, policy)),
+                    "over undivided": times(conv2_gain(cells, (limit, policy))),
                 }
             )
-    return pd.DataFrame(rows)
+    return rows
 
 
-def figure10(results: Results) -> Figure:
-    """Draw Figure 10."""
-    entry = reading.conv2_entry(results)
+def figure10(results: Results) -> "Figure":
+    """Draw conv2's micro-batches one after the other in time, with sizes and algorithms."""
+    from repro import plots
+
+    entry = conv2_entry(results)
     rows = []
     for limit in FIGURE10_LIMITS if entry is not None else ():
         assert entry is not None
         for policy in POLICIES:
-            division = reading.divide(entry, limit, policy)
+            division = divide(entry, limit, policy)
             if division is not None:
                 rows.append((f"{policy}, {limit} MiB", part_times(entry, division, policy)))
-    return drawings.timeline(rows)
+    figure, axes = plots.new_axes(1, 1, 10, 1.5 + 0.42 * len(rows))
+    axis = axes[0, 0]
+    colours = _colours([name for _, parts in rows for _, name, _ in parts])
+    longest = max([sum(time for *_, time in parts) for _, parts in rows], default=1.0)
+    named: set[str] = set()
+    for row, (_, parts) in enumerate(rows):
+        left = 0.0
+        for size, name, time in parts:
+            _draw_part(axis, row, left, time, time > longest / 45, name, size, colours, named)
+            left += time
+    axis.set_yticks(range(len(rows)), [text for text, _ in rows])
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel("time of the forward pass (ms); numbers are micro-batch sizes")
+    plots.legend_below(figure, 4)
+    return figure
 
 
-def part_times(entry: Entry, division: Division, policy: str = "all") -> list[Any]:
+def part_times(
+    entry: Entry, division: "Division", policy: str = "all"
+) -> list[tuple[int, str, float]]:
     """Return (size, algorithm, ms) of every part of a division."""
-    times = {
+    measured = {
         (size, way.algorithm): 1e3 * way.time_s
-        for size, ways in reading.candidates(entry, policy).items()
+        for size, ways in candidates_of(entry, policy).items()
         for way in ways
     }
-    return [(size, name, times[size, name]) for size, name in division.parts]
+    return [(size, name, measured[size, name]) for size, name in division.parts]
 
 
-def assignment(results: Results) -> list[tuple[Entry, Division]] | None:
-    """Return AlexNet's kernels with the divisions that WD chooses, None where nothing fits."""
-    record = reading.best_candidates(results, "AlexNet")
-    entries = record.metrics["kernels"] if record else []
-    chosen = reading.share_out(entries, PAPER["figure12"]["total_mib"]) if entries else None
-    return None if chosen is None else list(zip(entries, chosen, strict=True))
+def _bound_cell(results: Results) -> tuple[dict[Cell, dict[str, Any]], Cell]:
+    """Return conv2's cells, and the largest limit that excludes the fastest undivided algorithm.
+
+    Raises:
+        NotRun: No limit does, or nothing was measured.
+    """
+    record = results.need("candidates", layer="conv2")
+    entry, cells = kernels_of(record)[0], conv2_cells(results)
+    policy = "all" if any(name == "all" for _, name in cells) else "powerOfTwo"
+    fastest = divide(entry, AMPLE, "undivided")
+    need = None if fastest is None else fastest.workspace_bytes / MIB
+    bound = [limit for limit in FIGURE10_LIMITS if need is None or need > limit]
+    if not bound:
+        told = f"{fastest} needs {need:.1f} MiB at a mini-batch of {entry['batch']}"
+        raise NotRun(f"no limit binds: the fastest undivided, {told}")
+    cell = max(bound), policy
+    if cell not in cells:
+        raise NotRun(f"nothing fits into {cell[0]} MiB")
+    return cells, cell
 
 
-def figure12_table(results: Results) -> pd.DataFrame:
-    """Return what WD assigns to each kernel of AlexNet."""
-    chosen = assignment(results) or []
-    total = PAPER["figure12"]["total_mib"] * MIB
-    rows = [
-        {
-            "kernel": reading.label(entry),
-            "workspace (MiB)": mib(division.workspace_bytes),
-            "share of the limit": f"{100 * division.workspace_bytes / total:.1f} %",
-            "time (ms)": ms(division.time_s),
-            "torch's own (ms)": ms(entry["native_s"]),
-            "torch's own (MiB)": mib(entry["native_bytes"]),
-            "division": str(division),
-        }
-        for entry, division in chosen
-    ]
-    return pd.DataFrame(rows)
+@claim(
+    "admits_algorithm",
+    "Dividing admits an algorithm for conv2 that does not fit undivided",
+    "Section IV-B1",
+)
+def admits_algorithm(results: Results, expected: Expectation) -> Verdict:
+    """Judge whether the division takes an algorithm that the whole mini-batch has no room for."""
+    cells, (limit, policy) = _bound_cell(results)
+    entry = kernels_of(results.need("candidates", layer="conv2"))[0]
+    needs = {name: size / MIB for name, _, size in entry["candidates"][str(entry["batch"])]}
+    needs[NATIVE] = entry["native_bytes"] / MIB
+    taken = sorted({str(name) for _, name in cells[limit, policy]["parts"]})
+    admitted = [f"{name} ({needs[name]:.1f} MiB)" for name in taken if needs.get(name, 0) > limit]
+    told = f"{limit} MiB, {policy}: takes {', '.join(taken)}; excluded undivided: "
+    return combine([certain(told + (", ".join(admitted) or "none of them"), bool(admitted))])
 
 
-def figure12(results: Results) -> Figure:
-    """Draw Figure 12: the workspace of every kernel, WR at 8 MiB each beside WD."""
-    record = reading.best_candidates(results, "AlexNet")
-    entries = record.metrics["kernels"] if record else []
-    bars: dict[str, dict[str, float]] = {}
-    held = [reading.divide(entry, 8) for entry in entries]
-    bars["WR, 8 MiB each"] = {
-        reading.label(e): d.workspace_bytes / MIB for e, d in zip(entries, held, strict=True) if d
-    }
-    total = PAPER["figure12"]["total_mib"]
-    bars[f"WD, {total} MiB in all"] = {
-        reading.label(e): d.workspace_bytes / MIB for e, d in assignment(results) or []
-    }
-    if not entries:
-        bars = {}  # nothing was measured, which is not that nothing fits
-    title = "workspace of AlexNet's kernels"
-    return drawings.stacked({title: bars}, "workspace (MiB)", {title: {"limit of WD": total}})
+@claim(
+    "conv2_faster",
+    "Dividing makes conv2 faster than undivided within the same limit",
+    "Section IV-B1",
+)
+def conv2_faster(results: Results, expected: Expectation) -> Verdict:
+    """Judge conv2's speed-up; each time is one median, of whose spread nothing is recorded."""
+    cells, cell = _bound_cell(results)
+    gain = conv2_gain(cells, cell)
+    if gain is None:
+        raise NotRun(f"nothing undivided fits into {cell[0]} MiB, to compare with")
+    same = cells[cell]["parts"] == cells[cell[0], "undivided"]["parts"]
+    gap: Gap = exactly(1.0, log=True) if same else unsure(gain, log=True)
+    paper = PAPER["figure10"]["speedup_all"]
+    return combine([direction(f"{cell[0]} MiB, {cell[1]}:", gap, paper, sign=expected.sign)])
+
+
+FIGURE10 = Exhibit(
+    runs=conv2_runs,
+    table=figure10_table,
+    figure=figure10,
+    caption=caption(
+        "The divisions of AlexNet's second convolution, forward, run as a whole in turns with "
+        f"torch's own; the bars show their parts as measured one by one. {HELD}",
+        facts,
+    ),
+    claims=(admits_algorithm, conv2_faster),
+)

@@ -1,43 +1,260 @@
-"""Network by network: the tables and figures on whole iterations, WR and WD."""
+"""What does a whole network gain under a limit for each of its kernels? (Figure 9, Table V)
 
-import pandas as pd
-from matplotlib.figure import Figure
+Where a limit excludes nothing, dividing has nothing to gain, and claims that it gains are not
+judged.
+"""
 
-from repro.experiments.design import Results, reported
-from repro.experiments.microconv import drawings, reading
-from repro.experiments.microconv.grids import LIMITS_MIB, POLICIES, ROLES
-from repro.experiments.microconv.reading import held_s, median, mib, ms, one, settings, times
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    check,
+    claim,
+    one_machine,
+)
+from repro.experiments.judging import (
+    QUARTER,
+    Gap,
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    certain,
+    combine,
+    direction,
+    each,
+    equivalence,
+    exactly,
+)
+from repro.experiments.microconv.settings import (
+    HELD,
+    LIMITS_MIB,
+    MIB,
+    PAPER,
+    POLICIES,
+    ROLES,
+    TUNED,
+    compared,
+    facts,
+    kernels_of,
+    label,
+    median,
+    mib,
+    ms,
+    network,
+    own_spread,
+    policies,
+    scatter,
+    settings,
+    settings_of,
+    stands_for_mib,
+    times,
+)
 from repro.records import Record
 from repro.report import DASH
 
-PAPER = reported("microconv")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def network_row(record: Record | None, baseline: Record | None) -> dict[str, str]:
-    """Return what was measured of one tuned network, beside an undivided one."""
-    if record is None:
-        return dict.fromkeys(_NETWORK_COLUMNS, DASH)
-    held, tuned = held_s(record), "tuned" in record.timings
-    missing = reading.unfit(record)
-    return dict(
-        zip(
-            _NETWORK_COLUMNS,
-            (
-                ms(held) if not missing else f"does not fit: {len(missing)} kernels",
-                ms(reading.held_native_s(record)) if held else DASH,
-                times(reading.speedup(baseline, record)),
-                mib(reading.workspace_bytes(record)) if held else DASH,
-                ms(median(record, "tuned")) if tuned else "all left to torch",
-                ms(median(record, "plain")),
-                times(reading.paired_ratio(record, "plain", "tuned") if tuned else None),
-                str(len(record.timings["plain"]["samples_s"])),
-            ),
-            strict=True,
-        )
+SMALL, MODERATE, AMPLE = LIMITS_MIB
+# On P100: speed-ups as [whole iteration, convolutions alone].
+PAPER_64 = PAPER["figure9"]["speedup_64"]["P100"]
+
+
+def held_s(record: Record | None) -> float | None:
+    """Return the measured seconds of a network's kernels within the limit, None if not all fit."""
+    rows = kernels_of(record)
+    if not rows or any("time_s" not in row for row in rows):
+        return None
+    return math.fsum(row["time_s"] for row in rows)
+
+
+def held_native_s(record: Record) -> float:
+    """Return the seconds of the same kernels by torch, measured in turns with them."""
+    return math.fsum(row["native_s"] for row in kernels_of(record))
+
+
+def workspace_bytes(record: Record) -> int:
+    """Return the workspace that a network's kernels take together, as the paper counts it."""
+    return sum(row["workspace_bytes"] for row in kernels_of(record))
+
+
+def unfit(record: Record | None) -> list[str]:
+    """Return the kernels that have no division within the limit."""
+    return [label(row) for row in kernels_of(record) if "time_s" not in row]
+
+
+def paired_ratio(record: Record, slower: str, faster: str) -> float:
+    """Return the median over rounds of one timing over another that was taken in turns."""
+    pairs = zip(*(record.timings[name]["samples_s"] for name in (slower, faster)), strict=True)
+    return float(np.median([a / b for a, b in pairs]))
+
+
+def speedup(slower: Record | None, faster: Record | None) -> float | None:
+    """Return how much faster one record's kernels are, both relative to torch's own.
+
+    The two were run at different moments; each was measured in turns with torch's own
+    convolutions, and so the ratio of ratios leaves slow spells of the machine out.
+    """
+    before, after = held_s(slower), held_s(faster)
+    if before is None or after is None or slower is None or faster is None:
+        return None
+    return before / held_native_s(slower) / (after / held_native_s(faster))
+
+
+def need(results: Results, role: str, mode: str, limit_mib: int, *wanted: str) -> Record:
+    """Return the network's record in float32 with the first of several policies that has one.
+
+    Raises:
+        NotRun: None has.
+    """
+    for policy in wanted:
+        config = {"role": role, "mode": mode, "limit_mib": limit_mib, "policy": policy}
+        record = results.first("network", setting="fp32", **config)
+        if record is not None:
+            return record
+    raise NotRun(f"{role} has no record with {mode}, {limit_mib:,} MiB and {' or '.join(wanted)}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much faster one record's kernels are than another's, of those that fit in both.
+
+    Attributes:
+        gap: The speed-up.
+        kernels: How many fit both ways.
+        unfit: Of each record where some do not fit, which; the speed-up of the whole network then
+            has no number.
+        spread: Of one comparison with torch's own.
+    """
+
+    gap: Gap
+    kernels: int
+    unfit: tuple[str, ...]
+    spread: Spread
+
+    def judged(self, name: str, judge: Callable[[str, Gap], Part]) -> Part:
+        """Return the part that `judge` makes of the gap, undecided where kernels are left out."""
+        if self.unfit:
+            told = f"{name} {self.gap} of the {self.kernels} kernels that fit both ways; "
+            return "undecided", told + "; ".join(self.unfit)
+        word, told = judge(name, self.gap)
+        return word, f"{told}; {scatter(self.spread)}"
+
+
+def gained(before: Record, after: Record) -> Comparison:
+    """Compare one record's kernels with another's, both relative to torch's own, as `speedup`.
+
+    The error is that of the comparisons with torch's own: each is a median, and weighs as much as
+    its kernel takes of the time. Kernels whose times are the very same ones do not count.
+
+    Raises:
+        NotRun: No kernel fits in both, or the records are of two machines.
+    """
+    one_machine([before, after])
+    pairs = [
+        pair
+        for pair in zip(kernels_of(before), kernels_of(after), strict=True)
+        if all("time_s" in row for row in pair)
+    ]
+    if not pairs:
+        raise NotRun(f"no kernel fits both ways; {_where(before)}")
+    mean, weight = 0.0, 0.0
+    for sign, side in zip((1, -1), zip(*pairs, strict=True), strict=True):
+        total = math.fsum(row["time_s"] for row in side)
+        mean += sign * math.log(total / math.fsum(row["native_s"] for row in side))
+        own = [row for row, pair in zip(side, pairs, strict=True) if not _same(*pair)]
+        weight += math.fsum((row["time_s"] / total) ** 2 for row in own)
+    spread = own_spread([*kernels_of(before), *kernels_of(after)])
+    left_out = [
+        f"{named(missing)} do not fit with {_where(record)}"
+        for record in (before, after)
+        if (missing := unfit(record))
+    ]
+    gap = compared(mean, math.sqrt(weight), spread)
+    return Comparison(gap, len(pairs), tuple(left_out), spread)
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return (one["time_s"], one["native_s"]) == (other["time_s"], other["native_s"])
+
+
+def _where(record: Record) -> str:
+    config = record.config
+    return f"{config['mode']} {config['policy']} with {config['limit_mib']:,} MiB"
+
+
+def named(kernels: Sequence[str]) -> str:
+    if len(kernels) > 4:
+        return f"{len(kernels)} kernels"
+    return ", ".join(kernels)
+
+
+def excluded(
+    undivided: Record, limit_mib: float, others: Sequence[Record | None] = ()
+) -> list[str]:
+    """Return the kernels of which a limit for each excludes an undivided algorithm worth having.
+
+    Nothing undivided fits; or with a larger limit undivided takes more than this one; or a
+    division takes another algorithm, which would need more for the whole mini-batch, a workspace
+    being taken as proportional to the batch.
+
+    Args:
+        undivided: The network undivided within the limit.
+        limit_mib: Of each kernel.
+        others: The same network undivided with a larger limit, or divided.
+    """
+    found = dict.fromkeys(unfit(undivided))
+    own = {label(row): _algorithms(row) for row in kernels_of(undivided)}
+    for record in others:
+        for row in kernels_of(record):
+            if "parts" not in row or _algorithms(row) <= own[label(row)]:
+                continue
+            share = max(size for size, _ in row["parts"]) / row["batch"]
+            if row["workspace_bytes"] / share > limit_mib * MIB:
+                found[label(row)] = None
+    return list(found)
+
+
+def _algorithms(row: Mapping[str, Any]) -> set[str]:
+    return {str(name) for _, name in row.get("parts", [])}
+
+
+def need_binding(
+    undivided: Record, limit_mib: float, others: Sequence[Record | None] = ()
+) -> list[str]:
+    """Return `excluded`.
+
+    Raises:
+        NotRun: The limit excludes nothing, and so there is nothing that dividing could gain.
+    """
+    found = excluded(undivided, limit_mib, others)
+    if found:
+        return found
+    rows = kernels_of(undivided)
+    largest = max(row["workspace_bytes"] for row in rows) / MIB
+    config = undivided.config
+    raise NotRun(
+        f"no limit binds: {limit_mib:,} MiB exclude nothing of {config['role']}'s {len(rows)} "
+        f"kernels, which take at most {largest:.1f} MiB undivided at a mini-batch of "
+        f"{config['batch']}"
     )
 
 
-_NETWORK_COLUMNS = (
+COLUMNS = (
     "convolutions within the limit (ms)",
     "torch's own (ms)",
     "over undivided",
@@ -49,125 +266,297 @@ _NETWORK_COLUMNS = (
 )
 
 
-def figure9_table(results: Results) -> pd.DataFrame:
+def network_row(record: Record | None, baseline: Record | None) -> dict[str, str]:
+    """Return what was measured of one tuned network, beside an undivided one."""
+    if record is None:
+        return dict.fromkeys(COLUMNS, DASH)
+    held, tuned = held_s(record), "tuned" in record.timings
+    missing = unfit(record)
+    cells = (
+        ms(held) if not missing else f"does not fit: {len(missing)} kernels",
+        ms(held_native_s(record)) if held else DASH,
+        times(speedup(baseline, record)),
+        mib(workspace_bytes(record)) if held else DASH,
+        ms(median(record, "tuned")) if tuned else "all left to torch",
+        ms(median(record, "plain")),
+        times(paired_ratio(record, "plain", "tuned") if tuned else None),
+        str(len(record.timings["plain"]["samples_s"])),
+    )
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return AlexNet at three limits with three policies."""
+    return [
+        network(profile, "AlexNet", "WR", limit, policy, setting)
+        for setting in settings(profile)
+        for limit in LIMITS_MIB
+        for policy in policies(profile, "AlexNet")
+    ]
+
+
+def _by_policy(results: Results, **config: Any) -> dict[str, Record | None]:
+    return {policy: results.first("network", policy=policy, **config) for policy in POLICIES}
+
+
+def figure9_table(results: Results) -> list[dict[str, Any]]:
     """Return AlexNet at three limits with three policies."""
     rows = []
-    for setting in settings(results):
+    for setting in settings_of(results):
         for limit in LIMITS_MIB:
-            runs = {
-                policy: one(results, "network", limit_mib=limit, policy=policy, setting=setting)
-                for policy in POLICIES
-            }
-            for policy, record in runs.items():
-                paper = DASH
-                if limit == 64 and policy == "all":
-                    paper = times(PAPER["figure9"]["speedup_64"]["P100"][1])
+            found = _by_policy(results, limit_mib=limit, setting=setting)
+            for policy, record in found.items():
+                paper = times(PAPER_64[1]) if (limit, policy) == (MODERATE, "all") else DASH
                 rows.append(
                     {"setting": setting, "limit (MiB)": limit, "policy": policy}
                     | {"paper, P100": paper}
-                    | network_row(record, runs["undivided"])
+                    | network_row(record, found["undivided"])
                 )
-    return pd.DataFrame(rows)
+    return rows
 
 
-def figure9(results: Results) -> Figure:
-    """Draw Figure 9: each kernel's time within the limit, for every limit and policy."""
-    panels: dict[str, dict[str, dict[str, float]]] = {}
-    setting = next(iter(settings(results)), "fp32")
+Bars = dict[str, dict[str, float]]  # by bar, then by part, the heights
+
+
+def figure9(results: Results) -> "Figure":
+    """Draw each kernel's time within the limit, for every limit and policy."""
+    panels: dict[str, Bars] = {}
+    setting = next(iter(settings_of(results)), "fp32")
     for limit in LIMITS_MIB:
-        runs = {
-            policy: one(results, "network", limit_mib=limit, policy=policy, setting=setting)
-            for policy in POLICIES
-        }
+        found = _by_policy(results, limit_mib=limit, setting=setting)
         panels[f"limit {limit} MiB for each kernel"] = {
-            policy: _by_layer(record) for policy, record in runs.items() if record is not None
+            policy: layer_times(record) for policy, record in found.items() if record is not None
         }
-    return drawings.stacked(panels, "convolutions (ms)")
+    return draw_stacked(panels, "convolutions (ms)")
 
 
-def _by_layer(record: Record) -> dict[str, float]:
+def layer_times(record: Record) -> dict[str, float]:
+    """Return a network's milliseconds by layer, none where not all kernels fit."""
     if held_s(record) is None:
         return {}
     layers: dict[str, float] = {}
-    for row in record.metrics["kernels"]:
+    for row in kernels_of(record):
         layers[row["layer"]] = layers.get(row["layer"], 0.0) + 1e3 * row["time_s"]
     return layers
 
 
-def wd_total(role: str, limit_mib: int) -> int:
-    """Return the workspace of all kernels that WD has where WR has `limit_mib` for each."""
-    kernels: int = PAPER["figure11"]["kernels"][role]
-    return limit_mib * kernels
+def draw_stacked(
+    panels: Mapping[str, Bars],
+    ylabel: str,
+    lines: Mapping[str, Mapping[str, float]] | None = None,
+) -> "Figure":
+    """Draw stacked bars, one panel each.
+
+    Args:
+        panels: By title; an empty bar did not fit.
+        ylabel: With its unit.
+        lines: By panel, then label, heights of horizontal lines.
+    """
+    import seaborn as sns
+
+    from repro import plots
+
+    width = max(4.2, 9.6 / len(panels)) * len(panels)
+    figure, axes = plots.new_axes(1, len(panels), width, 3.7)
+    parts = list(dict.fromkeys(p for bars in panels.values() for b in bars.values() for p in b))
+    colours = dict(zip(parts, sns.color_palette("colorblind", len(parts)), strict=True))
+    for number, (axis, (title, bars)) in enumerate(zip(axes[0], panels.items(), strict=True)):
+        highest = max([sum(b.values()) for b in bars.values()], default=1.0) or 1.0
+        for position, heights in enumerate(bars.values()):
+            bottom = 0.0
+            for part, height in heights.items():
+                axis.bar(position, height, 0.7, bottom=bottom, color=colours[part], label=part)
+                bottom += height
+            text = f"{bottom:,.3g}" if heights else "does\nnot fit"
+            axis.text(position, bottom + 0.01 * highest, text, ha="center", va="bottom", fontsize=8)
+        for text, height in (lines or {}).get(title, {}).items():
+            axis.axhline(height, color="#b3261e", linestyle="--", linewidth=1.4, label=text)
+        long = max((len(name) for name in bars), default=0) > 6 and len(bars) > 4
+        axis.set_xticks(range(len(bars)), list(bars), rotation=45 if long else 0)
+        axis.grid(axis="x", visible=False)
+        axis.margins(y=0.14)
+        axis.set_ylim(bottom=0)
+        axis.set(title=title, ylabel=ylabel if number == 0 else "")
+    plots.legend_below(figure, 7)
+    return figure
 
 
-def pair(
-    results: Results, role: str, limit_mib: int, policy: str
-) -> tuple[Record | None, Record | None]:
-    """Return the records of WR and WD with the same workspace in all."""
-    shared = {"role": role, "policy": policy, "setting": "fp32"}
-    wr = one(results, "network", mode="WR", limit_mib=limit_mib, **shared)
-    wd = one(results, "network", mode="WD", limit_mib=wd_total(role, limit_mib), **shared)
-    return wr, wd
+def _alexnet(results: Results, limit_mib: int, *wanted: str) -> Record:
+    return need(results, "AlexNet", "WR", limit_mib, *wanted)
 
 
-def figure11_table(results: Results) -> pd.DataFrame:
-    """Return WR beside WD with the same workspace in all."""
-    rows = []
-    for role in PAPER["figure11"]["kernels"]:
-        for limit in (8, 16, 32, *LIMITS_MIB[1:]):
-            # The paper sets WD with 16 MiB for each against undivided with 32.
-            base, _ = pair(results, role, 32 if limit == 16 else limit, "undivided")
-            for policy in POLICIES:
-                wr, wd = pair(results, role, limit, policy)
-                if wr is None and wd is None:
-                    continue
-                for mode, record in (("WR", wr), ("WD", wd)):
-                    if record is None:
-                        continue
-                    row = network_row(record, base)
-                    total = limit if mode == "WR" else wd_total(role, limit)
-                    paper = DASH
-                    if (role, limit, mode, policy) == ("AlexNet", 8, "WD", "all"):
-                        paper = times(PAPER["figure11"]["alexnet_120"][1])
-                    rows.append(
-                        {
-                            "network": role,
-                            "mode": mode,
-                            "limit (MiB)": f"{total:,} {'each' if mode == 'WR' else 'in all'}",
-                            "policy": policy,
-                            "paper, P100": paper,
-                            **{name: row[name] for name in _NETWORK_COLUMNS[:4]},
-                            "variables": record.metrics["variables"] or DASH,
-                            "solved (ms)": ms(record.metrics["optimise_s"]),
-                        }
-                    )
-    return pd.DataFrame(rows)
+def _scaled(results: Results, limit_mib: int) -> tuple[Record, Record]:
+    """Return AlexNet undivided and with all sizes, under a limit no looser than the paper's.
+
+    Raises:
+        NotRun: It stands for more at the paper's mini-batch.
+    """
+    undivided, divided = (_alexnet(results, limit_mib, p) for p in ("undivided", "all"))
+    stands = stands_for_mib(undivided, limit_mib)
+    if stands > limit_mib:
+        raise NotRun(
+            f"no such limit was run: {limit_mib} MiB at a mini-batch of "
+            f"{undivided.config['batch']} stand for {stands:,.0f} at the paper's"
+        )
+    return undivided, divided
 
 
-def figure11(results: Results) -> Figure:
-    """Draw Figure 11 for AlexNet: WR and WD side by side, policy by policy."""
-    panels: dict[str, dict[str, dict[str, float]]] = {}
-    for limit in LIMITS_MIB:
-        bars: dict[str, dict[str, float]] = {}
-        for policy in POLICIES:
-            for mode, record in zip(("WR", "WD"), pair(results, "AlexNet", limit, policy),
-                                    strict=True):  # fmt: skip
-                if record is not None:
-                    bars[f"{mode} {policy}"] = _by_layer(record)
-        panels[f"{limit} MiB each, {wd_total('AlexNet', limit):,} MiB in all"] = bars
-    return drawings.stacked(panels, "AlexNet's convolutions (ms)")
+def no_gain(paper: float) -> float:
+    """Return the gain, as a share, that still counts as none: below a quarter of the paper's."""
+    return float(paper**QUARTER - 1)
 
 
-def table5(results: Results) -> pd.DataFrame:
-    """Return Table V."""
+@claim(
+    "moderate_faster",
+    f"With a moderate workspace, {MODERATE} MiB for each kernel, dividing is faster",
+    "Section IV-B1",
+)
+def moderate_faster(results: Results, expected: Expectation) -> Verdict:
+    """Judge AlexNet's convolutions with all micro-batch sizes over undivided."""
+    undivided, divided = (_alexnet(results, MODERATE, p) for p in ("undivided", "all"))
+    roomier = results.first("network", setting="fp32", limit_mib=AMPLE, policy="undivided")
+    need_binding(undivided, MODERATE, [roomier, divided])
+    judge = partial(direction, paper=PAPER_64[1], sign=expected.sign)
+    return combine([gained(undivided, divided).judged("convolutions", judge)])
+
+
+@claim(
+    "small_no_gain",
+    f"With {SMALL} MiB for each kernel, nothing is gained",
+    "Section IV-B1",
+)
+def small_no_gain(results: Results, expected: Expectation) -> Verdict:
+    """Judge whether dividing gains less than a quarter of what it does at the moderate limit."""
+    undivided, divided = _scaled(results, SMALL)
+    if unfit(undivided) and not unfit(divided):
+        return combine([certain(f"only divided, {named(unfit(undivided))} fit", False)])
+    judge = partial(equivalence, margin=no_gain(PAPER_64[1]), side=1)
+    return combine([gained(undivided, divided).judged("convolutions", judge)])
+
+
+@claim(
+    "ample_no_gain",
+    f"With {AMPLE} MiB for each kernel, nothing is gained",
+    "Section IV-B1",
+)
+def ample_no_gain(results: Results, expected: Expectation) -> Verdict:
+    """Judge whether dividing is as fast as undivided, within a quarter of the moderate gain."""
+    undivided, divided = _scaled(results, AMPLE)
+    judge = partial(equivalence, margin=no_gain(PAPER_64[1]))
+    return combine([gained(undivided, divided).judged("convolutions", judge)])
+
+
+def _moderate_for_ample(results: Results) -> tuple[Record, Record]:
+    """Return undivided with ample workspace and divided with a moderate one, where that binds."""
+    large, small = _alexnet(results, AMPLE, "undivided"), _alexnet(results, MODERATE, "all")
+    need_binding(_alexnet(results, MODERATE, "undivided"), MODERATE, [large, small])
+    return large, small
+
+
+@claim(
+    "less_workspace",
+    f"Divided at {MODERATE} MiB takes a fraction of undivided's workspace at {AMPLE} MiB",
+    "Section IV-B1",
+)
+def less_workspace(results: Results, expected: Expectation) -> Verdict:
+    """Judge the bytes of all kernels together."""
+    large, small = _moderate_for_ample(results)
+    if unfit(large) or unfit(small):
+        raise NotRun(f"{named(unfit(large) + unfit(small))} fit not at all")
+    paper = PAPER["figure9"]["all_64_gib"] / PAPER["figure9"]["undivided_512_gib"]
+    share = max(1, workspace_bytes(small)) / max(1, workspace_bytes(large))
+    gap = exactly(share, log=True)
+    return combine([direction("workspace in all", gap, paper, sign=expected.sign)])
+
+
+@claim(
+    "memory_cost",
+    f"Divided at {MODERATE} MiB is at most {PAPER['figure9']['overhead_percent']:.0f} % slower "
+    f"than undivided at {AMPLE} MiB",
+    "Section IV-B1",
+)
+def memory_cost(results: Results, expected: Expectation) -> Verdict:
+    """Judge the time that the smaller workspace costs."""
+    large, small = _moderate_for_ample(results)
+    allowed = PAPER["figure9"]["overhead_percent"] / 100
+    judge = partial(equivalence, margin=allowed, side=1)
+    return combine([gained(small, large).judged("convolutions", judge)])
+
+
+@claim("power_of_two_as_good", "powerOfTwo is as good as all, where a limit binds", "Section IV-B1")
+def power_of_two_as_good(results: Results, expected: Expectation) -> Verdict:
+    """Judge the time of powerOfTwo over that of all; the margin is Table V's largest difference."""
+    table = PAPER["table5"].values()
+    margin = max(row["powerOfTwo"] / row["all"] for row in table) - 1
+    roomier = results.first("network", setting="fp32", limit_mib=AMPLE, policy="undivided")
+
+    def judge(limit: str) -> Part:
+        undivided, two, every = (_alexnet(results, int(limit), policy) for policy in POLICIES)
+        need_binding(undivided, int(limit), [roomier, two, every])
+        judge_gap = partial(equivalence, margin=margin, side=1)
+        return gained(two, every).judged(f"{limit} MiB:", judge_gap)
+
+    parts = each(map(str, LIMITS_MIB), judge)
+    bound = [part for part in parts if part[0] != "not run"]
+    return combine(bound or parts)
+
+
+@check(
+    "With more micro-batch sizes to choose from, no division is planned that is slower: by the "
+    "times of the parts, all takes at most powerOfTwo's, and that at most undivided's"
+)
+def more_sizes_no_slower(results: Results) -> tuple[bool, str]:
+    """Compare the planned times of the kernels that fit with both of two policies."""
+    plans = []
+    for setting in settings_of(results):
+        for limit in LIMITS_MIB:
+            found = _by_policy(results, limit_mib=limit, setting=setting)
+            for fewer, more in itertools.pairwise(POLICIES):
+                plans += [
+                    (a["predicted_s"], b.get("predicted_s", math.inf))
+                    for a, b in zip(kernels_of(found[fewer]), kernels_of(found[more]), strict=False)
+                    if "predicted_s" in a
+                ]
+    if not plans:
+        raise NotRun("no records")
+    slower = sum(b > a * (1 + 1e-9) for a, b in plans)
+    return not slower, f"{slower} of {len(plans)} kernels are planned slower"
+
+
+FIGURE9 = Exhibit(
+    runs=figure9_runs,
+    table=figure9_table,
+    figure=figure9,
+    caption=caption(f"Forward and backward pass. {HELD} {TUNED}", facts),
+    claims=(
+        moderate_faster,
+        small_no_gain,
+        ample_no_gain,
+        less_workspace,
+        memory_cost,
+        power_of_two_as_good,
+    ),
+    checks=(more_sizes_no_slower,),
+)
+
+
+def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return all three networks at 64 MiB for each kernel."""
+    return [
+        network(profile, role, "WR", MODERATE, policy, setting)
+        for role in ROLES
+        for setting in settings(profile)
+        for policy in policies(profile, role)
+    ]
+
+
+def table5(results: Results) -> list[dict[str, Any]]:
+    """Return the time of each network by policy."""
     rows = []
     for role in ROLES:
-        for setting in settings(results):
-            runs = {
-                policy: one(results, "network", role=role, policy=policy, setting=setting)
-                for policy in POLICIES
-            }
-            for policy, record in runs.items():
+        for setting in settings_of(results):
+            found = _by_policy(results, role=role, setting=setting)
+            for policy, record in found.items():
                 paper = PAPER["table5"][role]
                 ratio = paper["undivided"] / paper[policy]
                 rows.append(
@@ -176,7 +565,85 @@ def table5(results: Results) -> pd.DataFrame:
                         "setting": setting,
                         "policy": policy,
                         "paper (ms)": f"{paper[policy]:.1f} ({ratio:.2f}×)",
-                        **network_row(record, runs["undivided"]),
+                        **network_row(record, found["undivided"]),
                     }
                 )
-    return pd.DataFrame(rows)
+    return rows
+
+
+@claim("all_gain", f"All three networks gain at {MODERATE} MiB", "Table V")
+def all_gain(results: Results, expected: Expectation) -> Verdict:
+    """Judge the networks' convolutions with powerOfTwo; the paper's times are of iterations."""
+
+    def judge(role: str) -> Part:
+        undivided, divided = (
+            need(results, role, "WR", MODERATE, policy) for policy in ("undivided", "powerOfTwo")
+        )
+        need_binding(undivided, MODERATE, [divided])
+        published = PAPER["table5"][role]
+        paper = published["undivided"] / published["powerOfTwo"]
+        judge_gap = partial(direction, paper=paper, sign=expected.sign)
+        word, told = gained(undivided, divided).judged(f"{role}'s convolutions:", judge_gap)
+        return word, f"{told}; the paper's is of an iteration"
+
+    return combine(each(ROLES, judge))
+
+
+def _tuned(results: Results) -> list[Record]:
+    """Return the networks in float32 of which a kernel left torch's own.
+
+    Raises:
+        NotRun: There is none.
+    """
+    records = results.ok("network", setting="fp32")
+    tuned = [record for record in records if record.metrics["tuned_kernels"]]
+    if not tuned:
+        untouched = f"{len(records)} networks, and no kernel of them left torch's own"
+        raise NotRun(untouched if records else "no records")
+    return tuned
+
+
+def _finite(values: Sequence[float]) -> float:
+    return max(values) if all(map(math.isfinite, values)) else math.inf
+
+
+@claim("same_loss", "Results do not change: the loss is the same", "Section II")
+def same_loss(results: Results, expected: Expectation) -> Verdict:
+    """Judge the relative difference of the losses of tuned and untuned networks."""
+    tuned = _tuned(results)
+    worst, margin = _finite([r.metrics["loss_error"] for r in tuned]), expected.allowed()
+    told = f"over {len(tuned)} networks with kernels that left torch's own, by at most {worst:.0e}"
+    return combine([certain(f"{told}, margin {margin:.0e}", worst <= margin)])
+
+
+@claim(
+    "same_gradients",
+    "Results do not change: gradients are the same (as we put it: or no farther apart than "
+    "those of torch's own two convolutions)",
+    "Section II",
+)
+def same_gradients(results: Results, expected: Expectation) -> Verdict:
+    """Judge the largest difference of a gradient's element, relative to its largest element."""
+    tuned, margin = _tuned(results), expected.allowed()
+    gaps = [(r.metrics["gradient_error"], r.metrics["own_gradient_error"]) for r in tuned]
+    beyond = [(gap, own) for gap, own in gaps if not gap <= margin]
+    told = f"{len(gaps) - len(beyond)} of {len(gaps)} networks within {margin:.0e}"
+    if beyond:
+        worst = _finite([gap for gap, _ in beyond])
+        told += (
+            f"; elsewhere by up to {worst:.0e}, where torch's own with and without their library "
+            f"differ by {max(own for _, own in beyond):.0e} (a unit at the edge of its ReLU)"
+        )
+    holds = all(gap <= own + margin for gap, own in beyond)
+    return combine([certain(told, holds)])
+
+
+TABLE5 = Exhibit(
+    runs=table5_runs,
+    table=table5,
+    caption=caption(
+        f"Forward and backward pass at {MODERATE} MiB for each kernel. {HELD} {TUNED}",
+        facts,
+    ),
+    claims=(all_gain, same_loss, same_gradients),
+)

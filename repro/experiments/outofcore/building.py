@@ -1,8 +1,6 @@
 """The iterations that the experiments of out-of-core training run: networks, losses, optimizers."""
 
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,28 +13,12 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.nn import functional
 
-from repro.measure.allocations import keep_freed_memory
 from repro.models import Pix2PixHD, build
 
 Config = Mapping[str, Any]
 Step = Callable[[], None]
 # What activation checkpointing recomputes as a whole, by the name of its class.
 _BLOCKS = {"Bottleneck", "_DenseBlock", "XceptionBlock", "ResidualBlock"}
-
-
-@contextmanager
-def machine(config: Config, device: str) -> Iterator[None]:
-    """Use as many threads as a configuration says, and keep freed memory on a CPU."""
-    before = torch.get_num_threads()
-    if device == "cpu":
-        keep_freed_memory()
-        if config.get("threads"):
-            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-            torch.set_num_threads(min(config["threads"], cores))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def training_step(config: Config, device: str, checkpointing: bool = False) -> Step:

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from repro.experiments.design import Outcome
-from repro.experiments.outofcore.runs import is_refusal, measure
+from repro.experiments.outcome import Outcome
+from repro.experiments.outofcore.experiments import is_refusal, measure
 from repro.measure import Timing
 
 _ANSWER = "outcome: "
 
 
 def measure_in_child(config: Mapping[str, Any], device: str) -> Outcome:
-    """Run `runs.measure` in a new process, and return what it returns.
+    """Run `experiments.measure` in a new process, and return what it returns.
 
     Raises:
         torch.OutOfMemoryError: The child ran out of memory.
@@ -28,9 +28,12 @@ def measure_in_child(config: Mapping[str, Any], device: str) -> Outcome:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     done = subprocess.run(
         [sys.executable, "-m", "repro.experiments.outofcore.child", device],
-        input=json.dumps(dict(config)), capture_output=True, text=True, env=environment,
+        input=json.dumps(dict(config)),
+        capture_output=True,
+        text=True,
+        env=environment,
         check=False,
-    )  # fmt: skip
+    )
     answers = [line for line in done.stdout.splitlines() if line.startswith(_ANSWER)]
     if done.returncode or not answers:
         raise RuntimeError(f"the measuring process failed: {done.stderr[-2000:]}")

@@ -46,9 +46,14 @@ def best_fit(limit_bytes: int) -> BestFitAllocator:
     if limit_bytes == _PAPER_LIMIT:
         return BestFitAllocator(limit_bytes)
     return BestFitAllocator(
-        limit_bytes, ALIGNMENT, scaled(MIB), scaled(2 * MIB), scaled(10 * MIB), scaled(2 * MIB),
+        limit_bytes,
+        ALIGNMENT,
+        scaled(MIB),
+        scaled(2 * MIB),
+        scaled(10 * MIB),
+        scaled(2 * MIB),
         scaled(20 * MIB),
-    )  # fmt: skip
+    )
 
 
 def chunked(limit_bytes: int) -> PooledChunkedAllocator:

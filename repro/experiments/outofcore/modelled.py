@@ -45,8 +45,10 @@ def _recorded(described: str) -> tuple[Trace, Trace]:
             traces.append(record(step, warmup=warmup, device="meta"))
     small, large = traces
     if small.functions != large.functions or small.kinds != large.kinds:
-        raise ValueError(f"iterations of {model} at batch sizes of {_RECORDED} differ in more than "
-                         "sizes: its trace cannot be extended")  # fmt: skip
+        raise ValueError(
+            f"iterations of {model} at batch sizes of {_RECORDED} differ in more than "
+            "sizes: its trace cannot be extended"
+        )
     return small, large
 
 

@@ -1,0 +1,504 @@
+"""How do cost, θ and accuracy depend on the batch size? (Figures 1, 2 and 6)
+
+Of trainings with one batch size all along, their rates in proportion to it.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.adaptive.settings import (
+    CIFAR,
+    DIV2K,
+    PAPER,
+    PHANTOM,
+    TASKS,
+    by_batch,
+    curves,
+    facts,
+    final,
+    fixed,
+    heading,
+    kept_up,
+    metric,
+    printed,
+    span,
+    trained,
+    training,
+    updates_of,
+)
+from repro.experiments.captions import caption
+from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, claim
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    certain,
+    combine,
+    difference,
+    direction,
+    each,
+    equivalence,
+    ratio,
+)
+from repro.records import Record
+from repro.report import DASH, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CURVES = "Mean over seeds (lines at the curves' ends: one standard deviation)."
+# Of Figure 1's sizes the best one, those that are said to keep up with it, and those beyond.
+BEST, KEPT_UP_TO = PAPER[DIV2K]["best"]["batch"], PAPER[DIV2K]["kept_up_to"]
+KEPT = [size for size in PAPER[DIV2K]["figure1"] if BEST < size <= KEPT_UP_TO]
+LOST = [size for size in PAPER[DIV2K]["figure1"] if size > KEPT_UP_TO]
+
+
+def figure1_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return super-resolution with the batch sizes of Figure 1."""
+    return [fixed(profile, DIV2K, chosen, size) for size in PAPER[DIV2K]["figure1"]]
+
+
+def figure2_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return classification with the batch sizes of Figure 2, and θ-adaptive for its K."""
+    sizes = [fixed(profile, CIFAR, chosen, size) for size in PAPER[CIFAR]["figure2"]]
+    return [*sizes, training(profile, CIFAR, chosen, "theta")]
+
+
+def figure6_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return both restorations with the batch sizes of Tables I and II, and θ-adaptive."""
+    found = []
+    for task in (DIV2K, PHANTOM):
+        own = PAPER[task]
+        sizes = [own[name]["batch"] for name in ("best", "theta", "linear")]
+        found += [fixed(profile, task, chosen, size) for size in sizes]
+        found.append(training(profile, task, chosen, "theta"))
+    return found
+
+
+def by_papers_size(results: Results, task: str) -> dict[int, list[Record]]:
+    """Return the trainings with one batch size, by the paper's size that it stands for."""
+    return {own[0].config["stands_for"]: own for own in by_batch(results, task).values()}
+
+
+def _warmup(record: Record) -> int:
+    return int(record.config["controller"].get("warmup", 0))
+
+
+def first_peak(record: Record) -> int:
+    """Return the epoch in which θ is largest, after a warm-up and before the first decay.
+
+    In a warm-up the small rate keeps w close to w_0, and θ high (Figure 2's caption).
+    """
+    decays = record.config["controller"].get("decay_at") or [len(record.metrics["theta"])]
+    theta = record.metrics["theta"][: decays[0]]
+    warmup = _warmup(record) if len(theta) > _warmup(record) else 0
+    values = [np.nan if value is None else value for value in theta[warmup:]]
+    return warmup + 1 + int(np.nanargmax(values))
+
+
+def first_peaks(records: Sequence[Record]) -> list[int]:
+    """Return the epoch in which θ is largest in each training."""
+    return [first_peak(record) for record in records]
+
+
+def intervals(records: Sequence[Record]) -> list[int | None]:
+    """Return K of each θ-adaptive training, None where it was not found."""
+    return [record.metrics["interval"][-1] for record in records]
+
+
+def _printed_of(task: str, size: int) -> dict[str, Any]:
+    own = PAPER[task]
+    found = [own[name] for name in ("best", "linear") if own[name]["batch"] == size]
+    return dict(found[0]) if found else {}
+
+
+def sizes_table(results: Results, task: str) -> list[dict[str, Any]]:
+    """Return Figures 1 and 2 in numbers."""
+    rows = []
+    for paper, records in by_papers_size(results, task).items():
+        config = records[0].config
+        peak = PAPER[task]["peak"][0] if task == CIFAR and paper in PAPER[task]["peak_of"] else DASH
+        rows.append(
+            {
+                "B, paper": paper,
+                "B": config["controller"]["batch"],
+                "μ": f"{max(records[0].metrics['lr']):g}",
+                "warm-up": "yes" if config["strategy"] == "linear" else "no",
+                f"{heading(task)}, paper": printed(_printed_of(task, paper)),
+                heading(task): Summary.of(final(records, metric(task))).text(),
+                "training cost": Summary.of(final(records, "train_cost")).text(4),
+                "θ peaks in epoch, paper": peak,
+                "θ peaks in epoch": span(first_peaks(records)),
+                "θ at the end": Summary.of(final(records, "theta")).text(4),
+                "updates": span(updates_of(records)),
+                "n": len(records),
+            }
+        )
+    return rows
+
+
+def peaks_table(results: Results) -> list[dict[str, Any]]:
+    """Return Figure 6 in numbers: where θ peaks and K is found."""
+    rows = []
+    for task in (DIV2K, PHANTOM):
+        low, high = PAPER[task]["peak"]
+        for paper, records in by_papers_size(results, task).items():
+            told = f"{low} to {high}" if paper == PAPER[task]["theta"]["batch"] else DASH
+            size = records[0].config["controller"]["batch"]
+            rows.append(_peaks_row(task, size, told, records, DASH))
+        records = trained(results, task, "theta")
+        found = span([interval for interval in intervals(records) if interval])
+        interval = f"{found} (paper {PAPER[task]['interval']})"
+        rows.append(_peaks_row(task, "θ-adaptive", f"{low} to {high}", records, interval))
+    return rows
+
+
+def _peaks_row(
+    task: str, size: int | str, paper: str, records: Sequence[Record], interval: str
+) -> dict[str, Any]:
+    return {
+        "task": task,
+        "B": size,
+        "θ peaks in epoch, paper": paper,
+        "θ peaks in epoch": span(first_peaks(records)),
+        "K": interval,
+        "n": len(records),
+    }
+
+
+def _lines(results: Results, task: str, name: str) -> dict[str, list[list[float]]]:
+    found = by_batch(results, task)
+    return {f"B = {size}": curves(records, name) for size, records in found.items()}
+
+
+def figure1(results: Results) -> "Figure":
+    """Draw learning curves by batch size."""
+    from repro import plots
+
+    panels = {"EDSR by batch size": _lines(results, DIV2K, "psnr")}
+    return plots.epoch_curves(panels, [heading(DIV2K)], 5.2)
+
+
+def figure2(results: Results) -> "Figure":
+    """Draw cost and θ by batch size."""
+    from repro import plots
+
+    panels = {
+        "training cost": _lines(results, CIFAR, "train_cost"),
+        "θ by batch size": _lines(results, CIFAR, "theta"),
+    }
+    return plots.epoch_curves(panels, ["training cost", "θ"])
+
+
+def figure6(results: Results) -> "Figure":
+    """Draw θ by batch size on both restoration tasks."""
+    from repro import plots
+
+    panels = {f"θ, {task}": _lines(results, task, "theta") for task in (DIV2K, PHANTOM)}
+    return plots.epoch_curves(panels, ["θ", "θ"])
+
+
+def trend(cells: Mapping[int, Sequence[float]]) -> Gap:
+    """Return by which factor values grow where the batch doubles: a line through logarithms.
+
+    Args:
+        cells: Values above 0 by batch size, one for each seed.
+
+    Raises:
+        NotRun: There are fewer than two sizes.
+    """
+    if len(cells) < 2:
+        raise NotRun("too few batch sizes")
+    places = [math.log2(size) for size in cells]
+    middle = math.fsum(places) / len(places)
+    moment = math.fsum((place - middle) ** 2 for place in places)
+    weights = [(place - middle) / moment for place in places]
+    logs = [[math.log(value) for value in cell] for cell in cells.values()]
+    return contrast(logs, weights)
+
+
+def contrast(logs: Sequence[Sequence[float]], weights: Sequence[float]) -> Gap:
+    """Return the sum of the cells' mean logarithms, each times its weight.
+
+    The cells' pooled spread makes the error; Welch's and Satterthwaite's where they do not share
+    one.
+    """
+    counts = [len(cell) for cell in logs]
+    mean = math.fsum(w * math.fsum(c) / len(c) for w, c in zip(weights, logs, strict=True))
+    shares = [weight**2 / count for weight, count in zip(weights, counts, strict=True)]
+    spread = Spread.pooled(logs)
+    if not spread.dof or (not spread.alike and min(counts) < 2):
+        return Gap(mean, math.nan, math.nan, math.nan, log=True)
+    if spread.alike:
+        error, dof = spread.sd * math.sqrt(math.fsum(shares)), float(spread.dof)
+    else:
+        own = [s * Spread.pooled([cell]).sd ** 2 for s, cell in zip(shares, logs, strict=True)]
+        error = math.sqrt(math.fsum(own))
+        freedom = math.fsum(v**2 / (n - 1) for v, n in zip(own, counts, strict=True))
+        dof = math.fsum(own) ** 2 / freedom if freedom else math.inf
+    # The spread of one value with which the difference of two cells has this error.
+    sd = error / math.sqrt(2 * math.fsum(1 / count for count in counts) / len(counts))
+    return Gap(mean, error, dof, sd, log=True)
+
+
+def _psnr_gap(results: Results, size: int) -> Gap:
+    """Return the PSNR with one of Figure 1's sizes less that with the best one."""
+    ends = {n: final(own, "psnr") for n, own in by_papers_size(results, DIV2K).items()}
+    return difference(ends.get(size, []), ends.get(BEST, []), Spread.pooled(ends.values()), "dB")
+
+
+@claim(
+    "large_lose",
+    f"Batch sizes above {KEPT_UP_TO} end with a lower PSNR than {BEST}",
+    "Figure 1",
+)
+def large_lose(results: Results, expected: Expectation) -> Verdict:
+    """Judge each of the sizes beyond 64; the paper prints the PSNR of the largest alone."""
+    own = PAPER[DIV2K]
+    printed_gaps = {own["linear"]["batch"]: own["linear"]["value"] - own["best"]["value"]}
+
+    def judge(size: str) -> Part:
+        gap = _psnr_gap(results, int(size))
+        return direction(f"B = {size}", gap, printed_gaps.get(int(size)), sign=expected.sign)
+
+    return combine(each(map(str, LOST), judge))
+
+
+@claim(
+    "small_keep_up",
+    f"Batch sizes up to {KEPT_UP_TO} end as high as {BEST} (as we put it: within "
+    f"{kept_up(DIV2K):g} dB of it or above)",
+    "Figure 1",
+)
+def small_keep_up(results: Results, expected: Expectation) -> Verdict:
+    """Judge the sizes up to 64."""
+
+    def judge(size: str) -> Part:
+        return equivalence(f"B = {size}", _psnr_gap(results, int(size)), kept_up(DIV2K), side=-1)
+
+    return combine(each(map(str, KEPT), judge))
+
+
+def epochs_to_common(results: Results) -> tuple[float, dict[int, list[int]]]:
+    """Return the PSNR that every training reaches, and in which epoch each does, by batch size.
+
+    Raises:
+        NotRun: There are no trainings.
+    """
+    found = {size: curves(own, "psnr") for size, own in by_batch(results, DIV2K).items()}
+    if not found:
+        raise NotRun("no records")
+    common = min(max(curve) for own in found.values() for curve in own)
+    return common, {
+        size: [1 + int((np.asarray(curve) >= common).argmax()) for curve in own]
+        for size, own in found.items()
+    }
+
+
+@claim("slower", "Larger batches converge more slowly, in epochs", "Section I")
+def slower(results: Results, expected: Expectation) -> Verdict:
+    """Judge by which factor the epochs to a common PSNR grow where the batch doubles.
+
+    The paper's factor is that of the epochs to the end of its trainings with 16 and 256.
+    """
+    common, epochs = epochs_to_common(results)
+    best, linear = PAPER[DIV2K]["best"], PAPER[DIV2K]["linear"]
+    doublings = math.log2(linear["batch"] / best["batch"])
+    paper = (linear["epochs"] / best["epochs"]) ** (1 / doublings)
+    listed = ", ".join(f"B = {size}: {Summary.of(own).text(1)}" for size, own in epochs.items())
+    name = f"epochs to {common:.1f} dB {listed}; a doubling of the batch"
+    return combine([direction(name, trend(epochs), paper, sign=expected.sign)])
+
+
+@claim("same_cost", "All batch sizes end with almost the same training cost", "Figure 2")
+def same_cost(results: Results, expected: Expectation) -> Verdict:
+    """Judge costs at the end, in shares of the best batch's fall, where trainings have converged.
+
+    Trainings that have not would have the same cost because they have hardly begun.
+    """
+    found = by_papers_size(results, CIFAR)
+    best = PAPER[CIFAR]["best"]["batch"]
+    if best not in found or len(found) < 2:
+        raise NotRun("no records")
+    start = float(np.mean([record.metrics["initial_cost"][0] for record in found[best]]))
+    end = float(np.mean(final(found[best], "train_cost")))
+    if end > start / 2:
+        raise NotRun(
+            f"nothing has converged: with B = {best} the cost ends at {end:.2f} of {start:.2f} at "
+            "w_0; needs longer trainings"
+        )
+    costs = {
+        size: [cost / (start - end) for cost in final(records, "train_cost")]
+        for size, records in found.items()
+    }
+    spread = Spread.pooled(costs.values())
+
+    def judge(size: str) -> Part:
+        gap = difference(costs[int(size)], costs[best], spread, "of the fall", digits=3)
+        return equivalence(f"B = {size}", gap, expected.allowed())
+
+    return combine(each((str(size) for size in costs if size != best), judge))
+
+
+@claim("sharpness", "The higher θ, the lower the accuracy", "Figure 2")
+def sharpness(results: Results, expected: Expectation) -> Verdict:
+    """Judge accuracies of every two batch sizes by the order of their θ, where that is certain."""
+    found = by_papers_size(results, CIFAR)
+    if len(found) < 2:
+        raise NotRun("no records")
+    thetas = {size: final(records, "theta") for size, records in found.items()}
+    accuracies = {size: final(records, "accuracy") for size, records in found.items()}
+    of_theta, of_accuracy = Spread.pooled(thetas.values()), Spread.pooled(accuracies.values())
+
+    def judge(pair: tuple[int, int]) -> Part:
+        a, b = pair
+        theta = difference(thetas[a], thetas[b], of_theta, digits=4)
+        accuracy = difference(accuracies[a], accuracies[b], of_accuracy, "points")
+        higher = 1 if theta.mean > 0 else -1
+        name = f"B = {a} over {b}"
+        word, told = direction(f"{name}: θ", theta, sign=higher)
+        if word != "reproduced":
+            return "undecided", f"{told}; accuracy {accuracy}"
+        return direction(f"{name}: θ {theta}, accuracy", accuracy, sign=higher * expected.sign)
+
+    return combine([judge(pair) for pair in itertools.combinations(found, 2)])
+
+
+def later_peak(task: str, key: str, end: str = "") -> Claim:
+    """Return the claim that θ of a larger batch peaks later."""
+
+    @claim(key, f"θ of a larger batch peaks later{end}", "Section III-D")
+    def judge_order(results: Results, expected: Expectation) -> Verdict:
+        peaks: dict[int, list[int]] = {}
+        hidden = ""
+        for size, records in by_batch(results, task).items():
+            found, first = first_peaks(records), _warmup(records[0]) + 1
+            if first > 1 and first in found:
+                hidden += f"; B = {size}: by the end of its warm-up, not counted"
+            else:
+                peaks[size] = found
+        listed = ", ".join(f"B = {n}: {Summary.of(own).text(1)}" for n, own in peaks.items())
+        if len(peaks) > 1 and all(set(own) == {1} for own in peaks.values()):
+            # An earlier peak than the first epoch's is not seen, so neither is its order.
+            return Verdict(
+                "undecided",
+                f"epochs of the peak {listed}: θ falls from the first epoch on{hidden}; "
+                "no number of seeds would decide",
+            )
+        name = f"epochs of the peak {listed}{hidden}; a doubling of the batch"
+        return combine([direction(name, trend(peaks), sign=expected.sign)])
+
+    return judge_order
+
+
+def _at_start(results: Results, task: str) -> list[Record]:
+    """Return the trainings that stay at B_s.
+
+    Raises:
+        NotRun: There is none.
+    """
+    found = by_papers_size(results, task).get(PAPER[task]["theta"]["batch"], [])
+    if not found:
+        raise NotRun("no records")
+    return found
+
+
+def rises_first(task: str, key: str, end: str = "") -> Claim:
+    """Return the claim that θ rises to a peak."""
+
+    @claim(key, f"θ rises to a peak before it falls{end}", "Sections III-D, VI")
+    def judge_rise(results: Results, expected: Expectation) -> Verdict:
+        peaks = first_peaks(_at_start(results, task))
+        low, high = PAPER[task]["peak"]
+        paper = f"{low}" if low == high else f"{low} to {high}"
+        gap = ratio(peaks, [1] * len(peaks), resolution=1)
+        name = f"peaks in epochs {_listed(peaks)} (paper {paper}), over the first"
+        return combine([direction(name, gap, sign=expected.sign)])
+
+    return judge_rise
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+# How far before the end of the peak's range the paper's own K lies: 60 epochs for 55 to 65.
+EARLY = max(PAPER[task]["peak"][1] / PAPER[task]["interval"] - 1 for task in TASKS)
+
+
+def after_peak(task: str, key: str, end: str = "") -> Claim:
+    """Return the claim that K is found when θ has peaked."""
+
+    @claim(key, f"K is found no earlier than θ peaks{end}", "Sections III-D, VI")
+    def judge_interval(results: Results, expected: Expectation) -> Verdict:
+        # Up to K the training that stays at B_s is the same, seed by seed.
+        at_start = {record.seed: first_peak(record) for record in _at_start(results, task)}
+        adaptive = [r for r in trained(results, task, "theta") if r.seed in at_start]
+        if not adaptive:
+            raise NotRun("no records")
+        found = dict(zip((r.seed for r in adaptive), intervals(adaptive), strict=True))
+        lost = [seed for seed, interval in found.items() if interval is None]
+        parts = [certain(f"seed {seed}: K not found", False) for seed in lost]
+        pairs = [(interval, at_start[n]) for n, interval in found.items() if interval is not None]
+        if pairs:
+            told = ", ".join(f"{interval} for a peak in {peak}" for interval, peak in pairs)
+            gap = ratio([interval / peak for interval, peak in pairs], [1.0] * len(pairs))
+            name = f"K = {told} (paper {PAPER[task]['interval']}), over the peak"
+            parts.append(equivalence(name, gap, EARLY, side=-1))
+        return combine(parts)
+
+    return judge_interval
+
+
+FIGURE1 = Exhibit(
+    runs=figure1_runs,
+    table=partial(sizes_table, task=DIV2K),
+    figure=figure1,
+    caption=caption(
+        f"EDSR for super-resolution with fixed batch sizes, rates in proportion. {CURVES} The "
+        "largest has linear scaling's warm-up.",
+        facts,
+    ),
+    claims=(large_lose, small_keep_up, slower),
+)
+_PEAK_OF = PAPER[CIFAR]["peak_of"]
+FIGURE2 = Exhibit(
+    runs=figure2_runs,
+    table=partial(sizes_table, task=CIFAR),
+    figure=figure2,
+    caption=caption(
+        f"θ = (F(w_0) - F(w)) / ‖w_0 - w‖ after each epoch. {CURVES} The peak is looked for "
+        f"before the first decay of the rate. Section III-D has θ of {_PEAK_OF[0]} peak in epoch "
+        f"{PAPER[CIFAR]['peak'][0]}, section VI-C that of {_PEAK_OF[1]}.",
+        facts,
+    ),
+    claims=(
+        same_cost,
+        sharpness,
+        later_peak(CIFAR, "later_peak"),
+        rises_first(CIFAR, "rises_first"),
+        after_peak(CIFAR, "interval_after_peak"),
+    ),
+)
+FIGURE6 = Exhibit(
+    runs=figure6_runs,
+    table=peaks_table,
+    figure=figure6,
+    caption=caption(f"{CURVES} The peak is looked for from the end of a warm-up on.", facts),
+    claims=tuple(
+        make(task, f"{key}_{task.lower()}", f" ({task})")
+        for make, key in (
+            (rises_first, "rises_first"),
+            (after_peak, "interval_after_peak"),
+            (later_peak, "later_peak"),
+        )
+        for task in (DIV2K, PHANTOM)
+    ),
+)

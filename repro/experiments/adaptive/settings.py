@@ -1,0 +1,517 @@
+"""What is run under each profile, and how its records are picked and described."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import devices
+from repro.experiments.design import Results, Run, reported
+from repro.records import Record
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PAPER = reported("adaptive")
+CIFAR, DIV2K, PHANTOM = "CIFAR", "DIV2K", "Phantom"
+TASKS = (CIFAR, DIV2K, PHANTOM)
+STRATEGIES = ("best", "linear", "scheduled", "theta")
+# Section III-E's SGD; and ours, not the paper's: what is used most today.
+MORE = ("large", "noise")
+NAMES = {
+    "best": "best fixed batch",
+    "linear": "linear scaling",
+    "scheduled": "fixed μ, adaptive b",
+    "theta": "θ-adaptive",
+    "large": "SGD, large batch",
+    "noise": "noise scale",
+}
+AVERAGING = ("allreduce", "all_to_all", "reduce_scatter")
+
+_PICTURES = ("div2k", "bsds500", "photos")
+DATASETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "smoke": {CIFAR: ("digits",), DIV2K: ("photos",), PHANTOM: ("phantom",)},
+    "quick": {CIFAR: ("cifar10", "digits"), DIV2K: _PICTURES, PHANTOM: ("phantom",)},
+    "gpu": {CIFAR: ("cifar10", "digits"), DIV2K: _PICTURES, PHANTOM: ("phantom",)},
+    "paper": {CIFAR: ("cifar10", "digits"), DIV2K: _PICTURES, PHANTOM: ("phantom",)},
+}
+
+_RESNET8: dict[str, Any] = {"name": "resnet_cifar", "depth": 8, "width": 8}
+_EDSR: dict[str, Any] = {"name": "edsr", "blocks": 2, "width": 16}
+_BASELINE: dict[str, Any] = {"name": "edsr", "blocks": 16, "width": 64, "residual_scale": 1.0}
+_GREY = {"scale": 1, "channels": 1}
+_WHOLE = {"autocast": None, "channels_last": False, "captured": False}
+_FAST = {"autocast": "bfloat16", "channels_last": True, "captured": True}
+
+# For each task and profile: the model; samples of an epoch and of the test; the share of the
+# paper's batch sizes; a factor of its rates; epochs; pixels of the images or patches.
+_TINY = {"batches": 1 / 8, "samples": (64, 32), "epochs": 4, "lr": 5.0}
+SCALE: dict[str, dict[str, dict[str, Any]]] = {
+    "smoke": {
+        CIFAR: _TINY
+        | {"model": _RESNET8 | {"width": 4}, "pixels": 8, "batches": 1 / 32, "lr": 1.0},
+        DIV2K: _TINY | {"model": _EDSR | {"blocks": 1, "width": 8}, "pixels": 8},
+        PHANTOM: _TINY | {"model": _EDSR | _GREY | {"blocks": 1, "width": 8}, "pixels": 8},
+    },
+    "quick": {
+        CIFAR: {
+            "model": _RESNET8,
+            "samples": (1000, 1000),
+            "batches": 1 / 16,
+            "lr": 1.0,
+            "epochs": 20,
+            "pixels": 16,
+        },
+        DIV2K: {
+            "model": _EDSR,
+            "samples": (200, 100),
+            "batches": 1 / 4,
+            "lr": 5.0,
+            "epochs": 16,
+            "pixels": 12,
+        },
+        PHANTOM: {
+            "model": _EDSR | _GREY,
+            "samples": (200, 100),
+            "batches": 1 / 4,
+            "lr": 5.0,
+            "epochs": 16,
+            "pixels": 16,
+        },
+    },
+    "gpu": {
+        CIFAR: {
+            "model": {"name": "resnet20"},
+            "samples": (50_000, 10_000),
+            "batches": 1.0,
+            "lr": 1.0,
+            "epochs": 140,
+            "pixels": 32,
+        },
+        DIV2K: {
+            "model": _BASELINE,
+            "samples": (800, 100),
+            "batches": 1.0,
+            "lr": 1.0,
+            "epochs": 120,
+            "pixels": 48,
+        },
+        PHANTOM: {
+            "model": _BASELINE | _GREY,
+            "samples": (1600, 200),
+            "batches": 1.0,
+            "lr": 1.0,
+            "epochs": 120,
+            "pixels": 32,
+        },
+    },
+    "paper": {
+        CIFAR: {
+            "model": {"name": "resnet20"},
+            "samples": (50_000, 10_000),
+            "batches": 1.0,
+            "lr": 1.0,
+            "epochs": 140,
+            "pixels": 32,
+        },
+        DIV2K: {
+            "model": {"name": "edsr"},
+            "samples": (800, 100),
+            "batches": 1.0,
+            "lr": 1.0,
+            "epochs": 1400,
+            "pixels": 48,
+        },
+        PHANTOM: {
+            "model": {"name": "edsr", "blocks": 16} | _GREY,
+            "samples": (1600, 200),
+            "batches": 1.0,
+            "lr": 1.0,
+            "epochs": 1400,
+            "pixels": 32,
+        },
+    },
+}
+_OPTIMIZERS = {
+    # Momentum and weight decay are He et al.'s; Adam is EDSR's own (section VI-A).
+    CIFAR: {"name": "SGD", "momentum": 0.9, "weight_decay": 1e-4},
+    DIV2K: {"name": "Adam", "betas": [0.9, 0.999], "eps": 1e-8},
+    PHANTOM: {"name": "Adam", "betas": [0.9, 0.999], "eps": 1e-8},
+}
+NOISE = 0.1  # standard deviation of the noise on Phantom, as a share of the full range
+# Of the embedded sets, where they are fewer than asked for.
+_SMALL_SETS = {"digits": (1_400, 355), "bsds500": (200, 200), "synthetic": (2_048, 512)}
+
+
+def batch(profile: str, task: str, size: int) -> int:
+    """Return the batch size that stands for one of the paper's."""
+    return max(2, round(size * SCALE[profile][task]["batches"]))
+
+
+def epochs_of(profile: str, task: str, epochs: float) -> int:
+    """Return the number of epochs that stands for one of the paper's."""
+    return max(1, round(epochs * SCALE[profile][task]["epochs"] / PAPER[task]["epochs"]))
+
+
+def _samples(profile: str, task: str, name: str) -> tuple[int, int]:
+    wanted = SCALE[profile][task]["samples"]
+    train, test = _SMALL_SETS.get(name, wanted)
+    return min(wanted[0], train), min(wanted[1], test)
+
+
+def _dataset(profile: str, task: str, name: str) -> dict[str, Any]:
+    scale = SCALE[profile][task]
+    train, test = _samples(profile, task, name)
+    if task == CIFAR:
+        side = {} if name == "digits" and scale["pixels"] == 8 else {"image_size": scale["pixels"]}
+        if name == "cifar10":
+            side = side if scale["pixels"] != 32 else {}
+            few = {"per_class": train // 10} if train < 10_000 else {}
+            return {"name": name, **side, **few}
+        return {"name": name, **side}
+    if task == PHANTOM:
+        size = PAPER[PHANTOM]["size"] if scale["pixels"] == PAPER[PHANTOM]["patch"] else 64
+        return {"name": name, "image_size": size, "train": train, "test": test}
+    if name == "photos":
+        each = {"train_per_class": -(-train // 8), "test_per_class": -(-test // 8)}
+        return {"name": name, "image_size": 2 * scale["pixels"], **each}
+    if name == "synthetic":
+        return {"name": name, "image_size": 4 * scale["pixels"]}
+    return {"name": name}
+
+
+def _base(profile: str, task: str, chosen: Mapping[str, str]) -> dict[str, Any]:
+    scale = SCALE[profile][task]
+    name = chosen[task]
+    train, test = _samples(profile, task, name)
+    config: dict[str, Any] = {
+        "task": task,
+        "model": scale["model"],
+        "dataset": _dataset(profile, task, name),
+        "train_samples": train,
+        "test_samples": test,
+        "optimizer": _OPTIMIZERS[task],
+        "epochs": scale["epochs"],
+        "cost": "running",
+        **(_FAST if profile == "gpu" else _WHOLE),
+    }
+    if task == CIFAR:
+        return config | {"padding": scale["pixels"] // 8, "flip": name != "digits", "stop": None}
+    noise = {"sigma": NOISE} if task == PHANTOM else {}
+    return config | noise | {"patch": scale["pixels"], "stop": PAPER["stop"]}
+
+
+def _rates(profile: str, task: str, strategy: str) -> dict[str, Any]:
+    """Return the controller of a strategy, with the paper's sizes, rates and epochs at scale."""
+    paper = PAPER[task]
+    own, best = paper[strategy], paper["best"]
+    factor = SCALE[profile][task]["lr"]
+    base = {"lr": factor * best["lr"], "batch": batch(profile, task, best["batch"])}
+    decay = [epochs_of(profile, task, n) for n in paper.get("decay_at", [])]
+    decays = {"decay": PAPER["decay"], "decay_at": decay}
+    size = batch(profile, task, own["batch"])
+    if strategy == "large":  # section III-E's; that its rate is the best one's is assumed
+        return {"kind": "fixed", "batch": size, "lr": base["lr"], **decays}
+    if strategy == "best":
+        return {"kind": "fixed", "batch": size, "lr": base["lr"], **decays}
+    if strategy == "linear":
+        warmup = min(PAPER["warmup_epochs"], SCALE[profile][task]["epochs"] // 4)
+        return {
+            "kind": "linear",
+            "batch": size,
+            "base_batch": base["batch"],
+            "base_lr": base["lr"],
+            "warmup": warmup,
+            **decays,
+        }
+    grown = {
+        "batch": size,
+        "max_batch": batch(profile, task, own["max_batch"]),
+        "lr": factor * own["lr"],
+    }
+    if strategy == "scheduled":  # swaps the decays of the rate for growths of the batch
+        return {"kind": "scheduled", **grown, "every": epochs_of(profile, task, own["every"])}
+    return {"kind": "theta", **grown, **decays, "tolerance": PAPER["tolerance"]}
+
+
+def training(profile: str, task: str, chosen: Mapping[str, str], strategy: str) -> Run:
+    """Return the training of a task by a strategy.
+
+    One of the paper's four; on CIFAR ``large``, SGD at the large batch without scaling (section
+    III-E), or ``noise``, which is not in the paper.
+    """
+    paper = "theta" if strategy == "noise" else strategy
+    controller = _rates(profile, task, paper)
+    if strategy == "noise":
+        controller = {name: value for name, value in controller.items() if name != "tolerance"}
+        controller |= {"kind": "noise", "batches": 8}
+    config = _base(profile, task, chosen) | {"strategy": strategy, "controller": controller}
+    if strategy in ("best", "linear", "large"):
+        config["stands_for"] = PAPER[task][strategy]["batch"]
+    return Run("train", config, label=f"{task}, {NAMES[strategy]}")
+
+
+def fixed(profile: str, task: str, chosen: Mapping[str, str], size: int) -> Run:
+    """Return the training of a task with one batch size, its rate in proportion (Figures 1, 2)."""
+    best, linear = PAPER[task]["best"], PAPER[task]["linear"]
+    if size == best["batch"]:
+        return training(profile, task, chosen, "best")
+    if size == linear["batch"]:
+        return training(profile, task, chosen, "linear")
+    controller = _rates(profile, task, "best") | {
+        "batch": batch(profile, task, size),
+        "lr": SCALE[profile][task]["lr"] * best["lr"] * size / best["batch"],
+    }
+    own = {"strategy": "fixed", "controller": controller, "stands_for": size}
+    label = f"{task}, batch {controller['batch']}"
+    return Run("train", _base(profile, task, chosen) | own, label=label)
+
+
+def norms(profile: str, task: str, chosen: Mapping[str, str]) -> Run:
+    """Return the gradient norms by which the maximum stable batch size is found (III-D)."""
+    own = PAPER[task]
+    sizes = [own["best"]["batch"]]
+    while sizes[-1] < own["linear"]["batch"]:
+        sizes.append(2 * sizes[-1])
+    config = _base(profile, task, chosen)
+    return Run(
+        "norms",
+        config
+        | {
+            "strategy": "norms",
+            "controller": _rates(profile, task, "best"),
+            "sizes": sorted({batch(profile, task, size) for size in sizes}),
+            "batches": 4 if profile == "smoke" else 8,
+            "after": [0, 2],
+        },
+        label=task,
+    )
+
+
+def parallel(profile: str) -> Run:
+    """Return the measurement of training steps on one and two processes (Figures 7 to 9, 11).
+
+    Processes on CPUs, as the paper's, and of small models whatever the profile: one core is too
+    slow for the paper's.
+    """
+    at = "smoke" if profile == "smoke" else "quick"
+    return Run(
+        "parallel",
+        {
+            "jobs": {task: _job(at, task) for task in TASKS},
+            "averaging": list(AVERAGING),
+            "processes": 2,
+            "bucket_bytes": 2**14,
+            "messages": [2**n for n in range(10, 21, 2)],
+            "warmup": 1,
+            "repeats": 3 if profile == "smoke" else 5,
+        },
+        seeds=(0,),
+        label="steps of one and of two processes",
+    )
+
+
+def _job(profile: str, task: str) -> dict[str, Any]:
+    scale, paper = SCALE[profile][task], PAPER[task]
+    sizes = [paper["best"]["batch"]]  # and all that a growing batch takes
+    while sizes[-1] < paper["theta"]["max_batch"]:
+        sizes.append(2 * sizes[-1])
+    side, channels = scale["pixels"], scale["model"].get("channels", 3)
+    up = side * scale["model"].get("scale", 2)
+    return {
+        "task": task,
+        "model": scale["model"],
+        "optimizer": _OPTIMIZERS[task],
+        "input": [channels, side, side],
+        "target": None if task == CIFAR else [channels, up, up],
+        "sizes": sorted({batch(profile, task, n) for n in sizes}),
+    }
+
+
+def trained(results: Results, task: str, strategy: str) -> list[Record]:
+    """Return the trainings of a strategy that ended, diverged ones too."""
+    found = results.ok("train", task=task, strategy=strategy)
+    return [record for record in found if record.metrics["completed"]]
+
+
+def diverged(results: Results, task: str, strategy: str) -> int:
+    """Return how many trainings of a strategy ended in numbers that are not finite."""
+    found = results.ok("train", task=task, strategy=strategy)
+    return sum(record.metrics["diverged"] for record in found)
+
+
+def by_batch(results: Results, task: str) -> dict[int, list[Record]]:
+    """Return the trainings with one batch size all along, by that size, without diverged ones."""
+    found: dict[int, list[Record]] = {}
+    for strategy in ("best", "fixed", "linear"):
+        for record in trained(results, task, strategy):
+            if not record.metrics["diverged"]:
+                found.setdefault(record.config["controller"]["batch"], []).append(record)
+    return dict(sorted(found.items()))
+
+
+def metric(task: str) -> str:
+    """Name the metric of a task in the records."""
+    return "accuracy" if task == CIFAR else "psnr"
+
+
+def unit(task: str) -> str:
+    """Return the unit of differences of a task's metric."""
+    return "points" if task == CIFAR else "dB"
+
+
+def heading(task: str) -> str:
+    """Name the metric of a task with its unit."""
+    return "accuracy (%)" if task == CIFAR else "PSNR (dB)"
+
+
+def kept_up(task: str) -> float:
+    """Return by how much the paper lets a metric fall that it calls maintained.
+
+    Of accuracies the 1 % that it names, in points; of PSNR the largest gap that it calls almost
+    the same, in dB.
+    """
+    if task == CIFAR:
+        return float(PAPER["accuracy_kept"])
+    own = PAPER[DIV2K]
+    # And a hair, so that the paper's own numbers lie within, not on either side by rounding.
+    return round(own["best"]["value"] - own["theta"]["value"], 6) + 1e-9
+
+
+def final(records: Sequence[Record], name: str) -> list[float]:
+    """Return a quantity after the last epoch, one value for each seed."""
+    return [record.metrics[name][-1] for record in records]
+
+
+def updates_of(records: Sequence[Record]) -> list[int]:
+    """Return the parameter updates of each training: its averagings of gradients."""
+    return [sum(record.metrics["updates"]) for record in records]
+
+
+def curves(records: Sequence[Record], name: str) -> list[list[float]]:
+    """Return a quantity by epoch, NaN where it is not defined, all cut to the shortest."""
+    rows = [record.metrics[name] for record in records]
+    shortest = min(map(len, rows), default=0)
+    return [[np.nan if v is None else float(v) for v in row[:shortest]] for row in rows]
+
+
+def consecutive(sizes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return batch sizes and for how many epochs in a row each was used."""
+    return [(size, len(list(epochs))) for size, epochs in itertools.groupby(sizes)]
+
+
+def span(values: Sequence[float]) -> str:
+    """Return counts as one number or as their range."""
+    if not values:
+        return DASH
+    low, high = min(values), max(values)
+    return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
+
+
+def printed(own: Mapping[str, Any]) -> str:
+    """Return the accuracy or PSNR that the paper prints of a strategy."""
+    if "value" not in own:
+        return DASH
+    spread = f" ± {own['std']:.1f}" if "std" in own else ""
+    return f"{own['value']:.2f}{spread}"
+
+
+def ticks_of_two(axis: "Axes", points: Iterable[float], label: str) -> None:
+    """Make an axis of batch sizes or nodes logarithmic, with a tick at every point."""
+    axis.set_xscale("log", base=2)
+    ticks = sorted(set(points))
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
+    axis.minorticks_off()
+    axis.set_xlabel(label)
+
+
+def facts(results: Results) -> Iterable[str]:
+    """Yield what the trainings are: device, data, models, extents, those that diverged."""
+    records = results.records
+    yield f"Trained on {devices(records)}."
+    for record in {r.dataset["fingerprint"]: r for r in records if r.dataset}.values():
+        yield _data(record)
+    yield from dict.fromkeys(f"Model: {_model(record.config)}." for record in records)
+    yield from dict.fromkeys(map(_extent, records))
+    yield (
+        "F is the mean of the mini-batches' losses in an epoch; F(w_0) is computed before training."
+    )
+    if astray := sum(r.status == "ok" and r.metrics.get("diverged", False) for r in records):
+        yield f"{astray} trainings DIVERGED; curves end there."
+
+
+_DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
+
+
+def _data(record: Record) -> str:
+    facts = record.dataset or {}
+    task, name = record.config["task"], facts["name"]
+    if task == PHANTOM and name == "phantom":
+        return (
+            f"Data: {facts['provenance'].rstrip('.')}. To restore: noise of "
+            f"{record.config['sigma']:g} of the full range was added (our choice, SYNTHETIC)."
+        )
+    wanted = _DATA[task]
+    own = name.startswith(wanted.lower().replace("-", ""))
+    kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
+    stand_in = "" if own else f", a STAND-IN for the paper's {wanted}"
+    made = "; inputs are shrunk by bicubic interpolation" if task == DIV2K else ""
+    return f"Data: {kind}{name}{stand_in}: {facts['provenance'].rstrip('.')}{made}."
+
+
+def _model(config: dict[str, Any]) -> str:
+    options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
+    low = config["autocast"] and config["strategy"] != "norms"
+    end = f", {config['autocast']}" if low else ""
+    name = config["model"]["name"]
+    paper = "ResNet-20" if config["task"] == CIFAR else "EDSR"
+    whole = name == "resnet20" or config["model"].get("width", 256) == 256
+    small = "" if whole else f" in the place of the paper's {paper}"
+    return f"{name}{f' ({options})' if options else ''}{end}{small}"
+
+
+def _extent(record: Record) -> str:
+    config = record.config
+    task = config["task"]
+    paper = PAPER[task]
+    ratio = config["controller"]["batch"] / _paper_start(config)
+    scaled = "" if round(ratio, 3) == 1 else f", batch sizes {ratio:.3g} of the paper's"
+    said = (
+        f"{config['train_samples']:,} training and {config['test_samples']:,} images to validate, "
+        f"{config['epochs']} epochs (paper "
+        f"{paper['samples']:,}, {paper['epochs']:,}){scaled}."
+    )
+    if _largest(config) > config["train_samples"]:
+        said += " A batch above the number of images is one update an epoch."
+    if task == CIFAR:
+        return said
+    best = config["controller"].get("base_lr", config["controller"].get("lr"))
+    stop = config["stop"]
+    return (
+        f"{said} Patches of {config['patch']} pixels, one crop of each to validate; rates "
+        f"{best / _paper_rate(config):.3g} times the paper's; ended where PSNR has not risen by "
+        f"{stop['least']:g} dB for {stop['patience']} epochs, or by the number of epochs."
+    )
+
+
+def _largest(config: dict[str, Any]) -> int:
+    return int(config["controller"].get("max_batch", config["controller"]["batch"]))
+
+
+def _paper_start(config: dict[str, Any]) -> float:
+    if "stands_for" in config:
+        return float(config["stands_for"])
+    strategy = {"norms": "best", "noise": "theta"}.get(config["strategy"], config["strategy"])
+    return float(PAPER[config["task"]][strategy]["batch"])
+
+
+def _paper_rate(config: dict[str, Any]) -> float:
+    own = PAPER[config["task"]]
+    strategy = config["strategy"]
+    if strategy in ("linear", "best", "norms"):
+        return float(own["best"]["lr"])
+    if strategy == "fixed":
+        return float(own["best"]["lr"] * config["stands_for"] / own["best"]["batch"])
+    return float(own[strategy]["lr"])

@@ -1,0 +1,516 @@
+"""What does growing the batch cost in accuracy, and what does it save in updates?
+
+Figures 4, 5 and 10 with Tables I to III: θ-adaptive training beside the best fixed batch, linear
+scaling and a batch that grows at a fixed rate. Figure 3: what the decay of the rate does to θ.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.adaptive.batches import CURVES, contrast
+from repro.experiments.adaptive.settings import (
+    CIFAR,
+    DIV2K,
+    MORE,
+    NAMES,
+    PAPER,
+    PHANTOM,
+    STRATEGIES,
+    consecutive,
+    curves,
+    diverged,
+    facts,
+    final,
+    heading,
+    kept_up,
+    metric,
+    printed,
+    span,
+    trained,
+    training,
+    unit,
+    updates_of,
+)
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Check,
+    Chosen,
+    Claim,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    check,
+    claim,
+)
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    certain,
+    combine,
+    difference,
+    direction,
+    each,
+    equivalence,
+    ratio,
+)
+from repro.records import Record
+from repro.report import DASH, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def runs(profile: str, chosen: Chosen, task: str) -> list[Run]:
+    """Return a training by each strategy; on CIFAR by two more."""
+    names = (*STRATEGIES, *MORE) if task == CIFAR else STRATEGIES
+    return [training(profile, task, chosen, name) for name in names]
+
+
+def by_strategy(results: Results, task: str) -> dict[str, list[Record]]:
+    """Return the trainings of a task by strategy, of those that have any."""
+    found = {name: trained(results, task, name) for name in (*STRATEGIES, *MORE)}
+    return {name: records for name, records in found.items() if records}
+
+
+def schedule(record: Record) -> list[tuple[int, int]]:
+    """Return the batch sizes of a training and for how many epochs each was used."""
+    return consecutive(record.metrics["batch_size"])
+
+
+def table(results: Results, task: str) -> list[dict[str, Any]]:
+    """Return Table I, II or III with what came out."""
+    name, shown = metric(task), heading(task)
+    found = by_strategy(results, task)
+    best = found.get("best", [])
+    paper_best = PAPER[task]["best"]["value"]
+    rows = []
+    for strategy in (*STRATEGIES, *MORE):
+        records, lost = found.get(strategy, []), diverged(results, task, strategy)
+        if strategy in MORE and not records and not lost:
+            continue
+        own = PAPER[task].get(strategy, {})
+        value = own.get("value")
+        compared = strategy != "best"
+        gap = f"{value - paper_best:+.2f}" if compared and value is not None else DASH
+        saved = f"{fewer_updates(best, records):.2f}" if records and best else DASH
+        row = {
+            "strategy": NAMES[strategy],
+            "b, paper": _range(own),
+            "b, ours (epochs; seed 0)": _sizes(records),
+            "μ, paper": _paper_rate(strategy, own),
+            "μ, ours": _rate(records),
+            f"{shown}, paper": printed(own),
+            shown: Summary.of(final(records, name)).text(),
+            "n": f"{len(records)}, {lost} diverged" if lost else len(records),
+            "over best, paper": gap,
+            "over best": _over(final(records, name), final(best, name)) if compared else DASH,
+            "updates": span(updates_of(records)),
+            "best's over these": saved,
+        }
+        if task != CIFAR:
+            row |= {"epochs, paper": own.get("epochs", DASH), "epochs": _epochs(records)}
+        rows.append(row)
+    return rows
+
+
+def fewer_updates(best: Sequence[Record], ours: Sequence[Record]) -> float:
+    """Return how many times fewer updates trainings make than those with the best batch."""
+    return float(np.mean(updates_of(best)) / np.mean(updates_of(ours)))
+
+
+def _over(ours: Sequence[float], best: Sequence[float]) -> str:
+    if not ours or not best:
+        return DASH
+    gap = difference(ours, best)
+    return f"{gap.mean:+.2f}" if math.isnan(gap.error) else gap.text()
+
+
+def _range(own: dict[str, Any]) -> str:
+    if not own:
+        return DASH
+    return f"{own['batch']} ~ {own['max_batch']}" if "max_batch" in own else f"{own['batch']}"
+
+
+def _sizes(records: Sequence[Record]) -> str:
+    if not records:
+        return DASH
+    found = schedule(records[0])
+    if len(found) == 1:
+        return f"{found[0][0]}"
+    return ", ".join(f"{size} ({epochs})" for size, epochs in found)
+
+
+def _paper_rate(strategy: str, own: dict[str, Any]) -> str:
+    """Return the rate as the paper's tables print it."""
+    if not own:
+        return DASH
+    if strategy == "linear":
+        return f"{own['lr']:g}, {PAPER['warmup_epochs']} warm-up epochs"
+    grown = own["lr"] * own.get("max_batch", own["batch"]) / own["batch"]
+    return f"{own['lr']:g} ~ {grown:g}" if "max_batch" in own else f"{own['lr']:g}"
+
+
+def _rate(records: Sequence[Record]) -> str:
+    if not records:
+        return DASH
+    rates = records[0].metrics["lr"]
+    if warmup := records[0].config["controller"].get("warmup"):
+        return f"{max(rates):g}, {warmup} warm-up epoch{'s' * (warmup > 1)}"
+    return f"{rates[0]:g}" if max(rates) == rates[0] else f"{rates[0]:g} ~ {max(rates):g}"
+
+
+def _epochs(records: Sequence[Record]) -> str:
+    if not records:
+        return DASH
+    told = span([record.metrics["completed"] for record in records])
+    return told if all(r.metrics["stopped"] for r in records) else f"{told} (rule not met)"
+
+
+def _at_decay(record: Record) -> tuple[float, float] | None:
+    """Return θ at the first decay and at the end; None where the training ended before.
+
+    Of a training without decays at the epoch that stands for the paper's.
+    """
+    theta = record.metrics["theta"]
+    decays = record.config["controller"].get("decay_at")
+    share = PAPER[CIFAR]["decay_at"][0] / PAPER[CIFAR]["epochs"]
+    first = decays[0] if decays else round(share * record.config["epochs"])
+    return (theta[first - 1], theta[-1]) if len(theta) > first and theta[first - 1] else None
+
+
+def rises(results: Results) -> dict[str, list[float]]:
+    """Return θ at the end over θ at the first decay, by strategy, one value for each seed."""
+    found = {}
+    for strategy, records in by_strategy(results, CIFAR).items():
+        places = [place for record in records if (place := _at_decay(record)) is not None]
+        if places:
+            found[strategy] = [after / before for before, after in places]
+    return found
+
+
+def decay_table(results: Results) -> list[dict[str, Any]]:
+    """Return Figure 3 in numbers: θ at the first decay of the rate and at the end."""
+    found = rises(results)
+    rows = []
+    for strategy, records in by_strategy(results, CIFAR).items():
+        places = [place for record in records if (place := _at_decay(record)) is not None]
+        rows.append(
+            {
+                "strategy": NAMES[strategy],
+                "θ before the decay": Summary.of([before for before, _ in places]).text(4),
+                "θ at the end": Summary.of([after for _, after in places]).text(4),
+                "rises by the factor": Summary.of(found.get(strategy, [])).text(3),
+                "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
+                "n": len(records),
+            }
+        )
+    return rows
+
+
+def _lines(results: Results, task: str, name: str) -> dict[str, list[list[float]]]:
+    found = by_strategy(results, task)
+    return {NAMES[strategy]: curves(records, name) for strategy, records in found.items()}
+
+
+def figure3(results: Results) -> "Figure":
+    """Draw θ by strategy."""
+    from repro import plots
+
+    return plots.epoch_curves({"θ by strategy": _lines(results, CIFAR, "theta")}, ["θ"], 5.2)
+
+
+def learning(results: Results, task: str) -> "Figure":
+    """Draw validation PSNR by strategy."""
+    from repro import plots
+
+    panels = {f"{PAPER[task]['title']}, by strategy": _lines(results, task, "psnr")}
+    return plots.epoch_curves(panels, [heading(task)], 5.2)
+
+
+def figure10(results: Results) -> "Figure":
+    """Draw training loss and accuracy by strategy."""
+    from repro import plots
+
+    panels = {
+        "training loss": _lines(results, CIFAR, "train_cost"),
+        "validation accuracy": _lines(results, CIFAR, "accuracy"),
+    }
+    return plots.epoch_curves(panels, ["training loss", "accuracy (%)"])
+
+
+def _lost(count: int) -> str:
+    return f"{count} training{'s' * (count > 1)} diverged"
+
+
+def _ends(results: Results, task: str) -> dict[str, list[float]]:
+    """Return the final metric by strategy, of strategies none of whose trainings diverged."""
+    return {
+        strategy: final(records, metric(task))
+        for strategy, records in by_strategy(results, task).items()
+        if not diverged(results, task, strategy)
+    }
+
+
+def _paper_gap(task: str, strategy: str, other: str) -> float | None:
+    """Return the paper's final metric of a strategy less that of another, where it prints both."""
+    values = [PAPER[task][name].get("value") for name in (strategy, other)]
+    return None if None in values else values[0] - values[1]
+
+
+def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Claim:
+    """Return the claim that a strategy ends as high as the best fixed batch, but for a margin."""
+
+    @claim(key, text, source)
+    def judge_end(results: Results, expected: Expectation) -> Verdict:
+        if lost := diverged(results, task, "best"):
+            raise NotRun(f"{NAMES['best']}: {_lost(lost)}")
+        if lost := diverged(results, task, strategy):
+            return combine([certain(_lost(lost), False)])
+        ends = _ends(results, task)
+        spread = Spread.pooled(ends.values())
+        gap = difference(ends.get(strategy, []), ends.get("best", []), spread, unit(task))
+        paper = _paper_gap(task, strategy, "best")
+        name = "over the best fixed batch" + ("" if paper is None else f" (paper {paper:+.2f})")
+        word, told = equivalence(name, gap, kept_up(task), side=-1)
+        found = by_strategy(results, task)
+        fewer = fewer_updates(found["best"], found[strategy])
+        return Verdict(word, f"{told}; {fewer:.1f} times fewer updates")
+
+    return judge_end
+
+
+def falls_below(task: str, strategy: str, other: str, key: str, text: str, source: str) -> Claim:
+    """Return the claim that a strategy ends below another."""
+
+    @claim(key, text, source)
+    def judge_loss(results: Results, expected: Expectation) -> Verdict:
+        if lost := diverged(results, task, other):
+            raise NotRun(f"{NAMES[other]}: {_lost(lost)}")
+        ends = _ends(results, task)
+        if other not in ends:
+            raise NotRun(f"{NAMES[other]}: no records")
+        if lost := diverged(results, task, strategy):
+            # A training that ends in no numbers ends below any.
+            return combine([certain(_lost(lost), True)])
+        spread = Spread.pooled(ends.values())
+        gap = difference(ends.get(strategy, []), ends[other], spread, unit(task))
+        paper = _paper_gap(task, strategy, other)
+        return combine([direction(f"over {NAMES[other]}", gap, paper, sign=expected.sign)])
+
+    return judge_loss
+
+
+def _pairs(results: Results, task: str) -> list[tuple[Record, Record]]:
+    """Return the best fixed batch's training and θ-adaptive's of each seed that has both."""
+    best = {record.seed: record for record in trained(results, task, "best")}
+    ours = {record.seed: record for record in trained(results, task, "theta")}
+    return [(best[seed], ours[seed]) for seed in sorted(best.keys() & ours.keys())]
+
+
+def updates_as_scheduled(task: str) -> Check:
+    """Return the check that updates are those of the schedule, and fewer than the best batch's."""
+
+    @check(
+        "Gradients are averaged once a mini-batch, and so less often the larger the batch "
+        "(section III-B): updates made are those of the recorded schedule"
+    )
+    def scheduled(results: Results) -> tuple[bool, str]:
+        from repro.adaptive import updates
+
+        holds, said = [], []
+        for best, ours in _pairs(results, task):
+            made = updates_of([best, ours])
+            implied = [updates(schedule(r), r.config["train_samples"]) for r in (best, ours)]
+            holds.append(made == implied and made[0] > made[1])
+            said.append(
+                f"seed {ours.seed}: {made[0]:,} and {made[1]:,}, {made[0] / made[1]:.1f} times "
+                f"fewer (implied {implied[0] / implied[1]:.1f})"
+            )
+        if not said:
+            raise NotRun("no records")
+        return all(holds), "; ".join(said)
+
+    return scheduled
+
+
+# How much longer the paper's θ-adaptive trainings take than the best fixed batch's, at most.
+LONGER = max(
+    PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"] - 1 for task in (DIV2K, PHANTOM)
+)
+
+
+def as_many_epochs(task: str) -> Claim:
+    """Return the claim that θ-adaptive training converges in about as many epochs."""
+
+    @claim(
+        "as_many_epochs",
+        "θ-adaptive training converges in about as many epochs as the best fixed batch",
+        "Section VI-A",
+    )
+    def judge_epochs(results: Results, expected: Expectation) -> Verdict:
+        found = by_strategy(results, task)
+        both = [*found.get("best", []), *found.get("theta", [])]
+        if not all(record.metrics["stopped"] for record in both):
+            raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
+        epochs = [
+            [record.metrics["completed"] for record in found.get(name, [])]
+            for name in ("theta", "best")
+        ]
+        own = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
+        gap = ratio(epochs[0], epochs[1], Spread.pooled_logs(epochs))
+        return combine([equivalence(f"epochs (paper ×{own:.2f})", gap, LONGER)])
+
+    return judge_epochs
+
+
+def _restoration(task: str) -> tuple[Claim, ...]:
+    margin = f"{kept_up(task):g} dB"
+    return (
+        keeps_up(
+            task,
+            "theta",
+            "theta_keeps_up",
+            f"θ-adaptive training ends within {margin} of the best fixed batch or above",
+            "Section VI-A",
+        ),
+        falls_below(
+            task,
+            "linear",
+            "best",
+            "linear_below_best",
+            "Linear scaling ends with a lower PSNR than the best fixed batch",
+            "Section VI-A",
+        ),
+        falls_below(
+            task,
+            "linear",
+            "theta",
+            "linear_below_theta",
+            "Linear scaling ends with a lower PSNR than θ-adaptive training",
+            "Section VI-A",
+        ),
+        keeps_up(
+            task,
+            "scheduled",
+            "scheduled_keeps_up",
+            f"An adaptive batch at a fixed rate ends within {margin} of the best fixed batch or "
+            "above",
+            "Section VI-A",
+        ),
+        as_many_epochs(task),
+    )
+
+
+_LARGE, _FIXED = PAPER[CIFAR]["large"], PAPER[CIFAR]["scheduled"]
+_OTHERS = {"best": "the best fixed batch", "theta": "θ-adaptive training"}
+
+
+def _classification() -> tuple[Claim, ...]:
+    losing = {
+        "linear": ("Linear scaling", "Section VI-C"),
+        "scheduled": ("An adaptive batch at a fixed rate", "Section VI-C"),
+        "large": (f"SGD at {_LARGE['batch']} without scaling", "Section III-E"),
+    }
+    return (
+        keeps_up(
+            CIFAR,
+            "theta",
+            "theta_keeps_up",
+            f"θ-adaptive training ends less than {kept_up(CIFAR):g} % below the best fixed batch",
+            "Section VI-C",
+        ),
+        *(
+            falls_below(
+                CIFAR,
+                strategy,
+                other,
+                f"{strategy}_below_{other}",
+                f"{name} ends with a lower accuracy than {_OTHERS[other]}",
+                source,
+            )
+            for strategy, (name, source) in losing.items()
+            for other in ("best", "theta")
+        ),
+    )
+
+
+def _rise(results: Results, strategy: str) -> Gap:
+    """Return θ at the end over θ at the first decay as a gap; strategies share their spread.
+
+    Raises:
+        NotRun: No training of the strategy came so far.
+    """
+    found = rises(results)
+    if strategy not in found:
+        raise NotRun("no records")
+    logs = [[math.log(value) for value in values] for values in found.values()]
+    return contrast(logs, [float(name == strategy) for name in found])
+
+
+@claim(
+    "theta_stays",
+    f"After the first decay θ of θ-adaptive training does not rise by more than "
+    f"{100 * PAPER['tolerance']:g} %",
+    "Section III-E",
+)
+def theta_stays(results: Results, expected: Expectation) -> Verdict:
+    """Judge against the change that Algorithm 1 still takes for none."""
+    gap = _rise(results, "theta")
+    return combine(
+        [equivalence("θ at the end over θ at the decay", gap, PAPER["tolerance"], side=1)]
+    )
+
+
+@claim("others_rise", "After the first decay θ of the other strategies rises", "Section III-E")
+def others_rise(results: Results, expected: Expectation) -> Verdict:
+    """Judge the paper's other three strategies."""
+
+    def judge(strategy: str) -> Part:
+        return direction(NAMES[strategy], _rise(results, strategy), sign=expected.sign)
+
+    return combine(each([name for name in STRATEGIES if name != "theta"], judge))
+
+
+FIGURE3 = Exhibit(
+    runs=partial(runs, task=CIFAR),
+    table=decay_table,
+    figure=figure3,
+    caption=caption(f"θ by strategy. {CURVES}", facts),
+    claims=(theta_stays, others_rise),
+)
+
+
+def _exhibit(task: str, lead: str) -> Exhibit:
+    differences = f"Differences in {unit(task)} with Welch's 95 % interval."
+    return Exhibit(
+        runs=partial(runs, task=task),
+        table=partial(table, task=task),
+        figure=figure10 if task == CIFAR else partial(learning, task=task),
+        caption=caption(f"{CURVES} {differences} {lead}", facts),
+        claims=_classification() if task == CIFAR else _restoration(task),
+        checks=(updates_as_scheduled(task),),
+    )
+
+
+FIGURE4 = _exhibit(
+    DIV2K,
+    "Table I prints rates that grow for the third method, the text a fixed one, which is what was "
+    "run.",
+)
+FIGURE5 = _exhibit(PHANTOM, "The third method has a fixed rate, as in figure4.")
+FIGURE10 = _exhibit(
+    CIFAR,
+    "Table III prints rates that grow for the third method; the text fixes it at "
+    f"{_FIXED['lr']:g} and doubles the batch every {_FIXED['every']} epochs, which is what was "
+    "run, without decays. "
+    "\"SGD, large batch\" is section III-E's, whose rate is ASSUMED to be the best batch's. The "
+    "noise scale is no method of the paper's: its batch follows tr(Σ) / |G|².",
+)

@@ -1,0 +1,408 @@
+"""What does dual-batch learning gain, and by which factor are its updates best merged?
+
+Tables 3 and 5, with Figures 5 to 10.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    check,
+    claim,
+)
+from repro.experiments.dualbatch.settings import (
+    PAPER,
+    WORKERS,
+    K,
+    facts,
+    final,
+    section51,
+    table5_training,
+    workers,
+)
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    combine,
+    difference,
+    direction,
+    each,
+    in_all_cases,
+)
+from repro.records import Record
+from repro.report import DASH, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
+SAME_TIME = 0.01  # of the time that k promises: batch sizes are whole, last batches short
+Groups = Mapping[str, Mapping[str, Sequence[Record]]]  # trainings by panel and line
+
+
+def outcome(records: Sequence[Record], paper: Mapping[str, float]) -> dict[str, Any]:
+    """Return the columns of final loss and accuracy, the paper's beside ours."""
+    accuracy = final(records, "accuracy")
+    return {
+        "loss, paper": f"{paper['loss']:.3f}",
+        "loss": Summary.of(final(records, "test_loss")).text(3),
+        "accuracy, paper (%)": f"{paper['accuracy']:.1f}",
+        "accuracy (%)": Summary.of(accuracy).text(),
+        "n": len(accuracy),
+    }
+
+
+def gain(records: Sequence[Record], base: Sequence[Record]) -> str:
+    """Return the gain in points of accuracy with Welch's interval, as a cell."""
+    if not records or not base:
+        return DASH
+    return str(difference(final(records, "accuracy"), final(base, "accuracy")))
+
+
+def plan_cell(records: Sequence[Record], name: str) -> str:
+    """Return a batch size of the plans that a training went by, one for each resolution."""
+    if not records:
+        return DASH
+    # B_L is the size that a plan was solved for, also where no worker has it.
+    shares = name.replace("batch", "samples")
+    values = [plan[name] if plan[shares] else None for plan in records[0].metrics["plans"]]
+    return ", ".join(DASH if value is None else f"{value:,}" for value in values)
+
+
+def virtual_time(records: Sequence[Record]) -> float | None:
+    """Return the mean seconds of trainings by the virtual clock; a cluster has none."""
+    found = [record.metrics["virtual_time_s"] for record in records]
+    times = [values[-1] for values in found if values]
+    return float(np.mean(times)) if times else None
+
+
+def wall_cell(records: Sequence[Record]) -> str:
+    """Return the seconds that trainings took, as a cell."""
+    return Summary.of(final(records, "wall_time_s")).text()
+
+
+def draw_curves(groups: Groups) -> "Figure":
+    """Draw test loss and accuracy by epoch, a pair of panels for each group."""
+    from repro import plots
+
+    panels: dict[str, dict[str, list[list[float]]]] = {}
+    ylabels = []
+    for title, lines in groups.items():
+        for metric, name, unit in (
+            ("test_loss", "test loss", ""),
+            ("accuracy", "test accuracy", " (%)"),
+        ):
+            panels[f"{title}: {name}"] = {
+                label: [record.metrics[metric] for record in records]
+                for label, records in lines.items()
+            }
+            ylabels.append(f"{name}{unit}")
+    return plots.epoch_curves(panels, ylabels)
+
+
+def table3_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return trainings at the larger k by number of small-batch workers and factor."""
+    return [
+        table5_training(profile, chosen, K[1], n_small, factor)
+        for n_small in range(1, WORKERS)
+        for factor in FACTORS
+    ]
+
+
+def _by_factor(results: Results, n_small: int) -> dict[str, list[Record]]:
+    return {scheme: section51(results, K[1], n_small, scheme) for scheme in FACTORS}
+
+
+def table3(results: Results) -> list[dict[str, Any]]:
+    """Return final test loss and accuracy by model-update factor."""
+    found = []
+    for paper in PAPER["table3"]:
+        cells = _by_factor(results, paper["n_small"])
+        for scheme, label in FACTORS.items():
+            records = cells[scheme]
+            points = paper[scheme]["accuracy"] - paper["none"]["accuracy"]
+            other = scheme != "none"
+            factor = records[0].metrics["plans"][-1]["factor"] if records else None
+            value = {"linear": factor, "sqrt": factor and factor**0.5, "none": 1.0}[scheme]
+            found.append(
+                {
+                    "(n_S, n_L)": workers(paper["n_small"]),
+                    "factor": label,
+                    "value, paper": f"{paper[scheme]['value']:.3f}",
+                    "value": f"{value:.3f}" if value and records else DASH,
+                    **outcome(records, paper[scheme]),
+                    "over none, paper": f"{points:+.1f}" if other else DASH,
+                    "over none": gain(records, cells["none"]) if other else DASH,
+                }
+            )
+    return found
+
+
+def figures5_6(results: Results) -> "Figure":
+    """Draw loss and accuracy by model-update factor."""
+    groups = {}
+    for paper in PAPER["table3"]:
+        cells = _by_factor(results, paper["n_small"])
+        groups[f"(n_S, n_L) = {workers(paper['n_small'])}"] = {
+            f"factor {label}": cells[scheme] for scheme, label in FACTORS.items()
+        }
+    return draw_curves(groups)
+
+
+def _factors(
+    results: Results, expected: Expectation, better: str, worse: str, numbers: Sequence[int]
+) -> Verdict:
+    """Judge one factor over another, in all of some numbers of small-batch workers."""
+    cells = {
+        (paper["n_small"], scheme): final(records, "accuracy")
+        for paper in PAPER["table3"]
+        for scheme, records in _by_factor(results, paper["n_small"]).items()
+    }
+    spread = Spread.pooled(cells.values())
+    cases: dict[str, tuple[Gap, float | None]] = {}
+    for paper in PAPER["table3"]:
+        if (n := paper["n_small"]) in numbers:
+            gap = difference(cells[n, better], cells[n, worse], spread, "points")
+            published = paper[better]["accuracy"] - paper[worse]["accuracy"]
+            cases[f"n_S = {n}:"] = (gap, published)
+    return in_all_cases(cases, sign=expected.sign)
+
+
+@claim(
+    "linear_factor",
+    "The factor d_S/d_L gains accuracy in all cases over none",
+    "Section 5.1.2",
+)
+def linear_factor(results: Results, expected: Expectation) -> Verdict:
+    """Judge d_S/d_L against none."""
+    return _factors(results, expected, "linear", "none", (1, 2, 3))
+
+
+@claim(
+    "root_factor",
+    "The factor √(d_S/d_L) gains accuracy over none with two and three small-batch workers",
+    "Section 5.1.2",
+)
+def root_factor(results: Results, expected: Expectation) -> Verdict:
+    """Judge √(d_S/d_L) against none."""
+    return _factors(results, expected, "sqrt", "none", (2, 3))
+
+
+@claim(
+    "root_below_linear",
+    "√(d_S/d_L) is less accurate than d_S/d_L with one and with three small-batch workers",
+    "Section 5.1.2",
+)
+def root_below_linear(results: Results, expected: Expectation) -> Verdict:
+    """Judge √(d_S/d_L) against d_S/d_L."""
+    return _factors(results, expected, "sqrt", "linear", (1, 3))
+
+
+TABLE3 = Exhibit(
+    runs=table3_runs,
+    table=table3,
+    figure=figures5_6,
+    caption=caption(
+        f"Final test loss and accuracy at k = {K[1]:g}, mean ± standard deviation over seeds "
+        "(lines at the curves' ends); differences in points with Welch's 95 % interval, where "
+        "verdicts pool the spread of all cells.",
+        facts,
+    ),
+    claims=(linear_factor, root_factor, root_below_linear),
+)
+
+
+def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the baseline, and trainings by k and number of small-batch workers."""
+    baseline = table5_training(profile, chosen, 1.0, 0)
+    return [baseline] + [
+        table5_training(profile, chosen, k, n_small) for k in K for n_small in range(1, WORKERS + 1)
+    ]
+
+
+def _numbers(k: float) -> dict[int, Mapping[str, float]]:
+    """Return the paper's loss and accuracy by the number of small-batch workers."""
+    rows = {row["n_small"]: row for row in PAPER["table5"]["rows"] if row["k"] == k}
+    return {0: PAPER["table5"]["baseline"], **rows}
+
+
+def table5(results: Results) -> list[dict[str, Any]]:
+    """Return final test loss and accuracy by the number of small-batch workers."""
+    base = section51(results, 1.0, 0)
+    before = virtual_time(base)
+    paper = PAPER["table5"]["baseline"]
+    rows = [(1.0, 0, paper)]
+    rows += [(row["k"], row["n_small"], row) for row in PAPER["table5"]["rows"]]
+    found = []
+    for k, n_small, own in rows:
+        records = section51(results, k, n_small)
+        virtual = virtual_time(records)
+        points = own["accuracy"] - paper["accuracy"]
+        found.append(
+            {
+                "k": f"{k:.2f}",
+                "(n_S, n_L)": workers(n_small),
+                "B_S": plan_cell(records, "small_batch"),
+                "B_L": plan_cell(records, "large_batch"),
+                **outcome(records, own),
+                "gain, paper": f"{points:+.1f}" if n_small else DASH,
+                "gain": gain(records, base) if n_small else DASH,
+                "virtual time over baseline": f"{virtual / before:.3f}"
+                if virtual and before
+                else DASH,
+                "wall (s)": wall_cell(records),
+            }
+        )
+    return found
+
+
+def figures7_10(results: Results) -> "Figure":
+    """Draw loss and accuracy by the number of small-batch workers."""
+    return draw_curves(
+        {
+            f"k = {k:g}": {
+                f"(n_S, n_L) = {workers(n)}": section51(results, k, n) for n in range(WORKERS + 1)
+            }
+            for k in K
+        }
+    )
+
+
+def _finals(results: Results, metric: str) -> dict[tuple[float, int], list[float]]:
+    """Return a metric after the last epoch by k and number, the baseline under each k."""
+    return {(k, n): final(section51(results, k, n), metric) for k in K for n in range(WORKERS + 1)}
+
+
+def _spread(cells: Mapping[tuple[float, int], list[float]]) -> Spread:
+    # The baseline stands under each k, and counts once.
+    return Spread.pooled(values for (k, n), values in cells.items() if n or k == K[0])
+
+
+_LEAST, _MOST = (
+    end(row["accuracy"] for row in PAPER["table5"]["rows"] if row["n_small"] > 1)
+    - PAPER["table5"]["baseline"]["accuracy"]
+    for end in (min, max)
+)
+
+
+@claim(
+    "gain",
+    f"Two small-batch workers or more gain accuracy (the paper {_LEAST:.1f} to {_MOST:.1f} points)",
+    "Section 5.1.3",
+)
+def gains(results: Results, expected: Expectation) -> Verdict:
+    """Judge each number from two on over the baseline, which all of them share."""
+    cells = _finals(results, "accuracy")
+    settings = {f"k = {k:g}, n_S = {n}": (k, n) for k, n in cells if n > 1}
+
+    def judge(name: str) -> Part:
+        k, n = settings[name]
+        gap = difference(cells[k, n], cells[k, 0], _spread(cells), "points")
+        paper = _numbers(k)
+        published = paper[n]["accuracy"] - paper[0]["accuracy"]
+        return direction(f"{name}:", gap, published, sign=expected.sign)
+
+    return combine(each(settings, judge))
+
+
+@claim("one_too_few", "One small-batch worker gains less accuracy than three", "Section 5.1.3")
+def one_too_few(results: Results, expected: Expectation) -> Verdict:
+    """Judge one against three at each k."""
+    cells = _finals(results, "accuracy")
+    names = {f"k = {k:g}, one over three": k for k in K}
+
+    def judge(name: str) -> Part:
+        k = names[name]
+        gap = difference(cells[k, 1], cells[k, 3], _spread(cells), "points")
+        published = _numbers(k)[1]["accuracy"] - _numbers(k)[3]["accuracy"]
+        return direction(f"{name}:", gap, published, sign=expected.sign)
+
+    return combine(each(names, judge))
+
+
+def _best(results: Results, expected: Expectation, metric: str, wanted: int) -> Verdict:
+    """Judge whether a number of small-batch workers beats the best of the others, at each k.
+
+    The other is chosen for its mean: the interval is widened for that.
+    """
+    key, unit, digits = {"accuracy": ("accuracy", "points", 2), "test_loss": ("loss", "", 3)}[
+        metric
+    ]
+    cells = _finals(results, metric)
+    names = {f"k = {k:g}": k for k in K}
+
+    def judge(name: str) -> Part:
+        k = names[name]
+        others = {n: float(np.mean(cells[k, n])) for n in range(WORKERS + 1) if cells[k, n]}
+        if len(others) <= WORKERS:  # the best of some is not the best of all
+            raise NotRun("no records")
+        del others[wanted]
+        paper = {n: row[key] for n, row in _numbers(k).items()}
+        best = max(others, key=lambda n: expected.sign * others[n])
+        published = max((paper[n] for n in others), key=lambda v: expected.sign * v)
+        return direction(
+            f"{name}, n_S = {wanted} over {best}:",
+            difference(cells[k, wanted], cells[k, best], _spread(cells), unit, digits),
+            paper[wanted] - published,
+            sign=expected.sign,
+            candidates=len(others),
+        )
+
+    return combine(each(names, judge))
+
+
+@claim("three_best", "Three small-batch workers end with the highest accuracy", "Section 5.1.3")
+def three_best(results: Results, expected: Expectation) -> Verdict:
+    """Judge three against the best of the others."""
+    return _best(results, expected, "accuracy", 3)
+
+
+@claim("lowest_loss", "One small-batch worker ends with the lowest test loss", "Section 5.1.3")
+def lowest_loss(results: Results, expected: Expectation) -> Verdict:
+    """Judge one against the lowest of the others."""
+    return _best(results, expected, "test_loss", 1)
+
+
+@check(
+    f"The extra training time is k, to {100 * SAME_TIME:g} %, by the virtual clock: that has the "
+    "plan's own a and b, so that only rounding and short last batches can differ"
+)
+def extra_time(results: Results) -> tuple[bool, str]:
+    """Ask whether a training takes k times the baseline's."""
+    before = virtual_time(section51(results, 1.0, 0))
+    holds, said = [], []
+    for k in K:
+        times = [virtual_time(section51(results, k, n)) for n in range(1, WORKERS + 1)]
+        ratios = [time / before for time in times if time and before]
+        if ratios:
+            holds += [abs(ratio / k - 1) <= SAME_TIME for ratio in ratios]
+            said.append(f"k = {k:g}: {', '.join(f'{ratio:.3f}' for ratio in ratios)}")
+    if not said:
+        raise NotRun("no records with a virtual time")
+    return all(holds), "; ".join(said)
+
+
+TABLE5 = Exhibit(
+    runs=table5_runs,
+    table=table5,
+    figure=figures7_10,
+    caption=caption(
+        "Final test loss and accuracy, mean ± standard deviation over seeds (lines at the curves' "
+        "ends); gains over the baseline, four large-batch workers with warm-up, in points with "
+        "Welch's 95 % interval, where verdicts pool the spread of all cells.",
+        facts,
+    ),
+    claims=(gains, one_too_few, three_best, lowest_loss),
+    checks=(extra_time,),
+)

@@ -1,0 +1,416 @@
+"""What does cycling the resolution gain and save over dual-batch learning alone?
+
+The schedules are Tables 7 and 9, the trainings Table 8 with Figures 11 and 12, and Table 10.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Check,
+    Chosen,
+    Claim,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    check,
+    claim,
+    one_machine,
+)
+from repro.experiments.dualbatch.accuracy import (
+    draw_curves,
+    gain,
+    outcome,
+    plan_cell,
+    virtual_time,
+    wall_cell,
+)
+from repro.experiments.dualbatch.settings import (
+    CIFAR,
+    IMAGENET,
+    PAPER,
+    PARTS,
+    SCHEMES,
+    SECTION_5_2,
+    SECTION_5_2_3,
+    WORKERS,
+    coefficients,
+    config_of,
+    facts,
+    final,
+    imagenet_times,
+    imagenet_training,
+    measured,
+    section52,
+    solved,
+    solved_rows,
+    step_times,
+    table8_training,
+)
+from repro.experiments.dualbatch.times import listed
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    combine,
+    difference,
+    direction,
+    each,
+    equivalence,
+    in_all_cases,
+    ratio,
+)
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SAVINGS = {CIFAR: PAPER["claims"]["cifar_saving"], IMAGENET: PAPER["claims"]["imagenet_saving"]}
+_TABLES = {CIFAR: "table8", IMAGENET: "table10"}
+# The time of the hybrid scheme over dual-batch learning's.
+PAPER_RATIOS = {
+    role: PAPER[table]["hybrid_s"] / PAPER[table]["dual_batch_s"] for role, table in _TABLES.items()
+}
+
+
+def schedule(results: Results, table: str) -> list[dict[str, Any]]:
+    """Return, for each span of epochs of Table 7 or 9, ours and the paper's values by name."""
+    part = PAPER["table6"]["cifar" if table == "table7" else "imagenet"]
+    count = len(part["resolutions"])
+    stages, spans = PAPER[table]["stages"], PAPER[table]["epochs"]
+    found = []
+    for row in solved_rows(results, table):
+        cycled = row["scheme"] == "hybrid"
+        place = row["sub_stage"] - 1 if cycled else count - 1
+        first = (row["stage"] - 1) * count
+        last = first + count - 1
+        span = spans[first + place] if cycled else [spans[first][0], spans[last][1]]
+        batches = [part["small_batches"][0][place], part["large_batches"][place]]
+        found.append(
+            {
+                "scheme": row["scheme"],
+                "stage": row["stage"],
+                "sub_stage": row["sub_stage"] if cycled else None,
+                "epochs": ([row["first"], row["last"]], span),
+                "rate": (row["lr"], stages[row["stage"] - 1][1]),
+                "batches": ([row["small_batch"], row["large_batch"]], batches),
+                "resolution": (row["resolution"], part["resolutions"][place]),
+                "dropout": (row["dropout"], PAPER[table]["dropouts"][place]),
+            }
+        )
+    return found
+
+
+def schedule_table(results: Results, table: str) -> list[dict[str, Any]]:
+    """Return Table 7 or 9: the setting of every epoch, for one small-batch worker."""
+    columns: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "epochs": ("epochs", lambda span: f"{span[0]}-{span[1]}"),
+        "rate": ("rate", lambda rate: f"{rate:g}"),
+        "batches": ("B_S, B_L", lambda pair: f"{pair[0]}, {pair[1]}"),
+        "resolution": ("resolution", int),
+        "dropout": ("dropout", lambda share: f"{share:g}"),
+    }
+    found = []
+    for row in schedule(results, table):
+        cells = {"scheme": row["scheme"], "stage": row["stage"]}
+        cells["sub-stage"] = row["sub_stage"] or DASH
+        for key, (heading, text) in columns.items():
+            ours, paper = row[key]
+            cells |= {f"{heading}, paper": text(paper), heading: text(ours)}
+        found.append(cells)
+    return found
+
+
+def _same_schedule(table: str, source: str) -> Check:
+    @check(
+        f"The schedule is {source}'s: spans of epochs and batch sizes follow from the stages, "
+        "resolutions and b / a that it is given"
+    )
+    def same(results: Results) -> tuple[bool, str]:
+        rows = schedule(results, table)
+        if not rows:
+            raise NotRun("no records")
+        equal = [row[key][0] == row[key][1] for row in rows for key in ("epochs", "batches")]
+        told = f"{sum(equal)} of {len(equal)} spans of epochs and pairs of batch sizes"
+        return all(equal), told
+
+    return same
+
+
+def _schedule(table: str, source: str) -> Exhibit:
+    return Exhibit(
+        runs=lambda profile, chosen: [solved(table)],
+        table=partial(schedule_table, table=table),
+        caption=caption("What the schedule yields, epoch by epoch, joined; n_S = 1.", facts),
+        checks=(_same_schedule(table, source),),
+    )
+
+
+TABLE7 = _schedule("table7", "Table 7")
+TABLE9 = _schedule("table9", "Table 9")
+
+
+def table8_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return trainings by scheme and number of small-batch workers, and epochs in turns."""
+    trainings = [
+        table8_training(profile, chosen, n_small, scheme == "hybrid")
+        for scheme in SCHEMES
+        for n_small in range(WORKERS + 1)
+    ]
+    return [*trainings, step_times(profile)]
+
+
+def table8(results: Results) -> list[dict[str, Any]]:
+    """Return dual-batch learning beside the hybrid scheme."""
+    paper = PAPER["table8"]
+    base = section52(results, 0, "dual-batch")
+    found = []
+    for scheme, key in SCHEMES.items():
+        for n_small, own in enumerate(paper[key]):
+            records = section52(results, n_small, scheme)
+            points = own["accuracy"] - paper["dual_batch"][0]["accuracy"]
+            first = scheme == "dual-batch" and n_small == 0
+            found.append(
+                {
+                    "scheme": scheme,
+                    "n_S": n_small,
+                    "B_S": plan_cell(records, "small_batch"),
+                    "B_L": plan_cell(records, "large_batch"),
+                    **outcome(records, own),
+                    "gain, paper": DASH if first else f"{points:+.1f}",
+                    "gain": DASH if first else gain(records, base),
+                    "virtual (s)": _seconds(virtual_time(records)),
+                    "wall (s)": wall_cell(records),
+                }
+            )
+    return found
+
+
+def _seconds(value: float | None) -> str:
+    return DASH if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def figures11_12(results: Results) -> "Figure":
+    """Draw loss and accuracy of both schemes."""
+    return draw_curves(
+        {
+            scheme: {f"n_S = {n}": section52(results, n, scheme) for n in range(WORKERS + 1)}
+            for scheme in SCHEMES
+        }
+    )
+
+
+def _cells(
+    results: Results, metric: str, setting: str = SECTION_5_2
+) -> dict[tuple[str, int], list[float]]:
+    return {
+        (scheme, n): final(section52(results, n, scheme, setting), metric)
+        for scheme in SCHEMES
+        for n in range(WORKERS + 1)
+    }
+
+
+@claim(
+    "accuracy",
+    "The hybrid scheme is more accurate than dual-batch learning in all cases",
+    "Section 5.2.2",
+)
+def accuracy(results: Results, expected: Expectation) -> Verdict:
+    """Judge each number of small-batch workers from one on."""
+    cells = _cells(results, "accuracy")
+    spread = Spread.pooled(cells.values())
+    paper = PAPER["table8"]
+    cases: dict[str, tuple[Gap, float | None]] = {}
+    for n in range(1, WORKERS + 1):
+        gap = difference(cells["hybrid", n], cells["dual-batch", n], spread, "points")
+        published = paper["hybrid"][n]["accuracy"] - paper["dual_batch"][n]["accuracy"]
+        cases[f"n_S = {n}:"] = (gap, published)
+    return in_all_cases(cases, sign=expected.sign)
+
+
+@claim(
+    "gain",
+    "The hybrid scheme with three small-batch workers gains accuracy over the baseline (the paper "
+    f"{PAPER['claims']['cifar_gain']:g} points)",
+    "Abstract",
+)
+def gain_over_baseline(results: Results, expected: Expectation) -> Verdict:
+    """Judge the hybrid scheme with three small-batch workers."""
+    cells = _cells(results, "accuracy")
+    spread = Spread.pooled(cells.values())
+    gap = difference(cells["hybrid", 3], cells["dual-batch", 0], spread, "points")
+    return combine([direction("n_S = 3:", gap, PAPER["claims"]["cifar_gain"], sign=expected.sign)])
+
+
+def saving_claim(role: str, text: str, source: str) -> Claim:
+    """Return the claim that cycling the resolution saves time, from epochs timed in turns."""
+
+    @claim("saving", text, source)
+    def saving(results: Results, expected: Expectation) -> Verdict:
+        record = results.need("times", role=role)
+        sides = record.config["resolutions"]
+        turns = list(
+            zip(*(record.timings[f"epoch at {s}px"]["samples_s"] for s in sides), strict=True)
+        )
+        # Each resolution has as many epochs; without cycling all are at the highest.
+        cycled = [sum(seconds) / len(seconds) for seconds in turns]
+        highest = [seconds[-1] for seconds in turns]
+        told = f"epochs at {', '.join(map(str, sides))} pixels, {len(turns)} in turns:"
+        gap = ratio(
+            cycled, highest, trials="rounds"
+        )  # they share epochs: the interval is rather too wide
+        return combine([direction(told, gap, PAPER_RATIOS[role], sign=expected.sign)])
+
+    return saving
+
+
+@claim(
+    "saving_trainings",
+    f"Whole trainings by the hybrid scheme take less time (the paper {SAVINGS[CIFAR]:g} %)",
+    "Section 5.2.2",
+)
+def saving_trainings(results: Results, expected: Expectation) -> Verdict:
+    """Judge the wall time of trainings, whose workers take turns here."""
+    trained = results.ok("train")
+    one_machine(trained)
+    cells = _cells(results, "wall_time_s")
+    spread = Spread.pooled_logs(cells.values())
+    cases: dict[str, tuple[Gap, float | None]] = {
+        f"n_S = {n}:": (
+            ratio(cells["hybrid", n], cells["dual-batch", n], spread),
+            PAPER_RATIOS[CIFAR],
+        )
+        for n in range(WORKERS + 1)
+    }
+    return in_all_cases(cases, sign=expected.sign)
+
+
+_K = PAPER["table6"]["k"]
+_OVER_BASELINE = 100 * (1 - _K * PAPER_RATIOS[CIFAR])
+
+TABLE8 = Exhibit(
+    runs=table8_runs,
+    table=table8,
+    figure=figures11_12,
+    caption=caption(
+        "Final test loss and accuracy, mean ± standard deviation over seeds (lines at the curves' "
+        "ends); gains over dual-batch learning with n_S = 0, in points with Welch's 95 % "
+        "interval, where verdicts pool the spread of all cells. Hybrid with n_S = 0 is cyclic "
+        "progressive learning alone. Savings of time are over dual-batch learning, as the "
+        f"paper's: at k = {_K:g} its {SAVINGS[CIFAR]:g} % are {_OVER_BASELINE:.1f} % over the "
+        "baseline.",
+        facts,
+    ),
+    claims=(
+        accuracy,
+        gain_over_baseline,
+        saving_claim(
+            CIFAR,
+            "An epoch of the hybrid scheme takes less time than one of dual-batch learning (the "
+            f"paper {SAVINGS[CIFAR]:g} %)",
+            "Section 5.2.2",
+        ),
+        saving_trainings,
+    ),
+)
+
+
+def table10_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return epochs in turns, and the trainings where ImageNet is at hand."""
+    found = [imagenet_times(profile)]
+    if chosen.get(IMAGENET):
+        found += [
+            imagenet_training(profile, chosen, n_small, scheme == "hybrid")
+            for scheme in SCHEMES
+            for n_small in range(WORKERS + 1)
+        ]
+    return found
+
+
+def table10(results: Results) -> list[dict[str, Any]]:
+    """Return ImageNet's settings with the time model at its resolutions, and the trainings."""
+    metrics = measured(results, "times", IMAGENET)
+    config = config_of(results, "times", IMAGENET)
+    part = PAPER["table6"][PARTS[IMAGENET]]
+    found = []
+    for number, side in enumerate(part["resolutions"]):
+        row: dict[str, Any] = {
+            "resolution, paper": side,
+            "B_L, paper": part["large_batches"][number],
+            "B_S, paper (n_S = 1 to 4)": listed(
+                [batches[number] for batches in part["small_batches"]]
+            ),
+            "b / a, inferred": f"{PAPER['inferred'][f'ratio_{side}']:.1f}",
+        }
+        if metrics:
+            fit = metrics["fits"][number]
+            times = [metrics["epoch_s"][str(f["resolution"])] for f in metrics["fits"]]
+            row |= {
+                "resolution": fit["resolution"],
+                "B_L": config["large_batches"][number],
+                **coefficients(fit["a"], fit["b"]),
+                "an epoch over the highest": f"{times[number] / times[-1]:.2f}",
+            }
+        found.append(row)
+    if results.select("train", setting=SECTION_5_2_3):
+        for scheme, key in SCHEMES.items():
+            for n_small, own in enumerate(PAPER["table10"][key]):
+                records = section52(results, n_small, scheme, SECTION_5_2_3)
+                found.append({"scheme": scheme, "n_S": n_small, **outcome(records, own)})
+    return found
+
+
+ENOUGH = range(WORKERS // 2 + 1, WORKERS + 1)  # small-batch workers: "more than two"
+
+
+def lower_points() -> float:
+    """Return the smallest shortfall to the baseline that the paper calls lower, in points."""
+    rows = PAPER["table10"]
+    base = rows["hybrid"][0]["accuracy"]
+    too_few = range(1, ENOUGH[0])
+    return min(float(base - rows[k][n]["accuracy"]) for k in SCHEMES.values() for n in too_few)
+
+
+@claim(
+    "imagenet_accuracy",
+    "With more than two small-batch workers ImageNet keeps the baseline's accuracy",
+    "Section 5.2.3",
+)
+def imagenet_accuracy(results: Results, expected: Expectation) -> Verdict:
+    """Judge both schemes with three and four; the baseline is the paper's, hybrid with n_S = 0."""
+    cells = _cells(results, "accuracy", SECTION_5_2_3)
+    if not any(cells.values()):
+        raise NotRun("trained under the profile paper alone, which needs ImageNet")
+    settings = {f"{scheme}, n_S = {n}": (scheme, n) for scheme in SCHEMES for n in ENOUGH}
+    spread = Spread.pooled(cells.values())
+
+    def judge(name: str) -> Part:
+        gap = difference(cells[settings[name]], cells["hybrid", 0], spread, "points")
+        return equivalence(f"{name}:", gap, lower_points(), side=-1)
+
+    return combine(each(settings, judge))
+
+
+TABLE10 = Exhibit(
+    runs=table10_runs,
+    table=table10,
+    caption=caption(
+        "ImageNet's settings beside the time model measured here at the three resolutions, at "
+        "scale. Trained under the profile paper alone.",
+        facts,
+    ),
+    claims=(
+        saving_claim(
+            IMAGENET,
+            "An epoch of the hybrid scheme takes less time than one of dual-batch learning at "
+            f"ImageNet's resolutions (the paper {SAVINGS[IMAGENET]:g} %)",
+            "Section 5.2.3",
+        ),
+        imagenet_accuracy,
+    ),
+)

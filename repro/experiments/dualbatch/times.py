@@ -1,0 +1,695 @@
+"""Is the time of a batch a line of its size, and do the equations then give the paper's plans?
+
+Figures 3 and 4 and Table 4 are of times; Tables 2 and 6 are what equations 4 to 8 make of them.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    claim,
+)
+from repro.experiments.dualbatch.settings import (
+    CIFAR,
+    PAPER,
+    PARTS,
+    WORKERS,
+    coefficients,
+    config_of,
+    facts,
+    frameworks,
+    measured,
+    published_times,
+    solved,
+    solved_rows,
+    step_times,
+    workers,
+)
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    certain,
+    combine,
+    direction,
+    equivalence,
+    exactly,
+    ratio,
+)
+from repro.records import Record
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ERROR_PERCENT = PAPER["claims"]["time_error"]  # the largest of Table 4, "accurate enough"
+ROUNDED = 6e-4  # a factor with three digits is one of this distance
+ALL_SIZES = PAPER["section3_2"]["largest_batch"]  # of the raw measurements, from 1 on
+AUTHORS = "GTX 1080"
+# Sizes, seconds measured at them, and seconds predicted.
+Series = tuple[Sequence[float], Sequence[float], Sequence[float]]
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the timing of steps and epochs, and the fit to the authors' raw measurements."""
+    return [step_times(profile), *published_times(chosen)]
+
+
+def times_table(results: Results) -> list[dict[str, Any]]:
+    """Return the fitted time models, here and of the authors' raw measurements."""
+    rows = []
+    metrics = measured(results, "times", CIFAR)
+    for fit, passes in zip(metrics.get("fits", []), metrics.get("passes", []), strict=True):
+        errors = [p["measured_s"] / p["equation2_s"] - 1 for p in passes]
+        rows.append(_fit_row(f"here, {fit['resolution']} px", fit, errors))
+    for name, fit in frameworks(results).items():
+        where = f"authors' raw data, {name}, {AUTHORS}, {PAPER['section3_2']['resolution']} px"
+        row = _fit_row(where, fit, list(fit["plan_errors"].values()))
+        rows.append(
+            row | {"median error": f"{100 * fit['median_error']:.1f} % (of all {ALL_SIZES})"}
+        )
+    inferred = coefficients(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
+    no_errors = {"largest error": DASH, "median error": DASH}
+    rows.append({"where": "gives the paper's Table 2", **inferred, **no_errors})
+    return rows
+
+
+def _fit_row(where: str, fit: Mapping[str, Any], errors: Sequence[float]) -> dict[str, Any]:
+    sizes = np.abs(errors)
+    return {
+        "where": where,
+        **coefficients(fit["a"], fit["b"]),
+        "largest error": f"{100 * sizes.max():.1f} %",
+        "median error": f"{100 * np.median(sizes):.1f} %",
+    }
+
+
+def draw_fits(
+    panels: Mapping[str, Series], ylabel: str, names: tuple[str, str], unit: float = 1.0
+) -> "Figure":
+    """Draw measured points and predicted lines against the batch size.
+
+    Args:
+        panels: By title.
+        ylabel: With its unit.
+        names: What points and lines are.
+        unit: Every value is multiplied by it.
+    """
+    from repro import plots
+
+    columns = max(1, len(panels))  # an empty one where nothing was measured
+    figure, axes = plots.new_axes(1, columns, 3.0 * columns + 0.6, 3.0)
+    for axis, (title, (sizes, points, line)) in zip(axes[0], panels.items(), strict=False):
+        for values, style, name in ((points, "o", names[0]), (line, "-", names[1])):
+            axis.plot(
+                sizes, unit * np.asarray(values), style, color="#1f6fb4", ms=4, lw=1.4, label=name
+            )
+        axis.set(title=title, xlabel="batch size")
+        axis.set_ylim(bottom=0)
+        axis.set_xlim(left=0)
+    axes[0, 0].set_ylabel(ylabel)
+    plots.legend_below(figure, 4)
+    return figure
+
+
+def figure3(results: Results) -> "Figure":
+    """Draw the time of a batch against its size, here and in the authors' data."""
+    panels: dict[str, Series] = {}
+    sizes = config_of(results, "times", CIFAR).get("batch_sizes", [])
+    for fit in measured(results, "times", CIFAR).get("fits", []):
+        line = [fit["a"] * n + fit["b"] for n in sizes]
+        panels[f"here, {fit['resolution']} px"] = (sizes, fit["seconds"], line)
+    for name, fit in frameworks(results).items():
+        line = [fit["a"] * n + fit["b"] for n in fit["batches"]]
+        panels[f"{AUTHORS}, {name}"] = (fit["batches"], fit["per_batch_s"], line)
+    return draw_fits(panels, "time of a batch (ms)", ("measured", "fitted a x + b"), unit=1e3)
+
+
+def figure4(results: Results) -> "Figure":
+    """Draw the time of an epoch, measured and by equation 2."""
+    panels: dict[str, Series] = {}
+    metrics = measured(results, "times", CIFAR)
+    for fit, passes in zip(metrics.get("fits", []), metrics.get("passes", []), strict=True):
+        sizes, points, line = (
+            [p[key] for p in passes] for key in ("batch", "measured_s", "equation2_s")
+        )
+        panels[f"here, {fit['resolution']} px"] = (sizes, points, line)
+    for name, fit in frameworks(results).items():
+        panels[f"{AUTHORS}, {name}"] = (fit["batches"], fit["epoch_s"], fit["predicted_s"])
+    return draw_fits(panels, "time of an epoch (s)", ("measured", "predicted by equation 2"))
+
+
+def step_samples(record: Record, side: int) -> dict[int, list[float]]:
+    """Return the seconds of a row of steps in each turn, by batch size."""
+    sizes = record.config["batch_sizes"]
+    return {n: record.timings[f"{side}px, step of {n}"]["samples_s"] for n in sizes}
+
+
+def epoch_samples(record: Record, side: int) -> dict[int, list[float]]:
+    """Return the seconds of an epoch in each turn, by batch size."""
+    samples = record.config["samples"]
+    sizes = record.config["batch_sizes"]
+    return {n: record.timings[f"{side}px, {n}, {samples}"]["samples_s"] for n in sizes}
+
+
+def bend(samples: Mapping[int, Sequence[float]]) -> Gap:
+    """Return how far times lie off the chord half way between the end sizes, in percent of it.
+
+    Of the parabola through all samples by least squares; its residuals give the error.
+    """
+    sizes, seconds, turns = _flat(samples)
+    place = 2 * (sizes - sizes.min()) / np.ptp(sizes) - 1  # from -1 to 1
+    (middle, _, square), error, dof = _least_squares(
+        np.stack([np.ones_like(place), place, place**2]), seconds, 2
+    )
+    chord = middle + square
+    return _estimate(-100 * square / chord, 100 * error / chord, dof, turns, unit="%", digits=1)
+
+
+def doubling(samples: Mapping[int, Sequence[float]]) -> Gap:
+    """Return what a batch of twice the size multiplies the time by, over all sizes.
+
+    The slope of logarithms by least squares; its residuals give the error.
+    """
+    sizes, seconds, turns = _flat(samples)
+    logs = np.log2(sizes)
+    (_, slope), error, dof = _least_squares(
+        np.stack([np.ones_like(logs), logs]), np.log(seconds), 1
+    )
+    return _estimate(slope, error, dof, turns, log=True)
+
+
+def _flat(samples: Mapping[int, Sequence[float]]) -> tuple[np.ndarray, np.ndarray, int]:
+    pairs = [(float(n), value) for n, values in samples.items() for value in values]
+    if len(samples) < 4:
+        raise NotRun(f"times of {len(samples)} batch sizes; four say something of a line")
+    sizes, seconds = np.array(pairs).T
+    return sizes, seconds, min(len(values) for values in samples.values())
+
+
+def _least_squares(
+    terms: np.ndarray, values: np.ndarray, wanted: int
+) -> tuple[np.ndarray, float, int]:
+    """Return all coefficients, and the standard error of one with its degrees of freedom."""
+    inverse = np.linalg.inv(terms @ terms.T)
+    found = inverse @ terms @ values
+    dof = values.size - len(terms)
+    variance = float(((values - found @ terms) ** 2).sum()) / dof
+    return found, math.sqrt(variance * inverse[wanted, wanted]), dof
+
+
+def _estimate(mean: float, error: float, dof: int, turns: int, **options: Any) -> Gap:
+    # Of one turn more or less: the spread that gives this error as a difference of two cells.
+    sd = float(error) * math.sqrt(turns / 2)
+    return Gap(float(mean), float(error), dof, sd, trials="rounds", **options)
+
+
+def _published(results: Results) -> dict[str, dict[str, Any]]:
+    found = frameworks(results)
+    if not found:
+        raise NotRun("the authors' raw data is not at hand")
+    return found
+
+
+def _each_side(results: Results, judge: Callable[[Record, int], Part]) -> Verdict:
+    record = results.need("times", role=CIFAR)
+    return combine([judge(record, side) for side in record.config["resolutions"]])
+
+
+_LINE = (
+    f"(as we put it: half way between the smallest and the largest size, within {ERROR_PERCENT:g} "
+    "% of the straight line between them)"
+)
+
+
+@claim("line", f"The time of a batch is a line of its size, here {_LINE}", "Section 3.2")
+def line(results: Results, expected: Expectation) -> Verdict:
+    """Judge how steps timed in turns bend."""
+
+    def judge(record: Record, side: int) -> Part:
+        return equivalence(f"{side} px", bend(step_samples(record, side)), ERROR_PERCENT)
+
+    return _each_side(results, judge)
+
+
+@claim(
+    "line_published",
+    f"The time of a batch is a line of its size in the authors' raw measurements {_LINE}",
+    "Section 3.2",
+    kind="arithmetic",
+)
+def line_published(results: Results, expected: Expectation) -> Verdict:
+    """Judge how the authors' times bend."""
+    return combine(
+        [
+            equivalence(f"{AUTHORS}, {name}", bend(_single(fit, "per_batch_s")), ERROR_PERCENT)
+            for name, fit in _published(results).items()
+        ]
+    )
+
+
+def _single(fit: Mapping[str, Any], key: str) -> dict[int, list[float]]:
+    return {n: [value] for n, value in zip(fit["batches"], fit[key], strict=True)}
+
+
+@claim(
+    "predictable",
+    "TensorFlow's times are more predictable than PyTorch's (in the authors' raw measurements, by "
+    "the median error of an epoch)",
+    "Section 3.2",
+    kind="arithmetic",
+)
+def predictable(results: Results, expected: Expectation) -> Verdict:
+    """Judge the median error of equation 2 over all batch sizes."""
+    found = _published(results)
+    errors = {name: fit["median_error"] for name, fit in found.items()}
+    told = "; ".join(
+        f"{name}: median {100 * fit['median_error']:.1f} %, largest "
+        f"{100 * fit['largest_error']:.1f} % of {ALL_SIZES} batch sizes"
+        for name, fit in found.items()
+    )
+    gap = exactly(errors["TensorFlow"] / errors["PyTorch"], log=True)
+    word, ratio_told = direction("TensorFlow's median over PyTorch's", gap, sign=expected.sign)
+    return Verdict(word, f"{ratio_told}; {told}")
+
+
+FIGURE3 = Exhibit(
+    runs=runs,
+    table=times_table,
+    figure=figure3,
+    caption=caption(
+        "t = a x + b, fitted by least squares. Errors are those of a whole epoch by equation 2, as "
+        "Figure 4 draws them: here at every batch size timed, in the raw data at those of Table 4.",
+        facts,
+    ),
+    claims=(line, line_published, predictable),
+)
+
+
+@claim("falls", "An epoch takes less time with larger batches, here", "Section 3.2")
+def falls(results: Results, expected: Expectation) -> Verdict:
+    """Judge the trend over all batch sizes, timed in turns."""
+
+    def judge(record: Record, side: int) -> Part:
+        gap = doubling(epoch_samples(record, side))
+        return direction(f"{side} px: twice the batch", gap, sign=expected.sign)
+
+    return _each_side(results, judge)
+
+
+@claim(
+    "falls_published",
+    "An epoch takes less time with larger batches in the authors' raw measurements",
+    "Section 3.2",
+    kind="arithmetic",
+)
+def falls_published(results: Results, expected: Expectation) -> Verdict:
+    """Judge the trend over the batch sizes that are shown."""
+    return combine(
+        [
+            direction(
+                f"{AUTHORS}, {name}: twice the batch",
+                doubling(_single(fit, "epoch_s")),
+                sign=expected.sign,
+            )
+            for name, fit in _published(results).items()
+        ]
+    )
+
+
+def _all_within(gaps: Mapping[str, Gap], what: str) -> Verdict:
+    """Judge whether every error of a prediction lies within the paper's, and tell the largest.
+
+    Of many cases some lie beyond by chance: one fails where its interval is beyond the margin even
+    when widened for their number (Bonferroni).
+    """
+    if not gaps:
+        raise NotRun("no records")
+    margin = ERROR_PERCENT / 100
+    parts = {}
+    for name, gap in gaps.items():
+        word, told = equivalence(name, gap, margin)
+        if word == "not reproduced" and not _beyond(gap, math.log1p(margin), len(gaps)):
+            word = "undecided"
+        parts[name] = word, told
+    words = [word for word, _ in parts.values()]
+    said = {"reproduced": "within", "undecided": "open", "not reproduced": "beyond"}
+    counted = ", ".join(f"{words.count(word)} {told}" for word, told in said.items())
+    farthest = max(gaps, key=lambda name: abs(gaps[name].mean))
+    return Verdict(
+        combine(list(parts.values())).word,
+        f"of {len(gaps)} {what} {counted}; the farthest: {parts[farthest][1]}",
+    )
+
+
+def _above_0(predicted: float) -> None:
+    if predicted <= 0:
+        raise NotRun("times scatter so much that a fitted line predicts one of 0 or less")
+
+
+def _beyond(gap: Gap, limit: float, count: int) -> bool:
+    low, high = gap.interval(1 - 0.10 / count)
+    return low > limit or high < -limit
+
+
+@claim(
+    "equation2",
+    "Equation 2 predicts the time of an epoch across all batch sizes, here (as we put it: to "
+    f"Table 4's {ERROR_PERCENT:g} %)",
+    "Section 3.2",
+)
+def equation2(results: Results, expected: Expectation) -> Verdict:
+    """Judge epochs against the line through the steps of the same turns."""
+    record = results.need("times", role=CIFAR)
+    samples = record.config["samples"]
+    gaps = {}
+    for fit in record.metrics["fits"]:
+        side = fit["resolution"]
+        epochs = epoch_samples(record, side)
+        lines = _lines(step_samples(record, side), fit["seconds"])
+        predicted = {n: [(a * n + b) * math.ceil(samples / n) for a, b in lines] for n in epochs}
+        _above_0(min(map(min, predicted.values())))
+        spread = Spread.pooled_logs([*epochs.values(), *predicted.values()])
+        for n, seconds in epochs.items():
+            gaps[f"{side} px, batch size {n}:"] = ratio(
+                seconds, predicted[n], spread, digits=3, trials="rounds"
+            )
+    return _all_within(gaps, "batch sizes and resolutions")
+
+
+def _lines(steps: Mapping[int, Sequence[float]], medians: Sequence[float]) -> list[np.ndarray]:
+    """Return a and b of each turn; samples are of several steps in a row, `medians` of one."""
+    sizes, rows = list(steps), list(steps.values())
+    in_a_row = round(float(np.median(rows[0])) / medians[0])
+    return [np.polyfit(sizes, np.array(turn) / in_a_row, 1) for turn in zip(*rows, strict=True)]
+
+
+@claim(
+    "equation2_published",
+    "Equation 2 predicts the time of an epoch in TensorFlow across all batch sizes, in the "
+    f"authors' raw measurements (as we put it: to Table 4's {ERROR_PERCENT:g} %)",
+    "Section 3.2",
+    kind="arithmetic",
+)
+def equation2_published(results: Results, expected: Expectation) -> Verdict:
+    """Judge the largest error of all batch sizes."""
+    fit = _published(results)["TensorFlow"]
+    own = 100 * max(abs(value) for value in fit["plan_errors"].values())
+    gap = exactly(100 * fit["largest_error"], unit="%", digits=1)
+    word, told = equivalence("the largest error", gap, ERROR_PERCENT)
+    return Verdict(
+        word,
+        f"{told}, at batch size {fit['largest_at']}; {100 * fit['share_beyond']:.1f} % of "
+        f"{ALL_SIZES} batch sizes lie beyond; at Table 4's at most {own:.1f} %",
+    )
+
+
+FIGURE4 = Exhibit(
+    runs=runs,
+    table=times_table,
+    figure=figure4,
+    caption=caption(
+        "The figure shows epochs: measured, and predicted by equation 2 from the fitted a and b. "
+        "The table is Figure 3's; its errors are of these predictions, here at every batch size "
+        "drawn, in the raw data at those of Table 4.",
+        facts,
+    ),
+    claims=(falls, falls_published, equation2, equation2_published),
+)
+
+
+def shares(results: Results) -> list[dict[str, Any]]:
+    """Return the measured shares, each batch size with its samples once for each k."""
+    rows = measured(results, "times", CIFAR).get("shares", [])
+    once = {(row["k"], row["batch"], row["samples"]): row for row in rows if "batch" in row}
+    return sorted(once.values(), key=lambda row: (row["k"], row["kind"], row["batch"]))
+
+
+def table4(results: Results) -> list[dict[str, Any]]:
+    """Return the time of a worker's share, measured and predicted."""
+    found: list[dict[str, Any]] = [
+        {
+            "where": "paper, GTX 1080",
+            "k": f"{row['k']:.2f}",
+            "batch size": row["batch"],
+            "samples": row["samples"],
+            "measured (s)": f"{row['measured']:.3f}",
+            "predicted (s)": f"{row['predicted']:.3f}",
+            "error": f"{row['error']:+.1f} %",
+            "equation 2": DASH,
+            "equation 3": DASH,
+        }
+        for row in PAPER["table4"]["rows"]
+    ]
+    for row in shares(results):
+        columns = {
+            "error": "predicted_s",
+            "equation 2": "equation2_s",
+            "equation 3": "equation3_s",
+        }
+        errors = {
+            heading: f"{100 * (row['measured_s'] / row[key] - 1):+.1f} %"
+            for heading, key in columns.items()
+        }
+        found.append(
+            {
+                "where": f"here, {row['kind']}",
+                "k": f"{row['k']:.2f}",
+                "batch size": row["batch"],
+                "samples": row["samples"],
+                "measured (s)": f"{row['measured_s']:.4f}",
+                "predicted (s)": f"{row['predicted_s']:.4f}",
+                **errors,
+            }
+        )
+    rows = measured(results, "times", CIFAR).get("shares", [])
+    for k, n_small in dict.fromkeys((r["k"], r["n_small"]) for r in rows if "error" in r):
+        found.append({"where": f"here, {workers(n_small)}: no plan", "k": f"{k:.2f}"})
+    return found
+
+
+@claim(
+    "shares_predicted",
+    f"The time of a worker's share is predicted to {ERROR_PERCENT:g} %",
+    "Table 4",
+)
+def shares_predicted(results: Results, expected: Expectation) -> Verdict:
+    """Judge each share's median time.
+
+    Only medians are kept of the shares' turns. The spread of one turn is taken to be that of whole
+    epochs, which are of the same steps and were timed in turns by the same process.
+    """
+    record = results.need("times", role=CIFAR)
+    epochs = epoch_samples(record, record.config["resolutions"][-1])
+    spread = Spread.pooled_logs(epochs.values())
+    of_median = math.sqrt(math.pi / 2) * spread.sd
+    error = of_median / math.sqrt(record.config["repeats"])
+    gaps = {}
+    for row in shares(results):
+        _above_0(row["predicted_s"])
+        name = f"k = {row['k']:g}, batch size {row['batch']}, {row['samples']} samples:"
+        log = math.log(row["measured_s"] / row["predicted_s"])
+        sd = of_median / math.sqrt(2)
+        gaps[name] = Gap(log, error, spread.dof, sd, log=True, digits=3, trials="rounds")
+    found = _all_within(gaps, "shares")
+    told = f"spread of a time {100 * spread.sd:.1f} %"
+    return Verdict(found.word, f"{found.evidence}; {told}")
+
+
+TABLE4 = Exhibit(
+    runs=lambda profile, chosen: [step_times(profile)],
+    table=table4,
+    caption=caption(
+        "Shares of plans that are solved with the times fitted here. Predictions are a d + b "
+        "⌈d / x⌉: the last batch is as short as it is. Equation 2 takes it for a whole one, "
+        "equation 3 for none; their errors stand beside. The errors of the paper are as it "
+        "prints them, though its predictions follow from neither equation.",
+        facts,
+    ),
+    claims=(shares_predicted,),
+)
+
+
+def table2(results: Results) -> list[dict[str, Any]]:
+    """Return batch sizes and shares, solved."""
+    ours = {(row["k"], row["n_small"]): row for row in solved_rows(results, "table2")}
+    raw = frameworks(results).get("TensorFlow", {}).get("table2", [])
+    found = []
+    for number, paper in enumerate(PAPER["table2"]["rows"]):
+        own = ours.get((paper["k"], paper["n_small"]), {})
+        both = paper["n_small"] < WORKERS
+        found.append(
+            {
+                "k": f"{paper['k']:.2f}",
+                "(n_S, n_L)": workers(paper["n_small"]),
+                "B_S, paper": paper["small_batch"],
+                "B_S": own.get("small_batch"),
+                "d_S, paper": paper["small_samples"],
+                "d_S": own.get("small_samples"),
+                "d_L, paper": paper.get("large_samples"),
+                "d_L": own.get("large_samples") if both else None,
+                "d_S/d_L, paper": f"{paper['factor']:.3f}" if both else None,
+                "d_S/d_L": f"{own['factor']:.3f}" if both and own else None,
+                "B_S, raw data": raw[number] if raw else None,
+            }
+        )
+    return found
+
+
+Pairs = dict[str, list[tuple[float, float]]]  # by quantity: ours and the paper's
+QUANTITIES = {"small_batch": "B_S", "small_samples": "d_S", "large_samples": "d_L"}
+
+
+def _all_equal(pairs: Pairs) -> Verdict:
+    """Judge each quantity: to the last digit, but a factor as rounded."""
+    parts = []
+    for name, values in pairs.items():
+        allowed = ROUNDED if name == "d_S/d_L" else 0
+        wrong = [f"{own:g} for {paper:g}" for own, paper in values if abs(own - paper) > allowed]
+        told = f"{name}: {len(values) - len(wrong)} of {len(values)}"
+        parts.append(certain(f"{told}{f' (not {wrong[0]})' if wrong else ''}", not wrong))
+    return combine(parts)
+
+
+@claim(
+    "equations",
+    "Equations 4 to 8 give the values of Table 2 (with one b / a, chosen to give them)",
+    "Table 2",
+    kind="arithmetic",
+)
+def equations_table2(results: Results, expected: Expectation) -> Verdict:
+    """Judge every batch size, share and factor."""
+    ours = {(row["k"], row["n_small"]): row for row in solved_rows(results, "table2")}
+    pairs: Pairs = {}
+    for paper in PAPER["table2"]["rows"]:
+        own = ours.get((paper["k"], paper["n_small"]))
+        if own is None:
+            raise NotRun("no records")
+        for key, name in (*QUANTITIES.items(), ("factor", "d_S/d_L")):
+            if key in paper:
+                pairs.setdefault(name, []).append((own[key], paper[key]))
+    return _all_equal(pairs)
+
+
+@claim(
+    "raw_plan",
+    "The authors' raw measurements lead to Table 2's batch sizes (our question, not the paper's)",
+    "none",
+    kind="arithmetic",
+)
+def raw_plan(results: Results, expected: Expectation) -> Verdict:
+    """Judge the batch sizes solved with the line through TensorFlow's times."""
+    solved_raw = _published(results)["TensorFlow"]["table2"]
+    paper = [row["small_batch"] for row in PAPER["table2"]["rows"]]
+    pairs = list(zip(solved_raw, paper, strict=True))
+    farthest = max(abs(own / other - 1) for own, other in pairs)
+    told = ", ".join(f"{own} for {other}" for own, other in pairs)
+    same = all(own == other for own, other in pairs)
+    return combine([certain(f"{told}; at most {100 * farthest:.1f} % off", same)])
+
+
+TABLE2 = Exhibit(
+    runs=lambda profile, chosen: [solved("table2"), *published_times(chosen)],
+    table=table2,
+    caption=caption(
+        f"B_L = {PAPER['table2']['large_batch']}, {PAPER['cifar_samples']:,} samples, "
+        f"{WORKERS} workers. The last column solves with a and b fitted to the authors' raw "
+        "measurements in TensorFlow, where they are at hand, and so knows nothing of the table.",
+        facts,
+    ),
+    claims=(equations_table2, raw_plan),
+)
+
+
+def table6(results: Results) -> list[dict[str, Any]]:
+    """Return batch sizes at every resolution, solved."""
+    found = []
+    for role, name in PARTS.items():
+        part = PAPER["table6"][name]
+        sides = part["resolutions"]
+        label = f"{role}-100" if role == CIFAR else role
+        for n_small in range(WORKERS + 1):
+            own = [
+                row
+                for row in solved_rows(results, "table6")
+                if row["n_small"] == n_small and row["resolution"] in sides
+            ]
+            paper = part["small_batches"][n_small - 1] if n_small else []
+            given = part["small_samples"][n_small - 1] if n_small else part["baseline_samples"]
+            told = DASH
+            if own:
+                small, large = own[0]["small_samples"], own[0]["large_samples"]
+                told = _two_shares(n_small, small or large, large)
+            found.append(
+                {
+                    "data": f"{label}, {', '.join(map(str, sides))} px",
+                    "n_S": n_small,
+                    "B_L": listed(part["large_batches"]),
+                    "B_S, paper": listed(paper) if paper else DASH,
+                    "B_S": listed([row["small_batch"] for row in own]) if n_small else DASH,
+                    "d_S, d_L, paper": _two_shares(n_small, given, part["large_samples"]),
+                    "d_S, d_L": told,
+                }
+            )
+    return found
+
+
+def listed(values: Sequence[int]) -> str:
+    """Return numbers as a list in words."""
+    return ", ".join(f"{value:,}" for value in values)
+
+
+def _two_shares(n_small: int, own: int, large: int) -> str:
+    if n_small == 0:
+        return f"–, {own:,}"
+    return f"{own:,}, {large:,}" if n_small < WORKERS else f"{own:,}, –"
+
+
+@claim(
+    "equations",
+    "Equations 4 to 8 give the values of Table 6 (with one b / a for each B_L, chosen to give "
+    "its four B_S)",
+    "Table 6",
+    kind="arithmetic",
+)
+def equations_table6(results: Results, expected: Expectation) -> Verdict:
+    """Judge every batch size and share."""
+    ours = {(row["resolution"], row["n_small"]): row for row in solved_rows(results, "table6")}
+    pairs: Pairs = {}
+    for role, name in PARTS.items():
+        part = PAPER["table6"][name]
+        for place, side in enumerate(part["resolutions"]):
+            for n_small in range(WORKERS + 1):
+                if (side, n_small) not in ours:
+                    raise NotRun("no records")
+                paper = {"large_samples": part["large_samples"]}
+                if n_small == 0:
+                    paper = {"large_samples": part["baseline_samples"]}
+                else:
+                    paper["small_batch"] = part["small_batches"][n_small - 1][place]
+                    paper["small_samples"] = part["small_samples"][n_small - 1]
+                if n_small == WORKERS:
+                    del paper["large_samples"]
+                for key, value in paper.items():
+                    quantity = f"{role}, {QUANTITIES[key]}"
+                    pairs.setdefault(quantity, []).append((ours[side, n_small][key], value))
+    return _all_equal(pairs)
+
+
+TABLE6 = Exhibit(
+    runs=lambda profile, chosen: [solved("table6")],
+    table=table6,
+    caption=caption(f"k = {PAPER['table6']['k']:g}, {WORKERS} workers.", facts),
+    claims=(equations_table6,),
+)

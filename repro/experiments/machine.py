@@ -1,0 +1,27 @@
+"""The setting of the machine under which experiments measure."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from repro.measure.allocations import keep_freed_memory
+
+Config = Mapping[str, Any]
+
+
+@contextmanager
+def machine(config: Config, device: str) -> Iterator[None]:
+    """Use as many threads as a configuration says, and keep freed memory on a CPU."""
+    before = torch.get_num_threads()
+    if device == "cpu":
+        keep_freed_memory()
+        if config.get("threads"):
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+            torch.set_num_threads(min(config["threads"], cores))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,255 @@
+"""What does dividing gain over a benchmark's layers, at one limit? (Figure 8)
+
+DeepBench's convolutions, forward, at four times their batch size, each by itself.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim, one_machine
+from repro.experiments.judging import Gap, NotRun, Spread, Verdict, direction
+from repro.experiments.microconv.settings import (
+    HELD,
+    LIMITS_MIB,
+    NETWORK_TYPES,
+    PAPER,
+    compared,
+    deepbench,
+    facts,
+    own_spread,
+    scatter,
+    settings,
+    settings_of,
+)
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LIMIT_MIB = LIMITS_MIB[1]
+UNDIVIDED, TORCH = "undivided", "torch"  # what speed-ups are over
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the layers of every network type at every setting of precision."""
+    return [
+        deepbench(profile, network_type, setting)
+        for setting in settings(profile)
+        for network_type in NETWORK_TYPES
+    ]
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A layer's speed-up, and how many comparisons with torch's own it was made of.
+
+    Attributes:
+        ratio: Above 1 where dividing is faster.
+        compared: 2 over undivided, 1 over torch's own; 0 where both ways are the same division.
+    """
+
+    ratio: float
+    compared: int
+
+
+def layer_gains(results: Results, setting: str, over: str) -> dict[str, list[Gain]]:
+    """Return DeepBench's speed-ups by kernel size, over ``undivided`` or ``torch``'s own.
+
+    Where no undivided algorithm fits into the limit there is no ratio over ``undivided``. Both
+    times were measured in turns with torch's own convolution, and are compared through it.
+    """
+    gains: dict[str, list[Gain]] = {}
+    for row in _layers(results, setting):
+        divided, undivided = row.get("divided"), row.get("undivided")
+        if divided is None:
+            continue
+        gain = Gain(divided["native_s"] / divided["time_s"], 1)
+        if over == UNDIVIDED:
+            if undivided is None:
+                continue
+            ratio = gain.ratio * undivided["time_s"] / undivided["native_s"]
+            gain = Gain(ratio, 0 if undivided == divided else 2)
+        gains.setdefault(row["kernel_size"], []).append(gain)
+    return dict(sorted(gains.items(), key=lambda item: _area(item[0])))
+
+
+def _layers(results: Results, setting: str) -> Iterable[Mapping[str, Any]]:
+    for record in results.ok("deepbench", setting=setting):
+        yield from record.metrics["layers"]
+
+
+def _area(kernel_size: str) -> int:
+    rows, columns = kernel_size.split("×")
+    return int(rows) * int(columns)
+
+
+def _flat(groups: Mapping[str, Sequence[Gain]]) -> list[Gain]:
+    return [gain for gains in groups.values() for gain in gains]
+
+
+def _ratios(gains: Iterable[Gain]) -> list[float]:
+    return [gain.ratio for gain in gains]
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Return the speed-ups of DeepBench's layers by kernel size and setting."""
+    rows = []
+    for setting in settings_of(results):
+        fitting = layer_gains(results, setting, UNDIVIDED)
+        own = layer_gains(results, setting, TORCH)
+        groups = {"all": (_flat(fitting), _flat(own))}
+        groups |= {size: (fitting.get(size, []), own[size]) for size in own}
+        for size, (over_undivided, over_torch) in groups.items():
+            rows.append(
+                {
+                    "setting": setting,
+                    "kernel": size,
+                    "n": len(over_undivided),
+                    "over undivided: mean": _times(np.mean, over_undivided),
+                    "least": _times(min, over_undivided),
+                    "largest": _times(max, over_undivided),
+                    "paper, V100 half": _published(size),
+                    "n, torch": len(over_torch),
+                    "over torch's own: mean": _times(np.mean, over_torch),
+                    "largest, torch": _times(max, over_torch),
+                }
+            )
+    return rows
+
+
+def _published(size: str) -> str:
+    paper = PAPER["figure8"]
+    if size == "all":
+        return f"{paper['mean']:.2f}×, up to {paper['largest']:.2f}×"
+    return f"{paper['three_by_three']['V100']:.2f}×" if size == "3×3" else DASH
+
+
+def _times(which: Any, gains: Sequence[Gain]) -> str:
+    return f"{which(_ratios(gains)):.2f}×" if gains else DASH
+
+
+def figure(results: Results) -> "Figure":
+    """Draw the least, the mean and the largest speed-up of each kernel size, first setting."""
+    from repro import plots
+
+    setting = next(iter(settings_of(results)), "fp32")
+    panels = {
+        f"over the best undivided algorithm within {LIMIT_MIB} MiB": UNDIVIDED,
+        "over torch's own convolution, without a limit": TORCH,
+    }
+    drawn, axes = plots.new_axes(1, len(panels), 5.2 * len(panels), 3.3)
+    for number, (axis, (title, over)) in enumerate(zip(axes[0], panels.items(), strict=True)):
+        groups = {s: _ratios(gains) for s, gains in layer_gains(results, setting, over).items()}
+        for position, values in enumerate(groups.values()):
+            mean = float(np.mean(values))
+            ends = [[mean - min(values)], [max(values) - mean]]
+            style = {"fmt": "o", "color": plots.OURS, "capsize": 5, "linewidth": 1.8}
+            axis.errorbar(position, mean, ends, label="mean, least and largest", **style)
+            axis.text(position + 0.12, mean, f"{mean:.2f}", va="center", fontsize=9)
+        names = [f"{name}\nn = {len(values)}" for name, values in groups.items()]
+        axis.set_xticks(range(len(groups)), names)
+        axis.set_xlim(-0.5, len(groups) - 0.3)
+        axis.axhline(1, color=plots.PAPER, linewidth=1.2, linestyle="--", label="no gain")
+        axis.grid(axis="x", visible=False)
+        axis.set_ylim(bottom=0)
+        axis.set(title=title, ylabel="speed-up (×)" if number == 0 else "")
+    plots.legend_below(drawn, 2)
+    return drawn
+
+
+def mean_gain(gains: Sequence[Gain], spread: Spread) -> Gap:
+    """Return the mean speed-up of layers, with the error of the comparisons it is made of.
+
+    Args:
+        gains: Of layers; they are no sample of one another, and add no spread of their own.
+        spread: Of one comparison with torch's own (`own_spread`).
+
+    Raises:
+        NotRun: There is none.
+    """
+    if not gains:
+        raise NotRun("no layers that fit both ways")
+    total = math.fsum(gain.ratio for gain in gains)
+    weight = math.sqrt(math.fsum(gain.ratio**2 * gain.compared for gain in gains)) / total
+    return compared(math.log(total / len(gains)), weight, spread)
+
+
+def _judged(
+    results: Results,
+    expected: Expectation,
+    over: str,
+    size: str | None = None,
+    paper: float | None = None,
+    of: str = "",
+) -> Verdict:
+    """Judge the mean speed-up of the layers of a kernel size, or of all, in float32."""
+    results.need("deepbench", setting="fp32")
+    one_machine(results.ok("deepbench", setting="fp32"))
+    groups = layer_gains(results, "fp32", over)
+    gains = _flat(groups) if size is None else groups.get(size, [])
+    spread = own_spread(
+        row[way] | {"batch": row["batch"]}
+        for row in _layers(results, "fp32")
+        for way in ("undivided", "divided")
+        if way in row
+    )
+    gap = mean_gain(gains, spread)
+    unchanged = sum(not gain.compared for gain in gains)
+    word, told = direction(f"mean of {len(gains)} layers", gap, paper, sign=expected.sign)
+    if of:
+        told += f"; the paper's is of a {of} in half precision"
+    if unchanged:
+        told += f"; best left undivided: {unchanged} of them"
+    return Verdict(word, f"{told}; {scatter(spread)}")
+
+
+@claim(
+    "layers_faster",
+    f"Dividing makes DeepBench's layers faster at {LIMIT_MIB} MiB",
+    "Section IV-A",
+)
+def layers_faster(results: Results, expected: Expectation) -> Verdict:
+    """Judge DeepBench's mean speed-up over the best undivided algorithm within the limit."""
+    return _judged(results, expected, UNDIVIDED, None, PAPER["figure8"]["mean"], "V100")
+
+
+@claim("three_by_three", "3×3 kernels gain", "Section IV-A")
+def three_by_three(results: Results, expected: Expectation) -> Verdict:
+    """Judge the mean speed-up of 3×3 kernels."""
+    paper = PAPER["figure8"]["three_by_three"]["P100"]
+    return _judged(results, expected, UNDIVIDED, "3×3", paper, "P100")
+
+
+@claim("five_by_five", "5×5 kernels gain", "Section IV-A")
+def five_by_five(results: Results, expected: Expectation) -> Verdict:
+    """Judge the mean speed-up of 5×5 kernels, of which the paper gives no number."""
+    return _judged(results, expected, UNDIVIDED, "5×5")
+
+
+@claim(
+    "over_torch",
+    "Dividing is faster than what the library does by itself (as we put it: than torch's own "
+    "convolution of today, without a limit)",
+    "Abstract",
+)
+def over_torch(results: Results, expected: Expectation) -> Verdict:
+    """Judge whether dividing beats what torch does today, whatever memory that takes."""
+    return _judged(results, expected, TORCH)
+
+
+FIGURE8 = Exhibit(
+    runs=runs,
+    table=table,
+    figure=figure,
+    caption=caption(
+        f"Speed-up of the best division (powerOfTwo) at {LIMIT_MIB} MiB, forward, by kernel size. "
+        f"Over undivided: over the fastest undivided algorithm within the limit. {HELD}",
+        facts,
+    ),
+    claims=(layers_faster, three_by_three, five_by_five, over_torch),
+)

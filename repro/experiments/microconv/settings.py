@@ -1,0 +1,404 @@
+"""What is run under each profile, and how its records are picked and described."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.design import Results, Run, reported
+from repro.experiments.judging import Gap, Spread, exactly
+from repro.records import Record
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from repro.microconv import Candidate, Division
+
+Entry = dict[str, Any]  # a kernel in a record's metrics
+
+PAPER = reported("microconv")
+MIB = 2**20
+NATIVE = "torch:native"  # torch's own convolution
+KINDS = {"forward": "F", "backward_data": "BD", "backward_filter": "BF"}
+
+LIMITS_MIB: tuple[int, ...] = tuple(PAPER["limits"]["each_mib"])  # small, moderate, ample
+POLICIES = ("undivided", "powerOfTwo", "all")
+MODES = ("WR", "WD")
+
+BATCHES: dict[str, int] = PAPER["batches"]
+_ALEXNET = {"name": "torchvision/alexnet"}
+_RESNET50 = {"name": "torchvision/resnet50"}
+_DENSENET = {"name": "densenet40", "growth": 40}
+_PAPER: dict[str, dict[str, Any]] = {
+    "AlexNet": {"model": _ALEXNET, "image": 224, "batch": BATCHES["AlexNet"]},
+    "ResNet-50": {"model": _RESNET50, "image": 224, "batch": BATCHES["ResNet-50"]},
+    "DenseNet-40": {"model": _DENSENET, "image": 32, "batch": BATCHES["DenseNet-40"]},
+}
+NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
+    "smoke": {
+        "AlexNet": {
+            "model": {"name": "resnet_cifar", "depth": 8, "width": 4},
+            "image": 16,
+            "batch": 4,
+        },
+        "ResNet-50": {
+            "model": {"name": "resnet_cifar", "depth": 8, "width": 4},
+            "image": 16,
+            "batch": 2,
+        },
+        "DenseNet-40": {"model": {"name": "densenet40", "growth": 2}, "image": 8, "batch": 2},
+    },
+    "quick": {
+        "AlexNet": _PAPER["AlexNet"] | {"batch": 16},
+        "ResNet-50": _PAPER["ResNet-50"] | {"image": 64, "batch": 4},
+        "DenseNet-40": _PAPER["DenseNet-40"] | {"image": 16, "batch": 4},
+    },
+    "gpu": _PAPER,
+    "paper": _PAPER,
+}
+ROLES = tuple(_PAPER)
+
+# Data type and how float32 products are rounded. The paper's P100 has neither TF32 nor bf16.
+_IEEE = {"dtype": "float32", "math": "ieee"}
+SETTINGS: dict[str, dict[str, dict[str, str]]] = {
+    "smoke": {"fp32": _IEEE},
+    "quick": {"fp32": _IEEE},
+    "gpu": {
+        "fp32": _IEEE,
+        "tf32": {"dtype": "float32", "math": "tf32"},
+        "bf16": {"dtype": "bfloat16", "math": "ieee"},
+    },
+    "paper": {"fp32": _IEEE},
+}
+
+# What divisions are made of. On a CPU our own algorithms hardly ever win, and would take most of
+# the measuring; two of them are in the layer benchmark.
+_FEW = ["torch:native", "nnpack"]
+ALGORITHMS = {
+    "smoke": _FEW,
+    "quick": _FEW,
+    "gpu": ["torch:native", "cudnn"],
+    "paper": ["torch:native", "cudnn"],
+}
+_SOME = ["torch:native", "torch:im2col", "torch:winograd", "nnpack"]
+EVERYTHING = {
+    "smoke": ["torch", "nnpack"],
+    "quick": _SOME,
+    "gpu": ["torch", "cudnn"],
+    "paper": ["torch", "cudnn"],
+}
+
+# `all` measures every size up to the mini-batch; the networks where that takes minutes go without.
+_WITH_ALL = {"smoke": ROLES, "quick": ("AlexNet",), "gpu": ("AlexNet",), "paper": ROLES}
+REPEATS = {"smoke": 2, "quick": 3, "gpu": 10, "paper": 50}
+CONV2_BATCH = {"smoke": 4, "quick": 64, "gpu": 256, "paper": 256}
+THREADS = {"smoke": 1, "quick": 2, "gpu": None, "paper": None}
+
+
+def base(profile: str, role: str, setting: str = "fp32") -> dict[str, Any]:
+    """Return what all experiments on a network share."""
+    return {
+        "role": role,
+        **NETWORKS[profile][role],
+        "setting": setting,
+        **SETTINGS[profile][setting],
+        "algorithms": ALGORITHMS[profile],
+        "threads": THREADS[profile],
+    }
+
+
+def policies(profile: str, role: str) -> tuple[str, ...]:
+    """Return the policies that a network is run with."""
+    return POLICIES if role in _WITH_ALL[profile] else POLICIES[:2]
+
+
+def candidates(profile: str, role: str, policy: str, setting: str = "fp32") -> Run:
+    """Return the measurement of a network's kernels, from an empty cache."""
+    config = base(profile, role, setting) | {"policy": policy}
+    return Run("candidates", config, seeds=(0,), label=f"{role}, {setting}, {policy}")
+
+
+def conv2(profile: str) -> Run:
+    """Return the measurement of AlexNet's second convolution (Figures 6 and 10)."""
+    policy = "powerOfTwo" if profile == "quick" else "all"
+    config = base(profile, "AlexNet") | {"batch": CONV2_BATCH[profile], "policy": policy}
+    config |= {"layer": "conv2", "kinds": ["forward"]}
+    return Run("candidates", config, seeds=(0,), label=f"AlexNet's conv2, {policy}")
+
+
+def network(
+    profile: str, role: str, mode: str, limit_mib: int, policy: str, setting: str = "fp32"
+) -> Run:
+    """Return one tuned network, timed beside the untuned one.
+
+    The limit is of each kernel under WR; under WD the total is that times the paper's number of
+    kernels, so that the adjoined bars of Figure 11 have the same workspace in all.
+    """
+    total = wd_total(role, limit_mib) if mode == "WD" else limit_mib
+    return Run(
+        "network",
+        base(profile, role, setting)
+        | {"mode": mode, "limit_mib": total, "policy": policy, "repeats": REPEATS[profile]},
+        seeds=(0,),
+        label=f"{role}, {setting}, {mode}, {total:,} MiB, {policy}",
+    )
+
+
+def wd_total(role: str, limit_mib: int) -> int:
+    """Return the workspace of all kernels that WD has where WR has `limit_mib` for each."""
+    kernels: int = PAPER["figure11"]["kernels"][role]
+    return limit_mib * kernels
+
+
+def settings(profile: str) -> tuple[str, ...]:
+    """Return the settings of precision of a profile."""
+    return tuple(SETTINGS[profile])
+
+
+# Table IV; `deepbench` has their layers.
+NETWORK_TYPES = ("DeepSpeech", "OCR", "Face recognition", "Vision", "Speaker ID", "ResNet")
+
+# The batch size's factor (4 in the paper); where layers are chosen: the largest that is run, in
+# millions of multiplications at that batch size, and how many of each kernel size, cheapest first.
+DEEPBENCH: dict[str, dict[str, Any]] = {
+    "smoke": {"factor": 1, "largest_mmacs": 60, "of_each_size": 1},
+    "quick": {"factor": 4, "largest_mmacs": 3000, "of_each_size": 1},
+    "gpu": {"factor": 4, "largest_mmacs": None, "of_each_size": None},
+    "paper": {"factor": 4, "largest_mmacs": None, "of_each_size": None},
+}
+
+
+def deepbench(profile: str, network_type: str, setting: str) -> Run:
+    """Return the forward passes of one network type's layers."""
+    config = {
+        "role": network_type,
+        **DEEPBENCH[profile],
+        "setting": setting,
+        **SETTINGS[profile][setting],
+        "algorithms": EVERYTHING[profile],
+        "threads": THREADS[profile],
+        "limit_mib": LIMITS_MIB[1],
+        "policy": "powerOfTwo",
+    }
+    return Run("deepbench", config, seeds=(0,), label=f"{network_type}, {setting}")
+
+
+_CLUSTER: dict[str, dict[str, Any]] = {
+    "smoke": {"model": {"name": "resnet18", "width": 4}, "image": 16, "batch": 8},
+    "quick": {"model": {"name": "torchvision/resnet18"}, "image": 64, "batch": 32},
+    "gpu": {"model": {"name": "torchvision/resnet18"}, "image": 224, "batch": 32},
+    "paper": {"model": {"name": "torchvision/resnet18"}, "image": 224, "batch": 32},
+}
+
+
+def cluster(profile: str) -> Run:
+    """Return the times of forward and backward passes on unequal devices, one at a time."""
+    devices = ["fast", "slow"]
+    config = _CLUSTER[profile] | {"devices": devices, "repeats": REPEATS[profile]}
+    return Run("cluster", config | {"role": "ResNet-18"}, seeds=(0,), label="ResNet-18")
+
+
+def solver(profile: str) -> Run:
+    """Return the solver's time on programmes of the paper's sizes."""
+    sizes = [[159, 562], [465, 2500]]
+    config = {"role": "synthetic fronts", "sizes": sizes, "repeats": 5}
+    return Run("solver", config, seeds=(0,), label="made-up fronts")
+
+
+def best_candidates(results: Results, role: str, setting: str = "fp32") -> Record | None:
+    """Return the measurement of a whole network with the most micro-batch sizes."""
+    for policy in ("all", "powerOfTwo"):
+        for record in results.ok("candidates", role=role, setting=setting, policy=policy):
+            if not record.config.get("layer"):
+                return record
+    return None
+
+
+def kernels_of(record: Record | None) -> list[Entry]:
+    """Return a record's kernels, none where there is no record."""
+    return [] if record is None else record.metrics["kernels"]
+
+
+def conv2_entry(results: Results) -> Entry | None:
+    """Return AlexNet's second convolution, forward."""
+    return next(iter(kernels_of(results.first("candidates", layer="conv2"))), None)
+
+
+def candidates_of(entry: Entry, policy: str = "all") -> "dict[int, list[Candidate]]":
+    """Return a kernel's candidates for the micro-batch sizes of a policy."""
+    from repro.microconv import Candidate, micro_batch_sizes
+
+    wanted = set(micro_batch_sizes(entry["batch"], policy))
+    return {
+        int(size): [Candidate(*way) for way in ways]
+        for size, ways in entry["candidates"].items()
+        if int(size) in wanted
+    }
+
+
+def divide(entry: Entry, limit_mib: float, policy: str = "all") -> "Division | None":
+    """Return the fastest division of a kernel within a limit, None where none fits."""
+    from repro.microconv import best_division
+
+    try:
+        return best_division(entry["batch"], candidates_of(entry, policy), int(limit_mib * MIB))
+    except ValueError:
+        return None
+
+
+def front(entry: Entry, limit_mib: float | None = None) -> "list[Division]":
+    """Return a kernel's desirable divisions within a limit; none where nothing fits."""
+    from repro.microconv import pareto_front
+
+    limit = None if limit_mib is None else int(limit_mib * MIB)
+    try:
+        return pareto_front(entry["batch"], candidates_of(entry), limit)
+    except ValueError:
+        return []
+
+
+def label(entry: Entry) -> str:
+    """Return a short name of a kernel, such as ``conv2 F``."""
+    return f"{entry['layer']} {KINDS[entry['kind']]}"
+
+
+def stands_for_mib(record: Record, limit_mib: float) -> float:
+    """Return what a limit for each kernel is at the mini-batch of the paper's network.
+
+    Workspaces grow with the mini-batch, and a limit that does not shrink with it excludes less.
+    """
+    return limit_mib * BATCHES[record.config["role"]] / record.config["batch"]
+
+
+def own_spread(rows: Iterable[Mapping[str, Any]]) -> Spread:
+    """Return what comparisons with torch's own convolution scatter by, on a log scale.
+
+    Where a division is torch's own convolution undivided, its time and torch's are two medians of
+    the same thing, taken in turns as all others are: what they differ by is no effect.
+
+    Args:
+        rows: Kernels as they ran, with ``parts``, ``batch``, ``time_s`` and ``native_s``.
+    """
+    pairs = {
+        (row["time_s"], row["native_s"])
+        for row in rows
+        if row.get("parts") == [[row["batch"], NATIVE]]
+    }
+    if not pairs:
+        return Spread(math.nan, 0)
+    squares = [math.log(own / native) ** 2 for own, native in pairs]
+    return Spread(math.sqrt(math.fsum(squares) / len(squares)), len(squares))
+
+
+def scatter(spread: Spread) -> str:
+    """Return `own_spread` in words."""
+    if not spread.dof:
+        return "torch's own was not timed against itself"
+    return f"torch's own scatters by {100 * spread.sd:.0f} % against itself"
+
+
+def compared(mean: float, weight: float, spread: Spread) -> Gap:
+    """Return the logarithm of a ratio that is made of comparisons with torch's own.
+
+    Args:
+        mean: The logarithm.
+        weight: Of the spread in the error: the root of the sum of the comparisons' squared
+            shares; 0 where nothing that was compared differs.
+        spread: Of one comparison (`own_spread`).
+    """
+    if not weight:
+        return exactly(math.exp(mean), log=True)
+    error = spread.sd * weight
+    # Repeated n times on both sides, it is smaller by the root of n.
+    return Gap(mean, error, spread.dof or math.nan, error / math.sqrt(2), log=True, trials="rounds")
+
+
+def median(record: Record, name: str) -> float:
+    """Return the median of a record's timing, in seconds."""
+    return float(np.median(record.timings[name]["samples_s"]))
+
+
+def settings_of(results: Results) -> list[str]:
+    """Return the settings of precision that have records, in the order of the plan."""
+    return list(dict.fromkeys(r.config["setting"] for r in results.records if r.status == "ok"))
+
+
+def ms(seconds: float | None, digits: int = 1) -> str:
+    """Return seconds as milliseconds."""
+    return DASH if seconds is None else f"{1e3 * seconds:,.{digits}f}"
+
+
+def mib(count: float | None) -> str:
+    """Return bytes as MiB."""
+    return DASH if count is None else f"{count / MIB:,.1f}"
+
+
+def times(ratio: float | None) -> str:
+    """Return a ratio as ``1.23×``."""
+    return DASH if ratio is None else f"{ratio:.2f}×"
+
+
+# What captions add where workspaces are limited, and where networks are tuned.
+HELD = (
+    "Held to the limit is every temporary byte, those included that torch's own convolution "
+    "(torch:native) allocates inside: they are measured."
+)
+TUNED = (
+    "tune() leaves a kernel to torch where that is fastest, and does not hold torch to the limit. "
+    "Speed-ups over undivided compare each run's ratio to torch's own convolutions, timed in turns."
+)
+
+
+def facts(results: Results) -> Iterable[str]:
+    """Yield what the records are: device, networks, algorithms, layers, inputs."""
+    records = [record for record in results.records if record.status == "ok"]
+    if devices := sorted(set(map(_device, records))):
+        yield f"Measured on {', '.join(devices)}, the paper's on {PAPER['device']}."
+    yield from dict.fromkeys(filter(None, map(_network, records)))
+    if named := {", ".join(r.config["algorithms"]) for r in records if "algorithms" in r.config}:
+        yield f"Divisions are made of {' or '.join(sorted(named))}."
+    layers = [r for r in records if r.experiment == "deepbench"]
+    if layers:
+        first = [r for r in layers if r.config["setting"] == layers[0].config["setting"]]
+        run = sum(len(r.metrics["layers"]) for r in first)
+        left_out = sum(r.metrics["left_out"] for r in first)
+        yield (
+            f"{run} layers at {layers[0].config['factor']} times their batch size; {left_out} "
+            f"others are left out."
+        )
+    if any(r.experiment in ("candidates", "network", "deepbench") for r in records):
+        yield "Inputs and weights are SYNTHETIC (random numbers), as in any timing of kernels."
+    if any(r.device["type"] == "cpu" for r in records):
+        yield "Freed memory is kept by the process, so that page faults are not what is compared."
+
+
+def _device(record: Record) -> str:
+    """Return the device, a CPU with the threads that the configuration asked for."""
+    threads = record.config.get("threads")
+    if record.device["type"] != "cpu" or not threads:
+        name: str = record.device["name"]
+        return name
+    return f"{record.device['name']} with {threads} thread{'s' * (threads > 1)}"
+
+
+_PUBLISHED = {
+    "AlexNet": "Caffe's AlexNet, whose conv2 has two groups (Table V: the version here), at "
+    f"{BATCHES['AlexNet']}",
+    "ResNet-50": f"at {BATCHES['ResNet-50']} (Table V) or {BATCHES['ResNet-50, Caffe']} "
+    "(Figure 11)",
+    "DenseNet-40": f"k = 40 at {BATCHES['DenseNet-40']}",
+    "ResNet-18": f"at {BATCHES['ResNet-18']}",
+}
+
+
+def _network(record: Record) -> str | None:
+    config: dict[str, Any] = record.config
+    if "model" not in config:
+        return None
+    options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
+    name = f"{config['model']['name']}{f' ({options})' if options else ''}"
+    paper = _PUBLISHED.get(config["role"], "")
+    return (
+        f"{config['role']} is {name} with {config['image']}×{config['image']} pixels at a "
+        f"mini-batch of {config['batch']}; the paper's: {paper}."
+    )

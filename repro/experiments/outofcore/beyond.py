@@ -1,0 +1,361 @@
+"""How far beyond the device's memory does ResNet-50 train, and at what speed? (Table 1)
+
+Against training in core, against LMS (Le et al. 2019), and with and without chunks.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    check,
+    claim,
+)
+from repro.experiments.judging import (
+    NotRun,
+    Part,
+    Verdict,
+    certain,
+    combine,
+    direction,
+    each,
+    equivalence,
+    exactly,
+)
+from repro.experiments.outofcore.points import (
+    Panels,
+    batches,
+    both,
+    curves,
+    in_core_batch,
+    larger,
+    largest_trained,
+    need_real_allocators,
+    on_cpu,
+    point_at,
+    points,
+    slowdown,
+    speed,
+    throughput,
+)
+from repro.experiments.outofcore.settings import (
+    CHUNKS,
+    IN_CORE,
+    LABELS,
+    MEASURED,
+    MODES,
+    PAPER,
+    PEERS,
+    PLACES,
+    RESNET,
+    SCHEDULE,
+    SIMULATED,
+    facts,
+    resnet,
+)
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CLAIMS, TABLE = PAPER["claims"], PAPER["table1"]
+IN_CORE_BATCH, LMS_BATCH = CLAIMS["in_core_batch"], CLAIMS["lms_batch"]
+LARGEST_BATCH = CLAIMS["largest_batch"]
+FIT = 0.01  # how far simulated throughputs in core may lie from those that they are fitted to
+
+
+def published(mode: str) -> dict[int, float]:
+    """Return the paper's images/s by batch size, of those that trained."""
+    pairs = zip(TABLE["batches"], TABLE[mode], strict=True)
+    return {batch: rate for batch, rate in pairs if rate == rate}
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return every way to train ResNet-50, by batch size."""
+    return resnet(profile)
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Return images/s by batch size: the paper's, simulated, measured here."""
+    heads = [f"{batch} ({batch / IN_CORE_BATCH:.2g}×)" for batch in TABLE["batches"]]
+    rows = []
+
+    def add(where: str, method: str, cells: Sequence[str]) -> None:
+        cells_by_head = dict(zip(heads, cells, strict=True))
+        rows.append({"where": where, "method": method, **cells_by_head})
+
+    for mode, where, method in (
+        ("lms_in_core", "paper", "in core, P100 (Le et al.)"),
+        ("lms", "paper", "LMS, P100 (Le et al.)"),
+        *((mode, "paper, V100", LABELS[mode]) for mode in MODES),
+    ):
+        rates = published(mode)
+        add(where, method, [f"{rates[b]:g}" if b in rates else "x" for b in TABLE["batches"]])
+    for where, place in PLACES.items():
+        columns = _columns(batches(results, where, RESNET), in_core_batch(results, where, RESNET))
+        if where == MEASURED and batches(results, where, RESNET):
+            add(place, "batch size", ["" if b is None else f"N = {b}" for b in columns])
+        ways = (IN_CORE, "lms", SCHEDULE, CHUNKS) if where == SIMULATED else (*MODES, *PEERS)
+        for mode in ways:
+            found = points(results, where, RESNET, mode)
+            if found:
+                add(
+                    place,
+                    LABELS[mode],
+                    [DASH if batch is None else throughput(found, batch) for batch in columns],
+                )
+    return rows
+
+
+def _columns(sizes: Sequence[int], base: int | None) -> list[int | None]:
+    """Return which of our batch sizes stands under each of the paper's: the same, or as large.
+
+    That is, as large over the largest in core, to 5 % or the next whole number.
+    """
+    columns: list[int | None] = []
+    for batch in TABLE["batches"]:
+        found = batch if batch in sizes else None
+        if found is None and base is not None:
+            wanted = base * batch / IN_CORE_BATCH
+            near = [size for size in sizes if abs(size - wanted) <= max(0.5, 0.05 * wanted)]
+            found = min(near, key=lambda size: abs(size - wanted), default=None)
+        columns.append(found)
+    return columns
+
+
+def figure(results: Results) -> "Figure":
+    """Draw throughput over that of the largest batch size in core."""
+    best, lms_best = (max(published(mode).values()) for mode in (IN_CORE, "lms_in_core"))
+    panels: Panels = {
+        "paper: V100, and P100 for LMS": {
+            LABELS[mode]: [
+                (batch / IN_CORE_BATCH, rate / (lms_best if mode == "lms" else best))
+                for batch, rate in published(mode).items()
+            ]
+            for mode in (IN_CORE, "lms", SCHEDULE, CHUNKS)
+        }
+    }
+    for where, place in PLACES.items():
+        size = in_core_batch(results, where, RESNET)
+        if size is None:
+            continue
+        lines = panels[f"{place}, in core up to {size}"] = {}
+        for mode in (IN_CORE, "lms", SCHEDULE, CHUNKS, *PEERS):
+            lines[LABELS[mode]] = [
+                (batch / size, point.relative)
+                for batch, point in points(results, where, RESNET, mode).items()
+                if point is not None and point.relative is not None
+            ]
+    return curves(
+        [panels],
+        ["images/s over the\nlargest in core"],
+        xlabel="batch size over the largest in core",
+    )
+
+
+@check(
+    f"In core, simulated throughputs are the paper's to {100 * FIT:g} %, since the V100's rates "
+    "are fitted to them"
+)
+def fitted(results: Results) -> tuple[bool, str]:
+    """Ask whether the fitted line passes through the published throughputs."""
+    found = points(results, SIMULATED, RESNET, IN_CORE)
+    rates = {
+        batch: (point.images_per_s, published(IN_CORE)[batch])
+        for batch, point in found.items()
+        if point is not None and batch in published(IN_CORE)
+    }
+    if not rates:
+        raise NotRun("no records")
+    said = [f"{ours:.1f} for {theirs:g} at {batch}" for batch, (ours, theirs) in rates.items()]
+    return all(abs(ours / theirs - 1) <= FIT for ours, theirs in rates.values()), "; ".join(said)
+
+
+@both(
+    "largest_batch",
+    f"With chunks, ResNet-50 trains {CLAIMS['largest_over_in_core']:g} times the batch size in "
+    "core",
+    "Abstract",
+)
+def largest_batch(results: Results, expected: Expectation, where: str) -> list[Part]:
+    """Judge the largest batch sizes.
+
+    On a CPU the limit is on tensors in core, and on what simulated allocators take with chunks,
+    which is more: what trains there has stood the harder test.
+    """
+    paper = LARGEST_BATCH / IN_CORE_BATCH
+    return [larger(results, where, RESNET, (CHUNKS, IN_CORE), paper, expected.sign)]
+
+
+def _speed_kept(results: Results, where: str, mode: str, batch: int, kept: float) -> list[Part]:
+    """Judge whether an image takes at most 1 / `kept` of its time in core."""
+    if where == MEASURED and on_cpu(results, RESNET):
+        raise NotRun("needs a GPU: a CPU swaps to its own memory, over no link")
+    size, point = point_at(results, where, batch, mode)
+    if point is None:
+        return [certain(f"{size} images ran out of memory", False)]
+    gap = slowdown(results, where, RESNET, point)
+    return [equivalence(f"time of an image of {size}", gap, 1 / kept - 1, side=1)]
+
+
+@both(
+    "largest_speed",
+    f"With chunks, ResNet-50 keeps {100 * CLAIMS['speed_kept']:g} % of the speed in core at "
+    f"{CLAIMS['largest_over_in_core']:g} times the batch size",
+    "Abstract",
+)
+def largest_speed(results: Results, expected: Expectation, where: str) -> list[Part]:
+    """Judge the largest batch size of the paper."""
+    return _speed_kept(results, where, CHUNKS, LARGEST_BATCH, CLAIMS["speed_kept"])
+
+
+@both(
+    "alone_speed",
+    f"Scheduling alone keeps {100 * CLAIMS['speed_kept_928']:g} % of the speed in core at "
+    f"{CLAIMS['lms_over_in_core']:g} times the batch size ({LMS_BATCH})",
+    "Section 5.1",
+)
+def alone_speed(results: Results, expected: Expectation, where: str) -> list[Part]:
+    """Judge the largest batch size of LMS."""
+    return _speed_kept(results, where, SCHEDULE, LMS_BATCH, CLAIMS["speed_kept_928"])
+
+
+@claim(
+    "faster_than_lms",
+    "The schedule is faster than LMS wherever both train beyond the core (as we put it: than the "
+    "fastest of LMS's pairs of distances and budgets that torch's allocator serves, on the same "
+    "trace)",
+    "Section 5.1",
+    "simulated",
+)
+def faster_than_lms(results: Results, expected: Expectation) -> Verdict:
+    """Judge each batch size against the paper's ratio of the speeds kept, V100 over P100."""
+    best, lms_best = (max(published(mode).values()) for mode in (IN_CORE, "lms_in_core"))
+    ours, theirs = (points(results, SIMULATED, RESNET, mode) for mode in (SCHEDULE, "lms"))
+    base = in_core_batch(results, SIMULATED, RESNET) or 0
+    parts = []
+    for batch, other in theirs.items():
+        point = ours.get(batch)
+        if batch <= base or point is None or other is None:
+            continue
+        paper = None
+        if batch in published("lms"):
+            paper = published(SCHEDULE)[batch] / best / (published("lms")[batch] / lms_best)
+        gap = speed(results, SIMULATED, RESNET, point, other)
+        parts.append(direction(f"at {batch}", gap, paper, sign=expected.sign))
+    return combine(parts)
+
+
+@claim(
+    "larger_than_lms",
+    f"With chunks, a {CLAIMS['over_lms']:g} times larger network trains than with LMS",
+    "Abstract",
+    "simulated",
+)
+def larger_than_lms(results: Results, expected: Expectation) -> Verdict:
+    """Judge the largest batch sizes; LMS's is of the pairs that hold least."""
+    ways = (CHUNKS, "lms")
+    return combine([larger(results, SIMULATED, RESNET, ways, CLAIMS["over_lms"], expected.sign)])
+
+
+@both(
+    "larger_than_alone",
+    f"With chunks, a {CLAIMS['over_schedule']:g} times larger ResNet-50 trains than without "
+    f"({LARGEST_BATCH} over {LMS_BATCH})",
+    "Section 5.1",
+)
+def larger_than_alone(results: Results, expected: Expectation, where: str) -> list[Part]:
+    """Judge the largest batch sizes."""
+    need_real_allocators(results, where, [RESNET])
+    paper = CLAIMS["over_schedule"]
+    return [larger(results, where, RESNET, (CHUNKS, SCHEDULE), paper, expected.sign)]
+
+
+@both(
+    "alone_ends",
+    f"Scheduling alone trains no larger batch size than LMS's largest, {LMS_BATCH}",
+    "Section 5.1",
+)
+def alone_ends(results: Results, expected: Expectation, where: str) -> list[Part]:
+    """Judge the largest batch size, of the same network in as much memory as the paper's."""
+    need_real_allocators(results, where, [RESNET])
+    alone = largest_trained(results, where, RESNET, SCHEDULE)
+    if not alone:
+        raise NotRun("scheduling alone trains nothing")
+    gap = exactly(alone / LMS_BATCH, log=True)
+    return [equivalence(f"up to {alone}", gap, expected.allowed(), side=1)]
+
+
+@both(
+    "faster_with_chunks",
+    f"With chunks it is faster at {CLAIMS['lms_over_in_core']:g} times the batch size "
+    f"({LMS_BATCH}) than without, for the budget can be larger",
+    "Section 5.1",
+)
+def faster_with_chunks(results: Results, expected: Expectation, where: str) -> list[Part]:
+    """Judge the speeds, on a CPU each over that of the reference in the same round."""
+    size, alone = point_at(results, where, LMS_BATCH, SCHEDULE)
+    _, chunks = point_at(results, where, LMS_BATCH, CHUNKS)
+    if chunks is None:
+        return [certain(f"with chunks {size} images ran out of memory", False)]
+    if alone is None:
+        raise NotRun(f"without chunks {size} images ran out of memory")
+    gap = speed(results, where, RESNET, chunks, alone)
+    paper = published(CHUNKS)[LMS_BATCH] / published(SCHEDULE)[LMS_BATCH]
+    return [direction(f"images/s at {size}", gap, paper, sign=expected.sign)]
+
+
+@claim(
+    "larger_than_peers",
+    "Larger batch sizes train than by other means of torch (our question, not the paper's)",
+    "none",
+)
+def larger_than_peers(results: Results, expected: Expectation) -> Verdict:
+    """Judge what people use today; the speed beside it is told, not judged."""
+    ours = points(results, MEASURED, RESNET, CHUNKS)
+    swapped = largest_trained(results, MEASURED, RESNET, CHUNKS)
+    last = max(batches(results, MEASURED, RESNET))
+
+    def judge(mode: str) -> Part:
+        size = largest_trained(results, MEASURED, RESNET, mode)
+        told = f"{LABELS[mode]} trains up to {size}, swapping up to {swapped}"
+        theirs, own = points(results, MEASURED, RESNET, mode).get(size), ours.get(size)
+        if theirs is not None and own is not None:
+            gap = speed(results, MEASURED, RESNET, own, theirs)
+            told += f"; at {size} swapping is {gap} as fast"
+        if size == swapped == last:
+            return "undecided", f"{told}; {last} is the largest that was tried"
+        return certain(told, swapped > size)
+
+    tried = [mode for mode in PEERS if points(results, MEASURED, RESNET, mode)]
+    return combine(each(tried, judge))
+
+
+TABLE1 = Exhibit(
+    runs=runs,
+    table=table,
+    figure=figure,
+    caption=caption(
+        "Images per second of forward pass, backward pass and update. Columns are the paper's "
+        "batch sizes, in brackets over the largest in core; what is measured here has batch sizes "
+        "of its own, in the same proportion.",
+        facts,
+    ),
+    claims=(
+        *largest_batch,
+        *largest_speed,
+        *alone_speed,
+        faster_than_lms,
+        larger_than_lms,
+        *larger_than_alone,
+        *alone_ends,
+        *faster_with_chunks,
+        larger_than_peers,
+    ),
+    checks=(fitted,),
+)

@@ -1,0 +1,269 @@
+"""The experiments: iterations measured under a limit, and simulated on a published GPU."""
+
+import gc
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from repro.datasets import ImageData
+from repro.experiments.machine import machine
+from repro.experiments.outcome import Outcome
+from repro.experiments.outofcore.building import Step, training_step
+from repro.experiments.outofcore.fitting import (
+    GIB,
+    Fitting,
+    Make,
+    best_fit,
+    can_train,
+    chunk_bytes,
+    chunked,
+    in_core,
+    largest_batch,
+    largest_budget,
+    lms,
+    lms_can_train,
+    serve,
+    tuned,
+)
+from repro.experiments.outofcore.modelled import Rates, trace_at
+from repro.measure import MemoryBudget, is_out_of_memory, time_interleaved
+from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan
+from repro.outofcore.native import Installed, install
+
+Config = Mapping[str, Any]
+ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
+_SETTLING = 5  # iterations until a block's plans are made
+_TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator is content
+
+
+def limit_bytes(config: Config) -> int:
+    """Return the memory limit: as given, or half way between what two batch sizes need."""
+    if "limit_gib" in config:
+        return int(config["limit_gib"] * GIB)
+    return sum(trace_at(config, batch).peak_bytes for batch in config["limit_between"]) // 2
+
+
+def simulated(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Schedule a recorded iteration at a published GPU's memory and rates; nothing is computed."""
+    limit, batch = limit_bytes(config), config["batch"]
+    trace = trace_at(config, batch)
+    base = config["baseline"]
+    times = Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
+    rate = float(config["bandwidth"])
+    metrics: dict[str, Any] = {
+        "limit_bytes": limit,
+        "peak_bytes": trace.peak_bytes,
+        "smallest_budget": trace.smallest_budget,
+        "functions": len(trace.functions),
+        "rows": {},
+    }
+    whole = in_core(trace, partial(best_fit, limit))
+    if whole is not None:
+        metrics["rows"]["in_core"] = {
+            "time_s": float(times.sum()),
+            "reserved_bytes": whole.peak_reserved_bytes,
+        }
+    fittings: dict[str, Fitting | None] = {}
+    for name, allocator in ALLOCATORS.items():
+        make: Make = partial(allocator, limit)
+        found = fittings[name] = largest_budget(trace, limit, make)
+        if found is not None and config["tune"]:
+            fittings[name] = tuned(trace, found.plan.budget_bytes, times, rate, make) or found
+    if config["lms"]:
+        fittings["lms"] = lms(trace, limit, times, rate, partial(best_fit, limit))
+    for name, found in fittings.items():
+        if found is not None:
+            simulation = found.plan.simulate(times, rate)
+            metrics["rows"][name] = _described(found.plan) | {
+                "time_s": simulation.time_s,
+                "stall_s": simulation.stall_s,
+                "held_bytes": simulation.peak_bytes,
+                "reserved_bytes": found.report.peak_reserved_bytes,
+                "internal_bytes": found.report.peak_internal_fragmentation_bytes,
+                "map_operations": found.report.map_operations,
+            }
+    return Outcome(metrics)
+
+
+def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Look for the largest batch sizes whose traces the allocators serve within a limit."""
+    limit = limit_bytes(config)
+
+    def alone(batch: int) -> bool:
+        return in_core(trace_at(config, batch), partial(best_fit, limit)) is not None
+
+    metrics: dict[str, Any] = {"limit_bytes": limit, "in_core": largest_batch(alone)}
+    known = metrics["in_core"]
+    for name, allocator in ALLOCATORS.items():
+        make: Make = partial(allocator, limit)
+
+        def swapped(batch: int, make: Make = make) -> bool:
+            return can_train(trace_at(config, batch), limit, make)
+
+        known = metrics[name] = largest_batch(swapped, known)
+    if config["lms"]:
+        make = partial(best_fit, limit)
+        metrics["lms"] = largest_batch(
+            lambda batch: lms_can_train(trace_at(config, batch), limit, make), metrics["in_core"]
+        )
+    return Outcome(metrics)
+
+
+def _described(plan: SwapPlan) -> dict[str, Any]:
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "window_bytes": plan.window_bytes,
+        "bytes_moved": plan.bytes_moved,
+    }
+
+
+def measured(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Train a few iterations within a limit, in turns with the reference that fits in core.
+
+    On a GPU in a process of its own, since torch's allocator is chosen before CUDA is used.
+    """
+    if device == "cpu":
+        return measure(config, device)
+    from repro.experiments.outofcore.child import measure_in_child
+
+    return measure_in_child(config, device)
+
+
+def measure(config: Config, device: str) -> Outcome:
+    """Do what `measured` says, in this process."""
+    with machine(config, device):
+        limit = limit_bytes(config)
+        if config["mode"] in ALLOCATORS:
+            return _swapped(config, device, limit)
+        step = training_step(config, device, checkpointing=config["mode"] == "checkpointing")
+        if config["mode"] == "save_on_cpu":
+            step = _saving(step)
+        with MemoryBudget(limit, device) as held:
+            for _ in range(2):  # the optimizer has its state from the second on
+                step()
+            if device != "cpu":
+                timings = _time(config, device, {"iteration": step})
+        if device == "cpu":  # watching every storage costs time: the limit was held above
+            steps = {"iteration": step, "reference": training_step(_reference(config), device)}
+            timings = _time(config, device, steps)
+        metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
+        if device != "cpu":
+            metrics["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+        return Outcome(metrics, timings, held.peak_bytes)
+
+
+def _saving(step: Step) -> Step:
+    def run() -> None:
+        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+            step()
+
+    return run
+
+
+def _reference(config: Config) -> Config:
+    """Return the iteration that a CPU's are timed in turns with: the largest that fits in core."""
+    return dict(config) | {"batch": config["base_batch"]}
+
+
+def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, Any]:
+    return time_interleaved(
+        steps, warmup=config["warmup"], repeats=config["repeats"], device=device
+    )
+
+
+def _swapped(config: Config, device: str, limit: int) -> Outcome:
+    """Train within the largest budget that an allocator can serve within the limit.
+
+    On a CPU the allocators are simulated, their sizes in proportion to the limit. On a GPU they
+    are the real ones, and the budget shrinks until they are content, as the paper's did by hand.
+    """
+    name = config["mode"]
+    make: Make = partial(ALLOCATORS[name], limit)
+    found = largest_budget(trace_at(config, config["batch"]), limit, make)
+    if found is None:
+        raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
+    if device == "cpu":
+        return _within(config, device, found.plan.budget_bytes, limit, make)
+    installed = None
+    if name == "schedule_va":
+        installed = install(chunk_bytes(limit), limit)
+    else:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
+    budget, smallest = found.plan.budget_bytes, found.plan.trace.smallest_budget
+    refused: BaseException | None = None
+    for _ in range(_TRIES):
+        try:
+            return _within(config, device, budget, limit, make, installed)
+        except BudgetTooSmall as error:  # what the device runs needs more than the trace said
+            refused = error
+        except (RuntimeError, MemoryError) as error:
+            if not is_refusal(error):
+                raise
+            refused = error.with_traceback(None)  # which holds what did not fit
+        if budget <= smallest:
+            break
+        gc.collect()
+        torch.cuda.empty_cache()  # the chunked allocator's, too
+        if installed is None:
+            torch.cuda.reset_peak_memory_stats(device)
+        budget = max(smallest, int(0.9 * budget))
+    raise torch.OutOfMemoryError(f"out of memory: the last budget was {budget} bytes: {refused}")
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether memory ran out; the chunked allocator's error is a plain RuntimeError."""
+    return is_out_of_memory(error) or "out of memory" in str(error)
+
+
+def _within(
+    config: Config,
+    device: str,
+    budget: int,
+    limit: int,
+    make: Make,
+    installed: Installed | None = None,
+) -> Outcome:
+    plain = training_step(config, device)
+    window: Any = "auto" if device != "cpu" else None
+    block = OutOfCore(budget, window_bytes=window, device=device)
+
+    def step() -> None:
+        plain()
+        block.step()
+
+    steps = {"iteration": step}
+    if device == "cpu":
+        reference = training_step(_reference(config), device)  # outside of the block
+
+        def unseen() -> None:
+            with _disable_current_modes(), torch._C.DisableTorchFunction():
+                reference()
+
+        steps["reference"] = unseen
+    with block:
+        for _ in range(_SETTLING):
+            step()
+        timings = _time(config, device, steps)
+        done, plan = block.statistics, block.plan
+    assert plan is not None
+    metrics = _described(plan) | {
+        "limit_bytes": limit,
+        "held_bytes": done.peak_bytes,
+        "iterations": done.iterations,
+        "replayed": done.replayed,
+        "on_demand": done.on_demand,
+    }
+    if installed is not None:  # it gives nothing back while it trains: the most of this try
+        metrics["reserved_bytes"] = installed.counters().reserved_bytes
+    elif device != "cpu":
+        metrics["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
+    else:
+        report = serve(plan, make)
+        if report is None:
+            raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
+        metrics["reserved_bytes"] = report.peak_reserved_bytes
+    return Outcome(metrics, timings, done.peak_bytes)

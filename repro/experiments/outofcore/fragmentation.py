@@ -1,0 +1,322 @@
+"""What do chunks do for fragmentation: how much of the memory can be used? (Figures 3 and 5)"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from repro.experiments.captions import caption
+from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, check, claim
+from repro.experiments.judging import (
+    NotRun,
+    Part,
+    Verdict,
+    combine,
+    direction,
+    each,
+    exactly,
+)
+from repro.experiments.outofcore.points import (
+    Panels,
+    Point,
+    Points,
+    batches,
+    both,
+    curves,
+    in_core_batch,
+    limit_bytes,
+    need_real_allocators,
+    on_cpu,
+    panels_of_others,
+    point_at,
+    points,
+    rows_of_others,
+)
+from repro.experiments.outofcore.settings import (
+    CHUNKS,
+    GIB,
+    IN_CORE,
+    LABELS,
+    MEASURED,
+    MIB,
+    MODES,
+    PAPER,
+    PLACES,
+    RESNET,
+    ROLES,
+    SCHEDULE,
+    SIMULATED,
+    facts,
+    gib,
+    others,
+    resnet,
+)
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CLAIMS: Mapping[str, Any] = PAPER["claims"]
+LMS_BATCH = CLAIMS["lms_batch"]
+NETWORKS = ROLES[1:]
+FLAT = 0.05  # of the limit
+
+
+def _cases(results: Results, roles: Sequence[str], where: str) -> dict[str, tuple[str, str]]:
+    """Return networks and places whose allocators are simulated, or, measured here, are not.
+
+    Raises:
+        NotRun: What was measured was measured on a CPU, where they are simulated, too.
+    """
+    need_real_allocators(results, where, roles)
+    if where == MEASURED:
+        return {f"{role}, {PLACES[MEASURED]}": (role, MEASURED) for role in roles}
+    cases = {f"{role}, {PLACES[SIMULATED]}": (role, SIMULATED) for role in roles}
+    cpu = [role for role in roles if on_cpu(results, role)]
+    return cases | {f"{role}, here, simulated allocators": (role, MEASURED) for role in cpu}
+
+
+def _unit(limit: int | None) -> tuple[int, str]:
+    return (GIB, "GiB") if limit is None or limit >= GIB else (MIB, "MiB")
+
+
+def figure3_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return ResNet-50 in core and swapped, by batch size."""
+    found = [run for run in resnet(profile) if run.experiment != "reach"]
+    return [run for run in found if run.config.get("mode", IN_CORE) in MODES]
+
+
+def figure3_table(results: Results) -> list[dict[str, Any]]:
+    """Return the budgets that schedules could be given, and what the allocators took."""
+    rows = []
+    for where, place in PLACES.items():
+        limit = limit_bytes(results, where, RESNET)
+        for batch in batches(results, where, RESNET):
+            row: dict[str, Any] = {"where": place, "batch": batch, "limit": gib(limit)}
+            for mode, note in ((SCHEDULE, ""), (CHUNKS, ", VA")):
+                found = points(results, where, RESNET, mode)
+                point = found.get(batch)
+                absent = "x" if batch in found else DASH
+                row[f"budget{note}"] = gib(point.budget_bytes) if point else absent
+                row[f"held{note}"] = gib(point.held_bytes) if point else absent
+                row[f"actual{note}"] = gib(point.reserved_bytes) if point else absent
+            paper = f"{CLAIMS['budget_gib_928']} GiB" if batch == LMS_BATCH else DASH
+            rows.append(row | {"paper: budget": paper})
+    return rows
+
+
+def figure3(results: Results) -> "Figure":
+    """Draw budget and use, for each place without and with chunks."""
+    rows: list[Panels] = []
+    labels: list[str] = []
+    limits: dict[str, float] = {}
+    for where, place in PLACES.items():
+        limit = limit_bytes(results, where, RESNET)
+        if limit is None:
+            continue
+        unit, name = _unit(limit)
+        panels: Panels = {}
+        for mode in (SCHEDULE, CHUNKS):
+            title = f"{place}: {LABELS[mode]}"
+            limits[title] = limit / unit
+            found = points(results, where, RESNET, mode).items()
+            sizes = [(batch, point) for batch, point in found if point is not None]
+            panels[title] = {
+                "budget": [(b, p.budget_bytes / unit) for b, p in sizes if p.budget_bytes],
+                "actual": [(b, p.reserved_bytes / unit) for b, p in sizes if p.reserved_bytes],
+            }
+        rows.append(panels)
+        labels.append(f"memory ({name})")
+    return curves(rows or [{"no records": {}}], labels or [""], limits)
+
+
+@both(
+    "budget_halved",
+    f"Without chunks, fragmentation halves the budget that can be used at {LMS_BATCH} "
+    f"({CLAIMS['budget_gib_928']} GiB of {PAPER['limit_gib']})",
+    "Section 5.1",
+)
+def budget_halved(results: Results, expected: Expectation, where: str) -> list[Part]:
+    """Judge which part of the memory scheduling alone can be given."""
+    cases = _cases(results, [RESNET], where)
+
+    def judge(name: str) -> Part:
+        _, place = cases[name]
+        size, point = point_at(results, place, LMS_BATCH, SCHEDULE)
+        limit = limit_bytes(results, place, RESNET)
+        if point is None or not point.budget_bytes or not limit:
+            raise NotRun(f"{size} cannot be given any budget")
+        gap = exactly(point.budget_bytes / limit, log=True)
+        paper = CLAIMS["budget_gib_928"] / PAPER["limit_gib"]
+        told = f"{name}: budget at {size} over the memory"
+        return direction(told, gap, paper, sign=expected.sign)
+
+    return each(cases, judge)
+
+
+def unused(point: Point | None) -> int | None:
+    """Return the bytes between a schedule's budget and what the allocator took for it."""
+    if point is None or point.budget_bytes is None or point.reserved_bytes is None:
+        return None
+    return max(0, point.reserved_bytes - point.budget_bytes)
+
+
+def less_unused(key: str, roles: Sequence[str], text: str, source: str) -> tuple[Claim, Claim]:
+    """Return the claims that with chunks less lies between budget and use than without."""
+
+    @both(key, text, source)
+    def judge_unused(results: Results, expected: Expectation, where: str) -> list[Part]:
+        parts = []
+        for name, (role, place) in _cases(results, roles, where).items():
+            limit = limit_bytes(results, place, role)
+            alone, chunks = (points(results, place, role, mode) for mode in (SCHEDULE, CHUNKS))
+            lost = {batch: (unused(chunks.get(batch)), unused(alone[batch])) for batch in alone}
+            pairs = {b: (w, a) for b, (w, a) in lost.items() if w is not None and a is not None}
+            if not alone or not chunks or not limit:
+                parts.append(("not run", f"{name}: no records"))
+            elif pairs:  # where one of them trains nothing, there is nothing to compare
+                batch = max(pairs)
+                shares = [100 * value / limit for value in pairs[batch]]
+                gap = exactly(shares[0] - shares[1], unit="points", digits=0)
+                told = f"{name}, at {batch}: {shares[0]:.0f} % of the memory for {shares[1]:.0f} %,"
+                parts.append(direction(told, gap, sign=expected.sign))
+        return parts
+
+    return judge_unused
+
+
+close = less_unused(
+    "close",
+    [RESNET],
+    "With chunks, less of the memory lies between budget and use than without, at the largest "
+    "batch size that trains without",
+    "Section 5.1",
+)
+
+
+@claim(
+    "inside_shrinks",
+    "What chunks lose inside shrinks as the network grows beyond the core",
+    "Section 4",
+    "simulated",
+)
+def inside_shrinks(results: Results, expected: Expectation) -> Verdict:
+    """Judge the largest batch size against the smallest one beyond the core."""
+    base = in_core_batch(results, SIMULATED, RESNET) or 0
+    lost = {
+        batch: point.internal_bytes
+        for batch, point in points(results, SIMULATED, RESNET, CHUNKS).items()
+        if batch > base and point is not None and point.internal_bytes
+    }
+    if len(lost) < 2:
+        raise NotRun("no records of two batch sizes")
+    first, last = min(lost), max(lost)
+    told = "; ".join(f"{gib(value)} at {batch}" for batch, value in lost.items())
+    gap = exactly(lost[last] / lost[first], log=True)
+    return combine([direction(f"{told}: {last} over {first}", gap, sign=expected.sign)])
+
+
+FIGURE3 = Exhibit(
+    runs=figure3_runs,
+    table=figure3_table,
+    figure=figure3,
+    caption=caption(
+        "The largest budget that a schedule can be given, what its tensors hold at most, and what "
+        "the allocator takes for them, with torch's allocator and with chunks (VA).",
+        facts,
+    ),
+    claims=(*budget_halved, *close, inside_shrinks),
+)
+
+
+def figure5_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the ways to train DenseNet, Pix2PixHD and DeepLabv3+, by batch size."""
+    return others(profile)
+
+
+def taken(point: Point) -> int | None:
+    """Return what the allocator took; in core on a CPU, what tensors took."""
+    return point.reserved_bytes or point.held_bytes
+
+
+def figure5_table(results: Results) -> list[dict[str, Any]]:
+    """Return memory by network, place and batch size."""
+
+    def cell(found: Points, batch: int) -> str:
+        point = found.get(batch)
+        value = taken(point) if point else None
+        return gib(value) if value else "x" if batch in found else DASH
+
+    rows = []
+    for role in NETWORKS:
+        limits = {place: limit_bytes(results, where, role) for where, place in PLACES.items()}
+        for row in rows_of_others(results, role, cell):
+            rows.append(row | {"limit": gib(limits[row["where"]])})
+    return rows
+
+
+def figure5(results: Results) -> "Figure":
+    """Draw memory, simulated above measured."""
+    rows, labels = [], []
+    limits: dict[str, float] = {}
+    for where, place in PLACES.items():
+        own = {role: limit_bytes(results, where, role) for role in NETWORKS}
+        unit, name = _unit(next((limit for limit in own.values() if limit), None))
+
+        def height(point: Point, unit: int = unit) -> float:
+            return (taken(point) or 0) / unit
+
+        rows.append(panels_of_others(results, where, height))
+        labels.append(f"memory ({name})")
+        limits |= {f"{role}, {place}": limit / unit for role, limit in own.items() if limit}
+    return curves(rows, labels, limits)
+
+
+def _beyond_core(results: Results) -> Iterator[tuple[str, str, int, list[int]]]:
+    """Yield network, place, limit and what chunks took at each batch size beyond the core."""
+    for role in NETWORKS:
+        for where, place in PLACES.items():
+            base, limit = in_core_batch(results, where, role), limit_bytes(results, where, role)
+            found = points(results, where, role, CHUNKS).items()
+            use = [p.reserved_bytes for b, p in found if base and b > base and p is not None]
+            known = [value for value in use if value is not None]
+            if limit and len(known) > 1:
+                yield role, place, limit, known
+
+
+@check(
+    f"With chunks, memory beyond the core is the same at all batch sizes, to {100 * FLAT:g} % of "
+    "the limit: budgets are as large as the limit allows, so that use fills it"
+)
+def flat(results: Results) -> tuple[bool, str]:
+    """Ask how far apart the uses lie."""
+    spreads = {
+        f"{role}, {place}": (max(use) - min(use)) / limit
+        for role, place, limit, use in _beyond_core(results)
+    }
+    if not spreads:
+        raise NotRun("no records of two batch sizes")
+    said = "; ".join(
+        f"{name}: within {spread:.1%} of the limit" for name, spread in spreads.items()
+    )
+    return max(spreads.values()) <= FLAT, said
+
+
+fragmented = less_unused(
+    "fragmented",
+    NETWORKS,
+    "Beyond the core, scheduling alone loses more of the memory between budget and use than chunks "
+    "do, in all three networks",
+    "Section 5.2",
+)
+
+FIGURE5 = Exhibit(
+    runs=figure5_runs,
+    table=figure5_table,
+    figure=figure5,
+    caption=caption(
+        "The most that the allocator takes within an iteration; in core on a CPU, what tensors "
+        "take. Budgets are as large as the limit allows, so that use lies just below it.",
+        facts,
+    ),
+    claims=fragmented,
+    checks=(flat,),
+)

@@ -1,0 +1,398 @@
+"""From records to numbers: throughput and memory of each way to train, by batch size.
+
+What all questions share: points read from records, compared with each other, and drawn.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.design import Claim, Expectation, Results, claim, one_machine
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Part,
+    Verdict,
+    certain,
+    combine,
+    direction,
+    exactly,
+    ratio,
+)
+from repro.experiments.outofcore.settings import (
+    IN_CORE,
+    LABELS,
+    MEASURED,
+    MODES,
+    PAPER,
+    PLACES,
+    RESNET,
+    ROLES,
+    SIMULATED,
+)
+from repro.records import Record
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Point:
+    """One way to train at one batch size, where it fits.
+
+    Attributes:
+        images_per_s: Throughput.
+        relative: It over the best throughput in core, where that is known: on a CPU that of the
+            largest mini-batch, which was timed in turns.
+        budget_bytes: What the schedule was given, where there is one.
+        reserved_bytes: What the allocator took for it, where that is known.
+        held_bytes: What tensors took.
+        internal_bytes: Of what the allocator took, what chunks lose inside; simulated only.
+        image_s: Seconds an image, of each iteration that was timed; none where simulated.
+        reference_s: Seconds an image of the largest mini-batch in core, timed in turns with these.
+    """
+
+    images_per_s: float
+    relative: float | None
+    budget_bytes: int | None
+    reserved_bytes: int | None
+    held_bytes: int | None
+    internal_bytes: int | None = None
+    image_s: tuple[float, ...] = ()
+    reference_s: tuple[float, ...] = ()
+
+    @property
+    def paces(self) -> list[float]:
+        """Seconds an image, over those of the same round's reference where there is one."""
+        if not self.reference_s:
+            return list(self.image_s)
+        return [own / other for own, other in zip(self.image_s, self.reference_s, strict=True)]
+
+
+Points = dict[int, Point | None]  # by batch size; None where it ran out of memory
+
+
+def points(results: Results, where: str, role: str, mode: str) -> Points:
+    """Return what one way to train reached by batch size, ascending; what failed is left out."""
+    read = _simulated_points if where == SIMULATED else _measured_points
+    return read(results, role, mode)
+
+
+def _by_batch(records: Iterable[Record]) -> list[Record]:
+    return sorted(records, key=lambda record: record.config["batch"])
+
+
+def _simulated_points(results: Results, role: str, mode: str) -> Points:
+    records = results.ok(SIMULATED, role=role)
+    in_core = [(r.config["batch"], r.metrics["rows"].get(IN_CORE)) for r in records]
+    base = max((batch / row["time_s"] for batch, row in in_core if row), default=None)
+    found: Points = {}
+    for record in _by_batch(records):
+        batch, rows = record.config["batch"], record.metrics["rows"]
+        if mode == "lms" and not record.config["lms"]:
+            continue
+        row = rows.get(mode)
+        if mode == "lms" and row is None:
+            row = rows.get(IN_CORE)  # what fits is not swapped
+        if row is None:
+            found[batch] = None
+            continue
+        rate = batch / row["time_s"]
+        found[batch] = Point(
+            rate,
+            rate / base if base else None,
+            row.get("budget_bytes"),
+            row["reserved_bytes"],
+            row.get("held_bytes", record.metrics["peak_bytes"]),
+            row.get("internal_bytes"),
+        )
+    return found
+
+
+def _measured_points(results: Results, role: str, mode: str) -> Points:
+    in_core = [_rate(r) for r in results.ok(MEASURED, role=role, mode=IN_CORE)]
+    found: Points = {}
+    for record in _by_batch(results.select(MEASURED, role=role, mode=mode)):
+        batch, metrics = record.config["batch"], record.metrics
+        if record.status == "out_of_memory":
+            found[batch] = None
+        if record.status != "ok":
+            continue
+        image_s = _image_s(record, "iteration", batch)
+        reference_s: tuple[float, ...] = ()
+        relative = _rate(record) / max(in_core) if in_core else None
+        if "reference" in record.timings:
+            reference_s = _image_s(record, "reference", record.config["base_batch"])
+            rounds = zip(image_s, reference_s, strict=True)
+            relative = float(np.median([other / own for own, other in rounds]))
+        found[batch] = Point(
+            _rate(record),
+            relative,
+            metrics.get("budget_bytes"),
+            metrics.get("reserved_bytes"),
+            metrics["held_bytes"],
+            image_s=image_s,
+            reference_s=reference_s,
+        )
+    return found
+
+
+def _image_s(record: Record, name: str, batch: int) -> tuple[float, ...]:
+    return tuple(sample / batch for sample in record.timings[name]["samples_s"])
+
+
+def _rate(record: Record) -> float:
+    """Return the images/s of the median iteration."""
+    seconds = float(np.median(record.timings["iteration"]["samples_s"]))
+    batch: int = record.config["batch"]
+    return batch / seconds
+
+
+def largest(found: Points) -> int | None:
+    """Return the largest batch size that fitted."""
+    return max((batch for batch, point in found.items() if point is not None), default=None)
+
+
+def in_core_batch(results: Results, where: str, role: str) -> int | None:
+    """Return the largest batch size that fits in core."""
+    return largest(points(results, where, role, IN_CORE))
+
+
+def batches(results: Results, where: str, role: str) -> list[int]:
+    """Return the batch sizes of a network that have records, ascending."""
+    return sorted({record.config["batch"] for record in results.select(where, role=role)})
+
+
+def limit_bytes(results: Results, where: str, role: str) -> int | None:
+    """Return the memory limit of a network's runs."""
+    found = [r.metrics["limit_bytes"] for r in results.ok(where, role=role)]
+    return int(found[0]) if found else None
+
+
+def point_at(results: Results, where: str, batch: int, mode: str) -> tuple[int, Point | None]:
+    """Return ResNet-50's point at a batch size of the paper, and that size here.
+
+    On a CPU it is the batch size that is as large over the largest in core.
+
+    Raises:
+        NotRun: None was run within 10 %.
+    """
+    found = points(results, where, RESNET, mode)
+    wanted = float(batch)
+    if any("base_batch" in record.config for record in results.select(where, role=RESNET)):
+        base = in_core_batch(results, where, RESNET)
+        if base is None:
+            raise NotRun("no records of what fits in core")
+        wanted = base * batch / PAPER["claims"]["in_core_batch"]
+    near = min(found, key=lambda size: abs(np.log(size / wanted)), default=0)
+    if abs(near / wanted - 1) > 0.1:
+        raise NotRun("no records")
+    return near, found[near]
+
+
+def on_cpu(results: Results, role: str) -> bool:
+    """Return whether a network was measured on a CPU, where the allocators are simulated."""
+    return any(r.device["type"] == "cpu" for r in results.select(MEASURED, role=role))
+
+
+def need_real_allocators(results: Results, where: str, roles: Sequence[str]) -> None:
+    """Refuse to count what was measured on a CPU.
+
+    Raises:
+        NotRun: It was.
+    """
+    if where == MEASURED and any(on_cpu(results, role) for role in roles):
+        raise NotRun("needs a GPU: on a CPU, too, the allocators are simulated")
+
+
+def slowdown(results: Results, where: str, role: str, point: Point) -> Gap:
+    """Return the time of an image over that of the largest mini-batch in core.
+
+    Raises:
+        NotRun: Nothing fits in core, or the times are of several machines.
+    """
+    if where == SIMULATED:
+        if point.relative is None:
+            raise NotRun("nothing fits in core")
+        return exactly(1 / point.relative, log=True)
+    one_machine(results.ok(MEASURED, role=role))
+    if point.reference_s:
+        return ratio(point.image_s, point.reference_s, trials="rounds")
+    in_core = points(results, where, role, IN_CORE)
+    base = in_core.get(largest(in_core) or 0)
+    if base is None:
+        raise NotRun("nothing fits in core")
+    return ratio(point.image_s, base.image_s, trials="rounds")
+
+
+def speed(results: Results, where: str, role: str, ours: Point, other: Point) -> Gap:
+    """Return the images/s of one way to train over those of another.
+
+    Raises:
+        NotRun: The times are of several machines.
+    """
+    if where == SIMULATED:
+        return exactly(ours.images_per_s / other.images_per_s, log=True)
+    one_machine(results.ok(MEASURED, role=role))
+    return ratio(other.paces, ours.paces, trials="rounds")
+
+
+def largest_trained(results: Results, where: str, role: str, mode: str) -> int:
+    """Return the largest batch size that a way trains, 0 for none.
+
+    Simulated: as looked for, to 3 %. Measured: of the batch sizes that were tried.
+
+    Raises:
+        NotRun: No records.
+    """
+    if where == SIMULATED:
+        return int(results.need("reach", role=role).metrics[mode])
+    found = points(results, where, role, mode)
+    if not found:
+        raise NotRun("no records")
+    return largest(found) or 0
+
+
+def larger(
+    results: Results, where: str, role: str, modes: tuple[str, str], paper: float, sign: int
+) -> Part:
+    """Judge how much larger the first way trains a network than the second.
+
+    Raises:
+        NotRun: No records, or the second trains nothing.
+    """
+    ours, other = (largest_trained(results, where, role, mode) for mode in modes)
+    first, second = (LABELS[mode] for mode in modes)
+    name = f"{role}: {ours} {first} over {other} {second}"
+    if not other:
+        raise NotRun(f"{second} trains nothing to compare with")
+    if not ours:
+        return certain(name, False)
+    word, told = direction(f"{name},", exactly(ours / other, log=True), paper, sign=sign)
+    tried = batches(results, where, role) if where == MEASURED else []
+    if word != "reproduced" and tried and ours == tried[-1]:
+        return "undecided", f"{told}; {ours} is the largest that was tried"
+    return word, told
+
+
+Judge = Callable[[Results, Expectation, str], Sequence[Part]]
+
+
+def both(key: str, text: str, source: str) -> Callable[[Judge], tuple[Claim, Claim]]:
+    """Make two claims of a check that is given the place: of the simulated V100, and measured."""
+
+    def make(judge: Judge) -> tuple[Claim, Claim]:
+        @claim(key, text, source, "simulated")
+        def on_the_v100(results: Results, expected: Expectation) -> Verdict:
+            return combine(judge(results, expected, SIMULATED))
+
+        @claim(f"{key}_here", f"{text}, as measured here", source)
+        def here(results: Results, expected: Expectation) -> Verdict:
+            return combine(judge(results, expected, MEASURED))
+
+        return on_the_v100, here
+
+    return make
+
+
+def throughput(found: Points, batch: int) -> str:
+    """Return images/s as text: x for out of memory, a dash where nothing was run."""
+    if batch not in found:
+        return DASH
+    point = found[batch]
+    if point is None:
+        return "x"
+    return f"{point.images_per_s:,.0f}" if point.images_per_s >= 20 else f"{point.images_per_s:.1f}"
+
+
+def rows_of_others(
+    results: Results, role: str, cell: Callable[[Points, int], str]
+) -> list[dict[str, Any]]:
+    """Return a row for each place and batch size of a network, a cell for each way to train."""
+    rows = []
+    for where, place in PLACES.items():
+        base = in_core_batch(results, where, role)
+        for batch in batches(results, where, role):
+            over = f"{batch / base:.2g}×" if base else DASH
+            row = {"network": role, "where": place, "batch": batch, "over in core": over}
+            for mode in MODES:
+                row[LABELS[mode]] = cell(points(results, where, role, mode), batch)
+            rows.append(row)
+    return rows
+
+
+Curve = list[tuple[float, float]]  # batch size, height
+Panels = dict[str, dict[str, Curve]]  # by title, then by label
+
+
+def panels_of_others(
+    results: Results, where: str, height: Callable[[Point], float | None]
+) -> Panels:
+    """Return a panel for each other network at a place, a curve for each way to train."""
+    panels: Panels = {}
+    for role in ROLES[1:]:
+        lines = panels[f"{role}, {PLACES[where]}"] = {}
+        for mode in MODES:
+            found = points(results, where, role, mode).items()
+            heights = [(batch, height(point)) for batch, point in found if point is not None]
+            lines[LABELS[mode]] = [(batch, value) for batch, value in heights if value]
+    return panels
+
+
+_STYLES = {  # colour, marker, line
+    "in core": ("#1f6fb4", "o", "-"),
+    "schedule": ("#3a9d6e", "s", "-"),
+    "schedule + VA": ("#e07a3f", "D", "-"),
+    "LMS": ("#8d99ae", "^", "--"),
+    "checkpointing": ("#7b5ea7", "v", ":"),
+    "save_on_cpu": ("#c2a83e", "P", ":"),
+    "in core, expandable segments": ("#4aa3c0", "X", ":"),
+    "budget": ("#1f6fb4", "o", "-"),
+    "actual": ("#3a9d6e", "s", "-"),
+}
+
+
+def curves(
+    rows: Sequence[Panels],
+    ylabels: Sequence[str],
+    limits: Mapping[str, float] | None = None,
+    xlabel: str = "batch size",
+) -> "Figure":
+    """Draw rows of panels of curves over batch sizes, logarithmic in these.
+
+    Args:
+        rows: Of panels; each label is one of those with a style.
+        ylabels: One for each row.
+        limits: By a panel's title, a height to mark as the memory limit.
+        xlabel: Of all panels.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    from repro.plots import legend_below, new_axes
+
+    columns = max(len(row) for row in rows)
+    figure, axes = new_axes(len(rows), columns, 3.4 * columns + 0.6, 2.7 * len(rows) + 0.5)
+    for line, row, ylabel in zip(axes, rows, ylabels, strict=True):
+        for axis, (title, lines) in zip(line, row.items(), strict=False):
+            for label, curve in lines.items():
+                colour, marker, style = _STYLES[label]
+                if curve:
+                    look = {"color": colour, "marker": marker, "ls": style, "ms": 4, "lw": 1.4}
+                    axis.plot(*zip(*curve, strict=True), label=label, **look)
+            if limits and title in limits:
+                axis.axhline(limits[title], color="#c0392b", ls="--", lw=1, label="memory limit")
+            axis.set_title(title, fontsize=9)
+            axis.set_xscale("log", base=2)
+            axis.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
+            axis.xaxis.set_minor_locator(NullLocator())
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_ylim(bottom=0)
+            axis.set_xlabel(xlabel)
+        line[0].set_ylabel(ylabel)
+        for axis in line[len(row) :]:
+            axis.set_visible(False)
+    legend_below(figure, 5)
+    return figure

@@ -1,0 +1,311 @@
+"""Worlds in which dual-batch learning has been run: every record made up, as the paper has it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import made
+import numpy as np
+
+from repro.datasets import TIMES
+from repro.experiments import load_paper
+from repro.experiments.design import Results, Run
+from repro.experiments.dualbatch import building, experiments
+from repro.experiments.dualbatch.settings import (
+    CIFAR,
+    IMAGENET,
+    SCHEMES,
+    SECTION_5_1,
+    SECTION_5_2,
+)
+from repro.experiments.dualbatch.settings import PAPER as REPORTED
+
+PAPER = load_paper("dualbatch")
+CHOSEN = {CIFAR: "cifar100", "times": TIMES, IMAGENET: "imagenet"}
+GPU = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
+FACTS = {
+    "cifar100": ("real", "CIFAR-100, all of it."),
+    "cifar10": ("real", "CIFAR-10, all of it."),
+    "digits": ("real", "Handwritten digits inside scikit-learn."),
+    "synthetic": ("synthetic", "Drawn from a generator."),
+    "imagenet": ("real", "ImageNet (ILSVRC2012)."),
+    TIMES: ("real", "Raw measurements that the authors published."),
+}
+IN_A_ROW = 5
+Config = Mapping[str, Any]
+
+
+def paper_result(config: Config) -> Mapping[str, float]:
+    """Return the paper's final loss and accuracy of a training."""
+    n, k = config["n_small"], config["k"]
+    if config["setting"] == SECTION_5_1:
+        if n == 0:
+            return REPORTED["table5"]["baseline"]
+        if config["factor"] != "linear":
+            return REPORTED["table3"][n - 1][config["factor"]]
+        (row,) = [r for r in REPORTED["table5"]["rows"] if (r["k"], r["n_small"]) == (k, n)]
+        return row
+    table = REPORTED["table8" if config["setting"] == SECTION_5_2 else "table10"]
+    return table[SCHEMES[config["scheme"]]][n]
+
+
+def paper_accuracy(config: Config) -> float:
+    return paper_result(config)["accuracy"]
+
+
+def paper_loss(config: Config) -> float:
+    return paper_result(config)["loss"]
+
+
+def paper_virtual(config: Config) -> float:
+    if "scheme" not in config:
+        return 100.0 * config["k"]
+    return 1385.0 if config["scheme"] == "hybrid" else 1541.0
+
+
+def paper_wall(config: Config) -> float:
+    return 85.0 if config.get("scheme") == "hybrid" else 100.0
+
+
+def line(side: int, batch: int) -> float:
+    """Return the seconds of a step."""
+    return 1e-6 * side**2 * batch + 1e-4 * side
+
+
+def by_pixels(side: int, highest: int) -> float:
+    """Return the seconds of an epoch at its large batch size."""
+    return (side / highest) ** 2
+
+
+@dataclass(frozen=True)
+class World:
+    """Outcomes of all runs: as the paper has it, but for what is given.
+
+    Attributes:
+        accuracy: Final percent of a training, given its configuration.
+        loss: Final test loss.
+        virtual: Seconds by the virtual clock.
+        wall: Seconds measured.
+        spread: Points of accuracy between one seed and the next; a hundredth of it in loss and in
+            shares of the wall time.
+        step: Seconds of a step, given resolution and batch size.
+        epoch: Seconds of an epoch over those by equation 2, given the same.
+        cycled: Seconds of an epoch at its large batch size, given resolution and the highest.
+        noise: Share by which a time varies from turn to turn.
+        edit: By experiment, changes metrics in place, given them and the configuration.
+        status: What a record is instead, such as `made.FAILED`; None for no record; {} for as it
+            was.
+        device: Of every record.
+    """
+
+    accuracy: Callable[[Config], float] = paper_accuracy
+    loss: Callable[[Config], float] = paper_loss
+    virtual: Callable[[Config], float] = paper_virtual
+    wall: Callable[[Config], float] = paper_wall
+    spread: float = 0.02
+    step: Callable[[int, int], float] = line
+    epoch: Callable[[int, int], float] = lambda side, batch: 1.0
+    cycled: Callable[[int, int], float] = by_pixels
+    noise: float = 0.002
+    edit: Mapping[str, Callable[[dict[str, Any], Config], None]] = field(default_factory=dict)
+    status: Callable[[Run], Mapping[str, Any] | None] = lambda run: {}
+    device: Mapping[str, Any] | None = None
+
+    def _train(self, config: Config, seed: int) -> dict[str, Any]:
+        off = self.spread * (seed - 1)
+        accuracy = self.accuracy(config) + off
+        loss = self.loss(config) * (1 + off / 100)
+        virtual, wall = self.virtual(config), self.wall(config) * (1 + off / 100)
+        ray = config["engine"] == "ray"
+        return {
+            "accuracy": [accuracy - 9, accuracy - 4, accuracy],
+            "test_loss": [loss + 1, loss + 0.5, loss],
+            "train_loss": [3.0, 2.0, 1.0],
+            "resolution": [entry["resolution"] for entry in config["sub_stages"]],
+            "virtual_time_s": None if ray else [virtual / 3, virtual / 2, virtual],
+            "wall_time_s": [wall / 3, wall / 2, wall],
+            "plans": [
+                experiments._plan_row(building.plan_of(entry["plan"]), entry["resolution"])
+                for entry in config["sub_stages"]
+            ],
+            "commits": 12,
+            "same_weights": True if config.get("verify") else None,
+            "staleness": [0, 1, 2, 3, 3, 3],
+        }
+
+    def _turns(self, seconds: float, name: str, count: int) -> list[float]:
+        """Return the samples of a time: the same in every run of the tests."""
+        generator = np.random.default_rng(list(name.encode()))
+        return (seconds * np.exp(self.noise * generator.standard_normal(count))).tolist()
+
+    def _times(self, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        sides, sizes, total = config["resolutions"], config["batch_sizes"], config["samples"]
+        repeats = config["repeats"]
+        taken: dict[str, list[float]] = {}
+        fits, passes = [], []
+        for side in sides:
+            for n in sizes:
+                name = f"{side}px, step of {n}"
+                seconds = IN_A_ROW * self.step(side, n)
+                taken[name] = self._turns(seconds, name, max(3, repeats // 2))
+            steps = [float(np.median(taken[f"{side}px, step of {n}"])) / IN_A_ROW for n in sizes]
+            a, b = map(float, np.polyfit(sizes, steps, 1))
+            fits.append({"resolution": side, "a": a, "b": b, "seconds": steps})
+            rows = []
+            for n in sizes if config["passes"] else ():
+                predicted = (a * n + b) * -(-total // n)
+                name = f"{side}px, {n}, {total}"
+                seconds = self.step(side, n) * -(-total // n) * self.epoch(side, n)
+                taken[name] = self._turns(seconds, name, max(3, repeats // 2))
+                row = dict.fromkeys(("equation2_s", "equation3_s", "predicted_s"), predicted)
+                measured = float(np.median(taken[name]))
+                rows.append(row | {"batch": n, "samples": total, "measured_s": measured})
+            passes.append(rows)
+        for side in sides:
+            name = f"epoch at {side}px"
+            taken[name] = self._turns(self.cycled(side, sides[-1]), name, repeats)
+        shares = [
+            {
+                "k": k,
+                "n_small": n,
+                "kind": kind,
+                "batch": batch,
+                "samples": 100 * n + batch,
+                "measured_s": 1.02,
+                "predicted_s": 1.0,
+                "equation2_s": 1.0,
+                "equation3_s": 1.0,
+            }
+            for k in config.get("plan_k", [])
+            for n in (1, 2)
+            for kind, batch in (("small", 10 * n), ("large", 500))
+        ]
+        if shares:
+            shares.append({"k": 1.1, "n_small": 4, "error": "k is 1.1, for which there is no B_S"})
+        epoch_s = {str(side): float(np.median(taken[f"epoch at {side}px"])) for side in sides}
+        timings = {name: {"samples_s": values, "warmup": 1} for name, values in taken.items()}
+        return {"fits": fits, "passes": passes, "epoch_s": epoch_s, "shares": shares}, timings
+
+    def __call__(self, run: Run, seed: int) -> dict[str, Any] | None:
+        changed = self.status(run)
+        if changed is None:
+            return None
+        config = run.config
+        makers: dict[str, Callable[[], dict[str, Any]]] = {
+            "train": lambda: self._train(config, seed),
+            "solve": lambda: experiments.solve(config, seed, None, "cpu").metrics,
+            "published": _published,
+            "memory": lambda: _memory(config),
+        }
+        metrics: dict[str, Any] = {}
+        timings: dict[str, Any] = {}
+        if changed.get("status", "ok") == "ok":
+            if run.experiment == "times":
+                metrics, timings = self._times(config)
+            else:
+                metrics = makers[run.experiment]()
+            if run.experiment in self.edit:
+                self.edit[run.experiment](metrics, config)
+        dataset = None
+        if config.get("dataset"):
+            name = config["dataset"]["name"]
+            kind, provenance = FACTS[name]
+            dataset = {"name": name, "fingerprint": name, "kind": kind, "provenance": provenance}
+        device = {"device": dict(self.device)} if self.device else {}
+        return {"metrics": metrics, "timings": timings, "dataset": dataset, **device, **changed}
+
+
+def _published() -> dict[str, Any]:
+    shown = list(range(20, 501, 20))
+    found = {}
+    for name, error in (("PyTorch", 0.02), ("TensorFlow", 0.01)):
+        epoch = [(5.66e-4 * n + 0.014) * -(-50_000 // n) for n in shown]
+        found[name] = {
+            "a": 5.66e-4,
+            "b": 0.014,
+            "plan_errors": {"38": error, "83": -error / 2, "500": 0.0},
+            "largest_error": 3 * error,
+            "largest_at": 3,
+            "share_beyond": 0.0,
+            "median_error": error,
+            "r_squared": 0.999,
+            "batches": shown,
+            "table2": [row["small_batch"] for row in REPORTED["table2"]["rows"]],
+            "per_batch_s": [5.66e-4 * n + 0.014 for n in shown],
+            "epoch_s": epoch,
+            "predicted_s": epoch,
+        }
+    return {"frameworks": found}
+
+
+def _memory(config: Config) -> dict[str, Any]:
+    limit = config["limit_bytes"] or 2**26
+    fixed, each = 2.0**20, 2.0**14
+    largest = int((limit - fixed) / each)
+    return {
+        "batch_sizes": config["batch_sizes"],
+        "peaks": [int(fixed + each * n) for n in config["batch_sizes"]],
+        "fixed_bytes": fixed,
+        "bytes_per_sample": each,
+        "limit_bytes": limit,
+        "predicted_max": largest,
+        "measured_max": largest,
+        "beyond": [[largest // 2, int(fixed + each * (largest // 2))]],
+    }
+
+
+def results(
+    artefact: str,
+    world: World | None = None,
+    profile: str = "gpu",
+    chosen: Mapping[str, str] = CHOSEN,
+    seeds: Sequence[int] = made.SEEDS,
+) -> Results:
+    """Return an artefact's results in a world."""
+    return made.made_results(f"dualbatch/{artefact}", world or World(), chosen, profile, seeds)
+
+
+def judge(
+    target: str, profile: str = "gpu", seeds: Sequence[int] = made.SEEDS, **world: Any
+) -> tuple[str, str]:
+    """Return word and evidence of the claim ``ARTEFACT/KEY`` in a world."""
+    artefact, _, key = target.partition("/")
+    found = results(artefact, World(**world), profile, seeds=seeds)
+    verdict = made.verdict(f"dualbatch/{artefact}/{key}", found)
+    return verdict.word, verdict.evidence
+
+
+def only(**config: Any) -> Callable[[Run], Mapping[str, Any] | None]:
+    """Return the status of a world that has records of the runs with these values alone."""
+    return lambda run: {} if all(run.config.get(k) == v for k, v in config.items()) else None
+
+
+def nothing(run: Run) -> None:
+    """Return the status of a world without records."""
+    return
+
+
+def rows(artefact: str, world: World | None = None, profile: str = "gpu", **options: Any) -> Any:
+    """Return an artefact's table, as the question gives it."""
+    return PAPER.artefacts[artefact].exhibit.table(results(artefact, world, profile, **options))
+
+
+def caption(artefact: str, world: World | None = None, profile: str = "gpu", **options: Any) -> str:
+    """Return an artefact's caption."""
+    return PAPER.artefacts[artefact].caption(results(artefact, world, profile, **options))
+
+
+def figure(artefact: str, world: World | None = None, profile: str = "gpu") -> Any:
+    """Return an artefact's figure."""
+    return PAPER.artefacts[artefact].figure(results(artefact, world, profile))
+
+
+def panels(drawn: Any) -> dict[str, Any]:
+    """Return the axes of a figure by title."""
+    return {axis.get_title(): axis for axis in drawn.axes if axis.get_visible()}
+
+
+def legend_of(drawn: Any) -> list[str]:
+    """Return the texts of a figure's legend."""
+    (legend,) = drawn.legends
+    return [text.get_text() for text in legend.get_texts()]

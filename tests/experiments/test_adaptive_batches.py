@@ -1,0 +1,288 @@
+"""Figures 1, 2 and 6: claims on the batch size, their tables and figures."""
+
+import math
+
+import pytest
+from made_adaptive import CHOSEN, World, judge, nothing, only_strategies, results_of
+
+from repro.experiments import load_paper
+from repro.experiments.adaptive import batches
+from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM
+from repro.experiments.judging import Spread, ratio
+from repro.report import DASH
+
+DESIGN = load_paper("adaptive")
+ARTEFACTS = ("figure1", "figure2", "figure6")
+CLAIMS = [f"{name}/{claim.key}" for name in ARTEFACTS for claim in DESIGN.artefacts[name].claims]
+TASKS = {"figure2": CIFAR, "div2k": DIV2K, "phantom": PHANTOM}
+
+
+def task_of(target):
+    return next(task for part, task in TASKS.items() if part in target)
+
+
+def at(values, other=33.59):
+    """The final metric, by the paper's size that a training stands for."""
+    return lambda config: values.get(config.get("stands_for"), other)
+
+
+def level(config):
+    return 30.0
+
+
+def peaks(*epochs):
+    """Epochs of θ's peak by the seed, at every size."""
+    return lambda config, seed: epochs[seed]
+
+
+def sized(best, start, rest=9):
+    """Epochs of the peak of the best batch, of B_s and of the others."""
+
+    def epoch(config, seed):
+        own = PAPER[config["task"]]
+        sizes = {own["best"]["batch"]: best, own["theta"]["batch"]: start}
+        return sizes.get(config.get("stands_for"), rest)
+
+    return epoch
+
+
+def falling(config, seed):
+    return 1 / config["controller"]["batch"]
+
+
+REFUTED = {
+    "figure1/large_lose": World(final=at({}), spread=0.1),
+    "figure1/small_keep_up": World(final=at({32: 33.0, 64: 33.0}), spread=0.01),
+    "figure1/slower": World(final=level),
+    "figure2/same_cost": World(
+        cost=lambda c, seed: 0.1 + 0.5 * (c["strategy"] != "best") + 0.01 * seed
+    ),
+    "figure2/sharpness": World(height=falling),
+    "later_peak": World(peak=sized(9, 5, 3)),
+    "rises_first": World(peak=peaks(1, 1, 1)),
+    "interval_after_peak": World(interval=lambda c, seed: None),
+}
+OPEN = {
+    "figure1/large_lose": World(spread=3.0),
+    "figure1/small_keep_up": World(spread=0.5),
+    "figure1/slower": World(final=level, spread=2.0),
+    "figure2/same_cost": World(cost=lambda c, seed: 0.1 + 0.2 * seed),
+    "figure2/sharpness": World(spread=30.0),
+    "later_peak": World(peak=peaks(2, 9, 4)),
+    "rises_first": World(peak=peaks(1, 1, 9)),
+    "interval_after_peak": World(peak=peaks(2, 9, 4), interval=lambda c, seed: 4),
+}
+
+
+def of(worlds, target):
+    return worlds.get(target) or next(w for key, w in worlds.items() if key in target)
+
+
+class TestClaims:
+    @pytest.mark.parametrize("target", CLAIMS)
+    def test_the_papers_numbers(self, target):
+        found = judge(target)
+        assert found.word == "reproduced", found.evidence
+
+    @pytest.mark.parametrize("target", CLAIMS)
+    def test_refuted(self, target):
+        found = judge(target, of(REFUTED, target))
+        assert found.word == "not reproduced", found.evidence
+
+    @pytest.mark.parametrize("target", CLAIMS)
+    def test_open(self, target):
+        found = judge(target, of(OPEN, target))
+        assert found.word == "undecided" and "would decide" in found.evidence, found
+
+    @pytest.mark.parametrize(
+        "world",
+        [
+            World(status=nothing),
+            World(status=lambda run: {"status": "failed", "error": "ValueError: wrong"}),
+            World(length=lambda config, seed: 0),
+        ],
+    )
+    def test_without_trainings_nothing_is_judged(self, world):
+        assert {judge(target, world).word for target in CLAIMS} == {"not run"}
+
+    @pytest.mark.parametrize("profile", ["smoke", "quick", "paper"])
+    def test_every_profile_has_what_they_need(self, profile):
+        words = {judge(target, profile=profile).word for target in CLAIMS}
+        assert words <= {"reproduced", "undecided", "not reproduced"}
+
+
+class TestFigure1:
+    def test_every_size_beyond_64_has_to_lose(self):
+        found = judge("figure1/large_lose", World(final=at({128: 33.5, 256: 31.0}), spread=0.4))
+        assert found.word == "undecided"
+        assert "B = 128 -0.09" in found.evidence and "paper -2.24" in found.evidence
+        found = judge("figure1/large_lose", World(final=at({128: 34.5, 256: 31.0}), spread=0.1))
+        assert found.word == "partly"
+
+    def test_a_small_size_that_wins_keeps_up(self):
+        assert judge("figure1/small_keep_up", World(final=at({32: 34.0, 64: 35.0}))).word == (
+            "reproduced"
+        )
+
+    def test_a_size_that_is_missing_leaves_it_open(self):
+        def status(run):
+            return None if run.config["stands_for"] == 128 else {}
+
+        found = judge("figure1/large_lose", World(status=status))
+        assert found.word == "undecided" and "128: no records" in found.evidence
+
+    def test_epochs_to_a_common_level_are_counted_by_seed(self):
+        """Of a climb of 1 dB an epoch, to 30 dB after as many epochs as the batch size tells."""
+
+        def edit(metrics, config):
+            late = int(math.log2(config["stands_for"])) * 10 + round(metrics["psnr"][-1])
+            metrics["psnr"] = [30.0 + min(n - late, 0) for n in range(1, 121)]
+
+        world = World(final=lambda c: 0.0, spread=1.0, edit={"train": edit})
+        common, epochs = batches.epochs_to_common(results_of("figure1", world))
+        assert common == 30.0
+        middle = {16: 40, 32: 50, 64: 60, 128: 70, 256: 80}
+        assert epochs == {n: [k - 1, k, k + 1] for n, k in middle.items()}
+        found = judge("figure1/slower", world)
+        assert found.word == "reproduced" and "epochs to 30.0 dB B = 16: 40.0 ± 1.0" in (
+            found.evidence
+        )
+
+    def test_larger_batches_that_are_faster(self):
+        fast = {16: 31.0, 32: 32.0, 64: 33.0, 128: 34.0, 256: 35.0}
+        assert judge("figure1/slower", World(final=at(fast), spread=0.1)).word == "not reproduced"
+
+
+class TestTrend:
+    def test_a_factor_of_every_doubling(self):
+        gap = batches.trend({4: [10, 10.1], 8: [15, 15.2], 32: [33.7, 33.9]})
+        assert math.exp(gap.mean) == pytest.approx(1.5, rel=0.01)
+        assert gap.log and gap.error > 0 and gap.dof == 3
+
+    def test_of_two_sizes_it_is_their_ratio(self):
+        cells = {8: [2.0, 3.0, 2.5], 16: [4.0, 6.0, 5.5]}
+        gap = batches.trend(cells)
+        other = ratio(cells[16], cells[8], Spread.pooled_logs(cells.values()))
+        assert (gap.mean, gap.error, gap.dof, gap.sd) == pytest.approx(
+            (other.mean, other.error, other.dof, other.sd)
+        )
+
+    def test_cells_that_share_no_spread_keep_their_own(self):
+        cells = {8: [2.0, 2.0001, 2.0002, 2.0001], 16: [1.0, 9.0, 3.0, 30.0]}
+        gap, other = batches.trend(cells), ratio(cells[16], cells[8])
+        assert (gap.mean, gap.error, gap.dof) == pytest.approx((other.mean, other.error, other.dof))
+
+    def test_one_value_a_cell_has_no_interval(self):
+        assert math.isnan(batches.trend({8: [2.0], 16: [4.0]}).error)
+
+
+class TestFigure2:
+    def test_costs_are_compared_when_trainings_have_converged(self):
+        """With B = 128 the cost has to fall below half of 2.3."""
+        found = judge("figure2/same_cost", World(cost=lambda c, seed: 1.2))
+        assert found.word == "not run" and "ends at 1.20 of 2.30" in found.evidence
+        assert judge("figure2/same_cost", World(cost=lambda c, seed: 1.1)).word == "reproduced"
+
+    def test_an_order_of_theta_that_may_be_none_says_nothing(self):
+        assert judge("figure2/sharpness", World(height=lambda c, seed: 0.1)).word == "undecided"
+        one = judge("figure2/sharpness", seeds=(0,))
+        assert one.word == "undecided" and "no spread known" in one.evidence
+
+    def test_both_orders_have_to_be_certain(self):
+        world = World(final=at({128: 85.0, 256: 90.0, 2048: 84.0}), spread=0.1)
+        found = judge("figure2/sharpness", world)
+        # 128 has a lower θ than 256 and a lower accuracy; the other pairs hold.
+        assert found.word == "partly" and found.evidence.count("B = ") == 3
+
+    def test_the_peak_is_looked_for_before_the_decay(self):
+        """On CIFAR-10 θ climbs again after the decay, by far more here; that is no peak."""
+        found = judge("figure2/later_peak", World(rise=lambda c, seed: 9.0))
+        assert found.word == "reproduced" and "B = 128: 4.0" in found.evidence
+
+    @pytest.mark.parametrize("target", [c for c in CLAIMS if "later_peak" in c])
+    def test_a_peak_by_the_end_of_the_warm_up_is_not_counted(self, target):
+        size = PAPER[task_of(target)]["linear"]["batch"]
+        found = judge(target, World(peak=sized(9, 10, 3)))
+        assert f"B = {size}: by the end of its warm-up, not counted" in found.evidence
+        assert found.word == "reproduced"
+
+    def test_peaks_before_the_end_of_the_first_epoch_have_no_order(self):
+        found = judge("figure6/later_peak_phantom", World(peak=peaks(1, 1, 1)))
+        assert found.word == "undecided" and "falls from the first epoch on" in found.evidence
+        one = judge("figure6/later_peak_phantom", World(peak=sized(1, 3)))
+        assert one.word == "reproduced"
+
+
+@pytest.mark.parametrize("target", [c for c in CLAIMS if "interval_after_peak" in c])
+class TestInterval:
+    def test_k_is_compared_with_the_fixed_start(self, target):
+        """Not with θ-adaptive's own peak, nor with those of other batches."""
+        four = {"interval": lambda config, seed: 4}
+        for other in (1, 40):
+            late = World(peak=sized(other, 9, other), **four)
+            assert judge(target, late).word == "not reproduced"
+            early = judge(target, World(peak=sized(other, 4, other), **four))
+            assert early.word == "reproduced" and "4 for a peak in 4" in early.evidence
+
+    def test_k_is_compared_with_the_same_seed(self, target):
+        """Peaks in 3, 9, 30 and K of as many epochs lie on each other."""
+        epochs = (3, 9, 30)
+        world = World(peak=peaks(*epochs), interval=lambda c, seed: epochs[seed])
+        assert judge(target, world).word == "reproduced"
+
+    def test_one_k_that_is_not_found(self, target):
+        world = World(interval=lambda c, seed: None if seed == 1 else 80)
+        found = judge(target, world)
+        assert found.word == "partly" and "seed 1: K not found" in found.evidence
+
+    def test_without_the_fixed_start_it_is_not_judged(self, target):
+        world = World(status=only_strategies("theta", "best"))
+        assert judge(target, world).word == "not run"
+
+
+class TestTables:
+    def test_figure_1(self):
+        rows = batches.sizes_table(results_of("figure1"), DIV2K)
+        sizes = [16, 32, 64, 128, 256]
+        assert [row["B, paper"] for row in rows] == [row["B"] for row in rows] == sizes
+        assert [row["warm-up"] for row in rows] == ["no"] * 4 + ["yes"]
+        assert [row["μ"] for row in rows] == [f"{1e-4 * n / 16:g}" for n in sizes]
+        papers = [row["PSNR (dB), paper"] for row in rows]
+        assert papers == ["33.59", DASH, DASH, DASH, "31.35"]
+        assert [row["θ peaks in epoch"] for row in rows] == ["8", "9", "10", "11", "12"]
+        quick = batches.sizes_table(results_of("figure1", profile="quick"), DIV2K)
+        assert [(row["B, paper"], row["B"]) for row in quick] == [(n, n // 4) for n in sizes]
+
+    def test_figure_2_names_the_papers_peak_where_there_is_one(self):
+        rows = batches.sizes_table(results_of("figure2"), CIFAR)
+        assert [row["θ peaks in epoch, paper"] for row in rows] == [5, 5, DASH]
+
+    def test_figure_6(self):
+        rows = batches.peaks_table(results_of("figure6"))
+        assert [row["task"] for row in rows] == [DIV2K] * 4 + [PHANTOM] * 4
+        assert [row["B"] for row in rows] == [16, 64, 256, "θ-adaptive", 16, 32, 128, "θ-adaptive"]
+        papers = [row["θ peaks in epoch, paper"] for row in rows]
+        assert papers == [DASH, "9 to 10", DASH, "9 to 10", DASH, "55 to 65", DASH, "55 to 65"]
+        assert rows[3]["K"] == "10 (paper 10)" and rows[7]["θ peaks in epoch"] == "59"
+        none = batches.peaks_table(results_of("figure6", World(interval=lambda c, seed: None)))
+        assert none[3]["K"] == f"{DASH} (paper 10)"
+
+    def test_a_theta_that_is_not_defined_is_no_peak(self):
+        def edit(metrics, config):
+            metrics["theta"][0] = None
+
+        records = results_of("figure1", World(edit={"train": edit})).ok("train", strategy="best")
+        assert batches.first_peaks(records) == [8, 8, 8]
+
+    def test_figures_have_a_line_for_every_size(self):
+        def labels(artefact):
+            drawn = DESIGN.artefacts[artefact].figure(results_of(artefact))
+            return [t.get_text() for legend in drawn.legends for t in legend.get_texts()]
+
+        assert labels("figure1") == [f"B = {n}" for n in (16, 32, 64, 128, 256)]
+        assert labels("figure2") == [f"B = {n}" for n in (128, 256, 2048)]
+
+    def test_runs_are_shared(self):
+        runs = {name: DESIGN.artefacts[name].runs("paper", CHOSEN) for name in ARTEFACTS}
+        shared = [r for r in runs["figure1"] if r.config["stands_for"] in (16, 64, 256)]
+        assert set(runs["figure6"]) & set(runs["figure1"]) == set(shared)

@@ -1,0 +1,519 @@
+"""What is run under each profile; the paper's numbers; how records are picked and described."""
+
+import itertools
+import json
+import math
+import re
+
+import matplotlib.pyplot as plt
+import pytest
+from made import FAILED, OUT_OF_MEMORY
+from made_adaptive import CHOSEN, World, nothing, only_strategies, results_of
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from repro import datasets, report
+from repro.experiments import design, load_paper, running
+from repro.experiments.adaptive import building, projection, settings
+from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, STRATEGIES, TASKS
+from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Results
+
+DESIGN = load_paper("adaptive")
+EVERY = [*itertools.product(COMPUTING_PROFILES, TASKS)]
+
+# Tables I to III by hand: batch sizes and rates at the start and the largest; epochs of warm-up.
+TABLES = {
+    DIV2K: {
+        "best": (16, 16, 1e-4),
+        "linear": (256, 256, 16e-4),
+        "scheduled": (64, 256, 4e-4),
+        "theta": (64, 256, 4e-4),
+    },
+    PHANTOM: {
+        "best": (16, 16, 1e-4),
+        "linear": (128, 128, 8e-4),
+        "scheduled": (32, 128, 2e-4),
+        "theta": (32, 128, 2e-4),
+    },
+    CIFAR: {
+        "best": (128, 128, 0.1),
+        "linear": (2048, 2048, 1.6),
+        "scheduled": (256, 2048, 0.2),
+        "theta": (256, 2048, 0.2),
+    },
+}
+
+
+def choices(profile):
+    tasks = DESIGN.datasets[profile]
+    for names in itertools.product(*((*names, "synthetic") for names in tasks.values())):
+        yield dict(zip(tasks, names, strict=True))
+
+
+def all_runs(profile, chosen=CHOSEN):
+    return [run for artefact in DESIGN.artefacts.values() for run in artefact.runs(profile, chosen)]
+
+
+def controller_of(config):
+    """Return the controller, with a model that is never asked."""
+    return building.build_controller(config, None, None, 0)
+
+
+class TestPlans:
+    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    def test_every_run_with_every_dataset(self, profile):
+        for chosen in choices(profile):
+            for run in all_runs(profile, chosen):
+                assert json.loads(json.dumps(run.config)) == run.config
+                assert run.label
+                if run.experiment == "parallel":
+                    continue
+                assert run.config["dataset"]["name"] == chosen[run.config["task"]]
+                controller = controller_of(run.config)
+                assert controller.initial_batch >= 2
+                # Small stand-ins have fewer images than the paper's largest batch has samples.
+                if (
+                    settings.SCALE[profile][run.config["task"]]["samples"][0]
+                    == (run.config["train_samples"])
+                ):
+                    assert controller.max_batch <= run.config["train_samples"]
+
+    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    def test_no_artefact_asks_for_a_run_twice(self, profile):
+        for artefact in DESIGN.artefacts.values():
+            found = artefact.runs(profile, CHOSEN)
+            assert found and len(set(found)) == len(found), artefact.name
+        planned = running.plan(DESIGN, DESIGN.artefacts.values(), profile, CHOSEN)
+        assert len(set(planned)) == len(planned) < len(all_runs(profile))
+
+    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    def test_figures_share_their_runs(self, profile):
+        def of(name):
+            return DESIGN.artefacts[name].runs(profile, CHOSEN)
+
+        def by(strategy, found):
+            (run,) = [r for r in found if r.config["strategy"] == strategy]
+            return run
+
+        assert by("best", of("figure1")) == by("best", of("figure4"))
+        assert by("linear", of("figure1")) == by("linear", of("figure4"))
+        assert set(of("figure3")) == set(of("figure10"))
+        assert by("theta", of("figure2")) == by("theta", of("figure10"))
+        assert set(of("figure6")) & set(of("figure1")) == {
+            run for run in of("figure1") if run.config["stands_for"] in (16, 64, 256)
+        }
+        assert of("figure7") == of("figure8") == of("figure9") == of("figure11")
+        assert of("breakdown") == of("figure9") == [settings.parallel(profile)]
+        assert len(of("figure10")) == 6
+
+    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    def test_every_profile_ends_in_data_that_is_always_there(self, profile):
+        assert profile in SEEDS
+        for names in DESIGN.datasets[profile].values():
+            assert names[-1] in datasets.available() and set(names) <= set(datasets.NAMES)
+
+    def test_smoke_asks_for_nothing_that_is_not_embedded(self):
+        assert running.choose_datasets(DESIGN, "smoke") == {
+            CIFAR: "digits",
+            DIV2K: "photos",
+            PHANTOM: "phantom",
+        }
+
+    @pytest.mark.parametrize("profile", ["smoke", "quick"])
+    def test_there_are_as_many_images_as_are_asked_for(self, profile):
+        chosen = {task: names[-1] for task, names in DESIGN.datasets[profile].items()}
+        for task in TASKS:
+            config = settings.training(profile, task, chosen, "best").config
+            options = dict(config["dataset"])
+            data = datasets.load(options.pop("name"), **options)
+            assert len(data.train) >= config["train_samples"]
+            assert len(data.test) >= config["test_samples"]
+            if task != CIFAR:
+                scale = config["model"].get("scale", 2)
+                assert min(data.image_shape[1:]) >= scale * config["patch"]
+
+
+class TestThePapersSettings:
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    @pytest.mark.parametrize("task", TASKS)
+    @pytest.mark.parametrize("profile", ["paper", "gpu"])
+    def test_tables_1_to_3(self, profile, task, strategy):
+        size, largest, rate = TABLES[task][strategy]
+        controller = controller_of(settings.training(profile, task, CHOSEN, strategy).config)
+        assert (controller.initial_batch, controller.max_batch) == (size, largest)
+        assert controller.initial_lr == pytest.approx(rate)
+        assert controller.growth == 2
+        assert controller.warmup == (
+            5 if strategy == "linear" and profile == "paper" else controller.warmup
+        )
+        assert (controller.warmup > 0) == (strategy == "linear")
+        if strategy == "linear":
+            assert controller.warmup_from == pytest.approx(TABLES[task]["best"][2])
+        if strategy == "theta":
+            assert (controller.tolerance, controller.fixed_interval) == (0.10, None)
+            assert controller.lr_exponent == 1
+        if strategy == "scheduled":
+            assert controller.lr_growth == 1
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_section_6c_epochs_and_decays(self, strategy):
+        for profile in ("paper", "gpu"):
+            config = settings.training(profile, CIFAR, CHOSEN, strategy).config
+            controller = controller_of(config)
+            assert config["epochs"] == 140 and config["stop"] is None
+            assert config["train_samples"] == 50_000 and config["test_samples"] == 10_000
+            assert config["model"] == {"name": "resnet20"}
+            if strategy == "scheduled":  # swaps the decays for growths of the batch
+                assert (controller.every, controller.decay_at) == (30, ())
+            else:
+                assert (controller.decay, controller.decay_at) == (0.1, (80, 120))
+            assert controller.warmup == (5 if strategy == "linear" else 0)
+
+    @pytest.mark.parametrize("task", [DIV2K, PHANTOM])
+    def test_section_6a(self, task):
+        config = settings.training("paper", task, CHOSEN, "theta").config
+        assert config["stop"] == {"least": 0.1, "patience": 50}
+        assert config["optimizer"] == {"name": "Adam", "betas": [0.9, 0.999], "eps": 1e-8}
+        if task == DIV2K:
+            assert config["model"] == {"name": "edsr"} and config["patch"] == 48
+            assert config["train_samples"] == 800
+        else:
+            assert config["model"]["blocks"] == 16 and config["patch"] == 32
+            assert config["dataset"] == {
+                "name": "phantom",
+                "image_size": 256,
+                "train": 1600,
+                "test": config["test_samples"],
+            }
+        for strategy in STRATEGIES:  # no training is cut short before the paper's ended
+            own = settings.training("paper", task, CHOSEN, strategy).config
+            assert own["epochs"] >= PAPER[task][strategy]["epochs"]
+
+    def test_the_noise_scale_has_the_same_start(self):
+        noise, theta = (
+            settings.training("paper", CIFAR, CHOSEN, name).config["controller"]
+            for name in ("noise", "theta")
+        )
+        theta = {name: value for name, value in theta.items() if name != "tolerance"}
+        assert noise == theta | {"kind": "noise", "batches": 8}
+
+    @pytest.mark.parametrize("profile", ["paper", "gpu"])
+    def test_section_3es_large_batch(self, profile):
+        """SGD at 2048 without linear scaling and warm-up; all else as the best fixed batch."""
+        large, best = (
+            settings.training(profile, CIFAR, CHOSEN, name).config for name in ("large", "best")
+        )
+        own = controller_of(large)
+        assert (own.initial_batch, own.max_batch, own.initial_lr) == (2048, 2048, 0.1)
+        assert (own.warmup, own.decay, own.decay_at) == (0, 0.1, (80, 120))
+        assert large == best | {
+            "strategy": "large",
+            "stands_for": 2048,
+            "controller": best["controller"] | {"batch": 2048},
+        }
+        assert PAPER[CIFAR]["large"]["value"] == 46.29
+
+    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    def test_cifar_alone_has_two_more_strategies(self, profile):
+        for name in ("figure3", "figure10", "figure4", "figure5"):
+            found = [r.config["strategy"] for r in DESIGN.artefacts[name].runs(profile, CHOSEN)]
+            more = ["large", "noise"] if name in ("figure3", "figure10") else []
+            assert found == [*STRATEGIES, *more]
+
+    def test_figures_1_2_and_6(self):
+        def sizes(name, task):
+            found = DESIGN.artefacts[name].runs("paper", CHOSEN)
+            return sorted(
+                r.config["controller"]["batch"]
+                for r in found
+                if r.config["task"] == task and "stands_for" in r.config
+            )
+
+        assert sizes("figure1", DIV2K) == [16, 32, 64, 128, 256]
+        assert sizes("figure2", CIFAR) == [128, 256, 2048]
+        assert sizes("figure6", DIV2K) == [16, 64, 256]
+        assert sizes("figure6", PHANTOM) == [16, 32, 128]
+
+    def test_reported_values_by_hand(self):
+        values = {(task, s): PAPER[task][s].get("value") for task in TASKS for s in STRATEGIES}
+        assert values == {
+            (CIFAR, "best"): 91.51,
+            (CIFAR, "linear"): None,
+            (CIFAR, "scheduled"): None,
+            (CIFAR, "theta"): 90.79,
+            (DIV2K, "best"): 33.59,
+            (DIV2K, "linear"): 31.35,
+            (DIV2K, "scheduled"): 33.51,
+            (DIV2K, "theta"): 33.49,
+            (PHANTOM, "best"): 52.47,
+            (PHANTOM, "linear"): 49.84,
+            (PHANTOM, "scheduled"): 52.51,
+            (PHANTOM, "theta"): 52.47,
+        }
+        epochs = [[PAPER[task][s]["epochs"] for s in STRATEGIES] for task in (DIV2K, PHANTOM)]
+        assert epochs == [[1020, 1340, 1140, 1100], [930, 1390, 1270, 1130]]
+        assert [PAPER[task]["interval"] for task in TASKS] == [5, 10, 60]
+        speedups = [[pair[1] for pair in PAPER[task]["speedups"].values()] for task in TASKS]
+        assert speedups == [[3.49, 20.01, 64.64], [9.54, 71.40, 81.71], [5.64, 30.79, 42.96]]
+
+
+class TestScaled:
+    @pytest.mark.parametrize(("profile", "task"), EVERY)
+    def test_batches_and_rates_keep_their_ratios(self, profile, task):
+        share = settings.SCALE[profile][task]["batches"]
+        factor = settings.SCALE[profile][task]["lr"]
+        for strategy, (size, largest, rate) in TABLES[task].items():
+            controller = controller_of(settings.training(profile, task, CHOSEN, strategy).config)
+            assert controller.initial_batch == size * share
+            assert controller.max_batch == largest * share
+            assert controller.initial_lr == pytest.approx(factor * rate)
+
+    @pytest.mark.parametrize(("profile", "task"), EVERY)
+    def test_epochs_keep_their_shares(self, profile, task):
+        configs = {s: settings.training(profile, task, CHOSEN, s).config for s in STRATEGIES}
+        assert len({config["epochs"] for config in configs.values()}) == 1
+        epochs = configs["best"]["epochs"]
+        paper = PAPER[task]["epochs"]
+        for strategy in ("best", "linear", "theta"):
+            decays = configs[strategy]["controller"]["decay_at"]
+            wanted = [80, 120] if task == CIFAR else []
+            assert decays == [max(1, round(n * epochs / paper)) for n in wanted]
+            assert all(0 < n < epochs for n in decays)
+        every = configs["scheduled"]["controller"]["every"]
+        assert every == pytest.approx(epochs * PAPER[task]["scheduled"]["every"] / paper, abs=0.51)
+        assert "decay_at" not in configs["scheduled"]["controller"]
+        # Five epochs as Goyal's, where that is no more than a quarter of the training.
+        wanted = {4: 1, 16: 4, 20: 5, 120: 5, 140: 5, 1400: 5}[epochs]
+        assert configs["linear"]["controller"]["warmup"] == wanted
+
+    @pytest.mark.parametrize(("profile", "task"), EVERY)
+    def test_fixed_batches_have_rates_in_proportion(self, profile, task):
+        best = settings.fixed(profile, task, CHOSEN, PAPER[task]["best"]["batch"]).config
+        share = settings.SCALE[profile][task]["batches"]
+        for size in (n for n in (16, 32, 64, 128, 256, 512) if n * share >= 2):
+            config = settings.fixed(profile, task, CHOSEN, size).config
+            controller = controller_of(config)
+            ratio = controller.initial_batch / best["controller"]["batch"]
+            assert controller.initial_lr / best["controller"]["lr"] == pytest.approx(ratio)
+            assert config["stands_for"] == size
+            assert settings.batch(profile, task, size) == controller.initial_batch
+
+    @pytest.mark.parametrize(("profile", "task"), EVERY)
+    def test_norms(self, profile, task):
+        config = settings.norms(profile, task, CHOSEN).config
+        sizes, paper = config["sizes"], PAPER[task]
+        assert sizes[0] == settings.batch(profile, task, paper["best"]["batch"])
+        assert sizes[-1] == settings.batch(profile, task, paper["linear"]["batch"])
+        assert settings.batch(profile, task, paper["theta"]["batch"]) in sizes
+        assert all(b == 2 * a for a, b in itertools.pairwise(sizes))
+        assert config["after"] == [0, 2]
+
+    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    def test_processes(self, profile):
+        run = settings.parallel(profile)
+        assert run.seeds == (0,) and run.config["processes"] == 2
+        # On CPUs everywhere, of the quick profile's small models: one measurement for three.
+        assert "device" not in run.config
+        at = "smoke" if profile == "smoke" else "quick"
+        assert (run == settings.parallel("quick")) == (at == "quick")
+        for task, job in run.config["jobs"].items():
+            assert job["model"] == settings.SCALE[at][task]["model"]
+            share = settings.SCALE[at][task]["batches"]
+            needed = {n for s in projection.SCALED for n, _ in projection.paper_schedule(task, s)}
+            assert {round(n * share) for n in needed} <= set(job["sizes"])
+            assert len(job["sizes"]) >= 3 and job["sizes"][0] >= 2
+            assert (job["target"] is None) == (task == CIFAR)
+            if job["target"]:
+                up = job["model"].get("scale", 2)
+                assert job["target"] == [
+                    job["input"][0],
+                    up * job["input"][1],
+                    up * job["input"][2],
+                ]
+        sizes = run.config["messages"]
+        assert len(sizes) >= 2 and all(size % 4 == 0 for size in sizes)
+
+
+class TestReading:
+    def test_by_batch(self):
+        found = settings.by_batch(results_of("figure1"), DIV2K)
+        assert list(found) == [16, 32, 64, 128, 256]
+        assert [r.seed for r in found[64]] == [0, 1, 2]
+        assert {r[0].config["strategy"] for r in found.values()} == {"best", "fixed", "linear"}
+
+    def test_curves_are_cut_to_the_shortest(self):
+        results = results_of("figure1", World(length=lambda c, seed: [7, 3, 5][seed]))
+        rows = settings.curves(settings.trained(results, DIV2K, "best"), "psnr")
+        assert [len(row) for row in rows] == [3, 3, 3]
+        assert settings.by_batch(results, DIV2K) == {}  # they diverged
+        assert settings.curves([], "psnr") == []
+
+    def test_schedules(self):
+        assert settings.consecutive([1, 1, 2, 1]) == [(1, 2), (2, 1), (1, 1)]
+        (record,) = settings.trained(results_of("figure4", seeds=(0,)), DIV2K, "theta")
+        assert settings.updates_of([record]) == [10 * 13 + 10 * 7 + 100 * 4]
+
+    def test_a_value_that_is_not_defined_is_no_number(self):
+        def edit(metrics, config):
+            metrics["theta"][0] = None
+
+        results = results_of("figure4", World(edit={"train": edit}), seeds=(0,))
+        records = settings.trained(results, DIV2K, "theta")
+        assert math.isnan(settings.curves(records, "theta")[0][0])
+
+    def test_trainings_that_never_completed_an_epoch(self):
+        results = results_of("figure4", World(length=lambda c, seed: 0 if seed == 1 else 4))
+        assert [r.seed for r in settings.trained(results, DIV2K, "best")] == [0, 2]
+        assert settings.diverged(results, DIV2K, "best") == 3
+
+    def test_the_margins_are_the_papers(self):
+        margins = [settings.kept_up(task) for task in TASKS]
+        assert margins == pytest.approx([1.0, 0.1, 0.1], abs=1e-8)
+
+
+def caption(artefact, world=None, profile="gpu", **options):
+    return DESIGN.artefacts[artefact].caption(results_of(artefact, world, profile, **options))
+
+
+CURVES = ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6", "figure10")
+
+GPU = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
+
+
+class TestCaptions:
+    @pytest.mark.parametrize("artefact", [*CURVES, "stable"])
+    def test_trainings_are_not_simulated(self, artefact):
+        assert "SIMULATED" not in caption(artefact)
+
+    @pytest.mark.parametrize(
+        ("artefact", "task", "name", "stand_in", "synthetic"),
+        [
+            ("figure10", CIFAR, "cifar10", False, False),
+            ("figure10", CIFAR, "digits", True, False),
+            ("figure2", CIFAR, "synthetic", True, True),
+            ("figure4", DIV2K, "div2k", False, False),
+            ("figure1", DIV2K, "bsds500", True, False),
+            ("figure4", DIV2K, "synthetic", True, True),
+            ("figure5", PHANTOM, "synthetic", True, True),
+        ],
+    )
+    def test_the_data(self, artefact, task, name, stand_in, synthetic):
+        said = caption(artefact, profile="quick", chosen=CHOSEN | {task: name})
+        assert name in said
+        paper = "CIFAR-10" if task == CIFAR else task
+        assert (f"STAND-IN for the paper's {paper}" in said) == stand_in
+        assert ("SYNTHETIC data" in said) == synthetic
+        assert ("bicubic" in said) == (task == DIV2K)
+
+    @pytest.mark.parametrize("artefact", ["figure5", "figure6", "stable"])
+    def test_the_phantoms_noise_is_ours(self, artefact):
+        said = caption(artefact)
+        assert "noise of 0.1 of the full range was added (our choice, SYNTHETIC)" in said
+
+    @pytest.mark.parametrize("artefact", CURVES)
+    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    def test_extent(self, artefact, profile):
+        said = caption(artefact, profile=profile, seeds=(0,))
+        scaled = profile in ("smoke", "quick")
+        assert bool(re.search(r"batch sizes [\d.]+ of the paper's", said)) == scaled
+        assert "F is the mean of the mini-batches' losses" in said
+        assert said.count("Model: ") >= 1 and "epochs (paper" in said
+        assert ("bfloat16" in said) == (profile == "gpu")
+        resnet = artefact in ("figure2", "figure3", "figure10")
+        whole = profile == "paper" or (profile == "gpu" and resnet)
+        assert ("in the place of the paper's" not in said) == whole
+
+    def test_restoration_is_told_in_full(self):
+        said = caption("figure4", profile="quick", seeds=(0,))
+        assert "rates 5 times the paper's" in said and "batch sizes 0.25 of the paper's" in said
+        assert "0.1 dB for 50 epochs" in said and "one crop of each to validate" in said
+        # All four strategies are at one scale: it is said once.
+        assert said.count("training and") == 1
+        assert "rates 1 times the paper's" in caption("figure4", profile="paper", seeds=(0,))
+
+    def test_the_device(self):
+        assert "Trained on a CPU (1 thread)." in caption("figure4")
+        assert "Trained on NVIDIA X." in caption("figure4", World(device=GPU))
+
+    def test_trainings_that_diverged_are_told(self):
+        said = caption("figure4", World(length=lambda c, seed: 0 if seed == 1 else None))
+        assert "4 trainings DIVERGED" in said
+
+    @pytest.mark.parametrize("artefact", DESIGN.artefacts)
+    def test_gaps_are_said(self, artefact):
+        assert "Not run yet." in caption(artefact, World(status=nothing))
+        count = len(results_of(artefact).records)
+        assert f"{count} runs FAILED." in caption(artefact, World(status=lambda run: FAILED))
+        lost = caption(artefact, World(status=lambda run: OUT_OF_MEMORY))
+        assert f"{count} runs ran out of memory." in lost
+
+    def test_missing_and_stale_runs_are_counted(self):
+        some = World(status=only_strategies("theta"))
+        assert "9 of 12 runs are missing." in caption("figure4", some)
+        full = results_of("figure4")
+        stale = Results([r for r, _ in full.expected], (0, 1, 2), full.records, lambda r: False)
+        said = DESIGN.artefacts["figure4"].caption(stale)
+        assert "STALE records, whose code has changed since: 12." in said
+
+    def test_the_third_methods_rate_is_told(self):
+        for artefact in ("figure4", "figure10"):
+            assert "rates that grow for the third method" in caption(artefact)
+        assert "fixes it at 0.2 and doubles the batch every 30 epochs" in caption("figure10")
+
+
+WORLDS = {
+    "full": World(spread=0.1),
+    "nothing": World(status=nothing),
+    "all failed": World(status=lambda run: FAILED),
+    "one in two": World(status=lambda run: FAILED if len(str(run.config)) % 2 else {}),
+    "one diverges": World(length=lambda c, seed: 3 if seed == 1 else None),
+    "all diverge at once": World(length=lambda config, seed: 0),
+    "K not found": World(interval=lambda c, seed: None),
+    "measurements alone": World(status=lambda run: None if run.experiment == "train" else {}),
+}
+
+
+class TestWhateverThereIs:
+    @pytest.mark.parametrize("seeds", [(0,), (0, 1, 2)])
+    @pytest.mark.parametrize("kind", WORLDS)
+    def test_tables_captions_and_verdicts(self, kind, seeds):
+        for artefact in DESIGN.artefacts.values():
+            results = results_of(artefact.name, WORLDS[kind], "quick", seeds=seeds)
+            frame = artefact.table(results)
+            assert len(set(frame.columns)) == len(frame.columns)
+            text = repr(report.TableView(frame))
+            assert "nan" not in text.lower() and "None" not in text, artefact.name
+            assert "inf" not in text, artefact.name
+            assert artefact.caption(results)
+            for claim in artefact.claims:
+                expected = design.expectation("adaptive", artefact.name, claim.key)
+                assert claim.judge(results, expected).evidence
+            for check in artefact.checks:
+                assert check.row(results)["evidence"]
+
+    @pytest.mark.parametrize("kind", ["nothing", "one in two", "one diverges"])
+    def test_figures(self, kind):
+        plt.close("all")  # of a test that failed
+        for artefact in DESIGN.artefacts.values():
+            drawn = artefact.figure(results_of(artefact.name, WORLDS[kind], "quick"))
+            assert isinstance(drawn, Figure)
+            FigureCanvasAgg(drawn).draw()  # a missing glyph or a layout that does not fit warns
+        assert plt.get_fignums() == []
+
+
+@pytest.mark.parametrize("artefact", DESIGN.artefacts)
+def test_panels_are_labelled(artefact):
+    drawn = DESIGN.artefacts[artefact].figure(results_of(artefact))
+    assert all(axis.get_xlabel() for axis in drawn.axes)
+    assert all(axis.get_title() for axis in drawn.axes if axis.get_visible())
+    first = [axis for axis in drawn.axes if axis.get_subplotspec().is_first_col()]
+    assert all(axis.get_ylabel() or axis.get_yticklabels() for axis in first)
+    labels = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
+    assert labels and len(set(labels)) == len(labels)
+
+
+def test_the_reported_numbers_are_not_changed_by_showing_them():
+    before = str(PAPER)
+    for artefact in DESIGN.artefacts.values():
+        artefact.table(results_of(artefact.name))
+    assert str(PAPER) == before

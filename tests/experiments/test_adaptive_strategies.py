@@ -1,0 +1,344 @@
+"""Figures 3, 4, 5 and 10: what growing the batch costs and saves, by strategy."""
+
+import math
+
+import pytest
+from made_adaptive import (
+    World,
+    checked,
+    interval_of,
+    judge,
+    nothing,
+    only_strategies,
+    paper_final,
+    results_of,
+)
+
+from repro.experiments import load_paper
+from repro.experiments.adaptive import strategies
+from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, kept_up
+from repro.report import DASH
+
+DESIGN = load_paper("adaptive")
+TASKS = {"figure4": DIV2K, "figure5": PHANTOM, "figure10": CIFAR}
+CLAIMS = [
+    f"{name}/{claim.key}" for name in ("figure3", *TASKS) for claim in DESIGN.artefacts[name].claims
+]
+LOSING = [target for target in CLAIMS if "_below_" in target]
+KEEPING = [target for target in CLAIMS if target.endswith("_keeps_up")]
+UNITS = {DIV2K: "dB", PHANTOM: "dB", CIFAR: "points"}
+
+
+def parts_of(target):
+    """Return task, strategy and what it is compared with."""
+    artefact, key = target.split("/")
+    strategy, _, other = key.partition("_below_")
+    return TASKS[artefact], strategy.removesuffix("_keeps_up"), other or "best"
+
+
+def over(target, gap, spread=0.0, **options):
+    """Return a world in which the strategy ends by so much above what it is compared with."""
+    task, strategy, other = parts_of(target)
+    end = PAPER[task][other]["value"]
+
+    def final(config):
+        return end + gap if config["strategy"] == strategy else paper_final(config)
+
+    return World(final=final, spread=spread, **options)
+
+
+def lost(strategy, epochs=3, seeds=(1,)):
+    return lambda c, seed: epochs if c["strategy"] == strategy and seed in seeds else None
+
+
+class TestClaims:
+    @pytest.mark.parametrize("target", CLAIMS)
+    def test_the_papers_numbers(self, target):
+        found = judge(target)
+        assert found.word == "reproduced", found.evidence
+
+    @pytest.mark.parametrize(
+        "world",
+        [
+            World(status=nothing),
+            World(status=lambda run: {"status": "out_of_memory", "error": "no room"}),
+            World(length=lambda config, seed: 0),
+        ],
+    )
+    def test_without_trainings_nothing_is_judged(self, world):
+        assert {judge(target, world).word for target in CLAIMS} == {"not run"}
+
+    def test_one_seed_decides_nothing(self):
+        words = {judge(target, seeds=(0,)).word for target in LOSING + KEEPING}
+        assert words == {"undecided"}
+
+    def test_evidence_is_of_the_same_records_whatever_their_order(self):
+        results, shuffled = (results_of("figure10", World(spread=0.3)) for _ in range(2))
+        shuffled.records.reverse()
+        assert strategies.table(results, CIFAR) == strategies.table(shuffled, CIFAR)
+
+
+@pytest.mark.parametrize("target", KEEPING)
+class TestKeepsUp:
+    @pytest.mark.parametrize(
+        ("gap", "spread", "word"),
+        [
+            (-0.5, 0.01, "reproduced"),
+            (3.0, 0.01, "reproduced"),  # better
+            (-0.5, 2.0, "undecided"),
+            (-1.5, 2.0, "undecided"),
+            (-1.5, 0.01, "not reproduced"),
+        ],
+    )
+    def test_in_margins(self, target, gap, spread, word):
+        task = parts_of(target)[0]
+        margin = kept_up(task)
+        found = judge(target, over(target, gap * margin, spread * margin))
+        assert found.word == word, found
+        assert f"{gap * margin:+.2f}" in found.evidence
+        assert f"margin -{margin:.3g} {UNITS[task]}" in found.evidence
+        assert "times fewer updates" in found.evidence
+
+    def test_one_diverged_seed_is_enough(self, target):
+        """Whether it completed an epoch or none, and whatever the other seeds reach."""
+        strategy = parts_of(target)[1]
+        for epochs in (0, 3):
+            found = judge(target, World(length=lost(strategy, epochs)))
+            assert (found.word, found.evidence) == ("not reproduced", "1 training diverged")
+        assert judge(target, World(length=lost("linear"))).word == "reproduced"
+        best = judge(target, World(length=lost("best")))
+        assert best.word == "not run" and "1 training diverged" in best.evidence
+
+
+@pytest.mark.parametrize("target", LOSING)
+class TestFallsBelow:
+    def test_higher_is_refuted(self, target):
+        assert judge(target, over(target, 1.0, 0.01)).word == "not reproduced"
+
+    def test_what_may_be_either_is_open(self, target):
+        found = judge(target, over(target, -5.0, 20.0))
+        assert found.word == "undecided" and "would decide" in found.evidence
+
+    def test_a_certain_loss_far_smaller_than_the_papers(self, target):
+        task, strategy, other = parts_of(target)
+        value = PAPER[task][strategy].get("value")
+        if value is None:  # the paper tells no size: the direction is all
+            assert judge(target, over(target, -0.5, 0.01)).word == "reproduced"
+            return
+        paper = value - PAPER[task][other]["value"]
+        assert judge(target, over(target, 0.6 * paper, 0.01)).word == "reproduced"
+        assert judge(target, over(target, 0.4 * paper, 0.01)).word == "partly"
+        assert judge(target, over(target, 0.2 * paper, 0.01)).word == "not reproduced"
+
+    def test_who_diverges_has_lost(self, target):
+        """Though the other seeds be better than any; but not to who diverged too."""
+        _, strategy, _ = parts_of(target)
+        for epochs in (0, 5):
+            found = judge(target, over(target, 50.0, length=lost(strategy, epochs)))
+            assert (found.word, found.evidence) == ("reproduced", "1 training diverged")
+        both = judge(target, World(length=lambda c, seed: 3 if seed else None))
+        assert both.word == "not run" and "2 trainings diverged" in both.evidence
+
+    def test_nobody_to_lose_to(self, target):
+        _, strategy, _ = parts_of(target)
+        assert judge(target, World(status=only_strategies(strategy))).word == "not run"
+
+
+@pytest.mark.parametrize("artefact", ["figure4", "figure5"])
+class TestEpochs:
+    def completed(self, *epochs, stopped=True):
+        """θ-adaptive ends in these epochs by the seed, the best fixed batch around 100."""
+
+        def edit(metrics, config):
+            seed = round(metrics["psnr"][-1]) - 40
+            own = epochs if config["strategy"] == "theta" else (99, 100, 101)
+            metrics["completed"], metrics["stopped"] = own[seed], stopped
+
+        return World(final=lambda c: 41.0, spread=1.0, edit={"train": edit})
+
+    @pytest.mark.parametrize(
+        ("epochs", "word"),
+        [
+            ((109, 110, 111), "reproduced"),
+            ((91, 90, 89), "reproduced"),
+            ((140, 141, 142), "not reproduced"),
+            ((60, 61, 62), "not reproduced"),
+            ((90, 110, 150), "undecided"),
+        ],
+    )
+    def test_verdicts(self, artefact, epochs, word):
+        """Of the paper's two trainings θ-adaptive takes up to 1130 epochs for 930."""
+        found = judge(f"{artefact}/as_many_epochs", self.completed(*epochs))
+        assert found.word == word and "margin ±21.5 %" in found.evidence
+        assert f"(paper ×{'1.08' if artefact == 'figure4' else '1.22'})" in found.evidence
+
+    def test_a_rule_that_was_not_met(self, artefact):
+        found = judge(f"{artefact}/as_many_epochs", self.completed(9, 9, 9, stopped=False))
+        assert found.word == "not run" and "the stop rule was not met" in found.evidence
+
+
+def rising(theta, others, scatter=0.01):
+    def rise(config, seed):
+        own = theta if config["strategy"] == "theta" else others
+        return own * math.exp(scatter * (seed - 1))
+
+    return World(rise=rise)
+
+
+class TestDecay:
+    @pytest.mark.parametrize(
+        ("rise", "scatter", "word"),
+        [
+            (1.05, 0.01, "reproduced"),
+            (0.7, 0.01, "reproduced"),
+            (1.05, 0.2, "undecided"),
+            (1.4, 0.01, "not reproduced"),
+        ],
+    )
+    def test_theta_stays(self, rise, scatter, word):
+        found = judge("figure3/theta_stays", rising(rise, 1.5, scatter))
+        assert found.word == word and f"×{rise:.2f}" in found.evidence
+        assert "margin +10 %" in found.evidence
+
+    @pytest.mark.parametrize(
+        ("rise", "scatter", "word"),
+        [(1.5, 0.01, "reproduced"), (1.05, 0.2, "undecided"), (0.9, 0.01, "not reproduced")],
+    )
+    def test_others_rise(self, rise, scatter, word):
+        found = judge("figure3/others_rise", rising(1.0, rise, scatter))
+        assert found.word == word and f"best fixed batch ×{rise:.2f}" in found.evidence
+        assert "noise scale" not in found.evidence
+
+    def test_a_training_that_ended_before_its_decay_has_no_rise(self):
+        """Its last epoch would be compared with itself, and be flat for sure."""
+        early = World(length=lambda c, seed: 20 if c["strategy"] == "theta" else None)
+        assert judge("figure3/theta_stays", early).word == "not run"
+        assert judge("figure3/others_rise", early).word == "reproduced"
+
+    def test_one_strategy_missing_leaves_it_open(self):
+        world = World(status=only_strategies("best", "linear"))
+        found = judge("figure3/others_rise", world)
+        assert found.word == "undecided" and "scheduled: no records" in found.evidence
+
+
+@pytest.mark.parametrize("artefact", TASKS)
+class TestUpdates:
+    def test_they_are_those_of_the_schedule(self, artefact):
+        task = TASKS[artefact]
+        paper, epochs = PAPER[task], 140 if task == CIFAR else 120
+        best = epochs * math.ceil(paper["samples"] / paper["best"]["batch"])
+        k = interval_of({"task": task, "epochs": epochs})
+        own = paper["theta"]
+        sizes = [min(own["max_batch"], own["batch"] * 2 ** (n // k)) for n in range(epochs)]
+        ours = sum(math.ceil(paper["samples"] / size) for size in sizes)
+        row = checked(artefact)
+        times = f"{best / ours:.1f}"
+        told = f"{best:,} and {ours:,}, {times} times fewer (implied {times})"
+        assert row["holds"] == "yes"
+        assert row["evidence"] == "; ".join(f"seed {n}: {told}" for n in range(3))
+
+    def test_one_update_more_or_less_is_found(self, artefact):
+        for strategy, more in (("theta", 1), ("best", -1)):
+
+            def edit(metrics, config, strategy=strategy, more=more):
+                if config["strategy"] == strategy:
+                    metrics["updates"][-1] += more
+
+            assert checked(artefact, World(edit={"train": edit}))["holds"] == "NO"
+
+    def test_seeds_are_compared_with_their_own(self, artefact):
+        """Seed 0 of θ-adaptive is lost, and every seed has another length."""
+
+        def world(run, seed):
+            gone = run.config["strategy"] == "theta" and seed == 0
+            return None if gone else World(length=lambda c, s: 30 * (s + 1))(run, seed)
+
+        row = checked(artefact, world)
+        assert row["holds"] == "yes"
+        assert [line.split(":")[0] for line in row["evidence"].split("; ")] == ["seed 1", "seed 2"]
+
+    def test_without_records(self, artefact):
+        assert checked(artefact, World(status=nothing))["holds"] == "not run"
+
+
+def rows_of(artefact, world=None, profile="gpu", **options):
+    return strategies.table(results_of(artefact, world, profile, **options), TASKS[artefact])
+
+
+class TestTable:
+    @pytest.mark.parametrize("artefact", TASKS)
+    def test_ours_beside_the_papers(self, artefact):
+        task = TASKS[artefact]
+        unit = "accuracy (%)" if task == CIFAR else "PSNR (dB)"
+        rows = rows_of(artefact, World(spread=0.1))
+        assert len(rows) == (6 if task == CIFAR else 4)
+        best, ours = rows[0], rows[3]
+        assert (best["strategy"], ours["strategy"]) == ("best fixed batch", "θ-adaptive")
+        own, theta = PAPER[task]["best"], PAPER[task]["theta"]
+        assert best["b, paper"] == str(own["batch"])
+        assert ours["b, paper"] == f"{theta['batch']} ~ {theta['max_batch']}"
+        assert best[unit] == f"{own['value']:.2f} ± 0.10" and best["n"] == 3
+        assert best["over best"] == best["over best, paper"] == DASH
+        gap = f"{theta['value'] - own['value']:+.2f}"
+        assert ours["over best, paper"] == gap and ours["over best"].startswith(f"{gap} [")
+        epochs = 140 if task == CIFAR else 120
+        count = epochs * math.ceil(PAPER[task]["samples"] / own["batch"])
+        assert best["updates"] == f"{count:,}" and best["best's over these"] == "1.00"
+        assert float(ours["best's over these"]) > 2
+        if task != CIFAR:
+            assert (ours["epochs, paper"], ours["epochs"]) == (theta["epochs"], "120")
+
+    def test_sizes_and_rates(self):
+        rows = rows_of("figure10")
+        printed = ["0.1", "1.6, 5 warm-up epochs", "0.2 ~ 1.6", "0.2 ~ 1.6", "0.1", DASH]
+        assert [row["μ, paper"] for row in rows] == printed
+        ours = [row["μ, ours"] for row in rows]
+        assert (ours[0], ours[1], ours[3]) == ("0.1", "1.6, 5 warm-up epochs", "0.2 ~ 1.6")
+        assert rows_of("figure10", profile="smoke")[1]["μ, ours"].endswith("1 warm-up epoch")
+        sizes = rows_of("figure4")[3]["b, ours (epochs; seed 0)"]
+        assert sizes == "64 (10), 128 (10), 256 (100)"
+
+    def test_the_large_batch_of_section_3e(self):
+        row = rows_of("figure10")[4]
+        assert (row["strategy"], row["b, paper"]) == ("SGD, large batch", "2048")
+        assert row["accuracy (%), paper"] == "46.29" and row["accuracy (%)"] == "46.29 ± 0.00"
+        assert row["over best, paper"] == "-45.22"  # of 91.51
+
+    def test_what_went_wrong_is_told(self):
+        rows = rows_of("figure4", World(length=lambda c, seed: 3 if seed == 1 else None))
+        assert {row["n"] for row in rows} == {"3, 1 diverged"}
+        rows = rows_of("figure4", World(length=lambda c, seed: 0 if seed == 1 else None))
+        assert {row["n"] for row in rows} == {"2, 1 diverged"}
+
+        def edit(metrics, config):
+            metrics["stopped"] = False
+
+        rows = rows_of("figure4", World(edit={"train": edit}))
+        assert {row["epochs"] for row in rows} == {"120 (rule not met)"}
+
+    def test_gaps(self):
+        rows = rows_of("figure4", World(status=only_strategies("theta")))
+        ours, linear = rows[3], rows[1]
+        assert ours["n"] == 3 and ours["over best"] == ours["best's over these"] == DASH
+        assert linear["n"] == 0 and linear["PSNR (dB)"] == linear["updates"] == DASH
+
+    def test_one_seed_has_no_interval(self):
+        ours = rows_of("figure4", seeds=(0,))[3]
+        assert ours["over best"] == "-0.10" and "±" not in ours["PSNR (dB)"]
+
+    def test_after_the_decay(self):
+        rows = strategies.decay_table(results_of("figure3"))
+        factors = [row["rises by the factor"] for row in rows]
+        assert factors == ["1.500 ± 0.000"] * 3 + ["1.000 ± 0.000"] + ["1.500 ± 0.000"] * 2
+        height = 0.01 * 128**0.3
+        assert rows[0]["θ before the decay"] == f"{0.8 * height:.4f} ± 0.0000"
+        assert rows[0]["θ at the end"] == f"{1.2 * height:.4f} ± 0.0000"
+
+
+def test_curves_end_at_the_means():
+    drawn = DESIGN.artefacts["figure4"].figure(results_of("figure4", World(spread=0.5)))
+    (axis,) = drawn.axes
+    ends = {line.get_label(): line.get_ydata()[-1] for line in axis.get_lines()}
+    assert ends["θ-adaptive"] == pytest.approx(33.49)
+    assert ends["linear scaling"] == pytest.approx(31.35)
+    assert len(axis.collections) == 4  # a bar at every end

@@ -1,0 +1,222 @@
+"""Factors and numbers of small-batch workers: what is read, drawn and judged."""
+
+import made
+import pytest
+from invented import make_record
+from made_dualbatch import (
+    World,
+    figure,
+    judge,
+    legend_of,
+    only,
+    panels,
+    paper_accuracy,
+    paper_loss,
+    results,
+    rows,
+)
+
+from repro.experiments.design import Results, Run
+from repro.experiments.dualbatch.settings import K, section51
+from repro.report import DASH
+
+FACTORS = ["linear_factor", "root_factor", "root_below_linear"]
+
+
+def mirrored(config):
+    return 140 - paper_accuracy(config)
+
+
+class TestFactors:
+    @pytest.mark.parametrize("key", FACTORS)
+    def test_verdicts(self, key):
+        assert judge(f"table3/{key}", accuracy=mirrored)[0] == "not reproduced"
+        assert judge(f"table3/{key}", spread=2.0)[0] == "undecided"
+        # The same accuracy is no gain, and of seeds that differ it is not known.
+        assert judge(f"table3/{key}", accuracy=lambda c: 70.0)[0] == "not reproduced"
+        assert judge(f"table3/{key}", accuracy=lambda c: 70.0, spread=1.0)[0] == "undecided"
+
+    def test_one_case_that_fails(self):
+        def accuracy(config):
+            worse = config["n_small"] == 2 and config["factor"] == "linear"
+            return 60.0 if worse else paper_accuracy(config)
+
+        word, evidence = judge("table3/linear_factor", accuracy=accuracy)
+        assert word == "partly" and "certainly not for n_S = 2" in evidence
+        # Which of the other claims do not look at.
+        assert judge("table3/root_below_linear", accuracy=accuracy)[0] == "reproduced"
+
+    def test_the_papers_gains_stand_beside(self):
+        _, evidence = judge("table3/linear_factor")
+        assert [part.split("(paper ")[1] for part in evidence.split("; ")[1:]] == [
+            "+0.50)",
+            "+0.30)",
+            "+0.90)",
+        ]
+
+    def test_all_cases_are_needed(self):
+        for n in (1, 3):
+            lost = {"status": lambda run, n=n: None if run.config["n_small"] == n else {}}
+            assert judge("table3/linear_factor", **lost)[0] == "not run"
+
+    def test_table(self):
+        found = rows("table3")
+        assert [row["(n_S, n_L)"] for row in found] == ["(1, 3)"] * 3 + ["(2, 2)"] * 3 + (
+            ["(3, 1)"] * 3
+        )
+        row, root, none = found[3:6]
+        assert row["factor"] == "d_S/d_L"
+        assert (row["value, paper"], row["value"]) == ("0.818", "0.818")
+        assert row["loss, paper"] == "1.250" and row["loss"] == "1.250 ± 0.000"
+        assert row["accuracy, paper (%)"] == "70.5" and row["accuracy (%)"] == "70.50 ± 0.02"
+        assert row["n"] == 3 and row["over none, paper"] == "+0.3"
+        assert row["over none"].startswith("+0.30 [")
+        assert (root["value, paper"], root["value"]) == ("0.904", "0.905")
+        assert none["over none"] == none["over none, paper"] == DASH
+        assert none["value"] == "1.000"
+
+    def test_figures_5_and_6(self):
+        drawn = figure("table3")
+        assert list(panels(drawn)) == [
+            f"(n_S, n_L) = ({n}, {4 - n}): test {what}"
+            for n in (1, 2, 3)
+            for what in ("loss", "accuracy")
+        ]
+        assert legend_of(drawn) == ["factor d_S/d_L", "factor √(d_S/d_L)", "factor none"]
+        axis = panels(drawn)["(n_S, n_L) = (2, 2): test accuracy"]
+        ends = [line.get_ydata()[-1] for line in axis.get_lines()]
+        assert ends == pytest.approx([70.5, 70.9, 70.2])
+
+
+class TestNumbers:
+    def test_gain(self):
+        def none(config):
+            return paper_accuracy(config) if config["n_small"] == 0 else 60.0
+
+        def mixed(config):
+            return none(config) if config["k"] == 1.05 else paper_accuracy(config)
+
+        assert judge("table5/gain", accuracy=none)[0] == "not reproduced"
+        assert judge("table5/gain", accuracy=mixed)[0] == "partly"
+        assert judge("table5/gain", spread=3.0)[0] == "undecided"
+        # A baseline that is missing leaves nothing to compare with.
+        assert (
+            judge("table5/gain", status=lambda run: {} if run.config["n_small"] else None)[0]
+            == "not run"
+        )
+
+    def test_a_small_gain_is_partly(self):
+        def third(config):
+            return 67.8 + (paper_accuracy(config) - 67.8) / 3
+
+        assert judge("table5/gain", accuracy=third)[0] == "partly"
+
+    def test_gain_says_six_cases(self):
+        _, evidence = judge("table5/gain")
+        assert [part.split("paper ")[1].split(" (")[0] for part in evidence.split("; ")] == [
+            "+2.30",
+            "+2.80",
+            "+2.30",
+            "+2.70",
+            "+2.90",
+            "+2.70",
+        ]
+
+    def test_one_too_few(self):
+        def falling(config):
+            return 80.0 - config["n_small"]
+
+        def mixed(config):
+            return falling(config) if config["k"] == 1.1 else paper_accuracy(config)
+
+        assert judge("table5/one_too_few", accuracy=falling)[0] == "not reproduced"
+        assert judge("table5/one_too_few", accuracy=mixed)[0] == "partly"
+        assert judge("table5/one_too_few", spread=5.0)[0] == "undecided"
+
+    def test_three_best(self):
+        def rising(config):
+            return 60.0 + config["n_small"]
+
+        assert judge("table5/three_best", accuracy=rising)[0] == "not reproduced"
+        assert "n_S = 3 over 4" in judge("table5/three_best", accuracy=rising)[1]
+        assert judge("table5/three_best", spread=1.0)[0] == "undecided"
+
+    def test_lowest_loss(self):
+        def falling(config):
+            return 2.0 - config["n_small"] / 10
+
+        def mixed(config):
+            return falling(config) if config["k"] == 1.1 else paper_loss(config)
+
+        assert judge("table5/lowest_loss", loss=falling)[0] == "not reproduced"
+        assert judge("table5/lowest_loss", loss=mixed)[0] == "partly"
+        assert judge("table5/lowest_loss", spread=9.0)[0] == "undecided"
+
+    def test_the_best_of_some_is_not_the_best_of_all(self):
+        for key, lost in (("three_best", 4), ("lowest_loss", 3)):
+            status = {"status": lambda run, n=lost: {} if run.config["n_small"] != n else None}
+            assert judge(f"table5/{key}", **status)[0] == "not run"
+
+    def test_extra_time(self):
+        def row(virtual):
+            return made.check_row("dualbatch/table5", 0, results("table5", World(virtual=virtual)))
+
+        holds = row(lambda c: 100.0 * c["k"])
+        assert holds["holds"] == "yes" and "1.050, 1.050, 1.050, 1.050" in holds["evidence"]
+        slower = row(lambda c: 100.0 * (c["k"] + (0.02 if c["n_small"] == 2 else 0)))
+        assert slower["holds"] == "NO" and "1.070" in slower["evidence"]
+
+    def test_table(self):
+        found = rows("table5")
+        assert len(found) == 9
+        base, last = found[0], found[-1]
+        assert (base["k"], base["(n_S, n_L)"], base["gain"]) == ("1.00", "(0, 4)", DASH)
+        assert base["accuracy, paper (%)"] == "67.8" and base["B_S"] == DASH
+        assert (last["B_S"], last["gain, paper"]) == ("160", "+2.7")
+        assert last["gain"].startswith("+2.70 [")
+        assert last["virtual time over baseline"] == "1.100"
+        assert base["virtual time over baseline"] == "1.000"
+        assert last["wall (s)"] == "100.00 ± 0.02"
+
+    def test_missing_trainings_are_gaps(self):
+        for row in rows("table5", World(status=only(n_small=2))):
+            has = row["(n_S, n_L)"] == "(2, 2)"
+            assert row["n"] == (3 if has else 0)
+            for name in ("B_S", "loss", "accuracy (%)"):
+                assert (row[name] != DASH) == has
+            # Without the baseline nothing stands over it.
+            assert row["gain"] == row["virtual time over baseline"] == DASH
+
+    def test_one_seed_has_no_interval(self):
+        row = rows("table5", seeds=(0,))[1]
+        assert "[" not in row["gain"] and "±" not in row["accuracy (%)"]
+        assert judge("table5/gain", seeds=(0,))[0] == "undecided"
+
+    def test_figures_7_to_10(self):
+        drawn = figure("table5")
+        assert list(panels(drawn))[:2] == ["k = 1.05: test loss", "k = 1.05: test accuracy"]
+        assert len(legend_of(drawn)) == 5
+        lines = panels(drawn)["k = 1.1: test loss"].get_lines()
+        assert len(lines) == 5
+        assert lines[0].get_ydata()[-1] == pytest.approx(1.429)  # the baseline
+
+    def test_the_baseline_has_no_k(self):
+        found = results("table5")
+        for k in (1.0, *K):
+            assert {r.config["n_small"] for r in section51(found, k, 0)} == {0}
+        assert len(section51(found, 1.05, 2)) == 3
+        assert section51(found, 1.05, 2, "sqrt") == []
+
+    def test_on_a_cluster_there_is_no_virtual_time(self):
+        local = results("table5", profile="quick")
+        planned = [
+            Run(run.experiment, run.config | {"engine": "ray"})
+            for run in dict.fromkeys(run for run, _ in local.expected)
+        ]
+        records = [
+            make_record("train", paper="dualbatch", config=run.config, **World()(run, 0))
+            for run in planned
+        ]
+        found = Results(planned, (0,), records)
+        assert made.check_row("dualbatch/table5", 0, found)["holds"] == "not run"
+        assert made.verdict("dualbatch/table5/gain", found).word == "undecided"

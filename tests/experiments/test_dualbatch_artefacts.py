@@ -1,0 +1,204 @@
+"""All artefacts of dual-batch learning: what is shown and judged of whatever records there are."""
+
+import made
+import matplotlib.pyplot as plt
+import pytest
+from made_dualbatch import (
+    CHOSEN,
+    GPU,
+    PAPER,
+    REPORTED,
+    World,
+    caption,
+    judge,
+    legend_of,
+    nothing,
+    only,
+    panels,
+    results,
+)
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from repro import report
+from repro.experiments.design import Results, expectations
+from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
+
+CLAIMS = [f"{name}/{c.key}" for name, a in PAPER.artefacts.items() for c in a.claims]
+FIGURES = [name for name, artefact in PAPER.artefacts.items() if artefact.draws]
+QUESTIONS = sorted({artefact.question.partition(":")[0] for artefact in PAPER.artefacts.values()})
+TRAINED = ["table3", "table5", "table8", "engines"]
+# ImageNet is trained under `paper`; engines are compared where a training is small.
+PROFILES = {"table10": "paper", "engines": "quick"}
+WORLDS = {
+    "full": World(),
+    "nothing": World(status=nothing),
+    "all failed": World(status=lambda run: made.FAILED),
+    "all out of memory": World(status=lambda run: made.OUT_OF_MEMORY),
+    "one in two": World(status=lambda run: made.FAILED if len(str(run.config)) % 2 else {}),
+    "trainings alone": World(status=lambda run: {} if run.experiment == "train" else None),
+    "measurements alone": World(status=lambda run: None if run.experiment == "train" else {}),
+    "three small": World(status=only(n_small=3)),
+}
+
+
+def of_question(question: str) -> list[str]:
+    return [name for name, a in PAPER.artefacts.items() if a.question.partition(":")[0] == question]
+
+
+class TestClaims:
+    @pytest.mark.parametrize("target", CLAIMS)
+    def test_the_papers_own_numbers_reproduce_it(self, target):
+        word, evidence = judge(target, PROFILES.get(target.partition("/")[0], "gpu"))
+        assert word == "reproduced", evidence
+        assert any(letter.isdigit() for letter in evidence)
+
+    @pytest.mark.parametrize("question", QUESTIONS)
+    def test_without_records_that_ended_it_is_not_run(self, question):
+        for world in ("nothing", "all failed", "all out of memory"):
+            for name in of_question(question):
+                found = results(name, WORLDS[world], "paper")
+                for claim in PAPER.artefacts[name].claims:
+                    verdict = made.verdict(f"dualbatch/{name}/{claim.key}", found)
+                    assert verdict.word == "not run" and verdict.evidence, claim.key
+                for check in PAPER.artefacts[name].checks:
+                    assert check.row(found)["holds"] == "not run"
+
+    def test_every_claim_was_expected(self):
+        written = expectations("dualbatch")
+        assert {f"{name}/{key}" for name, own in written.items() for key in own} == set(CLAIMS)
+
+    @pytest.mark.parametrize("artefact", PAPER.artefacts)
+    def test_checks_hold_in_the_papers_world(self, artefact):
+        for check in PAPER.artefacts[artefact].checks:
+            assert check.row(results(artefact))["holds"] == "yes"
+
+
+class TestWhateverThereIs:
+    @pytest.mark.parametrize("kind", WORLDS)
+    @pytest.mark.parametrize("profile", ["quick", "paper"])
+    def test_table_and_caption(self, kind, profile):
+        for artefact in PAPER.artefacts.values():
+            found = results(artefact.name, WORLDS[kind], profile)
+            text = repr(report.TableView(artefact.table(found)))
+            assert "nan" not in text.lower() and "None" not in text, artefact.name
+            assert artefact.caption(found)
+
+    @pytest.mark.parametrize("artefact", PAPER.artefacts)
+    def test_the_papers_values_stand_without_records(self, artefact):
+        frame = PAPER.artefacts[artefact].table(results(artefact, WORLDS["nothing"]))
+        if artefact in ("engines", "table7", "table9"):
+            assert frame.empty  # not in the paper; and what the schedule yields, beside it
+            return
+        numbers = {
+            "figure3": "0.5661",
+            "figure4": "0.5661",
+            "table2": "0.936",
+            "table3": "1.383",
+            "table4": "8.222",
+            "table5": "1.372",
+            "table6": "314,954",
+            "table8": "1.729",
+            "table10": "2330",
+            "figure13": "11,147",
+        }
+        assert numbers[artefact] in repr(report.TableView(frame))
+
+    @pytest.mark.parametrize("artefact", FIGURES)
+    def test_figure(self, artefact):
+        plt.close("all")  # of a test that failed
+        for kind in ("full", "nothing", "one in two"):
+            drawn = PAPER.artefacts[artefact].figure(results(artefact, WORLDS[kind]))
+            FigureCanvasAgg(drawn).draw()  # a missing glyph or a layout that does not fit warns
+            assert plt.get_fignums() == []
+            if kind == "full":
+                assert all(panels(drawn)) and all(axis.get_xlabel() for axis in drawn.axes)
+                first = [a for a in drawn.axes if a.get_subplotspec().is_first_col()]
+                assert first and all(axis.get_ylabel() for axis in first)
+                lines = {line.get_label() for axis in drawn.axes for line in axis.get_lines()}
+                assert set(legend_of(drawn)) == lines
+
+    def test_the_reported_numbers_are_not_changed_by_showing_them(self):
+        before = str(REPORTED)
+        for artefact in PAPER.artefacts.values():
+            artefact.table(results(artefact.name))
+        assert str(REPORTED) == before
+
+
+class TestCaptions:
+    @pytest.mark.parametrize("artefact", TRAINED)
+    def test_the_simulated_server_is_named(self, artefact):
+        assert "SIMULATED" in caption(artefact) and "virtual clock" in caption(artefact)
+
+    def test_measured_and_solved_are_not_simulated(self):
+        for artefact in ("figure3", "table2", "table4", "table6", "table7"):
+            assert "SIMULATED" not in caption(artefact)
+        for artefact in ("table2", "table6", "table7", "table9"):
+            assert "Solved, not measured" in caption(artefact)
+            assert "Measured on" not in caption(artefact)
+
+    @pytest.mark.parametrize(
+        ("name", "stand_in", "synthetic"),
+        [("cifar100", False, False), ("cifar10", True, False), ("synthetic", True, True)],
+    )
+    def test_stand_in_and_synthetic_data(self, name, stand_in, synthetic):
+        for artefact in TRAINED:
+            said = caption(artefact, profile="quick", chosen={CIFAR: name})
+            assert f"Data: {'SYNTHETIC data, ' if synthetic else ''}{name}" in said
+            assert ("STAND-IN" in said) == stand_in
+
+    def test_a_stand_in_for_imagenet_is_called_that(self):
+        chosen = CHOSEN | {IMAGENET: "synthetic"}
+        assert "STAND-IN for the paper's ImageNet" in caption(
+            "table10", profile="paper", chosen=chosen
+        )
+
+    def test_times_and_memory_are_of_random_images(self):
+        for artefact in ("figure3", "figure4", "table4", "table8", "table10", "figure13"):
+            assert "SYNTHETIC images (random numbers)" in caption(artefact)
+
+    @pytest.mark.parametrize("device", [None, GPU])
+    def test_the_simulated_limit(self, device):
+        said = caption("figure13", World(device=device))
+        assert "SIMULATED" in said and f"{24e9 / 2**20:,.0f} MiB" in said
+
+    def test_the_papers_device_is_not_this_one(self):
+        for artefact in ("figure3", "table3", "table4", "table8", "figure13"):
+            assert "Measured on a CPU (1 thread)." in caption(artefact)
+            assert "Measured on NVIDIA X." in caption(artefact, World(device=GPU))
+
+    def test_model_and_extent(self):
+        said = caption("table5")
+        assert "Model: resnet18, bfloat16, channels last." in said
+        assert "50,000 samples; stages of 6/2/2 epochs" in said and "b is scaled" not in said
+        said = caption("table5", profile="quick")
+        assert "resnet_cifar (depth 8, width 8) in the place of ResNet-18" in said
+        assert "An epoch is 1,000 samples; stages of 4/2/2 epochs" in said
+        assert "b is scaled like the batch sizes" in said
+        # Digits have 355 test images.
+        few = caption("table5", profile="quick", chosen={CIFAR: "digits"})
+        assert "tested on 355" in few
+
+    def test_the_raw_datas_origin(self):
+        assert "authors published" in caption("figure3")
+        assert "authors published" not in caption("figure3", World(status=only(role=CIFAR)))
+
+    def test_the_table_of_figure_4_is_said_to_be_that_of_figure_3(self):
+        assert "table is Figure 3's" in caption("figure4")
+
+    def test_two_workers_are_not_called_four(self):
+        assert "four workers" not in caption("engines", profile="quick")
+
+    def test_gaps_are_said(self):
+        for name, artefact in PAPER.artefacts.items():
+            assert caption(name, WORLDS["nothing"]).endswith("Not run yet.")
+            failed = results(name, WORLDS["all failed"])
+            assert f"{len(failed.records)} runs FAILED." in artefact.caption(failed)
+        assert "21 of 27 runs are missing." in caption("table5", World(status=only(n_small=2)))
+        assert "ran out of memory" in caption("figure13", WORLDS["all out of memory"])
+
+    def test_stale_records_are_said(self):
+        full = results("table5")
+        runs = [run for run, _ in full.expected]
+        stale = Results(list(dict.fromkeys(runs)), (0, 1, 2), full.records, lambda record: False)
+        said = PAPER.artefacts["table5"].caption(stale)
+        assert "STALE records, whose code has changed since: 27" in said

@@ -1,0 +1,431 @@
+"""What the experiments of dual-batch learning run, on toys."""
+
+import itertools
+import json
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from watching import of_this_package, watching
+
+from repro import datasets
+from repro.datasets import EpochTimes
+from repro.experiments import load_paper
+from repro.experiments.design import Outcome, reported
+from repro.experiments.dualbatch import building, experiments, settings
+from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
+from repro.records import RecordStore
+from repro.source_code import present
+
+PAPER = load_paper("dualbatch")
+REPORTED = reported("dualbatch")
+DIGITS = {CIFAR: "digits"}
+MODEL = {"name": "resnet_cifar", "depth": 8, "width": 4}
+
+
+def shorter(run: Any, samples: int = 40, **changes: Any) -> dict[str, Any]:
+    """Return a training's configuration with fewer samples and epochs."""
+    subs = [
+        entry | {"plan": entry["plan"] | {"samples": samples}} for entry in run.config["sub_stages"]
+    ]
+    stages = [[len(subs), rate] for _, rate in run.config["stages"][:2]]
+    small = {"model": MODEL, "sub_stages": subs, "stages": stages, "test_samples": 20}
+    return run.config | small | changes
+
+
+_DUAL = shorter(settings.table5_training("smoke", DIGITS, 1.1, 2))
+_BASE = shorter(settings.table5_training("smoke", DIGITS, 1.0, 0))
+_HYBRID = shorter(settings.table8_training("smoke", DIGITS, 2, True))
+_TIMES = settings.step_times("smoke").config | {
+    "model": MODEL,
+    "repeats": 1,
+    "batch_sizes": [4, 16, 64],
+    "samples": 80,
+}
+_ABOVE = {
+    "model": MODEL,
+    "repeats": 1,
+    "batch_sizes": [4, 64],
+    "resolutions": [8, 16],
+    "large_batches": [40, 20],
+    "samples": 40,
+}
+_MEMORY = settings.memory("smoke", CIFAR).config | {"model": MODEL}
+TOYS = {
+    "table2": ("solve", {"table": "table2"}),
+    "table6": ("solve", {"table": "table6"}),
+    "table7": ("solve", {"table": "table7"}),
+    "table9": ("solve", {"table": "table9"}),
+    "baseline": ("train", _BASE),
+    "dual-batch": ("train", _DUAL),
+    "hybrid": ("train", _HYBRID),
+    "two workers": ("train", shorter(settings.clusters("smoke", DIGITS)[0])),
+    "times": ("times", _TIMES),
+    "imagenet times": ("times", settings.imagenet_times("smoke").config | _ABOVE),
+    "published": ("published", {"dataset": {"name": datasets.TIMES}}),
+    "memory": ("memory", _MEMORY),
+}
+
+
+def epoch_times(bend: float = 0.0, framework: str = "TensorFlow", size: int = 500) -> EpochTimes:
+    """Return times by equation 2, exact but for every other batch size."""
+    sizes = np.arange(1, size + 1)
+    exact = (5e-4 * sizes + 0.01) * np.ceil(50_000 / sizes)
+    bent = exact * (1 + bend * (sizes % 2))
+    return EpochTimes({framework: bent, "other": exact}, 50_000, "f" * 16)
+
+
+def digits(config: Any) -> Any:
+    options = dict(config["dataset"])
+    return datasets.load(options.pop("name"), **options)
+
+
+@dataclass
+class Toys:
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    files: dict[str, set[str]] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def toys():
+    made = Toys()
+    for name, (experiment, config) in TOYS.items():
+        data: Any = None
+        if experiment == "train":
+            data = digits(config)
+        elif experiment == "published":
+            data = epoch_times()
+        function = PAPER.experiments[experiment].function
+        with watching() as files:
+            made.outcomes[name] = function(config, 0, data, "cpu")
+        made.files[name] = of_this_package(files)
+    return made
+
+
+class TestEveryRun:
+    def test_every_experiment_is_here(self):
+        assert {experiment for experiment, _ in TOYS.values()} == set(PAPER.experiments)
+
+    @pytest.mark.parametrize("name", TOYS)
+    def test_metrics_and_timings_can_be_written(self, toys, name, tmp_path, make_record):
+        outcome = toys.outcomes[name]
+        timings = {
+            k: {"samples_s": list(t.samples_s), "warmup": t.warmup}
+            for k, t in outcome.timings.items()
+        }
+        store = RecordStore(tmp_path)
+        record = make_record(
+            "x",
+            paper="dualbatch",
+            config=TOYS[name][1],
+            key="k",
+            metrics=outcome.metrics,
+            timings=timings,
+        )
+        store.write(record)
+        (read,) = store.load("dualbatch")
+        assert read.metrics == json.loads(json.dumps(outcome.metrics)) == outcome.metrics
+        assert read.timings == timings
+
+
+def test_the_code_of_a_record_is_all_that_ran_and_nothing_that_judges(toys):
+    for name, (experiment, config) in TOYS.items():
+        found = present().closure(PAPER.experiments[experiment].entry, config)
+        assert any("dualbatch" in file for file in toys.files[name])
+        assert toys.files[name] - found == set()
+        assert {file for file in found if file.startswith("repro/experiments/")} == {
+            "repro/experiments/dualbatch/building.py",
+            "repro/experiments/dualbatch/experiments.py",
+            "repro/experiments/outcome.py",
+            "repro/experiments/reported/dualbatch.toml",
+        }
+
+
+class TestSolve:
+    def test_table2(self, toys):
+        rows = toys.outcomes["table2"].metrics["rows"]
+        for own, paper in zip(rows, REPORTED["table2"]["rows"], strict=True):
+            for name in ("k", "n_small", "small_batch", "small_samples"):
+                assert own[name] == paper[name]
+            if "large_samples" in paper:
+                assert own["large_samples"] == paper["large_samples"]
+                assert own["factor"] == pytest.approx(paper["factor"], abs=6e-4)
+            else:
+                assert (own["large_samples"], own["factor"]) == (0, 1.0)
+            assert own["large_batch"] == 500
+
+    def test_table6(self, toys):
+        rows = toys.outcomes["table6"].metrics["rows"]
+        found = {(row["resolution"], row["n_small"]): row for row in rows}
+        assert len(rows) == len(found) == 25
+        for name in ("cifar", "imagenet"):
+            part = REPORTED["table6"][name]
+            for place, side in enumerate(part["resolutions"]):
+                assert found[side, 0]["small_batch"] is None
+                assert found[side, 0]["large_samples"] == part["baseline_samples"]
+                for n in range(1, 5):
+                    own = found[side, n]
+                    assert own["small_batch"] == part["small_batches"][n - 1][place]
+                    assert own["small_samples"] == part["small_samples"][n - 1]
+                    assert own["large_samples"] == (part["large_samples"] if n < 4 else 0)
+
+    @pytest.mark.parametrize("table", ["table7", "table9"])
+    def test_schedules(self, toys, table):
+        rows = toys.outcomes[table].metrics["rows"]
+        hybrid = [row for row in rows if row["scheme"] == "hybrid"]
+        dual = [row for row in rows if row["scheme"] == "dual-batch"]
+        assert [[r["first"], r["last"]] for r in hybrid] == REPORTED[table]["epochs"]
+        count = len(REPORTED[table]["dropouts"])
+        assert [r["dropout"] for r in hybrid] == REPORTED[table]["dropouts"] * 3
+        assert [[r["last"] - r["first"] + 1, r["lr"]] for r in dual] == REPORTED[table]["stages"]
+        assert {r["dropout"] for r in dual} == {REPORTED[table]["dropouts"][-1]}
+        assert len(hybrid) == 3 * count and len(dual) == 3
+
+
+class TestTrain:
+    @pytest.mark.parametrize("name", ["baseline", "dual-batch", "hybrid", "two workers"])
+    def test_what_tables_read(self, toys, name):
+        config = TOYS[name][1]
+        outcome = toys.outcomes[name]
+        metrics = outcome.metrics
+        epochs = sum(count for count, _ in config["stages"])
+        workers = config.get("workers", 4)
+        for key in (
+            "accuracy",
+            "test_loss",
+            "train_loss",
+            "resolution",
+            "virtual_time_s",
+            "wall_time_s",
+        ):
+            assert len(metrics[key]) == epochs, key
+        assert all(0 <= value <= 100 for value in metrics["accuracy"])
+        for key in ("virtual_time_s", "wall_time_s"):
+            assert metrics[key] == sorted(metrics[key]) and metrics[key][0] > 0
+        assert metrics["commits"] == len(metrics["staleness"]) == epochs * workers
+        assert len(metrics["plans"]) == len(config["sub_stages"])
+        samples = outcome.timings["epoch"].samples_s
+        assert sum(samples) == pytest.approx(metrics["wall_time_s"][-1])
+        assert metrics["same_weights"] is (True if config.get("verify") else None)
+
+    def test_the_hybrid_scheme_cycles_the_resolution(self, toys):
+        low, high = (entry["resolution"] for entry in _HYBRID["sub_stages"])
+        assert low < high
+        assert toys.outcomes["hybrid"].metrics["resolution"] == [low, high] * 2
+        assert set(toys.outcomes["dual-batch"].metrics["resolution"]) == {None}
+        plans = toys.outcomes["hybrid"].metrics["plans"]
+        assert [plan["resolution"] for plan in plans] == [low, high]
+        assert plans[0]["small_batch"] > plans[1]["small_batch"]
+
+    def test_the_virtual_clock_is_the_time_models(self, toys):
+        plan = building.plan_of(_BASE["sub_stages"][0]["plan"])
+        epoch = plan.time_of("large")
+        virtual = toys.outcomes["baseline"].metrics["virtual_time_s"]
+        assert virtual == pytest.approx([epoch, 2 * epoch])
+
+    def test_the_same_seed_repeats_exactly_and_another_does_not(self, toys):
+        data = digits(_HYBRID)
+        torch.rand(3)  # whatever ran before in the process
+        again = experiments.train(_HYBRID, 0, data, "cpu").metrics
+        first = toys.outcomes["hybrid"].metrics
+        assert again | {"wall_time_s": None} == first | {"wall_time_s": None}
+        other = experiments.train(_HYBRID, 1, data, "cpu").metrics
+        assert other["train_loss"] != first["train_loss"]
+
+    def test_the_factor_and_the_sub_stages_matter(self, toys):
+        data = digits(_DUAL)
+        first = toys.outcomes["dual-batch"].metrics
+        plain = experiments.train(_DUAL | {"factor": "none"}, 0, data, "cpu").metrics
+        assert plain["test_loss"] != first["test_loss"]
+        assert plain["virtual_time_s"] == first["virtual_time_s"]
+
+    def test_a_training_that_diverges_is_no_result(self):
+        config = _DUAL | {"stages": [[1, 1e30]]}
+        with pytest.raises(FloatingPointError, match="diverged"):
+            experiments.train(config, 0, digits(config), "cpu")
+
+    def test_more_samples_than_there_are(self):
+        config = shorter(settings.table5_training("smoke", DIGITS, 1.1, 2), samples=10**6)
+        with pytest.raises(ValueError, match="1000000 samples of"):
+            experiments.train(config, 0, digits(config), "cpu")
+
+    def test_the_seed_is_in_every_worker_and_epoch(self):
+        data = building.TrainingData(_DUAL, digits(_DUAL), "cpu")
+        assert len(data.images) == 40 and data.images.shape[1] == 3
+        assert len(data.test[0]) == 20
+        assert len(data.labels.unique()) == 10  # of every class
+
+
+class TestBuilding:
+    @pytest.mark.parametrize("profile", ["smoke", "gpu"])
+    def test_models_have_one_dropout_before_the_last_layer(self, profile):
+        for scale in (settings.SCALE, settings.IMAGENET_SCALE):
+            model = building.build_model(scale[profile], 7)
+            dropouts = [m for m in model.modules() if isinstance(m, torch.nn.Dropout)]
+            linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
+            assert len(dropouts) == 1 and dropouts[0].p == 0.0
+            assert linear[-1].out_features == 7
+
+    def test_a_model_without_a_last_linear_layer(self):
+        with pytest.raises(ValueError, match="unet has no last linear layer"):
+            building.build_model({"model": {"name": "unet"}}, 2)
+
+    def test_low_precision(self):
+        assert building.low_precision({"autocast": None}) is None
+        assert building.low_precision({"autocast": "bfloat16"}) is torch.bfloat16
+
+
+class TestTimes:
+    def test_what_tables_read(self, toys):
+        metrics = toys.outcomes["times"].metrics
+        assert [fit["resolution"] for fit in metrics["fits"]] == _TIMES["resolutions"]
+        for fit, passes in zip(metrics["fits"], metrics["passes"], strict=True):
+            assert len(fit["seconds"]) == len(_TIMES["batch_sizes"])
+            line = np.polyfit(_TIMES["batch_sizes"], fit["seconds"], 1)
+            assert (fit["a"], fit["b"]) == pytest.approx(tuple(line), rel=1e-6)
+            assert [row["batch"] for row in passes] == _TIMES["batch_sizes"]
+            for row in passes:
+                steps = math.ceil(80 / row["batch"])
+                whole = (fit["a"] * row["batch"] + fit["b"]) * steps
+                assert row["equation2_s"] == pytest.approx(whole)
+                assert row["predicted_s"] == pytest.approx(fit["a"] * 80 + fit["b"] * steps)
+                assert row["measured_s"] > 0
+        assert set(metrics["epoch_s"]) == {"6", "8"}
+        assert all(seconds > 0 for seconds in metrics["epoch_s"].values())
+
+    def test_shares_are_of_every_plan(self, toys):
+        shares = toys.outcomes["times"].metrics["shares"]
+        assert {(row["k"], row["n_small"]) for row in shares} == {
+            (k, n) for k in (1.05, 1.1) for n in range(1, 5)
+        }
+        for row in shares:
+            if "error" in row:
+                assert "feasible k" in row["error"] or "b =" in row["error"]
+            else:
+                assert row["kind"] in ("small", "large")
+                assert row["measured_s"] > 0 and row["predicted_s"] > 0
+
+    def test_imagenets_have_neither_passes_nor_shares(self, toys):
+        metrics = toys.outcomes["imagenet times"].metrics
+        assert metrics["passes"] == [[], []] and metrics["shares"] == []
+        assert set(metrics["epoch_s"]) == {"8", "16"}
+
+    def test_a_pass_ends_with_a_short_batch(self, monkeypatch):
+        made = []
+
+        def step_of(config, model, resolution, batch, device):
+            return lambda: made.append(batch)
+
+        monkeypatch.setattr(experiments, "step_of", step_of)
+        for batch, samples, steps in ((4, 10, [4, 4, 2]), (5, 10, [5, 5]), (16, 10, [10])):
+            made.clear()
+            experiments._pass(_TIMES, 8, batch, samples, "cpu")()
+            assert made == steps
+
+    def test_a_plan_without_a_solution_is_recorded(self, monkeypatch):
+        """A device with next to no cost of a step has no small batch that takes longer."""
+        monkeypatch.setattr(experiments, "step_of", lambda *arguments: lambda: None)
+        monkeypatch.setattr(
+            experiments,
+            "_fitted",
+            lambda config, side, rows, *rest: (
+                experiments.TimeModel(1.0, 1e-9),
+                dict.fromkeys(rows, experiments.Timing((1.0,), 0)),
+            ),
+        )
+        rows = experiments._shares(_TIMES, {"a": 1.0, "b": 1e-9, "resolution": 8}, "cpu")
+        assert len(rows) == 8 and all("error" in row for row in rows)
+
+
+class TestPublished:
+    def test_an_exact_line_is_found(self, toys):
+        found = toys.outcomes["published"].metrics["frameworks"]
+        assert set(found) == {"TensorFlow", "other"}
+        for fit in found.values():
+            assert (fit["a"], fit["b"]) == pytest.approx((5e-4, 0.01))
+            assert fit["largest_error"] == pytest.approx(0, abs=1e-9)
+            assert fit["share_beyond"] == 0 and fit["r_squared"] == pytest.approx(1)
+            assert len(fit["table2"]) == 8 and all(size < 500 for size in fit["table2"])
+            assert fit["batches"] == list(range(20, 501, 20))
+            assert fit["epoch_s"] == pytest.approx(fit["predicted_s"])
+            assert set(fit["plan_errors"]) == {
+                "38",
+                "83",
+                "87",
+                "127",
+                "154",
+                "160",
+                "205",
+                "242",
+                "500",
+            }
+
+    def test_errors_are_of_the_epoch(self):
+        found = experiments.published({}, 0, epoch_times(0.1), "cpu").metrics["frameworks"]
+        bent = found["TensorFlow"]
+        assert 0.04 < bent["median_error"] <= bent["largest_error"] < 0.1
+        assert bent["largest_at"] % 2 in (0, 1) and 0.9 < bent["share_beyond"] <= 1
+        assert bent["plan_errors"]["83"] > 0 > bent["plan_errors"]["38"]
+        assert found["other"]["largest_error"] == pytest.approx(0, abs=1e-9)
+
+
+class TestMemory:
+    def test_a_line_and_the_largest_batch_under_a_limit(self, toys):
+        outcome = toys.outcomes["memory"]
+        metrics = outcome.metrics
+        assert metrics["batch_sizes"] == _MEMORY["batch_sizes"]
+        assert metrics["limit_bytes"] == 4 * metrics["peaks"][-1]
+        assert outcome.peak_bytes == metrics["peaks"][-1]
+        assert metrics["peaks"] == sorted(metrics["peaks"])
+        line = np.polyfit(metrics["batch_sizes"], metrics["peaks"], 1)
+        assert metrics["bytes_per_sample"] == pytest.approx(line[0], rel=0.05)
+        room = metrics["limit_bytes"] - metrics["fixed_bytes"]
+        assert metrics["predicted_max"] == int(room / metrics["bytes_per_sample"])
+        assert metrics["measured_max"] == pytest.approx(metrics["predicted_max"], rel=0.2)
+        assert all(n > metrics["batch_sizes"][-1] for n, _ in metrics["beyond"])
+
+    def test_the_largest_is_found_to_a_percent(self):
+        for limit, guess in itertools.product((1, 2, 7, 100, 993, 12_345), (0, 1, 90, 5000)):
+            tried = []
+
+            def fits(n, limit=limit, tried=tried):
+                tried.append(n)
+                return n <= limit
+
+            found = experiments._largest(fits, guess)
+            assert found <= limit < found + max(1, found // 100) + 1
+            assert all(n >= 1 for n in tried) and len(tried) < 100
+
+    def test_an_error_that_is_no_lack_of_memory_is_seen(self, monkeypatch):
+        def broken(*arguments):
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(experiments, "step_of", broken)
+        with pytest.raises(RuntimeError, match="broken"):
+            experiments._fits(_MEMORY, 2, 2**30, "cpu")
+
+    def test_nothing_fits_is_told(self):
+        """A limit below the parameters: the search ends at one sample, whether or not it fits."""
+        assert experiments._fits(_MEMORY, 1, 1000, "cpu") is False
+        assert experiments._largest(lambda n: False, 5) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_a_training_on_a_gpu():
+    config = _HYBRID | {"autocast": "bfloat16", "channels_last": True}
+    outcome = experiments.train(config, 0, digits(config), "cuda")
+    assert len(outcome.metrics["accuracy"]) == 4
+
+
+def test_data_facts_do_not_change_an_outcome(toys):
+    renamed = replace(digits(_DUAL), provenance="elsewhere")
+    again = experiments.train(_DUAL, 0, renamed, "cpu").metrics
+    assert again["test_loss"] == toys.outcomes["dual-batch"].metrics["test_loss"]
+
+
+def test_imagenets_memory_has_its_own_model():
+    assert settings.memory("quick", IMAGENET).config["model"] != _MEMORY["model"]

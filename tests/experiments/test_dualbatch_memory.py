@@ -1,0 +1,66 @@
+"""The largest batch that fits: what is read, drawn and judged."""
+
+import made
+import pytest
+from made_dualbatch import World, figure, judge, panels, rows
+
+from repro.experiments.dualbatch.settings import CIFAR
+
+
+@pytest.mark.parametrize(
+    ("cifar", "imagenet", "word"),
+    [
+        (3.4, 3.6, "reproduced"),
+        (-3.4, -3.6, "reproduced"),
+        (3.6, 3.6, "partly"),
+        (-9, -9, "not reproduced"),
+    ],
+)
+def test_verdicts(cifar, imagenet, word):
+    def edit(metrics, config):
+        error = cifar if config["role"] == CIFAR else imagenet
+        metrics |= {"measured_max": 100_000, "predicted_max": round(1000 * (100 + error))}
+
+    found, evidence = judge("figure13/largest_batch", edit={"memory": edit})
+    assert found == word, evidence
+    assert f"{cifar:+.1f} %" in evidence and f"{imagenet:+.1f} %" in evidence
+
+
+def test_one_of_two_decides_nothing_of_both():
+    def status(run):
+        return {} if run.config["role"] == CIFAR else made.OUT_OF_MEMORY
+
+    word, evidence = judge("figure13/largest_batch", status=status)
+    assert word == "undecided" and "ImageNet: no records" in evidence
+
+
+def test_nothing_fits():
+    def edit(metrics, config):
+        metrics["measured_max"] = 0
+
+    world = World(edit={"memory": edit})
+    assert judge("figure13/largest_batch", edit=world.edit)[0] == "not reproduced"
+    assert [row["error"] for row in rows("figure13", world)] == ["–", "–"]
+
+
+def test_table():
+    def edit(metrics, config):
+        metrics |= {"predicted_max": 1030, "measured_max": 1000}
+
+    found = rows("figure13", World(edit={"memory": edit}))
+    assert [row["data"] for row in found] == ["CIFAR-100", "ImageNet"]
+    assert [row["largest, paper's prediction"] for row in found] == ["11,147", "1,345"]
+    assert [row["error, paper"] for row in found] == ["3.5 %", "3.7 %"]
+    assert [row["error"] for row in found] == ["+3.0 %"] * 2
+    assert [row["limit (MiB)"] for row in found] == [f"{24e9 / 2**20:,.0f}"] * 2
+    assert [row["parameters etc. (MiB)"] for row in found] == ["1.0"] * 2
+
+
+def test_figure():
+    drawn = figure("figure13")
+    assert list(panels(drawn)) == ["CIFAR, 32 px", "ImageNet, 224 px"]
+    points, line = panels(drawn)["CIFAR, 32 px"].get_lines()
+    sizes, peaks = points.get_data()
+    assert len(sizes) == 9  # eight probes, and one beyond
+    assert peaks[0] == pytest.approx((2**20 + 2**14 * 64) / 2**20)
+    assert line.get_ydata() == pytest.approx(peaks, rel=1e-6)

@@ -1,0 +1,264 @@
+"""Times, predictions and the plans that follow: what is read, drawn and judged."""
+
+import math
+
+import made
+import numpy as np
+import pytest
+from made_dualbatch import World, figure, judge, legend_of, line, only, panels, results, rows
+
+from repro.experiments.dualbatch import times
+from repro.experiments.dualbatch.settings import CIFAR
+from repro.experiments.judging import NotRun
+from repro.report import DASH
+
+NO_RAW_DATA = World(status=only(role=CIFAR))
+
+
+def published(**changes):
+    """Return an edit of TensorFlow's fit, or of a list in it by a function."""
+
+    def edit(metrics, config):
+        fit = metrics["frameworks"]["TensorFlow"]
+        for name, value in changes.items():
+            fit[name] = value(fit) if callable(value) else value
+
+    return {"published": edit}
+
+
+class TestBend:
+    def test_a_line_has_none_and_a_parabola_its_own(self):
+        sizes = [8, 16, 24, 40, 72]
+        straight = times.bend({n: [2 * n + 5.0] * 3 for n in sizes})
+        assert straight.mean == pytest.approx(0, abs=1e-9)
+        # Half way, at 40, the chord from 8 to 72 lies 1024 above n².
+        square = times.bend({n: [float(n * n)] * 2 for n in sizes})
+        assert square.mean == pytest.approx(-100 * 1024 / ((8**2 + 72**2) / 2))
+
+    def test_the_interval_covers(self):
+        """Of 200 noisy lines some 90 % of the 90 % intervals hold 0."""
+        generator = np.random.default_rng(0)
+        held = 0
+        for _ in range(200):
+            noisy = {n: (n + 20.0 + generator.standard_normal(4)).tolist() for n in range(8, 64, 8)}
+            low, high = times.bend(noisy).interval(0.90)
+            held += low <= 0 <= high
+        assert 168 <= held <= 192
+
+    def test_three_sizes_say_nothing_of_a_line(self):
+        with pytest.raises(NotRun, match="3 batch sizes"):
+            times.bend({1: [1.0], 2: [2.0], 3: [3.0]})
+
+
+def test_doubling_is_the_exponent():
+    samples = {n: [n**-0.5, n**-0.5] for n in (8, 16, 32, 64)}
+    gap = times.doubling(samples)
+    assert math.exp(gap.mean) == pytest.approx(0.5**0.5) and gap.error == pytest.approx(0, abs=1e-9)
+
+
+class TestFigure3:
+    def test_line(self):
+        bent = judge("figure3/line", step=lambda side, n: line(side, n) * (1 + n / 600))
+        assert bent[0] == "not reproduced" and "24 px -" in bent[1]
+        one = judge(
+            "figure3/line",
+            step=lambda side, n: line(side, n) * (1 + n / 600 * (side == 32)),
+        )
+        assert one[0] == "partly"
+        assert judge("figure3/line", noise=0.2)[0] == "undecided"
+
+    def test_line_published(self):
+        def bent(fit):
+            pairs = zip(fit["batches"], fit["per_batch_s"], strict=True)
+            return [seconds * (1 + n / 600) for n, seconds in pairs]
+
+        assert judge("figure3/line_published", edit=published(per_batch_s=bent))[0] == "partly"
+
+        def noisy(fit):
+            signs = [1 + 0.3 * (-1) ** (k // 3) for k in range(25)]
+            return [s * sign for s, sign in zip(fit["per_batch_s"], signs, strict=True)]
+
+        found = judge("figure3/line_published", edit=published(per_batch_s=noisy))
+        assert found[0] == "undecided"
+
+    def test_predictable(self):
+        word, evidence = judge("figure3/predictable", edit=published(median_error=0.03))
+        assert word == "not reproduced" and "PyTorch: median 2.0 %" in evidence
+
+    def test_without_the_raw_data(self):
+        for artefact, here, elsewhere in (
+            ("figure3", ["line"], ["line_published", "predictable"]),
+            ("figure4", ["falls", "equation2"], ["falls_published", "equation2_published"]),
+        ):
+            found = results(artefact, NO_RAW_DATA)
+            for key in here:
+                assert made.verdict(f"dualbatch/{artefact}/{key}", found).word == "reproduced"
+            for key in elsewhere:
+                verdict = made.verdict(f"dualbatch/{artefact}/{key}", found)
+                assert verdict.word == "not run" and "not at hand" in verdict.evidence
+            assert list(panels(figure(artefact, NO_RAW_DATA))) == ["here, 24 px", "here, 32 px"]
+
+    def test_table(self):
+        found = rows("figure3")
+        assert [row["where"] for row in found] == [
+            "here, 24 px",
+            "here, 32 px",
+            "authors' raw data, PyTorch, GTX 1080, 32 px",
+            "authors' raw data, TensorFlow, GTX 1080, 32 px",
+            "gives the paper's Table 2",
+        ]
+        here, raw, inferred = found[1], found[3], found[4]
+        assert float(here["b / a (samples)"]) == pytest.approx(3.2e-3 / (1e-6 * 32**2), rel=0.1)
+        assert (raw["largest error"], raw["median error"]) == ("1.0 %", "1.0 % (of all 500)")
+        assert inferred["a (ms per sample)"] == "0.5661" and inferred["largest error"] == DASH
+        assert len(rows("figure3", NO_RAW_DATA)) == 3
+        assert rows("figure4") == found
+
+    def test_figure(self):
+        drawn = figure("figure3", World(noise=0.0))
+        assert list(panels(drawn)) == [
+            "here, 24 px",
+            "here, 32 px",
+            "GTX 1080, PyTorch",
+            "GTX 1080, TensorFlow",
+        ]
+        assert drawn.axes[0].get_ylabel() == "time of a batch (ms)"
+        for drawn_line in panels(drawn)["here, 32 px"].get_lines():
+            sizes, seconds = drawn_line.get_data()
+            assert seconds == pytest.approx(1e3 * (1e-6 * 32**2 * sizes + 3.2e-3))
+
+
+class TestFigure4:
+    def test_falls(self):
+        assert judge("figure4/falls", step=lambda side, n: n**1.2)[0] == "not reproduced"
+        mixed = judge("figure4/falls", step=lambda side, n: n**1.2 if side == 24 else n**0.5)
+        assert mixed[0] == "partly"
+        proportional = judge("figure4/falls", step=lambda side, n: 1e-3 * n, noise=0.05)
+        assert proportional[0] == "undecided"
+
+    def test_falls_published(self):
+        def rising(fit):
+            return [1.0 + n for n in fit["batches"]]
+
+        found = judge("figure4/falls_published", edit=published(epoch_s=rising))
+        assert found[0] == "partly"  # PyTorch's fall
+
+    def test_equation2(self):
+        slow = judge("figure4/equation2", epoch=lambda side, n: 1.1)
+        assert slow[0] == "not reproduced" and "42 beyond" in slow[1]
+        one = judge("figure4/equation2", epoch=lambda side, n: 1.1 if n == 16 else 1.0)
+        assert one[0] == "partly"
+        assert "40 within, 0 open, 2 beyond; the farthest: " in one[1]
+        assert "batch size 16: ×1.1" in one[1]
+        assert judge("figure4/equation2", noise=0.05)[0] == "undecided"
+        assert judge("figure4/equation2", noise=2.0)[0] == "not run"  # a line below 0
+
+    def test_equation2_published(self):
+        edit = published(largest_error=0.05, largest_at=7, share_beyond=0.1)
+        word, evidence = judge("figure4/equation2_published", edit=edit)
+        assert word == "not reproduced"
+        assert "at batch size 7; 10.0 % of 500 batch sizes" in evidence
+
+    def test_figure(self):
+        drawn = figure("figure4", World(epoch=lambda side, n: 1.01, noise=0.0))
+        assert legend_of(drawn) == ["measured", "predicted by equation 2"]
+        measured, predicted = panels(drawn)["here, 24 px"].get_lines()
+        assert measured.get_ydata() == pytest.approx(1.01 * predicted.get_ydata())
+
+
+class TestTable4:
+    def off(self, percent, which=lambda row: True, noise=0.002):
+        def edit(metrics, config):
+            for row in metrics["shares"]:
+                if "batch" in row and which(row):
+                    row["measured_s"] = row["predicted_s"] * (1 + percent / 100)
+
+        return judge("table4/shares_predicted", edit={"times": edit}, noise=noise)
+
+    def test_verdicts(self):
+        assert self.off(3.0)[0] == self.off(-3.0)[0] == "reproduced"
+        assert self.off(4.0)[0] == self.off(-4.0)[0] == "not reproduced"
+        word, evidence = self.off(9.0, lambda row: row["batch"] == 20)
+        assert word == "partly" and "batch size 20" in evidence and "spread of a time" in evidence
+        assert self.off(0.0, noise=0.1)[0] == "undecided"
+
+    def test_plans_without_a_solution(self):
+        found = [row for row in rows("table4") if row["where"] != "paper, GTX 1080"]
+        assert {row["where"] for row in found} == {
+            "here, small",
+            "here, large",
+            "here, (4, 0): no plan",
+        }
+
+        def edit(metrics, config):
+            metrics["shares"] = [row for row in metrics["shares"] if "error" in row]
+
+        assert judge("table4/shares_predicted", edit={"times": edit})[0] == "not run"
+
+    def test_table(self):
+        found = rows("table4")
+        paper = [row for row in found if row["where"] == "paper, GTX 1080"]
+        assert [row["error"] for row in paper][:3] == ["+3.5 %", "+0.1 %", "-2.6 %"]
+        assert len(paper) == 10
+        ours = [row["error"] for row in found[10:] if "error" in row]
+        assert set(ours) == {"+2.0 %"}
+
+        def twice(metrics, config):
+            metrics["shares"] += [dict(row) for row in metrics["shares"]]
+
+        # A share that two plans have is shown once.
+        assert len(rows("table4", World(edit={"times": twice}))) == len(found)
+
+
+class TestTables2And6:
+    @staticmethod
+    def changed(*names, by=7, first=None):
+        def edit(metrics, config):
+            for row in metrics["rows"][:first]:
+                for name in names:
+                    if row.get(name) is not None:
+                        row[name] += by
+
+        return {"solve": edit}
+
+    @pytest.mark.parametrize(
+        ("table", "told"),
+        [("table2", "B_S: 6 of 8 (not 84 for 83)"), ("table6", "B_S: 7 of 8 (not 131 for 130)")],
+    )
+    def test_equations(self, table, told):
+        one = judge(f"{table}/equations", edit=self.changed("small_batch", by=1, first=2))
+        assert one[0] == "partly" and told in one[1]
+        names = ("small_batch", "small_samples", "large_samples", "factor")
+        assert judge(f"{table}/equations", edit=self.changed(*names))[0] == "not reproduced"
+
+    def test_a_factor_is_compared_as_printed(self):
+        word, evidence = judge("table2/equations", edit=self.changed("factor", by=2e-3))
+        assert word == "partly" and "d_S/d_L: 0 of 6" in evidence
+        assert judge("table2/equations", edit=self.changed("factor", by=1e-5))[0] == "reproduced"
+
+    def test_how_many_values(self):
+        # 8 rows of B_S and d_S, d_L and the factor where there is a large-batch worker.
+        for told in ("B_S: 8 of 8", "d_S: 8 of 8", "d_L: 6 of 6", "d_S/d_L: 6 of 6"):
+            assert told in judge("table2/equations")[1]
+        # 5 resolutions: B_S and d_S but for n_S = 0, d_L but for n_S = 4.
+        for told in ("CIFAR, d_L: 8 of 8", "ImageNet, B_S: 12 of 12"):
+            assert told in judge("table6/equations")[1]
+
+    def test_raw_plan(self):
+        def other(fit):
+            return [*fit["table2"][:4], 39, *fit["table2"][5:]]
+
+        word, evidence = judge("table2/raw_plan", edit=published(table2=other))
+        assert word == "not reproduced" and "39 for 38" in evidence
+
+    def test_ours_stand_beside_the_papers(self):
+        for table, count in (("table2", 8), ("table6", 10)):
+            found = rows(table)
+            assert len(found) == count
+            for row in found:
+                for name in ("B_S", "d_S", "d_L", "d_S, d_L"):
+                    if name in row:
+                        assert row[name] == row[f"{name}, paper"]
+        assert rows("table6")[1]["B_S"] == "130, 102"
+        wrong = rows("table2", World(edit=self.changed("small_batch", by=1, first=1)))
+        assert (wrong[0]["B_S"], wrong[0]["B_S, paper"]) == (84, 83)

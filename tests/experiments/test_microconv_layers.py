@@ -1,0 +1,224 @@
+"""What dividing one convolution admits: Figures 1, 6 and 10."""
+
+from typing import ClassVar
+
+import made_microconv as made
+import pytest
+from made import check_row
+from made_microconv import FAILED, alexnet, candidates, conv2, entry, figure, judge, table
+
+from repro.report import DASH
+
+
+class TestSmallLimit:
+    # The fast one needs 16 MiB undivided; at 0.5 MiB a sample 4, at 100 MiB a sample 800.
+    EXCLUDED = entry()
+    FITS = entry(fast_mib=0.5)
+    NOTHING_FITS_8 = entry(slow_mib=3.0, fast_mib=4.0)
+    NOTHING_FITS = entry(slow_mib=100.0, fast_mib=200.0)
+
+    @pytest.mark.parametrize(
+        ("entries", "word", "counts"),
+        [
+            ([EXCLUDED, NOTHING_FITS_8], "reproduced", "2 of 2 kernels: conv2 F, conv2 F (nothing"),
+            ([EXCLUDED, FITS, FITS], "partly", "1 of 3"),
+            ([FITS, FITS], "not reproduced", "0 of 2"),
+            ([NOTHING_FITS, EXCLUDED], "reproduced", "1 of 1"),
+            ([NOTHING_FITS], "not run", "no kernel fits into 512"),
+        ],
+    )
+    def test_words(self, entries, word, counts):
+        found, evidence = judge("figure1/fast_needs_more", lambda run: candidates(*entries))
+        assert found == word and counts in evidence
+
+    def test_the_evidence(self):
+        _, evidence = judge("figure1/fast_needs_more", lambda run: candidates(self.EXCLUDED))
+        # Undivided, 8 samples: 8 ms against 4 ms and a microsecond.
+        assert f"up to {8 / 4.001:.2f} times as slow" in evidence
+        assert "8 MiB at a mini-batch of 16 stand for 128 at the paper's" in evidence
+
+    def test_not_run(self):
+        assert judge("figure1/fast_needs_more", lambda run: None) == ("not run", "no records")
+
+
+class TestFigure1:
+    def test_the_cells(self):
+        # 8 samples: slow 8 ms without workspace, fast 4.001 ms with 16 MiB; three kernels a layer.
+        frame = table("figure1")
+        assert list(frame["layer"]) == [f"conv{n}" for n in range(1, 6)]
+        assert list(frame["kernels"]) == [2, 3, 3, 3, 3]
+        second = frame.iloc[1]
+        assert (second["8 MiB: workspace"], second["8 MiB: ms"]) == ("0.0", "24.0")
+        assert (second["64 MiB: workspace"], second["64 MiB: ms"]) == ("48.0", "12.0")
+        assert (second["torch's own: MiB"], second["torch's own: ms"]) == ("9.0", "12.0")
+        assert frame.iloc[0]["torch's own: ms"] == "8.0"
+
+    def make(self, run):
+        return alexnet(conv3={"slow_mib": 4.0, "fast_mib": 10.0})
+
+    def test_one_kernel_that_does_not_fit_is_said_of_its_layer(self):
+        frame = table("figure1", self.make)
+        unfit = list(frame["8 MiB: workspace"] == "does not fit")
+        assert unfit == [False, False, True, False, False]
+        assert frame["8 MiB: ms"][2] == DASH
+        assert (frame["64 MiB: workspace"][2], frame["512 MiB: workspace"][2]) == ("96.0", "240.0")
+
+    def test_the_figure(self):
+        drawn = figure("figure1", self.make)
+        panels = [axis for axis in drawn.axes if axis.get_title()]
+        assert [axis.get_title() for axis in panels] == [f"limit {n} MiB" for n in (8, 64, 512)]
+        assert [len(axis.texts) for axis in panels] == [1, 0, 0]
+        assert "fit" in panels[0].texts[0].get_text()
+        heights = [patch.get_height() for patch in panels[1].patches]
+        assert heights == pytest.approx([32.0, 48.0, 96.0, 48.0, 48.0])
+        labels = {axis.get_ylabel() for axis in drawn.axes}
+        assert labels == {"workspace (MiB)", "time (ms)", ""}
+
+
+class TestFront:
+    def word(self, of_conv2):
+        def make(run):
+            return candidates(of_conv2) if run.config.get("layer") else None
+
+        return judge("figure6/divided_on_front", make)
+
+    def test_divided_configurations(self):
+        # By hand: slow alone, then up to 1, ..., 7 fast samples at once: 8, 4, 3, 2, 2, 2, 2 calls
+        # at best, of which those with as many calls as a smaller workspace has drop out; then 1.
+        told = "4 of 6 desirable divisions are divided"
+        assert self.word(entry()) == ("reproduced", told)
+        told = "0 of 1 desirable divisions are divided"
+        assert self.word(entry(gain=0.5)) == ("not reproduced", told)
+
+    def test_only_up_to_the_figures_workspace(self):
+        # 100 MiB a sample: one fast sample at a time still fits into 120 MiB, two do not.
+        assert self.word(entry(fast_mib=100.0))[1].startswith("1 of 2")
+
+    def test_not_run(self):
+        assert judge("figure6/divided_on_front", lambda run: None)[0] == "not run"
+
+    @pytest.mark.parametrize(("count", "holds"), [(68, "yes"), (69, "NO")])
+    @pytest.mark.parametrize("place", ["conv2", "whole"])
+    def test_the_size_of_fronts(self, count, holds, place):
+        ways = [[f"a{k}", 1.0 / (k + 1), k * made.MIB] for k in range(count)]
+        large = entry(batch=1) | {"candidates": {"1": ways}}
+
+        def make(run):
+            is_conv2 = run.config.get("layer") == "conv2"
+            return candidates(large if is_conv2 == (place == "conv2") else entry())
+
+        row = check_row("microconv/figure6", 0, made.results("figure6", make))
+        assert row["holds"] == holds and f"has {count} points" in row["evidence"]
+
+
+class TestFigure6:
+    def test_the_cells(self):
+        # Fast samples one by one, by two, three, four, and all eight at once; each costs 2 MiB.
+        frame = table("figure6", lambda run: candidates(entry()))
+        assert list(frame["workspace (MiB)"]) == ["0.00", "2.00", "4.00", "6.00", "8.00", "16.00"]
+        assert list(frame["time (ms)"]) == ["8.0", *["4.0"] * 5]
+        divisions = ["8×1 fast", "4×2 fast", "2×3 fast + 2 fast", "2×4 fast", "8 fast"]
+        assert list(frame["division"])[1:] == divisions
+        assert list(frame["point"]) == [1, 2, 3, 4, 5, 6]
+
+    def test_the_figure_marks_torchs_own(self):
+        drawn = figure("figure6", lambda run: candidates(entry(native=(4e-3, 3.0))))
+        labels = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
+        assert len(labels) == len(set(labels))
+        assert "torch's own convolution" in labels and "fast" in labels
+        curve, bars = drawn.axes
+        (own,) = [line for line in curve.get_lines() if "torch's" in line.get_label()]
+        assert (own.get_xdata()[0], own.get_ydata()[0]) == pytest.approx((3.0, 4.0))
+        assert (curve.get_xlabel(), curve.get_ylabel()) == ("workspace (MiB)", "time (ms)")
+        assert sum(patch.get_width() for patch in bars.patches) == 6 * 8
+
+
+class TestConv2:
+    """The fast algorithm needs 96 MiB undivided, by default; the slow one none."""
+
+    BOTH: ClassVar = {"undivided_8": 1.0, "all_8": 0.9, "undivided_64": 1.0, "all_64": 0.5}
+
+    def judge(self, key, fast_mib=3.0, **relative):
+        return judge(f"figure10/{key}", lambda run: conv2(fast_mib, **relative))
+
+    def test_an_algorithm_that_undivided_has_no_room_for(self):
+        word, evidence = self.judge("admits_algorithm", **self.BOTH)
+        assert word == "reproduced"
+        assert evidence.endswith("takes fast; excluded undivided: fast (96.0 MiB)")
+
+    def test_the_largest_limit_that_binds_is_judged(self):
+        # 32 MiB: excluded by 8 MiB alone.
+        assert self.judge("admits_algorithm", 1.0, **self.BOTH)[1].startswith("8 MiB, all:")
+        assert self.judge("conv2_faster", 1.0, **self.BOTH)[1].startswith("8 MiB, all: ×1.11")
+
+    def test_the_same_algorithm_in_pieces(self):
+        rows = [made.checked(64, policy, 1.0, name="slow") for policy in ("undivided", "all")]
+        kernel = entry(batch=32, fast_mib=3.0)
+        make = candidates(kernel, checked=rows)
+        word, evidence = judge("figure10/admits_algorithm", lambda run: make)
+        assert word == "not reproduced" and evidence.endswith("excluded undivided: none of them")
+
+    def test_single_times_do_not_decide(self):
+        word, evidence = self.judge("conv2_faster", **self.BOTH)
+        assert word == "undecided"
+        assert "×2.00 (no spread known), paper ×2.33" in evidence
+
+    def test_the_same_division_gains_nothing_for_certain(self):
+        rows = [made.checked(64, policy, 1.0) for policy in ("undivided", "all")]
+        rows[1]["parts"] = rows[0]["parts"]
+        make = candidates(entry(batch=32, fast_mib=3.0), checked=rows)
+        assert judge("figure10/conv2_faster", lambda run: make)[0] == "not reproduced"
+
+    @pytest.mark.parametrize(
+        ("relative", "told"),
+        [({"all_64": 0.5}, "nothing undivided fits"), ({"undivided_8": 1.0}, "nothing fits")],
+    )
+    def test_nothing_to_compare_with(self, relative, told):
+        word, evidence = self.judge("conv2_faster", **relative)
+        assert word == "not run" and told in evidence
+
+    def test_where_no_limit_binds_neither_is_judged(self):
+        for key in ("admits_algorithm", "conv2_faster"):
+            word, evidence = self.judge(key, 0.1, **self.BOTH)
+            assert word == "not run"
+            assert evidence.startswith("no limit binds: the fastest undivided, 32 fast needs 3.2")
+
+
+class TestFigure10:
+    def test_the_cells(self):
+        def make(run):
+            return conv2(undivided_64=1.0, powerOfTwo_64=0.8, all_64=0.5, all_8=0.9)
+
+        frame = table("figure10", make).set_index(["limit (MiB)", "policy"])
+        assert len(frame) == 6
+        row = frame.loc[64, "all"]
+        assert row["division"] == "2×16 fast" and row["workspace (MiB)"] == "3.0"
+        assert (row["time (ms)"], row["sum of parts (ms)"]) == ("15.0", "13.5")
+        assert row["torch's own (ms)"] == "30.0"
+        assert row["over undivided"] == "2.00×" and row["paper"] == "2.33×"
+        assert frame.loc[64, "powerOfTwo"]["over undivided"] == "1.25×"
+        assert frame.loc[64, "powerOfTwo"]["paper"] == "48.9 MiB, 32s"
+        assert frame.loc[64, "undivided"]["paper"] == "4.3 KiB"
+        # In the quick plan `all` is not tried.
+        assert frame.loc[8, "undivided"]["division"] == "does not fit"
+        assert frame.loc[8, "undivided"]["time (ms)"] == DASH
+        assert frame.loc[8, "all"]["over undivided"] == DASH
+        assert set(frame.loc[8]["paper"]) == {DASH}
+
+    @pytest.mark.parametrize("outcome", [None, FAILED])
+    def test_what_was_not_run_is_not_said_not_to_fit(self, outcome):
+        assert "does not fit" not in table("figure10", lambda run: outcome).to_string()
+
+    def test_bars_are_as_long_as_the_parts(self):
+        axis = figure("figure10", lambda run: candidates(entry())).axes[0]
+        rows = [label.get_text() for label in axis.get_yticklabels()]
+        policies = ("undivided", "powerOfTwo", "all")
+        assert rows == [f"{policy}, {limit} MiB" for limit in (8, 64) for policy in policies]
+        ends = dict.fromkeys(range(len(rows)), 0.0)
+        for patch in axis.patches:
+            row = round(patch.get_y() + patch.get_height() / 2)
+            ends[row] = max(ends[row], patch.get_x() + patch.get_width())
+        # Slow undivided, two calls of four, one of eight.
+        expected = [8.0, 4.002, 4.002, 4.001, 4.001, 4.001]
+        assert list(ends.values()) == pytest.approx(expected)
+        assert "(ms)" in axis.get_xlabel()

@@ -1,0 +1,367 @@
+"""What a network gains under a limit for each kernel: Figure 9, Table V."""
+
+import itertools
+import math
+import random
+from typing import Any
+
+import made_microconv as made
+import pytest
+from invented import make_record
+from made import check_row
+from made_microconv import (
+    FAST,
+    MIB,
+    MISSING,
+    TINY,
+    UNFIT,
+    at,
+    figure,
+    judge,
+    network,
+    table,
+    texts_of,
+    world,
+)
+
+from repro.experiments.judging import NotRun
+from repro.experiments.microconv import networks, settings
+from repro.report import DASH
+
+MARGIN = 1.63**0.25 - 1  # a quarter of the paper's gain at 64 MiB
+
+
+def two(undivided: Any, divided: Any, limit: int = 64, **options: Any):
+    """Return a world of undivided and all at one limit."""
+    return world({at(limit, "undivided"): undivided, at(limit, "all"): divided}, **options)
+
+
+class TestModerateLimit:
+    @pytest.mark.parametrize(
+        ("divided", "scatter", "word"),
+        [
+            (0.5, 0.01, "reproduced"),  # ×2 for the paper's 1.63
+            (1 / 1.2, 0.01, "partly"),  # 0.37 of it
+            (1 / 1.05, 0.001, "not reproduced"),  # 0.1 of it, and certainly so
+            (1.1, 0.01, "not reproduced"),
+            (1 / 1.2, 0.3, "undecided"),
+            (0.5, 2.0, "undecided"),
+        ],
+    )
+    def test_words(self, divided, scatter, word):
+        found, evidence = judge("figure9/moderate_faster", two(1.0, divided, scatter=scatter))
+        assert found == word
+        assert f"×{1 / divided:.2f} [" in evidence and "paper ×1.63" in evidence
+        assert "torch's own scatters by" in evidence
+
+    def test_without_a_known_scatter_it_is_undecided(self):
+        make = two(1.0, 0.5, scatter=None)
+        assert judge("figure9/moderate_faster", make)[0] == "undecided"
+
+    def test_where_the_limit_excludes_nothing_it_is_not_judged(self):
+        word, evidence = judge("figure9/moderate_faster", two(1.0, (0.5, TINY)))
+        assert word == "not run"
+        assert evidence.startswith("no limit binds: 64 MiB exclude nothing of AlexNet's 24 kernels")
+
+    def test_undivided_with_more_room_shows_that_it_binds(self):
+        cells = {at(64, "undivided"): 1.0, at(64, "all"): (0.5, TINY)}
+        roomier = 0.5, {"name": "fast", "whole": True, "mib": 100.0}
+        assert judge("figure9/moderate_faster", world(cells))[0] == "not run"
+        bound = world(cells | {at(512, "undivided"): roomier})
+        assert judge("figure9/moderate_faster", bound)[0] == "reproduced"
+
+    def test_where_undivided_does_not_fit_there_is_no_number(self):
+        some = 1.0, {"unfit": ["conv2 F", "conv2 BF"]}
+        word, evidence = judge("figure9/moderate_faster", two(some, 0.5))
+        assert word == "undecided"
+        assert "of the 22 kernels that fit both ways" in evidence
+        assert "conv2 F, conv2 BF do not fit with WR undivided with 64 MiB" in evidence
+
+    @pytest.mark.parametrize("cells", [(1.0, MISSING), (MISSING, 0.5), (UNFIT, MISSING)])
+    def test_not_run(self, cells):
+        assert judge("figure9/moderate_faster", two(*cells))[0] == "not run"
+
+
+class TestOtherLimits:
+    """At the paper's mini-batch (profile `gpu`); a smaller one makes the limits looser."""
+
+    @pytest.mark.parametrize(
+        ("divided", "scatter", "small", "ample"),
+        [
+            (0.99, 0.01, "reproduced", "reproduced"),
+            (1.3, 0.01, "reproduced", "not reproduced"),
+            (0.7, 0.01, "not reproduced", "not reproduced"),
+            (0.95, 0.3, "undecided", "undecided"),
+        ],
+    )
+    def test_nothing_is_gained(self, divided, scatter, small, ample):
+        for key, limit, word in (("small_no_gain", 8, small), ("ample_no_gain", 512, ample)):
+            make = two(1.0, divided, limit, scatter=scatter)
+            found, evidence = judge(f"figure9/{key}", make, "gpu")
+            assert found == word and f"{100 * MARGIN:.3g} %" in evidence
+            word, evidence = judge(f"figure9/{key}", make, "quick")
+            assert word == "not run"
+            assert f"stand for {16 * limit:,} at the paper's" in evidence
+
+    def test_what_fits_divided_only_is_a_gain(self):
+        word, evidence = judge("figure9/small_no_gain", two(UNFIT, 1.0, 8), "gpu")
+        every = "conv1 F, conv1 BF, conv2 F, conv2 BF"
+        assert (word, evidence) == ("not reproduced", f"only divided, {every} fit")
+        some = 1.0, {"unfit": ["conv1 F"]}
+        word, evidence = judge("figure9/small_no_gain", two(some, 1.0, 8), "gpu")
+        assert (word, evidence) == ("not reproduced", "only divided, conv1 F fit")
+
+
+class TestMemory:
+    def make(self, small_mib=50.0, small=1.0, large_mib=200.0, scatter=0.001):
+        roomy = {"name": "fast", "whole": True, "mib": large_mib}
+        return world(
+            {
+                at(64, "undivided"): 2.0,
+                at(64, "all"): (small, {"mib": small_mib}),
+                at(512, "undivided"): (1.0, roomy),
+            },
+            scatter,
+        )
+
+    @pytest.mark.parametrize(
+        ("small_mib", "word"),
+        [(50.0, "reproduced"), (120.0, "partly"), (150.0, "not reproduced")],
+    )
+    def test_workspace(self, small_mib, word):
+        # The paper: 0.70 of 2.87 GiB, 0.24; half of that on a log scale 0.49, a quarter 0.70.
+        found, evidence = judge("figure9/less_workspace", self.make(small_mib))
+        assert found == word
+        assert f"×{small_mib / 200:.2f}, paper ×0.24" in evidence
+
+    @pytest.mark.parametrize(
+        ("small", "scatter", "word"),
+        [
+            (1.02, 0.001, "reproduced"),
+            (0.5, 0.001, "reproduced"),
+            (1.1, 0.001, "not reproduced"),
+            (1.02, 0.1, "undecided"),
+        ],
+    )
+    def test_time(self, small, scatter, word):
+        found, evidence = judge("figure9/memory_cost", self.make(small=small, scatter=scatter))
+        assert found == word and "margin +4 %" in evidence
+
+    def test_where_ample_takes_no_more_neither_is_judged(self):
+        make = two((1.0, TINY), (1.0, TINY))
+        for key in ("less_workspace", "memory_cost"):
+            assert judge(f"figure9/{key}", self.make(large_mib=60.0, small_mib=0.1))[0] == "not run"
+            assert judge(f"figure9/{key}", make)[0] == "not run"
+
+
+class TestPolicies:
+    def make(self, two_, every, scatter=1e-4, options=FAST):
+        cells = {at(8, "undivided"): 1.0}
+        cells |= {at(8, "powerOfTwo"): (two_, options), at(8, "all"): (every, options)}
+        return world(cells, scatter)
+
+    @pytest.mark.parametrize(
+        ("two_", "scatter", "word"),
+        [
+            (0.5, 1e-4, "reproduced"),
+            (0.4, 1e-4, "reproduced"),  # as good is at most so much slower
+            (0.55, 1e-4, "not reproduced"),
+            (0.5, 0.1, "undecided"),
+        ],
+    )
+    def test_words(self, two_, scatter, word):
+        target = "figure9/power_of_two_as_good"
+        found, evidence = judge(target, self.make(two_, 0.5, scatter))
+        assert found == word and evidence.startswith("8 MiB: ")
+        # Table V: 579 over 574 ms.
+        assert f"margin +{100 * (579 / 574 - 1):.3g} %" in evidence
+
+    def test_limits_that_exclude_nothing_do_not_count(self):
+        make = self.make(0.9, 0.5, options=TINY)
+        word, evidence = judge("figure9/power_of_two_as_good", make)
+        assert word == "not run" and "no limit binds" in evidence
+
+    def test_planned_times_never_rise_with_the_choice(self):
+        def planned(*seconds):
+            by_policy = dict(zip(settings.POLICIES, seconds, strict=True))
+            return lambda run: network(by_policy[run.config["policy"]])
+
+        for seconds, holds in (((1, 0.9, 0.9), "yes"), ((1, 0.8, 0.9), "NO")):
+            row = check_row("microconv/figure9", 0, made.results("figure9", planned(*seconds)))
+            assert row["holds"] == holds
+        row = check_row("microconv/figure9", 0, made.results("figure9", lambda run: None))
+        assert row["holds"] == "not run"
+
+
+class TestComparison:
+    def test_the_error_is_what_repeats_scatter_by(self):
+        """Against many measurements of the same two plans, at a known scatter of each."""
+        generator, scatter = random.Random(7), 0.1
+
+        def measured(relative):
+            record = make_record("network", **network(relative, scatter=None))
+            for row in record.metrics["kernels"]:
+                row["time_s"] *= math.exp(generator.gauss(0, scatter))
+            rows = record.metrics["kernels"]
+            for number in range(400):
+                own = 1e-12 * math.exp(generator.gauss(0, scatter))
+                row = rows[0] | {"layer": f"conv{number + 3}", "kind": "forward"}
+                own_parts = [[8, settings.NATIVE]]
+                rows.append(row | {"parts": own_parts, "time_s": own, "native_s": 1e-12})
+            return record
+
+        gaps = [networks.gained(measured(1.0), measured(0.5)).gap for _ in range(300)]
+        mean = sum(gap.mean for gap in gaps) / len(gaps)
+        spread = math.sqrt(sum((gap.mean - mean) ** 2 for gap in gaps) / (len(gaps) - 1))
+        assert gaps[0].error == pytest.approx(spread, rel=0.15)
+        held = sum(low <= math.log(2) <= high for low, high in (gap.interval() for gap in gaps))
+        assert 0.91 <= held / len(gaps) <= 0.99
+
+    def test_times_that_are_the_very_same_have_no_error(self):
+        one = make_record("network", **network(1.0))
+        same = networks.gained(one, make_record("network", **network(1.0)))
+        assert (same.gap.mean, same.gap.error) == (pytest.approx(0.0), 0.0)
+
+    def test_no_kernel_fits_both_ways(self):
+        one = make_record("network", **network(None, scatter=None))
+        one.config.update(mode="WR", policy="undivided", limit_mib=8)
+        with pytest.raises(NotRun, match="no kernel fits both ways"):
+            networks.gained(one, one)
+
+    def test_speedup(self):
+        def record(**options):
+            return make_record("network", **network(scatter=None, **options))
+
+        slower, faster = record(relative=1.5, native_s=0.3), record(relative=0.5, native_s=0.01)
+        assert networks.speedup(slower, faster) == pytest.approx(3.0)
+        assert networks.speedup(None, faster) is None and networks.speedup(slower, None) is None
+        unfit = record(unfit=["conv2 F"])
+        assert networks.speedup(unfit, faster) is None and networks.held_s(unfit) is None
+        assert networks.unfit(unfit) == ["conv2 F"] and networks.unfit(slower) == []
+        assert networks.held_s(slower) == pytest.approx(4 * 0.45)
+        assert networks.held_native_s(slower) == pytest.approx(1.2)
+        assert networks.workspace_bytes(slower) == 4 * MIB
+
+
+class TestThreeNetworks:
+    def make(self, *values, scatter=0.001):
+        """Return a world by the time with powerOfTwo: AlexNet, ResNet-50, DenseNet-40."""
+        cells = {}
+        for role, value in zip(settings.ROLES, values, strict=True):
+            cells |= {at(64, "undivided", role): 1.0, at(64, "powerOfTwo", role): value}
+        return world(cells, scatter)
+
+    @pytest.mark.parametrize(
+        ("values", "scatter", "word"),
+        [
+            ((0.8, 0.94, 0.9), 0.001, "reproduced"),
+            ((1.1, 1.1, 1.1), 0.001, "not reproduced"),
+            ((0.8, 0.94, 1.1), 0.001, "partly"),
+            ((0.8, 0.94, 0.9), 0.3, "undecided"),
+            ((0.8, 0.94, (0.9, TINY)), 0.001, "undecided"),  # of one nothing is known
+            (((0.8, TINY), (0.9, TINY), (0.9, TINY)), 0.001, "not run"),
+            ((MISSING,) * 3, 0.001, "not run"),
+        ],
+    )
+    def test_gains(self, values, scatter, word):
+        found, evidence = judge("table5/all_gain", self.make(*values, scatter=scatter))
+        assert found == word
+        if values[0] == 0.8:
+            assert "×1.25 [" in evidence and f"paper ×{229 / 186:.2f}" in evidence
+
+    @pytest.mark.parametrize(
+        ("errors", "loss", "gradients"),
+        [
+            ([(1e-7, 1e-6, 0.0)], "reproduced", "reproduced"),
+            ([(1e-7, 2e-2, 2e-2)], "reproduced", "reproduced"),  # as far as torch's own are apart
+            ([(1e-7, 2e-2, 1e-2)], "reproduced", "not reproduced"),
+            ([(2e-4, 1e-6, 0.0)], "not reproduced", "reproduced"),
+            ([(1e-7, 1e-6, 0.0), (2e-4, 2e-2, 0.0)], "not reproduced", "not reproduced"),
+            ([(math.nan, math.nan, 0.0)], "not reproduced", "not reproduced"),
+        ],
+    )
+    def test_results_do_not_change(self, errors, loss, gradients):
+        names = ("loss_error", "gradient_error", "own_gradient_error")
+        given = itertools.cycle(errors)
+
+        def make(run):
+            if run.config["setting"] != "fp32":
+                return network(loss_error=0.1, gradient_error=0.1)  # rounds coarsely: not judged
+            return network(**dict(zip(names, next(given), strict=True)))
+
+        for key, word in (("same_loss", loss), ("same_gradients", gradients)):
+            found, evidence = judge(f"table5/{key}", make, "gpu")
+            assert found == word, evidence
+        assert ("edge of its ReLU" in evidence) == any(not gap <= 1e-4 for _, gap, _ in errors)
+
+    def test_networks_left_to_torch_say_nothing(self):
+        for key in ("same_loss", "same_gradients"):
+            word, evidence = judge(f"table5/{key}", lambda run: network(tuned_kernels=0))
+            assert word == "not run" and "no kernel of them left torch's own" in evidence
+
+
+class TestFigure9:
+    def make(self, run):
+        cell = run.config["limit_mib"], run.config["policy"]
+        if cell == (64, "powerOfTwo"):
+            return None
+        if cell == (8, "undivided"):
+            return network(1.0, unfit=["conv2 F", "conv2 BF"], scatter=None)
+        divided = run.config["policy"] != "undivided"
+        # Slower spells of the machine while divided: only the ratio to torch's own counts.
+        return network(0.5 if divided else 1.25, 2.0, 0.03 if divided else 0.01, scatter=None)
+
+    def test_the_cells(self):
+        frame = table("figure9", self.make).set_index(["limit (MiB)", "policy"])
+        assert len(frame) == 9
+        row = frame.loc[64, "all"]
+        assert row["convolutions within the limit (ms)"] == "60.0"  # 4 kernels of 15 ms
+        assert row["torch's own (ms)"] == "120.0"
+        assert row["over undivided"] == "2.50×"
+        assert row["workspace in all (MiB)"] == "8.0"
+        assert row["tune(): iteration (ms)"] == "500.0" and row["untuned (ms)"] == "600.0"
+        assert row["faster"] == "1.20×" and row["n"] == "3"
+        assert row["paper, P100"] == "1.63×"
+        assert set(frame["paper, P100"]) == {DASH, "1.63×"}
+        assert set(frame.loc[64, "powerOfTwo"].iloc[4:]) == {DASH}
+        unfit = frame.loc[8, "undivided"]
+        assert unfit["convolutions within the limit (ms)"] == "does not fit: 2 kernels"
+        assert unfit["torch's own (ms)"] == unfit["over undivided"] == DASH
+        assert unfit["tune(): iteration (ms)"] == "500.0"  # which does not hold torch to the limit
+        assert frame.loc[8, "all"]["over undivided"] == DASH
+        assert frame.loc[64, "undivided"]["over undivided"] == "1.00×"
+
+    def test_layers_are_sums_over_kernels(self):
+        drawn = figure("figure9", self.make)
+        heights = [patch.get_height() for patch in drawn.axes[2].patches]
+        # Undivided, powerOfTwo, all: conv1 and conv2, two kernels each.
+        assert heights == pytest.approx([25.0, 25.0, 30.0, 30.0, 30.0, 30.0])
+        assert drawn.axes[0].get_ylabel() == "convolutions (ms)"
+        assert "does\nnot fit" in texts_of(drawn)
+
+    def test_a_run_that_is_missing_is_not_one_that_does_not_fit(self):
+        def make(run):
+            return network(scatter=None) if run.config["limit_mib"] != 64 else None
+
+        assert not any("fit" in text for text in texts_of(figure("figure9", make)))
+
+
+class TestTable5:
+    def test_the_cells(self):
+        frame = table("table5", made.plausible).set_index(["network", "policy"])
+        assert len(frame) == 9
+        assert frame.loc["AlexNet", "powerOfTwo"]["paper (ms)"] == "186.0 (1.23×)"
+        assert frame.loc["DenseNet-40", "undivided"]["paper (ms)"] == "639.0 (1.00×)"
+        assert frame.loc["AlexNet", "all"]["over undivided"] == "2.00×"
+        assert set(frame.loc["ResNet-50", "all"].iloc[2:]) == {DASH}  # not in the quick plan
+
+    def test_a_gpus_settings_each_have_their_own_baseline(self):
+        def make(run):
+            undivided = run.config["policy"] == "undivided"
+            slow = {"fp32": 2.0, "tf32": 3.0, "bf16": 4.0}[run.config["setting"]]
+            return network(slow if undivided else 1.0)
+
+        frame = table("table5", make, "gpu")
+        assert len(frame) == 27
+        rows = frame[frame["policy"] == "powerOfTwo"]
+        assert list(rows["over undivided"]) == ["2.00×", "3.00×", "4.00×"] * 3

@@ -1,0 +1,235 @@
+"""Table 1: how far beyond memory ResNet-50 trains, and at what speed."""
+
+from typing import ClassVar
+
+import pytest
+from made import FAILED
+from test_outofcore_settings import (
+    PAPER,
+    REACH,
+    World,
+    checked,
+    curves,
+    judged,
+    nothing,
+    panels,
+    table,
+)
+
+from repro.experiments.outofcore import settings
+from repro.experiments.outofcore.settings import MEASURED, PEERS, RESNET, SIMULATED
+from repro.report import DASH
+
+ARTEFACT = PAPER.artefacts["table1"]
+# What makes each claim fail.
+WRONG = {
+    "largest_batch": {"reach": {("schedule_va",): "in_core"}},
+    "largest_batch_here": {"reach": {("schedule_va",): "in_core"}},
+    "largest_speed": {"relative": {("schedule_va",): 0.5}},
+    "largest_speed_here": {"relative": {("schedule_va",): 0.5}},
+    "alone_speed": {"relative": {("schedule",): 0.6}},
+    "alone_speed_here": {"relative": {("schedule",): 0.6}},
+    "faster_than_lms": {"relative": {("lms",): 2.0}},
+    "larger_than_lms": {"reach": {("schedule_va",): "lms"}},
+    "larger_than_alone": {"reach": {("schedule_va",): "schedule"}},
+    "larger_than_alone_here": {"reach": {("schedule_va",): "schedule"}},
+    "alone_ends": {"reach": {("schedule",): 1120}},
+    "alone_ends_here": {"reach": {("schedule",): 1120}},
+    "faster_with_chunks": {"relative": {("schedule_va",): 0.5}},
+    "faster_with_chunks_here": {"relative": {("schedule_va",): 0.5}},
+    "larger_than_peers": {"reach": {(peer,): 1120 for peer in PEERS} | {("schedule_va",): 928}},
+}
+# Rounds that scatter too much, or sizes beyond which none was tried.
+OPEN = {
+    "largest_speed_here": {"noise": 1.0},
+    "alone_speed_here": {"noise": 1.0},
+    "faster_with_chunks_here": {"noise": 1.0},
+    "larger_than_alone_here": {"reach": {("schedule",): 1248}},
+    "larger_than_peers": {"reach": {("checkpointing",): 1440}},
+}
+
+
+def word(key: str, world: World) -> str:
+    return judged(f"table1/{key}", world).word
+
+
+class TestClaims:
+    def test_every_claim_is_tried(self):
+        assert [claim.key for claim in ARTEFACT.claims] == list(WRONG)
+
+    @pytest.mark.parametrize("key", WRONG)
+    def test_as_the_paper_has_it(self, key):
+        assert word(key, World("gpu")) == "reproduced"
+
+    @pytest.mark.parametrize("key", WRONG)
+    def test_otherwise(self, key):
+        assert word(key, World("gpu", **WRONG[key])) == "not reproduced"
+
+    @pytest.mark.parametrize("key", OPEN)
+    def test_open(self, key):
+        assert word(key, World("gpu", **OPEN[key])) == "undecided"
+
+    @pytest.mark.parametrize("key", WRONG)
+    def test_each_kind_is_judged_by_its_own_records(self, key):
+        measured = next(c for c in ARTEFACT.claims if c.key == key).kind == "measured"
+        own, other = (MEASURED, SIMULATED) if measured else (SIMULATED, MEASURED)
+        assert word(key, World("gpu", places=(own,))) == "reproduced"
+        assert word(key, World("gpu", places=(other,))) == "not run"
+
+    @pytest.mark.parametrize(
+        "key",
+        ["largest_speed_here", "alone_speed_here", "larger_than_alone_here", "alone_ends_here"],
+    )
+    def test_a_cpu_has_no_link_and_no_allocator_to_measure(self, key):
+        verdict = judged(f"table1/{key}", World())
+        assert verdict.word == "not run" and verdict.evidence.startswith("needs a GPU")
+
+    @pytest.mark.parametrize("key", ["faster_with_chunks_here", "largest_batch_here"])
+    def test_what_a_cpu_can_say_is_judged(self, key):
+        assert word(key, World()) == "reproduced"
+        assert word(key, World(**WRONG[key])) == "not reproduced"
+
+    def test_out_of_memory_keeps_no_speed(self):
+        world = World("gpu", reach={("schedule",): 512, ("schedule_va",): 512})
+        for key in ("largest_speed", "alone_speed", "alone_speed_here", "faster_with_chunks"):
+            verdict = judged(f"table1/{key}", world)
+            assert verdict.word == "not reproduced" and "ran out of memory" in verdict.evidence
+
+    def test_speeds_with_and_without_chunks_need_both(self):
+        world = World(reach={("schedule",): 512})
+        assert word("faster_with_chunks", world) == "not run"
+
+    def test_a_smaller_effect_is_partly(self):
+        # Half of 1.55 times, on a log scale, is 1.24 times.
+        assert word("larger_than_alone", World(reach={("schedule_va",): 1160})) == "reproduced"
+        assert word("larger_than_alone", World(reach={("schedule_va",): 1140})) == "partly"
+        assert word("larger_than_lms", World(reach={("schedule_va",): 1140})) == "partly"
+
+    def test_faster_than_lms_at_some_sizes_only_is_partly(self):
+        verdict = judged("table1/faster_than_lms", World(relative={("lms", 512): 1.4}))
+        assert verdict.word == "partly"
+        assert verdict.evidence == (
+            "at 256 ×1.17, paper ×1.05 (3.1 of the paper's); at 512 ×0.50, paper ×0.97; "
+            "at 928 ×1.17, paper ×1.30 (0.59 of the paper's)"
+        )
+
+    def test_lms_is_compared_where_both_train_beyond_the_core(self):
+        world = World(reach={("in_core",): 256, ("lms",): 512}, relative={(256, "lms"): 5.0})
+        verdict = judged("table1/faster_than_lms", world)
+        assert verdict.evidence == "at 512 ×1.17, paper ×0.97"
+
+    def test_peers_are_told_with_their_speed(self):
+        evidence = judged("table1/larger_than_peers", World()).evidence
+        assert evidence.startswith(
+            "checkpointing trains up to 32, swapping up to 91; at 32 swapping is ×1.25 ["
+        )
+
+    def test_a_peer_that_reaches_as_far_is_no_smaller(self):
+        assert word("larger_than_peers", World(reach={("checkpointing",): 91})) == "undecided"
+        world = World(reach={("checkpointing",): 79, ("schedule_va",): 79})
+        assert word("larger_than_peers", world) == "not reproduced"
+
+    def test_one_peer_that_reaches_farther_is_partly(self):
+        world = World("gpu", reach={("save_on_cpu",): 1440, ("schedule_va",): 1248})
+        assert word("larger_than_peers", world) == "partly"
+
+
+class TestFitted:
+    def rates(self, factor: float) -> World:
+        paper = {64: 3.36, 128: 4.92, 190: 5.81}  # over the 100 images/s of these records
+        return World(relative={("in_core", b): factor * rate for b, rate in paper.items()})
+
+    def test_it_holds_where_the_line_passes_through_the_papers_speeds(self):
+        row = checked("table1", self.rates(1.005))
+        assert row["holds"] == "yes" and "494.5 for 492 at 128" in row["evidence"]
+
+    def test_it_fails_elsewhere(self):
+        assert checked("table1", self.rates(1.02))["holds"] == "NO"
+        assert checked("table1", World(places=(MEASURED,)))["holds"] == "not run"
+
+
+class TestTable:
+    HEADS: ClassVar = [
+        "64 (0.34×)",
+        "128 (0.67×)",
+        "190 (1×)",
+        "256 (1.3×)",
+        "512 (2.7×)",
+        "928 (4.9×)",
+        "1120 (5.9×)",
+        "1248 (6.6×)",
+        "1440 (7.6×)",
+    ]
+
+    def rows(self, make=None, profile="quick") -> dict[tuple[str, str], list[str]]:
+        found = table("table1", make or World(profile), profile)
+        assert all(list(row) == ["where", "method", *self.HEADS] for row in found)
+        rows = {(row["where"], row["method"]): [row[head] for head in self.HEADS] for row in found}
+        assert len(rows) == len(found)
+        return rows
+
+    def test_the_papers_rows_are_the_reported_ones(self):
+        rows = self.rows(nothing)
+        assert len(rows) == 5
+        assert rows["paper, V100", "in core"] == ["336", "492", "581", *"xxxxxx"]
+        assert rows["paper, V100", "schedule + VA"][-1] == "321"
+        assert rows["paper", "LMS, P100 (Le et al.)"][5:] == ["137", "x", "x", "x"]
+        reported = settings.PAPER["table1"]["schedule"]
+        texts = ["x" if value != value else str(value) for value in reported]
+        assert rows["paper, V100", "schedule"] == texts
+
+    def test_simulated(self):
+        rows = self.rows(World(status={(SIMULATED, 1120): None, (SIMULATED, 1248): FAILED}))
+        place = "simulated, V100"
+        assert rows[place, "in core"] == ["80", "80", "100", "x", "x", "x", DASH, DASH, "x"]
+        assert rows[place, "schedule + VA"] == [*["75"] * 6, DASH, DASH, "75"]
+        # LMS is planned at some of the sizes only.
+        assert rows[place, "LMS"] == [*[DASH] * 3, *["60"] * 3, *[DASH] * 3]
+        assert self.rows()[place, "LMS"][6] == "x"
+
+    def test_measured_on_a_cpu_has_sizes_of_its_own(self):
+        rows = self.rows(World(status={("schedule", 71): None, ("schedule", 79): FAILED}))
+        place = "measured here"
+        sizes = settings.BATCHES["quick"]
+        assert rows[place, "batch size"] == [f"N = {size}" for size in sizes]
+        assert rows[place, "schedule"] == [*["70"] * 6, DASH, DASH, "x"]
+        assert rows[place, "checkpointing"] == [*["60"] * 5, *"xxxx"]
+        assert (place, "save_on_cpu") not in rows
+
+    def test_measured_on_a_gpu_has_the_papers(self):
+        world = World("gpu", status={(MEASURED, 512): None})
+        rows = self.rows(world, "gpu")
+        place = "measured here"
+        sizes = settings.BATCHES["gpu"]
+        assert rows[place, "batch size"] == [f"N = {b}" if b != 512 else "" for b in sizes]
+        assert rows[place, "schedule"] == [*["70"] * 4, DASH, "70", "x", "x", "x"]
+        expandable = rows[place, "in core, expandable segments"]
+        assert expandable == ["80", "80", "100", "x", DASH, *"xxxx"]
+
+    @pytest.mark.parametrize(
+        ("relative", "text"), [(0.1234, "12.3"), (0.2001, "20"), (12.345, "1,234")]
+    )
+    def test_digits(self, relative, text):
+        rows = self.rows(World(relative={(MEASURED, "schedule_va", 91): relative}))
+        assert rows["measured here", "schedule + VA"][-1] == text
+
+    def test_smokes_sizes_stand_under_no_other_proportions(self):
+        sizes = self.rows(World("smoke"), "smoke")["measured here", "batch size"]
+        assert sizes.index("N = 4") == self.HEADS.index("190 (1×)")
+        assert "N = 16" not in sizes[: self.HEADS.index("512 (2.7×)")]
+
+
+def test_the_figure_is_over_the_largest_in_core():
+    shown = panels("table1", World())
+    assert list(shown) == [
+        "paper: V100, and P100 for LMS",
+        "simulated, V100, in core up to 190",
+        "measured here, in core up to 12",
+    ]
+    paper, simulated, measured = map(curves, shown.values())
+    assert paper["schedule + VA"][-1] == pytest.approx((1440 / 190, 321 / 581))
+    assert paper["LMS"][-1] == pytest.approx((928 / 190, 137 / 258))
+    assert simulated["schedule"][-1] == pytest.approx((928 / 190, 0.7))
+    assert measured["schedule + VA"][-1] == pytest.approx((91 / 12, 0.75), rel=0.01)
+    assert "LMS" not in measured and "checkpointing" not in simulated
+    assert REACH["quick"][RESNET][0] == 12

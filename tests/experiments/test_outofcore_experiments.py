@@ -1,0 +1,235 @@
+"""What the experiments of out-of-core training run, on toys."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+import torch
+
+from repro.experiments import load_paper
+from repro.experiments.outcome import Outcome
+from repro.experiments.outofcore import building, child, experiments, settings
+from repro.experiments.outofcore.fitting import GIB, best_fit, largest_budget
+from repro.experiments.outofcore.modelled import Rates, trace_at
+from repro.records import RecordStore
+
+PAPER = load_paper("outofcore")
+_TOY = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [12, 12]}
+_MEASURED = _TOY | {
+    "role": settings.RESNET,
+    "warmup": 3,
+    "repeats": 2,
+    "threads": 1,
+    "base_batch": 8,
+    "limit_between": [8, 16],
+}
+_BASELINE = _TOY | {"role": settings.RESNET, "batches": [4, 8], "images_per_s": [40.0, 60.0]}
+_SIMULATED = _TOY | {
+    "role": settings.RESNET,
+    "limit_between": [8, 16],
+    "bandwidth": 5e7,
+    "baseline": _BASELINE,
+    "tune": True,
+    "lms": True,
+}
+TOYS = {
+    "in core": ("measured", _MEASURED | {"mode": "in_core", "batch": 8}),
+    "schedule": ("measured", _MEASURED | {"mode": "schedule", "batch": 32}),
+    "chunks": ("measured", _MEASURED | {"mode": "schedule_va", "batch": 32}),
+    "checkpointing": ("measured", _MEASURED | {"mode": "checkpointing", "batch": 8}),
+    "reach": ("reach", _TOY | {"role": settings.RESNET, "limit_between": [8, 16], "lms": True}),
+    "simulated": ("simulated", _SIMULATED | {"batch": 32}),
+    "simulated in core": ("simulated", _SIMULATED | {"batch": 8}),
+}
+
+
+@dataclass
+class Toys:
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    threads_after: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_is_not_kept():
+    with pytest.MonkeyPatch.context() as patch:
+        # It would hold for the whole process, and so for all tests that follow.
+        patch.setattr(building, "keep_freed_memory", lambda: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def toys():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    made = Toys()
+    for name, (experiment, config) in TOYS.items():
+        made.outcomes[name] = PAPER.experiments[experiment].function(config, 0, None, "cpu")
+        made.threads_after[name] = torch.get_num_threads()
+    yield made
+    torch.set_num_threads(before)
+
+
+class TestEveryRun:
+    def test_every_experiment_is_here(self):
+        assert {experiment for experiment, _ in TOYS.values()} == set(PAPER.experiments)
+
+    @pytest.mark.parametrize("name", TOYS)
+    def test_the_number_of_threads_is_put_back(self, toys, name):
+        assert toys.threads_after[name] == 2
+
+    @pytest.mark.parametrize("name", TOYS)
+    def test_metrics_and_timings_can_be_written(self, toys, name, tmp_path, make_record):
+        outcome = toys.outcomes[name]
+        timings = {
+            k: {"samples_s": list(t.samples_s), "warmup": t.warmup}
+            for k, t in outcome.timings.items()
+        }
+        store = RecordStore(tmp_path)
+        record = make_record(
+            "x",
+            paper="outofcore",
+            config=TOYS[name][1],
+            key="k",
+            metrics=outcome.metrics,
+            timings=timings,
+        )
+        store.write(record)
+        (read,) = store.load("outofcore")
+        assert read.metrics == outcome.metrics
+        assert read.timings == timings
+
+
+class TestLimit:
+    def test_half_way_between_two_needs(self):
+        needs = [trace_at(_TOY, batch).peak_bytes for batch in (8, 16)]
+        assert experiments.limit_bytes(_MEASURED) == sum(needs) // 2
+        assert needs[0] < experiments.limit_bytes(_MEASURED) < needs[1]
+
+    def test_as_given(self):
+        assert experiments.limit_bytes(_TOY | {"limit_gib": 16}) == 16 * GIB
+
+
+class TestMeasured:
+    def test_in_core(self, toys):
+        outcome = toys.outcomes["in core"]
+        assert set(outcome.timings) == {"iteration", "reference"}
+        assert all(len(timing.samples_s) == 2 for timing in outcome.timings.values())
+        assert outcome.metrics["held_bytes"] <= outcome.metrics["limit_bytes"]
+        # A trace counts the mini-batch, too, which the limit takes for host memory.
+        batch = 8 * (3 * 12 * 12 * 4 + 8)
+        peak = trace_at(_TOY, 8).peak_bytes
+        assert peak - batch == pytest.approx(outcome.metrics["held_bytes"], rel=0.02)
+
+    def test_what_does_not_fit_runs_out_of_memory(self):
+        with pytest.raises(torch.OutOfMemoryError, match="simulated limit"):
+            experiments.measured(_MEASURED | {"mode": "in_core", "batch": 32}, 0, None, "cpu")
+        with pytest.raises(torch.OutOfMemoryError, match="no budget can be served"):
+            experiments.measured(_MEASURED | {"mode": "schedule_va", "batch": 4000}, 0, None, "cpu")
+
+    @pytest.mark.parametrize("name", ["schedule", "chunks"])
+    def test_within_a_budget(self, toys, name):
+        metrics = toys.outcomes[name].metrics
+        limit = metrics["limit_bytes"]
+        assert metrics["held_bytes"] <= metrics["budget_bytes"] <= limit
+        assert metrics["held_bytes"] <= metrics["reserved_bytes"] <= limit
+        assert metrics["bytes_moved"] > 0
+        assert metrics["iterations"] == 5 + 3 + 2  # to settle, to warm up, timed
+        assert metrics["replayed"] >= 2  # all that are timed
+        assert set(toys.outcomes[name].timings) == {"iteration", "reference"}
+
+    def test_checkpointing_holds_less(self, toys):
+        plain, recomputed = (toys.outcomes[name].metrics for name in ("in core", "checkpointing"))
+        assert recomputed["held_bytes"] < plain["held_bytes"]
+
+
+class TestSimulated:
+    def test_what_fits_takes_the_published_time(self, toys):
+        rows = toys.outcomes["simulated in core"].metrics["rows"]
+        assert 8 / rows["in_core"]["time_s"] == pytest.approx(60.0)
+        assert rows["schedule"]["time_s"] == pytest.approx(rows["in_core"]["time_s"])
+        assert rows["schedule"]["bytes_moved"] == 0
+
+    def test_what_does_not_fit_waits_for_copies(self, toys):
+        metrics = toys.outcomes["simulated"].metrics
+        rows = metrics["rows"]
+        assert "in_core" not in rows
+        trace = trace_at(_TOY, 32)
+        assert metrics["peak_bytes"] == trace.peak_bytes > metrics["limit_bytes"]
+        assert metrics["functions"] == len(trace.functions)
+        alone = Rates.fit(_BASELINE, [4, 8], [40.0, 60.0]).times(trace).sum()
+        for name in ("schedule", "schedule_va"):
+            row = rows[name]
+            assert row["held_bytes"] <= row["budget_bytes"] <= metrics["limit_bytes"]
+            assert row["held_bytes"] <= row["reserved_bytes"] <= metrics["limit_bytes"]
+            assert row["time_s"] == pytest.approx(alone + row["stall_s"])
+            # Each direction alone takes its bytes' time; both at once halve it at best.
+            assert row["time_s"] >= row["bytes_moved"] / 2 / 5e7 * (1 - 1e-9)
+
+    def test_tuning_is_no_slower_than_the_plain_window(self, toys):
+        plain = experiments.simulated(
+            _SIMULATED | {"batch": 32, "tune": False, "lms": False}, 0, None, ""
+        )
+        rows = toys.outcomes["simulated"].metrics["rows"]
+        assert "lms" not in plain.metrics["rows"]
+        for name in ("schedule", "schedule_va"):
+            assert rows[name]["budget_bytes"] == plain.metrics["rows"][name]["budget_bytes"]
+            assert rows[name]["time_s"] <= plain.metrics["rows"][name]["time_s"] * (1 + 1e-9)
+
+    def test_the_budget_is_the_largest_that_is_served(self, toys):
+        metrics = toys.outcomes["simulated"].metrics
+        limit = metrics["limit_bytes"]
+        found = largest_budget(trace_at(_TOY, 32), limit, lambda: best_fit(limit))
+        assert metrics["rows"]["schedule"]["budget_bytes"] == found.plan.budget_bytes
+
+    def test_lms_has_its_own_budget(self, toys):
+        rows = toys.outcomes["simulated"].metrics["rows"]
+        if "lms" in rows:
+            assert rows["lms"]["budget_bytes"] <= rows["schedule"]["budget_bytes"]
+            assert (
+                rows["lms"]["reserved_bytes"] <= toys.outcomes["simulated"].metrics["limit_bytes"]
+            )
+
+
+class TestReach:
+    def test_each_way_trains_larger_than_the_one_before(self, toys):
+        metrics = toys.outcomes["reach"].metrics
+        assert 8 <= metrics["in_core"] < 16
+        assert metrics["in_core"] < metrics["schedule"] <= metrics["schedule_va"]
+
+    def test_the_next_batch_size_does_not_fit(self, toys):
+        metrics = toys.outcomes["reach"].metrics
+        limit = metrics["limit_bytes"]
+        for name, allocator in experiments.ALLOCATORS.items():
+            make = partial(allocator, limit)
+            for more, fits in ((0, True), (max(1, metrics[name] // 32), False)):
+                trace = trace_at(_TOY, metrics[name] + more)
+                assert (largest_budget(trace, limit, make) is not None) is fits
+
+
+class TestChild:
+    """On a GPU each measurement has a process of its own; the same on the CPU."""
+
+    def test_it_returns_what_it_measured(self):
+        outcome = child.measure_in_child(_MEASURED | {"mode": "schedule", "batch": 32}, "cpu")
+        assert len(outcome.timings["iteration"].samples_s) == 2
+        assert outcome.timings["iteration"].warmup == 3
+        assert outcome.metrics["bytes_moved"] > 0
+        assert outcome.peak_bytes == outcome.metrics["held_bytes"]
+
+    def test_out_of_memory_is_an_error_here(self):
+        with pytest.raises(torch.OutOfMemoryError, match="simulated limit"):
+            child.measure_in_child(_MEASURED | {"mode": "in_core", "batch": 32}, "cpu")
+
+    def test_another_error_is_told(self):
+        with pytest.raises(RuntimeError, match=r"(?s)the measuring process failed: .*nonsense"):
+            child.measure_in_child(
+                _MEASURED | {"mode": "in_core", "batch": 8, "model": {"name": "nonsense"}}, "cpu"
+            )
+
+    def test_a_gpu_is_measured_in_a_child(self, monkeypatch):
+        asked = []
+        monkeypatch.setattr(
+            child, "measure_in_child", lambda config, device: asked.append((config, device))
+        )
+        experiments.measured(_MEASURED | {"mode": "in_core", "batch": 8}, 0, None, "cuda")
+        assert [device for _, device in asked] == ["cuda"]

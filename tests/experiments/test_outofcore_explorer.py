@@ -1,0 +1,48 @@
+"""The explorer: one iteration under any budget and window."""
+
+import pytest
+
+from repro.experiments.outofcore import explorer, settings
+
+
+@pytest.fixture(scope="module")
+def shown():
+    return explorer.iteration(settings.RESNET, 256)
+
+
+class TestExplorer:
+    def test_budgets_from_the_smallest_to_all(self, shown):
+        low, high = shown.limits
+        assert explorer.budget_bytes(shown, 0) == low == shown.trace.smallest_budget
+        assert explorer.budget_bytes(shown, 100) == high == shown.trace.peak_bytes
+        assert low < explorer.budget_bytes(shown, 30) < explorer.budget_bytes(shown, 31) < high
+
+    def test_every_end_of_the_sliders(self, shown):
+        for percent in (0, 25, 100):
+            for window in (0, 150, 300):
+                budget = explorer.budget_bytes(shown, percent)
+                result = explorer.simulate(shown, budget, window)
+                assert result.peak_bytes <= budget
+                assert (result.stall_s < 1e-9) == (percent == 100)
+
+    def test_what_is_said(self, shown):
+        text = explorer.describe(shown, explorer.budget_bytes(shown, 100), 150)
+        assert text.startswith("ResNet-50, batch 256: budget ")
+        assert "(100% of in core), stall 0.00 of" in text
+        assert text.endswith("0.0 GB moved")
+        rate = 256 / shown.times.sum()
+        assert f"{rate:,.0f} images/s" in text
+
+    def test_what_is_drawn(self, shown):
+        budget = explorer.budget_bytes(shown, 10)
+        figure = explorer.draw(shown, budget, 100)
+        memory, lanes = figure.axes
+        assert memory.get_ylabel() == "device memory (GiB)"
+        assert lanes.get_xlabel() == "time of one iteration (s)"
+        result = explorer.simulate(shown, budget, 100)
+        bars = {c.get_label(): len(c.get_paths()) for c in lanes.collections}
+        assert bars["stall"] > 0
+        assert sum(bars.values()) >= len(result.transfers) + len(result.starts_s)
+
+    def test_batch_sizes_of_every_network(self):
+        assert set(explorer.BATCHES) == set(settings.ROLES)

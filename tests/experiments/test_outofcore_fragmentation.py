@@ -1,0 +1,227 @@
+"""Figures 3 and 5: what chunks do for fragmentation."""
+
+import pytest
+from made import FAILED
+from test_outofcore_settings import (
+    LARGEST,
+    PAPER,
+    REACH,
+    World,
+    checked,
+    curves,
+    judged,
+    limit_of,
+    nothing,
+    panels,
+    table,
+)
+
+from repro.experiments.outofcore import fragmentation, settings
+from repro.experiments.outofcore.settings import (
+    DEEPLAB,
+    DENSENET,
+    GIB,
+    LABELS,
+    MEASURED,
+    MIB,
+    MODES,
+    PIX2PIXHD,
+    ROLES,
+    SIMULATED,
+)
+from repro.report import DASH
+
+# What makes each claim fail.
+WRONG = {
+    "figure3/budget_halved": {"budget": {("schedule",): 0.95}},
+    "figure3/budget_halved_here": {"budget": {("schedule",): 0.95}},
+    "figure3/close": {"budget": {("schedule_va",): 0.4}},
+    "figure3/close_here": {"budget": {("schedule_va",): 0.4}},
+    "figure3/inside_shrinks": {"internal": {(1440,): 1900}},
+    "figure5/fragmented": {"budget": {("schedule_va",): 0.4}},
+    "figure5/fragmented_here": {"budget": {("schedule_va",): 0.4}},
+}
+
+
+class TestClaims:
+    def test_every_claim_is_tried(self):
+        keys = [f"{a}/{c.key}" for a in ("figure3", "figure5") for c in PAPER.artefacts[a].claims]
+        assert keys == list(WRONG)
+
+    @pytest.mark.parametrize("key", WRONG)
+    def test_as_the_paper_has_it(self, key):
+        assert judged(key, World("gpu")).word == "reproduced"
+
+    @pytest.mark.parametrize("key", WRONG)
+    def test_otherwise(self, key):
+        assert judged(key, World("gpu", **WRONG[key])).word == "not reproduced"
+
+    @pytest.mark.parametrize("key", [key for key in WRONG if key.endswith("_here")])
+    def test_a_cpus_simulated_allocators_count_with_the_simulated(self, key):
+        assert judged(key, World()).word == "not run"
+        simulated = key.removesuffix("_here")
+        assert "here, simulated allocators" in judged(simulated, World()).evidence
+        rules = {
+            name: {(MEASURED, *cell): value for cell, value in rule.items()}
+            for name, rule in WRONG[key].items()
+        }
+        assert judged(simulated, World(**rules)).word == "partly"
+        # A GPU's are real: they have a claim of their own.
+        assert judged(simulated, World("gpu", **rules)).word == "reproduced"
+        assert judged(key, World("gpu", **rules)).word == "not reproduced"
+
+    def test_without_records_nothing_is_run(self):
+        for key in WRONG:
+            assert judged(key, World("gpu", places=())).word == "not run"
+
+    @pytest.mark.parametrize(
+        ("share", "word"), [(0.7, "reproduced"), (0.71, "partly"), (0.85, "not reproduced")]
+    )
+    def test_the_share_of_the_budget_is_judged_on_a_log_scale(self, share, word):
+        # 0.5 halves it: its root is half of that, and the root of this a quarter.
+        world = World(places=(SIMULATED,), budget={("schedule",): share})
+        assert judged("figure3/budget_halved", world).word == word
+
+    def test_no_budget_at_all_says_nothing_of_its_share(self):
+        world = World(places=(SIMULATED,), reach={("schedule",): "in_core"})
+        verdict = judged("figure3/budget_halved", world)
+        assert verdict.word == "not run" and "928 cannot be given any budget" in verdict.evidence
+
+    def test_use_is_compared_at_the_largest_size_that_trains_both_ways(self):
+        world = World(places=(SIMULATED,), reach={("schedule",): 512})
+        evidence = judged("figure3/close", world).evidence
+        assert "at 512: 10 % of the memory for 40 %, -30 points" in evidence
+
+    def test_less_than_the_budget_is_nothing_lost(self):
+        rules = {"budget": {("schedule_va",): 0.95}, "taken": {("schedule_va",): 0.9}}
+        evidence = judged("figure3/close", World(places=(SIMULATED,), **rules)).evidence
+        assert "at 928: 0 % of the memory for 40 %" in evidence
+
+    def test_a_network_that_trains_one_way_only_is_no_case(self):
+        world = World(reach={(MEASURED, PIX2PIXHD, "schedule"): 0})
+        verdict = judged("figure5/fragmented", world)
+        assert verdict.word == "reproduced"
+        assert "Pix2PixHD, here" not in verdict.evidence
+        # What was not run leaves it open.
+        world = World(status={(SIMULATED, PIX2PIXHD): None})
+        assert judged("figure5/fragmented", world).word == "undecided"
+
+    def test_what_is_lost_inside_is_told_of_every_size_beyond_the_core(self):
+        verdict = judged("figure3/inside_shrinks", World())
+        assert verdict.evidence.startswith("1.70 GiB at 256; 1.45 GiB at 512;")
+        assert verdict.evidence.endswith("1440 over 256 ×0.32")
+        world = World(reach={("schedule_va",): 256})
+        assert judged("figure3/inside_shrinks", world).word == "not run"
+
+
+class TestFlat:
+    @pytest.mark.parametrize(("spread", "holds"), [(0.049, "yes"), (0.051, "NO")])
+    def test_the_spread_beyond_the_core(self, spread, holds):
+        world = World("gpu", taken={("schedule_va", LARGEST): 0.95 - spread})
+        row = checked("figure5", world)
+        assert row["holds"] == holds
+        assert row["evidence"].count(f"within {spread:.1%} of the limit") == 6
+
+    def test_in_core_does_not_count(self):
+        taken = {
+            (where, role, "schedule_va", REACH[key][role][0]): 0.2
+            for where, key in ((SIMULATED, SIMULATED), (MEASURED, "quick"))
+            for role in ROLES[1:]
+        }
+        assert checked("figure5", World(taken=taken))["holds"] == "yes"
+
+    def test_one_size_is_not_enough(self):
+        status = {(role, "schedule_va", REACH["quick"][role][1]): None for role in ROLES[1:]}
+        row = checked("figure5", World(places=(MEASURED,), status=status))
+        assert row["holds"] == "not run"
+
+
+class TestFigure3:
+    def row(self, world: World, where: str, batch: int) -> dict[str, str]:
+        found = table("figure3", world, world.profile)
+        (row,) = [dict(r) for r in found if (r["where"], r["batch"]) == (where, batch)]
+        return row
+
+    def test_the_cells(self):
+        row = self.row(World(), "simulated, V100", 928)
+        assert (row["limit"], row["paper: budget"]) == ("16.00 GiB", "8 GiB")
+        assert (row["budget"], row["held"], row["actual"]) == ("8.00 GiB", "14.40 GiB", "14.40 GiB")
+        assert (row["budget, VA"], row["actual, VA"]) == ("13.60 GiB", "15.20 GiB")
+        row = self.row(World(), "measured here", 59)
+        assert (row["limit"], row["paper: budget"]) == ("64.0 MiB", DASH)
+        assert (row["budget"], row["held"], row["actual"]) == ("32.0 MiB", "56.6 MiB", "57.6 MiB")
+        assert len(table("figure3", World())) == 18
+
+    def test_out_of_memory_and_not_run(self):
+        world = World(status={("schedule", 32): None, ("schedule", 16): FAILED})
+        for size, shown in ((91, "x"), (16, DASH), (32, DASH)):
+            row = self.row(world, "measured here", size)
+            assert {row[name] for name in ("budget", "held", "actual")} == {shown}
+            assert row["budget, VA"] not in ("x", DASH)
+
+    def test_it_has_no_peers(self):
+        runs = PAPER.artefacts["figure3"].runs("gpu", {})
+        assert {run.config.get("mode") for run in runs} == {None, *MODES}
+
+    def test_the_figure(self):
+        shown = panels("figure3", World())
+        assert list(shown) == [
+            "simulated, V100: schedule",
+            "simulated, V100: schedule + VA",
+            "measured here: schedule",
+            "measured here: schedule + VA",
+        ]
+        assert [limit_of(axis) for axis in shown.values()] == [16, 16, 64, 64]
+        first, *_, last = shown.values()
+        assert first.get_ylabel() == "memory (GiB)"
+        assert curves(first)["budget"][-1] == pytest.approx((928, 8.0))
+        assert curves(first)["actual"][-1] == pytest.approx((928, 14.4))
+        assert curves(last)["actual"][0] == pytest.approx((4, 60.8))
+        assert list(panels("figure3", nothing)) == ["no records"]
+
+
+class TestFigure5:
+    def rows(self, world: World) -> dict[tuple[str, str, int], list[str]]:
+        shown = ["over in core", *(LABELS[mode] for mode in MODES), "limit"]
+        return {
+            (row["network"], row["where"], row["batch"]): [row[name] for name in shown]
+            for row in table("figure5", world, world.profile)
+        }
+
+    def test_the_cells(self):
+        rows = self.rows(World())
+        memory = ["1×", "14.40 GiB", "14.40 GiB", "15.20 GiB", "16.00 GiB"]
+        assert rows[DENSENET, "simulated, V100", 128] == memory
+        # In core the limit is on tensors: what they hold, a MiB less in these records.
+        memory = ["1×", "56.6 MiB", "57.6 MiB", "60.8 MiB", "64.0 MiB"]
+        assert rows[DENSENET, "measured here", 8] == memory
+        assert rows[DENSENET, "measured here", 64][1:4] == ["x", "x", "60.8 MiB"]
+        assert not any(batch == "largest" for *_, batch in rows)
+
+    def test_where_nothing_fits_in_core_there_is_no_proportion(self):
+        rows = self.rows(World(reach={("in_core",): 0}))
+        assert {tuple(row[:2]) for row in rows.values()} == {(DASH, "x")}
+
+    def test_a_gpus_sizes(self):
+        rows = self.rows(World("gpu"))
+        measured = [row for (_, where, _), row in rows.items() if where == "measured here"]
+        assert {row[-1] for row in measured} == {"16.00 GiB"}
+        assert len(measured) == sum(map(len, settings.GROWING["gpu"].values()))
+
+    def test_the_figure(self):
+        shown = panels("figure5", World())
+        assert [limit_of(axis) for axis in shown.values()] == [16] * 3 + [64] * 3
+        found = curves(shown["Pix2PixHD, measured here"])
+        assert found["in core"] == [pytest.approx((4, 56.6))]
+        assert found["schedule"][-1] == pytest.approx((16, 57.6))
+
+    def test_curves_and_limit_have_the_same_unit_where_a_network_is_missing(self):
+        shown = panels("figure5", World(status={(DEEPLAB,): None}))
+        axis = shown["DenseNet, measured here"]
+        assert axis.get_ylabel() == "memory (MiB)"
+        assert limit_of(axis) == pytest.approx(64)
+        assert curves(axis)["schedule"][-1][1] == pytest.approx(57.6)
+
+    def test_units(self):
+        assert fragmentation._unit(GIB) == fragmentation._unit(None) == (GIB, "GiB")
+        assert fragmentation._unit(GIB - 1) == (MIB, "MiB")

@@ -1,0 +1,363 @@
+"""What is run, how records are read and described; and made-up records for the questions' tests."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import made
+import pytest
+from made import FAILED, OUT_OF_MEMORY, Maker
+
+from repro.experiments import load_paper
+from repro.experiments.design import Results, Run
+from repro.experiments.judging import Verdict
+from repro.experiments.outofcore import settings
+from repro.experiments.outofcore.settings import (
+    DEEPLAB,
+    DENSENET,
+    GIB,
+    MEASURED,
+    MIB,
+    MODES,
+    PIX2PIXHD,
+    PLACES,
+    RESNET,
+    ROLES,
+    SIMULATED,
+)
+
+PAPER = load_paper("outofcore")
+GPU = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
+LARGEST = "the largest"  # in a key of `World`: the largest batch size that the way trains
+RATE = 100.0  # images/s of the largest mini-batch in core
+RELATIVE = {  # to the speed in core; what is missing is 1.2
+    (RESNET, "schedule"): 0.7,
+    (RESNET, "schedule_va"): 0.75,
+    (RESNET, "lms"): 0.6,
+    (RESNET, "checkpointing"): 0.6,
+    (RESNET, "save_on_cpu"): 0.5,
+}
+
+# The largest batch sizes in core, with scheduling alone and with chunks, about as the paper has it.
+REACH: dict[str, dict[str, tuple[int, int, int]]] = {
+    SIMULATED: {
+        RESNET: (190, 928, 1472),
+        DENSENET: (128, 512, 1536),
+        PIX2PIXHD: (5, 20, 36),
+        DEEPLAB: (9, 48, 144),
+    },
+    "smoke": {
+        RESNET: (4, 16, 16),
+        DENSENET: (4, 12, 12),
+        PIX2PIXHD: (4, 4, 4),
+        DEEPLAB: (4, 4, 4),
+    },
+    "quick": {
+        RESNET: (12, 59, 91),
+        DENSENET: (8, 32, 64),
+        PIX2PIXHD: (4, 16, 32),
+        DEEPLAB: (6, 24, 24),
+    },
+    "gpu": {
+        RESNET: (190, 928, 1440),
+        DENSENET: (128, 512, 1024),
+        PIX2PIXHD: (4, 16, 32),
+        DEEPLAB: (6, 32, 64),
+    },
+}
+
+Key = tuple[str | int, ...]
+
+
+def _of(rules: Mapping[Key, Any], default: Any, *cell: str | int) -> Any:
+    """Return the value of the last rule whose key's parts are all the cell's."""
+    for key, value in rules.items():
+        if set(key) <= set(cell):
+            default = value
+    return default
+
+
+@dataclass(frozen=True)
+class World:
+    """Outcomes of all runs: as the paper has it, but for rules.
+
+    A rule's key names any of: place, network, way to train, batch size, `LARGEST`.
+
+    Attributes:
+        profile: Of the runs.
+        places: Which of "simulated" and "measured" have records.
+        reach: Largest batch size that fits, 0 for none; a way to train stands for its own.
+        relative: Throughput over that of the largest mini-batch in core.
+        budget: Share of the limit that the schedule is given.
+        taken: Share of the limit that the allocator takes.
+        internal: MiB that chunks lose inside, simulated.
+        status: What a record is instead, such as `FAILED`; None where there is none.
+        noise: By what the logarithms of timed iterations lie above and below in turns.
+    """
+
+    profile: str = "quick"
+    places: tuple[str, ...] = (SIMULATED, MEASURED)
+    reach: Mapping[Key, int | str] = field(default_factory=dict)
+    relative: Mapping[Key, float] = field(default_factory=dict)
+    budget: Mapping[Key, float] = field(default_factory=dict)
+    taken: Mapping[Key, float] = field(default_factory=dict)
+    internal: Mapping[Key, int] = field(default_factory=dict)
+    status: Mapping[Key, Mapping[str, Any] | None] = field(default_factory=dict)
+    noise: float = 0.003
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.profile == "gpu"
+
+    def limit(self, where: str) -> int:
+        return 16 * GIB if where == SIMULATED or self.on_gpu else 64 * MIB
+
+    def reached(self, where: str, role: str, mode: str) -> int:
+        sizes = REACH[SIMULATED if where == SIMULATED else self.profile][role]
+        usual = dict(zip(MODES, sizes, strict=True))
+        usual |= {"lms": sizes[1], "expandable_segments": sizes[0]}
+        usual["checkpointing"] = {"smoke": 4, "quick": 32}.get(self.profile, 512)
+        usual["save_on_cpu"] = 256
+        found = _of(self.reach, usual[mode], where, role, mode)
+        return usual[found] if isinstance(found, str) else found
+
+    def row(self, where: str, role: str, mode: str, batch: int) -> dict[str, Any] | None:
+        """Return the numbers of a way to train, None where it does not fit."""
+        most = self.reached(where, role, mode)
+        if batch > most:
+            return None
+        cell = (where, role, mode, batch, *([LARGEST] if batch == most else []))
+        usual = RELATIVE.get((role, mode), 1.2)
+        if mode in ("in_core", "expandable_segments"):
+            usual = 1.0 if batch == most else 0.8
+        limit = self.limit(where)
+        reserved = int(limit * _of(self.taken, 0.95 if mode == "schedule_va" else 0.9, *cell))
+        row = {
+            "time_s": batch / (RATE * _of(self.relative, usual, *cell)),
+            "reserved_bytes": reserved,
+            "held_bytes": reserved - MIB,
+        }
+        if mode in ("schedule", "schedule_va", "lms"):
+            share = _of(self.budget, 0.85 if mode == "schedule_va" else 0.5, *cell)
+            row |= {"budget_bytes": int(limit * share), "window_bytes": 8 * MIB}
+        if where == SIMULATED:
+            row["internal_bytes"] = MIB * _of(self.internal, 2000 - batch, *cell)
+        return row
+
+    def __call__(self, run: Run, seed: int) -> Mapping[str, Any] | None:
+        config = run.config
+        role, batch = config["role"], config.get("batch", "looked for")
+        where = MEASURED if run.experiment == MEASURED else SIMULATED
+        if where not in self.places:
+            return None
+        of_gpu = {"device": GPU} if where == MEASURED and self.on_gpu else {}
+        unusual = _of(self.status, "as usual", where, role, batch, config.get("mode", "no mode"))
+        if unusual != "as usual":
+            return unusual and unusual | of_gpu
+        modes = (*MODES, *["lms"] * config.get("lms", False))
+        if run.experiment == "reach":
+            sizes = {mode: self.reached(where, role, mode) for mode in modes}
+            return {"metrics": {"limit_bytes": self.limit(where), **sizes}}
+        if run.experiment == SIMULATED:
+            return self.simulated(role, batch, modes)
+        return {**self.measured(config), **of_gpu}
+
+    def simulated(self, role: str, batch: int, modes: Sequence[str]) -> dict[str, Any]:
+        rows = {mode: self.row(SIMULATED, role, mode, batch) for mode in modes}
+        metrics = {
+            "limit_bytes": self.limit(SIMULATED),
+            "peak_bytes": batch * 80 * MIB,
+            "rows": {mode: row for mode, row in rows.items() if row is not None},
+        }
+        if "in_core" in metrics["rows"]:
+            del metrics["rows"]["in_core"]["held_bytes"]  # it is the peak
+        return {"metrics": metrics}
+
+    def measured(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        mode = config["mode"]
+        row = self.row(MEASURED, config["role"], mode, config["batch"])
+        if row is None:
+            return OUT_OF_MEMORY
+        seconds = row.pop("time_s")
+        scatter = [seconds * math.exp(sign * self.noise) for sign in (1, -1, 1, -1)]
+        timings = {"iteration": timing(*scatter)}
+        if not self.on_gpu:
+            timings["reference"] = timing(*[config["base_batch"] / RATE] * 4)
+            if mode not in ("schedule", "schedule_va"):
+                del row["reserved_bytes"]  # the limit is on tensors
+        return {"metrics": row | {"limit_bytes": self.limit(MEASURED)}, "timings": timings}
+
+
+def timing(*seconds: float) -> dict[str, Any]:
+    return {"samples_s": list(seconds), "warmup": 1}
+
+
+def results(artefact: str, make: Maker, profile: str = "quick") -> Results:
+    return made.made_results(f"outofcore/{artefact}", make, {}, profile, seeds=(0,))
+
+
+def judged(claim: str, world: World) -> Verdict:
+    """Judge ``ARTEFACT/KEY`` in a world."""
+    artefact = claim.partition("/")[0]
+    return made.verdict(f"outofcore/{claim}", results(artefact, world, world.profile))
+
+
+def checked(artefact: str, world: World) -> dict[str, str]:
+    """Return the artefact's one check in a world, as a row."""
+    return made.check_row(f"outofcore/{artefact}", 0, results(artefact, world, world.profile))
+
+
+def table(artefact: str, make: Maker, profile: str = "quick") -> list[Mapping[str, Any]]:
+    return list(PAPER.artefacts[artefact].exhibit.table(results(artefact, make, profile)))
+
+
+def panels(artefact: str, make: Maker, profile: str = "quick") -> dict[str, Any]:
+    """Draw a figure, and return its visible panels by title."""
+    figure = PAPER.artefacts[artefact].figure(results(artefact, make, profile))
+    return {axis.get_title(): axis for axis in figure.axes if axis.get_visible()}
+
+
+def curves(axis: Any) -> dict[str, list[tuple[float, float]]]:
+    return {
+        line.get_label(): list(zip(*line.get_data(), strict=True))
+        for line in axis.get_lines()
+        if line.get_label() != "memory limit"
+    }
+
+
+def limit_of(axis: Any) -> float | None:
+    lines = [line for line in axis.get_lines() if line.get_label() == "memory limit"]
+    return lines[0].get_ydata()[0] if lines else None
+
+
+def nothing(run: Run, seed: int) -> None:
+    return None
+
+
+class TestRuns:
+    def test_the_papers_batch_sizes_and_proportions(self):
+        paper, quick = settings.BATCHES["paper"], settings.BATCHES["quick"]
+        assert len(quick) == len(paper) == 9
+        for ours, theirs in zip(quick, paper, strict=True):
+            assert ours == pytest.approx(12 * theirs / 190, abs=0.51)
+
+    def test_gpu_runs_have_the_papers_limit_and_every_peer(self):
+        runs = [run.config for run in settings.resnet("gpu") if run.experiment == MEASURED]
+        assert {config["limit_gib"] for config in runs} == {16}
+        modes = {config["mode"] for config in runs}
+        assert modes == {*MODES, *settings.PEERS}
+        assert modes | {"lms"} == set(settings.LABELS)
+        assert all("limit_between" not in config for config in runs)
+
+    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu", "paper"])
+    def test_every_artefact_has_runs_with_labels_of_their_own(self, profile):
+        for artefact in PAPER.artefacts.values():
+            found = artefact.runs(profile, {})
+            assert len(set(found)) == len(set(map(str, found))) == len(found) > 0
+            assert all(run.seeds == (0,) for run in found)
+
+    def test_the_published_networks(self):
+        for role, config in settings.PUBLISHED.items():
+            assert settings.MODELS["gpu"][role] == settings.MODELS["paper"][role] == config
+        assert settings.PUBLISHED[PIX2PIXHD]["image"] == [512, 1024]
+        assert settings.PUBLISHED[DEEPLAB]["image"] == [513, 513]
+
+
+class TestBytes:
+    @pytest.mark.parametrize(
+        ("count", "text"),
+        [
+            (None, "–"),
+            (16 * GIB, "16.00 GiB"),
+            (GIB // 4, "0.25 GiB"),
+            (GIB // 4 - MIB, "255.0 MiB"),
+        ],
+    )
+    def test_bytes(self, count, text):
+        assert settings.gib(count) == text
+
+
+def caption(artefact: str, make: Maker, profile: str = "quick") -> str:
+    return PAPER.artefacts[artefact].caption(results(artefact, make, profile))
+
+
+class TestEveryArtefact:
+    WORLDS = (
+        {},
+        {"places": (SIMULATED,)},
+        {"places": (MEASURED,)},
+        {"places": ()},
+        {"status": {(): FAILED}},
+        {"status": {(): OUT_OF_MEMORY}},
+        {"reach": {("in_core",): 0}},
+        {"reach": {("schedule",): 0, ("schedule_va",): 0, ("lms",): 0}},
+    )
+
+    @pytest.mark.parametrize("rules", WORLDS, ids=str)
+    @pytest.mark.parametrize("profile", ["smoke", "gpu"])
+    def test_whatever_there_is_can_be_shown_and_judged(self, rules, profile):
+        for name, artefact in PAPER.artefacts.items():
+            world = World(profile, **rules)
+            found = results(name, world, profile)
+            text = json.dumps(artefact.exhibit.table(found))
+            assert "nan" not in text.lower() and "null" not in text, name
+            assert artefact.caption(found)
+            figure = artefact.figure(found)
+            assert figure.axes and len(figure.legends) == 1
+            for claim in artefact.claims:
+                verdict = judged(f"{name}/{claim.key}", world)
+                assert "nan" not in verdict.evidence
+                if not found.records:
+                    assert verdict.word == "not run"
+
+    @pytest.mark.parametrize("rules", [{"status": {(): FAILED}}, {"status": {(): OUT_OF_MEMORY}}])
+    def test_nothing_is_reproduced_where_nothing_worked(self, rules):
+        for name, artefact in PAPER.artefacts.items():
+            for claim in artefact.claims:
+                word = judged(f"{name}/{claim.key}", World("gpu", **rules)).word
+                assert word in ("not run", "not reproduced")
+
+
+class TestCaptions:
+    def test_simulated_and_measured_are_told_apart(self):
+        said = caption("table1", World())
+        assert "SIMULATED, V100: nothing ran." in said and "copies at 50 GB/s each way" in said
+        assert "(40 MiB; mapping costs nothing) serve them within 16 GiB" in said
+        assert "On a CPU the memory limit is SIMULATED" in said
+        assert "Inputs are SYNTHETIC" in said
+        assert "Measured on a CPU (1 thread); the paper's device is an NVIDIA V100" in said
+        said = caption("table1", World("gpu", places=(MEASURED,)), "gpu")
+        assert "SIMULATED" not in said and "Measured on NVIDIA X; the paper's device" in said
+        said = caption("figure4", World(places=(SIMULATED,)))
+        assert "SYNTHETIC" not in said and "Measured on" not in said
+        assert caption("figure5", nothing).endswith("Not run yet.")
+
+    def test_the_networks_and_their_limits(self):
+        said = caption("table1", World())
+        assert said.count("ResNet-50 is ") == 1
+        assert (
+            "ResNet-50 is resnet50 (width 16) on 20×20 pixels with a limit that 12 images" in said
+        )
+        said = caption("figure4", World())
+        assert [said.count(f"{role} is ") for role in ROLES] == [0, 1, 1, 1]
+        said = caption("figure3", World("gpu"), "gpu")
+        network = "ResNet-50 is torchvision/resnet50 on 224×224 pixels with a limit of 16.00 GiB."
+        assert network in said
+
+    def test_failed_and_missing(self):
+        said = caption("table1", World(status={("schedule_va",): None, ("in_core",): FAILED}))
+        assert "9 runs FAILED." in said and "9 of 46 runs are missing." in said
+
+
+class TestMadeUp:
+    """The made-up records themselves are of sizes that are run."""
+
+    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu"])
+    def test_the_batch_sizes_are_those_of_the_runs(self, profile):
+        runs = [*settings.resnet(profile), *settings.others(profile)]
+        sizes = {(run.experiment, run.config["role"], run.config.get("batch")) for run in runs}
+        for role in ROLES:
+            assert {(MEASURED, role, size) for size in REACH[profile][role]} <= sizes
+        assert set(PLACES) == {SIMULATED, MEASURED}
