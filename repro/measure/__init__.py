@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         is_out_of_memory,
         memory_state,
     )
+    from repro.measure.search import largest_batch
     from repro.measure.timing import Timing, describe_device, synchronize, time_interleaved
 
 _HOMES = {
@@ -34,6 +35,7 @@ _HOMES = {
         "is_out_of_memory",
         "memory_state",
     ),
+    "search": ("largest_batch",),
     "timing": ("Timing", "describe_device", "synchronize", "time_interleaved"),
 }
 
@@ -50,6 +52,7 @@ __all__ = [
     "Timing",
     "describe_device",
     "is_out_of_memory",
+    "largest_batch",
     "load_checkpoint",
     "memory_state",
     "probe",

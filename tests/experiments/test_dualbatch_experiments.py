@@ -1,6 +1,5 @@
 """What the experiments of dual-batch learning run, on toys."""
 
-import itertools
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -387,18 +386,6 @@ class TestMemory:
         assert metrics["measured_max"] == pytest.approx(metrics["predicted_max"], rel=0.2)
         assert all(n > metrics["batch_sizes"][-1] for n, _ in metrics["beyond"])
 
-    def test_the_largest_is_found_to_a_percent(self):
-        for limit, guess in itertools.product((1, 2, 7, 100, 993, 12_345), (0, 1, 90, 5000)):
-            tried = []
-
-            def fits(n, limit=limit, tried=tried):
-                tried.append(n)
-                return n <= limit
-
-            found = experiments._largest(fits, guess)
-            assert found <= limit < found + max(1, found // 100) + 1
-            assert all(n >= 1 for n in tried) and len(tried) < 100
-
     def test_an_error_that_is_no_lack_of_memory_is_seen(self, monkeypatch):
         def broken(*arguments):
             raise RuntimeError("broken")
@@ -407,10 +394,8 @@ class TestMemory:
         with pytest.raises(RuntimeError, match="broken"):
             experiments._fits(_MEMORY, 2, 2**30, "cpu")
 
-    def test_nothing_fits_is_told(self):
-        """A limit below the parameters: the search ends at one sample, whether or not it fits."""
+    def test_a_limit_below_the_parameters(self):
         assert experiments._fits(_MEMORY, 1, 1000, "cpu") is False
-        assert experiments._largest(lambda n: False, 5) == 0
 
 
 @pytest.mark.gpu

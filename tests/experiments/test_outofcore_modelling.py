@@ -16,7 +16,6 @@ from repro.experiments.outofcore.fitting import (
     chunk_bytes,
     chunked,
     in_core,
-    largest_batch,
     largest_budget,
     serve,
 )
@@ -188,15 +187,6 @@ class TestFitting:
     def test_nothing_fits_below_what_one_function_needs(self):
         trace = random_chain(0)
         assert largest_budget(trace, trace.smallest_budget - 1, partial(chunked, 10**9)) is None
-
-    @pytest.mark.parametrize("limit", [0, 1, 2, 3, 31, 32, 60])
-    def test_the_largest_batch_is_exact_where_it_is_small(self, limit):
-        assert largest_batch(lambda batch: batch <= limit) == limit
-        for known in range(1, limit + 1):
-            assert largest_batch(lambda batch: batch <= limit, known) == limit
-
-    def test_the_largest_batch_is_within_3_percent(self):
-        assert 10_000 * 0.97 <= largest_batch(lambda batch: batch <= 10_000) <= 10_000
 
     def test_in_core(self):
         trace = random_chain(1)

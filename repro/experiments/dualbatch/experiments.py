@@ -36,6 +36,7 @@ from repro.measure import (
     TimeModel,
     Timing,
     is_out_of_memory,
+    largest_batch,
     time_interleaved,
 )
 
@@ -336,7 +337,9 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     fit = MemoryModel.fit(sizes, peaks)
     limit = config["limit_bytes"] or int(config["limit_over_largest_probe"] * peaks[-1])
     predicted = fit.max_batch(limit)
-    measured = _largest(lambda n: _fits(config, n, limit, device), predicted)
+    measured = largest_batch(
+        lambda n: _fits(config, n, limit, device), guess=predicted, growth=1.125, within=100
+    )
     beyond = [n for n in (predicted // 2, min(predicted, measured)) if n > sizes[-1]]
     return Outcome(
         metrics={
@@ -380,19 +383,3 @@ def _fits(config: Config, batch: int, limit: int, device: str) -> bool:
             raise
         return False
     return True
-
-
-def _largest(fits: Callable[[int], bool], guess: int) -> int:
-    """Return the largest n that fits, to 1 %, by steps from a guess and bisection; 0 for none."""
-    low = max(1, guess)
-    while low > 1 and not fits(low):
-        low = low * 3 // 4
-    if low == 1 and not fits(1):
-        return 0
-    high = low + max(1, low // 8)
-    while fits(high):
-        low, high = high, high + max(1, high // 8)
-    while high - low > max(1, low // 100):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low

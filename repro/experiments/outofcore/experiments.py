@@ -21,7 +21,6 @@ from repro.experiments.outofcore.fitting import (
     chunk_bytes,
     chunked,
     in_core,
-    largest_batch,
     largest_budget,
     lms,
     lms_can_train,
@@ -29,7 +28,7 @@ from repro.experiments.outofcore.fitting import (
     tuned,
 )
 from repro.experiments.outofcore.modelled import Rates, trace_at
-from repro.measure import MemoryBudget, is_out_of_memory, time_interleaved
+from repro.measure import MemoryBudget, is_out_of_memory, largest_batch, time_interleaved
 from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan
 from repro.outofcore.native import Installed, install
 

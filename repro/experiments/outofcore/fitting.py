@@ -108,22 +108,6 @@ def _budgets(trace: Trace, limit_bytes: int) -> list[int]:
     return [] if low > limit_bytes else [low + (limit_bytes - low) * k // 4 for k in range(5)]
 
 
-def largest_batch(fits: Callable[[int], bool], known: int = 0) -> int:
-    """Return the largest batch size that fits, to 3 %: by doubling, then by bisection.
-
-    Args:
-        fits: Whether one does.
-        known: One that does, to start from; 0 for none.
-    """
-    low, high = known, max(1, 2 * known)
-    while fits(high):
-        low, high = high, 2 * high
-    while high - low > max(1, low // 32):
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 def can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
     """Return whether any of the budgets that `largest_budget` starts from is served."""
     return any(_try(trace, budget, make) for budget in _budgets(trace, limit_bytes))

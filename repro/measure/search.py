@@ -1,0 +1,37 @@
+"""The largest batch size that fits, by trying."""
+
+from collections.abc import Callable
+
+
+def largest_batch(
+    fits: Callable[[int], bool],
+    known: int = 0,
+    *,
+    guess: int | None = None,
+    growth: float = 2.0,
+    within: int = 32,
+) -> int:
+    """Return the largest batch size that fits: by steps until one does not, then by bisection.
+
+    Args:
+        fits: Whether a size does; sizes below one that does are taken to fit.
+        known: One that does, to start from; 0 for none.
+        guess: Instead, one that may, such as a model's prediction: from there down by quarters.
+        growth: From one step up to the next.
+        within: The result is right to this part of itself: 32 for 3 %.
+
+    Returns:
+        0 where not even 1 fits.
+    """
+    low = known
+    if guess is not None:
+        low = max(1, guess)
+        while low and not fits(low):
+            low = low * 3 // 4
+    high = max(low + 1, int(low * growth))
+    while fits(high):
+        low, high = high, max(high + 1, int(high * growth))
+    while high - low > max(1, low // within):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,31 @@
+"""The search for the largest batch size, against limits that are known."""
+
+import itertools
+
+import pytest
+
+from repro.measure import largest_batch
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 7, 31, 100, 993, 12_345])
+@pytest.mark.parametrize(("growth", "within"), [(2.0, 32), (1.125, 100)])
+def test_the_limit_is_found_from_wherever_it_starts(limit, growth, within):
+    starts = [{}, *({"known": n} for n in (1, 5, 90) if n <= limit)]
+    starts += [{"guess": n} for n in (0, 1, 90, 5000)]
+    for start in starts:
+        tried = []
+
+        def fits(n, tried=tried):
+            tried.append(n)
+            return n <= limit
+
+        found = largest_batch(fits, **start, growth=growth, within=within)
+        assert found <= limit < found + max(1, found // within) + 1
+        assert all(n >= 1 for n in tried) and len(tried) < 100
+        if "known" in start:
+            assert start["known"] not in tried  # it costs nothing again
+
+
+def test_nothing_fits():
+    for start in itertools.chain([{}], ({"guess": n} for n in (1, 5))):
+        assert largest_batch(lambda n: False, **start) == 0
