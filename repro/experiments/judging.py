@@ -318,7 +318,7 @@ def equivalence(name: str, gap: Gap, margin: float, *, side: int = 0) -> Part:
     low, high = (-high, -low) if side > 0 else (low, high)
     if low >= -limit and (side or high <= limit):
         return "reproduced", told
-    if high < -limit or (low > limit and not side):
+    if high < -limit or low > limit:
         return "not reproduced", told
     if math.isnan(low):
         return "undecided", told

@@ -142,8 +142,23 @@ class TestDifference:
             expected = found.confidence_interval(0.95)
             gap = ratio(list(first), list(second))
             assert gap.interval() == pytest.approx((expected.low, expected.high))
+            spread = Spread(0.7, 9)
+            error = 0.7 * math.sqrt(1 / len(first) + 1 / len(second))
+            pooled = ratio(list(first), list(second), spread)
+            assert pooled.interval() == pytest.approx(interval(gap.mean, error, 9, 0.95))
             geometric = stats.gmean(first) / stats.gmean(second)
             assert gap.log and math.exp(gap.mean) == pytest.approx(geometric)
+
+    def test_what_it_says_of_one_value_gives_its_error_and_its_freedom(self):
+        """So that the seeds that would decide are counted at what was seen."""
+        random = np.random.default_rng(20)
+        for _ in range(100):
+            first, second = samples(random, 2)
+            for spread in (None, Spread.pooled([first, second]), Spread(2.0, 30)):
+                gap = difference(first, second, spread)
+                share = 1 / len(first) + 1 / len(second)
+                assert gap.sd * math.sqrt(share) == pytest.approx(gap.error)
+                assert gap.seed_dof * (2 / share - 1) == pytest.approx(gap.dof)
 
     @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan])
     def test_a_ratio_of_what_is_not_above_0(self, wrong):
@@ -482,6 +497,11 @@ class TestSeeds:
         assert decided(count) > 0.76
         assert decided(max(2, count // 2)) < 0.76
 
+    def test_outside_a_margin_its_nearer_end_counts_alone(self):
+        for mean in (1.0, -1.0):
+            _, told = equivalence("it", Gap(mean, 9.0, 4, sd=1.0), 0.01)
+            assert told_seeds(told) == seeds_to_decide([0.99], 1.0, 0.90)
+
     def test_never_as_few_as_were_not_enough(self):
         """What was undecided with n seeds takes more than n, whatever the error was made of."""
         random = np.random.default_rng(15)
@@ -608,6 +628,19 @@ class TestInAllCases:
             }
             wrong += bool(failures(in_all_cases(cases)))
         assert wrong / 600 < 0.04
+
+    def test_the_contrast_knows_as_little_as_the_case_that_knows_least(self):
+        cases = {f"case {k}": (Gap(0.6, 0.5, dof, sd=0.9), None) for k, dof in enumerate((9, 3))}
+        found = in_all_cases(cases)
+        low, high = interval(0.6, 0.5 / math.sqrt(2), 3, 0.95)
+        assert found.evidence.startswith(f"mean of all +0.60 [{low:+.2f}, {high:+.2f}]")
+        # A seed more is one in every case.
+        assert told_seeds(found.evidence) == seeds_to_decide([0.6], 0.9 / math.sqrt(2))
+
+    def test_a_case_of_which_the_paper_gives_no_size_leaves_the_contrast_without_one(self):
+        found = in_all_cases({"a": (Gap(0.6, 0.01), 1.0), "b": (Gap(0.1, 0.01), None)})
+        assert found.word == "reproduced"
+        assert "paper" not in found.evidence.partition(";")[0]
 
     def test_ratios(self):
         def cases(*ratios, error=0.01):
