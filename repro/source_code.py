@@ -7,14 +7,18 @@ do not count.
 """
 
 import ast
+import contextlib
 import hashlib
+import json
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from repro import paths
+from repro.measure.files import replacing
 
 METHODS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
 _MODELS = "repro/models/__init__.py"
@@ -62,10 +66,42 @@ class Tree:
         return content
 
     def module(self, file: str) -> "Module":
-        """Return a parsed module."""
+        """Return a module, which is parsed when it has to be."""
         if file not in self._modules:
-            self._modules[file] = Module(file, self.read(file))
+            known = self._remembered.get(file)
+            stands = known is not None and known["state"] == self._state(file)
+            self._modules[file] = Module(lambda: self.read(file), known if stands else None)
         return self._modules[file]
+
+    def _state(self, file: str) -> list[int]:
+        found = (paths.PACKAGE.parent / file).stat()
+        # Of a package that is installed anew the times of change may be those of the old one.
+        return [found.st_mtime_ns, found.st_ctime_ns, found.st_size]
+
+    @cached_property
+    def _remembered(self) -> dict[str, Any]:
+        """What was found in the working tree's files before, by file, with their state then."""
+        if self._commit is not None:
+            return {}
+        try:
+            found = json.loads(_memory().read_text())
+            # A torn or foreign file is none.
+            return {f: facts for f, facts in found.items() if {*facts} == {*_FACTS, "state"}}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def remember(self) -> None:
+        """Keep what was found in the working tree's files, so that a status need not parse them."""
+        new = {
+            file: module.facts() | {"state": self._state(file)}
+            for file, module in self._modules.items()
+            if module.parsed
+        }
+        if self._commit is not None or not new:
+            return
+        # Without a place to write, the next one parses again.
+        with contextlib.suppress(OSError), replacing(_memory()) as temporary:
+            temporary.write_text(json.dumps(self._remembered | new))
 
     def file_of(self, name: str) -> str | None:
         """Return the file of a module by its dotted name, None for no module of this package."""
@@ -83,7 +119,7 @@ class Tree:
         if file is None:
             return None
         again = self.module(file).imported.get(name)
-        if again is not None and name not in self.module(file).definitions:
+        if again is not None and name not in self.module(file).names:
             return self.target(*again) if again[1] else None
         return file, name
 
@@ -141,6 +177,7 @@ class Tree:
             for file in sorted(files):
                 digest.update(f"{file} {self._digest(file)}\n".encode())
             self._hashes[files] = digest.hexdigest()[:24]
+            self.remember()
         return self._hashes[files]
 
     def _digest(self, file: str) -> str:
@@ -205,22 +242,64 @@ class Tree:
         return (again[0], again[1]) if again and again[1] else None
 
 
-class Module:
-    """One parsed file: what it imports and what it defines at its top level."""
+_FACTS = ("imports", "imported", "names", "digest")
 
-    def __init__(self, file: str, content: bytes) -> None:
-        self.file = file
-        self.tree = ast.parse(content)
+
+class Module:
+    """One file: what it imports and what it defines at its top level.
+
+    Args:
+        read: Returns its content.
+        facts: What `facts` returned for the same content; None to parse it.
+    """
+
+    def __init__(self, read: Callable[[], bytes], facts: Mapping[str, Any] | None = None) -> None:
+        self._read = read
+        self._facts = facts
+        self.parsed = False
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is needed to find and hash the code, as JSON."""
+        return {
+            "imports": self.imports,
+            "imported": self.imported,
+            "names": sorted(self.names),
+            "digest": self.digest,
+        }
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The parsed file."""
+        self.parsed = True
+        return ast.parse(self._read())
 
     @cached_property
     def imports(self) -> list[tuple[str, str]]:
         """Modules and names imported anywhere, in functions too, but for types alone."""
+        if self._facts is not None:
+            return [(module, name) for module, name in self._facts["imports"]]
         return list(_imports(self.tree))
 
     @cached_property
     def imported(self) -> dict[str, tuple[str, str]]:
         """What the top level imports, by the name it has here."""
+        if self._facts is not None:
+            return {key: (module, name) for key, (module, name) in self._facts["imported"].items()}
         return _imported_in(self.tree)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """What the top level defines."""
+        if self._facts is not None:
+            return frozenset(self._facts["names"])
+        return frozenset(self.definitions)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the code."""
+        if self._facts is not None:
+            return str(self._facts["digest"])
+        return hashlib.sha256(canonical(self.tree).encode()).hexdigest()
 
     @cached_property
     def foreign(self) -> dict[str, str]:
@@ -251,11 +330,6 @@ class Module:
             for name in _defined(node):
                 found.setdefault(name, []).append(node)
         return found
-
-    @cached_property
-    def digest(self) -> str:
-        """Hash of the code."""
-        return hashlib.sha256(canonical(self.tree).encode()).hexdigest()
 
 
 def _statements(node: ast.AST, for_types: bool = True) -> Iterator[ast.stmt]:
@@ -414,6 +488,14 @@ def at_commit(commit: str) -> Tree:
         LookupError: There is no such commit here.
     """
     return Tree(commit)
+
+
+@cache
+def _memory() -> Path:
+    """Return where what was found in files is kept, by Python's version and this module's."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    return paths.cache_dir() / f"source-{version}-{own}.json"
 
 
 def _git(*arguments: str) -> bytes | None:

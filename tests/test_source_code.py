@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from repro import paths
+from repro import paths, source_code
 from repro.experiments import PAPERS, load_paper
 from repro.source_code import Tree, canonical, present
 
@@ -193,6 +193,42 @@ class TestHash:
         assert text("def f(): 'Doc.'; return 1") == text("def f():\n    return 1")
         assert text("x = 1.0") != text("x = 1")
         assert text("f(a, b)") == text("f(\n    a,\n    b,\n)")
+
+
+class TestMemory:
+    """What was found in a file is kept, so that a status need not parse the package again."""
+
+    @pytest.fixture(autouse=True)
+    def own_memory(self, tmp_path_factory, monkeypatch):
+        self.path = tmp_path_factory.mktemp("memory") / "source.json"
+        monkeypatch.setattr(source_code, "_memory", lambda: self.path)
+
+    def test_nothing_is_parsed_twice_and_the_hash_is_the_same(self, package, monkeypatch):
+        first = Tree().hash_of(ENTRY, RESNET)
+        monkeypatch.setattr(source_code.ast, "parse", lambda text: 1 / 0)
+        assert Tree().hash_of(ENTRY, RESNET) == first
+        monkeypatch.undo()
+        assert Tree().closure(ENTRY, RESNET) == Tree().closure(ENTRY, RESNET)
+
+    def test_a_change_of_the_same_size_is_seen(self, package):
+        before = Tree().hash_of(ENTRY, RESNET)
+        package(edited("repro/mbs/errors.py", "3", "4"))
+        assert Tree().hash_of(ENTRY, RESNET) != before
+        package({"repro/mbs/errors.py": FILES["repro/mbs/errors.py"]})
+        assert Tree().hash_of(ENTRY, RESNET) == before
+
+    @pytest.mark.parametrize("content", ["", "[]", '{"repro/training.py": 3}'])
+    def test_a_damaged_memory_is_no_obstacle(self, package, content):
+        first = Tree().hash_of(ENTRY, RESNET)
+        self.path.write_text(content)
+        assert Tree().hash_of(ENTRY, RESNET) == first
+
+    def test_without_a_place_to_write(self, package):
+        first = Tree().hash_of(ENTRY, RESNET)
+        self.path.unlink()
+        self.path.parent.rmdir()
+        self.path.parent.write_text("a file")
+        assert Tree().hash_of(ENTRY, RESNET) == first
 
 
 MOVED = {
