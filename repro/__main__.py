@@ -187,6 +187,7 @@ def show(
         if judged := summary.verdicts(paper, artefact, results):
             rows = [{k: v for k, v in row.items() if k != "artefact"} for row in judged]
             console.print(report.to_rich(rows, "\nClaims"))
+            console.print(summary.whereabouts(paper, artefact), markup=False, highlight=False)
 
 
 @app.command()

@@ -45,7 +45,16 @@ def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
     return "Failed" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
-_TEXT_COLUMNS = ("claim", "in the paper", "kind", "verdict", "evidence", "means", "holds")
+_TEXT_COLUMNS = (
+    "claim",
+    "in the paper",
+    "kind",
+    "expected",
+    "verdict",
+    "evidence",
+    "means",
+    "holds",
+)
 
 
 def to_rich(rows: Sequence[Mapping[str, Any]], title: str) -> "Table":
@@ -60,13 +69,21 @@ def to_rich(rows: Sequence[Mapping[str, Any]], title: str) -> "Table":
         text = position == 0 or column in _TEXT_COLUMNS
         table.add_column(str(column), justify="left" if text else "right")
     for row in rows:
-        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
+        table.add_row(*(Text(_lines(column, _cell(row.get(column)))) for column in columns))
     return table
+
+
+def _lines(column: str, text: str) -> str:
+    """Return evidence with a line for each of its parts."""
+    return text.replace("; ", ";\n") if column == "evidence" else text
 
 
 def to_html(frame: "pd.DataFrame") -> str:
     """Return a data frame as an HTML table."""
-    return frame.map(_cell).to_html(index=False, border=0, classes="repro", justify="left")
+    cells = frame.map(_cell)
+    for column in cells.columns.intersection(["evidence"]):
+        cells[column] = [_lines(column, text) for text in cells[column]]
+    return cells.to_html(index=False, border=0, classes="repro", justify="left")
 
 
 class TableView:
@@ -115,7 +132,7 @@ class Section:
 _TABLE_STYLE = """
 table.repro { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
 table.repro th, table.repro td { padding: .25em .8em; border-bottom: 1px solid #d8dde6;
-       text-align: left !important; vertical-align: top; }
+       text-align: left !important; vertical-align: top; white-space: pre-line; }
 table.repro thead th { border-bottom: 2px solid #48536a; }
 """
 _STYLE = f"""
@@ -129,7 +146,7 @@ def html_page(
     title: str,
     lead: str,
     overview: "pd.DataFrame",
-    definitions: "pd.DataFrame",
+    lead_tables: "Sequence[pd.DataFrame]",
     sections: Sequence[Section],
     provenance: str,
 ) -> str:
@@ -137,7 +154,7 @@ def html_page(
     parts = [
         f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>",
         f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>",
-        f"<h2>Verdicts</h2>{to_html(definitions)}{to_html(overview)}",
+        f"<h2>Verdicts</h2>{''.join(map(to_html, lead_tables))}{to_html(overview)}",
     ]
     links = (f"<a href='#{s.anchor}'>{html.escape(s.title)}</a>" for s in sections)
     parts.append(f"<nav>{' · '.join(links)}</nav>")

@@ -129,7 +129,7 @@ class TestPage:
                 "mbs-table2", "Table 2", "", FRAME, FRAME.iloc[:0], FRAME.iloc[:0], None
             ),
         ]
-        return report.html_page("Title <t>", "Lead <l>", FRAME, FRAME, sections, "Made by <m>")
+        return report.html_page("Title <t>", "Lead <l>", FRAME, [FRAME], sections, "Made by <m>")
 
     def test_self_contained(self, page):
         links = Links(page)

@@ -293,7 +293,9 @@ def claim(
 
 @dataclass(frozen=True)
 class Check:
-    """What holds by construction, if the code is right: shown under its table, never counted.
+    """What no record of ours can change: shown under its table, never counted as a claim.
+
+    It holds by construction if the code is right, or follows from the paper's own numbers alone.
 
     Attributes:
         text: What should hold.

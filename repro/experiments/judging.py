@@ -16,8 +16,9 @@ WORDS: Mapping[str, str] = {
     "partly": "some parts hold with certainty and others fail with certainty, or the direction is "
     "certain and the size far off",
     "undecided": "the interval admits both answers; the evidence says how many seeds would decide",
-    "not reproduced": "the interval excludes the claim",
-    "not run": "the records that would say are missing",
+    "not reproduced": "the interval excludes the claim, or all that it admits is less than a "
+    "quarter of the paper's effect",
+    "not run": "the records that would say are missing, or are of a setting that cannot say",
 }
 KINDS: Mapping[str, str] = {
     "measured": "from runs, whose records stand beside",
@@ -141,11 +142,13 @@ class Gap:
         """Return the estimate and its interval in words."""
         unit = f" {self.unit}" if self.unit else ""
         low, high = self.interval(level)
+        # Which one it is goes without saying for 95 % alone.
+        rarer = "" if level == 0.95 else f"; {100 * level:.4g} %"
         if math.isnan(low):
             return f"{self._text(self.mean)}{unit} (no spread known)"
         if self.error == 0:
             return f"{self._text(self.mean)}{unit}"
-        return f"{self._text(self.mean)} [{self._text(low)}, {self._text(high)}]{unit}"
+        return f"{self._text(self.mean)} [{self._text(low)}, {self._text(high)}{rarer}]{unit}"
 
     def __str__(self) -> str:
         return self.text()

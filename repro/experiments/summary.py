@@ -23,24 +23,32 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
-CLAIM_COLUMNS = ("artefact", "claim", "in the paper", "kind", "verdict", "evidence")
+CLAIM_COLUMNS = ("artefact", "claim", "in the paper", "kind", "expected", "verdict", "evidence")
 
 
 def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     """Return an artefact's claims and verdicts, a row each."""
     rows = []
     for claim in artefact.claims:
-        verdict = claim.judge(results, expectation(paper.key, artefact.name, claim.key))
+        expected = expectation(paper.key, artefact.name, claim.key)
+        verdict = claim.judge(results, expected)
         values = (
             f"{paper.key}/{artefact.name}",
             claim.text,
             claim.source,
             claim.kind,
+            expected.expect,
             verdict.word,
             verdict.evidence,
         )
         rows.append(dict(zip(CLAIM_COLUMNS, values, strict=True)))
     return rows
+
+
+def whereabouts(paper: Paper, artefact: Artefact) -> str:
+    """Return where an artefact's claims are judged, and where it is written what was expected."""
+    module = artefact.question.partition(":")[0].replace(".", "/")
+    return f"Judged in {module}.py; expected in repro/experiments/expected/{paper.key}.toml."
 
 
 def checks(artefact: Artefact, results: Results) -> list[Row]:
@@ -118,7 +126,7 @@ def write_report(
     profile: str | None = None, device: str | None = None, output: str | None = None
 ) -> tuple[list[Row], Path]:
     """Write the HTML report; return the verdicts and its path."""
-    sections, rows, labels = [], [], []
+    sections, rows, labels, numbers = [], [], [], []
     for key in PAPERS:
         paper = load_paper(key)
         source = find_source(paper, profile, device)
@@ -138,11 +146,13 @@ def write_report(
                     figure=artefact.figure(results) if artefact.draws else None,
                 )
             )
+        own = [row for row in rows if row["artefact"].startswith(f"{key}/")]
+        numbers.append({"paper": paper.title, "claims": len(own)} | counts(own))
     page = report.html_page(
         "repro: five papers, reproduced",
         "What each paper claims, and what was measured. " + "; ".join(labels) + ".",
         frame(rows, CLAIM_COLUMNS),
-        frame(definitions()),
+        [frame(numbers), frame(definitions())],
         sections,
         provenance(),
     )

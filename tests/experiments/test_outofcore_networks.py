@@ -4,7 +4,7 @@ import pytest
 from made import FAILED
 from test_outofcore_settings import PAPER, REACH, World, curves, judged, panels, table
 
-from repro.experiments.outofcore import settings
+from repro.experiments.outofcore import networks, settings
 from repro.experiments.outofcore.settings import (
     DEEPLAB,
     DENSENET,
@@ -67,7 +67,9 @@ class TestClaims:
         assert verdict.word == "undecided"
         assert "48 is the largest that was tried" in verdict.evidence
 
-    @pytest.mark.parametrize("key", ["alone_larger_here", "chunks_larger_here", "chunks_cost"])
+    @pytest.mark.parametrize(
+        "key", ["alone_larger_here", "chunks_larger_here", "chunks_cost", "gains_speed"]
+    )
     def test_allocators_are_measured_on_a_gpu_only(self, key):
         verdict = judged(f"figure4/{key}", World())
         assert verdict.word == "not run" and "needs a GPU" in verdict.evidence
@@ -77,17 +79,16 @@ class TestClaims:
         paper = "36 schedule + VA over 20 schedule, ×1.80, paper ×1.73 (1.1 of the paper's)"
         assert f"Pix2PixHD: {paper}" in said
 
-    @pytest.mark.parametrize("profile", ["quick", "gpu"])
-    def test_one_size_that_is_faster_is_a_gain_and_is_told_of_how_many(self, profile):
-        most = REACH[profile][PIX2PIXHD][2]
-        world = World(profile, relative={("schedule_va",): 0.9, ("schedule_va", most): 1.1})
+    def test_one_size_that_is_faster_is_a_gain_and_is_told_of_how_many(self):
+        most = REACH["gpu"][PIX2PIXHD][2]
+        world = World("gpu", relative={("schedule_va",): 0.9, ("schedule_va", most): 1.1})
         verdict = judged("figure4/gains_speed", world)
         assert verdict.word == "reproduced"
-        count = 2 if profile == "quick" else 4
-        assert f"image of {most}, the fastest of {count} sizes" in verdict.evidence
+        assert f"image of {most}, the fastest of 4 sizes" in verdict.evidence
 
     @pytest.mark.parametrize(("noise", "expected"), [(0.035, "reproduced"), (0.045, "undecided")])
-    def test_the_fastest_of_two_is_judged_by_a_wider_interval(self, noise, expected):
+    def test_the_fastest_of_two_is_judged_by_a_wider_interval(self, noise, expected, monkeypatch):
+        monkeypatch.setattr(networks, "on_cpu", lambda results, role: False)
         # One size alone would be clear of 1 up to a noise of 0.052.
         relative = {("schedule_va",): 0.9, ("schedule_va", 32): 1.1}
         assert word("gains_speed", World(relative=relative, noise=noise)) == expected
@@ -98,7 +99,8 @@ class TestClaims:
         assert verdict.word == "reproduced"
         assert verdict.evidence.count("time of an image") == 6  # two of each network
 
-    def test_sizes_in_core_are_no_gain(self):
+    def test_sizes_in_core_are_no_gain(self, monkeypatch):
+        monkeypatch.setattr(networks, "on_cpu", lambda results, role: False)
         world = World(relative={("schedule_va",): 0.9, ("schedule_va", 4): 9.0})
         assert word("gains_speed", world) == "not reproduced"
         assert word("gains_speed", World(reach={("schedule_va",): "in_core"})) == "not run"

@@ -149,8 +149,8 @@ class Comparison:
     def judged(self, name: str, judge: Callable[[str, Gap], Part]) -> Part:
         """Return the part that `judge` makes of the gap, undecided where kernels are left out."""
         if self.unfit:
-            told = f"{name} {self.gap} of the {self.kernels} kernels that fit both ways; "
-            return "undecided", told + "; ".join(self.unfit)
+            told = f"{name} {self.gap} of the {self.kernels} kernels that fit both ways, "
+            return "undecided", f"{told}which say nothing of the whole: {'; '.join(self.unfit)}"
         word, told = judge(name, self.gap)
         return word, f"{told}; {scatter(self.spread)}"
 

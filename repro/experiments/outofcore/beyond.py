@@ -28,6 +28,7 @@ from repro.experiments.judging import (
     exactly,
 )
 from repro.experiments.outofcore.points import (
+    NO_LINK,
     Panels,
     batches,
     both,
@@ -195,7 +196,7 @@ def largest_batch(results: Results, expected: Expectation, where: str) -> list[P
 def _speed_kept(results: Results, where: str, mode: str, batch: int, kept: float) -> list[Part]:
     """Judge whether an image takes at most 1 / `kept` of its time in core."""
     if where == MEASURED and on_cpu(results, RESNET):
-        raise NotRun("needs a GPU: a CPU swaps to its own memory, over no link")
+        raise NotRun(NO_LINK)
     size, point = point_at(results, where, batch, mode)
     if point is None:
         return [certain(f"{size} images ran out of memory", False)]

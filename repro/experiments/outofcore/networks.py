@@ -16,6 +16,7 @@ from repro.experiments.judging import (
     equivalence,
 )
 from repro.experiments.outofcore.points import (
+    NO_LINK,
     both,
     curves,
     in_core_batch,
@@ -147,6 +148,8 @@ def gains_speed(results: Results, expected: Expectation) -> Verdict:
 
     Simulated times are in proportion to bytes, and could show no such gain.
     """
+    if on_cpu(results, PIX2PIXHD):
+        raise NotRun(NO_LINK)
     base = in_core_batch(results, MEASURED, PIX2PIXHD)
     found = points(results, MEASURED, PIX2PIXHD, CHUNKS)
     gaps = {

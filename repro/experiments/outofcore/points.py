@@ -193,6 +193,9 @@ def point_at(results: Results, where: str, batch: int, mode: str) -> tuple[int, 
     return near, found[near]
 
 
+NO_LINK = "needs a GPU: a CPU swaps to its own memory, over no link"
+
+
 def on_cpu(results: Results, role: str) -> bool:
     """Return whether a network was measured on a CPU, where the allocators are simulated."""
     return any(r.device["type"] == "cpu" for r in results.select(MEASURED, role=role))
