@@ -116,8 +116,15 @@ def verify(
     A record stands where the code that ran is the same but has moved, or where the first steps of
     its training, run again, are the same. It then says so, and what was compared.
     """
-    from repro.experiments import standing
+    from repro import paths
+    from repro.experiments import running, standing
 
+    if profile is not None:
+        running.check_profile(profile)
+    if data is not None and not paths.data_roots(data)[0].is_dir():
+        raise running.UsageError(
+            f"data folder {data!r} does not exist; leave it out, or give another"
+        )
     found = 0
     for paper, artefacts in _by_paper(targets):
         for line, agrees in standing.verify(paper, artefacts, profile, reference, data):
@@ -177,8 +184,10 @@ def show(
     changed = [running.parse_choice(text) for text in changes or ()]
     console = _console(Console)
     source = sources.find_source(paper, profile, reference)
-    for artefact in artefacts:
-        results = sources.results_of(artefact, source, changes=changed)
+    gathered = [sources.results_of(artefact, source, changes=changed) for artefact in artefacts]
+    runs = [run for results in gathered for run, _ in results.expected]
+    running.with_changes(paper, runs, changed)  # refuses what none of them has
+    for artefact, results in zip(artefacts, gathered, strict=True):
         title = f"{paper.key}/{artefact.name}: {artefact.title}"
         console.print(report.to_rich(artefact.exhibit.table(results), title))
         console.print(summary.caption(artefact, results), soft_wrap=False, markup=False)

@@ -5,9 +5,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import stat
 import subprocess
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
@@ -182,6 +183,8 @@ def read_record(path: Path) -> Record:
     """
     try:
         state = path.stat()
+        if not stat.S_ISREG(state.st_mode):  # a pipe would be waited for
+            raise OSError("it is no file")
         return _read(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         raise RecordError(f"record {path} cannot be read ({error}); {_ADVICE}") from error
@@ -208,20 +211,45 @@ def _read(path: Path, changed: int, size: int) -> Record:
             f"this version reads schema 1 and {SCHEMA} with status {', '.join(STATUSES)}; "
             f"{_ADVICE}"
         )
-    wrong = [name for name, kinds in _KINDS.items() if not isinstance(content[name], kinds)]
+    wrong = [name for name, holds in _SHAPES.items() if not holds(content[name])]
     if wrong:
-        raise RecordError(f"record {path} has another type of {', '.join(wrong)}; {_ADVICE}")
+        raise RecordError(f"record {path} cannot be used for its {', '.join(wrong)}; {_ADVICE}")
     return Record(**content)
 
 
-_KINDS: dict[str, Any] = {
-    **dict.fromkeys(("key", "paper", "experiment", "code", "started", "finished", "command"), str),
-    "entry": str,
-    "first_steps": dict | None,
-    "stands": list,
-    **dict.fromkeys(("config", "metrics", "timings", "device", "versions"), dict),
-    "seed": int,
-    "dataset": dict | None,
+def _has(value: Any, **kinds: Any) -> bool:
+    """Whether a value is a dictionary that has these keys, of these types."""
+    return isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in kinds.items())
+
+
+def _is_config(value: Any) -> bool:
+    # One that names a dataset is read for its name.
+    return _has(value) and (value.get("dataset") is None or _has(value["dataset"], name=str))
+
+
+# What whoever reads a record relies on, so that one that lacks it is named and passed over.
+_SHAPES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(
+        ("key", "paper", "experiment", "code", "started", "finished", "command", "entry"),
+        lambda value: isinstance(value, str),
+    ),
+    "seed": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "config": _is_config,
+    "metrics": _has,
+    "timings": lambda value: (
+        _has(value) and all(_has(timing, samples_s=list) for timing in value.values())
+    ),
+    "dataset": lambda value: (
+        value is None or _has(value, name=str, fingerprint=str, provenance=str, kind=str)
+    ),
+    "device": lambda value: _has(value, name=str, type=str),
+    "versions": lambda value: _has(value, torch=str, python=str),
+    "first_steps": lambda value: (
+        value is None or _has(value, losses=list, digest=str, norm=float, instructions=str)
+    ),
+    "stands": lambda value: (
+        isinstance(value, list) and all(_has(entry, code=str, entry=str, by=str) for entry in value)
+    ),
 }
 
 

@@ -41,7 +41,8 @@ class Tree:
         # By entry and the architectures that the configuration names; None for no choice.
         self._closures: dict[tuple[str, frozenset[str] | None], frozenset[str]] = {}
         self._hashes: dict[frozenset[str], str] = {}
-        self._definitions: dict[tuple[str, frozenset[str]], frozenset[str]] = {}
+        self._reached: dict[tuple[str, frozenset[str]], dict[str, tuple[str, str]]] = {}
+        self._texts: dict[tuple[str, str], str] = {}
         if commit is None:
             root = paths.PACKAGE.parent
             found = [
@@ -186,59 +187,91 @@ class Tree:
         return hashlib.sha256(self.read(file)).hexdigest()
 
     def definitions(self, entry: str, config: Mapping[str, Any]) -> frozenset[str]:
-        """Return what a function uses: each definition in canonical text, wherever it stands.
+        """Return what a function uses, wherever it stands; see `reached`."""
+        return frozenset(self.reached(entry, config))
 
-        Follows names through the modules of `closure`. Equal sets mean that the same code runs,
-        though it may have moved to other files.
+    def reached(self, entry: str, config: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+        """Return each definition that a function uses, with the file and the name that it has.
+
+        A definition is its canonical text with what each name in it stands for. Names are followed
+        through the files of `closure`; what a file does besides defining counts as well. Equal
+        definitions mean that the same code runs, though it may have moved to other files.
+
+        Raises:
+            LookupError: The entry is not defined in its module.
         """
         files = self.closure(entry, config)
-        if (entry, files) not in self._definitions:
-            self._definitions[entry, files] = self._reached(entry, files)
-        return self._definitions[entry, files]
+        if (entry, files) not in self._reached:
+            self._reached[entry, files] = self._reach(entry, files)
+        return self._reached[entry, files]
 
-    def _reached(self, entry: str, files: frozenset[str]) -> frozenset[str]:
+    def _reach(self, entry: str, files: frozenset[str]) -> dict[str, tuple[str, str]]:
         start, _, name = entry.partition(":")
         file = self.file_of(start)
-        assert file is not None
-        found: set[str] = set()
+        if file is None or name not in self.module(file).names:
+            raise LookupError(f"{entry} is not defined there")
+        found: dict[str, tuple[str, str]] = {}
         done: set[tuple[str, str]] = set()
-        queue = [(file, name)]
+        # What a paper's own files do when they are run as a program, they do for a record too.
+        own = f"{PurePosixPath(file).parent}/"
+        queue = [(file, name), *((f, "") for f in files if f.startswith(own))]
         while queue:
-            file, name = queue.pop()
-            if (file, name) in done or file not in files:
+            place = queue.pop()
+            if place in done or place[0] not in files or not place[0].endswith(".py"):
                 continue
-            done.add((file, name))
-            module = self.module(file)
-            found.update(module.effects)
-            for node in module.definitions.get(name, ()):
-                found.add(canonical(node, {"repro"}))
-                local = module.imported | _imported_in(node)
-                for used, attribute in _used(node):
-                    if used in local:
-                        reached = self._follow(*local[used], attribute)
-                        if reached is not None:
-                            queue.append(reached)
-                    elif used in module.foreign:
-                        found.add(f"{used} is {module.foreign[used]}")
-                    else:
-                        queue.append((file, used))
-        return frozenset(found)
+            done.add(place)
+            text = self._text(*place)
+            nodes = self._nodes(*place)
+            local = {k: v for node in nodes for k, v in _imported_in(node).items()}
+            used = {
+                f"{name}.{attribute}": self._targets(place[0], local, name, attribute)
+                for name, attribute in sorted({pair for node in nodes for pair in _used(node)})
+            }
+            bound = [f"{key} is {[self._text(*t) for t in used[key]]}" for key in used if used[key]]
+            meant = hashlib.sha256("\n".join(bound).encode()).hexdigest()
+            if text:
+                found.setdefault(f"{text}\n{meant}", place)
+            queue += [(place[0], ""), *(target for own_ in used.values() for target in own_)]
+        return found
+
+    def _nodes(self, file: str, name: str) -> list[ast.stmt]:
+        """Return what defines a name, or for no name all that a file does besides defining."""
+        module = self.module(file)
+        return module.definitions.get(name, []) if name else module.effects
+
+    def _text(self, file: str, name: str) -> str:
+        """Return a definition in canonical text, where a name comes from elsewhere its origin."""
+        if (file, name) not in self._texts:
+            parts = [canonical(node, {"repro"}) for node in self._nodes(file, name)]
+            if name in self.module(file).foreign:
+                parts.append(self.module(file).foreign[name])
+            self._texts[file, name] = "\n".join(parts)
+        return self._texts[file, name]
+
+    def _targets(
+        self, file: str, local: Mapping[str, tuple[str, str]], name: str, attribute: str
+    ) -> list[tuple[str, str]]:
+        """Return what a name may stand for: what is imported, here or anywhere, or defined."""
+        module = self.module(file)
+        found = {
+            self._follow(*imported[name], attribute)
+            for imported in (local, module.imported)
+            if name in imported
+        }
+        if name in module.names or name in module.foreign:
+            found.add((file, name))
+        return sorted(place for place in found if place is not None)
 
     def _follow(self, module: str, name: str, attribute: str) -> tuple[str, str] | None:
         reached = self.target(module, name) if name else None
-        if not name and (file := self.file_of(module)) is not None:
-            reached = file, None
         if reached is None:
             return None
         file, inside = reached
         if inside is not None:
             return file, inside
         # A module: what is taken from it, which it may have from elsewhere.
-        again = (
-            self.target(PurePosixPath(file).with_suffix("").as_posix().replace("/", "."), attribute)
-            if attribute
-            else None
-        )
+        dotted = PurePosixPath(file).with_suffix("").as_posix().replace("/", ".")
+        again = self.target(dotted.removesuffix(".__init__"), attribute) if attribute else None
         return (again[0], again[1]) if again and again[1] else None
 
 
@@ -313,14 +346,9 @@ class Module:
         return {name: origin for name, origin in found.items() if not _is_own(origin)}
 
     @cached_property
-    def effects(self) -> set[str]:
-        """What the top level does besides defining and importing, in canonical text."""
-        return {
-            canonical(node)
-            for node in self.tree.body
-            if isinstance(node, ast.Expr | ast.For | ast.While | ast.Delete | ast.Assert)
-            and not _is_text(node)
-        }
+    def effects(self) -> list[ast.stmt]:
+        """What the top level does besides defining and importing, in order."""
+        return [node for node in self.tree.body if _acts(node)]
 
     @cached_property
     def definitions(self) -> dict[str, list[ast.stmt]]:
@@ -367,17 +395,47 @@ def _imported_in(tree: ast.AST) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _defined(node: ast.stmt) -> Iterator[str]:
+def _defined(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement gives to something, in its blocks too."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
-    elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return
+    for part in ast.walk(node) if isinstance(node, _ASSIGNMENTS) else ():
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            yield part.id
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for part in getattr(node, name, ()):
+            yield from _defined(part)
+
+
+_ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+_NO_ACTS = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Pass,
+)
+
+
+def _acts(node: ast.stmt) -> bool:
+    """Whether a statement of the top level does more than to define a name."""
+    if isinstance(node, _NO_ACTS) or _is_text(node):
+        return False
+    if isinstance(node, ast.If) and _is_for_types(node.test):
+        return False
+    if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in targets:
-            yield from (part.id for part in ast.walk(target) if isinstance(part, ast.Name))
-    elif isinstance(node, ast.If | ast.Try | ast.With):
-        for part in ast.iter_child_nodes(node):
-            if isinstance(part, ast.stmt):
-                yield from _defined(part)
+        return not all(_is_name(target) for target in targets)
+    return True
+
+
+def _is_name(target: ast.expr) -> bool:
+    """Whether a name is assigned to, or several at once; not an attribute or an item."""
+    if isinstance(target, ast.Tuple | ast.List):
+        return all(_is_name(part) for part in target.elts)
+    return isinstance(target, ast.Name)
 
 
 def _used(tree: ast.AST) -> set[tuple[str, str]]:

@@ -206,7 +206,10 @@ class TestCorruptRecords:
     @pytest.mark.parametrize(
         ("field", "value"),
         [("config", None), ("config", []), ("metrics", "best"), ("timings", None), ("seed", "0"),
-         ("device", None), ("dataset", "digits"), ("finished", 3), ("versions", None)],
+         ("device", None), ("device", {}), ("dataset", "digits"), ("dataset", {"name": "digits"}),
+         ("finished", 3), ("versions", None), ("versions", {}), ("stands", [{}]), ("stands", [3]),
+         ("config", {"dataset": "flowers5"}), ("config", {"dataset": {}}), ("first_steps", {}),
+         ("timings", {"epoch": 3}), ("timings", {"epoch": {}}), ("entry", None), ("seed", True)],
     )  # fmt: skip
     def test_a_field_of_another_type(self, store, record, field, value):
         # Whoever reads a record relies on these; the error must not come from there.

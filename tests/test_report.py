@@ -88,7 +88,7 @@ class TestTables:
     def test_an_empty_table(self):
         empty = FRAME.iloc[:0]
         assert "<table" in report.to_html(empty)
-        assert report.to_rich(empty, "Title").row_count == 0
+        assert report.to_rich(empty.to_dict("records"), "Title").row_count == 0
         assert repr(report.TableView(empty))
 
 

@@ -1,5 +1,7 @@
 """Which code a record depends on: every kind of file counts, and what only moved is the same."""
 
+import ast
+import itertools
 import subprocess
 from pathlib import Path
 
@@ -137,6 +139,42 @@ class TestClosure:
             assert any(file.startswith(f"repro/{paper}/") for file in files)
 
 
+class TestStyle:
+    """Imports that the closure could not follow are not used in this package."""
+
+    def test_imports_are_such_as_can_be_followed(self):
+        for path in paths.PACKAGE.rglob("*.py"):
+            self.check(path)
+
+    def check(self, path):
+        tree = ast.parse(path.read_text())
+        lazy = path.name == "__init__.py" and path.parent.name in ("measure", "adaptive")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom):
+                assert node.level == 0, "relative"
+                own = (node.module or "").split(".")[0] == "repro"
+                assert not own or all(alias.name != "*" for alias in node.names), "star"
+                if path == paths.PACKAGE / "models" / "__init__.py" and own:
+                    assert all(alias.asname is None for alias in node.names)
+            elif isinstance(node, ast.Import):
+                assert not any(a.name.split(".")[0] == "repro" for a in node.names), (
+                    "import repro.x"
+                )
+            elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+                assert isinstance(node.test, ast.Name) and not node.orelse
+            elif isinstance(node, ast.Try):
+                blocks = [*node.body, *(part for h in node.handlers for part in h.body)]
+                tried = [part for part in blocks if isinstance(part, ast.ImportFrom)]
+                assert not any(
+                    a.name == b.name
+                    for part, other in itertools.combinations(tried, 2)
+                    for a, b in itertools.product(part.names, other.names)
+                ), "alternatives"
+            elif isinstance(node, ast.Attribute) and node.attr == "import_module":
+                known = ("experiments/__init__.py", "experiments/design.py", "_torchvision.py")
+                assert lazy or path.relative_to(paths.PACKAGE).as_posix() in known
+
+
 class TestHash:
     @pytest.mark.parametrize(
         ("file", "old", "new"),
@@ -184,8 +222,6 @@ class TestHash:
         assert Tree().hash_of(ENTRY, RESNET) != before
 
     def test_texts_count_to_the_letter(self):
-        import ast
-
         def text(source: str) -> str:
             return canonical(ast.parse(source))
 
@@ -274,6 +310,60 @@ class TestDefinitions:
         before = Tree().definitions(ENTRY, RESNET)
         package(edited(file, old, new))
         assert Tree().definitions(ENTRY, RESNET) != before
+
+    SAME_TEXTS = (
+        # Each of the two has the same definitions, which mean something else.
+        (
+            "from repro.paths import f as g\nfrom repro.training import f as h\n",
+            "from repro.paths import f as h\nfrom repro.training import f as g\n",
+        ),
+        ("X = 1\nX = 2\n", "X = 2\nX = 1\n"),
+        ("L = []\nL.append(1)\nL.append(2)\n", "L = []\nL.append(2)\nL.append(1)\n"),
+        ("import decimal\ndecimal.FLAG = 1\n", "import decimal\ndecimal.FLAG = 2\n"),
+        ("T = {}\nfor k in (1, 2):\n    T[k] = 1\n", "T = {}\nfor k in (1, 3):\n    T[k] = 1\n"),
+        (
+            "try:\n    import fast\nexcept ImportError:\n    def fast():\n        return 1\n",
+            "try:\n    import fast\nexcept ImportError:\n    def fast():\n        return 2\n",
+        ),
+        ("if True:\n    X = 1\n", "if True:\n    X = 2\n"),
+        ("from math import sqrt as f\n", "from math import exp as f\n"),
+        (
+            "def f():\n    return 1\n\n\ndef other():\n    from repro.paths import f\n",
+            "def f():\n    return 2\n\n\ndef other():\n    from repro.paths import f\n",
+        ),
+        (
+            "def main():\n    return 1\n\n\nif __name__ == '__main__':\n    main()\n",
+            "def main():\n    return 2\n\n\nif __name__ == '__main__':\n    main()\n",
+        ),
+    )
+    TRAIN = "\n\ndef train(config):\n    return g(), h(), X, L, T, fast, f()\n"
+
+    @pytest.mark.parametrize(("one", "other"), SAME_TEXTS)
+    def test_what_names_stand_for_and_what_a_module_does_counts(self, package, one, other):
+        package({"repro/paths.py": "def f():\n    return 3\n",
+                 "repro/training.py": "def f():\n    return 4\n"})  # fmt: skip
+        file = "repro/experiments/mbs/experiments.py"
+        found = []
+        for text in (one, other):
+            package({file: text + self.TRAIN})
+            found.append(Tree().definitions(ENTRY, RESNET))
+        assert found[0] != found[1]
+
+    def test_a_program_that_a_record_starts_counts(self, package):
+        program = "def main():\n    return {}\n\n\nif __name__ == '__main__':\n    main()\n"
+        file = "repro/experiments/mbs/child.py"
+        line = "    from repro.mbs import stream\n"
+        started = "    from repro.experiments.mbs import child\n\n    run = child.__name__\n"
+        caller = edited("repro/experiments/mbs/experiments.py", line, started + line)
+        found = []
+        for number in "12":
+            package({file: program.format(number)} | caller)
+            found.append(Tree().definitions(ENTRY, RESNET))
+        assert found[0] != found[1]
+
+    def test_an_entry_that_is_not_there(self, package):
+        with pytest.raises(LookupError, match="is not defined there"):
+            Tree().definitions("repro.experiments.mbs.experiments:absent", {})
 
     def test_what_is_not_used_does_not_matter(self, package):
         before = Tree().definitions(ENTRY, RESNET)

@@ -31,6 +31,7 @@ POWER = 0.8
 MOST_SEEDS = 200  # a cell; more is beyond reason for trainings
 
 Part = tuple[str, str]  # a word of WORDS, and its evidence
+_UNKNOWN = "a second measurement would say how far it scatters"
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,8 @@ def difference(
     """
     if not len(first) or not len(second):
         raise NotRun("no records")
+    if not all(math.isfinite(value) for value in (*first, *second)):
+        return replace(unsure(math.nan, unit=unit, digits=digits), mean=math.nan)
     gap = math.fsum(first) / len(first) - math.fsum(second) / len(second)
     # Two cells of so many values each would give the same error.
     count = 2 / (1 / len(first) + 1 / len(second))
@@ -284,7 +287,7 @@ def direction(
     bounds = [0.0] if effect is None else [0.0, QUARTER * effect]
     word = "undecided"
     if math.isnan(low):
-        return word, told
+        return word, f"{told}; {_UNKNOWN}"
     if low > 0:
         word = "reproduced" if effect is None or mean >= HALF * effect else "partly"
     # An effect of exactly 0 is none.
@@ -324,7 +327,7 @@ def equivalence(name: str, gap: Gap, margin: float, *, side: int = 0) -> Part:
     if high < -limit or low > limit:
         return "not reproduced", told
     if math.isnan(low):
-        return "undecided", told
+        return "undecided", f"{told}; {_UNKNOWN}"
     distances = [abs(mean + limit)] if side else [abs(mean + limit), abs(mean - limit)]
     if abs(mean) > limit:
         # Outside, the end that is passed has to be excluded; inside, both.
@@ -344,7 +347,8 @@ def in_all_cases(
 
     The mean of the cases' effects decides whether there is one. A case that certainly fails, by
     Holm's correction over the cases, refutes "all"; with the others certain it leaves "partly". A
-    case that only points the other way leaves it open.
+    case whose own mean is below a quarter of the paper's leaves it open. So "reproduced" says that
+    there is an effect and that every case points to it, not that each is certain by itself.
 
     Args:
         cases: By name: the gap, and the paper's effect (a ratio where the gap is a logarithm).
@@ -394,10 +398,18 @@ def in_all_cases(
     if failed:
         word = "partly" if sure and len(failed) + len(sure) == count else "not reproduced"
         return Verdict(word, f"{evidence}; certainly not for {', '.join(failed)}")
-    if whole in ("reproduced", "partly") and any(sign * gap.mean <= 0 for gap in gaps):
-        against = ", ".join(name for name, (gap, _) in cases.items() if sign * gap.mean <= 0)
-        return Verdict("undecided", f"{evidence}; on average, but not yet for {against}")
+    short = [name for name, (gap, paper) in cases.items() if _falls_short(gap, paper, sign)]
+    open_ = [name for name in short if name not in sure]
+    if whole in ("reproduced", "partly") and open_:
+        told = f"{evidence}; on average, but not yet for {', '.join(open_)}"
+        return Verdict("undecided", told)
     return Verdict(whole, evidence)
+
+
+def _falls_short(gap: Gap, paper: float | None, sign: int) -> bool:
+    """Whether a case's mean is no quarter of the paper's effect, or for none not above 0."""
+    size = 0.0 if paper is None else math.log(paper) if gap.log else paper
+    return sign * gap.mean <= QUARTER * max(0.0, sign * size)
 
 
 def _of(gap: Gap, paper: float | None) -> str:
@@ -431,6 +443,8 @@ def combine(parts: Sequence[Part], quantifier: str = "all") -> Verdict:
         raise ValueError(f"quantifier is {quantifier!r}; allowed are all, most, any")
     words = [word for word, _ in parts]
     evidence = "; ".join(text for _, text in parts)
+    if unknown := set(words) - WORDS.keys():
+        raise ValueError(f"words are {', '.join(sorted(unknown))}; allowed are {', '.join(WORDS)}")
     if not parts or all(word == "not run" for word in words):
         return Verdict("not run", evidence or "no records")
     held, half, lost = (words.count(word) for word in ("reproduced", "partly", "not reproduced"))

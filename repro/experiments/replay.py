@@ -55,7 +55,7 @@ class FirstSteps:
 
     def differentiated(self, loss: torch.Tensor) -> None:
         """Note a loss of the step under way."""
-        if self.digest is None and loss.numel() == 1 and not _capturing():
+        if self.digest is None and loss.numel() == 1 and not loss.is_meta and not _capturing():
             self._pending.append(float(loss.detach()))
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
@@ -63,6 +63,8 @@ class FirstSteps:
         if self.digest is not None or _capturing():
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not parameters:
+            return
         losses, self._pending = self._pending, []
         _, steps = self._seen.setdefault(id(parameters[0]), (parameters[0], []))
         steps.append(losses)

@@ -170,7 +170,7 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
         UsageError: No run has that key, the value is of another type, or not allowed.
     """
     for key, text in choices:
-        present_ = [run.config[key] for run in runs if key in run.config]
+        present_ = [run.config[key] for run in runs if _is_plain(run.config.get(key, ...))]
         if not present_:
             raise UsageError(f"no run of the plan has a {key!r} to set; {_keys_advice(runs)}")
         allowed = paper.options.get(key)
@@ -183,7 +183,9 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
             raise UsageError(f"{key}={text} is of another type than {key}={_text(example)}")
         runs = list(
             dict.fromkeys(
-                replace(run, config=run.config | {key: value}) if key in run.config else run
+                replace(run, config=run.config | {key: value})
+                if _is_plain(run.config.get(key, ...))
+                else run
                 for run in runs
             )
         )
@@ -231,7 +233,9 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     if "," not in text:
         count = numbers[0] if numbers and numbers[0] <= 1000 else 0
         numbers = tuple(range(count))
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+    # numpy's generators take seeds of 32 bits.
+    outside = not numbers or min(numbers) < 0 or max(numbers) >= 2**32
+    if outside or len(set(numbers)) < len(numbers):
         raise UsageError(
             f"seeds are {text!r}; give how many (3), or a list of distinct ones from 0 (0,5,7)"
         )

@@ -1,18 +1,24 @@
 """Whether a record whose code has changed since still stands: by comparison, or by replay.
 
 First the definitions that ran are compared with those of the commit that the record was made or
-last verified at: code that only moved is the same. Where they differ, the first steps of a training
-are run again and compared with those that its record kept; what has no such steps is run again
-whole, and all but times is compared. Where they agree the record stands, and says by what.
+last verified at: code that only moved is the same. Where they differ, the record is run again, and
+all but times is compared; of a training that took longer than 20 s only the first steps, with those
+that its record kept, where nothing has changed that they do not run, such as an evaluation. Where
+they agree the record stands, and says by what.
 """
 
 import math
+import os
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from repro import paths
 from repro.experiments.design import Artefact, Experiment, Paper
 from repro.experiments.running import code_of, is_current, load
 from repro.experiments.sources import find_source, results_of
@@ -20,6 +26,7 @@ from repro.records import Record, RecordStore, commit_state, library_versions
 from repro.source_code import Tree, at_commit, present
 
 CLOSE = 1e-5  # on another kind of machine, relative
+LONG_S = 20  # a training that takes longer is judged by its first steps
 
 
 class Differs(Exception):
@@ -47,6 +54,8 @@ def verify(
         root: Folder searched first for datasets.
     """
     source = find_source(paper, profile, device)
+    for place in source.records:
+        source.stores[place].sweep()
     stale: dict[int, Record] = {}
     stand: set[int] = set()
     for name in dict.fromkeys(place[1] for place in source.records):
@@ -115,26 +124,29 @@ def verified(
 
 def same_definitions(experiment: Experiment, record: Record) -> str | None:
     """Return a commit at which the record's code ran and all it used is as it is now."""
-    known = [
-        (record.commit, record.entry, record.code),
-        *((entry["commit"], entry["entry"], entry["code"]) for entry in record.stands),
-    ]
-    for commit, entry, code in reversed(known):
-        if not commit or not entry:
-            continue
-        try:
-            tree = at_commit(commit)
-            if tree.hash_of(entry, record.config) != code:
-                continue  # made with changes that were not committed
-        except (LookupError, SyntaxError):
-            continue
-        now = present()
+    now = present()
+    for commit, tree, entry in _known(record):
         same = tree.definitions(entry, record.config) == now.definitions(
             experiment.entry, record.config
         )
         if same and _other_files_agree(tree, entry, now, experiment.entry, record.config):
             return commit
     return None
+
+
+def _known(record: Record) -> Iterator[tuple[str, Tree, str]]:
+    """Yield the commits under whose code a record is known to stand, with its entry, last first."""
+    known = [
+        (record.commit, record.entry, record.code),
+        *((entry["commit"], entry["entry"], entry["code"]) for entry in record.stands),
+    ]
+    for commit, entry, code in reversed(known):
+        if commit and entry:
+            with suppress(LookupError, SyntaxError):
+                tree = at_commit(commit)
+                # Otherwise it was made with changes that were not committed.
+                if tree.hash_of(entry, record.config) == code:
+                    yield commit, tree, entry
 
 
 def _other_files_agree(
@@ -165,78 +177,142 @@ def _within(old: Any, new: Any) -> bool:
 def replayed(
     experiment: Experiment, record: Record, root: str | None
 ) -> tuple[str, dict[str, Any] | None]:
-    """Run the first steps again, or the whole of what keeps none, and compare; see `verified`.
+    """Run a record again, of a long training the first steps, and compare; see `verified`.
 
     Raises:
         Differs: Something else came out.
-        CannotTell: The dataset is not here, or is another.
+        CannotTell: The dataset or the device is not here; or something has changed that the first
+            steps of a long training do not run.
     """
-    import torch
+    took_s = datetime.fromisoformat(record.finished) - datetime.fromisoformat(record.started)
+    steps = record.first_steps if took_s.total_seconds() > LONG_S else None
+    again = _run_again(experiment, record, _data_of(record, root), steps is not None)
+    if again.status != record.status:
+        raise Differs(f"it ends {again.status}, and ended {record.status}{again.error}")
+    if again.status != "ok":
+        return f"run again, it ends {again.status} as before", None
+    alike, kept = again.alike, record.first_steps
+    if kept is not None and again.first_steps is not None:
+        alike = alike and again.first_steps["instructions"] == kept["instructions"]
+        _compare_steps(kept, again.first_steps, alike)
+    if steps is None:
+        closeness = 0.0 if alike else CLOSE
+        compare("metrics", record.metrics, again.metrics, closeness)
+        compare("peak_bytes", record.peak_bytes, again.peak_bytes, closeness)
+        by = f"run again whole, {_how(alike)}{', times aside' * bool(record.timings)}"
+        return by, kept or (again.first_steps if alike else None)
+    count = len(steps["losses"])
+    if again.first_steps is None:
+        raise Differs(f"the training ends before step {count}")
+    if unseen := _unseen(experiment, record, again.executed):
+        raise CannotTell(
+            f"its first {count} steps are the same, but do not run {', '.join(unseen)}, which "
+            "changed; run it again"
+        )
+    return f"its first {count} steps run again, {_how(alike)}", steps
 
+
+def _compare_steps(before: Mapping[str, Any], after: Mapping[str, Any], alike: bool) -> None:
+    closeness = 0.0 if alike else CLOSE
+    pairs = list(zip(before["losses"], after["losses"], strict=True))
+    for number, (one, other) in enumerate(pairs, 1):
+        compare(f"step {number}, loss", one, other, closeness)
+    compare(f"weights after step {len(pairs)}, norm", before["norm"], after["norm"], closeness)
+    if alike and after["digest"] != before["digest"]:
+        raise Differs(f"the weights after step {len(pairs)} are others")
+
+
+@dataclass
+class _Again:
+    """What became of a run that was carried out again."""
+
+    alike: bool  # whether this kind of machine gives the same bits
+    status: str = "ok"
+    error: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    peak_bytes: int | None = None
+    first_steps: dict[str, Any] | None = None
+    executed: set[tuple[str, str]] = field(default_factory=set)  # file and top-level name
+
+
+def _data_of(record: Record, root: str | None) -> Any:
     from repro.datasets import DatasetError
-    from repro.experiments.replay import recording
-    from repro.measure import describe_device, is_out_of_memory
 
     try:
         data = load(record.config, root)
     except DatasetError as missing:
-        raise CannotTell(f"its dataset is not here: {missing}") from missing
-    if (data.fingerprint if data else None) != (
-        record.dataset["fingerprint"] if record.dataset else None
-    ):
+        raise CannotTell(f"its dataset is not here: {str(missing).splitlines()[0]}") from missing
+    expected = record.dataset["fingerprint"] if record.dataset else None
+    if (data.fingerprint if data else None) != expected:
         raise CannotTell("the dataset here is another one of the same name")
+    return data
+
+
+def _run_again(experiment: Experiment, record: Record, data: Any, steps_only: bool) -> _Again:
+    import torch
+
+    from repro.experiments.replay import recording
+    from repro.measure import describe_device, is_out_of_memory
+
     kind = "cuda" if record.device["type"] == "cuda" else "cpu"
     if kind == "cuda" and not torch.cuda.is_available():
         raise CannotTell("it is of a GPU, and there is none here")
+    again = _Again(
+        describe_device(kind)["name"] == record.device["name"]
+        and library_versions()["torch"] == record.versions.get("torch")
+    )
     threads = torch.get_num_threads()
     if kind == "cpu" and record.device.get("threads"):
         torch.set_num_threads(record.device["threads"])
-    outcome = None
-    status = "ok"
+    first = None
     try:
         # Others may compute on tensors without values, whose losses cannot be noted.
-        watched = recording(stop=record.first_steps is not None)
-        with watched if experiment.trains else nullcontext() as first:
+        watched = recording(stop=steps_only)
+        with (
+            watched if experiment.trains else nullcontext() as first,
+            _executed(again.executed) if steps_only else nullcontext(),
+        ):
             outcome = experiment.function(record.config, record.seed, data, kind)
+            again.metrics, again.peak_bytes = outcome.metrics, outcome.peak_bytes
     except Exception as problem:
-        status = "out_of_memory" if is_out_of_memory(problem) else "failed"
-        if status != record.status:
-            raise Differs(f"it ends {status}: {problem}") from problem
+        # A training may turn whatever ends it into an error of its own.
+        if not (steps_only and first is not None and first.fingerprint()):
+            again.status = "out_of_memory" if is_out_of_memory(problem) else "failed"
+            again.error = f": {problem}"
     finally:
         torch.set_num_threads(threads)
-    if status != record.status:
-        raise Differs(f"it runs to its end, and ended {record.status}")
-    if status != "ok":
-        return f"run again, it ends {status} as before", None
-    again = first.fingerprint() if first is not None else None
-    # The same kind of machine gives the same bits.
-    alike = (
-        describe_device(kind)["name"] == record.device["name"]
-        and library_versions()["torch"] == record.versions["torch"]
-    )
-    if record.first_steps is None:
-        assert outcome is not None
-        closeness = 0.0 if alike else CLOSE
-        compare("metrics", record.metrics, outcome.metrics, closeness)
-        compare("peak_bytes", record.peak_bytes, outcome.peak_bytes, closeness)
-        by = f"run again whole, {_how(alike)}{', times aside' * bool(record.timings)}"
-        return by, again if alike else None
-    if again is None:
-        raise Differs(f"the training ends before step {len(record.first_steps['losses'])}")
-    alike = alike and again["instructions"] == record.first_steps["instructions"]
-    closeness = 0.0 if alike else CLOSE
-    steps = list(zip(record.first_steps["losses"], again["losses"], strict=True))
-    for number, (before, after) in enumerate(steps, 1):
-        compare(f"step {number}, loss", before, after, closeness)
-    compare(
-        f"weights after step {len(steps)}, norm",
-        record.first_steps["norm"],
-        again["norm"],
-        closeness,
-    )
-    if alike and again["digest"] != record.first_steps["digest"]:
-        raise Differs(f"the weights after step {len(steps)} are others")
-    return f"its first {len(steps)} steps run again, {_how(alike)}", record.first_steps
+    again.first_steps = first.fingerprint() if first is not None else None
+    return again
+
+
+@contextmanager
+def _executed(names: set[tuple[str, str]]) -> Iterator[None]:
+    """Note the functions of this package that run: their file and their name at its top level."""
+    root = f"{paths.PACKAGE.parent}{os.sep}"
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(root):
+            file = Path(code.co_filename).relative_to(paths.PACKAGE.parent).as_posix()
+            names.add((file, code.co_qualname.partition(".")[0]))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _unseen(experiment: Experiment, record: Record, executed: set[tuple[str, str]]) -> list[str]:
+    """Return what has changed since the record's commit, and was not run; none for no commit."""
+    for _, tree, entry in _known(record):
+        before = tree.reached(entry, record.config)
+        after = present().reached(experiment.entry, record.config)
+        texts = {text.rpartition("\n")[0] for text in before}
+        changed = {place for text, place in after.items() if text.rpartition("\n")[0] not in texts}
+        return sorted(f"{file}:{name}" for file, name in changed - executed if name)
+    return []
 
 
 def _how(alike: bool) -> str:
@@ -250,9 +326,10 @@ def compare(name: str, before: Any, after: Any, closeness: float) -> None:
         Differs: They differ; the first place is named.
     """
     if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for key in before:
-            if not key.endswith("_s"):
-                compare(f"{name}, {key}", before[key], after.get(key), closeness)
+        for key in {**before, **after}:
+            one, other = before.get(key), after.get(key)
+            if not key.endswith("_s") or isinstance(one, Mapping) or isinstance(other, Mapping):
+                compare(f"{name}, {key}", one, other, closeness)
     elif isinstance(before, list | tuple) and isinstance(after, list | tuple):
         if len(before) != len(after):
             raise Differs(f"{name}: {len(after)} values for {len(before)}")
@@ -262,5 +339,5 @@ def compare(name: str, before: Any, after: Any, closeness: float) -> None:
         both_nan = math.isnan(before) and math.isnan(after)
         if not both_nan and not math.isclose(before, after, rel_tol=closeness, abs_tol=0.0):
             raise Differs(f"{name}: {after!r} for {before!r}")
-    elif before != after:
+    elif before != after or isinstance(before, bool) != isinstance(after, bool):
         raise Differs(f"{name}: {after!r} for {before!r}")

@@ -310,7 +310,7 @@ class TestDirection:
         word, told = direction("it", gap, candidates=3)
         assert word == "undecided"
         low, high = interval(2.2, 1.0, 20, 1 - 0.05 / 3)
-        assert f"[{low:+.2f}, {high:+.2f}]" in told
+        assert f"[{low:+.2f}, {high:+.2f}; 98.33 %]" in told
 
     def test_noise_alone_is_seldom_an_effect(self):
         """Of the best of four cells over a fifth, all alike, one in forty is called better."""
@@ -362,7 +362,8 @@ class TestEquivalence:
                 word, told = equivalence("it", one, 0.8, side=side)
                 again, told_again = equivalence("it", other, 0.8, side=-side)
                 assert word == again
-                assert told.partition(";")[2] == told_again.partition(";")[2]
+                if word == "undecided":  # and takes as many seeds
+                    assert told.rpartition(";")[2] == told_again.rpartition(";")[2]
 
     def test_no_significant_difference_is_no_sameness(self):
         random = np.random.default_rng(11)

@@ -198,6 +198,7 @@ def _where(record: Record) -> str:
 
 
 def named(kernels: Sequence[str]) -> str:
+    """Return a few kernels by name, of many their number."""
     if len(kernels) > 4:
         return f"{len(kernels)} kernels"
     return ", ".join(kernels)
