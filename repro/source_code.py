@@ -93,12 +93,14 @@ class Tree:
 
     def remember(self) -> None:
         """Keep what was found in the working tree's files, so that a status need not parse them."""
+        if self._commit is not None:
+            return
         new = {
             file: module.facts() | {"state": self._state(file)}
             for file, module in self._modules.items()
             if module.parsed
         }
-        if self._commit is not None or not new:
+        if not new:
             return
         # Without a place to write, the next one parses again.
         with contextlib.suppress(OSError), replacing(_memory()) as temporary:

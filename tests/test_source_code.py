@@ -259,6 +259,12 @@ class TestMemory:
         self.path.write_text(content)
         assert Tree().hash_of(ENTRY, RESNET) == first
 
+    def test_a_commits_files_are_not_those_of_the_working_tree(self, package):
+        commit = package({})
+        before = Tree().hash_of(ENTRY, RESNET)
+        package(MOVED)
+        assert Tree(commit).hash_of(ENTRY, RESNET) == before != Tree().hash_of(ENTRY, RESNET)
+
     def test_without_a_place_to_write(self, package):
         first = Tree().hash_of(ENTRY, RESNET)
         self.path.unlink()

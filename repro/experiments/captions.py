@@ -1,6 +1,6 @@
 """What captions of all papers say in the same words."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from repro.experiments.design import Results
 from repro.records import Record
@@ -34,6 +34,24 @@ def device_name(record: Record) -> str:
 def devices(records: Sequence[Record]) -> str:
     """Return the devices of records, each once."""
     return ", ".join(sorted({device_name(record) for record in records}))
+
+
+def dataset_phrase(
+    facts: Mapping[str, str], wanted: str, own: bool | None = None, more: str = ""
+) -> str:
+    """Return what data a record was made with, and whose place it takes.
+
+    Args:
+        facts: The record's `dataset`.
+        wanted: The paper's dataset.
+        own: Whether this is the paper's; None to tell by its name.
+        more: What else was done with it.
+    """
+    if own is None:
+        own = facts["name"].startswith(wanted.lower().replace("-", ""))
+    kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
+    stand_in = "" if own else f", a STAND-IN for the paper's {wanted}"
+    return f"Data: {kind}{facts['name']}{stand_in}: {facts['provenance'].rstrip('.')}{more}."
 
 
 def shortcomings(results: Results) -> Iterable[str]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from repro.experiments.captions import devices
+from repro.experiments.captions import dataset_phrase, devices
 from repro.experiments.design import Results, Run, reported
 from repro.records import Record
 
@@ -557,13 +557,8 @@ def _extent(record: Record) -> str:
 
 
 def _data(record: Record) -> str:
-    found = record.dataset or {}
-    name = found["name"]
     wanted = "ImageNet" if record.config["setting"] == SECTION_5_2_3 else "CIFAR-100"
-    own = name.startswith(wanted.lower().replace("-", ""))
-    kind = "SYNTHETIC data, " if found["kind"] == "synthetic" else ""
-    stand_in = "" if own else f", a STAND-IN for the paper's {wanted}"
-    return f"Data: {kind}{name}{stand_in}: {found['provenance'].rstrip('.')}."
+    return dataset_phrase(record.dataset or {}, wanted)
 
 
 def _model(config: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ from repro.experiments.judging import (
     direction,
     each,
     equivalence,
+    exactly,
     ratio,
 )
 from repro.experiments.mbs.sameness import same_result
@@ -162,12 +163,13 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
             if not found:
                 raise NotRun("no records")
             done = [r.config["mini_batch"] for r in found if r.status == "ok"]
-            return certain(
-                f"{role}: {len(done)} of {len(found)} runs trained, up to "
-                f"×{max(done, default=initial) // initial} the initial mini-batch, paper "
-                f"×{paper_rows(role)[-1]['mini_batch'] // initial}",
-                len(done) == len(found),
-            )
+            name = f"{role}: {len(done)} of {len(found)} runs trained"
+            if len(done) < len(found):
+                return certain(name, False)
+            # The sizes that were tried set how far it can reach.
+            reach = exactly(max(done) / initial, log=True, digits=0)
+            paper = paper_rows(role)[-1]["mini_batch"] / initial
+            return direction(f"{name}, up to the initial mini-batch", reach, paper)
 
         return combine(each(roles, judge))
 

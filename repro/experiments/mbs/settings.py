@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.experiments.captions import devices
+from repro.experiments.captions import dataset_phrase, devices
 from repro.experiments.design import Results, Run, reported
 from repro.records import Record
 
@@ -330,9 +330,7 @@ def _side(config: Mapping[str, Any]) -> int:
 def _data(facts: Mapping[str, str], role: str) -> str:
     paper = "Carvana" if role == "U-Net" else "Flowers-102"
     own = facts["name"].startswith(("flowers102", "carvana")) or "stand-in" in facts["provenance"]
-    kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
-    stand_in = "" if own else f", a stand-in for the paper's {paper}"
-    return f"Data: {kind}{facts['name']}{stand_in}: {facts['provenance'].rstrip('.')}."
+    return dataset_phrase(facts, paper, own)
 
 
 def _range_mib(sizes: Sequence[int]) -> str:
