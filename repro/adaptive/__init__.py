@@ -15,35 +15,89 @@ Source: Lee, Kang, Madireddy, Balaprakash, Agrawal, Choudhary, Archibald, Liao, 
 Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
 """
 
-from repro.adaptive.averaging import METHODS, PeerError, StepTiming, make_buckets, measure_messages
-from repro.adaptive.controller import (
-    BatchController,
-    DivergedError,
-    Saturation,
-    Step,
-    ThetaController,
-    set_lr,
-)
-from repro.adaptive.dataparallel import DataParallel, join_processes, leave_processes, share
-from repro.adaptive.distance import StartingPoint
-from repro.adaptive.gradients import (
-    GradientNorm,
-    full_cost,
-    gradient_norms,
-    max_stable_batch,
-    noise_scale,
-    stable_batch,
-)
-from repro.adaptive.scaling import (
-    MeasuredStep,
-    ScalingModel,
-    StepCost,
-    fit_messages,
-    updates,
-)
-from repro.adaptive.schedules import FixedBatch, LinearScaling, NoiseScaleBatch, ScheduledBatch
-from repro.adaptive.stopping import NoImprovement
-from repro.measure import CheckpointError, load_checkpoint, save_checkpoint
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from repro.adaptive.averaging import (
+        METHODS,
+        PeerError,
+        StepTiming,
+        make_buckets,
+        measure_messages,
+    )
+    from repro.adaptive.controller import (
+        BatchController,
+        DivergedError,
+        Saturation,
+        Step,
+        ThetaController,
+        set_lr,
+    )
+    from repro.adaptive.dataparallel import DataParallel, join_processes, leave_processes, share
+    from repro.adaptive.distance import StartingPoint
+    from repro.adaptive.gradients import (
+        GradientNorm,
+        full_cost,
+        gradient_norms,
+        max_stable_batch,
+        noise_scale,
+        stable_batch,
+    )
+    from repro.adaptive.scaling import (
+        MeasuredStep,
+        ScalingModel,
+        StepCost,
+        fit_messages,
+        updates,
+    )
+    from repro.adaptive.schedules import FixedBatch, LinearScaling, NoiseScaleBatch, ScheduledBatch
+    from repro.adaptive.stopping import NoImprovement
+    from repro.measure import CheckpointError, load_checkpoint, save_checkpoint
+
+# Imported when they are first used: `repro.adaptive.scaling` needs no torch.
+_HOMES = {
+    "repro.adaptive.averaging": (
+        "METHODS",
+        "PeerError",
+        "StepTiming",
+        "make_buckets",
+        "measure_messages",
+    ),
+    "repro.adaptive.controller": (
+        "BatchController",
+        "DivergedError",
+        "Saturation",
+        "Step",
+        "ThetaController",
+        "set_lr",
+    ),
+    "repro.adaptive.dataparallel": ("DataParallel", "join_processes", "leave_processes", "share"),
+    "repro.adaptive.distance": ("StartingPoint",),
+    "repro.adaptive.gradients": (
+        "GradientNorm",
+        "full_cost",
+        "gradient_norms",
+        "max_stable_batch",
+        "noise_scale",
+        "stable_batch",
+    ),
+    "repro.adaptive.scaling": (
+        "MeasuredStep",
+        "ScalingModel",
+        "StepCost",
+        "fit_messages",
+        "updates",
+    ),
+    "repro.adaptive.schedules": (
+        "FixedBatch",
+        "LinearScaling",
+        "NoiseScaleBatch",
+        "ScheduledBatch",
+    ),
+    "repro.adaptive.stopping": ("NoImprovement",),
+    "repro.measure": ("CheckpointError", "load_checkpoint", "save_checkpoint"),
+}
 
 __all__ = [
     "METHODS",
@@ -82,3 +136,13 @@ __all__ = [
     "stable_batch",
     "updates",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            # Kept here, so that it is looked for once.
+            found = getattr(importlib.import_module(module), name)
+            globals()[name] = found
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -259,6 +259,6 @@ def judge(target: str, world=None, profile="gpu", **options) -> Verdict:
     return made.verdict(f"adaptive/{target}", results_of(artefact, world, profile, **options))
 
 
-def checked(artefact: str, world=None, profile="gpu") -> dict[str, str]:
-    """Return the first check of an artefact in a world."""
-    return made.check_row(f"adaptive/{artefact}", 0, results_of(artefact, world, profile))
+def checked(artefact: str, world=None, profile="gpu", place=0) -> dict[str, str]:
+    """Return a check of an artefact in a world."""
+    return made.check_row(f"adaptive/{artefact}", place, results_of(artefact, world, profile))

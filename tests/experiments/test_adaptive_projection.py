@@ -2,10 +2,13 @@
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 from made_adaptive import measured_task
 
+from repro import adaptive
 from repro.adaptive import ScalingModel, updates
 from repro.experiments.adaptive import projection, settings
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, STRATEGIES, TASKS
@@ -29,6 +32,23 @@ def uncached():
     projection.fitted_to_paper.cache_clear()
     yield
     projection.fitted_to_paper.cache_clear()
+
+
+def test_every_name_is_there_and_updates_need_no_torch():
+    """Tables of finished trainings count updates; importing torch takes a second."""
+    code = (
+        "import sys; from repro.adaptive import updates, ScalingModel; "
+        "assert 'torch' not in sys.modules; import repro.adaptive as package; "
+        "found = {name: getattr(package, name) for name in package.__all__}; "
+        "assert found['updates'] is updates and 'torch' in sys.modules; "
+        "assert found.items() <= vars(package).items(); "
+        "import repro.measure; assert found['CheckpointError'] is repro.measure.CheckpointError"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    homes = [name for names in adaptive._HOMES.values() for name in names]
+    assert sorted(homes) == sorted(adaptive.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = adaptive.nothing
 
 
 class TestProjection:

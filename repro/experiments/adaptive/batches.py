@@ -96,11 +96,19 @@ def first_peak(record: Record) -> int:
 
     In a warm-up the small rate keeps w close to w_0, and θ high (Figure 2's caption).
     """
+    warmup, values = _where_it_peaks(record)
+    return warmup + 1 + int(np.nanargmax(values))
+
+
+def _where_it_peaks(record: Record) -> tuple[int, list[float]]:
+    """Return the epochs of a warm-up, and θ from then until the first decay.
+
+    NaN where it is not defined. A training that is no longer than its warm-up is taken whole.
+    """
     decays = record.config["controller"].get("decay_at") or [len(record.metrics["theta"])]
     theta = record.metrics["theta"][: decays[0]]
     warmup = _warmup(record) if len(theta) > _warmup(record) else 0
-    values = [np.nan if value is None else value for value in theta[warmup:]]
-    return warmup + 1 + int(np.nanargmax(values))
+    return warmup, [math.nan if value is None else value for value in theta[warmup:]]
 
 
 def first_peaks(records: Sequence[Record]) -> list[int]:
@@ -205,11 +213,12 @@ def figure6(results: Results) -> "Figure":
     return plots.epoch_curves(panels, ["θ", "θ"])
 
 
-def trend(cells: Mapping[int, Sequence[float]]) -> Gap:
+def trend(cells: Mapping[int, Sequence[float]], resolution: float = 0.0) -> Gap:
     """Return by which factor values grow where the batch doubles: a line through logarithms.
 
     Args:
         cells: Values above 0 by batch size, one for each seed.
+        resolution: What they are counted in, such as whole epochs; see `rounding`.
 
     Raises:
         NotRun: There are fewer than two sizes.
@@ -221,31 +230,54 @@ def trend(cells: Mapping[int, Sequence[float]]) -> Gap:
     moment = math.fsum((place - middle) ** 2 for place in places)
     weights = [(place - middle) / moment for place in places]
     logs = [[math.log(value) for value in cell] for cell in cells.values()]
-    return contrast(logs, weights)
+    return contrast(logs, weights, [rounding(cell, resolution) for cell in cells.values()])
 
 
-def contrast(logs: Sequence[Sequence[float]], weights: Sequence[float]) -> Gap:
+def rounding(counts: Sequence[float], resolution: float = 1.0) -> float:
+    """Return the spread of a count's logarithm that rounding alone makes.
+
+    Equal counts, such as of whole epochs, are no proof of a spread of 0, but of one no larger than
+    this: that of numbers spread evenly over what is rounded to one count.
+    """
+    return resolution / math.sqrt(12) / (math.fsum(counts) / len(counts))
+
+
+def contrast(
+    logs: Sequence[Sequence[float]],
+    weights: Sequence[float],
+    least: Sequence[float] | None = None,
+    *,
+    trials: str = "seeds",
+) -> Gap:
     """Return the sum of the cells' mean logarithms, each times its weight.
 
     The cells' pooled spread makes the error; Welch's and Satterthwaite's where they do not share
     one.
+
+    Args:
+        logs: By cell, one for each seed.
+        weights: Of each cell.
+        least: The spread that each cell has at least, of what is counted by `rounding`.
+        trials: What the values are; ``rounds`` of a timing.
     """
     counts = [len(cell) for cell in logs]
     mean = math.fsum(w * math.fsum(c) / len(c) for w, c in zip(weights, logs, strict=True))
     shares = [weight**2 / count for weight, count in zip(weights, counts, strict=True)]
     spread = Spread.pooled(logs)
     if not spread.dof or (not spread.alike and min(counts) < 2):
-        return Gap(mean, math.nan, math.nan, math.nan, log=True)
-    if spread.alike:
-        error, dof = spread.sd * math.sqrt(math.fsum(shares)), float(spread.dof)
-    else:
-        own = [s * Spread.pooled([cell]).sd ** 2 for s, cell in zip(shares, logs, strict=True)]
-        error = math.sqrt(math.fsum(own))
+        return Gap(mean, math.nan, math.nan, math.nan, log=True, trials=trials)
+    sds = [spread.sd if spread.alike else Spread.pooled([cell]).sd for cell in logs]
+    floors = least or [0.0] * len(sds)
+    own = [s * max(sd, low) ** 2 for s, sd, low in zip(shares, sds, floors, strict=True)]
+    error, dof = math.sqrt(math.fsum(own)), float(spread.dof)
+    if not spread.alike:
         freedom = math.fsum(v**2 / (n - 1) for v, n in zip(own, counts, strict=True))
         dof = math.fsum(own) ** 2 / freedom if freedom else math.inf
-    # The spread of one value with which the difference of two cells has this error.
-    sd = error / math.sqrt(2 * math.fsum(1 / count for count in counts) / len(counts))
-    return Gap(mean, error, dof, sd, log=True)
+    # Two cells of so many values each, and of this spread, have a difference with this error.
+    count = len(counts) / math.fsum(1 / count for count in counts)
+    sd = error * math.sqrt(count / 2)
+    seed_dof = dof / (count - 1) if count > 1 and math.isfinite(dof) else 2.0
+    return Gap(mean, error, dof, sd, log=True, seed_dof=seed_dof, trials=trials)
 
 
 def _psnr_gap(results: Results, size: int) -> Gap:
@@ -314,7 +346,7 @@ def slower(results: Results, expected: Expectation) -> Verdict:
     paper = (linear["epochs"] / best["epochs"]) ** (1 / doublings)
     listed = ", ".join(f"B = {size}: {Summary.of(own).text(1)}" for size, own in epochs.items())
     name = f"epochs to {common:.1f} dB {listed}; a doubling of the batch"
-    return combine([direction(name, trend(epochs), paper, sign=expected.sign)])
+    return combine([direction(name, trend(epochs, resolution=1), paper, sign=expected.sign)])
 
 
 @claim("same_cost", "All batch sizes end with almost the same training cost", "Figure 2")
@@ -393,7 +425,7 @@ def later_peak(task: str, key: str, end: str = "") -> Claim:
                 "no number of seeds would decide",
             )
         name = f"epochs of the peak {listed}{hidden}; a doubling of the batch"
-        return combine([direction(name, trend(peaks), sign=expected.sign)])
+        return combine([direction(name, trend(peaks, resolution=1), sign=expected.sign)])
 
     return judge_order
 
@@ -411,18 +443,37 @@ def _at_start(results: Results, task: str) -> list[Record]:
 
 
 def rises_first(task: str, key: str, end: str = "") -> Claim:
-    """Return the claim that θ rises to a peak."""
+    """Return the claim that θ rises before it falls."""
 
-    @claim(key, f"θ rises to a peak before it falls{end}", "Sections III-D, VI")
+    @claim(
+        key,
+        f"θ rises before it falls (as we put it: from the first epoch to the second){end}",
+        "Sections III-D, VI",
+    )
     def judge_rise(results: Results, expected: Expectation) -> Verdict:
-        peaks = first_peaks(_at_start(results, task))
+        records = _at_start(results, task)
         low, high = PAPER[task]["peak"]
         paper = f"{low}" if low == high else f"{low} to {high}"
-        gap = ratio(peaks, [1] * len(peaks), resolution=1)
-        name = f"peaks in epochs {_listed(peaks)} (paper {paper}), over the first"
-        return combine([direction(name, gap, sign=expected.sign)])
+        rises = [_first_rise(record) for record in records]
+        name = (
+            f"peaks in epochs {_listed(first_peaks(records))} (paper {paper}); θ after the second "
+            "epoch over that after the first"
+        )
+        return combine([direction(name, ratio(rises, [1.0] * len(rises)), sign=expected.sign)])
 
     return judge_rise
+
+
+def _first_rise(record: Record) -> float:
+    """Return θ after the second epoch over θ after the first, counted from a warm-up's end.
+
+    Raises:
+        NotRun: The training has no such epochs, or θ is not above 0 in both.
+    """
+    theta = _where_it_peaks(record)[1][:2]
+    if len(theta) < 2 or not all(value > 0 for value in theta):
+        raise NotRun(f"seed {record.seed}: θ is not above 0 after two epochs before the decay")
+    return theta[1] / theta[0]
 
 
 def _listed(numbers: Sequence[int]) -> str:
@@ -433,24 +484,38 @@ def _listed(numbers: Sequence[int]) -> str:
 EARLY = max(PAPER[task]["peak"][1] / PAPER[task]["interval"] - 1 for task in TASKS)
 
 
+NO_PEAK = "θ falls from the first epoch on, so that there is no peak that K could follow"
+
+
 def after_peak(task: str, key: str, end: str = "") -> Claim:
-    """Return the claim that K is found when θ has peaked."""
+    """Return the claim that K is found when θ has peaked, by the seeds in which it has a peak."""
 
     @claim(key, f"K is found no earlier than θ peaks{end}", "Sections III-D, VI")
     def judge_interval(results: Results, expected: Expectation) -> Verdict:
         # Up to K the training that stays at B_s is the same, seed by seed.
-        at_start = {record.seed: first_peak(record) for record in _at_start(results, task)}
+        fixed_start = _at_start(results, task)
+        at_start = {record.seed: first_peak(record) for record in fixed_start}
+        first = {record.seed: 1 + _where_it_peaks(record)[0] for record in fixed_start}
         adaptive = [r for r in trained(results, task, "theta") if r.seed in at_start]
         if not adaptive:
             raise NotRun("no records")
         found = dict(zip((r.seed for r in adaptive), intervals(adaptive), strict=True))
+        # What falls from the first epoch on has no peak that K could follow.
+        falling = [seed for seed in found if at_start[seed] == first[seed]]
+        found = {seed: interval for seed, interval in found.items() if seed not in falling}
+        if not found:
+            raise NotRun(NO_PEAK)
         lost = [seed for seed, interval in found.items() if interval is None]
         parts = [certain(f"seed {seed}: K not found", False) for seed in lost]
         pairs = [(interval, at_start[n]) for n, interval in found.items() if interval is not None]
         if pairs:
             told = ", ".join(f"{interval} for a peak in {peak}" for interval, peak in pairs)
-            gap = ratio([interval / peak for interval, peak in pairs], [1.0] * len(pairs))
-            name = f"K = {told} (paper {PAPER[task]['interval']}), over the peak"
+            told += f" (paper {PAPER[task]['interval']})"
+            told += "".join(f"; seed {seed}: θ falls at once, not counted" for seed in falling)
+            # Both are counted in whole epochs.
+            least = math.hypot(*(rounding(epochs) for epochs in zip(*pairs, strict=True)))
+            gap = contrast([[math.log(k / peak) for k, peak in pairs]], [1.0], [least])
+            name = f"K = {told}; over the peak"
             parts.append(equivalence(name, gap, EARLY, side=-1))
         return combine(parts)
 

@@ -6,7 +6,7 @@ nodes. The model is in `projection`.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from repro.experiments.design import (
     claim,
 )
 from repro.experiments.judging import (
+    HALF,
     Gap,
     NotRun,
     Part,
@@ -46,7 +47,6 @@ from repro.experiments.judging import (
     direction,
     each,
     equivalence,
-    exactly,
     in_all_cases,
     ratio,
 )
@@ -67,7 +67,11 @@ SIMULATED = (
     f"{PAPER[CIFAR]['scheduled']['every']} of {PAPER[CIFAR]['epochs']} epochs) the same share of "
     "the training is ASSUMED."
 )
-BLOCKED = 0.1  # share of a step's time from which blocked time is significant; ours, none is named
+# Margins of the checks are ours, since the paper names none.
+BLOCKED = 0.1  # share of the time from which blocked time is significant: less is lost in a figure
+FORETOLD = 0.2  # of a speed-up, as a share: as of the steps of two processes
+SIMILAR = 0.25  # of two times, as a share: twice the nodes change their ratio by more than ×2.5
+LESS = HALF  # share of the paper's effect that has to be there, as of what is measured
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -300,29 +304,22 @@ def nodes_figure(results: Results) -> "Figure":
     return drawn
 
 
-def foretold(task: str) -> Claim:
-    """Return the claim that two strategies' speed-ups foretell θ-adaptive's own."""
+def foretold(task: str) -> Check:
+    """Return the check that two strategies' speed-ups foretell θ-adaptive's own."""
 
-    @claim(
-        "foretold",
-        "The speed-ups of the other two strategies foretell θ-adaptive's own (SIMULATED; our "
-        "question, whether the paper's numbers fit one cluster)",
-        "Section VI",
-        kind="simulated",
+    @check(
+        "The speed-ups of the other two strategies foretell θ-adaptive's own within "
+        f"{100 * FORETOLD:g} %, so that the paper's numbers fit one cluster (SIMULATED; our "
+        "question)"
     )
-    def judge_speedup(results: Results, expected: Expectation) -> Verdict:
+    def near(results: Results) -> tuple[bool, str]:
         paper = PAPER[task]["speedups"]["theta"][1]
-        labels = ("without", "with")
-        values = dict(zip(labels, projection.predicted(task, "theta"), strict=True))
+        values = projection.predicted(task, "theta")
+        said = " and ".join(f"{value:.1f} (×{value / paper:.2f})" for value in values)
+        near = all(abs(math.log(value / paper)) <= math.log1p(FORETOLD) for value in values)
+        return near, f"{said}, without and with VI-B's cost; paper {paper:g}"
 
-        def judge(label: str) -> Part:
-            gap = exactly(values[label] / paper, log=True)
-            name = f"{values[label]:.1f} {label} VI-B's cost of small batches, of {paper:g}"
-            return equivalence(name, gap, expected.allowed())
-
-        return combine(each(labels, judge))
-
-    return judge_speedup
+    return near
 
 
 def scales_further(task: str) -> Check:
@@ -361,7 +358,7 @@ def steps_foretold(task: str) -> Claim:
 
         def judge(size: int) -> Part:
             # The steps of all sizes share their spread; the prediction is taken as it stands.
-            gap = contrast(logs, [float(size == other) for other in said])
+            gap = contrast(logs, [float(size == other) for other in said], trials="rounds")
             return equivalence(f"B = {size}: predicted over measured", gap, expected.allowed())
 
         return combine([judge(size) for size in said])
@@ -422,12 +419,6 @@ def same_weights(results: Results, expected: Expectation) -> Verdict:
     return combine(each(TASKS, judge))
 
 
-def _on_nodes(judge: Callable[[str, Mapping[int, Mapping[str, float]]], Part]) -> Verdict:
-    """Judge the modelled breakdown with either cost of small batches."""
-    found = projection.breakdowns()
-    return combine([judge(label, rows) for label, (_, rows) in found.items()])
-
-
 def _blocked(row: Mapping[str, float]) -> float:
     return row["blocked"] / (row["computation"] + row["blocked"])
 
@@ -436,23 +427,21 @@ _SIGNIFICANT = PAPER["section6b"]["blocked_from_nodes"]
 _NOT_LINEAR = PAPER["section6b"]["not_linear_from_nodes"]
 
 
-@claim(
-    "blocked",
-    f"Blocked time becomes significant at {_SIGNIFICANT} nodes (SIMULATED; as we put it: more "
-    f"than {100 * BLOCKED:g} % of the time, and less at a quarter of them)",
-    "Section VI-B",
-    kind="simulated",
+@check(
+    f"Blocked time becomes significant at {_SIGNIFICANT} nodes (section VI-B; SIMULATED; as we put "
+    f"it: more than {100 * BLOCKED:g} % of the time, and no more at a quarter of them), with "
+    "either cost of small batches"
 )
-def blocked(results: Results, expected: Expectation) -> Verdict:
-    """Judge the share of blocked time on the modelled cluster."""
-
-    def judge(label: str, rows: Mapping[int, Mapping[str, float]]) -> Part:
+def blocked(results: Results) -> tuple[bool, str]:
+    """Compare the share of blocked time on the modelled cluster with what is significant."""
+    holds, said = [], []
+    for label, (_, rows) in projection.breakdowns().items():
         shares = {n: _blocked(rows[n]) for n in (_SIGNIFICANT // 4, _SIGNIFICANT)}
-        listed = ", ".join(f"{100 * share:.0f} % on {n}" for n, share in shares.items())
         few, many = shares.values()
-        return certain(f"cost of small batches {label}: {listed}", many > BLOCKED >= few)
-
-    return _on_nodes(judge)
+        holds.append(many > BLOCKED >= few)
+        listed = ", ".join(f"{100 * share:.0f} % on {n}" for n, share in shares.items())
+        said.append(f"cost {label}: {listed}")
+    return all(holds), "; ".join(said)
 
 
 @check("Blocked time only grows with the nodes: no smaller share of the time on twice as many")
@@ -466,48 +455,40 @@ def blocked_grows(results: Results) -> tuple[bool, str]:
     return all(b >= a for a, b in shares), f"on {_SIGNIFICANT} and {2 * _SIGNIFICANT} nodes: {said}"
 
 
-@claim(
-    "communication",
-    f"Communication takes as long as computation at {_SIGNIFICANT} nodes (SIMULATED)",
-    "Section VI-B",
-    kind="simulated",
+@check(
+    f"Communication takes as long as computation at {_SIGNIFICANT} nodes (section VI-B; SIMULATED; "
+    f"as we put it: within {100 * SIMILAR:g} %), with either cost of small batches"
 )
-def communication(results: Results, expected: Expectation) -> Verdict:
-    """Judge communication over computation on the modelled cluster."""
-
-    def judge(label: str, rows: Mapping[int, Mapping[str, float]]) -> Part:
-        row = rows[_SIGNIFICANT]
-        gap = exactly(row["communication"] / row["computation"], log=True)
-        name = f"cost of small batches {label}: communication over computation"
-        return equivalence(name, gap, expected.allowed())
-
-    return _on_nodes(judge)
+def communication(results: Results) -> tuple[bool, str]:
+    """Compare communication with computation on the modelled cluster."""
+    ratios = {
+        label: rows[_SIGNIFICANT]["communication"] / rows[_SIGNIFICANT]["computation"]
+        for label, (_, rows) in projection.breakdowns().items()
+    }
+    said = "; ".join(f"cost {label}: ×{ratio:.2f}" for label, ratio in ratios.items())
+    return all(abs(math.log(ratio)) <= math.log1p(SIMILAR) for ratio in ratios.values()), said
 
 
-@claim(
-    "not_linear",
-    f"Computation at B_m falls less than linearly from {_NOT_LINEAR} nodes on (SIMULATED; by the "
-    "cost of small batches that is fitted to the speed-ups)",
-    "Section VI-B",
-    kind="simulated",
+@check(
+    f"Computation at B_m falls less than linearly from {_NOT_LINEAR} nodes on (section VI-B; "
+    "SIMULATED; as we put it: by the cost of small batches that is fitted to the speed-ups, and at "
+    f"least {100 * LESS:g} % of what the paper's times of one and two samples would have it short)"
 )
-def not_linear(results: Results, expected: Expectation) -> Verdict:
-    """Judge by which factor computation falls on twice the nodes, over the linear factor of 2.
+def not_linear(results: Results) -> tuple[bool, str]:
+    """Compare the factor by which computation falls on twice the nodes with the linear one of 2.
 
-    The paper's effect is that of its convolution's times for one and two samples; with those as
-    the cost of small batches the fall could not be linear.
+    With the paper's times as the cost of small batches the fall could not be linear.
     """
     cost, rows = projection.overhead(), projection.breakdowns()["fitted"][1]
     largest = PAPER[DIV2K]["theta"]["max_batch"]
-
-    def judge(nodes: int) -> Part:
-        falls = rows[nodes]["computation at B_m"] / rows[2 * nodes]["computation at B_m"]
+    holds, said = [], []
+    for nodes in (_NOT_LINEAR, 2 * _NOT_LINEAR):
+        falls = rows[nodes]["computation at B_m"] / rows[2 * nodes]["computation at B_m"] / 2
         samples = largest / nodes
-        paper = (samples + cost) / (samples / 2 + cost)
-        name = f"{nodes} to {2 * nodes} nodes, fall over a linear one"
-        return direction(name, exactly(falls / 2, log=True), paper / 2, sign=expected.sign)
-
-    return combine([judge(nodes) for nodes in (_NOT_LINEAR, 2 * _NOT_LINEAR)])
+        paper = (samples + cost) / (samples / 2 + cost) / 2
+        holds.append(math.log(falls) <= LESS * math.log(paper))
+        said.append(f"{nodes} to {2 * nodes} nodes ×{falls:.2f} (by the paper's ×{paper:.2f})")
+    return all(holds), f"fall over a linear one: {'; '.join(said)}"
 
 
 def _exhibit(task: str, note: str = "") -> Exhibit:
@@ -519,8 +500,8 @@ def _exhibit(task: str, note: str = "") -> Exhibit:
             f"Speed-ups over one node, by strategy.{note} {SIMULATED}",
             partial(_facts, scaling=True),
         ),
-        claims=(foretold(task), steps_foretold(task)),
-        checks=(scales_further(task),),
+        claims=(steps_foretold(task),),
+        checks=(scales_further(task), foretold(task)),
     )
 
 
@@ -550,6 +531,5 @@ BREAKDOWN = Exhibit(
         f"one node; the last column is the share of all time before the batch is B_m. {SIMULATED}",
         partial(_facts, scaling=True),
     ),
-    claims=(blocked, communication, not_linear),
-    checks=(blocked_grows,),
+    checks=(blocked, blocked_grows, communication, not_linear),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive.batches import CURVES, contrast
+from repro.experiments.adaptive.batches import CURVES, contrast, rounding
 from repro.experiments.adaptive.settings import (
     CIFAR,
     DIV2K,
@@ -59,7 +59,6 @@ from repro.experiments.judging import (
     direction,
     each,
     equivalence,
-    ratio,
 )
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -364,9 +363,12 @@ def as_many_epochs(task: str) -> Claim:
             [record.metrics["completed"] for record in found.get(name, [])]
             for name in ("theta", "best")
         ]
-        own = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
-        gap = ratio(epochs[0], epochs[1], Spread.pooled_logs(epochs))
-        return combine([equivalence(f"epochs (paper ×{own:.2f})", gap, LONGER)])
+        if not all(epochs):
+            raise NotRun("no records")
+        logs = [[math.log(count) for count in own] for own in epochs]
+        gap = contrast(logs, [1.0, -1.0], [rounding(own) for own in epochs])
+        paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
+        return combine([equivalence(f"epochs (paper ×{paper:.2f})", gap, LONGER)])
 
     return judge_epochs
 
