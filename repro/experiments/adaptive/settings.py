@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import devices
+from repro.experiments.captions import dataset_phrase, devices
 from repro.experiments.design import Results, Run, reported
 from repro.records import Record
 from repro.report import DASH
@@ -453,12 +453,8 @@ def _data(record: Record) -> str:
             f"Data: {facts['provenance'].rstrip('.')}. To restore: noise of "
             f"{record.config['sigma']:g} of the full range was added (our choice, SYNTHETIC)."
         )
-    wanted = _DATA[task]
-    own = name.startswith(wanted.lower().replace("-", ""))
-    kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
-    stand_in = "" if own else f", a STAND-IN for the paper's {wanted}"
-    made = "; inputs are shrunk by bicubic interpolation" if task == DIV2K else ""
-    return f"Data: {kind}{name}{stand_in}: {facts['provenance'].rstrip('.')}{made}."
+    more = "; inputs are shrunk by bicubic interpolation" if task == DIV2K else ""
+    return dataset_phrase(facts, _DATA[task], more=more)
 
 
 def _model(config: dict[str, Any]) -> str:
