@@ -23,7 +23,7 @@ WORDS: Mapping[str, str] = {
 KINDS: Mapping[str, str] = {
     "measured": "from runs, whose records stand beside",
     "simulated": "from a model of a machine that is not at hand",
-    "arithmetic": "from the paper's own numbers, by its own equations",
+    "arithmetic": "from the paper's own numbers or its authors' raw measurements alone",
 }
 
 HALF, QUARTER = 0.5, 0.25  # of the paper's effect: enough to reproduce it; too little to be it
