@@ -161,8 +161,19 @@ def parallel(
 
     profile = running.check_profile(profile or running.default_profile())
     device = running.check_device(device or running.default_device())
-    run_parallel(task, strategy, averaging, profile, device, data, dataset or (), seed, epochs,
-                 checkpoint, micro_batch)  # fmt: skip
+    run_parallel(
+        task,
+        strategy,
+        averaging,
+        profile,
+        device,
+        data,
+        dataset or (),
+        seed,
+        epochs,
+        checkpoint,
+        micro_batch,
+    )
 
 
 @app.command()
