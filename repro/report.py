@@ -82,8 +82,10 @@ def to_html(frame: "pd.DataFrame") -> str:
     """Return a data frame as an HTML table."""
     cells = frame.map(_cell)
     for column in cells.columns.intersection(["evidence"]):
-        cells[column] = [_lines(column, text) for text in cells[column]]
-    return cells.to_html(index=False, border=0, classes="repro", justify="left")
+        # pandas writes the end of a line as two characters, and leaves this one alone.
+        cells[column] = [_lines(column, text).replace("\n", "\u2028") for text in cells[column]]
+    page: str = cells.to_html(index=False, border=0, classes="repro", justify="left")
+    return page.replace("\u2028", "<br>")
 
 
 class TableView:
@@ -132,7 +134,7 @@ class Section:
 _TABLE_STYLE = """
 table.repro { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
 table.repro th, table.repro td { padding: .25em .8em; border-bottom: 1px solid #d8dde6;
-       text-align: left !important; vertical-align: top; white-space: pre-line; }
+       text-align: left !important; vertical-align: top; }
 table.repro thead th { border-bottom: 2px solid #48536a; }
 """
 _STYLE = f"""

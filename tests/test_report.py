@@ -61,6 +61,13 @@ class TestTables:
         columns = report.to_html(pd.DataFrame({"<i>": [1]}))
         assert "<i>" not in columns
 
+    def test_evidence_has_a_line_for_each_of_its_parts(self):
+        frame = pd.DataFrame({"evidence": ["one 1 < 2; two"], "claim": ["a; b"]})
+        page = report.to_html(frame)
+        assert "<td>one 1 &lt; 2;<br>two</td>" in page and "<td>a; b</td>" in page
+        table = report.to_rich(frame.to_dict("records"), "Title")
+        assert [str(cell) for cell in table.columns[0].cells] == ["one 1 < 2;\ntwo"]
+
     def test_the_terminals_table(self):
         from rich.console import Console
 

@@ -144,7 +144,7 @@ class Gap:
         unit = f" {self.unit}" if self.unit else ""
         low, high = self.interval(level)
         # Which one it is goes without saying for 95 % alone.
-        rarer = "" if level == 0.95 else f"; {100 * level:.4g} %"
+        rarer = "" if level == 0.95 else f" at {100 * level:.4g} %"
         if math.isnan(low):
             return f"{self._text(self.mean)}{unit} (no spread known)"
         if self.error == 0:

@@ -333,7 +333,7 @@ class TestInterval:
     def test_equal_epochs_are_no_proof(self, target):
         """K in 2 for a peak in 2, three times: both are rounded."""
         found = judge(target, World(peak=peaks(2, 2, 2), interval=lambda c, s: 2))
-        assert found.word == "undecided" and "×1.00 [×0.71, ×1.41; 90 %]" in found.evidence
+        assert found.word == "undecided" and "×1.00 [×0.71, ×1.41 at 90 %]" in found.evidence
 
     def test_one_k_that_is_not_found(self, target):
         world = World(interval=lambda c, seed: None if seed == 1 else 80)

@@ -181,7 +181,7 @@ class TestEpochs:
 
         found = judge(f"{artefact}/as_many_epochs", World(edit={"train": edit}))
         # 0.0962 of a count of 3, by √(2 / 3), by t of 4 degrees of freedom.
-        assert "×1.00 [×0.85, ×1.18; 90 %]" in found.evidence and found.word == "reproduced"
+        assert "×1.00 [×0.85, ×1.18 at 90 %]" in found.evidence and found.word == "reproduced"
 
     def test_without_either(self, artefact):
         for name in ("theta", "best"):

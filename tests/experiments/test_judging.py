@@ -310,7 +310,7 @@ class TestDirection:
         word, told = direction("it", gap, candidates=3)
         assert word == "undecided"
         low, high = interval(2.2, 1.0, 20, 1 - 0.05 / 3)
-        assert f"[{low:+.2f}, {high:+.2f}; 98.33 %]" in told
+        assert f"[{low:+.2f}, {high:+.2f} at 98.33 %]" in told
 
     def test_noise_alone_is_seldom_an_effect(self):
         """Of the best of four cells over a fifth, all alike, one in forty is called better."""

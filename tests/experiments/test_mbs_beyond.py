@@ -117,7 +117,7 @@ class TestOptimum:
         widths = {}
         for profile in ("smoke", "gpu"):
             found = judge(f"{artefact}/{key}", by_size(curve), profile, (0, 1, 2)).evidence
-            low, high = found.split("[")[1].split("]")[0].split(";")[0].split(", ")
+            low, high = found.split("[")[1].split("]")[0].split(" at ")[0].split(", ")
             widths[profile] = float(high) - float(low)
         # One size beside the other, against six (Table 4) and three (Table 5).
         assert widths["gpu"] > widths["smoke"] * 1.05
