@@ -286,8 +286,8 @@ class TestSession:
             shown.clear()
             session.show(name)
             kinds = [type(item).__name__ for item in shown]
-            expected = ["Markdown", *["Image"] * (artefact.figure is not None)]
-            assert kinds == [*expected, "TableView", "TableView"]
+            tables = 1 + bool(artefact.checks) + bool(artefact.claims)
+            assert kinds == ["Markdown", *["Image"] * artefact.draws, *["TableView"] * tables]
         assert sum(session.counts().values()) == len(session.verdicts().frame)
         session.provenance()
         assert "33 records" in shown[-1].data or "records" in shown[-1].data

@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from repro import plots
+from repro.experiments.judging import WORDS
 
 NAN = float("nan")
 CURVES = {
@@ -64,11 +65,11 @@ FIGURES = {
     "verdict_counts": (
         lambda: plots.verdict_counts(
             {
-                "MBS": {"reproduced": 3, "partly": 1, "not reproduced": 0, "not run": 2},
-                "Another": {"reproduced": 0, "partly": 0, "not reproduced": 1, "not run": 0},
+                "MBS": dict(zip(WORDS, (3, 1, 0, 0, 2), strict=True)),
+                "Another": dict(zip(WORDS, (0, 0, 0, 1, 0), strict=True)),
             }
         ),
-        4,
+        5,
     ),
     "streaming_plan": (
         lambda: plots.streaming_plan(

@@ -119,10 +119,10 @@ class TestStore:
         template = RecordStore(store.folder.parent / "template").write(big)
         command = [sys.executable, "-c", script, str(store.folder), str(template)]
         leftovers = 0
-        for delay_s in (0.01, 0.013, 0.017, 0.023, 0.031, 0.047):
+        for attempt in range(60):
             process = subprocess.Popen(command, stdout=subprocess.PIPE)
             process.stdout.readline()
-            time.sleep(delay_s)
+            time.sleep(0.005 + 0.0031 * (attempt % 13))
             process.kill()
             process.wait()
             process.stdout.close()
@@ -131,6 +131,8 @@ class TestStore:
             leftovers += len(list(store.folder.rglob("*.tmp")))
             store.sweep()
             assert not list(store.folder.rglob("*.tmp"))
+            if leftovers >= 2 and attempt >= 5:
+                break
         assert leftovers, "no kill fell into the writing; the test shows nothing"
 
     def test_sweep_removes_leftovers_of_dead_processes_only(self, store, record):

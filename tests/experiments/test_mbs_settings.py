@@ -274,7 +274,7 @@ class TestCaptions:
 
         caption = self.caption(artefact)
         assert "digits" in caption and DIGITS["provenance"].rstrip(".") in caption
-        assert "stand-in" in caption and "SYNTHETIC" not in caption
+        assert "STAND-IN" in caption and "SYNTHETIC" not in caption
         synthetic = with_data(name="synthetic", kind="synthetic", provenance="Made up.")
         assert "SYNTHETIC" in self.caption(artefact, synthetic)
         own = with_data(name="carvana" if artefact in ("table3", "table5") else "flowers102")

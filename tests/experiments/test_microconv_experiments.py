@@ -15,6 +15,7 @@ from watching import watching
 
 from repro import paths, source_code
 from repro.experiments import load_paper, running
+from repro.experiments import machine as machine_module
 from repro.experiments.design import Outcome, Run
 from repro.experiments.machine import machine
 from repro.experiments.microconv import building, deepbench, experiments, settings
@@ -77,7 +78,7 @@ def toys() -> Iterator[Toys]:
     torch.set_num_threads(2)
     with pytest.MonkeyPatch.context() as patch:
         # It would hold for the whole process, and so for all tests that follow.
-        for module in (building, experiments):
+        for module in (machine_module, experiments):
             patch.setattr(module, "keep_freed_memory", lambda: kept.append(1))
         patch.setattr(experiments, "_caches", {})
         for name, (run, _) in TOYS.items():
@@ -225,7 +226,7 @@ class TestCandidates:
             assert row["time_s"] > 0 and row["native_s"] > 0
 
     def test_it_starts_from_an_empty_cache_and_leaves_its_own(self, monkeypatch):
-        monkeypatch.setattr(building, "keep_freed_memory", lambda: None)
+        monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: None)
         monkeypatch.setattr(experiments, "_caches", {})
         config = settings.candidates("smoke", "AlexNet", "undivided").config
         first = experiments.candidates(config, 0, None, "cpu")
@@ -345,7 +346,7 @@ class TestNetwork:
         assert rows[-1]["layer"] == "conv39"
 
     def test_measured_times_are_shared_within_a_network(self, monkeypatch):
-        monkeypatch.setattr(building, "keep_freed_memory", lambda: None)
+        monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: None)
         monkeypatch.setattr(experiments, "_caches", {})
         config = settings.network("smoke", "AlexNet", "WR", 8, "undivided").config
         found = [experiments.network(config, 0, None, "cpu").metrics["kernels"] for _ in range(2)]
@@ -359,7 +360,7 @@ class Broken(Exception):
 class TestTrouble:
     @pytest.fixture(autouse=True)
     def quiet(self, monkeypatch) -> Iterator[None]:
-        monkeypatch.setattr(building, "keep_freed_memory", lambda: None)
+        monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: None)
         monkeypatch.setattr(experiments, "keep_freed_memory", lambda: None)
         monkeypatch.setattr(experiments, "_caches", {})
         threads = torch.get_num_threads()
@@ -438,7 +439,7 @@ class TestTrouble:
         assert torch.get_num_threads() == 2
 
     def test_a_gpus_host_is_left_alone(self, monkeypatch):
-        monkeypatch.setattr(building, "keep_freed_memory", lambda: pytest.fail("on a GPU"))
+        monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: pytest.fail("on a GPU"))
         with machine({"threads": 1}, "cuda"):
             assert torch.get_num_threads() == 2
 
@@ -478,7 +479,7 @@ class TestLayers:
                 assert len(row["undivided"]["parts"]) == 1
 
     def test_the_same_layer_twice_is_measured_once(self, monkeypatch):
-        monkeypatch.setattr(building, "keep_freed_memory", lambda: None)
+        monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: None)
         seen = []
 
         def row(bench, kernel, batch, limit, policy):

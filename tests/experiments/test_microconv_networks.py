@@ -106,10 +106,10 @@ class TestOtherLimits:
     def test_what_fits_divided_only_is_a_gain(self):
         word, evidence = judge("figure9/small_no_gain", two(UNFIT, 1.0, 8), "gpu")
         every = "conv1 F, conv1 BF, conv2 F, conv2 BF"
-        assert (word, evidence) == ("not reproduced", f"only divided, {every} fit")
+        assert word == "not reproduced" and evidence.startswith(f"only divided, {every} fit; ")
         some = 1.0, {"unfit": ["conv1 F"]}
         word, evidence = judge("figure9/small_no_gain", two(some, 1.0, 8), "gpu")
-        assert (word, evidence) == ("not reproduced", "only divided, conv1 F fit")
+        assert word == "not reproduced" and evidence.startswith("only divided, conv1 F fit; ")
 
 
 class TestMemory:

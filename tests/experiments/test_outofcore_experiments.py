@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from repro.experiments import load_paper
+from repro.experiments import load_paper, machine
 from repro.experiments.outcome import Outcome
-from repro.experiments.outofcore import building, child, experiments, settings
+from repro.experiments.outofcore import child, experiments, settings
 from repro.experiments.outofcore.fitting import GIB, best_fit, largest_budget
 from repro.experiments.outofcore.modelled import Rates, trace_at
 from repro.records import RecordStore
@@ -53,7 +53,7 @@ class Toys:
 def memory_is_not_kept():
     with pytest.MonkeyPatch.context() as patch:
         # It would hold for the whole process, and so for all tests that follow.
-        patch.setattr(building, "keep_freed_memory", lambda: None)
+        patch.setattr(machine, "keep_freed_memory", lambda: None)
         yield
 
 
