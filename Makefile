@@ -30,8 +30,8 @@ CHOSEN = $(if $(PROFILE),$(PROFILE),$$($(BIN)/python -c "from repro.experiments.
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab data test unit nbval smoke reproduce-all $(PAPERS:%=reproduce-%) report \
-	status lint typecheck clean
+.PHONY: help setup lab data test unit unit-experiments unit-rest nbval smoke reproduce-all \
+	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
 	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,10 +58,18 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 	@$(REPRO) run $* $(RUN_FLAGS) && \
 	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
 
-test: unit nbval smoke  ## unit tests, notebook validation, a smoke reproduction
+# Two at a time: each takes one core, most of the time.
+test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
+	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-experiments unit-rest nbval smoke
 
-unit: $(STAMP)
-	@$(BIN)/python -m pytest tests
+unit: $(STAMP)  ## unit tests alone
+	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-experiments unit-rest
+
+unit-experiments: $(STAMP)
+	@$(BIN)/python -m pytest tests/experiments
+
+unit-rest: $(STAMP)
+	@$(BIN)/python -m pytest tests --ignore tests/experiments
 
 nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
