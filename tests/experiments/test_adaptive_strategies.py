@@ -358,3 +358,11 @@ def test_curves_end_at_the_means():
     assert ends["θ-adaptive"] == pytest.approx(33.49)
     assert ends["linear scaling"] == pytest.approx(31.35)
     assert len(axis.collections) == 4  # a bar at every end
+
+
+def test_a_theta_below_0_has_no_ratio(monkeypatch):
+    """Where the cost ends above that at w_0, as in a training of toy size."""
+    monkeypatch.setattr(strategies, "rises", lambda results: {"best": [1.0], "theta": [-1.0, 2.0]})
+    for key in ("theta_stays", "others_rise"):
+        word, evidence = vars(judge(f"figure3/{key}")).values()
+        assert word == "not run" and "θ is not above 0" in evidence

@@ -448,11 +448,13 @@ def _rise(results: Results, strategy: str) -> Gap:
     """Return θ at the end over θ at the first decay as a gap; strategies share their spread.
 
     Raises:
-        NotRun: No training of the strategy came so far.
+        NotRun: No training of the strategy came so far, or θ is below 0 in one.
     """
     found = rises(results)
     if strategy not in found:
         raise NotRun("no records")
+    if any(value <= 0 for values in found.values() for value in values):
+        raise NotRun("θ is not above 0 at the decay or at the end, and its rise has no ratio")
     logs = [[math.log(value) for value in values] for values in found.values()]
     return contrast(logs, [float(name == strategy) for name in found])
 
