@@ -82,7 +82,7 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
     target = paths.results_dir() / "local" / "notebooks" / path.name
     stamp = target.with_suffix(".stamp")
     state = _state(path, parameters)
-    if stamp.exists() and stamp.read_text() == state and target.exists():
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == state and target.exists():
         return Outcome(f"{path.stem}: up to date, {target.with_suffix('.html')}")
     target.parent.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)  # what is written now need not be what it stands for
@@ -102,9 +102,9 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
     finally:
         if target.exists():
             page, _ = HTMLExporter().from_filename(str(target))
-            target.with_suffix(".html").write_text(page)
+            target.with_suffix(".html").write_text(page, encoding="utf-8")
     # A notebook that computes adds records: what it saw is what stands after it.
-    stamp.write_text(_state(path, parameters))
+    stamp.write_text(_state(path, parameters), encoding="utf-8")
     return Outcome(f"{path.stem}: done, {target.with_suffix('.html')}")
 
 

@@ -285,7 +285,10 @@ def commit_state() -> tuple[str | None, bool | None]:
     def git(*arguments: str) -> str | None:
         try:
             done = subprocess.run(
-                ["git", "-C", str(paths.ROOT), *arguments], capture_output=True, text=True
+                ["git", "-C", str(paths.ROOT), *arguments],
+                capture_output=True,
+                text=True,
+                encoding="utf-8",
             )
         except OSError:
             return None

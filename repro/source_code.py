@@ -85,7 +85,7 @@ class Tree:
         if self._commit is not None:
             return {}
         try:
-            found = json.loads(_memory().read_text())
+            found = json.loads(_memory().read_text(encoding="utf-8"))
             # A torn or foreign file is none.
             return {f: facts for f, facts in found.items() if {*facts} == {*_FACTS, "state"}}
         except (OSError, ValueError, TypeError, AttributeError):
@@ -104,7 +104,7 @@ class Tree:
             return
         # Without a place to write, the next one parses again.
         with contextlib.suppress(OSError), replacing(_memory()) as temporary:
-            temporary.write_text(json.dumps(self._remembered | new))
+            temporary.write_text(json.dumps(self._remembered | new), encoding="utf-8")
 
     def file_of(self, name: str) -> str | None:
         """Return the file of a module by its dotted name, None for no module of this package."""

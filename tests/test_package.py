@@ -30,7 +30,7 @@ def module_name(path: Path) -> str:
 
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
     """Return the modules that a file imports, in functions too; relative ones as they are."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     found = set()
     nodes = tree.body if top_level_only else ast.walk(tree)
     for node in nodes:
@@ -206,7 +206,7 @@ class TestImport:
 
 def undocumented(path: Path) -> list[str]:
     """Return what is public in a module and has no docstring."""
-    tree = ast.parse(path.read_text())
+    tree = ast.parse(path.read_text(encoding="utf-8"))
     missing = [] if ast.get_docstring(tree) else ["the module"]
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     if module_name(path).rsplit(".", 1)[-1].startswith("_") and path.stem != "__main__":

@@ -163,13 +163,13 @@ def content_hash(files: Sequence[Path], base: Path) -> str:
     stats = [(file, file.stat()) for file in files]
     signature = digest(f"{file}|{stat.st_size}|{stat.st_mtime_ns}" for file, stat in stats)
     remembered = paths.cache_dir() / "hashes" / signature
-    if remembered.is_file() and len(text := remembered.read_text().strip()) == 64:
+    if remembered.is_file() and len(text := remembered.read_text(encoding="utf-8").strip()) == 64:
         return text
     if len(files) == 1:
         result = _sha256(files[0])
     else:
         result = digest(f"{f.relative_to(base).as_posix()}|{_sha256(f)}" for f in files)
-    _write(remembered, lambda temporary: temporary.write_text(result))
+    _write(remembered, lambda temporary: temporary.write_text(result, encoding="utf-8"))
     return result
 
 

@@ -444,7 +444,7 @@ def expectations(paper: str) -> dict[str, dict[str, Expectation]]:
         ValueError: A row is not one; the text names it.
     """
     path = paths.PACKAGE / "experiments" / "expected" / f"{paper}.toml"
-    content = tomllib.loads(path.read_text())
+    content = tomllib.loads(path.read_text(encoding="utf-8"))
     written = content.pop("written")
     content.pop("seen")
     found: dict[str, dict[str, Expectation]] = {}

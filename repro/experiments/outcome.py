@@ -35,4 +35,4 @@ class Outcome:
 def reported(paper: str) -> dict[str, Any]:
     """Return the numbers that a paper reports, from ``reported/PAPER.toml``."""
     path = paths.PACKAGE / "experiments" / "reported" / f"{paper}.toml"
-    return tomllib.loads(path.read_text())
+    return tomllib.loads(path.read_text(encoding="utf-8"))

@@ -304,11 +304,17 @@ def _available_host_bytes() -> int:
     available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        fields = dict(
+            line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines()
+        )
         available = int(fields["MemAvailable"].split()[0]) * 1024
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and used.exists() and (text := limit.read_text().strip()) != "max":
-        available = min(available, max(0, int(text) - int(used.read_text())))
+    if (
+        limit.exists()
+        and used.exists()
+        and (text := limit.read_text(encoding="utf-8").strip()) != "max"
+    ):
+        available = min(available, max(0, int(text) - int(used.read_text(encoding="utf-8"))))
     return available
 
 

@@ -138,7 +138,7 @@ def build() -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="chunked_allocator-") as folder:
             made = Path(folder) / target.name
             command = [compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
-            subprocess.run(command, capture_output=True, text=True, check=True)
+            subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
             made.replace(target)  # whoever is last wins, with the same library
     except subprocess.CalledProcessError as error:
         output = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr

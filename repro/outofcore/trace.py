@@ -198,7 +198,7 @@ class Trace:
         Raises:
             TraceError: It is no JSON, or not such an object.
         """
-        source = text.read_text() if isinstance(text, Path) else text
+        source = text.read_text(encoding="utf-8") if isinstance(text, Path) else text
         try:
             data = json.loads(source)
             functions = [_function(entry) for entry in data["functions"]]

@@ -60,7 +60,7 @@ def check_empty(memory: ChunkedMemory) -> None:
 @pytest.mark.parametrize("small_bytes", [0, PAGE // 2])
 def test_a_million_operations_without_leak_or_overlap(small_bytes):
     rng = random.Random(0)
-    mappings = len(Path("/proc/self/maps").read_text().splitlines())
+    mappings = len(Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
     with ChunkedMemory("posix", PAGE, 128 * PAGE, small_bytes=small_bytes) as memory:
         word, live, refused = ctypes.c_uint32.from_address, [], 0
         for stream in (1, 2):
@@ -101,7 +101,7 @@ def test_a_million_operations_without_leak_or_overlap(small_bytes):
         for address, _, _, stream in live:
             memory.free(address, stream)
         check_empty(memory)
-    assert len(Path("/proc/self/maps").read_text().splitlines()) < mappings + 20
+    assert len(Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()) < mappings + 20
 
 
 @pytest.mark.parametrize("small_bytes", [0, 700, PAGE // 2, PAGE])

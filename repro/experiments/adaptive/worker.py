@@ -44,7 +44,7 @@ def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, 
     """
     with tempfile.TemporaryDirectory() as folder:
         asked, found = Path(folder) / "job.json", Path(folder) / "found.json"
-        asked.write_text(json.dumps(job))
+        asked.write_text(json.dumps(job), encoding="utf-8")
         command = [
             sys.executable,
             "-m",
@@ -59,7 +59,9 @@ def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, 
         # One thread a process, as torchrun has it where nothing else is said.
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
         pipe = subprocess.PIPE
-        with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as run:
+        with subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, encoding="utf-8", env=environment
+        ) as run:
             try:
                 _, told = run.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
@@ -70,7 +72,7 @@ def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, 
             raise RuntimeError(
                 f"{processes} processes ended with {run.returncode}:\n{told[-2000:]}"
             )
-        outcome: dict[str, Any] = json.loads(found.read_text())
+        outcome: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
         return outcome
 
 
@@ -178,9 +180,9 @@ def _weights(job: Config) -> float:
 def main() -> None:
     """Measure what the first argument's file asks for; rank 0 writes the second."""
     asked, found = sys.argv[1:]
-    outcome = measure(json.loads(Path(asked).read_text()))
+    outcome = measure(json.loads(Path(asked).read_text(encoding="utf-8")))
     if outcome:
-        Path(found).write_text(json.dumps(outcome))
+        Path(found).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 if __name__ == "__main__":

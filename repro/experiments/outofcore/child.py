@@ -31,6 +31,7 @@ def measure_in_child(config: Mapping[str, Any], device: str) -> Outcome:
         input=json.dumps(dict(config)),
         capture_output=True,
         text=True,
+        encoding="utf-8",
         env=environment,
         check=False,
     )
