@@ -49,10 +49,10 @@ def with_thetas(controller, thetas):
 
 def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=()):
     """Algorithm 1 as printed, with section III-E after line 12: B and μ of each epoch, and K."""
-    batch, mu, n, k = b_s, mu_0, 1, math.inf
+    batch, mu, k = b_s, mu_0, math.inf
     before, decayed = None, False
     found = [(batch, mu, None)]
-    for theta in thetas:
+    for n, theta in enumerate(thetas, start=1):
         if k == math.inf:
             if before is not None and abs(theta - before) / abs(before) <= tolerance:
                 k = n
@@ -64,7 +64,6 @@ def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, deca
         if n in decay_at:
             mu = (mu if decayed else mu_0) * beta
             decayed = True
-        n += 1
         found.append((batch, mu, None if k == math.inf else k))
     return found
 
