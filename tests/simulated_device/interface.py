@@ -1,0 +1,282 @@
+"""What `torch.cuda` offers, for the simulated device: the module `torch.sim`.
+
+Names, arguments and errors are those of `torch.cuda`, so that code which reaches its device by
+`torch.get_device_module` finds here what it finds there; a device without an index is refused where
+CUDA refuses it.
+"""
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import simulated_device_native as native
+import torch
+from torch import Tensor
+
+Device = torch.device | str | int | None
+OutOfMemoryError = torch.OutOfMemoryError
+
+
+def _index(device: Device, strict: bool = False) -> int:
+    """Return a device's number, the current one's where none is said and that is allowed."""
+    if device is None:
+        return native.current_device()
+    if isinstance(device, int):
+        index: int | None = device
+    else:
+        device = torch.device(device)
+        if device.type != "sim":
+            raise ValueError(f"Expected a sim device, but got: {device}")
+        index = device.index
+    if index is None:
+        if strict:
+            raise ValueError(
+                "Expected a torch.device with a specified index or an integer, but got:"
+                f"{device}"
+            )
+        return native.current_device()
+    if not 0 <= index < native.DEVICES:
+        raise RuntimeError(f"invalid device ordinal {index}: there are {native.DEVICES}")
+    return index
+
+
+# ---- devices
+
+
+def is_available() -> bool:
+    return native.is_present()
+
+
+def is_initialized() -> bool:
+    return True
+
+
+def init() -> None:
+    pass
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def device_count() -> int:
+    return native.DEVICES if native.is_present() else 0
+
+
+def current_device() -> int:
+    return native.current_device()
+
+
+def set_device(device: Device) -> None:
+    torch.accelerator.set_device_index(_index(device))
+
+
+@contextlib.contextmanager
+def device(device: Device) -> Iterator[None]:
+    before = native.current_device()
+    torch.accelerator.set_device_index(_index(device))
+    try:
+        yield
+    finally:
+        torch.accelerator.set_device_index(before)
+
+
+def synchronize(device: Device = None) -> None:
+    torch.accelerator.synchronize(_index(device))
+
+
+@dataclass(frozen=True)
+class Properties:
+    name: str
+    total_memory: int
+    uuid: str
+    major: int = 9
+    minor: int = 0
+    multi_processor_count: int = 1
+
+
+def get_device_properties(device: Device = None) -> Properties:
+    index = _index(device)
+    return Properties("Simulated Device", native.total_bytes(index), f"simulated-{index}")
+
+
+def get_device_name(device: Device = None) -> str:
+    return get_device_properties(device).name
+
+
+def get_device_capability(device: Device = None) -> tuple[int, int]:
+    found = get_device_properties(device)
+    return found.major, found.minor
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported() -> bool:
+    return True
+
+
+# ---- streams and events
+
+
+class Stream(torch.Stream):
+    def __new__(cls, device: Device = None, priority: int = 0) -> "Stream":
+        return super().__new__(cls, torch.device("sim", _index(device)), priority=priority)
+
+
+class Event(torch.Event):
+    def __new__(
+        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> "Event":
+        here = torch.device("sim", native.current_device())
+        return super().__new__(cls, here, enable_timing=enable_timing)
+
+
+@contextlib.contextmanager
+def stream(stream: torch.Stream | None) -> Iterator[None]:
+    if stream is None:
+        yield
+        return
+    with stream:
+        yield
+
+
+def current_stream(device: Device = None) -> torch.Stream:
+    return torch.accelerator.current_stream(_index(device))
+
+
+def default_stream(device: Device = None) -> torch.Stream:
+    return torch.Stream(stream_id=0, device_index=_index(device), device_type=20)
+
+
+def set_stream(stream: torch.Stream) -> None:
+    torch.accelerator.set_stream(stream)
+
+
+def is_current_stream_capturing() -> bool:
+    return False
+
+
+def _sleep(cycles: int) -> None:
+    """Queue work that takes time: of no matter here, where nothing is ever known to be done."""
+    torch.empty(1, device=f"sim:{native.current_device()}").zero_()
+
+
+def set_sync_debug_mode(mode: str | int) -> None:
+    """Raise where the host would wait, but for an event: ``"error"``; else ``"default"``."""
+    native.forbid_blocks(mode in ("error", 2))
+
+
+def get_sync_debug_mode() -> int:
+    return 2 if native.blocks_forbidden() else 0
+
+
+# ---- memory
+
+
+def memory_stats(device: Device = None) -> "OrderedDict[str, Any]":
+    """Return the allocator's statistics; they are not divided by pool."""
+    found: OrderedDict[str, Any] = OrderedDict()
+    for name, value in sorted(native.memory_stats(_index(device)).items()):
+        if isinstance(value, dict):
+            found.update({f"{name}.all.{metric}": amount for metric, amount in value.items()})
+        else:
+            found[name] = value
+    return found
+
+
+def memory_allocated(device: Device = None) -> int:
+    return native.memory_stats(_index(device))["allocated_bytes"]["current"]
+
+
+def max_memory_allocated(device: Device = None) -> int:
+    return native.memory_stats(_index(device))["allocated_bytes"]["peak"]
+
+
+def memory_reserved(device: Device = None) -> int:
+    return native.memory_stats(_index(device))["reserved_bytes"]["current"]
+
+
+def max_memory_reserved(device: Device = None) -> int:
+    return native.memory_stats(_index(device))["reserved_bytes"]["peak"]
+
+
+def reset_peak_memory_stats(device: Device = None) -> None:
+    native.reset_peak_memory_stats(_index(device))
+
+
+def empty_cache() -> None:
+    native.empty_cache()
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    index = _index(device)
+    total = native.total_bytes(index)
+    return total - memory_reserved(index), total
+
+
+def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    index = native.current_device() if device is None else _index(device, strict=True)
+    native.set_limit_bytes(index, int(fraction * native.total_bytes(index)))
+
+
+def get_per_process_memory_fraction(device: Device = None) -> float:
+    index = native.current_device() if device is None else _index(device, strict=True)
+    return native.limit_bytes(index) / native.total_bytes(index)
+
+
+def host_memory_stats() -> dict[str, Any]:
+    """Return the statistics of pinned memory."""
+    return {
+        f"{name}.{metric}": amount
+        for name, value in native.pinned_memory_stats().items()
+        if isinstance(value, dict)
+        for metric, amount in value.items()
+    }
+
+
+# ---- random numbers
+
+
+def get_rng_state(device: Device = "sim") -> Tensor:
+    state = native.generator_state(_index(device))
+    return torch.tensor(
+        list(b"".join(word.to_bytes(8, "little") for word in state)), dtype=torch.uint8
+    )
+
+
+def set_rng_state(new_state: Tensor, device: Device = "sim") -> None:
+    if new_state.dtype != torch.uint8 or new_state.numel() != 16:
+        raise RuntimeError("RNG state is wrong size")
+    state = bytes(new_state.tolist())
+    words = (int.from_bytes(state[i : i + 8], "little") for i in (0, 8))
+    native.set_generator_state(_index(device), *words)
+
+
+def get_rng_state_all() -> list[Tensor]:
+    return [get_rng_state(i) for i in range(native.DEVICES)]
+
+
+def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
+    for i, state in enumerate(new_states):
+        set_rng_state(state, i)
+
+
+def manual_seed(seed: int) -> None:
+    native.set_generator_state(native.current_device(), int(seed) % 2**64, 0)
+
+
+def manual_seed_all(seed: int) -> None:
+    for i in range(native.DEVICES):
+        native.set_generator_state(i, int(seed) % 2**64, 0)
+
+
+def initial_seed() -> int:
+    return native.generator_state(native.current_device())[0]
