@@ -7,8 +7,8 @@ there (`torch.sim.is_available`) inside of `present` alone.
 Promised: what CUDA promises, and no more. Streams run side by side, an event is complete for the
 host only once the host has waited for it, memory is handed out again as soon as it is freed, fresh
 memory holds NaN, copies that do not block are under way until somebody waits for them. `checked`
-finds operations that nothing orders, whether or not they went wrong; `deferred` makes them go wrong;
-`counted_blocks` tells where the host waits.
+finds operations that nothing orders, whether or not they went wrong; `deferred` makes them go
+wrong; `counted_blocks` tells where the host waits.
 
 Not simulated: speed, cuDNN and cuBLAS with their workspaces, CUDA graphs, NCCL, other processes.
 What one thread of the host waited for, all of them are taken to know. Kernels are the CPU's, and
@@ -20,9 +20,9 @@ import sys
 
 import torch
 
-from simulated_device.building import NAME, BuildError, build
+from simulated_device.building import NAME, BuildError, NoCompilerError, build
 
-__all__ = ["BuildError", "load"]
+__all__ = ["BuildError", "NoCompilerError", "load"]
 
 
 def load() -> None:

@@ -30,7 +30,11 @@ _TORCH = Path(torch.__file__).parent
 
 
 class BuildError(RuntimeError):
-    """The simulated device cannot be built here; it says why."""
+    """The simulated device cannot be built; it says why."""
+
+
+class NoCompilerError(BuildError):
+    """There is nothing to build it with."""
 
 
 def cache_folder() -> Path:
@@ -62,13 +66,14 @@ def build() -> Path:
     it at once.
 
     Raises:
-        BuildError: There is no compiler, it failed, or the cache folder cannot be used.
+        NoCompilerError: There is no compiler, or no system that it is for.
+        BuildError: The compiler failed, or the cache folder cannot be used.
     """
     if platform.system() != "Linux":
-        raise BuildError(f"the simulated device runs on Linux, not on {platform.system()}")
+        raise NoCompilerError(f"the simulated device runs on Linux, not on {platform.system()}")
     compiler = shutil.which(os.environ.get("CXX") or "g++")
     if compiler is None:
-        raise BuildError(
+        raise NoCompilerError(
             f"there is no C++ compiler {os.environ.get('CXX') or 'g++'!r}: install g++, or name "
             "one as $CXX"
         )
@@ -78,18 +83,19 @@ def build() -> Path:
     for path in sorted(SOURCES.iterdir()):
         key.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    key.update(repr((version, FLAGS, suffix, torch.__version__, torch.version.git_version)).encode())
+    key.update(
+        repr((version, FLAGS, suffix, torch.__version__, torch.version.git_version)).encode()
+    )
     target = cache_folder() / f"{NAME}-{key.hexdigest()[:16]}" / f"{NAME}{suffix}"
     if target.exists():
         return target
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="building-") as scratch:
         _compile(compiler, units, Path(scratch))
         made = Path(scratch) / target.name
-        _run(
-            [compiler, "-shared", *(str(Path(scratch) / f"{unit.stem}.o") for unit in units)]
-            + ["-o", str(made), f"-L{_TORCH / 'lib'}", f"-Wl,-rpath,{_TORCH / 'lib'}"]
-            + ["-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
-        )
+        objects = [str(Path(scratch) / f"{unit.stem}.o") for unit in units]
+        libraries = [f"-L{_TORCH / 'lib'}", f"-Wl,-rpath,{_TORCH / 'lib'}"]
+        libraries += ["-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
+        _run([compiler, "-shared", *objects, "-o", str(made), *libraries])
         target.parent.mkdir(mode=0o700, exist_ok=True)
         made.replace(target)  # whoever is last wins, with the same library
     return target

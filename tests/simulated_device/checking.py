@@ -12,7 +12,7 @@ import simulated_device_native as native
 import torch
 
 _TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent / "interface.py")
+_HERE = tuple(str(Path(__file__).with_name(name)) for name in ("checking.py", "interface.py"))
 
 Frame = tuple[str, int, str]  # file, line, function
 
@@ -51,12 +51,14 @@ class Race:
         second: The other.
         nbytes: How much memory they share.
         freed: Where the memory was freed between them, empty where it was not.
+        owner: The stream for which it had been allocated.
     """
 
     first: Operation
     second: Operation
     nbytes: int
     freed: str = ""
+    owner: str = ""
 
     @property
     def missing(self) -> str:
@@ -64,12 +66,15 @@ class Race:
         first, second = self.first.stream, self.second.stream
         if second == "host":
             return f"the host does not wait for {first}: synchronise an event recorded there"
-        if self.freed:
-            return (
-                f"the memory was freed {self.freed} and handed out again while {first} still had "
-                f"to use it: record_stream({first}), or {second} waits for it"
-            )
-        return f"{second} does not wait for {first}: wait for an event recorded there"
+        missing = f"{second} does not wait for {first}: wait for an event recorded there"
+        if not self.freed:
+            return missing
+        if first == self.owner:
+            return f"{missing}; the memory was freed, and handed out again: {self.freed}"
+        return (
+            f"the memory was freed and handed out again while {first} still had to use it: before "
+            f"it is freed, record_stream({first}), or let {self.owner} wait; {self.freed}"
+        )
 
     def __str__(self) -> str:
         return f"{self.nbytes} bytes: {self.first}\n    and {self.second}\n    {self.missing}"
@@ -100,7 +105,7 @@ class Block:
 
 def _line(stack: tuple[Frame, ...]) -> str:
     for file, line, function in stack:
-        if not file.startswith((_TORCH, "<")) and file != _HERE and "contextlib" not in file:
+        if not file.startswith((_TORCH, "<")) and file not in _HERE and "contextlib" not in file:
             return f"{file}:{line} in {function}"
     return f"{stack[0][0]}:{stack[0][1]} in {stack[0][2]}" if stack else "an unknown place"
 
@@ -124,6 +129,7 @@ def _races() -> list[Race]:
             _operation(found["second"]),
             found["bytes"],
             _line(tuple(found["first_life"]["freed_at"])) if found["reused"] else "",
+            _stream(max(0, found["first_life"]["allocated_by"])),
         )
         for found in native.races()
     ]
@@ -251,7 +257,8 @@ def present(total_bytes: int = 8 * 2**30, pinned_limit_bytes: int | None = None)
     """
     before = native.is_present()
     native.set_present(True)
-    gc.collect()
+    if any(native.memory_stats(i)["allocated_bytes"]["current"] for i in range(native.DEVICES)):
+        gc.collect()
     native.empty_cache()
     native.empty_pinned_cache()
     for i in range(native.DEVICES):

@@ -33,8 +33,7 @@ def _index(device: Device, strict: bool = False) -> int:
     if index is None:
         if strict:
             raise ValueError(
-                "Expected a torch.device with a specified index or an integer, but got:"
-                f"{device}"
+                f"Expected a torch.device with a specified index or an integer, but got:{device}"
             )
         return native.current_device()
     if not 0 <= index < native.DEVICES:
@@ -122,17 +121,15 @@ def is_bf16_supported() -> bool:
 # ---- streams and events
 
 
-class Stream(torch.Stream):
-    def __new__(cls, device: Device = None, priority: int = 0) -> "Stream":
-        return super().__new__(cls, torch.device("sim", _index(device)), priority=priority)
+def Stream(device: Device = None, priority: int = 0) -> torch.Stream:
+    return torch.Stream(torch.device("sim", _index(device)), priority=priority)
 
 
-class Event(torch.Event):
-    def __new__(
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> "Event":
-        here = torch.device("sim", native.current_device())
-        return super().__new__(cls, here, enable_timing=enable_timing)
+def Event(
+    enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+) -> torch.Event:
+    here = torch.device("sim", native.current_device())
+    return torch.Event(here, enable_timing=enable_timing)
 
 
 @contextlib.contextmanager

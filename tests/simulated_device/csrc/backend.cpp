@@ -484,12 +484,13 @@ const Known& known(const c10::OperatorHandle& op) {
     info.fresh |= which < 0 && result.type()->kind() != c10::TypeKind::NoneType;
   }
   info.view = shares && !writes_any;
-  info.blocks = op.hasTag(at::Tag::data_dependent_output) ||
-                op.hasTag(at::Tag::dynamic_output_shape);
   info.draws_unasked = op.hasTag(at::Tag::nondeterministic_seeded) && !generator;
   info.statistics = bare == "native_batch_norm" || bare == "batch_norm_update_stats";
   info.indexes = bare == "index" || bare == "_unsafe_index" ||
                  bare.find("index_put") != std::string::npos;
+  info.blocks = (op.hasTag(at::Tag::data_dependent_output) ||
+                 op.hasTag(at::Tag::dynamic_output_shape)) &&
+                !info.indexes;  // those only where they are given masks
   return info;
 }
 
@@ -1083,6 +1084,26 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   // Else torch would look for a convolution of the backend's own.
   for (const char* name : {"convolution", "convolution_backward"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  // Else these would run as their variants with `out`, which some do not take well.
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (name.name.rfind("aten::", 0) == 0 && op &&
+        op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) &&
+        op->hasKernelForDispatchKey(DispatchKey::CPU) &&
+        !op->hasKernelForDispatchKey(DispatchKey::PrivateUse1))
+      m.impl(c10::toString(name).c_str(),
+             torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+}
+
+// The copy minds these bits itself; to resolve them first is a copy again.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
 }
 
 }  // namespace

@@ -215,6 +215,7 @@ void Order::synchronize(Event& event) {
   if (!event.mark || known(*event.mark)) return;
   block(kEventWait, event.mark->agent);
   Guard guard(mutex);
+  perturb();
   complete(event.mark);
 }
 
@@ -226,6 +227,7 @@ void Order::synchronize_stream(int agent) {
 void Order::synchronize_device(int device) {
   block("waited for the device", agent_of(device, 0));
   Guard guard(mutex);
+  perturb();
   for (int stream = 0; stream < kStreams; ++stream) {
     drain(agent_of(device, stream));
     join(clock(kHost), clock(agent_of(device, stream)));
@@ -249,6 +251,7 @@ double Order::elapsed_ms(const Event& first, const Event& last) const {
 
 void Order::settle(int agent) {
   Guard guard(mutex);
+  perturb();
   drain(agent);
   join(clock(kHost), clock(agent));
 }

@@ -1,0 +1,359 @@
+"""Streams, events, pinned memory, memory and random numbers of whatever accelerator torch has.
+
+The one place that knows how a device is reached: a CUDA or ROCm GPU, or any other that torch has a
+module for (`torch.get_device_module`). What is CUDA's alone does not belong here. A CPU has streams
+and events, too, which do at once what they are asked for, so that one path serves both; its clock
+takes the time between two of its events.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import ModuleType
+from typing import Any, Self
+
+import torch
+
+
+class HostMemoryError(RuntimeError):
+    """The host has no more memory to pin; the device's may be free. It says how much was asked."""
+
+
+class HostEvent:
+    """A CPU's event: what came before it has ended."""
+
+    def __init__(self) -> None:
+        self._time_s: float | None = None
+
+    def record(self, stream: "Stream | None" = None) -> None:
+        """Note the time."""
+        self._time_s = time.perf_counter()
+
+    def wait(self, stream: "Stream | None" = None) -> None:
+        """Return."""
+
+    def synchronize(self) -> None:
+        """Return."""
+
+    def query(self) -> bool:
+        """Return True."""
+        return True
+
+    def elapsed_time(self, other: "HostEvent") -> float:
+        """Return milliseconds from this event to another, as a device's do.
+
+        Raises:
+            ValueError: One of them has not been recorded.
+        """
+        if self._time_s is None or other._time_s is None:
+            raise ValueError("both events must be recorded before the time between them is asked")
+        return (other._time_s - self._time_s) * 1e3
+
+
+class HostStream:
+    """A CPU's stream: what is queued has ended when the call returns."""
+
+    device = torch.device("cpu")
+
+    def wait_event(self, event: "Event") -> None:
+        """Return."""
+
+    def wait_stream(self, stream: "Stream") -> None:
+        """Return."""
+
+    def record_event(self, event: HostEvent | None = None) -> HostEvent:
+        """Record an event, a new one where none is given."""
+        event = event or HostEvent()
+        event.record()
+        return event
+
+    def synchronize(self) -> None:
+        """Return."""
+
+    def query(self) -> bool:
+        """Return True."""
+        return True
+
+    def __enter__(self) -> Self:
+        """Return the stream."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Return."""
+
+
+Stream = torch.Stream | HostStream
+Event = torch.Event | HostEvent
+
+
+# ---- devices
+
+
+def is_accelerator(device: torch.device | str) -> bool:
+    """Return whether work on a device is queued: it is neither the CPU nor ``meta``."""
+    return torch.device(device).type not in ("cpu", "meta")
+
+
+def module(device: torch.device | str) -> ModuleType:
+    """Return torch's module for an accelerator, such as `torch.cuda`.
+
+    Raises:
+        ValueError: torch has none for this device.
+    """
+    kind = torch.device(device).type
+    try:
+        return torch.get_device_module(kind)
+    except RuntimeError as error:
+        raise ValueError(f"this torch has no module for the device {str(device)!r}") from error
+
+
+def present() -> str | None:
+    """Return the type of the accelerator that is here, such as ``"cuda"``, or None."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found.type if found is not None else None
+
+
+def resolve(device: torch.device | str | None = None) -> torch.device:
+    """Return a device with its index, the current one's where none is said.
+
+    Args:
+        device: None for the accelerator that is here, else the CPU.
+
+    Raises:
+        ValueError: It is an accelerator that is not here.
+    """
+    if device is None:
+        device = present() or "cpu"
+    device = torch.device(device)
+    if not is_accelerator(device):
+        return torch.device(device.type)
+    of = module(device)
+    count = of.device_count() if of.is_available() else 0
+    if (device.index or 0) >= count:
+        there = f"there are {device.type}:0 to {device.type}:{count - 1}"
+        raise ValueError(
+            f"device is {str(device)!r}, but "
+            + (there if count else f"no {device.type.upper()} device is present; use 'cpu'")
+        )
+    if device.index is None:
+        device = torch.device(device.type, of.current_device())
+    return device
+
+
+def _indexed(device: torch.device | str) -> torch.device:
+    device = torch.device(device)
+    return device if device.index is not None else resolve(device)
+
+
+def name(device: torch.device | str) -> str:
+    """Return what an accelerator calls itself."""
+    return str(module(device).get_device_properties(_indexed(device)).name)
+
+
+def on(device: torch.device | str) -> AbstractContextManager[Any]:
+    """Make a device the current one inside; nothing to do for a CPU."""
+    if not is_accelerator(device):
+        return nullcontext()
+    return torch.accelerator.device_index(_indexed(device).index)
+
+
+# ---- streams and events
+
+
+def synchronize(device: torch.device | str) -> None:
+    """Wait until a device has done what is queued on it; nothing to do for a CPU."""
+    if is_accelerator(device):
+        module(device).synchronize(device)
+
+
+def new_stream(device: torch.device | str) -> Stream:
+    """Return a stream beside the current one, of those that torch keeps."""
+    return torch.Stream(_indexed(device)) if is_accelerator(device) else HostStream()
+
+
+def current_stream(device: torch.device | str) -> Stream:
+    """Return this thread's current stream of a device."""
+    if not is_accelerator(device):
+        return HostStream()
+    stream: torch.Stream = module(device).current_stream(device)
+    return stream
+
+
+def use_stream(stream: Stream) -> AbstractContextManager[Any]:
+    """Make a stream the current one of this thread inside, as often and by as many as like.
+
+    `torch.Stream` is a context itself, but one that can be entered only once at a time.
+    """
+    if isinstance(stream, HostStream):
+        return nullcontext()
+    context: AbstractContextManager[Any] = module(stream.device).stream(stream)
+    return context
+
+
+def new_event(device: torch.device | str, timing: bool = False) -> Event:
+    """Return an event, with which times can be taken where `timing`.
+
+    Between two of a CPU, times can be taken always.
+    """
+    if not is_accelerator(device):
+        return HostEvent()
+    return torch.Event(_indexed(device), enable_timing=timing)
+
+
+def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
+    """Keep a tensor's memory, once it is freed, until `stream` has used it."""
+    if isinstance(stream, torch.Stream) and is_accelerator(tensor.device):
+        tensor.record_stream(stream)
+
+
+# ---- memory of the device
+
+
+def memory_allocated(device: torch.device | str) -> int:
+    """Return the bytes of live tensors on an accelerator."""
+    return int(module(device).memory_allocated(device))
+
+
+def max_memory_allocated(device: torch.device | str) -> int:
+    """Return the most bytes of live tensors since `reset_peak_memory`."""
+    return int(module(device).max_memory_allocated(device))
+
+
+def memory_reserved(device: torch.device | str) -> int:
+    """Return the bytes that torch holds on an accelerator, in use or not."""
+    return int(module(device).memory_reserved(device))
+
+
+def max_memory_reserved(device: torch.device | str) -> int:
+    """Return the most bytes held since `reset_peak_memory`: what a limit is compared with."""
+    return int(module(device).max_memory_reserved(device))
+
+
+def reset_peak_memory(device: torch.device | str) -> None:
+    """Begin new peaks; nothing to do for a CPU."""
+    if is_accelerator(device):
+        module(device).reset_peak_memory_stats(device)
+
+
+def empty_cache(device: torch.device | str) -> None:
+    """Give back what torch holds unused on an accelerator; nothing to do for a CPU."""
+    if is_accelerator(device):
+        module(device).empty_cache()
+
+
+def free_and_total_bytes(device: torch.device | str) -> tuple[int, int]:
+    """Return the bytes of an accelerator that are free, by all processes' use, and all of them."""
+    free, total = module(device).mem_get_info(device)
+    return int(free), int(total)
+
+
+def total_bytes(device: torch.device | str) -> int:
+    """Return the bytes of an accelerator."""
+    return int(module(device).get_device_properties(_indexed(device)).total_memory)
+
+
+def limit_bytes(device: torch.device | str) -> int:
+    """Return how many bytes torch may reserve on an accelerator in this process."""
+    device = _indexed(device)
+    return int(module(device).get_per_process_memory_fraction(device) * total_bytes(device))
+
+
+@contextmanager
+def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
+    """Let torch reserve at most some bytes on an accelerator inside.
+
+    A limit that is set already and lower stands. What torch holds unused is given back first.
+
+    Raises:
+        ValueError: `nbytes` is below 1.
+    """
+    if nbytes < 1:
+        raise ValueError(f"the limit is {nbytes} bytes: give 1 or more")
+    device = _indexed(device)
+    of = module(device)
+    before = of.get_per_process_memory_fraction(device)
+    empty_cache(device)
+    of.set_per_process_memory_fraction(min(before, nbytes / total_bytes(device)), device)
+    try:
+        yield
+    finally:
+        of.set_per_process_memory_fraction(before, device)
+
+
+def set_limit(device: torch.device | str, nbytes: int) -> None:
+    """Let torch reserve at most some bytes on an accelerator, to the end of the process."""
+    device = _indexed(device)
+    fraction = min(1.0, nbytes / total_bytes(device))
+    module(device).set_per_process_memory_fraction(fraction, device)
+
+
+# ---- pinned memory of the host
+
+
+def pinned_bytes(nbytes: int) -> int:
+    """Return what torch takes from the host to pin some bytes: the next power of two."""
+    return 1 << max(0, nbytes - 1).bit_length() if nbytes else 0
+
+
+def empty_pinned(
+    size: Sequence[int] | int,
+    device: torch.device | str,
+    dtype: torch.dtype = torch.float32,
+    layout: torch.memory_format = torch.contiguous_format,
+) -> torch.Tensor:
+    """Return host memory, pinned where `device` is an accelerator that copies from and to it.
+
+    Raises:
+        HostMemoryError: The host has not that much.
+    """
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    pin = is_accelerator(device)
+    try:
+        return torch.empty(shape, dtype=dtype, memory_format=layout, pin_memory=pin)
+    except RuntimeError as error:
+        if "memory" not in str(error):
+            raise
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        asked = f"{nbytes:,} bytes" + (f", of which torch makes {pinned_bytes(nbytes):,}," * pin)
+        raise HostMemoryError(
+            f"the host cannot provide {asked} {'to pin' if pin else 'of memory'}: take less of it "
+            "at once, or close what else uses it"
+        ) from error
+
+
+def empty_pinned_cache(device: torch.device | str) -> None:
+    """Give freed pinned memory back to the host; torch keeps it otherwise."""
+    if not is_accelerator(device):
+        return
+    general = getattr(torch.accelerator, "empty_host_cache", None)  # torch 2.11 may lack it
+    own = getattr(torch._C, "_host_emptyCache", None)
+    for give_back in (general, own):
+        if give_back is not None:
+            give_back()
+            return
+
+
+# ---- random numbers
+
+
+def get_rng(device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the states of the CPU's generator and of an accelerator's."""
+    own = module(device).get_rng_state(_indexed(device)) if is_accelerator(device) else None
+    return torch.get_rng_state(), own
+
+
+def set_rng(device: torch.device | str, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
+    """Set what `get_rng` returned."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        module(device).set_rng_state(state[1], _indexed(device))
+
+
+@contextmanager
+def forked_rng(device: torch.device | str) -> Iterator[None]:
+    """Put the generators of the CPU and of a device back at the end."""
+    state = get_rng(device)
+    try:
+        yield
+    finally:
+        set_rng(device, state)

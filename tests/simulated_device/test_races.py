@@ -1,0 +1,352 @@
+"""What the checker must flag, what it must not, and what the same omissions do to numbers."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from simulated_device.checking import RaceError, checked, deferred
+
+SEEDS = [None, *range(12)]  # as late as possible, and other legal orders
+
+
+def new(value: float = 1.0, size: int = 1000) -> torch.Tensor:
+    tensor = torch.full((size,), value, device="sim:0")
+    torch.sim.synchronize()
+    return tensor
+
+
+def pinned(value: float = 1.0, size: int = 1000) -> torch.Tensor:
+    return torch.full((size,), value, pin_memory=True)
+
+
+# Programs on two streams, each with one omission that `correct` does not make; what they return
+# is right only where nothing is missing.
+
+
+def event_wait(correct):
+    """A stream reads what another writes."""
+    x, side = new(), torch.sim.Stream()
+    side.wait_stream(torch.sim.current_stream())
+    with torch.sim.stream(side):
+        x.mul_(3)
+        done = side.record_event()
+    if correct:
+        torch.sim.current_stream().wait_event(done)
+    y = x + 1
+    return y.cpu(), 4.0
+
+
+def wait_before_overwriting(correct):
+    """A stream overwrites what another still reads."""
+    x, side = new(), torch.sim.Stream()
+    y = torch.zeros_like(x)
+    side.wait_stream(torch.sim.current_stream())
+    with torch.sim.stream(side):
+        y.add_(x)
+    if correct:
+        torch.sim.current_stream().wait_stream(side)
+    x.fill_(7)
+    torch.sim.current_stream().synchronize()
+    side.synchronize()
+    return y.cpu(), 1.0
+
+
+def event_recorded_too_early(correct):
+    """A stream waits for an event that was recorded before what it needs."""
+    x, side = new(), torch.sim.Stream()
+    done = torch.sim.Event()
+    side.wait_stream(torch.sim.current_stream())
+    with torch.sim.stream(side):
+        x.mul_(3)
+        if not correct:
+            done.record()
+        x.add_(1)
+        if correct:
+            done.record()
+    torch.sim.current_stream().wait_event(done)
+    return (x + 0).cpu(), 4.0
+
+
+def record_stream(correct):
+    """Memory is freed, and handed out again, while another stream reads it."""
+    x, side = new(), torch.sim.Stream()
+    y = torch.zeros_like(x)
+    side.wait_stream(torch.sim.current_stream())
+    with torch.sim.stream(side):
+        y.add_(x)
+    if correct:
+        x.record_stream(side)
+    del x
+    new_one = torch.full((1000,), 9.0, device="sim:0")
+    torch.sim.synchronize()
+    assert float(new_one[0]) == 9
+    return y.cpu(), 1.0
+
+
+def memory_for_a_side_stream(correct):
+    """Memory that the main stream may still use, as it freed it, is written by a side stream."""
+    side = torch.sim.Stream()
+    x = new(5.0)
+    y = x * 2
+    del x
+    z = torch.empty(1000, device="sim:0")  # where x was
+    if correct:
+        side.wait_stream(torch.sim.current_stream())
+    with torch.sim.stream(side):
+        z.fill_(1)
+    side.synchronize()
+    return y.cpu(), 10.0
+
+
+def host_reads_a_copy(correct):
+    """The host reads pinned memory into which a copy is under way."""
+    x, there = new(3.0), pinned(0.0)
+    there.copy_(x, non_blocking=True)
+    if correct:
+        torch.sim.current_stream().synchronize()
+    return there.clone(), 3.0
+
+
+def host_reads_what_to_made(correct):
+    """Likewise, by `to`, which pins what it makes."""
+    there = new(3.0).to("cpu", non_blocking=True)
+    if correct:
+        torch.sim.synchronize()
+    return torch.tensor(there.tolist()), 3.0
+
+
+def host_writes_a_source(correct):
+    """The host writes pinned memory from which a copy is under way."""
+    here, x = pinned(3.0), new(0.0)
+    x.copy_(here, non_blocking=True)
+    if correct:
+        torch.sim.current_stream().record_event().synchronize()
+    here.numpy()[:] = 5
+    return x.cpu(), 3.0
+
+
+def side_stream_in_backward(correct):
+    """The main stream uses gradients of which a side stream's hook makes another."""
+    weight, side = new().requires_grad_(), torch.sim.Stream()
+    copies = torch.zeros(1000, device="sim:0")
+    torch.sim.synchronize()
+
+    def hook(grad):
+        side.wait_stream(torch.sim.current_stream())
+        with torch.sim.stream(side):
+            copies.add_(grad)
+        grad.record_stream(side)
+
+    weight.register_hook(hook)
+    (weight * 4).sum().backward()
+    if correct:
+        torch.sim.current_stream().wait_stream(side)
+    return (copies * 1).cpu(), 4.0
+
+
+def another_device(correct):
+    """A stream of one device reads what one of another writes."""
+    x, other = new(2.0), torch.sim.Stream("sim:1")
+    if correct:
+        other.wait_stream(torch.sim.current_stream())
+    y = torch.empty(1000, device="sim:1")
+    x.mul_(2)
+    if correct:
+        other.wait_stream(torch.sim.current_stream(0))
+    source = torch.sim.Stream("sim:0")
+    if correct:
+        source.wait_stream(torch.sim.current_stream(0))
+    with torch.sim.stream(source):
+        y.copy_(x)
+    return y.cpu(), 4.0
+
+
+PROGRAMS = {
+    event_wait: "aten::mul_ (writes) on stream",
+    wait_before_overwriting: "aten::fill_ (writes) on the default stream",
+    event_recorded_too_early: "does not wait for stream",
+    record_stream: "record_stream(stream",
+    memory_for_a_side_stream: "does not wait for the default stream",
+    host_reads_a_copy: "the host does not wait for the default stream",
+    host_reads_what_to_made: "tolist (reads) on host",
+    host_writes_a_source: "numpy (writes) on host",
+    side_stream_in_backward: "does not wait for stream",
+    another_device: "does not wait for the default stream of sim:0",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+class TestOmissions:
+    def test_an_omission_is_flagged_and_named(self, sim, program):
+        with pytest.raises(RaceError) as error, checked():
+            program(False)
+        told = str(error.value)
+        assert PROGRAMS[program] in told
+        start = program.__code__.co_firstlineno
+        lines = {f"{__file__}:{start + i}" for i in range(40)}
+        assert sum(told.count(line) for line in lines) >= 2  # both operations, where they are
+
+    def test_the_correct_program_is_not(self, sim, program):
+        with checked():
+            result, expected = program(True)
+        assert result.tolist() == [expected] * 1000
+
+    def test_the_correct_program_gives_its_numbers_in_every_order(self, sim, program):
+        for seed in SEEDS:
+            with deferred(seed):
+                result, expected = program(True)
+            assert result.tolist() == [expected] * 1000
+
+    def test_an_omission_gives_other_numbers_in_some_order(self, sim, program):
+        wrong = 0
+        for seed in SEEDS:
+            with deferred(seed):
+                result, expected = program(False)
+            wrong += result.tolist() != [expected] * 1000
+        assert wrong
+
+
+def test_work_runs_as_late_as_the_waits_allow(sim):
+    """The first omission, without luck: nothing had made the side stream run."""
+    with deferred():
+        result, _ = event_wait(False)
+    assert result.tolist() == [2.0] * 1000
+
+
+def test_a_race_says_who_and_where(sim):
+    x, side = new(), torch.sim.Stream()
+    with checked(raises=False) as found:
+        with torch.sim.stream(side):
+            x.add_(1)
+        for _ in range(3):
+            y = x * 2
+    race = found.races[0]
+    assert found.count == 3 and len(found.races) == 1  # one place
+    assert (race.first.name, race.first.writes) == ("aten::add_", True)
+    assert (race.second.name, race.second.writes) == ("aten::mul", False)
+    assert race.nbytes == 4000 and y is not None
+    here = test_a_race_says_who_and_where.__code__.co_firstlineno
+    assert race.first.line == f"{__file__}:{here + 4} in {race.first.stack[0][2]}"
+    assert race.second.line.startswith(f"{__file__}:{here + 6} ")
+
+
+def test_backward_passes_are_named_by_their_node(sim):
+    weight, side = new().requires_grad_(), torch.sim.Stream()
+    loss = (weight * weight).sum()
+    with checked(raises=False) as found:
+        with torch.sim.stream(side), torch.no_grad():
+            weight.data.add_(1)
+        loss.backward()
+    assert any(race.second.within == "MulBackward0" for race in found.races)
+    assert all("test_backward_passes" in race.second.line for race in found.races)
+
+
+def test_parts_of_memory_that_do_not_meet_are_free(sim):
+    x, side = torch.zeros(10, 10, device=sim), torch.sim.Stream()
+    torch.sim.synchronize()
+    with checked():
+        with torch.sim.stream(side):
+            x[:5].add_(1)
+            x[5:, ::2].add_(1)  # every other column
+        x[5:, 1::2].mul_(2)
+        torch.sim.synchronize()
+    with pytest.raises(RaceError), checked():
+        with torch.sim.stream(side):
+            x[:, ::2].add_(1)
+        x[2:3, 2:4].mul_(2)
+
+
+def test_events_promise_no_more_than_cuda_does(sim):
+    first, last = (torch.sim.Event(enable_timing=True) for _ in range(2))
+    with pytest.raises(ValueError, match="recorded"):
+        first.elapsed_time(last)
+    first.record()
+    x = new()
+    x.add_(1)
+    last.record()
+    assert not last.query()  # though all of it ran
+    with pytest.raises(RuntimeError, match="completed"):
+        first.elapsed_time(last)
+    last.synchronize()
+    assert last.query() and first.query() and first.elapsed_time(last) >= 0
+    plain = torch.sim.Event()
+    plain.record()
+    plain.synchronize()
+    with pytest.raises(RuntimeError, match="enable_timing"):
+        first.elapsed_time(plain)
+    plain.record()
+    while not plain.query():  # a device does go on by itself
+        pass
+
+
+def test_memory_of_a_recorded_stream_comes_back_once_that_has_ended(sim):
+    side, x = torch.sim.Stream(), new()
+    address = x.data_ptr()
+    with torch.sim.stream(side):
+        x.add_(1)
+    x.record_stream(side)
+    del x
+    assert new_address() != address
+    side.synchronize()
+    assert new_address() == address
+
+
+def new_address() -> int:
+    return torch.empty(1000, device="sim:0").data_ptr()
+
+
+def test_freed_pinned_memory_is_kept_until_its_copies_end(sim):
+    here, x = pinned(3.0), new()
+    address = here.data_ptr()
+    x.copy_(here, non_blocking=True)
+    del here
+    assert pinned(0.0).data_ptr() != address
+    torch.sim.synchronize()
+    again = pinned(0.0)
+    assert again.data_ptr() == address or pinned(0.0).data_ptr() == address
+
+
+def test_training_on_several_streams_and_threads_is_not_flagged(sim):
+    """Copies ahead on one stream, the step on another, a thread that reads the losses."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(5))
+    model(torch.zeros(2, 3, 6, 6))
+    model.to(sim)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    copies, steps = torch.sim.Stream(), torch.sim.Stream()
+    batches = [torch.randn(4, 3, 6, 6).pin_memory() for _ in range(4)]
+    labels = torch.randint(5, (4,)).to(sim)
+    losses = []
+
+    def run():
+        steps.wait_stream(torch.sim.current_stream())
+        for batch in batches:
+            with torch.sim.stream(copies):
+                images = batch.to(sim, non_blocking=True)
+                arrived = copies.record_event()
+            with torch.sim.stream(steps):
+                steps.wait_event(arrived)
+                images.record_stream(steps)
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(images), labels)
+                loss.backward()
+                optimizer.step()
+                ready = steps.record_event()
+            del images
+
+            def read(loss=loss, ready=ready):
+                torch.sim.current_stream().wait_event(ready)
+                losses.append(loss.item())
+
+            thread = threading.Thread(target=read)
+            thread.start()
+            thread.join()
+        torch.sim.current_stream().wait_stream(steps)
+
+    with checked():
+        run()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    assert len(losses) == 4 and all(value.isfinite().all() for value in state.values())
