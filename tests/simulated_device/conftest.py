@@ -1,32 +1,8 @@
-"""The simulated device for the tests of this folder: built and loaded before any of them runs."""
+"""The simulated device for the tests of this folder."""
 
-from collections.abc import Iterator
+from simulated_device import plugin
+from simulated_device.plugin import sim
 
-import pytest
-import torch
+__all__ = ["sim"]
 
-import simulated_device
-
-if torch.cuda.is_available():
-    missing = "there is a CUDA device, which the simulated one would hide"
-else:
-    try:
-        simulated_device.load()
-        missing = ""
-    except simulated_device.NoCompilerError as error:
-        missing = str(error)
-
-collect_ignore_glob = ["test_*.py"] if missing else []
-
-
-def pytest_report_header() -> str:
-    return f"simulated device: {missing or 'loaded'}"
-
-
-@pytest.fixture
-def sim() -> Iterator[torch.device]:
-    """The simulated device, with empty memory; nothing checked."""
-    from simulated_device.checking import present
-
-    with present():
-        yield torch.device("sim", 0)
+collect_ignore_glob = ["test_*.py"] if plugin.missing else []

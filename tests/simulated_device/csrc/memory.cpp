@@ -107,7 +107,7 @@ DeviceMemory::Block* DeviceMemory::take(size_t size, int agent) {
   from.erase(found);
   const size_t left = block->size - size;
   if (block->small ? left >= kSmallest : left > kSmall) {
-    auto* rest = new Block{block->begin + size, left, 0, agent, block->small, false, nullptr, nullptr, {}, {}};
+    auto* rest = new Block{block->begin + size, left, 0, agent, block->small, false, false, nullptr, nullptr, {}, {}};
     rest->before = block;
     rest->after = block->after;
     if (rest->after) rest->after->before = rest;
@@ -125,7 +125,7 @@ DeviceMemory::Block* DeviceMemory::grow(size_t size, int agent) {
   const size_t most = std::min(limit_bytes, total_bytes);
   if (static_cast<size_t>(statistics.reserved_bytes.current) + segment > most) return nullptr;
   auto* block = new Block{reinterpret_cast<uintptr_t>(map(segment)), segment, 0, agent,
-                          size <= kSmall, false, nullptr, nullptr, {}, {}};
+                          size <= kSmall, false, false, nullptr, nullptr, {}, {}};
   statistics.reserved_bytes.add(static_cast<int64_t>(segment));
   statistics.segments.add(1);
   pool(block->small).insert(block);
@@ -149,8 +149,9 @@ void DeviceMemory::free(void* pointer) {
     order().record(block->pending.back(), agent, false);
   }
   block->streams.clear();
-  if (block->pending.empty()) release(block);
-  else pending_.push_back(block);
+  block->waiting = !block->pending.empty();
+  if (block->waiting) pending_.push_back(block);
+  else release(block);
 }
 
 void DeviceMemory::record_stream(const void* pointer, int agent) {
@@ -163,7 +164,7 @@ void DeviceMemory::record_stream(const void* pointer, int agent) {
 }
 
 DeviceMemory::Block* DeviceMemory::merge(Block* block, Block* neighbour) {
-  if (!neighbour || neighbour->used || !neighbour->pending.empty()) return block;
+  if (!neighbour || neighbour->used || neighbour->waiting) return block;
   pool(neighbour->small).erase(neighbour);
   Block* first = block->begin < neighbour->begin ? block : neighbour;
   Block* second = first == block ? neighbour : block;
@@ -176,6 +177,7 @@ DeviceMemory::Block* DeviceMemory::merge(Block* block, Block* neighbour) {
 
 void DeviceMemory::release(Block* block) {
   statistics.active_bytes.add(-static_cast<int64_t>(block->size));
+  block->waiting = false;
   block = merge(block, block->before);
   block = merge(block, block->after);
   pool(block->small).insert(block);

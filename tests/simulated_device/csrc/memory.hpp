@@ -62,7 +62,7 @@ class DeviceMemory {
     uintptr_t begin;
     size_t size, requested = 0;
     int agent;
-    bool small, used = false;
+    bool small, used = false, waiting = false;  // for `pending`, once it is freed
     Block *before = nullptr, *after = nullptr;  // in its segment
     std::set<int> streams;                      // that use it beside its own
     std::vector<Event> pending;                 // before which it is not free

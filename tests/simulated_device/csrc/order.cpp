@@ -45,6 +45,21 @@ std::vector<std::pair<uintptr_t, uintptr_t>> pieces(const Span& span) {
 
 }  // namespace
 
+// The accesses to a part of some memory, cut to it.
+static std::vector<Access> within_of(const std::vector<Access>& all, uintptr_t begin, uintptr_t end) {
+  std::vector<Access> found;
+  for (const Access& access : all) {
+    if (access.span.end <= begin || access.span.begin >= end) continue;
+    found.push_back(access);
+    Span& span = found.back().span;
+    if (span.begin >= begin && span.end <= end) continue;
+    span.layout = nullptr;  // what is cut counts as a whole
+    span.begin = std::max(span.begin, begin);
+    span.end = std::min(span.end, end);
+  }
+  return found;
+}
+
 Order& order() {
   static Order* only = new Order();  // never destroyed: memory is freed until the very end
   return *only;
@@ -282,10 +297,12 @@ void Order::allocated(uintptr_t begin, uintptr_t end, int agent) {
     Memory old = std::move(it->second);
     it = memories_.erase(it);
     forget_known(old);
-    if (old_begin < begin) memories_[old_begin] = {begin, old.life, old.accesses};
-    if (old.end > end) it = memories_.emplace(end, Memory{old.end, old.life, old.accesses}).first;
-    for (Access& access : old.accesses)
-      if (access.span.begin < end && access.span.end > begin) former.push_back(access);
+    if (old_begin < begin)
+      memories_[old_begin] = {begin, old.life, within_of(old.accesses, old_begin, begin)};
+    if (old.end > end)
+      it = memories_.emplace(end, Memory{old.end, old.life, within_of(old.accesses, end, old.end)})
+               .first;
+    for (Access& access : within_of(old.accesses, begin, end)) former.push_back(std::move(access));
   }
   memories_[begin] = {end, std::make_shared<Life>(Life{agent, at}), std::move(former)};
 }
@@ -362,17 +379,23 @@ void Order::note_access(
   auto& accesses = memory.accesses;
   if (accesses.size() > kManyAccesses) forget_known(memory);
   // A write stands for all before it that it covers; a read for earlier ones of its stream.
-  accesses.erase(
-      std::remove_if(
-          accesses.begin(), accesses.end(),
-          [&](const Access& other) {
-            const bool covered = !span.layout && span.begin <= other.span.begin &&
-                                 other.span.end <= span.end;
-            return covered &&
-                   (span.write || (!other.span.write &&
-                                   other.operation->agent == operation->agent));
-          }),
-      accesses.end());
+  if (!span.layout) {
+    for (Access& other : accesses) {
+      Span& old = other.span;
+      const bool stands = span.write || (!old.write && other.operation->agent == operation->agent);
+      if (!stands || old.layout || old.end <= span.begin || span.end <= old.begin) continue;
+      if (span.begin <= old.begin) old.begin = std::min(span.end, old.end);
+      else if (span.end >= old.end) old.end = span.begin;
+    }
+    accesses.erase(
+        std::remove_if(accesses.begin(), accesses.end(),
+                       [&](const Access& other) {
+                         const Span& old = other.span;
+                         const bool covered = span.begin <= old.begin && old.end <= span.end;
+                         return old.begin >= old.end || (covered && old.layout && span.write);
+                       }),
+        accesses.end());
+  }
   accesses.push_back({span, operation, memory.life});
 }
 

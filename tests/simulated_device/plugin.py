@@ -1,0 +1,75 @@
+"""Tests marked `gpu` on the simulated device, where there is no CUDA device.
+
+For the topmost conftest: ``pytest_plugins = ["simulated_device.plugin"]``. The device is built and
+loaded as this is imported, before the first backward pass, and is there only for tests that are
+marked `gpu`; each of them runs under the race checker, and fails where it finds something. A test
+reaches its device by the fixture `device`. What only CUDA has is marked
+``@pytest.mark.cuda_only("why")`` beside `gpu`, and skipped.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import simulated_device
+
+if torch.cuda.is_available():
+    missing = "there is a CUDA device, which the simulated one would hide"
+else:
+    try:
+        simulated_device.load()
+        missing = ""
+    except simulated_device.NoCompilerError as error:
+        missing = str(error)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cuda_only(why): needs what only CUDA has")
+
+
+def pytest_report_header() -> str:
+    return f"simulated device: {missing or 'loaded'}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if not item.get_closest_marker("gpu"):
+            continue
+        only = item.get_closest_marker("cuda_only")
+        if only:
+            item.add_marker(pytest.mark.skip(reason=f"needs CUDA itself: {only.args[0]}"))
+        elif missing:
+            item.add_marker(pytest.mark.skip(reason=f"no CUDA device, none simulated: {missing}"))
+
+
+@pytest.fixture(autouse=True)
+def simulated_where_there_is_no_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Make the simulated device be there for a test marked `gpu`, and check what it does."""
+    if missing or not request.node.get_closest_marker("gpu"):
+        yield
+        return
+    from simulated_device.checking import checked, present
+
+    with present(), checked():
+        yield
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The accelerator of a test marked `gpu`, with its index."""
+    if not request.node.get_closest_marker("gpu"):
+        raise ValueError("the fixture `device` is for tests marked gpu")
+    kind = "sim" if not missing else "cuda"
+    return torch.device(kind, torch.get_device_module(kind).current_device())
+
+
+@pytest.fixture
+def sim() -> Iterator[torch.device]:
+    """The simulated device, with empty memory; nothing checked."""
+    from simulated_device.checking import present
+
+    with present():
+        yield torch.device("sim", 0)
