@@ -1,5 +1,6 @@
 """Builds the simulated device's library with the plain compiler, once for each torch."""
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -43,12 +44,15 @@ def cache_folder() -> Path:
     Nobody else may write there, since what lies in it is loaded into the process.
 
     Raises:
-        BuildError: It belongs to somebody else, or others may write there.
+        BuildError: It cannot be made, belongs to somebody else, or others may write there.
     """
     given = os.environ.get("REPRO_CACHE")
     root = Path(given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repro")
     folder = root.expanduser() / "simulated_device"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"{error}: name a folder that can be written as $REPRO_CACHE") from error
     found = folder.stat()
     if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o022:
         raise BuildError(
@@ -62,8 +66,8 @@ def cache_folder() -> Path:
 def build() -> Path:
     """Compile the library where that has not been done, and return its path.
 
-    Its name hashes sources, flags, compiler, Python and torch. Any number of processes may build
-    it at once.
+    Its name hashes sources, flags, compiler, Python and torch. Of several processes that want it
+    at once, one builds it.
 
     Raises:
         NoCompilerError: There is no compiler, or no system that it is for.
@@ -89,6 +93,14 @@ def build() -> Path:
     target = cache_folder() / f"{NAME}-{key.hexdigest()[:16]}" / f"{NAME}{suffix}"
     if target.exists():
         return target
+    with (cache_folder() / "lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            _make(compiler, units, target)
+    return target
+
+
+def _make(compiler: str, units: list[Path], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="building-") as scratch:
         _compile(compiler, units, Path(scratch))
         made = Path(scratch) / target.name
@@ -97,8 +109,7 @@ def build() -> Path:
         libraries += ["-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
         _run([compiler, "-shared", *objects, "-o", str(made), *libraries])
         target.parent.mkdir(mode=0o700, exist_ok=True)
-        made.replace(target)  # whoever is last wins, with the same library
-    return target
+        made.replace(target)  # whole, or not there
 
 
 def _compile(compiler: str, units: list[Path], folder: Path) -> None:

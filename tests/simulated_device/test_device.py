@@ -1,7 +1,6 @@
 """The device itself: what it computes, allocates, counts and draws."""
 
 import copy
-import gc
 import threading
 
 import pytest
@@ -338,4 +337,3 @@ def test_host_threads_have_streams_of_their_own(sim):
         thread.join()
         assert torch.sim.current_stream() == other
     assert seen == [torch.sim.default_stream()] and torch.sim.current_stream() == seen[0]
-    gc.collect()

@@ -122,10 +122,12 @@ std::unique_ptr<at::ObserverContext> host_operator(const at::RecordFunction& cal
   if (pinned.empty() || on_device) return nullptr;
   // They look at no element, or call others that do and are seen themselves.
   static const std::unordered_set<std::string> harmless = {
-      "aten::is_pinned", "aten::set_",     "aten::reshape",    "aten::flatten",
-      "aten::to",        "aten::_to_copy", "aten::contiguous", "aten::empty_like"};
+      "aten::is_pinned", "aten::set_",     "aten::reshape",   "aten::flatten",
+      "aten::to",        "aten::_to_copy", "aten::contiguous"};
   const auto schema = call.operator_schema();
   if (!schema || harmless.count(schema->name())) return nullptr;
+  const std::string& name = schema->name();
+  if (name.ends_with("_like") || name.starts_with("aten::new_")) return nullptr;
   for (const auto& result : schema->returns())
     if (result.alias_info() && !result.alias_info()->isWrite()) return nullptr;  // a view
   std::vector<Span> spans;
