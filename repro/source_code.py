@@ -10,7 +10,6 @@ import ast
 import contextlib
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
@@ -51,7 +50,7 @@ class Tree:
                 if path.suffix in (".py", ".cpp", ".hpp", ".toml")
             ]
         else:
-            listed = _git("ls-tree", "-r", "--name-only", commit, "repro")
+            listed = paths.git("ls-tree", "-r", "--name-only", commit, "repro")
             if listed is None:
                 raise LookupError(f"there is no commit {commit!r}")
             found = listed.decode().splitlines()
@@ -61,7 +60,7 @@ class Tree:
         """Return a file's content, such as that of ``repro/training.py``."""
         if self._commit is None:
             return (paths.PACKAGE.parent / file).read_bytes()
-        content = _git("show", f"{self._commit}:{file}")
+        content = paths.git("show", f"{self._commit}:{file}")
         if content is None:
             raise LookupError(f"commit {self._commit} has no {file}")
         return content
@@ -556,11 +555,3 @@ def _memory() -> Path:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
     return paths.cache_dir() / f"source-{version}-{own}.json"
-
-
-def _git(*arguments: str) -> bytes | None:
-    try:
-        done = subprocess.run(["git", "-C", str(paths.ROOT), *arguments], capture_output=True)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None

@@ -14,6 +14,7 @@ from repro.datasets import embedded, generators, phantom, pictures, sources
 from repro.datasets.archives import Decoded, cached, content_hash
 from repro.datasets.image_data import (
     CorruptDatasetError,
+    DataFolderError,
     DatasetError,
     DatasetNotFoundError,
     ImageData,
@@ -67,7 +68,8 @@ def load(
 
     Args:
         name: One of `NAMES`.
-        root: Folder searched first.
+        root: Folder searched first. It has to exist, as has that of `$REPRO_DATA`: data from
+            elsewhere would take its place without a word.
         image_size: None keeps the size; an int resizes the short side and cuts the centre; a pair
             (height, width) resizes to exactly that. Masks follow by nearest neighbour. Pictures
             of different sizes (`div2k`, `bsds500`) are turned to lie, and with None cut to the
@@ -81,6 +83,7 @@ def load(
             `phantom.phantom` and `embedded.photos`.
 
     Raises:
+        DataFolderError: `root` or `$REPRO_DATA` is no folder.
         DatasetNotFoundError: The dataset is nowhere and could not be downloaded.
         CorruptDatasetError: Its files are damaged or incomplete.
         DatasetError: The name is unknown, or an option does not fit it.
@@ -96,6 +99,8 @@ def load(
     if binary and name != "camvid":
         raise DatasetError(f"binary=True: not for {name!r}, only for 'camvid'")
     _check_options(name, options)
+    if root is not None or name in ON_DISK:
+        _check_folders(root)
     if name == "synthetic":
         return generators.synthetic(32 if size is None else size, **options)
     if name == "phantom":
@@ -136,7 +141,16 @@ def road_against_rest(data: ImageData) -> ImageData:
 
 
 def available(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
-    """Return the names that `load` can serve now without a download, and where each lies."""
+    """Return the names that `load` can serve now without a download, and where each lies.
+
+    Raises:
+        DataFolderError: `root` or `$REPRO_DATA` is no folder.
+    """
+    _check_folders(root)
+    return _available(root)
+
+
+def _available(root: str | os.PathLike[str] | None) -> dict[str, str]:
     found = dict(EMBEDDED)
     for name in ON_DISK:
         source = _find(name, root)
@@ -152,16 +166,18 @@ def download(
 
     Args:
         names: One name or several.
-        root: Folder to search and download to; by default the first writable of `$REPRO_DATA` and
-            `./data`.
+        root: Folder to search and download to, made where it is missing; by default the first
+            writable of `$REPRO_DATA` and `./data`.
 
     Raises:
+        DataFolderError: `$REPRO_DATA` is no folder.
         DatasetError: A name is unknown. All else that goes wrong is in the report.
     """
+    _check_folders(None)
     report = {}
     for name in [names] if isinstance(names, str) else names:
         _check_name(name)
-        if name in (present := available(root)):
+        if name in (present := _available(root)):
             report[name] = f"present: {present[name]}"
             continue
         try:
@@ -175,6 +191,11 @@ def download(
 def _check_name(name: str) -> None:
     if name not in NAMES:
         raise DatasetError(f"unknown dataset {name!r}: expected one of {', '.join(NAMES)}")
+
+
+def _check_folders(root: str | os.PathLike[str] | None) -> None:
+    if problem := paths.data_problem(root):
+        raise DataFolderError(problem)
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -273,6 +294,10 @@ def _read(
     name: str, source: sources.Source, size: int | Size | None, per_class: int | None
 ) -> ImageData:
     key = ""
+    try:
+        paths.cache_dir()
+    except OSError as error:
+        raise DatasetError(f"there is no place for decoded datasets: {error}") from error
 
     def build() -> Decoded:
         return source.decode(size, per_class)
