@@ -109,8 +109,9 @@ def _why_unreadable(path: Path) -> str:
 def _absolute(path: str | os.PathLike[str]) -> Path:
     # A relative path is meant from where the command was typed; a notebook's kernel runs in
     # another folder, so that the repository is tried as well.
-    given = Path(os.path.expanduser(path))  # noqa: PTH111  leaves a user who is not known
-    return given.resolve() if given.exists() else (home() / given).resolve()
+    # Neither function fails where there is no such user, or for links in a circle.
+    given = Path(os.path.expanduser(path))  # noqa: PTH111
+    return Path(os.path.realpath(given if os.path.exists(given) else home() / given))  # noqa: PTH110
 
 
 def cache_dir() -> Path:

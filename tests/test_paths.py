@@ -9,7 +9,7 @@ import pytest
 
 from repro import __main__ as cli
 from repro import datasets, notebooks, paths, records
-from repro.datasets import DatasetError
+from repro.datasets import CorruptDatasetError, DatasetError
 from repro.experiments import UsageError, running, standing
 from repro.measure.files import cache_folder
 
@@ -85,8 +85,13 @@ class TestDataFolders:
                 (UsageError, lambda: Session("mbs", data=root)),
                 (UsageError, lambda: Session("mbs", "smoke", data=root)),
                 (DatasetError, lambda: datasets.available(root or None)),
-                (DatasetError, lambda: datasets.load("cifar10", root or None)),
+                (DatasetError, lambda: datasets.load("flowers5", root or None)),
             ]
+
+        # It would be found here, in the place of what was given.
+        monkeypatch.setattr(paths, "ROOT", place)
+        (place / "data").mkdir()
+        (place / "data" / "flowers5.tar.xz").write_text("")
 
         for error, call in asked("missing"):
             with pytest.raises(error, match=r"data folder 'missing' does not exist; make it"):
@@ -96,6 +101,12 @@ class TestDataFolders:
             with pytest.raises(error, match=r"broken' of \$REPRO_DATA is a broken link"):
                 call()
         assert len(datasets.load("digits").train) > 0  # which no folder holds
+        with pytest.raises(CorruptDatasetError):  # what is read is in the folder that was given
+            datasets.load("flowers5", "data")
+        for given in NO_FOLDERS:
+            if given:
+                with pytest.raises((DatasetError, OSError), match=r"older|too long"):
+                    datasets.load("flowers5", given)
 
     def test_folders_that_are_there(self, place, monkeypatch):
         (place / "link").symlink_to("with spaces")

@@ -68,8 +68,8 @@ def load(
 
     Args:
         name: One of `NAMES`.
-        root: Folder searched first. It has to exist, as has that of `$REPRO_DATA`: data from
-            elsewhere would take its place without a word.
+        root: Folder searched first. Where it is missing a download makes it, but what lies in
+            another folder does not silently take its place; the same holds for `$REPRO_DATA`.
         image_size: None keeps the size; an int resizes the short side and cuts the centre; a pair
             (height, width) resizes to exactly that. Masks follow by nearest neighbour. Pictures
             of different sizes (`div2k`, `bsds500`) are turned to lie, and with None cut to the
@@ -83,7 +83,7 @@ def load(
             `phantom.phantom` and `embedded.photos`.
 
     Raises:
-        DataFolderError: `root` or `$REPRO_DATA` is no folder.
+        DataFolderError: `root` or `$REPRO_DATA` is no folder, and the dataset lies in a later one.
         DatasetNotFoundError: The dataset is nowhere and could not be downloaded.
         CorruptDatasetError: Its files are damaged or incomplete.
         DatasetError: The name is unknown, or an option does not fit it.
@@ -99,8 +99,6 @@ def load(
     if binary and name != "camvid":
         raise DatasetError(f"binary=True: not for {name!r}, only for 'camvid'")
     _check_options(name, options)
-    if root is not None or name in ON_DISK:
-        _check_folders(root)
     if name == "synthetic":
         return generators.synthetic(32 if size is None else size, **options)
     if name == "phantom":
@@ -110,7 +108,11 @@ def load(
     if name == "digits":
         return embedded.digits(size)
 
-    source = _find(name, root) or _downloaded(name, root, allowed=download)
+    source = _find(name, root)
+    if source is None:
+        source = _downloaded(name, root, allowed=download)
+    elif not source.path.is_relative_to(paths.data_roots(root)[0]):
+        _check_folders(root)
     data = _read(name, source, size, per_class)
     return road_against_rest(data) if binary else data
 
@@ -166,14 +168,12 @@ def download(
 
     Args:
         names: One name or several.
-        root: Folder to search and download to, made where it is missing; by default the first
-            writable of `$REPRO_DATA` and `./data`.
+        root: Folder to search and download to; by default the first writable of `$REPRO_DATA` and
+            `./data`.
 
     Raises:
-        DataFolderError: `$REPRO_DATA` is no folder.
         DatasetError: A name is unknown. All else that goes wrong is in the report.
     """
-    _check_folders(None)
     report = {}
     for name in [names] if isinstance(names, str) else names:
         _check_name(name)
