@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.skipif(paths.INSTALLED, reason="not a checkout"),
     pytest.mark.skipif(shutil.which("git") is None, reason="there is no git"),
 ]
-FOLDERS = ("repro", "notebooks", "results/reference", "tests", "benchmarks", ".ci")
 
 # Builds what a packager builds, the wheel of the source distribution among it.
 BUILD = """
@@ -112,17 +111,22 @@ class Built:
     again: Path  # the wheel of the source distribution
 
 
+def files(*options: str) -> list[str]:
+    """Return what git lists of the checkout and is there."""
+    listed = paths.git("ls-files", "-z", *options)
+    if listed is None:
+        pytest.skip("git does not know this checkout")
+    names = os.fsdecode(listed).split("\0")
+    return [name for name in names if (paths.ROOT / name).is_file()]
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     pytest.importorskip("setuptools", minversion="77")
     out = tmp_path_factory.mktemp("built")
     project = out / "a check out"
-    for name in FOLDERS:
-        ignored = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints")
-        shutil.copytree(paths.ROOT / name, project / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt", "data/README.md",
-                 ".gitignore"):  # fmt: skip
-        (project / name).parent.mkdir(exist_ok=True)
+    for name in files("--cached", "--others", "--exclude-standard"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(paths.ROOT / name, project / name)
     git(project, "init", "-q")
     git(project, "add", "-A")
@@ -155,25 +159,21 @@ def test_a_wheel_carries_records_and_notebooks_and_the_sdist_makes_the_same(buil
     } | {f"repro/shipped/notebooks/{f.name}": f.read_bytes() for f in books.glob("[0-9]*.ipynb")}
     assert shipped == expected and len(expected) > 100
     assert json.loads(found["repro/build.json"]) == {"commit": built.commit, "dirty": False}
-    modules = {f"repro/{f.relative_to(paths.PACKAGE).as_posix()}" for f in running_files()}
+    own = set(git(built.project, "ls-files", "repro").splitlines())
     others = {n for n in found if n.startswith("repro/")} - shipped.keys() - {"repro/build.json"}
-    assert others == modules
+    assert others == own
     assert {name.partition("/")[0] for name in found} == {"repro", "repro-0.1.0.dist-info"}
     assert "repro = repro.__main__:main" in found["repro-0.1.0.dist-info/entry_points.txt"].decode()
-
-
-def running_files() -> list[Path]:
-    found = [path for path in paths.PACKAGE.rglob("*") if path.is_file()]
-    return [path for path in found if path.suffix != ".pyc"]
 
 
 def test_the_sdist_is_a_checkout(built):
     with tarfile.open(built.sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames() if "/" in name}
-    tracked = set(git(built.project, "ls-files").splitlines())
+    tracked = set(files("--cached"))
     assert tracked <= names
     folders = {name for name in names if any(other.startswith(f"{name}/") for other in names)}
-    made = {name for name in names - tracked - folders if not name.startswith("repro.egg-info/")}
+    others = names - folders - set(git(built.project, "ls-files").splitlines())
+    made = {name for name in others if not name.startswith("repro.egg-info/")}
     assert made == {"PKG-INFO", "setup.cfg", "repro/build.json"}
 
 
