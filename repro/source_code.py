@@ -10,6 +10,7 @@ import ast
 import contextlib
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
@@ -551,7 +552,11 @@ def at_commit(commit: str) -> Tree:
 
 @cache
 def _memory() -> Path:
-    """Return where what was found in files is kept, by Python's version and this module's."""
+    """Return where what was found in files is kept, by Python's version, this module's and place.
+
+    Several checkouts and installed packages share a user's cache folder.
+    """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    place = os.fsencode(paths.PACKAGE)
+    own = hashlib.sha256(Path(__file__).read_bytes() + place).hexdigest()[:12]
     return paths.cache_dir() / f"source-{version}-{own}.json"
