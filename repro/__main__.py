@@ -116,15 +116,11 @@ def verify(
     A record stands where the code that ran is the same but has moved, or where the first steps of
     its training, run again, are the same. It then says so, and what was compared.
     """
-    from repro import paths
     from repro.experiments import running, standing
 
     if profile is not None:
         running.check_profile(profile)
-    if data is not None and not paths.data_roots(data)[0].is_dir():
-        raise running.UsageError(
-            f"data folder {data!r} does not exist; leave it out, or give another"
-        )
+    running.check_data(data)
     found = 0
     for paper, artefacts in _by_paper(targets):
         for line, agrees in standing.verify(paper, artefacts, profile, reference, data):
@@ -208,6 +204,7 @@ def show(
             rows = [{k: v for k, v in row.items() if k != "artefact"} for row in judged]
             console.print(report.to_rich(rows, "\nClaims"))
             console.print(summary.whereabouts(paper, artefact), markup=False, highlight=False)
+    typer.echo(summary.searched())
 
 
 @app.command()
@@ -230,6 +227,7 @@ def status(
         _console(Console).print(report.to_rich(rows, "Records on this machine"))
         if not rows:
             typer.echo("none yet: python -m repro run; show and report use the reference records")
+        typer.echo(summary.searched())
 
 
 @app.command()
@@ -282,6 +280,7 @@ def notebooks(
                 f"{name} is given twice, as {given[name]!r} and {value!r}; give one of them"
             )
     running.check_profile(str(given.setdefault("profile", "view")), computing=False)
+    running.check_data(data if data is not None else str(given.get("data", "")) or None)
     failures = 0
     for path in runner.find(names or ()):
         outcome = runner.refresh(path) if refresh else runner.execute(path, given)
@@ -297,7 +296,9 @@ def data_(
 ) -> None:
     """Download the datasets that the network allows, and say what became of each."""
     from repro import datasets
+    from repro.experiments import running
 
+    running.check_data(data)
     for name, outcome in datasets.download(names or datasets.catalogue.ON_DISK, data).items():
         typer.echo(f"{name}: {' '.join(outcome.split())}")
 

@@ -4,7 +4,8 @@ import ast
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from repro import paths
 from repro.experiments.outcome import UsageError
 from repro.measure.files import replacing
 
-FOLDER = paths.ROOT / "notebooks"
+FOLDER = paths.notebooks_dir()
 # A kernel warns at every start that its local sockets are not encrypted.
 QUIET_KERNEL = ["--IPKernelApp.log_level=ERROR"]
 
@@ -79,6 +80,9 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
             f"notebook {path.stem} has no parameter {', '.join(unknown)}; it has "
             f"{', '.join(sorted(known))}"
         )
+    parameters = dict(parameters)
+    if isinstance(data := parameters.get("data"), str) and data:
+        parameters["data"] = str(paths.data_roots(data)[0])
     target = paths.results_dir() / "local" / "notebooks" / path.name
     stamp = target.with_suffix(".stamp")
     state = _state(path, parameters)
@@ -87,16 +91,17 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
     target.parent.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)  # what is written now need not be what it stands for
     try:
-        papermill.execute_notebook(
-            str(path),
-            str(target),
-            parameters=dict(parameters),
-            kernel_name="python3",  # whatever kernel the notebook was last saved with
-            progress_bar=False,
-            extra_arguments=QUIET_KERNEL,
-            cwd=str(FOLDER),
-            kernel_manager_class=PatientManager,
-        )
+        with _same_folders():
+            papermill.execute_notebook(
+                str(path),
+                str(target),
+                parameters=parameters,
+                kernel_name="python3",  # whatever kernel the notebook was last saved with
+                progress_bar=False,
+                extra_arguments=QUIET_KERNEL,
+                cwd=str(paths.home() if paths.INSTALLED else FOLDER),
+                kernel_manager_class=PatientManager,
+            )
     except papermill.PapermillExecutionError as error:
         return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; see {target}", True)
     finally:
@@ -113,7 +118,15 @@ def refresh(path: Path) -> Outcome:
 
     What differs from run to run without saying anything is left out: times, widget states, and
     what went to the error stream.
+
+    Raises:
+        UsageError: The notebooks are those of an installed package.
     """
+    if paths.INSTALLED:
+        raise UsageError(
+            "the notebooks of an installed package stay as they are; refresh those of a checkout, "
+            "or execute them: leave --refresh out"
+        )
     import nbformat
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError
@@ -123,13 +136,14 @@ def refresh(path: Path) -> Outcome:
     notebook = nbformat.read(path, as_version=4)
     context = {"metadata": {"path": str(FOLDER)}}
     try:
-        NotebookClient(
-            notebook,
-            kernel_name="python3",
-            resources=context,
-            extra_arguments=QUIET_KERNEL,
-            kernel_manager_class=PatientManager,
-        ).execute()
+        with _same_folders():
+            NotebookClient(
+                notebook,
+                kernel_name="python3",
+                resources=context,
+                extra_arguments=QUIET_KERNEL,
+                kernel_manager_class=PatientManager,
+            ).execute()
     except CellExecutionError as error:
         return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; left as it was", True)
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
@@ -142,6 +156,22 @@ def refresh(path: Path) -> Outcome:
     return Outcome(f"{path.stem}: outputs refreshed")
 
 
+@contextmanager
+def _same_folders() -> Iterator[None]:
+    """Let kernels, which run in another folder, find those that relative paths mean here."""
+    found = {
+        "REPRO_CACHE": paths.cache_dir,
+        "REPRO_DATA": lambda: paths.data_roots()[0],
+        "REPRO_RESULTS": paths.results_dir,
+    }
+    before = {name: os.environ[name] for name in found if os.environ.get(name)}
+    os.environ.update({name: str(found[name]()) for name in before})
+    try:
+        yield
+    finally:
+        os.environ.update(before)
+
+
 def _state(path: Path, parameters: Mapping[str, Any]) -> str:
     """Hash all that an executed notebook depends on: itself, the package, records, data root."""
     digest = hashlib.sha256(json.dumps(dict(parameters), sort_keys=True).encode())
@@ -149,6 +179,7 @@ def _state(path: Path, parameters: Mapping[str, Any]) -> str:
     sources = [path, *sorted(paths.PACKAGE.rglob("*.py")), *sorted(paths.PACKAGE.rglob("*.toml"))]
     for source in sources:
         digest.update(source.read_bytes())
-    for record in sorted(paths.results_dir().rglob("*.json")):
-        digest.update(f"{record} {record.stat().st_mtime_ns}".encode())
+    for folder in (paths.results_dir(), paths.SHIPPED):
+        for record in sorted(folder.rglob("*.json")):
+            digest.update(f"{record} {record.stat().st_mtime_ns}".encode())
     return digest.hexdigest()

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import stat
-import subprocess
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -50,8 +49,8 @@ class Record:
         code: Hash of the source that ran.
         device: What `repro.measure.describe_device` says.
         versions: Python's and the libraries' versions.
-        commit: The commit, None outside a checkout.
-        dirty: Whether the checkout had uncommitted changes.
+        commit: The package's commit, None where it is not known.
+        dirty: Whether there were uncommitted changes.
         started: When it started, ISO 8601 in UTC.
         finished: When it finished.
         command: The command line.
@@ -260,9 +259,9 @@ def local_store(profile: str) -> RecordStore:
 
 def reference_stores() -> dict[tuple[str, str], RecordStore]:
     """Return the stores of records that ship with the project, by (device, profile)."""
-    root = paths.results_dir() / "reference"
     return {
         (folder.parent.name, folder.name): RecordStore(folder)
+        for root in paths.reference_dirs()
         for folder in sorted(root.glob("*/*"))
         if folder.is_dir()
     }
@@ -280,23 +279,12 @@ def library_versions() -> dict[str, str]:
 
 
 def commit_state() -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout and whether it has changes; None outside one."""
+    """Return the commit of this package's source and whether it had changes; None where unknown.
 
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(paths.ROOT), *arguments],
-                capture_output=True,
-                text=True,
-                encoding="utf-8",
-            )
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    changes = git("status", "--porcelain", "--untracked-files=no")
-    return commit, (bool(changes) if changes is not None else None)
+    That of the checkout, or the one that an installed package was built from; never that of a
+    repository that the package merely lies in or is called from.
+    """
+    return paths.built_from() if paths.INSTALLED else paths.checkout_state()
 
 
 def now() -> str:

@@ -10,7 +10,7 @@ import ast
 import contextlib
 import hashlib
 import json
-import subprocess
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
@@ -51,7 +51,7 @@ class Tree:
                 if path.suffix in (".py", ".cpp", ".hpp", ".toml")
             ]
         else:
-            listed = _git("ls-tree", "-r", "--name-only", commit, "repro")
+            listed = paths.git("ls-tree", "-r", "--name-only", commit, "repro")
             if listed is None:
                 raise LookupError(f"there is no commit {commit!r}")
             found = listed.decode().splitlines()
@@ -61,7 +61,7 @@ class Tree:
         """Return a file's content, such as that of ``repro/training.py``."""
         if self._commit is None:
             return (paths.PACKAGE.parent / file).read_bytes()
-        content = _git("show", f"{self._commit}:{file}")
+        content = paths.git("show", f"{self._commit}:{file}")
         if content is None:
             raise LookupError(f"commit {self._commit} has no {file}")
         return content
@@ -552,15 +552,11 @@ def at_commit(commit: str) -> Tree:
 
 @cache
 def _memory() -> Path:
-    """Return where what was found in files is kept, by Python's version and this module's."""
+    """Return where what was found in files is kept, by Python's version, this module's and place.
+
+    Several checkouts and installed packages share a user's cache folder.
+    """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    place = os.fsencode(paths.PACKAGE)
+    own = hashlib.sha256(Path(__file__).read_bytes() + place).hexdigest()[:12]
     return paths.cache_dir() / f"source-{version}-{own}.json"
-
-
-def _git(*arguments: str) -> bytes | None:
-    try:
-        done = subprocess.run(["git", "-C", str(paths.ROOT), *arguments], capture_output=True)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None

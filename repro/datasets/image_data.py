@@ -21,6 +21,10 @@ class DatasetNotFoundError(DatasetError):
     """A known dataset lies in none of the folders searched and could not be downloaded."""
 
 
+class DataFolderError(DatasetError):
+    """A folder for datasets was given, as an argument or as `$REPRO_DATA`, and is none."""
+
+
 class CorruptDatasetError(DatasetError):
     """A file of a dataset is damaged, incomplete or laid out differently than documented."""
 

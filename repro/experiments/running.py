@@ -76,6 +76,13 @@ def check_device(device: str) -> str:
     return device
 
 
+def check_data(root: str | None) -> str | None:
+    """Return `root` if it is a folder or None, and `$REPRO_DATA`, where it is set, is one."""
+    if problem := paths.data_problem(root):
+        raise UsageError(problem)
+    return root
+
+
 def choose_datasets(
     paper: Paper, profile: str, wanted: Sequence[str] = (), root: str | None = None
 ) -> dict[str, str]:
@@ -88,8 +95,7 @@ def choose_datasets(
     """
     from repro import datasets
 
-    if root is not None and not paths.data_roots(root)[0].is_dir():
-        raise UsageError(f"data folder {str(root)!r} does not exist; leave it out, or give another")
+    check_data(root)
     tasks = paper.datasets[profile]
     served = sorted({name for names in tasks.values() for name in names} | {"synthetic"})
     for name in wanted:

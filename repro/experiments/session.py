@@ -18,7 +18,7 @@ class Session:
         profile: ``view`` shows the reference records and computes nothing; another profile first
             computes the records that are missing on this machine.
         device: ``cpu`` or ``cuda``; empty takes CUDA where it is present.
-        data: Folder searched first for datasets; empty for none.
+        data: Folder searched first for datasets, which has to exist; empty for none.
         seeds: How many (``"3"``), or which (``"0,5,7"``); empty for the profile's.
         reference: For ``view``, a folder under ``results/reference``; empty takes a GPU's before
             a CPU's.
@@ -37,6 +37,7 @@ class Session:
         reference: str = "",
     ) -> None:
         running.check_profile(profile, computing=False)
+        running.check_data(data or None)
         self.paper = load_paper(paper)
         if profile == "view":
             self.source = sources.find_source(self.paper, None, reference or None, local=False)

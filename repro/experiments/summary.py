@@ -51,6 +51,13 @@ def whereabouts(paper: Paper, artefact: Artefact) -> str:
     return f"Judged in {module}.py; expected in repro/experiments/expected/{paper.key}.toml."
 
 
+def searched() -> str:
+    """Return the folders in which records are looked for."""
+    own = paths.results_dir() / LOCAL
+    references = " and ".join(str(folder) for folder in reversed(paths.reference_dirs()))
+    return f"Looked for records of this machine in {own}, for reference records in {references}."
+
+
 def checks(artefact: Artefact, results: Results) -> list[Row]:
     """Return what holds by construction, a row each."""
     return [check.row(results) for check in artefact.checks]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from repro.measure import allocations, describe_device, timing
 from repro.measure.allocations import freed_memory_is_kept
+from repro.measure.files import cache_folder
 from repro.microconv.backends import BACKENDS
 from repro.microconv.kernels import Kernel
 
@@ -79,11 +80,7 @@ def _code() -> str:
 
 def default_path() -> Path:
     """Return ``microconv.sqlite`` in `$REPRO_CACHE`, else in the user's cache folder."""
-    folder = os.environ.get("REPRO_CACHE")
-    if not folder:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = str(Path(home) / "repro")
-    return Path(folder).expanduser() / "microconv.sqlite"
+    return cache_folder() / "microconv.sqlite"
 
 
 class BenchmarkCache:

@@ -19,6 +19,7 @@ from types import TracebackType
 
 import torch
 
+from repro.measure.files import cache_folder
 from repro.outofcore.allocator import PAPER_CHUNK_BYTES, AllocatorError
 
 SOURCES = Path(__file__).with_name("csrc")
@@ -102,13 +103,6 @@ def _compiler() -> str:
     )
 
 
-def _cache_folder() -> Path:
-    folder = os.environ.get("REPRO_CACHE")
-    if not folder:
-        folder = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repro")
-    return Path(folder).expanduser()
-
-
 def build() -> Path:
     """Compile the library where that has not been done, and return its path.
 
@@ -131,7 +125,7 @@ def build() -> Path:
         for part in (*sources, *sorted(SOURCES.glob("*.hpp"))):
             key.update(part.name.encode() + b"\0" + part.read_bytes() + b"\0")
         key.update(repr((compiler, version, FLAGS, LIBRARIES, platform.machine())).encode())
-        target = _cache_folder() / f"chunked_allocator-{key.hexdigest()[:16]}.so"
+        target = cache_folder() / f"chunked_allocator-{key.hexdigest()[:16]}.so"
         if target.exists():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -148,8 +142,8 @@ def build() -> Path:
         ) from error
     except OSError as error:
         raise AllocatorBuildError(
-            f"the chunked allocator cannot be built in {_cache_folder()}: {error}; "
-            f"name a folder that can be written as $REPRO_CACHE"
+            f"the chunked allocator cannot be built: {error}; name a folder that can be written "
+            f"as $REPRO_CACHE"
         ) from error
     return target
 
