@@ -50,8 +50,13 @@ class Session:
             chosen = running.choose_datasets(self.paper, profile, (), setting.root)
             runs = running.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
             running.load_data(runs, setting.root)
-            running.execute(self.paper, runs, setting)
+            tally = running.execute(self.paper, runs, setting)
             self.source = sources.find_source(self.paper, profile, LOCAL)
+            if failed := tally.failed + tally.failed_before:
+                again = f"python -m repro run {paper} --profile {profile} --retry-failed"
+                display(
+                    Markdown(f"**{failed} runs failed**; `{again}` computes what failed again.")
+                )
         display(Markdown(f"Shown: {self.source.label}."))
 
     def results(self, name: str) -> Results:

@@ -15,6 +15,7 @@ from repro.experiments.design import (
     expectation,
 )
 from repro.experiments.judging import KINDS, WORDS
+from repro.experiments.running import check_target, user_path
 from repro.experiments.sources import LOCAL, Source, find_source, results_of
 from repro.measure.files import replacing
 from repro.records import commit_state, library_versions, local_store, now
@@ -126,6 +127,8 @@ def write_report(
     profile: str | None = None, device: str | None = None, output: str | None = None
 ) -> tuple[list[Row], Path]:
     """Write the HTML report; return the verdicts and its path."""
+    path = target(output)
+    check_target(path, "the report")  # before it takes its time
     sections, rows, labels, numbers = [], [], [], []
     for key in PAPERS:
         paper = load_paper(key)
@@ -156,10 +159,17 @@ def write_report(
         sections,
         provenance(),
     )
-    path = Path(output) if output else paths.results_dir() / "local" / "report.html"
     with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
     return rows, path
+
+
+def target(output: str | None) -> Path:
+    """Return where the HTML report is written: where it was asked for, else among the results."""
+    if output is None:
+        return paths.results_dir() / "local" / "report.html"
+    return user_path(output, "--output")
 
 
 def frame(rows: Sequence[Row], columns: Sequence[str] | None = None) -> "pd.DataFrame":

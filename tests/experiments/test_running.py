@@ -202,9 +202,13 @@ class TestExecute:
         # The same again: what ran out of memory stands, what failed is still counted and said.
         tally, lines = execute(toy, store)
         assert (toy.calls, tally.stood) == ([], 6)
-        assert tally.failed == (2 if status == "failed" else 0)
+        assert (tally.failed, tally.failed_before) == (0, 2 if status == "failed" else 0)
         again = [line for line in lines if "failed before, again with --retry-failed" in line]
-        assert len(again) == tally.failed == len(lines)
+        assert len(again) == tally.failed_before == len(lines)
+        assert all("x is 2" in line or "by 0" in line for line in again)
+        assert all("\n" not in line for line in again)  # the error's first line
+        told = "2 failed before, --retry-failed computes them again"
+        assert (told in str(tally)) == (status == "failed")
 
     def test_interruption_is_no_result(self, toy, store):
         toy.trouble = KeyboardInterrupt()  # type: ignore[assignment]
