@@ -36,7 +36,8 @@ def _option(*names: str, **settings: Any) -> Any:
 
 
 def _not_empty(value: Any) -> Any:
-    if any(isinstance(v, str) and not v.strip() for v in (value, *(value or ()))):
+    values = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(one, str) and not one.strip() for one in values):
         raise typer.BadParameter("it is empty; leave it out, or give a value")
     return value
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 _said: list[str] = []  # the last line, once it is said
+_LONGEST = 1600  # characters of a line, such as one that repeats what was given
 INTERRUPTED = "interrupted: what was computed stands, run again to go on"
 _ADVICE = {
     errno.ENOSPC: "free some space, then run again",
@@ -122,8 +123,10 @@ def _say(line: str, code: int) -> int:
 
 
 def one_line(text: str) -> str:
-    """Return a text without line breaks, with what cannot be printed as escapes."""
+    """Return a text without line breaks, not too long, with what cannot be printed as escapes."""
     joined = " ".join(text.split())
+    if len(joined) > _LONGEST:
+        joined = f"{joined[: _LONGEST // 2]} ... {joined[-_LONGEST // 4 :]}"
     return "".join(
         c if c.isprintable() or "\ud800" <= c <= "\udfff" else c.encode("unicode_escape").decode()
         for c in joined

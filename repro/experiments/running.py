@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import stat
 import sys
 import threading
 import time
@@ -120,8 +121,14 @@ def check_target(path: Path, what: str) -> None:
         UsageError: A folder or something else that is no file lies there.
         RecordError: Its folder cannot be made or written.
     """
-    if path.exists() and not path.is_file():
-        kind = "a folder" if path.is_dir() else "no regular file"
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    except OSError as error:
+        raise UsageError(f"{what} {str(path)!r}: {error.strerror}; give another path") from error
+    if mode is not None and not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
         raise UsageError(f"{what} {str(path)!r} is {kind}; give the path of a file")
     check_writable(path.parent, what, "free some space, make it writable, or give another path")
 
