@@ -338,7 +338,7 @@ def test_output_and_hashes_do_not_depend_on_the_locale(reproduced):
         )  # fmt: skip
         *err, encoding = done.stderr.splitlines()
         said[name] = (done.stdout, err)
-        assert encoding == (b"utf-8" if name == "C.UTF-8" else encoding) != b""
+        assert (encoding == b"utf-8") == (name == "C.UTF-8")
     out, err = said["C"]
     assert all(one == (out, err) for one in said.values())
     text, told = out.decode(), b"\n".join(err).decode()
