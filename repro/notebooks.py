@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
+from repro.experiments import running
 from repro.experiments.outcome import UsageError
 from repro.measure.files import replacing
+from repro.records import check_writable, reference_stores
 
 FOLDER = paths.notebooks_dir()
-# A kernel warns at every start that its local sockets are not encrypted.
-QUIET_KERNEL = ["--IPKernelApp.log_level=ERROR"]
+# A kernel warns at every start that its local sockets are not encrypted, and shows a traceback of
+# its own where it is interrupted. What a cell raises comes as a message.
+QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
 
 
 @dataclass(frozen=True)
@@ -40,19 +43,108 @@ def find(names: Sequence[str]) -> list[Path]:
     return [known[name.removesuffix(".ipynb")] for name in names or known]
 
 
-def parse_parameter(text: str) -> tuple[str, Any]:
-    """Read ``NAME=VALUE``; a value that is no Python literal is a string.
+def parse_parameter(text: str) -> tuple[str, str]:
+    """Read ``NAME=VALUE``; the value may be quoted, as in Python.
 
     Raises:
         UsageError: There is no equals sign.
     """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise UsageError(f"parameter {text!r} is not of the form NAME=VALUE")
+        raise UsageError(f"parameter {text!r} is not of the form NAME=VALUE, such as seeds=0,5,7")
+    literal = _literal(value)
+    return name, literal if isinstance(literal, str) else value
+
+
+def _literal(text: str) -> Any:
     try:
-        return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return name, value
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+
+
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool}
+
+
+def check(chosen: Sequence[Path], parameters: Mapping[str, Any]) -> None:
+    """Refuse parameters that a notebook does not have or cannot use, before any of them runs.
+
+    Raises:
+        UsageError: One is unknown, of another type, or not one of its choices; or papermill is not
+            installed.
+        RecordError: The executed notebooks cannot be written.
+    """
+    values: dict[str, Any] = {}
+    for path in chosen:
+        values |= _typed(path, parameters)
+    if values.get("device"):
+        running.check_device(values["device"])
+    running.parse_seeds(values.get("seeds"))
+    running.check_data(values.get("data"))
+    devices = [device for device, _ in reference_stores()]
+    if values.get("reference") and values["reference"] not in devices:
+        raise UsageError(
+            f"no reference records of device {values['reference']!r}; choose among "
+            f"{', '.join(dict.fromkeys(devices)) or 'none, there are no reference records'}"
+        )
+    check_writable(
+        _target_folder(),
+        "executed notebooks",
+        "free some space, make the folder writable, or name another one in $REPRO_RESULTS",
+    )
+
+
+def _target_folder() -> Path:
+    return paths.results_dir() / "local" / "notebooks"
+
+
+def _typed(path: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters with the types that a notebook declares for them."""
+    papermill = _papermill()
+    try:
+        known = papermill.inspect_notebook(str(path))
+    except Exception as error:  # of many kinds, by what the file lacks
+        raise UsageError(
+            f"notebook {path} cannot be read ({type(error).__name__}: {error}); bring it back as "
+            f"it was: git checkout {path.name}"
+        ) from error
+    unknown = sorted(set(parameters) - set(known))
+    if unknown:
+        raise UsageError(
+            f"notebook {path.stem} has no parameter {', '.join(unknown)}; it has "
+            f"{', '.join(sorted(known))}"
+        )
+    return {
+        name: _value(name, value, known[name]["inferred_type_name"])
+        for name, value in parameters.items()
+    }
+
+
+def _value(name: str, value: Any, kind: str) -> Any:
+    wanted = _TYPES.get(kind)
+    if isinstance(value, str) and wanted is not str:
+        value = _literal(value)
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if wanted is not None and type(value) is not wanted:
+        examples = {"str": "a text", "int": "a whole number", "float": "a number"}
+        raise UsageError(
+            f"parameter {name} is {value!r}; give {examples.get(kind, 'True or False')}"
+        )
+    return value
+
+
+def _papermill() -> Any:
+    try:
+        import nbconvert  # noqa: F401 (what is needed later is asked for now)
+        import papermill
+
+        return papermill
+    except ImportError as error:
+        raise UsageError(
+            f"{error.name} is not installed; install the notebooks with pip install "
+            f"'repro[notebooks]', or compute without them: python -m repro run"
+        ) from error
 
 
 def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
@@ -61,35 +153,24 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
     papermill only logs a parameter that the notebook does not have; here it is an error.
 
     Raises:
-        UsageError: A parameter is unknown, or papermill is not installed.
+        UsageError: A parameter is unknown or of another type, or papermill is not installed.
     """
-    try:
-        import papermill
-        from nbconvert import HTMLExporter
+    papermill = _papermill()
+    from nbconvert import HTMLExporter
 
-        from repro._kernels import PatientManager
-    except ImportError as error:
-        raise UsageError(
-            f"{error.name} is not installed; install the notebooks with pip install "
-            f"'repro[notebooks]', or compute without them: python -m repro run"
-        ) from error
-    known = papermill.inspect_notebook(str(path))
-    unknown = sorted(set(parameters) - set(known))
-    if unknown:
-        raise UsageError(
-            f"notebook {path.stem} has no parameter {', '.join(unknown)}; it has "
-            f"{', '.join(sorted(known))}"
-        )
-    parameters = dict(parameters)
+    from repro._kernels import PatientManager
+
+    parameters = _typed(path, parameters)
     if isinstance(data := parameters.get("data"), str) and data:
         parameters["data"] = str(paths.data_roots(data)[0])
-    target = paths.results_dir() / "local" / "notebooks" / path.name
+    target = _target_folder() / path.name
     stamp = target.with_suffix(".stamp")
     state = _state(path, parameters)
     if stamp.exists() and stamp.read_text(encoding="utf-8") == state and target.exists():
         return Outcome(f"{path.stem}: up to date, {target.with_suffix('.html')}")
     target.parent.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)  # what is written now need not be what it stands for
+    whole = False
     try:
         with _same_folders():
             papermill.execute_notebook(
@@ -102,10 +183,15 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
                 cwd=str(paths.home() if paths.INSTALLED else FOLDER),
                 kernel_manager_class=PatientManager,
             )
+        whole = True
     except papermill.PapermillExecutionError as error:
+        whole = True
         return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; see {target}", True)
+    except RuntimeError as error:  # of the kernel, such as one that memory ran out for
+        whole = True
+        return Outcome(f"{path.stem}: FAILED, {error}; see {target}", True)
     finally:
-        if target.exists():
+        if whole and target.exists():
             page, _ = HTMLExporter().from_filename(str(target))
             target.with_suffix(".html").write_text(page, encoding="utf-8")
     # A notebook that computes adds records: what it saw is what stands after it.
@@ -135,17 +221,23 @@ def refresh(path: Path) -> Outcome:
 
     notebook = nbformat.read(path, as_version=4)
     context = {"metadata": {"path": str(FOLDER)}}
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        resources=context,
+        extra_arguments=QUIET_KERNEL,
+        kernel_manager_class=PatientManager,
+    )
+    client.reset_execution_trackers()
     try:
-        with _same_folders():
-            NotebookClient(
-                notebook,
-                kernel_name="python3",
-                resources=context,
-                extra_arguments=QUIET_KERNEL,
-                kernel_manager_class=PatientManager,
-            ).execute()
+        # Not `client.execute()`, which takes Ctrl-C for the end of the kernel alone.
+        with _same_folders(), client.setup_kernel():
+            for number, cell in enumerate(notebook.cells):
+                client.execute_cell(cell, number, execution_count=client.code_cells_executed + 1)
     except CellExecutionError as error:
         return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; left as it was", True)
+    except RuntimeError as error:  # of the kernel
+        return Outcome(f"{path.stem}: FAILED, {error}; left as it was", True)
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
@@ -181,5 +273,6 @@ def _state(path: Path, parameters: Mapping[str, Any]) -> str:
         digest.update(source.read_bytes())
     for folder in (paths.results_dir(), paths.SHIPPED):
         for record in sorted(folder.rglob("*.json")):
-            digest.update(f"{record} {record.stat().st_mtime_ns}".encode())
+            # Of a link itself, which may lead nowhere; and a name need not be text.
+            digest.update(os.fsencode(record) + f" {record.lstat().st_mtime_ns}".encode())
     return digest.hexdigest()

@@ -51,8 +51,13 @@ class Session:
             chosen = running.choose_datasets(self.paper, profile, (), setting.root)
             runs = running.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
             running.load_data(runs, setting.root)
-            running.execute(self.paper, runs, setting)
+            tally = running.execute(self.paper, runs, setting)
             self.source = sources.find_source(self.paper, profile, LOCAL)
+            if failed := tally.failed + tally.failed_before:
+                again = f"python -m repro run {paper} --profile {profile} --retry-failed"
+                display(
+                    Markdown(f"**{failed} runs failed**; `{again}` computes what failed again.")
+                )
         display(Markdown(f"Shown: {self.source.label}."))
 
     def results(self, name: str) -> Results:
@@ -63,13 +68,19 @@ class Session:
         """Show an artefact: its caption, figure, table, checks and verdicts."""
         artefact = self.paper.artefacts[name]
         results = self.results(name)
-        display(Markdown(f"**{artefact.source}.** {summary.caption(artefact, results)}"))
-        if artefact.draws:
-            show_figure(artefact.figure(results))
-        display(report.TableView(artefact.table(results)))
-        if checked := summary.checks(artefact, results):
+        with summary.blaming(self.source, artefact, results):
+            caption = summary.caption(artefact, results)
+            figure = artefact.figure(results) if artefact.draws else None
+            table = artefact.table(results)
+            checked = summary.checks(artefact, results)
+            judged = summary.verdicts(self.paper, artefact, results)
+        display(Markdown(f"**{artefact.source}.** {caption}"))
+        if figure is not None:
+            show_figure(figure)
+        display(report.TableView(table))
+        if checked:
             display(report.TableView(summary.frame(checked)))
-        if judged := summary.verdicts(self.paper, artefact, results):
+        if judged:
             display(report.TableView(summary.frame(judged, summary.CLAIM_COLUMNS[1:])))
 
     def verdicts(self) -> report.TableView:
