@@ -208,8 +208,8 @@ def _check(
         if not is_whole(stage.epochs, len(sub_stages)) or not has_rate:
             raise ValueError(
                 f"a stage has {stage.epochs!r} epochs and learning rate {stage.lr!r}; give one "
-                f"epoch for each of the {len(sub_stages)} sub-stages or more, in whole numbers, and a "
-                "finite rate above 0"
+                f"epoch for each of the {len(sub_stages)} sub-stages or more, in whole numbers, and "
+                "a finite rate above 0"
             )
     for sub in sub_stages:
         instance("a sub-stage", sub, SubStage)

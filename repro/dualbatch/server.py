@@ -125,8 +125,8 @@ class ParameterServer:
     ) -> None:
         _check(workers, sync, staleness, merge)
         _check_initial(state)
-        bounds = {"bsp": 0.0, "asp": math.inf, "ssp": 0.0 if staleness is None else plain(staleness)}
-        self.sync, self.staleness = sync, bounds[sync]
+        ends = {"bsp": 0.0, "asp": math.inf}
+        self.sync, self.staleness = sync, ends[sync] if staleness is None else plain(staleness)
         self.merge = merge or ("average" if sync == "bsp" else "journal")
         self.state = {name: tensor.detach().clone() for name, tensor in state.items()}
         self.version = 0
