@@ -80,7 +80,7 @@ class RayEngine:
         gpus = 0.0 if gpus_per_worker is None else gpus_per_worker
         if not is_number(gpus) or gpus < 0 or (gpus > 1 and gpus % 1):
             raise ValueError(
-                f"gpus_per_worker is {gpus_per_worker!r}; give 0 to 1, a larger whole number, or None"
+                f"gpus_per_worker is {gpus_per_worker!r}; give 0 to 1, a whole number, or None"
             )
         self.job, self.address = job, address
         self._cpus, self._gpus = cpus_per_worker, gpus_per_worker

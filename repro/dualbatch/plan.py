@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
-from typing import Literal
+from typing import Any, Literal
 
 from repro.dualbatch.checks import instance, is_number, plain, whole
 from repro.measure import TimeModel
@@ -79,13 +79,13 @@ class DualBatchPlan:
 
     def __post_init__(self) -> None:
         instance("time_model", self.time_model, TimeModel)
-        _check_counts(self.n_small, self.n_large, self.large_batch, self.samples)
+        names = ("n_small", "n_large", "large_batch", "samples")
+        for name, count in zip(names, _counts(*(getattr(self, n) for n in names)), strict=True):
+            self._set(name, count)
         if self.small_batch is not None or self.n_small:
             self._set("small_batch", whole("small_batch", self.small_batch, 1))
         for name, workers in (("small_samples", self.n_small), ("large_samples", self.n_large)):
             self._set(name, whole(name, getattr(self, name), 1 if workers else 0))
-        for name in ("n_small", "n_large", "large_batch", "samples"):
-            self._set(name, int(getattr(self, name)))
         for name in ("k", "update_factor"):
             value = getattr(self, name)
             if not is_number(value) or value <= 0:
@@ -126,21 +126,17 @@ class DualBatchPlan:
             ValueError: An argument is out of range.
         """
         instance("time_model", time_model, TimeModel)
-        _check_counts(n_small, n_large, large_batch, samples)
+        n_small, n_large, large_batch, samples = _counts(n_small, n_large, large_batch, samples)
+        n = n_small + n_large
         if n_small and large_batch < 2:
             raise ValueError(
                 f"large_batch is {large_batch}; give at least 1, and 2 where a smaller batch is "
                 "wanted"
             )
-        if samples < n_small + n_large:
-            raise ValueError(
-                f"samples is {samples}; give one for each of {n_small + n_large} workers"
-            )
+        if samples < n:
+            raise ValueError(f"samples is {samples}; give one for each of {n} workers")
         if rounding not in ("nearest", "floor"):
             raise ValueError(f"rounding is {rounding!r}; choose 'nearest' or 'floor'")
-        # numpy's narrow integers would overflow below.
-        n_small, n_large = int(n_small), int(n_large)
-        large_batch, samples, n = int(large_batch), int(samples), int(n_small + n_large)
         down = math.floor if rounding == "floor" else _nearest
         if n_small == 0:
             share = down(Fraction(samples, n))
@@ -258,7 +254,7 @@ def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: in
         ValueError: A count is no whole number, or there is no worker.
     """
     instance("time_model", time_model, TimeModel)
-    _check_counts(n_small, n_large, large_batch, 1)
+    n_small, n_large, large_batch, _ = _counts(n_small, n_large, large_batch, 1)
     a, b = time_model.a, time_model.b
     ratio = (a + b) / (a + b / large_batch)
     return ratio * (n_small + n_large) / (n_small + n_large * ratio)
@@ -268,8 +264,9 @@ def _nearest(value: float | Fraction) -> int:
     return math.floor(value + Fraction(1, 2))
 
 
-def _check_counts(n_small: int, n_large: int, large_batch: int, samples: int) -> None:
-    if not (is_whole(n_small, 0) and is_whole(n_large, 0)) or n_small + n_large < 1:
+def _counts(n_small: Any, n_large: Any, large_batch: Any, samples: Any) -> tuple[int, ...]:
+    """Return counts as ints: numpy's narrow ones would overflow where they are multiplied."""
+    if not (is_whole(n_small, 0) and is_whole(n_large, 0)) or not (n_small or n_large):
         raise ValueError(
             f"n_small is {n_small!r} and n_large {n_large!r}; give at least 0 each, in whole "
             "numbers, and one worker in all"
@@ -279,4 +276,4 @@ def _check_counts(n_small: int, n_large: int, large_batch: int, samples: int) ->
             f"large_batch is {large_batch!r}; give at least 1, and 2 where a smaller batch is "
             "wanted, a whole number"
         )
-    whole("samples", samples, 1)
+    return int(n_small), int(n_large), int(large_batch), whole("samples", samples, 1)

@@ -207,9 +207,9 @@ def _check(
         has_rate = is_number(stage.lr) and float(stage.lr) > 0
         if not is_whole(stage.epochs, len(sub_stages)) or not has_rate:
             raise ValueError(
-                f"a stage has {stage.epochs!r} epochs and learning rate {stage.lr!r}; give one "
-                f"epoch for each of the {len(sub_stages)} sub-stages or more, in whole numbers, and "
-                "a finite rate above 0"
+                f"a stage has {stage.epochs!r} epochs and learning rate {stage.lr!r}; give whole "
+                f"epochs, at least one epoch for each of the {len(sub_stages)} sub-stages, and a "
+                "finite rate above 0"
             )
     for sub in sub_stages:
         instance("a sub-stage", sub, SubStage)

@@ -26,6 +26,7 @@ from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 Batches = Iterable[tuple[Tensor, Tensor]]
 ASPECTS = ("keep", "squash")
 _LARGEST_SEED = 2**64 - 1  # torch's
+_AT_ONCE = ("cpu",)  # where a loss is there as soon as it is computed
 
 
 @dataclass(frozen=True)
@@ -189,7 +190,7 @@ class Worker:
                 with torch.autocast(kind, recipe.autocast) if low else nullcontext():
                     loss = recipe.loss_fn(model(inputs), targets)
                 losses.append(loss.detach())
-                if kind == "cpu" and not math.isfinite(losses[-1]):
+                if kind in _AT_ONCE and not math.isfinite(losses[-1]):
                     raise diverged(f"the loss is {float(losses[-1])}", len(losses))
                 loss.backward()
                 optimizer.step()
