@@ -5,13 +5,14 @@ of the home folder that others on the machine may read.
 """
 
 import contextlib
-import importlib
 import ipaddress
 import os
 import secrets
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
@@ -45,7 +46,9 @@ def guarded() -> Iterator[None]:
 def _read_environment() -> None:
     # Ray reads mode and token once in a process. The mode goes first: its threads that are still
     # ending look for a token while it asks for one.
-    raylet: Any = importlib.import_module("ray._raylet")
+    import ray._raylet
+
+    raylet: Any = ray._raylet
     with contextlib.suppress(AttributeError):
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
@@ -89,20 +92,32 @@ def _on_loopback() -> Iterator[None]:
 
 
 def open_ports() -> set[str]:
-    """Return where this process and those below it listen for others than this machine."""
-    import psutil  # Ray brings its own
+    """Return where this process and those below it listen for others than this machine.
 
-    found = set()
-    here = psutil.Process()
-    for process in (here, *here.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):  # it has ended, or is not ours to see
-            connections = getattr(process, "net_connections", None) or process.connections
-            for one in connections("tcp"):
-                if one.status == psutil.CONN_LISTEN and not _is_loopback(one.laddr.ip):
-                    found.add(f"{process.name()} at {one.laddr.ip} port {one.laddr.port}")
-    return found
+    On systems without Linux's /proc there is nothing to be seen; there Ray keeps to the loopback
+    interface by itself.
+    """
+    listening = {}  # by the socket's number in the system
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            table = Path(f"/proc/self/net/{name}").read_text(encoding="utf-8")
+            for fields in map(str.split, table.splitlines()[1:]):
+                if fields[3] == "0A" and not (address := _address(fields[1]))[0].is_loopback:
+                    listening[f"socket:[{fields[9]}]"] = f"{address[0]} port {address[1]}"
+    found, pids = set(), [os.getpid()]
+    for pid in pids:  # which grows
+        with contextlib.suppress(OSError):  # it has ended
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                pids += map(int, (task / "children").read_text(encoding="utf-8").split())
+            for file in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    found.add(listening.get(str(file.readlink())))
+    return {place for place in found if place is not None}
 
 
-def _is_loopback(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    return bool((getattr(found, "ipv4_mapped", None) or found).is_loopback)
+def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:
+    """Return address and port of an entry of /proc/net/tcp, words in the machine's byte order."""
+    host, port = text.split(":")
+    words = [int(host[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(host), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    return getattr(address, "ipv4_mapped", None) or address, int(port, 16)
