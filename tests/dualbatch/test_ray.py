@@ -330,11 +330,8 @@ class TestStrangers:
     @pytest.mark.parametrize("address", ["127.0.0.1", "10.1.2.3", "::1", "::", "fd00::2"])
     def test_addresses_are_read_as_the_system_writes_them(self, address):
         packed = ipaddress.ip_address(address).packed
-        if len(packed) == 4:
-            both = [packed, bytes(10) + b"\xff\xff" + packed]  # and as IPv6's
-        else:
-            both = [packed]
-        for found in both:
+        mapped = [bytes(10) + b"\xff\xff" + packed] if len(packed) == 4 else []
+        for found in [packed, *mapped]:
             words = struct.unpack(f"={len(found) // 4}I", found)
             text = "".join(f"{word:08X}" for word in words)
             assert own_cluster._address(f"{text}:1F90") == (ipaddress.ip_address(address), 8080)
