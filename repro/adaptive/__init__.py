@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from repro.adaptive.averaging import (
         METHODS,
-        PeerError,
         StepTiming,
         make_buckets,
         measure_messages,
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
         ThetaController,
         set_lr,
     )
-    from repro.adaptive.dataparallel import DataParallel, join_processes, leave_processes, share
+    from repro.adaptive.dataparallel import DataParallel
     from repro.adaptive.distance import StartingPoint
     from repro.adaptive.gradients import (
         GradientNorm,
@@ -43,6 +42,15 @@ if TYPE_CHECKING:
         max_stable_batch,
         noise_scale,
         stable_batch,
+    )
+    from repro.adaptive.optimizers import WholeStepError
+    from repro.adaptive.processes import (
+        NoLoopbackError,
+        PeerError,
+        join_processes,
+        leave_processes,
+        meeting_place,
+        share,
     )
     from repro.adaptive.scaling import (
         MeasuredStep,
@@ -59,7 +67,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "repro.adaptive.averaging": (
         "METHODS",
-        "PeerError",
         "StepTiming",
         "make_buckets",
         "measure_messages",
@@ -72,7 +79,7 @@ _HOMES = {
         "ThetaController",
         "set_lr",
     ),
-    "repro.adaptive.dataparallel": ("DataParallel", "join_processes", "leave_processes", "share"),
+    "repro.adaptive.dataparallel": ("DataParallel",),
     "repro.adaptive.distance": ("StartingPoint",),
     "repro.adaptive.gradients": (
         "GradientNorm",
@@ -81,6 +88,15 @@ _HOMES = {
         "max_stable_batch",
         "noise_scale",
         "stable_batch",
+    ),
+    "repro.adaptive.optimizers": ("WholeStepError",),
+    "repro.adaptive.processes": (
+        "NoLoopbackError",
+        "PeerError",
+        "join_processes",
+        "leave_processes",
+        "meeting_place",
+        "share",
     ),
     "repro.adaptive.scaling": (
         "MeasuredStep",
@@ -110,6 +126,7 @@ __all__ = [
     "LinearScaling",
     "MeasuredStep",
     "NoImprovement",
+    "NoLoopbackError",
     "NoiseScaleBatch",
     "PeerError",
     "Saturation",
@@ -120,6 +137,7 @@ __all__ = [
     "StepCost",
     "StepTiming",
     "ThetaController",
+    "WholeStepError",
     "fit_messages",
     "full_cost",
     "gradient_norms",
@@ -129,6 +147,7 @@ __all__ = [
     "make_buckets",
     "max_stable_batch",
     "measure_messages",
+    "meeting_place",
     "noise_scale",
     "save_checkpoint",
     "set_lr",
