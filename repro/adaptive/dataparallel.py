@@ -166,6 +166,7 @@ class DataParallel:
             name = "forward_sync_buffers"
             name = name if name in known else "broadcast_buffers"
             options: dict[str, Any] = {name: False, "bucket_cap_mb": max(bucket_bytes, 1) / 2**20}
+            options["init_sync"] = False  # done, and its own knows no expanded buffers
             self._ddp = DistributedDataParallel(model, process_group=group, **options)
             self._ddp.register_comm_hook(None, self._timed_allreduce)
         else:
