@@ -133,6 +133,12 @@ class DataParallel:
         check_optimizer(optimizer, model, alone if self.processes == 1 else ())
         self._device = next(model.parameters()).device.type
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        # Quicker to compare in each step than `model.parameters()` is to walk through.
+        self._parts: list[tuple[dict[str, Any], list[Any]]] = [
+            (own, list(own.values()))
+            for module in model.modules()
+            for own in (module._parameters, module._modules)
+        ]
         self._trainable = [p.requires_grad for p in self._names]
         self._held = _count(optimizer)
         self.timings: list[StepTiming] = []
@@ -257,6 +263,7 @@ class DataParallel:
                 another process (asked in the first step), or gave a parameter no gradient.
             RuntimeError: `close` was called.
         """
+        start = time.perf_counter()
         if not len(inputs):
             raise ValueError("the mini-batch is empty; give at least one sample")
         if self._closed:
@@ -266,16 +273,17 @@ class DataParallel:
         self._check_unchanged()
         if self._first:
             self._check_same(len(inputs))
-        start = time.perf_counter()
-        if self._averager is not None:
-            self._averager.begin()
         mine = share(len(inputs), self.rank, self.processes)
         x, y = inputs[mine], targets[mine]
         weight = len(x) * self.processes / len(inputs)
         if not len(x):  # takes part all the same, with a gradient of zero
             x, y = inputs[:1], targets[:1]
         size = self.micro_batch or len(x)
+        if self.processes > 1 or len(x) > size:  # else a backward pass is the whole one
+            check_hooks(self._names, own=self._averager is not None)
         losses = []
+        if self._averager is not None:
+            self._averager.begin()
         try:
             self.optimizer.zero_grad(set_to_none=True)
             pieces = list(zip(x.split(size), y.split(size), strict=True))
@@ -331,14 +339,16 @@ class DataParallel:
         """Refuse what has changed since this was made, and what would see parts of gradients."""
         if self.processes == 1:
             return
-        now = list(self.model.parameters())
-        known = list(self._names)
-        if len(now) != len(known) or any(map(operator.is_not, now, known)):
+        if any(
+            len(own) != len(known) or any(map(operator.is_not, own.values(), known))
+            for own, known in self._parts
+        ):
             raise ValueError(
-                "the model has other parameters than when this DataParallel was made, which would "
-                "not be averaged: call close, make the optimizer of them, and another DataParallel"
+                "the model has other layers or parameters than when this DataParallel was made, "
+                "which would not be averaged: call close, make the optimizer of them, and another "
+                "DataParallel"
             )
-        trainable = [p.requires_grad for p in now]
+        trainable = [p.requires_grad for p in self._names]
         if trainable != self._trainable:
             changed = [
                 name
@@ -353,7 +363,6 @@ class DataParallel:
         if _count(self.optimizer) != self._held:
             check_optimizer(self.optimizer, self.model)
             self._held = _count(self.optimizer)
-        check_hooks(self._names, own=self._averager is not None)
         if self._in_parts:
             check_in_parts(self.optimizer)
 
@@ -383,9 +392,7 @@ class DataParallel:
             self._scaler.update()
 
     def _check_gradients(self) -> None:
-        lacking = [
-            name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None
-        ]
+        lacking = [name for p, name in self._names.items() if p.requires_grad and p.grad is None]
         if lacking:
             raise ValueError(no_gradient(lacking))
 

@@ -43,7 +43,8 @@ def check_in_parts(optimizer: torch.optim.Optimizer) -> None:
         WholeStepError: It is not one of torch's that treat every parameter by itself, its `step`
             was replaced, or a hook is called around it.
     """
-    why = _overridden(type(optimizer)) or _replaced(optimizer) or _hooked(optimizer)
+    kind: Any = type(optimizer)
+    why = _overridden(kind) or _replaced(optimizer) or _hooked(optimizer)
     if why is not None:
         raise WholeStepError(
             f"{why}, and may look at all parameters at once, while overlapped averaging steps the "

@@ -113,6 +113,10 @@ def clipping(optimizer, *_):
     nn.utils.clip_grad_norm_(parameters, 0.1)
 
 
+def clamp(parameter):
+    parameter.grad.clamp_(-1, 1)
+
+
 def with_hook(parameters):
     optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9)
     optimizer.register_step_pre_hook(clipping)
@@ -236,7 +240,7 @@ def changed(method, what):
     elif what == "group":
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     elif what == "hook":
-        handle = model.mixed.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1, 1))
+        handle = model.mixed.register_post_accumulate_grad_hook(clamp)
     told = error_of(parallel.step, *batch(1))
     if what in ("unfrozen", "frozen"):
         model.out.weight.requires_grad_(what != "unfrozen")
@@ -594,7 +598,7 @@ def test_a_hook_that_comes_later(both, method):
 TOLD = {
     "unfrozen": "requires_grad of out.weight has changed since this DataParallel was made",
     "frozen": "requires_grad of out.weight has changed since this DataParallel was made",
-    "replaced": "the model has other parameters than when this DataParallel was made",
+    "replaced": "the model has other layers or parameters than when this DataParallel was made",
     "group": "the optimizer holds 1 parameters that are not the model's (of shapes (2,))",
     "hook": "mixed have a hook of register_post_accumulate_grad_hook",
 }
@@ -670,6 +674,89 @@ def test_models_and_options_that_differ_are_refused(both, what):
         for kind, text in answers(both, method, "unlike", what):
             assert kind == "ValueError"
             assert "rank 0" in text and "rank 1" in text and "make the same model" in text
+
+
+class TestOneProcess:
+    """The same arguments without other processes."""
+
+    @pytest.mark.parametrize("name", WHOLE)
+    def test_any_optimizer_will_do(self, name):
+        model = make()
+        parallel = DataParallel(model, F.cross_entropy, WHOLE[name](model.parameters()))
+        for number in range(4):
+            parallel.step(*batch(number))
+        wanted = described(*plainly(WHOLE[name])[:2])["weights"]
+        assert same(model.parameters(), wanted)
+
+    @pytest.mark.parametrize("how", PRECISIONS)
+    def test_low_precision_and_clipping(self, how):
+        answer = precisely("all_to_all", how)
+        weights, scales = precisely_plain(how)
+        assert same(answer["weights"], weights) and answer["scales"] == scales
+
+    def given(self, name):
+        model = make()
+        others = [nn.Parameter(torch.ones(2))]
+        parameters = list(model.parameters())
+        if name == "another model's":
+            return model, torch.optim.SGD(make().parameters(), 0.1)
+        if name == "some, others frozen":
+            model.conv.requires_grad_(False)
+            return model, torch.optim.SGD([p for p in parameters if p.requires_grad], 0.1)
+        if name == "all, some frozen":
+            model.conv.requires_grad_(False)
+            return model, torch.optim.SGD(parameters, 0.1)
+        if name == "some":
+            return model, torch.optim.SGD(parameters[2:], 0.1)
+        if name == "more":
+            return model, torch.optim.SGD(parameters + others, 0.1)
+        if name == "all frozen":
+            return model.requires_grad_(False), torch.optim.SGD(parameters, 0.1)
+        return model, torch.optim.LBFGS(parameters)
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("another model's", r"does not hold mixed, gaps, .*, 8 of 8 parameters that require"),
+            ("some", r"does not hold mixed, gaps of the model, .* or set requires_grad to False"),
+            ("more", r"holds 1 parameters that are not the model's \(of shapes \(2,\)\)"),
+            ("all frozen", r"no parameter that requires a gradient"),
+            ("LBFGS", r"LBFGS computes gradients by itself, in a closure"),
+            ("some, others frozen", None),
+            ("all, some frozen", None),
+        ],
+    )
+    def test_an_optimizer_of_other_parameters(self, name, message):
+        model, optimizer = self.given(name)
+        if message is None:
+            DataParallel(model, F.cross_entropy, optimizer).step(*batch(0))
+            return
+        with pytest.raises(ValueError, match=message):
+            DataParallel(model, F.cross_entropy, optimizer)
+
+    def test_a_hook_on_gradients_is_refused_where_there_are_micro_batches(self):
+        model = make()
+        model.mixed.register_post_accumulate_grad_hook(clamp)
+        parallel = DataParallel(
+            model, F.cross_entropy, OPTIMIZERS["adamw, fused"](model.parameters()), micro_batch=6
+        )
+        parallel.step(*batch(0))  # 6 samples at once
+        with pytest.raises(ValueError, match=r"mixed have a hook of register_post_accumulate"):
+            parallel.step(*batch(1))
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"clip_grad_norm": 0}, r"max_norm is 0 and norm_type 2.0; give numbers above 0"),
+            ({"clip_grad_norm": float("nan")}, r"max_norm is nan"),
+            ({"autocast": torch.float32}, r"autocast is torch.float32; give torch.bfloat16"),
+        ],
+    )
+    def test_arguments(self, options, message):
+        model = make()
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        with pytest.raises(ValueError, match=message):
+            DataParallel(model, F.cross_entropy, optimizer, **options)
 
 
 @pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads Linux's /proc")
