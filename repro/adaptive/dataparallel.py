@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import operator
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -29,8 +29,9 @@ from repro.adaptive.averaging import (
 )
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
+from repro.measure.batches import bounds, call_model, read_batch, to_device
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
+LossFunction = Callable[..., Tensor]
 
 
 class DataParallel:
@@ -63,7 +64,8 @@ class DataParallel:
 
     Args:
         model: On its device. Parameters and buffers become those of rank 0.
-        loss_fn: Mean loss over the samples it is given.
+        loss_fn: Mean loss over the samples it is given, ``loss_fn(outputs, targets)``; of
+            ``loss_fn(outputs)`` where there are no targets.
         optimizer: Of the model's parameters.
         averaging: The way.
         micro_batch: Most samples that a process computes at a time; a larger share is computed in
@@ -75,6 +77,8 @@ class DataParallel:
         scaler: A `torch.amp.GradScaler` for it, whose `step` and `update` are called here; all
             processes see the same averaged gradients, and so skip the same steps.
         clip_grad_norm: Most that the norm of the gradient may be, see `clip_grad_norm`.
+        shared: What of a mini-batch belongs to all samples: names, positions or tensors, see
+            `repro.measure.batches.read_batch`.
 
     Attributes:
         rank: This process, from 0.
@@ -104,6 +108,7 @@ class DataParallel:
         autocast: torch.dtype | None = None,
         scaler: torch.amp.GradScaler | None = None,
         clip_grad_norm: float | None = None,
+        shared: Sequence[Any] = (),
     ) -> None:
         if averaging not in METHODS:
             raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
@@ -131,7 +136,7 @@ class DataParallel:
         self.processes = dist.get_world_size() if joined else 1
         alone = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
         check_optimizer(optimizer, model, alone if self.processes == 1 else ())
-        self._device = next(model.parameters()).device.type
+        self._device = next(model.parameters()).device
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         # Quicker to compare in each step than `model.parameters()` is to walk through.
         self._parts: list[tuple[dict[str, Any], list[Any]]] = [
@@ -149,6 +154,7 @@ class DataParallel:
         self._last_bucket = 0.0
         self._closed = False
         self._first = self.processes > 1
+        self._shared, self._known = tuple(shared), dict[Any, str]()
         self._handles: list[Any] = []
         if self.processes == 1:
             return
@@ -248,48 +254,48 @@ class DataParallel:
             )
         self._clip = float(max_norm), float(norm_type), error_if_nonfinite
 
-    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def step(self, inputs: Any, targets: Any = None) -> Tensor:
         """Train on one mini-batch and return this process's part of its mean loss.
 
         The mean over processes of what is returned is the mini-batch's mean loss, see `mean`.
 
         Args:
-            inputs: The whole mini-batch, (B, ...), the same in every process.
-            targets: Likewise, (B, ...).
+            inputs: The whole mini-batch, the same in every process: a tensor (B, ...), or any
+                structure of which `repro.measure.batches.read_batch` can find the samples. The
+                model is called with a tuple or list as positional arguments, with a dictionary as
+                keyword arguments, with anything else as one.
+            targets: Likewise, for `loss_fn`; None where that takes the model's output alone.
 
         Raises:
             PeerError: Another process was lost.
             ValueError: The mini-batch is empty, has not a target for each input, is another in
-                another process (asked in the first step), or gave a parameter no gradient.
+                another process (asked in the first step), or gave a parameter no gradient; the
+                model, the optimizer or its hooks have changed, see above.
             RuntimeError: `close` was called.
         """
         start = time.perf_counter()
-        if not len(inputs):
-            raise ValueError("the mini-batch is empty; give at least one sample")
         if self._closed:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
-        if len(targets) != len(inputs):
-            raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets; give one for each")
+        batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         self._check_unchanged()
         if self._first:
-            self._check_same(len(inputs))
-        mine = share(len(inputs), self.rank, self.processes)
-        x, y = inputs[mine], targets[mine]
-        weight = len(x) * self.processes / len(inputs)
-        if not len(x):  # takes part all the same, with a gradient of zero
-            x, y = inputs[:1], targets[:1]
-        size = self.micro_batch or len(x)
-        if self.processes > 1 or len(x) > size:  # else a backward pass is the whole one
+            self._check_same(batch.num_samples)
+        mine = share(batch.num_samples, self.rank, self.processes)
+        own = mine.stop - mine.start
+        # A process without a share takes part all the same, with a gradient of zero.
+        first, stop = (mine.start, mine.stop) if own else (0, 1)
+        pieces = bounds(stop - first, self.micro_batch or stop - first)
+        if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
             check_hooks(self._names, own=self._averager is not None)
         losses = []
         if self._averager is not None:
             self._averager.begin()
         try:
             self.optimizer.zero_grad(set_to_none=True)
-            pieces = list(zip(x.split(size), y.split(size), strict=True))
             for number, (a, b) in enumerate(pieces):
-                part = weight * len(a) / len(x)
-                losses.append(self._pass(a, b, part, number == len(pieces) - 1))
+                weight = (b - a) * self.processes / batch.num_samples if own else 0.0
+                piece = batch.slice(first + a, first + b)
+                losses.append(self._pass(*piece, weight, number == len(pieces) - 1))
             blocked = time.perf_counter() - self._last_bucket if self._ddp else 0.0
             if self._ddp is not None:
                 self._check_gradients()
@@ -307,7 +313,7 @@ class DataParallel:
                 raise
             raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
         timing = self._timing(time.perf_counter() - start, blocked)
-        if x.device.type == "cpu":
+        if self._device.type == "cpu":
             self.timings.append(timing)
         return torch.stack(losses).sum()
 
@@ -324,7 +330,7 @@ class DataParallel:
     def _extremes(self, number: float) -> tuple[float, float] | None:
         """Return the least and largest of a number over processes, None where all are the same."""
         both = torch.tensor([number, -number], dtype=torch.float64)
-        both = both.to(next(self.model.parameters()).device)
+        both = both.to(self._device)
         self._collective(both, dist.ReduceOp.MAX)
         most, least = float(both[0]), -float(both[1])
         return None if most == least else (least, most)
@@ -371,7 +377,7 @@ class DataParallel:
         try:
             if self._averager is not None:
                 self._averager.gather()
-            with without_autocast(self._device):
+            with without_autocast(self._device.type):
                 self._clip_and_step()
         finally:
             if self._averager is not None:
@@ -396,21 +402,27 @@ class DataParallel:
         if lacking:
             raise ValueError(no_gradient(lacking))
 
-    def _pass(self, inputs: Tensor, targets: Tensor, weight: float, last: bool) -> Tensor:
+    def _pass(self, inputs: Any, targets: Any, weight: float, last: bool) -> Tensor:
         network = self._ddp or self.model
         with nullcontext() if last or self._ddp is None else self._ddp.no_sync():
             with self._precision():
-                loss = self.loss_fn(network(inputs), targets) * weight
+                outputs = call_model(network, to_device(inputs, self._device))
+                if targets is None:
+                    loss = self.loss_fn(outputs) * weight
+                else:
+                    loss = self.loss_fn(outputs, to_device(targets, self._device)) * weight
             if self._averager is not None:
                 self._averager.check_applied()
                 self._averager.gathering = last
             scaled = loss if self._scaler is None else self._scaler.scale(loss)
-            with without_autocast(self._device):
+            with without_autocast(self._device.type):
                 scaled.backward()
         return loss.detach()
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self._device, self._autocast) if self._autocast else nullcontext()
+        return (
+            torch.autocast(self._device.type, self._autocast) if self._autocast else nullcontext()
+        )
 
     def _timing(self, total_s: float, blocked_s: float) -> StepTiming:
         if self._averager is not None:
@@ -472,8 +484,7 @@ class DataParallel:
         number = torch.as_tensor(value, dtype=torch.float64)
         if self._group is None:
             return float(number)
-        device = next(self.model.parameters()).device
-        number = number.detach().to(device, copy=True)
+        number = number.detach().to(self._device, copy=True)
         self._collective(number)
         return float(number) / self.processes
 

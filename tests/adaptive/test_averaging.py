@@ -715,7 +715,7 @@ class TestOneProcess:
             set_lr(optimizer, rate)
             parallel.step(*batch(number))
         assert_same(weights_of(model), weights)
-        assert largest == [4, 2, 4, 3, 1, 4, 4, 4, 4, 1]
+        assert largest == [3, 3, 4, 3, 1, 4, 4, 4, 3, 2]  # sizes that differ by one at most
 
     @pytest.mark.parametrize(
         ("given", "message"),
@@ -734,7 +734,7 @@ class TestOneProcess:
     def test_empty_mini_batch(self):
         model = make(Net, 0)
         parallel = DataParallel(model, F.cross_entropy, make_optimizer(model))
-        with pytest.raises(ValueError, match=r"the mini-batch is empty; give at least one sample"):
+        with pytest.raises(ValueError, match=r"the mini-batch has no samples; .* at least one"):
             parallel.step(torch.zeros(0, 18), torch.zeros(0, dtype=torch.long))
         assert parallel.timings == []
 
