@@ -7,6 +7,8 @@ import copy
 import os
 import socket
 import traceback
+from collections import UserDict
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -424,6 +426,88 @@ def listening():
     return found
 
 
+@dataclass
+class Pair:
+    x: torch.Tensor
+    scale: torch.Tensor
+
+
+class Flexible(nn.Module):
+    """Takes a mini-batch in many forms."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(27, 8), nn.Linear(8, 4)
+
+    def forward(self, x, scale=None, texts=None, table=None, y=None):
+        if isinstance(x, Pair):
+            x, scale = x.x, x.scale
+        hidden = self.one(x.flatten(1)).tanh()
+        if scale is not None:
+            hidden = hidden * scale[:, None]
+        if texts is not None:
+            hidden = hidden * torch.tensor([[float(len(text))] for text in texts])
+        if table is not None:
+            hidden = hidden + table.sum(0)
+        hidden = self.two(hidden)
+        return hidden if y is None else F.cross_entropy(hidden, y)
+
+
+def form(kind, x, y):
+    """Return (inputs, targets) of a form."""
+    scale = torch.linspace(0.5, 2.0, len(x), dtype=x.dtype)
+    return {
+        "dictionary": ({"x": x, "scale": scale}, y),
+        "mapping": (UserDict(x=x, scale=scale), y),
+        "tuple": ((x, scale), y),
+        "dataclass": (Pair(x, scale), y),
+        "texts": ({"x": x, "texts": ["a" * (1 + n % 3) for n in range(len(x))]}, y),
+        "arrays": (x, y.numpy()),
+        "nested targets": (x, {"first": y, "weights": (scale,)}),
+        "no targets": ({"x": x, "y": y}, None),
+        "shared": ({"x": x, "table": torch.ones(7, 8, dtype=x.dtype)}, y),
+    }[kind]
+
+
+def flexible_loss(outputs, targets=None):
+    if targets is None:  # the model's own
+        return outputs
+    if isinstance(targets, dict):
+        each = F.cross_entropy(outputs, targets["first"], reduction="none")
+        return (each * targets["weights"][0]).mean()
+    return F.cross_entropy(outputs, torch.as_tensor(targets))
+
+
+FORMS = ("dictionary", "mapping", "tuple", "dataclass", "texts", "arrays", "nested targets",
+         "no targets", "shared")  # fmt: skip
+
+
+def formed(method, kind, **options):
+    model = make(0, Flexible)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    shared = ("table",) if kind == "shared" else ()
+    parallel = DataParallel(
+        model, flexible_loss, optimizer, method, shared=shared, timeout_s=30, **options
+    )
+    losses = [parallel.step(*form(kind, *batch(number))) for number in range(4)]
+    found = [parallel.mean(loss) for loss in losses]
+    parallel.close()
+    return {"weights": described(model, optimizer)["weights"], "losses": found}
+
+
+def unusable():
+    """Mini-batches that cannot be divided; and then a good one."""
+    model = make(0, Flexible)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, flexible_loss, optimizer, timeout_s=30)
+    x, y = batch(0)
+    given = [(x, y[:3]), (x[:0], y[:0]), (iter([x]), y), ({"x": x, "table": torch.ones(7, 8)}, y)]
+    told = [error_of(parallel.step, *each) for each in given]
+    parallel.step(x, y)
+    parallel.close()
+    return told, described(model, optimizer)["weights"]
+
+
 CHANGES = ("unfrozen", "frozen", "replaced", "group", "hook")
 PRECISIONS = ("argument", "context", "scaled", "scaled and clipped", "overflow")
 CLIPS = {"2": (0.1,), "inf": (0.02, float("inf")), "loose": (1e9, 1.0)}
@@ -463,6 +547,10 @@ def todo(rank):
             yield (method, "changed", what), lambda m=method, w=what: changed(m, w)
         for what in UNLIKE:
             yield (method, "unlike", what), lambda m=method, w=what: unlike(m, rank, w)
+    for kind in FORMS:
+        for method, options in (("all_to_all", {}), ("allreduce", {"micro_batch": 2})):
+            yield (method, "form", kind), lambda m=method, k=kind, o=options: formed(m, k, **o)
+    yield "unusable", unusable
     made, options = WHOLE["lamb"], {"clip_grad_norm": 0.1}
     yield "clip by argument", lambda: trained("all_to_all", made, **options)
     yield "renamed", lambda: trained("all_to_all", Renamed)
@@ -674,6 +762,45 @@ def test_models_and_options_that_differ_are_refused(both, what):
         for kind, text in answers(both, method, "unlike", what):
             assert kind == "ValueError"
             assert "rank 0" in text and "rank 1" in text and "make the same model" in text
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_mini_batches_of_any_form(both, kind):
+    model = make(0, Flexible)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    losses = []
+    for number in range(4):
+        inputs, targets = form(kind, *batch(number))
+        optimizer.zero_grad()
+        if isinstance(inputs, tuple):
+            outputs = model(*inputs)
+        else:
+            outputs = model(**inputs) if isinstance(inputs, dict | UserDict) else model(inputs)
+        loss = flexible_loss(outputs, targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    for method in ("all_to_all", "allreduce"):
+        for answer in answers(both, method, "form", kind):
+            assert_close(answer["weights"], [p.detach() for p in model.parameters()])
+            assert answer["losses"] == pytest.approx(losses, rel=1e-12)
+
+
+def test_mini_batches_that_cannot_be_divided(both):
+    model = make(0, Flexible)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = batch(0)
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    for told, weights in answers(both, "unusable"):
+        assert [kind for kind, _ in told] == [
+            "BatchSizeMismatchError",
+            "EmptyBatchError",
+            "UnsplittableBatchError",
+            "BatchSizeMismatchError",
+        ]
+        assert "name in shared=" in told[3][1]
+        assert_close(weights, [p.detach() for p in model.parameters()])
 
 
 class TestOneProcess:
