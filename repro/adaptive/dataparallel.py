@@ -27,6 +27,7 @@ from repro.adaptive.averaging import (
     no_gradient,
     without_autocast,
 )
+from repro.adaptive.losses import parts_of, weighted
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
 from repro.measure.batches import bounds, call_model, read_batch, to_device
@@ -64,8 +65,10 @@ class DataParallel:
 
     Args:
         model: On its device. Parameters and buffers become those of rank 0.
-        loss_fn: Mean loss over the samples it is given, ``loss_fn(outputs, targets)``; of
-            ``loss_fn(outputs)`` where there are no targets.
+        loss_fn: Mean loss over the samples it is given, ``loss_fn(outputs, targets)``, or
+            ``loss_fn(outputs)`` where there are no targets; of torch's own losses also a sum, and
+            a mean by class weights or over targets that are not ignored. A loss that is no mean,
+            such as a contrastive one, is not that of the whole mini-batch.
         optimizer: Of the model's parameters.
         averaging: The way.
         micro_batch: Most samples that a process computes at a time; a larger share is computed in
@@ -254,7 +257,7 @@ class DataParallel:
             )
         self._clip = float(max_norm), float(norm_type), error_if_nonfinite
 
-    def step(self, inputs: Any, targets: Any = None) -> Tensor:
+    def step(self, inputs: Any, targets: Any = None, *, weights: Any = None) -> Tensor:
         """Train on one mini-batch and return this process's part of its mean loss.
 
         The mean over processes of what is returned is the mini-batch's mean loss, see `mean`.
@@ -265,6 +268,8 @@ class DataParallel:
                 model is called with a tuple or list as positional arguments, with a dictionary as
                 keyword arguments, with anything else as one.
             targets: Likewise, for `loss_fn`; None where that takes the model's output alone.
+            weights: What each sample counts in a loss that is no plain mean over samples, (B,),
+                such as its tokens; torch's own losses need none.
 
         Raises:
             PeerError: Another process was lost.
@@ -281,10 +286,15 @@ class DataParallel:
         if self._first:
             self._check_same(batch.num_samples)
         mine = share(batch.num_samples, self.rank, self.processes)
-        own = mine.stop - mine.start
-        # A process without a share takes part all the same, with a gradient of zero.
-        first, stop = (mine.start, mine.stop) if own else (0, 1)
-        pieces = bounds(stop - first, self.micro_batch or stop - first)
+        count = mine.stop - mine.start
+        pieces = (
+            [(mine.start + a, mine.start + b) for a, b in bounds(count, self.micro_batch or count)]
+            if count
+            else [(0, 0)]
+        )
+        parts: Sequence[float | Tensor] = [1.0]
+        if self.processes > 1 or len(pieces) > 1:
+            parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
         if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
             check_hooks(self._names, own=self._averager is not None)
         losses = []
@@ -292,10 +302,11 @@ class DataParallel:
             self._averager.begin()
         try:
             self.optimizer.zero_grad(set_to_none=True)
-            for number, (a, b) in enumerate(pieces):
-                weight = (b - a) * self.processes / batch.num_samples if own else 0.0
-                piece = batch.slice(first + a, first + b)
-                losses.append(self._pass(*piece, weight, number == len(pieces) - 1))
+            for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
+                # Without a share it takes part all the same, with a gradient of zero.
+                piece = batch.slice(a, max(b, 1))
+                last = number == len(pieces) - 1
+                losses.append(self._pass(*piece, part * self.processes, last))
             blocked = time.perf_counter() - self._last_bucket if self._ddp else 0.0
             if self._ddp is not None:
                 self._check_gradients()
@@ -402,15 +413,16 @@ class DataParallel:
         if lacking:
             raise ValueError(no_gradient(lacking))
 
-    def _pass(self, inputs: Any, targets: Any, weight: float, last: bool) -> Tensor:
+    def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
         network = self._ddp or self.model
         with nullcontext() if last or self._ddp is None else self._ddp.no_sync():
             with self._precision():
                 outputs = call_model(network, to_device(inputs, self._device))
                 if targets is None:
-                    loss = self.loss_fn(outputs) * weight
+                    loss = self.loss_fn(outputs)
                 else:
-                    loss = self.loss_fn(outputs, to_device(targets, self._device)) * weight
+                    loss = self.loss_fn(outputs, to_device(targets, self._device))
+                loss = weighted(loss, part)
             if self._averager is not None:
                 self._averager.check_applied()
                 self._averager.gathering = last

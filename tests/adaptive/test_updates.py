@@ -9,6 +9,7 @@ import socket
 import traceback
 from collections import UserDict
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -495,6 +496,61 @@ def formed(method, kind, **options):
     return {"weights": described(model, optimizer)["weights"], "losses": found}
 
 
+def token_mean(outputs, targets):
+    each = F.cross_entropy(outputs.mT, targets, reduction="none", ignore_index=3)
+    return each.sum() / (targets != 3).sum()
+
+
+CLASSES = torch.tensor([0.1, 1.0, 2.0, 5.0], dtype=torch.float64)
+LOSSES = {
+    "sum": nn.CrossEntropyLoss(reduction="sum"),
+    "class weights": nn.CrossEntropyLoss(weight=CLASSES, label_smoothing=0.1),
+    "ignored": partial(F.cross_entropy, ignore_index=3),
+    "ignored and weighted": nn.CrossEntropyLoss(weight=CLASSES, ignore_index=3),
+    "own, with weights": token_mean,
+}
+
+
+def lost(method, name, **options):
+    """Train by a loss that is no plain mean over samples; tokens of a language model."""
+    model = make(0, Rows if name.startswith("own") else Tokens)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    parallel = DataParallel(model, LOSSES[name], optimizer, method, timeout_s=30, **options)
+    losses = []
+    for number in range(4):
+        x, y = tokens(number, name)
+        weights = (y != 3).sum(1) if name.startswith("own") else None
+        losses.append(parallel.step(x, y, weights=weights))
+    found = [parallel.mean(loss) for loss in losses]
+    parallel.close()
+    return {"weights": described(model, optimizer)["weights"], "losses": found}
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(27, 20)
+
+    def forward(self, x):
+        outputs = self.one(x.flatten(1)).unflatten(1, (5, 4))  # (B, tokens, classes)
+        return outputs if self.rows else outputs.mT
+
+    rows = False
+
+
+class Rows(Tokens):
+    rows = True
+
+
+def tokens(number, name):
+    """Labels, of which 3 stands for none: in all of the first sample, and in more of the later."""
+    x, _ = batch(number)
+    labels = torch.arange(len(x) * 5).view(-1, 5) % 3
+    labels = torch.where(torch.arange(5) < (torch.arange(len(x)) % 6)[:, None], labels, 3)
+    labels[-1, 0] = 1  # never none at all
+    return x, labels
+
+
 def unusable():
     """Mini-batches that cannot be divided; and then a good one."""
     model = make(0, Flexible)
@@ -550,6 +606,9 @@ def todo(rank):
     for kind in FORMS:
         for method, options in (("all_to_all", {}), ("allreduce", {"micro_batch": 2})):
             yield (method, "form", kind), lambda m=method, k=kind, o=options: formed(m, k, **o)
+    for name in LOSSES:
+        for method, options in (("all_to_all", {}), ("allreduce", {"micro_batch": 2})):
+            yield (method, "loss", name), lambda m=method, n=name, o=options: lost(m, n, **o)
     yield "unusable", unusable
     made, options = WHOLE["lamb"], {"clip_grad_norm": 0.1}
     yield "clip by argument", lambda: trained("all_to_all", made, **options)
@@ -784,6 +843,36 @@ def test_mini_batches_of_any_form(both, kind):
         for answer in answers(both, method, "form", kind):
             assert_close(answer["weights"], [p.detach() for p in model.parameters()])
             assert answer["losses"] == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_that_are_no_plain_mean_over_samples(both, name):
+    model = make(0, Rows if name.startswith("own") else Tokens)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    losses = []
+    for number in range(4):
+        x, y = tokens(number, name)
+        optimizer.zero_grad()
+        loss = LOSSES[name](model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    alone = lost("all_to_all", name, micro_batch=2)
+    for answer in [*answers(both, "all_to_all", "loss", name),
+                   *answers(both, "allreduce", "loss", name), alone]:  # fmt: skip
+        assert_close(answer["weights"], [p.detach() for p in model.parameters()])
+        assert answer["losses"] == pytest.approx(losses, rel=1e-12)
+
+
+def test_weights_that_do_not_fit_and_losses_without_reduction():
+    model = make(0, Small)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, F.cross_entropy, optimizer, micro_batch=2)
+    with pytest.raises(ValueError, match=r"weights have the shape \(3,\), .* 6 samples"):
+        parallel.step(*batch(0), weights=[1, 2, 3])
+    parallel.loss_fn = nn.CrossEntropyLoss(reduction="none")
+    with pytest.raises(ValueError, match=r"reduction='none' and gives no scalar"):
+        parallel.step(*batch(0))
 
 
 def test_mini_batches_that_cannot_be_divided(both):
