@@ -180,7 +180,13 @@ def parallel(
         int | None, typer.Option(help="Most samples that a process computes at a time.")
     ] = None,
 ) -> None:
-    """Train by a strategy of adaptive in all processes of torchrun (see its --nproc-per-node)."""
+    """Train by a strategy of adaptive in all processes of torchrun (see its --nproc-per-node).
+
+    With --checkpoint, torchrun's --max-restarts=3 starts all processes again where one is lost, and
+    they go on after the last epoch. torchrun's store listens on every interface; on one machine,
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file
+    --rdzv-endpoint=FILE --local-addr=127.0.0.1 keeps all of a job on loopback.
+    """
     from repro.experiments import running
 
     for name, number, least, most in (

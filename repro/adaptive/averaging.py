@@ -19,14 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from repro.adaptive.processes import PeerError, lost_peer
 from repro.measure import synchronize
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
 METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
-
-
-class PeerError(RuntimeError):
-    """Another process ended, hung or lost its connection while gradients were averaged."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class Bucket:
         self.part = self.flat.new_empty(padded // processes)  # (n,), this process's share
         sizes = [p.numel() for p in self.parameters]
         pieces = self.flat[:count].split(sizes)
-        self.views = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
+        self.views = [view_like(piece, p) for piece, p in zip(pieces, self.parameters, strict=True)]
         self.left = len(self.parameters)  # gradients that are not there yet
         self.pending = False  # averaged or under way, and not applied
         self.ready = threading.Event()
@@ -91,6 +88,20 @@ class Bucket:
         self.averaged: torch.cuda.Event | None = None
         if self.flat.is_cuda:
             self.filled, self.averaged = torch.cuda.Event(), torch.cuda.Event()
+
+
+def view_like(piece: Tensor, parameter: Tensor) -> Tensor:
+    """Return a piece of memory in the shape and layout that torch gives a parameter's gradient.
+
+    Fused optimizers go through parameter, gradient and state in the order of memory. So a dense
+    parameter's gradient has its strides; of one with gaps torch makes the gradient contiguous.
+    """
+    strides, size = parameter.stride(), 1
+    for stride, count in sorted(zip(strides, parameter.shape, strict=True)):
+        if count != 1 and stride != size:
+            return piece.view(parameter.shape)
+        size *= count
+    return piece.as_strided(parameter.shape, strides)
 
 
 def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bucket]:
@@ -112,8 +123,8 @@ class OverlappedAverager:
 
     Args:
         model: Its parameters are the same in every process.
-        optimizer: Makes the updates, bucket by bucket: any whose update of a parameter depends on
-            that parameter's gradient and state alone, as of SGD and Adam.
+        optimizer: Makes the updates, bucket by bucket where `defer` is called; see
+            `repro.adaptive.optimizers`.
         method: ``"all_to_all"`` or ``"reduce_scatter"``.
         group: The processes; used by this averager's thread alone while steps are under way.
         bucket_bytes: Gradients that are communicated together; 0 for one parameter at a time.
@@ -142,7 +153,7 @@ class OverlappedAverager:
         self._behind = False  # whether this step's forward pass began with updates under way
         self._called: set[nn.Module] = set()
         self._owners: dict[nn.Module, str] = {}
-        self._names = {p: name for name, p in model.named_parameters()}
+        self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         device = self.buckets[0].flat.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._handles = []
@@ -167,6 +178,11 @@ class OverlappedAverager:
             if not self.gathering:  # a micro-batch before the last: gradients add up
                 return
             assert parameter.grad is not None
+            if parameter.grad.layout is not torch.strided:
+                raise ValueError(
+                    f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
+                    "it dense (sparse=False), or give averaging='allreduce'"
+                )
             view.copy_(parameter.grad)
             parameter.grad = None
             bucket.left -= 1
@@ -228,8 +244,8 @@ class OverlappedAverager:
         self._called.clear()
         self._behind = any(bucket.pending for bucket in self.buckets)
 
-    def step(self) -> None:
-        """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
+    def end(self) -> None:
+        """End a mini-batch: all its gradients are under way.
 
         Raises:
             ValueError: A parameter got no gradient.
@@ -247,7 +263,24 @@ class OverlappedAverager:
         self._next = 0
         for bucket in self.buckets:
             bucket.left = len(bucket.parameters)
-        # The caller may change the rate before the update is made.
+
+    def gather(self) -> None:
+        """Wait for all gradients and give every parameter its own."""
+        for bucket in reversed(self.buckets):
+            self._wait(bucket)
+            bucket.pending = False
+
+    def drop(self) -> None:
+        """Take the gradients back that `gather` gave."""
+        for bucket in self.buckets:
+            for p in bucket.parameters:
+                p.grad = None
+
+    def defer(self) -> None:
+        """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
+
+        The caller may change the rate before the updates are made.
+        """
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._saved = [
             {name: _copied(value) for name, value in group.items() if name != "params"}
@@ -278,9 +311,9 @@ class OverlappedAverager:
             if bucket.pending:
                 self._apply(bucket)
 
-    def _apply(self, bucket: Bucket) -> None:
+    def _wait(self, bucket: Bucket) -> None:
         start = time.perf_counter()
-        came = bucket.ready.wait(self._timeout_s)
+        came = bucket.ready.wait(0 if self.lost else self._timeout_s)
         self.blocked_s += time.perf_counter() - start
         if bucket.error is not None or not came:
             self.lost = True
@@ -290,25 +323,35 @@ class OverlappedAverager:
             torch.cuda.current_stream().wait_event(bucket.averaged)
         for p, view in zip(bucket.parameters, bucket.views, strict=True):
             p.grad = view
+        self.communication_s += bucket.communication_s
+        self.summation_s += bucket.summation_s
+
+    def _apply(self, bucket: Bucket) -> None:
+        self._wait(bucket)
         # Perhaps in a forward pass that evaluates: state that it made could not be trained with.
-        with torch.inference_mode(False), torch.no_grad(), self._as_it_was():
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            without_autocast(bucket.flat.device.type),
+            self._as_it_was(),
+        ):
             self._optimizer.step()
         for p in bucket.parameters:
             p.grad = None
         bucket.pending = False
-        self.communication_s += bucket.communication_s
-        self.summation_s += bucket.summation_s
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
         """Give the optimizer the settings that it had when `step` was called."""
-        now = [dict(group) for group in self._optimizer.param_groups]
-        for group, saved in zip(self._optimizer.param_groups, self._saved, strict=True):
+        # Groups added since have no gradient under way.
+        groups = self._optimizer.param_groups[: len(self._saved)]
+        now = [dict(group) for group in groups]
+        for group, saved in zip(groups, self._saved, strict=True):
             group.update(saved)
         try:
             yield
         finally:
-            for group, present in zip(self._optimizer.param_groups, now, strict=True):
+            for group, present in zip(groups, now, strict=True):
                 group.update(present)
 
     def abandon(self) -> None:
@@ -334,21 +377,22 @@ class OverlappedAverager:
             handle.remove()
 
 
+@contextmanager
+def without_autocast(kind: str) -> Iterator[None]:
+    """Leave the caller's autocast, which is for forward passes, and its copies of old weights."""
+    if not torch.is_autocast_enabled(kind):
+        yield
+        return
+    with torch.autocast(kind, enabled=False):
+        yield
+    torch.clear_autocast_cache()
+
+
 def no_gradient(names: Sequence[str]) -> str:
     """Return what to tell where parameters got no gradient."""
     return (
         f"{', '.join(names[:5])} got no gradient in this mini-batch: set requires_grad to False, "
         "or use every parameter in every step"
-    )
-
-
-def lost_peer(step: int, why: object) -> str:
-    """Return what to tell when averaging failed."""
-    return (
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: averaging the gradients of step "
-        f"{step} failed ({str(why).strip().splitlines()[0]}): another process has ended or hangs. "
-        "torchrun's summary names the first that ended (of one that hangs it knows nothing); run "
-        "the same command again to go on from the checkpoint"
     )
 
 

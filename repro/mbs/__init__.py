@@ -8,6 +8,7 @@ from repro.mbs.errors import (
     MicroBatchError,
     MicroBatchSizeError,
     NonFiniteLossError,
+    UnsplittableBatchError,
 )
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span
@@ -25,4 +26,5 @@ __all__ = [
     "Sizing",
     "Span",
     "StreamResult",
+    "UnsplittableBatchError",
 ]

@@ -5,31 +5,40 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from repro.mbs.errors import BatchSizeMismatchError, EmptyBatchError, MicroBatchError
+from repro.mbs.errors import MicroBatchError, named_errors
+from repro.measure.batches import Batch, read_batch
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a mini-batch, or all of it: pytrees whose tensors share their first dimension.
+    """Part of a mini-batch, or all of it.
 
     `weights` holds one weight per sample, or one per micro-batch; None weighs samples equally.
     """
 
-    inputs: Any
-    targets: Any
+    batch: Batch
     weights: torch.Tensor | None
-    num_samples: int
+
+    @property
+    def inputs(self) -> Any:
+        """As given."""
+        return self.batch.inputs
+
+    @property
+    def targets(self) -> Any:
+        """As given."""
+        return self.batch.targets
+
+    @property
+    def num_samples(self) -> int:
+        """Samples, at least 1."""
+        return self.batch.num_samples
 
     def slice(self, start: int, stop: int) -> Any:
         """Return the (inputs, targets) of samples start..stop-1, as views without a graph."""
-
-        def cut(leaf: Any) -> Any:
-            return leaf[start:stop].detach() if is_batched(leaf) else leaf
-
-        return tree_map(cut, (self.inputs, self.targets))
+        return self.batch.slice(start, stop)
 
     def bounds(self, micro_batch_size: int) -> list[tuple[int, int]]:
         """Return the sample ranges of the micro-batches; the last may be shorter."""
@@ -67,22 +76,9 @@ def as_piece(inputs: Any, targets: Any, weights: Any) -> Piece:
         BatchSizeMismatchError: First dimensions differ.
         MicroBatchError: No batched tensor, or unusable weights.
     """
-    inputs, targets = _without_mappings(inputs), _without_mappings(targets)
-    sizes = [leaf.shape[0] for leaf in tree_leaves((inputs, targets)) if is_batched(leaf)]
-    if not sizes:
-        raise MicroBatchError(
-            f"the mini-batch has no tensor with a batch dimension (inputs are "
-            f"{type(inputs).__name__}); give tensors, or a tuple, list or dictionary of tensors, "
-            f"whose first dimension is the batch"
-        )
-    if len(set(sizes)) > 1:
-        raise BatchSizeMismatchError(
-            f"the tensors of the mini-batch have first dimensions {sizes}; they must be equal, "
-            f"one entry per sample"
-        )
-    if sizes[0] == 0:
-        raise EmptyBatchError("the mini-batch has no samples; skip it, or give at least one")
-    return Piece(inputs, targets, _checked_weights(weights), sizes[0])
+    with named_errors():
+        batch = read_batch(inputs, targets)
+    return Piece(batch, _checked_weights(weights))
 
 
 def pieces_of(inputs: Any, targets: Any, weights: Any) -> Iterator[Piece] | None:
@@ -124,20 +120,6 @@ def mark_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         item = following
 
 
-def is_batched(leaf: Any) -> bool:
-    """Whether a leaf is a tensor with a sample dimension."""
-    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
-
-
-def _without_mappings(tree: Any) -> Any:
-    # A mapping that pytrees do not know, such as a tokenizer's output, would pass for a leaf and
-    # reach every micro-batch whole; it becomes a dictionary.
-    def convert(leaf: Any) -> Any:
-        return _without_mappings(dict(leaf)) if isinstance(leaf, Mapping) else leaf
-
-    return tree_map(convert, tree)
-
-
 def _checked_weights(weights: Any) -> torch.Tensor | None:
     if weights is None:
         return None
@@ -155,18 +137,6 @@ def _checked_weights(weights: Any) -> torch.Tensor | None:
             f"zero; got shape {tuple(values.shape)} with sum {float(values.sum())}"
         )
     return values
-
-
-def to_device(tree: Any, device: torch.device) -> Any:
-    """Return the pytree with its tensors on `device`."""
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, tree)
-
-
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """Call with a tuple or list as positional, a dictionary as keyword arguments, else with one."""
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
 
 
 def own_memory(outputs: Any, inputs: Any) -> Any:

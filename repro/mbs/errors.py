@@ -2,26 +2,34 @@
 
 import math
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+
+from repro.measure import batches
 
 
 class MicroBatchError(ValueError):
     """Something given to the streamer cannot be used; gradients are as they were."""
 
 
-class EmptyBatchError(MicroBatchError):
+class EmptyBatchError(MicroBatchError, batches.EmptyBatchError):
     """The mini-batch has no sample."""
+
+
+class BatchSizeMismatchError(MicroBatchError, batches.BatchSizeMismatchError):
+    """The parts of a mini-batch disagree in their number of samples."""
+
+
+class UnsplittableBatchError(MicroBatchError, batches.UnsplittableBatchError):
+    """It cannot be told which parts of a mini-batch belong to which sample."""
 
 
 class MicroBatchSizeError(MicroBatchError):
     """The micro-batch size is neither a whole number of at least 1 nor ``"auto"``."""
-
-
-class BatchSizeMismatchError(MicroBatchError):
-    """The tensors of a mini-batch disagree in their first dimension."""
 
 
 class LossShapeError(MicroBatchError):
@@ -30,6 +38,23 @@ class LossShapeError(MicroBatchError):
 
 class NonFiniteLossError(MicroBatchError):
     """The loss is infinite or not a number."""
+
+
+@contextmanager
+def named_errors() -> Iterator[None]:
+    """Give the errors of a mini-batch that cannot be read this method's names."""
+    try:
+        yield
+    except MicroBatchError:
+        raise
+    except batches.EmptyBatchError as error:
+        raise EmptyBatchError(str(error)) from None
+    except batches.BatchSizeMismatchError as error:
+        raise BatchSizeMismatchError(str(error)) from None
+    except batches.UnsplittableBatchError as error:
+        raise UnsplittableBatchError(str(error)) from None
+    except batches.BatchError as error:
+        raise MicroBatchError(str(error)) from None
 
 
 def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:

@@ -12,12 +12,10 @@ from torch.utils._pytree import tree_flatten
 from repro.mbs.batches import (
     Piece,
     as_piece,
-    call_model,
     concatenate,
     mark_last,
     own_memory,
     pieces_of,
-    to_device,
 )
 from repro.mbs.batchnorm import DeferredBatchNorm, Moments
 from repro.mbs.distributed import Processes
@@ -45,6 +43,7 @@ from repro.mbs.transaction import (
     write_tensors,
 )
 from repro.measure import MemoryMeter, is_out_of_memory
+from repro.measure.batches import call_model, to_device
 
 
 class MicroBatchStreamer:
@@ -293,7 +292,7 @@ class MicroBatchStreamer:
         many are streamed as are ever on the device at once.
         """
         inputs, targets = piece.slice(0, size)
-        sample = Piece(inputs, targets, None, size)
+        sample = as_piece(inputs, targets, None)
         count = max(2, self._stager.ring_length)
         with (
             MemoryMeter(self.device, resident=self._module) as meter,

@@ -8,11 +8,13 @@ from torch import nn
 
 from repro.adaptive import (
     DivergedError,
+    DivergenceWarning,
     FixedBatch,
     LinearScaling,
     NoiseScaleBatch,
     Saturation,
     ScheduledBatch,
+    SchedulerError,
     StartingPoint,
     ThetaController,
     set_lr,
@@ -42,9 +44,15 @@ def costs_of(thetas, distances, first_cost=10.0):
     return [first_cost - t * d for t, d in zip(thetas, distances, strict=True)]
 
 
+def falling(epochs, first_cost=10.0):
+    return [first_cost * 0.95 ** (i + 1) for i in range(epochs)]
+
+
 def with_thetas(controller, thetas):
-    distances = [1.0 + 0.1 * i for i in range(len(thetas))]
-    return follow(controller, costs_of(thetas, distances), distances)
+    """Follow a training whose cost falls in every epoch."""
+    costs = falling(len(thetas))
+    distances = [(10.0 - cost) / theta for cost, theta in zip(costs, thetas, strict=True)]
+    return follow(controller, costs, distances)
 
 
 def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=()):
@@ -75,11 +83,11 @@ def check(steps, expected):
 
 
 def curve(seed, epochs=24):
-    """Thetas that rise, peak and wander, as in Figures 2 and 6; some negative."""
+    """Thetas that rise, peak and wander, as in Figures 2 and 6."""
     draw = random.Random(seed)
     thetas = [draw.uniform(0.2, 2)]
     for _ in range(epochs - 1):
-        thetas.append(thetas[-1] * draw.choice([1.5, 1.2, 0.8, 0.95, 1.05, 1.11, 0.89, -1]))
+        thetas.append(thetas[-1] * draw.choice([1.5, 1.2, 0.8, 0.95, 1.05, 1.11, 0.89]))
     return thetas
 
 
@@ -105,7 +113,7 @@ class TestTheta:
 
     def test_parameters_that_have_not_moved_have_no_theta_and_do_not_saturate(self):
         controller = ThetaController(8, 64, 0.1)
-        steps = follow(controller, [9.0, 9.0, 8.0, 8.0], [0.0, 0.0, 1.0, 1.0])
+        steps = follow(controller, [9.0, 9.0, 8.0, 7.0], [0.0, 0.0, 1.0, 1.5])
         assert [s.theta for s in steps] == [None, None, None, 2.0, 2.0]
         assert [s.interval for s in steps] == [None, None, None, None, 4]
 
@@ -132,13 +140,10 @@ class TestAlgorithm1:
         check(with_thetas(controller, thetas), expected)
 
     def test_interval_is_found_once_and_where_the_change_is_within_tolerance(self):
-        for change, found in [(1.09, 2), (0.91, 2), (1.11, None), (0.89, None), (-1.0, None)]:
+        for change, found in [(1.09, 2), (0.91, 2), (1.11, None), (0.89, None)]:
             steps = with_thetas(ThetaController(8, 16, 0.1), [1.0, change, 9.0, 9.0])
             assert steps[2].interval == found
             assert steps[4].interval == (found or 4)
-        # A θ that is negative saturates by the size of its change, too.
-        assert with_thetas(ThetaController(8, 16, 0.1), [-1.0, -1.05])[2].interval == 2
-        assert with_thetas(ThetaController(8, 16, 0.1), [-1.0, -2.0])[2].interval is None
 
     def test_a_given_interval_holds_from_the_first_epoch(self):
         steps = with_thetas(ThetaController(8, 64, 0.1, interval=3), curve(0, 10))
@@ -180,6 +185,7 @@ class TestDecay:
         rates = [0.1, 0.1, 0.05, 0.05, 0.1, 0.1, 0.2]
         assert [s.lr for s in steps] == pytest.approx(rates)
 
+    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
     @pytest.mark.parametrize("seed", range(6))
     def test_saturation_rule_finds_what_a_transcription_finds(self, seed):
         draw = random.Random(seed)
@@ -204,6 +210,109 @@ class TestDecay:
         controller = FixedBatch(8, 1.0, decay_at=Saturation(1, 0.1))
         steps = follow(controller, [-1.0, -1.2, -1.25, -1.4], [1.0] * 4)
         assert [s.lr for s in steps] == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.1])
+
+
+def guarded(costs, thetas, b_s, b_m, mu_0, first_cost=10.0, tolerance=0.10):
+    """Algorithm 1 that waits for progress: B, μ, K and whether there is none, of each epoch."""
+    batch, mu, k = b_s, mu_0, math.inf
+    grown_at, seen, worse, diverging = None, [], 0, False
+    found = [(batch, mu, None, False)]
+    for n, (cost, theta) in enumerate(zip(costs, thetas, strict=True), 1):
+        lowest = min([first_cost, *costs[: n - 1]])
+        before = thetas[n - 2] if n > 1 else None
+        if k == math.inf and before is not None and cost < lowest:
+            k = n if abs(theta - before) <= tolerance * abs(before) else k
+        seen.append(cost)
+        due = n % k == 0 and batch < b_m
+        grows = due and cost < first_cost and (grown_at is None or min(seen) < grown_at)
+        gain = first_cost - min(lowest, cost)
+        worse = worse + 1 if first_cost - cost <= gain / 2 else 0
+        if (due and not grows) or worse >= 2:
+            diverging = True
+        elif grows or cost < lowest:
+            diverging = False
+        if grows:
+            mu, batch, grown_at, seen = mu * 2, batch * 2, cost, []
+        found.append((batch, mu, None if k == math.inf else k, diverging))
+    return found
+
+
+def wandering(seed, epochs=40):
+    """Costs of a training that falls for a while, then rises, falls, stays."""
+    draw, cost, costs = random.Random(seed), 10.0, []
+    while len(costs) < epochs:
+        factors = draw.choice([(0.8, 0.9), (0.97, 1.02), (1.05, 1.3), (1.0,)])
+        for _ in range(draw.randrange(2, 8)):
+            cost *= draw.choice(factors)
+            costs.append(cost)
+    return costs[:epochs]
+
+
+# Costs after 10.0 at w_0, and the largest batch (of 8 at first) that they may lead to.
+UNHEALTHY = {
+    "rising": ([10.0 * 1.1**i for i in range(1, 30)], 8),
+    "rising slowly": ([10.0 + 1e-3 * i for i in range(1, 30)], 8),
+    "constant": ([10.0] * 29, 8),
+    "fallen, then rising": ([6.0, 5.0, 4.5] + [4.5 * 1.1**i for i in range(1, 27)], 16),
+    "fallen, then constant above the lowest": ([6.0, 5.0, 4.5] + [4.9] * 26, 16),
+    "exploding": ([10.0 * 3.0**i for i in range(1, 30)], 8),
+}
+
+
+class TestDivergence:
+    @pytest.mark.parametrize("name", UNHEALTHY)
+    def test_what_makes_no_progress_grows_nothing_and_is_named(self, name):
+        costs, largest = UNHEALTHY[name]
+        controller = ThetaController(8, 8 * 2**10, 0.1)
+        with pytest.warns(DivergenceWarning, match=r"makes no progress or diverges") as told:
+            # θ is all but constant wherever the cost changes little.
+            steps = follow(controller, costs, [5.0 + 0.01 * i for i in range(29)])
+        assert len(told) == 1
+        assert max(s.batch_size for s in steps) <= largest
+        assert max(s.lr for s in steps) <= 0.1 * largest / 8
+        assert steps[-1].diverging and not steps[0].diverging
+
+    def test_a_constant_cost_is_no_saturation(self):
+        steps = follow(ThetaController(8, 64, 0.1), [6.0] * 20, [5.0 + 0.01 * i for i in range(20)])
+        assert {(s.batch_size, s.lr, s.interval) for s in steps} == {(8, 0.1, None)}
+
+    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
+    @pytest.mark.parametrize("seed", range(20))
+    def test_is_the_rule_as_transcribed(self, seed):
+        costs = wandering(seed)
+        distances = [2.0 + 0.1 * i for i in range(len(costs))]
+        thetas = [(10.0 - cost) / d for cost, d in zip(costs, distances, strict=True)]
+        steps = follow(ThetaController(8, 512, 0.1), costs, distances)
+        found = [(s.batch_size, s.lr, s.interval, s.diverging) for s in steps]
+        assert found == guarded(costs, thetas, 8, 512, 0.1)
+
+    def test_descent_that_overshoots(self):
+        """Gradient descent on w² / 2 with a rate above 2, where the cost grows by a factor."""
+        w, lr = torch.tensor([1.0], dtype=torch.float64), 2.1
+        controller = ThetaController(8, 512, lr)
+        step = controller.observe(float(w) ** 2 / 2, [w])
+        with pytest.warns(DivergenceWarning, match=r"lower initial_lr"):
+            for _ in range(30):
+                w = w - step.lr * w
+                step = controller.observe(float(w) ** 2 / 2, [w])
+                assert (step.batch_size, step.lr, step.interval) == (8, lr, None)
+
+    def test_growth_that_waited_comes_when_there_is_progress_again(self):
+        costs = [8.0, 7.0, 7.5, 7.4, 7.6, 7.7, 6.0, 5.9]
+        controller = ThetaController(8, 64, 0.1, interval=2)
+        with pytest.warns(DivergenceWarning) as told:
+            steps = follow(controller, costs, [float(i + 1) for i in range(8)])
+        assert [s.batch_size for s in steps] == [8, 8, 16, 16, 16, 16, 16, 16, 32]
+        assert [s.diverging for s in steps] == [False] * 4 + [True] * 3 + [False] * 2
+        assert len(told) == 1
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_noise_is_no_divergence(self, seed):
+        draw = random.Random(seed)
+        costs = [cost * draw.uniform(0.95, 1.05) for cost in falling(40)]
+        steps = follow(ThetaController(8, 64, 0.1, interval=5), costs, [1.0 + i for i in range(40)])
+        assert [s.batch_size for s in steps] == [8] * 5 + [16] * 5 + [32] * 5 + [64] * 26
+        assert not any(s.diverging for s in steps)
 
 
 class TestWarmUp:
@@ -266,14 +375,14 @@ MAKERS = {
 
 
 class TestSaving:
+    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
     @pytest.mark.parametrize("name", MAKERS)
     def test_resumed_at_any_epoch_is_as_uninterrupted(self, name):
         epochs = len(SCALES)
-        draw = random.Random(5)
-        distances = [draw.uniform(1, 3) for _ in range(epochs)]
+        costs = [*falling(epochs - 6), 8.0, 8.5, 9.0, 3.0, 2.9, 2.8]
         observed = [(10.0, START)]
-        for theta, d in zip(curve(4, epochs), distances, strict=True):
-            observed.append((10 - theta * d, at(d)))
+        for cost, theta in zip(costs, curve(4, epochs), strict=True):
+            observed.append((cost, at((10 - cost) / theta)))
 
         def go_on(controller, first, last):
             found = []
@@ -305,6 +414,17 @@ class TestSaving:
         other.load_state_dict(state)
         state["start"][0].fill_(100.0)
         assert other.observe(3.0, [torch.ones(1)]).theta == 2.0
+
+    def test_a_state_of_before_divergence_was_named_loads(self):
+        controller = ThetaController(8, 64, 0.1)
+        with_thetas(controller, [1.0, 1.5])
+        state = controller.state_dict()
+        for name in ("_least_cost", "_least_since", "_grown_at", "_losing", "_diverging"):
+            del state["state"][name]
+        other = ThetaController(8, 64, 0.1)
+        other.load_state_dict(state)
+        assert other.setting == controller.setting
+        assert other.observe(5.0, at(3.4)).interval == 3
 
     @pytest.mark.parametrize(
         ("other", "message"),
@@ -490,6 +610,56 @@ def test_set_lr_scales_groups_and_fills_tensors():
         p.grad = torch.ones(1)
     optimizer.step()
     assert [p.item() for p in (a, b, c)] == pytest.approx([0.8, 0.98, 0.6])
+
+
+class TestGroups:
+    """Rates of groups are set in proportion."""
+
+    def optimizer(self, *rates, lr=None, kind=torch.optim.SGD):
+        groups = [{"params": [nn.Parameter(torch.ones(1))]} for _ in rates]
+        for group, rate in zip(groups, rates, strict=True):
+            group |= {} if rate is None else {"lr": rate}
+        return kind(groups, **({} if lr is None else {"lr": lr}))
+
+    @pytest.mark.parametrize(
+        ("rates", "lr", "wanted"),
+        [
+            ((None, 0.01), 0.1, (0.2, 0.02)),
+            ((0.01, None), 0.1, (0.02, 0.2)),
+            ((0.1, None), 0.01, (2.0, 0.2)),  # a head that learns faster than the rest
+            ((0.5, 0.05), None, (0.2, 0.02)),  # none has the optimizer's own
+            ((0.05, 0.5), None, (0.02, 0.2)),
+            ((None, None), 0.3, (0.2, 0.2)),
+            ((None, 0.0), 0.1, (0.2, 0.0)),
+            ((None, None), 0.0, (0.2, 0.2)),
+            ((None, 0.05), 0.0, (0.0, 0.2)),
+            ((torch.tensor(0.1), torch.tensor(0.05)), torch.tensor(0.1), (0.2, 0.1)),
+        ],
+    )
+    def test_keep_their_proportion_however_often_they_are_set(self, rates, lr, wanted):
+        optimizer = self.optimizer(*rates, lr=lr)
+        for rate in (0.2, 1.6, 0.004, 0.2):
+            set_lr(optimizer, rate)
+            found = [float(group["lr"]) for group in optimizer.param_groups]
+            assert found == pytest.approx([rate / 0.2 * share for share in wanted], rel=1e-6)
+
+    def test_through_saving_and_with_a_group_added_later(self):
+        optimizer = self.optimizer(None, 0.01, lr=0.1)
+        set_lr(optimizer, 0.2)
+        other = self.optimizer(None, 0.01, lr=0.1)
+        other.load_state_dict(optimizer.state_dict())
+        other.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.05})
+        set_lr(other, 0.4)
+        assert [g["lr"] for g in other.param_groups] == pytest.approx([0.4, 0.04, 0.1])
+
+    def test_a_scheduler_is_refused_before_anything_is_set(self):
+        optimizer = self.optimizer(None, 0.01, lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        with pytest.raises(SchedulerError, match=r"leave the scheduler out .* or set_lr"):
+            set_lr(optimizer, 0.2)
+        assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
+        optimizer.step()
+        scheduler.step()
 
 
 class TestWhatANewcomerGives:
