@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.measure.files import replacing
+from repro.measure.files import replacing, sweep
 
 SCHEMA = 2
 STATUSES = ("ok", "out_of_memory", "failed")
@@ -169,9 +169,12 @@ class RecordStore:
 
     def sweep(self) -> None:
         """Remove the temporary files of processes that were killed while they wrote."""
-        for temporary in self.folder.glob("*/.*.tmp"):
+        for folder in self.folder.glob("*/"):
+            sweep(folder)
+        for temporary in self.folder.glob("*/.*.tmp"):  # of earlier versions
             owner = temporary.name.rsplit(".", 2)[1]
-            if not owner.isdigit() or not _is_running(int(owner)):
+            dead = not owner.isdigit() or not _is_running(int(owner))
+            if dead and temporary.is_file():
                 temporary.unlink(missing_ok=True)
 
 
