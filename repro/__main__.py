@@ -317,10 +317,16 @@ def _console(console_class: Any) -> Any:
     return console_class() if sys.stdout.isatty() else console_class(width=180)
 
 
+def _printable(text: str) -> str:
+    from repro.report import printable  # names of files and texts of records may hold anything
+
+    return printable(text)
+
+
 def main() -> NoReturn:
     """Run a command; bad input ends with one line and exit code 2."""
     # Such as of a corrupt record: the text alone, not the line of code that found it.
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {_printable(str(message))}\n"
     try:
         code = app(standalone_mode=False)
     except typer.Abort:
@@ -341,7 +347,7 @@ def main() -> NoReturn:
         if not (own or folder or complaint):
             raise
         text = complaint() if complaint else str(error)
-        print(f"error: {' '.join(text.split())}", file=sys.stderr)
+        print(f"error: {_printable(' '.join(text.split()))}", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(code or 0)
 

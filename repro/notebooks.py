@@ -12,6 +12,7 @@ from typing import Any
 from repro import paths
 from repro.experiments.outcome import UsageError
 from repro.measure.files import replacing
+from repro.report import printable
 
 FOLDER = paths.ROOT / "notebooks"
 # A kernel warns at every start that its local sockets are not encrypted.
@@ -63,6 +64,7 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
         UsageError: A parameter is unknown, or papermill is not installed.
     """
     try:
+        import nbformat
         import papermill
         from nbconvert import HTMLExporter
 
@@ -82,29 +84,36 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
     target = paths.results_dir() / "local" / "notebooks" / path.name
     stamp = target.with_suffix(".stamp")
     state = _state(path, parameters)
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == state and target.exists():
+    if stamp.exists() and stamp.read_bytes() == state.encode() and target.exists():
         return Outcome(f"{path.stem}: up to date, {target.with_suffix('.html')}")
     target.parent.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)  # what is written now need not be what it stands for
-    try:
-        papermill.execute_notebook(
-            str(path),
-            str(target),
-            parameters=dict(parameters),
-            kernel_name="python3",  # whatever kernel the notebook was last saved with
-            progress_bar=False,
-            extra_arguments=QUIET_KERNEL,
-            cwd=str(FOLDER),
-            kernel_manager_class=PatientManager,
-        )
-    except papermill.PapermillExecutionError as error:
-        return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; see {target}", True)
-    finally:
-        if target.exists():
-            page, _ = HTMLExporter().from_filename(str(target))
-            target.with_suffix(".html").write_text(page, encoding="utf-8")
+    failure = None
+    with replacing(target) as temporary:
+        try:
+            papermill.execute_notebook(
+                str(path),
+                str(temporary),
+                parameters=dict(parameters),
+                kernel_name="python3",  # whatever kernel the notebook was last saved with
+                progress_bar=False,
+                extra_arguments=QUIET_KERNEL,
+                cwd=str(FOLDER),
+                kernel_manager_class=PatientManager,
+            )
+        except papermill.PapermillExecutionError as error:
+            failure = f"{error.ename}: {error.evalue}"  # the notebook shows how far it came
+        executed = nbformat.read(temporary, as_version=4)
+        executed.metadata.get("papermill", {})["output_path"] = str(target)
+        nbformat.write(executed, temporary)
+    page, _ = HTMLExporter().from_filename(str(target))
+    with replacing(target.with_suffix(".html")) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    if failure is not None:
+        return Outcome(f"{path.stem}: FAILED, {printable(failure)}; see {target}", True)
     # A notebook that computes adds records: what it saw is what stands after it.
-    stamp.write_text(_state(path, parameters), encoding="utf-8")
+    with replacing(stamp) as temporary:
+        temporary.write_text(_state(path, parameters), encoding="utf-8")
     return Outcome(f"{path.stem}: done, {target.with_suffix('.html')}")
 
 
@@ -131,7 +140,8 @@ def refresh(path: Path) -> Outcome:
             kernel_manager_class=PatientManager,
         ).execute()
     except CellExecutionError as error:
-        return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; left as it was", True)
+        failure = printable(f"{error.ename}: {error.evalue}")
+        return Outcome(f"{path.stem}: FAILED, {failure}; left as it was", True)
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)

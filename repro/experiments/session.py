@@ -52,7 +52,7 @@ class Session:
             running.load_data(runs, setting.root)
             running.execute(self.paper, runs, setting)
             self.source = sources.find_source(self.paper, profile, LOCAL)
-        display(Markdown(f"Shown: {self.source.label}."))
+        display(Markdown(report.markdown(f"Shown: {self.source.label}.")))
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
@@ -62,7 +62,8 @@ class Session:
         """Show an artefact: its caption, figure, table, checks and verdicts."""
         artefact = self.paper.artefacts[name]
         results = self.results(name)
-        display(Markdown(f"**{artefact.source}.** {summary.caption(artefact, results)}"))
+        caption = report.markdown(summary.caption(artefact, results))
+        display(Markdown(f"**{report.markdown(artefact.source)}.** {caption}"))
         if artefact.draws:
             show_figure(artefact.figure(results))
         display(report.TableView(artefact.table(results)))
@@ -85,7 +86,7 @@ class Session:
     def provenance(self) -> None:
         """Show what made the records: devices, versions, commits, time, datasets."""
         records = [record for own in self.source.records.values() for record in own]
-        lines = [f"- {len(records)} records: {self.source.label}"]
+        lines = [f"- {len(records)} records: {report.markdown(self.source.label)}"]
         for title, values in {
             "device": {record.device["name"] for record in records},
             "torch": {record.versions["torch"] for record in records},
@@ -97,7 +98,7 @@ class Session:
             "data": {r.dataset["name"] for r in records if r.dataset},
             "command": {record.command for record in records},
         }.items():
-            lines.append(f"- {title}: {', '.join(sorted(values)) or 'none'}")
+            lines.append(f"- {title}: {report.markdown(', '.join(sorted(values)) or 'none')}")
         display(Markdown("\n".join(lines)))
 
 

@@ -16,7 +16,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.judging import KINDS, WORDS
 from repro.experiments.sources import LOCAL, Source, find_source, results_of
-from repro.measure.files import replacing
+from repro.measure.files import regular, replacing
 from repro.records import commit_state, library_versions, local_store, now
 
 if TYPE_CHECKING:
@@ -58,9 +58,8 @@ def checks(artefact: Artefact, results: Results) -> list[Row]:
 
 def caption(artefact: Artefact, results: Results) -> str:
     """Return an artefact's caption, and which machine and profile its rows are of."""
-    if not results.places:
-        return artefact.caption(results)
-    return f"{artefact.caption(results)} Shown: {'; '.join(results.places)}."
+    shown = f" Shown: {'; '.join(results.places)}." if results.places else ""
+    return report.printable(artefact.caption(results) + shown)  # it quotes records
 
 
 def paper_verdicts(source: Source) -> list[Row]:
@@ -125,7 +124,14 @@ def status(profile: str | None = None) -> list[Row]:
 def write_report(
     profile: str | None = None, device: str | None = None, output: str | None = None
 ) -> tuple[list[Row], Path]:
-    """Write the HTML report; return the verdicts and its path."""
+    """Write the HTML report; return the verdicts and its path.
+
+    Raises:
+        NotAFileError: `output` is a folder, a device or a pipe; where it is a symbolic link, the
+            file that it leads to is written.
+    """
+    path = Path(output) if output else paths.results_dir() / "local" / "report.html"
+    regular(path)  # before minutes are spent
     sections, rows, labels, numbers = [], [], [], []
     for key in PAPERS:
         paper = load_paper(key)
@@ -156,7 +162,6 @@ def write_report(
         sections,
         provenance(),
     )
-    path = Path(output) if output else paths.results_dir() / "local" / "report.html"
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return rows, path
