@@ -47,7 +47,7 @@ class Summary:
 
 
 def printable(text: str) -> str:
-    """Return text with its control characters written out, such as ``\\x1b``.
+    r"""Return text with its control characters written out, such as ``\x1b``.
 
     They would let a terminal delete, hide or overwrite what it shows. Ends of lines and tabs stay.
     """

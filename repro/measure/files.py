@@ -137,6 +137,46 @@ def _hold(folder: Path) -> int | None:
     return None
 
 
+class UnsafeFolderError(PermissionError):
+    """A folder that code is loaded from belongs to another user, or can be written by others."""
+
+
+def own_folder(path: Path) -> int:
+    """Open a folder that nobody else can write, made with the permissions 0700 where it is not.
+
+    What is then opened relative to the descriptor was put there by this user or by root, whatever
+    others may do to the folders above it.
+
+    Returns:
+        A descriptor, to be closed.
+
+    Raises:
+        UnsafeFolderError: It belongs to another user (root's is trusted), others can write it, or
+            it is a symbolic link.
+        OSError: It cannot be made.
+    """
+    if path.is_symlink():
+        raise _unsafe(path, "It is a symbolic link, which may lead anywhere")
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    state = os.fstat(folder)
+    if is_own(state):
+        return folder
+    os.close(folder)
+    if state.st_mode & 0o022:
+        raise _unsafe(path, "Others can write it, and could have put any code there")
+    raise _unsafe(path, f"It belongs to user {state.st_uid}, who could have put any code there")
+
+
+def is_own(state: os.stat_result) -> bool:
+    """Whether a file or folder is this user's or root's, and nobody else can write it."""
+    return state.st_uid in (os.geteuid(), 0) and not state.st_mode & 0o022
+
+
+def _unsafe(path: Path, reason: str) -> UnsafeFolderError:
+    return UnsafeFolderError(errno.EPERM, f"{reason}; remove it", os.fspath(path))
+
+
 def sweep(folder: Path) -> None:
     """Remove from a folder what processes left there that were killed while they wrote.
 
