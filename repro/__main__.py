@@ -128,7 +128,7 @@ def verify(
     found = 0
     for paper, artefacts in _by_paper(targets):
         for line, agrees in standing.verify(paper, artefacts, profile, reference, data):
-            typer.echo(line)
+            typer.echo(_printable(line))
             found += not agrees
     raise typer.Exit(1 if found else 0)
 
@@ -299,7 +299,7 @@ def data_(
     from repro import datasets
 
     for name, outcome in datasets.download(names or datasets.catalogue.ON_DISK, data).items():
-        typer.echo(f"{name}: {' '.join(outcome.split())}")
+        typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
 
 
 def _by_paper(targets: list[str] | None) -> list[Any]:

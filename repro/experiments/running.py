@@ -32,6 +32,7 @@ from repro.records import (
     now,
     record_key,
 )
+from repro.report import printable
 from repro.source_code import present
 
 if TYPE_CHECKING:
@@ -332,6 +333,7 @@ def execute(
     tally = Tally()
 
     def tell(line: str) -> None:
+        line = printable(line)  # an error says whatever it likes
         tqdm.write(line, file=sys.stderr) if interactive else report(line)
 
     with tqdm(steps, unit="run", disable=not interactive, desc=paper.key) as bar:

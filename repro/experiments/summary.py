@@ -16,7 +16,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.judging import KINDS, WORDS
 from repro.experiments.sources import LOCAL, Source, find_source, results_of
-from repro.measure.files import regular, replacing
+from repro.measure.files import check_writable, replacing
 from repro.records import commit_state, library_versions, local_store, now
 
 if TYPE_CHECKING:
@@ -127,11 +127,11 @@ def write_report(
     """Write the HTML report; return the verdicts and its path.
 
     Raises:
-        NotAFileError: `output` is a folder, a device or a pipe; where it is a symbolic link, the
-            file that it leads to is written.
+        OSError: It cannot be written there (`NotAFileError`: `output` is a folder, a device or a
+            pipe; of a symbolic link the file is written that it leads to).
     """
     path = Path(output) if output else paths.results_dir() / "local" / "report.html"
-    regular(path)  # before minutes are spent
+    check_writable(path)  # before minutes are spent
     sections, rows, labels, numbers = [], [], [], []
     for key in PAPERS:
         paper = load_paper(key)

@@ -77,15 +77,29 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = regular(path)
     target.parent.mkdir(parents=True, exist_ok=True)
+    with _naming(path), scratch(target) as folder:
+        temporary = folder / target.name
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+        temporary.replace(target)
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Raise now what `replacing` would raise when the work is done."""
+    target = regular(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with _naming(path), scratch(target):
+        pass
+
+
+@contextmanager
+def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let errors name the file that is written, not the temporary one."""
     try:
-        with scratch(target) as folder:
-            temporary = folder / target.name
-            yield temporary
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            with contextlib.suppress(FileNotFoundError):
-                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-            temporary.replace(target)
+        yield
     except OSError as error:
         own = error.filename is None or _LEFTOVER.search(os.fsdecode(error.filename))
         if own and error.errno is not None:  # a full disk, say, which no name comes with

@@ -629,6 +629,12 @@ def test_the_cuda_backend_on_a_stub_of_the_driver(tmp_path):
     subprocess.run([sys.executable, "-c", ON_THE_STUB], env=environment, check=True)
 
 
+@pytest.fixture(scope="module")
+def built() -> bytes:
+    """The library that the other tests have built."""
+    return build().read_bytes()[: -native._DIGEST_BYTES]
+
+
 class TestBuild:
     @pytest.fixture(autouse=True)
     def folder(self, tmp_path, monkeypatch):
@@ -759,12 +765,10 @@ class TestBuild:
         assert build() == library and len(caplog.records) == 1
 
     @pytest.mark.slow
-    def test_the_code_of_a_planted_library_does_not_run(self, tmp_path, monkeypatch):
+    def test_the_code_of_a_planted_library_does_not_run(self, tmp_path, monkeypatch, built):
         """Loading alone would run it: the folder above is everybody's, and its name is known."""
         cache, mark = tmp_path / "cache", tmp_path / "it ran"
-        with monkeypatch.context() as context:
-            context.delenv("REPRO_CACHE")
-            (tmp_path / "built").write_bytes(build().read_bytes()[: -native._DIGEST_BYTES])
+        (tmp_path / "built").write_bytes(built)
         cache.mkdir()
         cache.chmod(0o777)
         source = tmp_path / "planted.c"
