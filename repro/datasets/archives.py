@@ -29,7 +29,7 @@ from repro.datasets.image_data import (
     memory_bytes,
     tensor_digest,
 )
-from repro.measure.files import NotAFileError, regular, replacing, sweep
+from repro.measure.files import check_writable, regular, replacing, sweep
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = {".jpg", ".jpeg", ".png"}
@@ -329,11 +329,13 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
         return _read(regular(path), stem)
     except FileNotFoundError:
         pass
-    except NotAFileError as error:
-        raise _unwritable(path, error) from error
     except _UNREADABLE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         logger.warning("decoding again, for the cache file %s is damaged: %s", path, reason)
+    try:
+        check_writable(path)  # before minutes are spent
+    except OSError as error:
+        raise _unwritable(path, error) from error
     built = build()
     state = {
         "classes": list(built.classes),

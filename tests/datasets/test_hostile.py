@@ -13,6 +13,7 @@ import torch
 from dataset_files import class_files, encode, mask_files, random_image, write_archive, write_folder
 from PIL import Image, PngImagePlugin
 
+from repro import paths
 from repro.datasets import CorruptDatasetError, DatasetError, archives, image_data, load
 from repro.datasets.archives import content_hash
 from repro.datasets.decoding import opened
@@ -155,6 +156,12 @@ class TestImages:
                 with pytest.raises(CorruptDatasetError, match=r"x\.jpg cannot be decoded"):
                     load(name, tmp_path, image_size=size)
 
+    def test_every_image_is_opened_so(self):
+        calls = [text for path in paths.PACKAGE.rglob("*.py")
+                 for text in path.read_text(encoding="utf-8").split("Image.open(")[1:]]  # fmt: skip
+        assert len(calls) == 2  # this, and the report's own picture
+        assert all("formats=" in text.partition("\n")[0] for text in calls)
+
     @pytest.mark.parametrize("form", ["JPEG", "PNG", "PPM", "TIFF", "BMP", "GIF", "WEBP"])
     def test_what_is_read(self, form):
         pixels = np.full((4, 6, 3), 255, np.uint8)
@@ -292,12 +299,14 @@ class TestCache:
         self.check(tmp_path, data, caplog)
         assert not (tmp_path / "run").exists()
 
-    def test_what_is_no_file_in_its_place(self, tmp_path, data):
+    def test_where_nothing_can_be_kept_nothing_is_decoded(self, tmp_path, data, monkeypatch):
         path = self.cache(tmp_path)
         path.unlink()
         os.mkfifo(path)
-        with pytest.raises(DatasetError, match="It is a pipe"):
+        monkeypatch.setattr("repro.datasets.sources.read_archive", None)
+        with pytest.raises(DatasetError, match=r"It is a pipe.*\$REPRO_CACHE") as caught:
             load("flowers5", tmp_path)
+        one_line(caught.value)
 
     def test_a_hash_that_is_remembered_wrongly(self, tmp_path, data):
         """A digit of it decides the fingerprint: it is checked, and made anew."""
