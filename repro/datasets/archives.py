@@ -309,7 +309,13 @@ def content_hash(files: Sequence[Path], base: Path) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, 64 hexadecimal digits."""
+    """Return the SHA-256 of a file, 64 hexadecimal digits.
+
+    Raises:
+        CorruptDatasetError: It is no file, but a pipe, say, which would be waited for.
+    """
+    if not path.is_file():
+        raise CorruptDatasetError(f"{path} is no file: remove it, or provide the dataset again")
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -317,8 +323,9 @@ def file_sha256(path: Path) -> str:
 def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
     """Return the decoded set kept as `stem`, memory-mapped; build and keep it where missing.
 
-    Every byte of it is compared with the digest that was kept with it. A cache file that does not
-    load, or is not what was written under this name, is built again, with a warning.
+    Every byte of it is compared with the digest that was kept with it, once in a process unless the
+    file changes. A cache file that does not load, or is not what was written under this name, is
+    built again, with a warning.
 
     Raises:
         DatasetError: The set cannot be kept.
@@ -351,12 +358,23 @@ def cached(stem: str, build: Callable[[], Decoded]) -> Decoded:
 
 
 def _read(path: Path, stem: str) -> Decoded:
+    version = _version(path, stem)
     state = torch.load(path, mmap=True, weights_only=True)
     splits = {name: Split(**tensors) for name, tensors in state["splits"].items()}
     decoded = Decoded(tuple(state["classes"]), splits)
-    if state.get("digest") != _digest(stem, decoded):
-        raise CorruptDatasetError(f"the content of {path} is not what was written under its name")
+    if version not in _compared or version != _version(path, stem):
+        if state.get("digest") != _digest(stem, decoded):
+            raise CorruptDatasetError(f"its content is not what was written as {path.name}")
+        _compared.add(version)
     return decoded
+
+
+_compared: set[tuple[str | int, ...]] = set()
+
+
+def _version(path: Path, stem: str) -> tuple[str | int, ...]:
+    state = path.stat()
+    return (stem, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
 
 
 def _digest(stem: str, decoded: Decoded) -> str:

@@ -159,6 +159,8 @@ def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
         CorruptDatasetError: It is no such image, is damaged or too large.
     """
     source: Any = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
+    if isinstance(encoded, Path) and not encoded.is_file():  # a pipe would be waited for
+        raise CorruptDatasetError(f"{name} is no file: remove it, or provide the dataset again")
     try:
         # PIL warns from its limit on and raises from twice that on. Filters are the process's.
         with _opening, warnings.catch_warnings():

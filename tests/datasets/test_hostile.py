@@ -132,6 +132,23 @@ def test_what_is_named_as_an_image_and_is_none(tmp_path, kind):
         load("flowers5", tmp_path)
 
 
+@pytest.mark.parametrize("name", ["div2k", "carvana"])
+def test_a_pipe_in_the_folder_of_another_project_is_not_waited_for(tmp_path, name):
+    parts = {"div2k": ("DIV2K_train_HR", "DIV2K_valid_HR"), "carvana": ("train", "train_masks")}
+    for part in parts[name]:
+        (tmp_path / part).mkdir()
+        os.mkfifo(tmp_path / part / f"a_1.{'png' if name == 'div2k' else 'jpg'}")
+    if name == "carvana":
+        for car in range(5):  # the pipe is not among what is hashed
+            (tmp_path / "train_masks" / f"{car}_1_mask.gif").write_bytes(b"x")
+            (tmp_path / "train" / f"{car}_1.jpg").write_bytes(b"x")
+        (tmp_path / "train_masks" / "a_1_mask.gif").write_bytes(b"x")
+        (tmp_path / "train" / "0_1.jpg").unlink()
+        os.mkfifo(tmp_path / "train" / "0_1.jpg")
+    with pytest.raises(CorruptDatasetError, match=r"_1\.(png|jpg) is no file"):
+        load(name, tmp_path)
+
+
 class TestImages:
     def refused(self, content: bytes) -> str:
         with (
@@ -257,6 +274,18 @@ class TestCache:
             flipped[offset] ^= 1 << random.integers(8)
             self.replace(path, bytes(flipped))
             self.check(tmp_path, data, caplog)
+
+    def test_a_change_while_the_process_lives(self, tmp_path, data, caplog):
+        """It was compared before, and is compared again, whatever time it is given."""
+        path = self.cache(tmp_path)
+        kept, times = data.train.images.clone(), path.stat()
+        offset = path.read_bytes().index(kept.numpy().tobytes()[:64])
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(bytes([int(kept.flatten()[0]) ^ 255]))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert torch.equal(load("flowers5", tmp_path).train.images, kept)
+        assert len(caplog.records) == 1
 
     @pytest.mark.parametrize(
         "change", ["inverted", "labels", "classes", "splits", "no digest", "renamed", "no dict"]
