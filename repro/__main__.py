@@ -155,7 +155,7 @@ def verify(
     found = 0
     for paper, artefacts in _by_paper(targets):
         for line, agrees in standing.verify(paper, artefacts, profile, reference, data):
-            typer.echo(line)
+            typer.echo(_printable(line))
             found += not agrees
     raise typer.Exit(1 if found else 0)
 
@@ -373,7 +373,7 @@ def data_(
 
     running.check_data(data)
     for name, outcome in datasets.download(names or datasets.catalogue.ON_DISK, data).items():
-        typer.echo(f"{name}: {' '.join(outcome.split())}")
+        typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
 
 
 def _by_paper(targets: list[str] | None) -> list[Any]:
@@ -389,6 +389,12 @@ def _by_paper(targets: list[str] | None) -> list[Any]:
 def _console(console_class: Any) -> Any:
     # A pipe has no width of its own; tables should not be cut there.
     return console_class() if sys.stdout.isatty() else console_class(width=180)
+
+
+def _printable(text: str) -> str:
+    from repro.report import printable  # names of files and texts of records may hold anything
+
+    return printable(text)
 
 
 def main() -> NoReturn:

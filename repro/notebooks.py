@@ -15,6 +15,7 @@ from repro.experiments import running
 from repro.experiments.outcome import UsageError
 from repro.measure.files import replacing
 from repro.records import check_writable, reference_stores
+from repro.report import printable
 
 FOLDER = paths.notebooks_dir()
 # A kernel warns at every start that its local sockets are not encrypted, and shows a traceback of
@@ -156,6 +157,7 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
         UsageError: A parameter is unknown or of another type, or papermill is not installed.
     """
     papermill = _papermill()
+    import nbformat
     from nbconvert import HTMLExporter
 
     from repro._kernels import PatientManager
@@ -166,36 +168,39 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
     target = _target_folder() / path.name
     stamp = target.with_suffix(".stamp")
     state = _state(path, parameters)
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == state and target.exists():
+    if stamp.exists() and stamp.read_bytes() == state.encode() and target.exists():
         return Outcome(f"{path.stem}: up to date, {target.with_suffix('.html')}")
     target.parent.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)  # what is written now need not be what it stands for
-    whole = False
-    try:
-        with _same_folders():
-            papermill.execute_notebook(
-                str(path),
-                str(target),
-                parameters=parameters,
-                kernel_name="python3",  # whatever kernel the notebook was last saved with
-                progress_bar=False,
-                extra_arguments=QUIET_KERNEL,
-                cwd=str(paths.home() if paths.INSTALLED else FOLDER),
-                kernel_manager_class=PatientManager,
-            )
-        whole = True
-    except papermill.PapermillExecutionError as error:
-        whole = True
-        return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; see {target}", True)
-    except RuntimeError as error:  # of the kernel, such as one that memory ran out for
-        whole = True
-        return Outcome(f"{path.stem}: FAILED, {error}; see {target}", True)
-    finally:
-        if whole and target.exists():
-            page, _ = HTMLExporter().from_filename(str(target))
-            target.with_suffix(".html").write_text(page, encoding="utf-8")
+    failure = None
+    with replacing(target) as temporary:
+        try:
+            with _same_folders():
+                papermill.execute_notebook(
+                    str(path),
+                    str(temporary),
+                    parameters=parameters,
+                    kernel_name="python3",  # whatever kernel the notebook was last saved with
+                    progress_bar=False,
+                    extra_arguments=QUIET_KERNEL,
+                    cwd=str(paths.home() if paths.INSTALLED else FOLDER),
+                    kernel_manager_class=PatientManager,
+                )
+        except papermill.PapermillExecutionError as error:
+            failure = f"{error.ename}: {error.evalue}"  # the notebook shows how far it came
+        except RuntimeError as error:  # of the kernel, such as one that memory ran out for
+            failure = str(error)
+        executed = nbformat.read(temporary, as_version=4)
+        executed.metadata.get("papermill", {})["output_path"] = str(target)
+        nbformat.write(executed, temporary)
+    page, _ = HTMLExporter().from_filename(str(target))
+    with replacing(target.with_suffix(".html")) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    if failure is not None:
+        return Outcome(f"{path.stem}: FAILED, {printable(failure)}; see {target}", True)
     # A notebook that computes adds records: what it saw is what stands after it.
-    stamp.write_text(_state(path, parameters), encoding="utf-8")
+    with replacing(stamp) as temporary:
+        temporary.write_text(_state(path, parameters), encoding="utf-8")
     return Outcome(f"{path.stem}: done, {target.with_suffix('.html')}")
 
 
@@ -235,9 +240,10 @@ def refresh(path: Path) -> Outcome:
             for number, cell in enumerate(notebook.cells):
                 client.execute_cell(cell, number, execution_count=client.code_cells_executed + 1)
     except CellExecutionError as error:
-        return Outcome(f"{path.stem}: FAILED, {error.ename}: {error.evalue}; left as it was", True)
+        failure = printable(f"{error.ename}: {error.evalue}")
+        return Outcome(f"{path.stem}: FAILED, {failure}; left as it was", True)
     except RuntimeError as error:  # of the kernel
-        return Outcome(f"{path.stem}: FAILED, {error}; left as it was", True)
+        return Outcome(f"{path.stem}: FAILED, {printable(str(error))}; left as it was", True)
     notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"]}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.measure.files import replacing
+from repro.measure.files import replacing, sweep
 
 SCHEMA = 2
 STATUSES = ("ok", "out_of_memory", "failed")
@@ -216,7 +216,9 @@ class RecordStore:
 
     def sweep(self) -> None:
         """Remove the temporary files of processes that were killed while they wrote."""
-        for temporary in self.folder.glob("*/.*.tmp"):
+        for folder in self.folder.glob("*/"):
+            sweep(folder)
+        for temporary in self.folder.glob("*/.*.tmp"):  # of earlier versions
             owner = temporary.name.rsplit(".", 2)[1]
             if not owner.isdecimal() or not _is_running(int(owner)):
                 with suppress(OSError):  # a folder, or on a read-only disk: in nobody's way

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from repro import paths
-from repro.measure.files import replacing
+from repro.measure.files import regular, replacing
 
 METHODS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
 _MODELS = "repro/models/__init__.py"
@@ -85,8 +85,10 @@ class Tree:
         if self._commit is not None:
             return {}
         try:
-            found = json.loads(_memory().read_text(encoding="utf-8"))
-            # A torn or foreign file is none.
+            digest, _, text = regular(_memory()).read_text(encoding="utf-8").partition("\n")
+            if digest != hashlib.sha256(text.encode()).hexdigest():
+                return {}  # a damaged or foreign file is none
+            found = json.loads(text)
             return {f: facts for f, facts in found.items() if {*facts} == {*_FACTS, "state"}}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
@@ -103,8 +105,10 @@ class Tree:
         if not new:
             return
         # Without a place to write, the next one parses again.
+        text = json.dumps(self._remembered | new)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         with contextlib.suppress(OSError), replacing(_memory()) as temporary:
-            temporary.write_text(json.dumps(self._remembered | new), encoding="utf-8")
+            temporary.write_text(f"{digest}\n{text}", encoding="utf-8")
 
     def file_of(self, name: str) -> str | None:
         """Return the file of a module by its dotted name, None for no module of this package."""

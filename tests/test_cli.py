@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from repro import __main__ as cli
 from repro import notebooks, paths
-from repro.experiments import PAPERS, load_paper, running, standing
+from repro.experiments import PAPERS, load_paper, running, standing, summary
 from repro.records import CorruptRecordWarning
 
 
@@ -448,11 +449,129 @@ def test_a_corrupt_archive(run, results_folder, tmp_path, content):
     assert not results_folder.exists()
 
 
-def test_a_report_that_cannot_be_written(run, reproduced, tmp_path):
+def test_a_report_that_cannot_be_written(run, results_folder, tmp_path, monkeypatch):
+    """It is told before anything is worked out, and what is there stays."""
+    monkeypatch.setattr(summary, "load_paper", None)
     (tmp_path / "file").write_text("")
-    code, _, err = run("report", "--output", str(tmp_path / "file" / "report.html"))
-    assert code == 2
-    assert len(err.splitlines()) == 1 and "file" in err
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "file" / "x.html", tmp_path / "pipe", Path("/dev/null"), tmp_path):
+        code, out, err = run("report", "--output", str(place))
+        assert code == 2 and out == ""
+        named = place.parent if place.name == "x.html" else place
+        assert len(err.splitlines()) == 1 and str(named) in err
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_report_leaves_other_files_alone(run, results_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(summary, "PAPERS", [])
+    (tmp_path / "x.tmp").write_text("mine")
+    (tmp_path / "x.html").symlink_to("page")
+    code, out, err = run("report", "--output", str(tmp_path / "x.html"))
+    assert (code, err) == (0, "") and "x.html" in out
+    assert (tmp_path / "x.tmp").read_text() == "mine"
+    assert (tmp_path / "x.html").is_symlink() and "<h1>" in (tmp_path / "page").read_text()
+
+
+# What a terminal, a browser, Markdown, MathJax and matplotlib would each make something of.
+EVIL = (
+    "<script>alert(1)</script><img src=x onerror=y>&lt;[a](javascript:b) ![c](http://d) _e_ *f* "
+    r"`g` $\frac{h$ $$i$$ \(j\) \[k\] [red]l[/red] "
+    "\x1b]0;m\x07\x1b[2J\x9b31m\u202en\r\x00"
+)
+
+
+@pytest.fixture
+def planted(reproduced) -> Path:
+    """Records whose texts are hostile, in a folder whose name is."""
+    for path in reproduced.rglob("*.json"):
+        content = json.loads(path.read_text())
+        content["command"] = content["commit"] = EVIL
+        content["device"]["name"] = content["device"]["slug"] = EVIL
+        content["versions"] = dict.fromkeys(content["versions"], EVIL)
+        if content["dataset"] is not None:
+            content["dataset"]["provenance"] = EVIL
+        path.write_text(json.dumps(content))
+    place = reproduced / "reference" / EVIL.replace("/", "|").replace("\0", "") / "smoke"
+    shutil.copytree(reproduced / "local" / "smoke", place)
+    return reproduced
+
+
+class Tags(HTMLParser):
+    """The tags of a page, their attributes, what they refer to, and its text but for styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.references: set[str] = set()
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+        self.references |= {value for name, value in attributes if name in ("href", "src")}
+
+    def handle_data(self, data):
+        if self.lasttag != "style":
+            self.texts.append(data)
+
+
+def check_page(page: str, mathjax: bool = True) -> str:
+    """Return a page's text, after looking that nothing was made of what records say."""
+    found = Tags(page)
+    assert not found.tags & {"script", "em", "code"}
+    assert all(place.startswith(("#", "data:image/png;")) for place in found.references)
+    assert not found.attributes & {"onerror", "onclick"}
+    for text in found.texts if mathjax else ():
+        assert "$" not in text or text == "$", text
+        assert "\\" not in text or text == "\\", text
+    text = "".join(found.texts)
+    assert all(character.isprintable() or character == "\n" for character in text)
+    return text
+
+
+SEEN = "<script>alert(1)</script><img src=x onerror=y>&lt;[a](javascript:b) ![c](http://d) _e_ *f*"
+
+
+class TestPlantedRecords:
+    @pytest.mark.parametrize("command", [
+        ("show", "mbs/table3"), ("show", "mbs/table2"), ("show", "mbs/figure2"), ("status",),
+        ("show", "mbs/table3", "--from", EVIL),
+    ])  # fmt: skip
+    def test_on_the_terminal(self, run, planted, command):
+        code, out, err = run(*command)
+        assert code == (2 if EVIL in command else 0), err
+        for character in out + err:
+            assert character.isprintable() or character in "\n", (character, out)
+        if command[-1] == "mbs/table3":
+            assert "alert(1)" in out and r"\x1b]0;m\x07" in out
+
+    def test_in_the_report(self, run, planted, monkeypatch):
+        monkeypatch.setattr(summary, "PAPERS", ["mbs"])
+        code, _, err = run("report", "--profile", "smoke")
+        assert code == 0, err
+        page = (planted / "local" / "report.html").read_text()
+        assert SEEN in check_page(page, mathjax=False)
+
+    def test_in_a_notebook(self, planted, monkeypatch):
+        session_module = pytest.importorskip("repro.experiments.session")
+        filters = pytest.importorskip("nbconvert.filters")
+        shown: list = []
+        monkeypatch.setattr(session_module, "display", shown.append)
+        session = session_module.Session("mbs")
+        session.provenance()
+        for name in ("table3", "figure2"):
+            session.show(name)
+        texts = []
+        for item in shown:
+            if type(item).__name__ == "Markdown":
+                texts.append(check_page(filters.markdown2html(item.data)))
+            elif type(item).__name__ == "TableView":
+                texts.append(check_page(item._repr_html_()))
+                assert all(c.isprintable() or c == "\n" for c in repr(item))
+        assert sum(SEEN in text for text in texts) >= 3
 
 
 def test_a_results_folder_that_cannot_be_written(run, tmp_path, monkeypatch):

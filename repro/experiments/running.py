@@ -45,6 +45,7 @@ from repro.records import (
     now,
     record_key,
 )
+from repro.report import printable
 from repro.source_code import present
 
 if TYPE_CHECKING:
@@ -520,6 +521,7 @@ def execute(
     tally = Tally()
 
     def tell(line: str) -> None:
+        line = printable(line)  # an error says whatever it likes
         tqdm.write(line, file=sys.stderr) if interactive else report(line)
 
     def named(step: Step) -> str:

@@ -58,7 +58,7 @@ class Session:
                 display(
                     Markdown(f"**{failed} runs failed**; `{again}` computes what failed again.")
                 )
-        display(Markdown(f"Shown: {self.source.label}."))
+        display(Markdown(report.markdown(f"Shown: {self.source.label}.")))
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
@@ -69,12 +69,12 @@ class Session:
         artefact = self.paper.artefacts[name]
         results = self.results(name)
         with summary.blaming(self.source, artefact, results):
-            caption = summary.caption(artefact, results)
+            caption = report.markdown(summary.caption(artefact, results))
             figure = artefact.figure(results) if artefact.draws else None
             table = artefact.table(results)
             checked = summary.checks(artefact, results)
             judged = summary.verdicts(self.paper, artefact, results)
-        display(Markdown(f"**{artefact.source}.** {caption}"))
+        display(Markdown(f"**{report.markdown(artefact.source)}.** {caption}"))
         if figure is not None:
             show_figure(figure)
         display(report.TableView(table))
@@ -97,7 +97,7 @@ class Session:
     def provenance(self) -> None:
         """Show what made the records: devices, versions, commits, time, datasets."""
         records = [record for own in self.source.records.values() for record in own]
-        lines = [f"- {len(records)} records: {self.source.label}"]
+        lines = [f"- {len(records)} records: {report.markdown(self.source.label)}"]
         for title, values in {
             "device": {record.device["name"] for record in records},
             "torch": {record.versions["torch"] for record in records},
@@ -109,7 +109,7 @@ class Session:
             "data": {r.dataset["name"] for r in records if r.dataset},
             "command": {record.command for record in records},
         }.items():
-            lines.append(f"- {title}: {', '.join(sorted(values)) or 'none'}")
+            lines.append(f"- {title}: {report.markdown(', '.join(sorted(values)) or 'none')}")
         display(Markdown("\n".join(lines)))
 
 

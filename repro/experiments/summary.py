@@ -127,9 +127,8 @@ def checks(artefact: Artefact, results: Results) -> list[Row]:
 
 def caption(artefact: Artefact, results: Results) -> str:
     """Return an artefact's caption, and which machine and profile its rows are of."""
-    if not results.places:
-        return artefact.caption(results)
-    return f"{artefact.caption(results)} Shown: {'; '.join(results.places)}."
+    shown = f" Shown: {'; '.join(results.places)}." if results.places else ""
+    return report.printable(artefact.caption(results) + shown)  # it quotes records
 
 
 def paper_verdicts(source: Source) -> list[Row]:
@@ -195,9 +194,14 @@ def status(profile: str | None = None) -> list[Row]:
 def write_report(
     profile: str | None = None, device: str | None = None, output: str | None = None
 ) -> tuple[list[Row], Path]:
-    """Write the HTML report; return the verdicts and its path."""
+    """Write the HTML report; return the verdicts and its path.
+
+    Raises:
+        UsageError: It cannot be written there. Of a symbolic link the file is written that it
+            leads to.
+    """
     path = target(output)
-    check_target(path, "the report")  # before it takes its time
+    check_target(path, "the report")  # before minutes are spent
     sections, rows, labels, numbers = [], [], [], []
     for key in PAPERS:
         paper = load_paper(key)
