@@ -1,5 +1,6 @@
 """The process around a command: what it prints, how it is interrupted, errors in one line."""
 
+import atexit
 import codecs
 import errno
 import io
@@ -35,6 +36,8 @@ def leave_when_interrupted() -> None:
     """
     if _is_ours():
         signal.signal(signal.SIGINT, _leave)
+        # In the last moments Python has no handlers, and would take a finished command's code away.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def _is_ours() -> bool:

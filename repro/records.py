@@ -153,7 +153,14 @@ class RecordStore:
 
         A file that is no readable record is named by a `CorruptRecordWarning`, and left alone.
         """
-        records = []
+        records, problems = self.read(paper)
+        for problem in problems:
+            warnings.warn(str(problem), CorruptRecordWarning, stacklevel=2)
+        return records
+
+    def read(self, paper: str) -> tuple[list[Record], list[RecordError]]:
+        """Return a paper's records, oldest first, and what is wrong with files that are none."""
+        records, problems = [], []
         for path in sorted((self.folder / paper).glob("*.json")):
             try:
                 record = read_record(path)
@@ -163,10 +170,10 @@ class RecordStore:
                         f"{_ADVICE}"
                     )
             except RecordError as error:
-                warnings.warn(str(error), CorruptRecordWarning, stacklevel=2)
+                problems.append(error)
             else:
                 records.append(record)
-        return sorted(records, key=lambda record: (record.finished, record.key))
+        return sorted(records, key=lambda record: (record.finished, record.key)), problems
 
     def find(self, paper: str, experiment: str, key: str) -> Record | None:
         """Return a record as it is now, None where there is none.

@@ -24,18 +24,20 @@ from test_notebooks import tiny
 from repro import __main__ as cli
 from repro import notebooks, paths
 from repro.experiments import load_paper, running
-from repro.records import RecordStore, local_store
+from repro.experiments.design import Outcome
+from repro.records import CorruptRecordWarning, RecordStore, local_store, read_record
 
 SMOKE = ("--profile", "smoke", "--device", "cpu")
 QUICK = ("--profile", "quick", "--device", "cpu")
 FIGURE = ("run", "mbs/figure2", *SMOKE)
 TABLE = ("run", "mbs/table5", *SMOKE)
 HUGE = "9" * 5000
+CARRY_OUT = running._carry_out
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, what its error names, and the environment; ``{place}`` is the test's folder."""
+    """A command line, what its error names, and the environment; ``{place}`` is a folder."""
 
     arguments: tuple[str, ...]
     named: tuple[str, ...]
@@ -81,7 +83,8 @@ for device in ("cpu:7", "cuda:99", "CPU ", "tpu"):
 # Seeds.
 SEEDS = (
     "0", "-3", "-1,", "x", "1,x", "1.5", "1e3", "1,1", "1,-2", ",", "5,,", ",5", "1;2", "3 4",
-    "0x10", "1001", "4294967296,", "18446744073709551616,", "0,18446744073709551617", "9" * 21, HUGE,
+    "0x10", "1001", "4294967296,", "18446744073709551616,", "0,18446744073709551617", "9" * 21,
+    HUGE,
 )  # fmt: skip
 for seeds in SEEDS:
     add((*FIGURE, "--seeds", seeds), "give how many (3), or a list", "4294967295")
@@ -196,7 +199,8 @@ for folder in ("missing", "file", "fifo", "loop", "file/below", "dangling"):
 # Files that are to be written.
 for path, *named in (
     ("folder", "is a folder"), ("fifo", "no regular file"), ("file/below.html", "file"),
-    ("loop", "symbolic links"), ("loop/below.html", "symbolic links"), (f"{'n' * 300}/x.html", "nnn"),
+    ("loop", "symbolic links"), ("loop/below.html", "symbolic links"),
+    (f"{'n' * 300}/x.html", "nnn"),
 ):  # fmt: skip
     add(("report", "--output", f"{{place}}/{path}"), *named)
     add(("parallel", *SMOKE, "--checkpoint", f"{{place}}/{path}"), *named)
@@ -205,7 +209,11 @@ for path in ("~nobody-of-that-name/x.html", "~nobody-of-that-name"):
     add(("parallel", *SMOKE, "--checkpoint", path), "no such user", "give a path")
 add(("report", "--output", "/proc/none/report.html"), "/proc/none")
 add(("report", "--output", "/dev/null"), "no regular file")
-add(("parallel", *SMOKE, "--checkpoint", "{place}/file"), "is damaged, or no checkpoint", "remove it")
+add(
+    ("parallel", *SMOKE, "--checkpoint", "{place}/file"),
+    "is damaged, or no checkpoint",
+    "remove it",
+)
 
 # The folder of results.
 WRITING = {"run": FIGURE, "report": ("report",), "notebooks": ("notebooks",)}
@@ -224,8 +232,10 @@ for parameter in ("count", "=3", "a b=3", "3x=1", "count.x=1", "="):
     add(("notebooks", "-p", parameter), repr(parameter), "NAME=VALUE")
 for parameter in ("cuont=3", "Count=3", "größe=1", "__class__=1"):
     add(("notebooks", "-p", parameter), "has no parameter", "it has count, data, device")
-for parameter in ("count=many", "count=1.5", "count=True", "count=[1]", "count=",
-                  "ratio=high", "ratio=True", "switch=yes", "switch=1", f"count={'(' * 300}"):  # fmt: skip
+for parameter in (
+    "count=many", "count=1.5", "count=True", "count=[1]", "count=", "ratio=high", "ratio=True",
+    "switch=yes", "switch=1", f"count={'(' * 300}",
+):  # fmt: skip
     add(("notebooks", "-p", parameter), f"parameter {parameter.split('=')[0]} is", "give ")
 add(("notebooks", "-p", "count=1", "-p", "count=2"), "count is given twice", "give one of them")
 add(("notebooks", "-p", "profile=view", "--profile", "smoke"), "profile is given twice")
@@ -306,7 +316,8 @@ def state_of(folder: Path) -> dict[str, object]:
         for name in names:
             path = os.path.join(parent, name)  # noqa: PTH118 (not every name is text)
             facts = os.lstat(path)
-            content = Path(path).read_bytes() if facts.st_size and os.path.isfile(path) else b""
+            read = 0 < facts.st_size < 2**20 and Path(path).is_file()
+            content = Path(path).read_bytes() if read else b""
             found[path] = (facts.st_mode, facts.st_mtime_ns, content)
     return found
 
@@ -388,3 +399,113 @@ def test_bad_input(place, run, monkeypatch, name):
 
 def test_there_are_at_least_250():
     assert len(CASES) >= 250
+
+
+# What may lie where a record is to be, given the text of a good one of that key.
+RECORDS = {
+    "empty": lambda good: b"",
+    "truncated": lambda good: good[: len(good) // 2],
+    "not JSON": lambda good: b"accuracy: 12",
+    "UTF-16": lambda good: good.decode().encode("utf-16"),
+    "Latin-1": lambda good: good.replace(b'"timeline"', b'"\xe9"'),
+    "a list": lambda good: b"[]",
+    "a number": lambda good: b"12",
+    "null": lambda good: b"null",
+    "another program's": lambda good: b'{"accuracy": 12}',
+    "nested without end": lambda good: b"[" * 200_000,
+    "another schema": lambda good: changed(good, schema=3),
+    "a schema that is no number": lambda good: changed(good, schema=True),
+    "another status": lambda good: changed(good, status="done"),
+    "without a field": lambda good: changed(good, seed=...),
+    "with one more": lambda good: changed(good, mood="good"),
+    "a seed of 65 bits": lambda good: changed(good, seed=2**64),
+    "a seed below 0": lambda good: changed(good, seed=-1),
+    "no metrics": lambda good: changed(good, metrics=None),
+    "no time": lambda good: changed(good, finished="yesterday"),
+    "a time without a zone": lambda good: changed(good, started="2026-01-01T00:00:00"),
+    "no device": lambda good: changed(good, device={}),
+    "another run's": lambda good: changed(good, key="f" * 24),
+    "another paper's": lambda good: changed(good, paper="adaptive"),
+}
+PLACES = {
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a file of 1 GiB": lambda path: path.touch() or os.truncate(path, 2**30),
+}
+
+
+def changed(good: bytes, **fields: object) -> bytes:
+    content = json.loads(good) | fields
+    return json.dumps({name: v for name, v in content.items() if v is not ...}).encode()
+
+
+@pytest.mark.parametrize("kind", [*RECORDS, *PLACES])
+def test_what_is_no_record_stops_no_status_and_is_not_overwritten(
+    run, results_folder, monkeypatch, make_record, kind
+):
+    monkeypatch.setenv("REPRO_RESULTS", str(results_folder))  # the fixture `run` has set its own
+    paper = load_paper("mbs")
+    runs = paper.artefacts["figure2"].runs("smoke", running.choose_datasets(paper, "smoke"))
+    (step,) = running._steps(paper, runs, running.Setting("smoke", "cpu"))
+    store = local_store("smoke")
+    good = make_record("timeline", key=step.key, config=step.run.config)
+    path = store.write(good)
+    store.write(make_record(key="other"))
+    if kind in RECORDS:
+        path.write_bytes(RECORDS[kind](path.read_bytes()))
+    else:
+        path.unlink()
+        PLACES[kind](path)
+    before = state_of(results_folder)
+    # It is in the way of its own run alone.
+    code, out, err = run(*FIGURE)
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert str(path) in line and "move it away or delete it, then run again" in line
+    assert len(line) < 2000
+    if kind != "another run's":  # which is one, of a run that nobody asks for
+        with pytest.warns(CorruptRecordWarning, match=path.name):
+            code, out, _ = run("status")
+        assert code == 0 and "mbs/figure2" in out
+    assert state_of(results_folder) == before
+
+
+@pytest.mark.parametrize("trouble", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
+@pytest.mark.parametrize("moment", ["before the first", "between two", "in the method"])
+def test_a_disk_that_fails(run, results_folder, monkeypatch, make_record, trouble, moment):
+    """Before a training starts where that can be known; and what stands is never touched."""
+    monkeypatch.setenv("REPRO_RESULTS", str(results_folder))
+    store = local_store("smoke")
+    written = store.write(make_record(key="stands"))
+    before = written.read_bytes()
+    done: list[str] = []
+
+    def fail(*arguments):
+        raise OSError(trouble, os.strerror(trouble))
+
+    def method(config, seed, data, device):
+        if moment == "in the method" and done:
+            fail()
+        if moment == "between two" and done:
+            monkeypatch.setattr(os, "fsync", fail)
+        done.append("one")
+        return Outcome({})
+
+    for name in ("train", "size", "overhead", "timeline"):
+        monkeypatch.setattr(f"repro.experiments.mbs.experiments.{name}", method)
+    monkeypatch.setattr(running, "_carry_out", CARRY_OUT)
+    if moment == "before the first":
+        monkeypatch.setattr(os, "fsync", fail)
+    code, _, err = run("run", "mbs", *SMOKE)
+    monkeypatch.undo()
+    line = err.splitlines()[-1]
+    assert code == 2 and line.startswith("error: ") and os.strerror(trouble) in line
+    assert ("stands" in line) == (moment != "before the first")
+    assert len(done) == {"before the first": 0, "between two": 2, "in the method": 1}[moment]
+    files = [path for path in results_folder.rglob("*") if path.is_file()]
+    assert len(files) == 1 + (moment != "before the first")  # and nothing half-written
+    assert written.read_bytes() == before
+    assert all(read_record(path) for path in files)

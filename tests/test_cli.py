@@ -1,9 +1,12 @@
 """The command line: what it prints, and that bad input ends with one line and exit code 2."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -87,8 +90,10 @@ class TestCommands:
         code, out, err = run(*command)
         assert code == 1 and "1 failed" in out
         assert "failed" in err and "RuntimeError: it broke" in err
-        code, _, err = run(*command)  # it stands, and still failed, and says why
-        assert code == 1 and "RuntimeError: it broke" in err
+        code, out, err = run(*command)  # it stands, and still failed, and says why
+        (line,) = err.splitlines()
+        assert code == 1 and "failed before" in line and "RuntimeError: it broke" in line
+        assert "1 failed before, --retry-failed computes them again" in out
         monkeypatch.undo()
         monkeypatch.setenv("REPRO_RESULTS", str(results_folder))
 
@@ -300,6 +305,108 @@ def test_a_corrupt_record_takes_a_line(reproduced):
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"warning: record {path} cannot be read")
+
+
+LOCALES = r"""
+import runpy, sys
+for command in (["list"], ["status"], ["show", "mbs/table3"], ["show", "adaptive/figure6"],
+                ["show", "mbs/\udcff\udcc3\udca9\u03b8"]):
+    sys.argv = ["repro", *command]
+    try:
+        runpy.run_module("repro", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        print(command, "ends", end.code, flush=True)
+print(sys.getfilesystemencoding(), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_output_and_hashes_do_not_depend_on_the_locale(reproduced):
+    folder = reproduced.with_name("résultats θ")
+    reproduced.rename(folder)
+    bad = os.fsencode(folder / "local" / "smoke" / "mbs") + b"/train-\xff-\xc3\xa9.json"
+    Path(os.fsdecode(bad)).write_bytes(b"{")
+    known = subprocess.run(["locale", "-a"], capture_output=True, check=False).stdout.split()
+    latin = [name.decode() for name in known if b"iso88591" in name.lower().replace(b"-", b"")]
+    said = {}
+    for name in ("C", "C.UTF-8", *latin[:1]):
+        settings = {"LC_ALL": name, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+        done = subprocess.run(
+            [sys.executable, "-c", LOCALES],
+            capture_output=True, timeout=60, check=True,
+            env=os.environ | settings | {b"REPRO_RESULTS": os.fsencode(folder)},
+        )  # fmt: skip
+        *err, encoding = done.stderr.splitlines()
+        said[name] = (done.stdout, err)
+        assert (encoding == b"utf-8") == (name == "C.UTF-8")
+    out, err = said["C"]
+    assert all(one == (out, err) for one in said.values())
+    text, told = out.decode(), b"\n".join(err).decode()
+    assert "θ" in text and "–" in text and text.count("ends 0") == 4 and text.count("ends 2") == 1
+    assert "résultats θ" in told and "train-\\xff-é.json" in told  # the file that is no record
+    assert "unknown artefact" in told
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith("mbs/table3 ")]
+    assert [row[-1] for row in rows if "smoke" in row] == ["0"]  # stale
+
+
+INTERRUPTED = "interrupted: what was computed stands, run again to go on\n"
+# Sends itself Ctrl-C when a module is imported.
+INTERRUPTING = """
+import os, runpy, signal, sys
+
+module = sys.argv[1]
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv[:] = ["repro", "run", "mbs/figure2", "--profile", "smoke", "--device", "cpu"]
+runpy.run_module("repro", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["typer", "torch", "repro.experiments.mbs.experiments"])
+def test_interrupted_while_modules_are_imported(results_folder, module):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTING, module],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", INTERRUPTED)
+    assert not [path for path in results_folder.rglob("*") if path.is_file()]
+
+
+def test_interrupted_while_it_computes(run, results_folder, monkeypatch):
+    from repro.experiments.mbs import experiments
+
+    def interrupted(config, seed, data, device):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    monkeypatch.setattr(experiments, "timeline", interrupted)
+    command = ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
+    assert run(*command) == (130, "", INTERRUPTED)
+    assert not [path for path in results_folder.rglob("*") if path.is_file()]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.slow
+def test_output_that_goes_nowhere(results_folder):
+    """A reader that left is no error; a disk that is full is one, in one line."""
+    command = [sys.executable, "-m", "repro", "list"]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "error: No space left on device; free some space, then run again\n"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as left:
+        left.stdout.close()
+        assert left.stderr.read() == b""
+    assert left.returncode in (1, 128 + signal.SIGPIPE)  # the first by rich
+    closed = subprocess.run([*command], stdout=None, stderr=subprocess.PIPE, timeout=60,
+                            preexec_fn=lambda: os.close(1))  # fmt: skip
+    assert (closed.returncode, closed.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\xfd7zXZ\x00\x00\x04 and then nothing"])

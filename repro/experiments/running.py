@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from repro.experiments.design import (
     UsageError,
 )
 from repro.records import (
+    CorruptRecordWarning,
     Record,
     RecordStore,
     check_writable,
@@ -437,14 +439,15 @@ def survey(
         UsageError: The device is not there.
     """
     steps = _steps(paper, runs, setting)
-    known = {
-        key: record for record in store.load(paper.key) for key in standing_keys(paper, record)
-    }
+    records, problems = store.read(paper.key)
+    known = {key: record for record in records for key in standing_keys(paper, record)}
     missing = [step for step in steps if _is_left(known.get(step.key), setting)]
     for step in missing:
         store.find(paper.key, step.run.experiment, step.key)
     if missing:
         store.check_writable(paper.key)
+    for problem in problems:  # of files that are in nobody's way
+        warnings.warn(str(problem), CorruptRecordWarning, stacklevel=2)
     return steps, known
 
 
