@@ -249,21 +249,26 @@ def show(
         running.check_profile(profile)
     paper, artefacts = find_artefacts(target)
     changed = [running.parse_choice(text) for text in changes or ()]
-    console = _console(Console)
+    printed = _console(Console)
     source = sources.find_source(paper, profile, reference)
     gathered = [sources.results_of(artefact, source, changes=changed) for artefact in artefacts]
     runs = [run for results in gathered for run, _ in results.expected]
     running.with_changes(paper, runs, changed)  # refuses what none of them has
     for artefact, results in zip(artefacts, gathered, strict=True):
         title = f"{paper.key}/{artefact.name}: {artefact.title}"
-        console.print(report.to_rich(artefact.exhibit.table(results), title))
-        console.print(summary.caption(artefact, results), soft_wrap=False, markup=False)
-        if checked := summary.checks(artefact, results):
-            console.print(report.to_rich(checked, "\nHolds by construction"))
-        if judged := summary.verdicts(paper, artefact, results):
+        with summary.blaming(source, artefact, results):
+            rows = artefact.exhibit.table(results)
+            caption = summary.caption(artefact, results)
+            checked = summary.checks(artefact, results)
+            judged = summary.verdicts(paper, artefact, results)
+        printed.print(report.to_rich(rows, title))
+        printed.print(caption, soft_wrap=False, markup=False)
+        if checked:
+            printed.print(report.to_rich(checked, "\nHolds by construction"))
+        if judged:
             rows = [{k: v for k, v in row.items() if k != "artefact"} for row in judged]
-            console.print(report.to_rich(rows, "\nClaims"))
-            console.print(summary.whereabouts(paper, artefact), markup=False, highlight=False)
+            printed.print(report.to_rich(rows, "\nClaims"))
+            printed.print(summary.whereabouts(paper, artefact), markup=False, highlight=False)
 
 
 @app.command()
@@ -303,8 +308,7 @@ def report(
     if profile is not None:
         running.check_profile(profile)
     rows, path = summary.write_report(profile, reference, output)
-    console = _console(Console)
-    console.print(to_rich(rows, "Verdicts"))
+    _console(Console).print(to_rich(rows, "Verdicts"))
     counts = summary.counts(rows)
     typer.echo(", ".join(f"{count} {word}" for word, count in counts.items() if count))
     typer.echo(f"HTML report: {path}")

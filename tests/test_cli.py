@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -294,6 +295,26 @@ def test_a_corrupt_record_is_named_and_skipped(run, reproduced, arguments):
     assert code == 0 and out
     after = snapshot(reproduced)
     assert {path: after[path] for path in before} == before
+
+
+@pytest.mark.parametrize("command", [("show", "mbs/table3"), ("report",)])
+def test_a_record_without_what_its_table_needs_is_named(run, reproduced, command):
+    records_ = {path: json.loads(path.read_text()) for path in reproduced.rglob("train-*.json")}
+    path = next(p for p, r in records_.items() if r["config"]["role"] == "U-Net")
+    path.write_text(json.dumps(records_[path] | {"metrics": {}}))
+    before = snapshot(reproduced)
+    code, out, err = run(*command)
+    (line,) = err.splitlines()
+    assert (code, out) == (2, "") and str(path) in line and "move it away or delete it" in line
+    assert snapshot(reproduced) == before
+
+
+def test_a_defect_is_blamed_on_no_record(run, reproduced, monkeypatch):
+    table = load_paper("mbs").artefacts["table3"].exhibit
+    broken = replace(table, table=lambda results: [][0])
+    monkeypatch.setattr("repro.experiments.mbs.sameness.TABLE3", broken)
+    with pytest.raises(IndexError):
+        run("show", "mbs/table3")
 
 
 @pytest.mark.slow

@@ -328,8 +328,9 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     Raises:
         UsageError: The text is neither.
     """
-    if text is None or not text.strip():
+    if text is None or not str(text).strip():
         return None
+    text = str(text)  # a notebook may have a number for it
     try:
         numbers = tuple(int(part) for part in text.removesuffix(",").split(","))
     except ValueError:

@@ -67,13 +67,19 @@ class Session:
         """Show an artefact: its caption, figure, table, checks and verdicts."""
         artefact = self.paper.artefacts[name]
         results = self.results(name)
-        display(Markdown(f"**{artefact.source}.** {summary.caption(artefact, results)}"))
-        if artefact.draws:
-            show_figure(artefact.figure(results))
-        display(report.TableView(artefact.table(results)))
-        if checked := summary.checks(artefact, results):
+        with summary.blaming(self.source, artefact, results):
+            caption = summary.caption(artefact, results)
+            figure = artefact.figure(results) if artefact.draws else None
+            table = artefact.table(results)
+            checked = summary.checks(artefact, results)
+            judged = summary.verdicts(self.paper, artefact, results)
+        display(Markdown(f"**{artefact.source}.** {caption}"))
+        if figure is not None:
+            show_figure(figure)
+        display(report.TableView(table))
+        if checked:
             display(report.TableView(summary.frame(checked)))
-        if judged := summary.verdicts(self.paper, artefact, results):
+        if judged:
             display(report.TableView(summary.frame(judged, summary.CLAIM_COLUMNS[1:])))
 
     def verdicts(self) -> report.TableView:
