@@ -16,8 +16,9 @@ from repro.measure.files import replacing
 from repro.records import check_writable, reference_stores
 
 FOLDER = paths.ROOT / "notebooks"
-# A kernel warns at every start that its local sockets are not encrypted.
-QUIET_KERNEL = ["--IPKernelApp.log_level=ERROR"]
+# A kernel warns at every start that its local sockets are not encrypted, and shows a traceback of
+# its own where it is interrupted. What a cell raises comes as a message.
+QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
 
 
 @dataclass(frozen=True)
