@@ -247,5 +247,6 @@ def _state(path: Path, parameters: Mapping[str, Any]) -> str:
     for source in sources:
         digest.update(source.read_bytes())
     for record in sorted(paths.results_dir().rglob("*.json")):
-        digest.update(f"{record} {record.stat().st_mtime_ns}".encode())
+        # Of a link itself, which may lead nowhere; and a name need not be text.
+        digest.update(os.fsencode(record) + f" {record.lstat().st_mtime_ns}".encode())
     return digest.hexdigest()

@@ -335,7 +335,8 @@ def test_a_corrupt_record_takes_a_line(reproduced):
 
 LOCALES = r"""
 import runpy, sys
-for command in (["list"], ["status"], ["show", "mbs/table3"], ["show", "mbs/\udcff\udcc3\udca9\u03b8"]):
+wrong = "mbs/\udcff\udcc3\udca9\u03b8"
+for command in (["list"], ["status"], ["show", "mbs/table3"], ["show", wrong]):
     sys.argv = ["repro", *command]
     try:
         runpy.run_module("repro", run_name="__main__", alter_sys=True)

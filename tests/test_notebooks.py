@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -260,6 +261,10 @@ class TestRunner:
         local_store("smoke").write(make_record())
         after_record = notebooks._state(path, {"count": 3})
         assert after_record != state
+        odd = results_folder / "local" / os.fsdecode(b"\xff.json")
+        odd.symlink_to("nowhere")
+        assert notebooks._state(path, {"count": 3}) not in (state, after_record)
+        odd.unlink()
 
         # A failure is told, shown, and not taken for up to date once the cause is undone.
         tiny(folder, code="1 / 0")
