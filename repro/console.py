@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+_interrupted: list[int] = []  # every Ctrl-C of the command under way
 _said: list[str] = []  # the last line, once it is said
 _LONGEST = 1600  # characters of a line, such as one that repeats what was given
 INTERRUPTED = "interrupted: what was computed stands, run again to go on"
@@ -44,7 +45,12 @@ def _is_ours() -> bool:
     # Not where it is ignored, as in the background of a shell, or another program's.
     return threading.current_thread() is threading.main_thread() and signal.getsignal(
         signal.SIGINT
-    ) in (signal.default_int_handler, _leave)
+    ) in (signal.default_int_handler, _note, _leave)
+
+
+def _note(number: int, frame: Any) -> None:
+    _interrupted.append(number)
+    signal.default_int_handler(number, frame)
 
 
 def _leave(*_: Any) -> None:
@@ -84,15 +90,11 @@ def carry_out(command: Callable[[], int], explain: Callable[[Exception], str | N
 
 @contextmanager
 def _noting_interrupts() -> Iterator[list[int]]:
-    interrupted: list[int] = []
+    _interrupted.clear()
     if not _is_ours():
-        yield interrupted
+        yield _interrupted
         return
     before, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
-
-    def note(number: int, frame: Any) -> None:
-        interrupted.append(number)
-        signal.default_int_handler(number, frame)
 
     def again(unraisable: Any) -> None:
         # It came while an object was being removed, from where no exception gets out.
@@ -101,10 +103,10 @@ def _noting_interrupts() -> Iterator[list[int]]:
         else:
             hook(unraisable)
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, _note)
     sys.unraisablehook = again
     try:
-        yield interrupted
+        yield _interrupted
     finally:
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = hook

@@ -505,7 +505,8 @@ def test_a_disk_that_fails(run, results_folder, monkeypatch, make_record, troubl
     assert code == 2 and line.startswith("error: ") and os.strerror(trouble) in line
     assert ("stands" in line) == (moment != "before the first")
     assert len(done) == {"before the first": 0, "between two": 2, "in the method": 1}[moment]
-    files = [path for path in results_folder.rglob("*") if path.is_file()]
+    files = list(results_folder.rglob("*.json"))
+    assert not list(results_folder.rglob("*.tmp"))
     assert len(files) == 1 + (moment != "before the first")  # and nothing half-written
     assert written.read_bytes() == before
     assert all(read_record(path) for path in files)
