@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from repro.adaptive.optimizers import is_dense
 from repro.adaptive.processes import PeerError, lost_peer
 from repro.measure import synchronize
 
@@ -96,12 +97,9 @@ def view_like(piece: Tensor, parameter: Tensor) -> Tensor:
     Fused optimizers go through parameter, gradient and state in the order of memory. So a dense
     parameter's gradient has its strides; of one with gaps torch makes the gradient contiguous.
     """
-    strides, size = parameter.stride(), 1
-    for stride, count in sorted(zip(strides, parameter.shape, strict=True)):
-        if count != 1 and stride != size:
-            return piece.view(parameter.shape)
-        size *= count
-    return piece.as_strided(parameter.shape, strides)
+    if is_dense(parameter):
+        return piece.as_strided(parameter.shape, parameter.stride())
+    return piece.view(parameter.shape)
 
 
 def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bucket]:

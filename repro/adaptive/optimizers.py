@@ -95,6 +95,16 @@ def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
     return None
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory, in whatever order: no gaps, no element twice."""
+    size = 1
+    for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count != 1 and stride != size:
+            return False
+        size *= count
+    return True
+
+
 def check_optimizer(
     optimizer: torch.optim.Optimizer, model: nn.Module, others: Iterable[Tensor] = ()
 ) -> None:
@@ -106,8 +116,8 @@ def check_optimizer(
         others: Parameters beside the model's that the optimizer may have.
 
     Raises:
-        ValueError: A parameter of one is not in the other, the model has nothing to train, or the
-            optimizer's step needs a closure.
+        ValueError: A parameter of one is not in the other, the model has nothing to train, the
+            optimizer's step needs a closure, or torch updates wrong memory.
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
@@ -127,6 +137,15 @@ def check_optimizer(
             f"{len(trained)} parameters that require a gradient: make it of this model's "
             "parameters (after the model is made, moved or changed), or set requires_grad to False"
         )
+    fused = {p for group in optimizer.param_groups if group.get("fused") for p in group["params"]}
+    for name, p in trained.items():
+        expanded = any(step == 0 and n > 1 for step, n in zip(p.stride(), p.shape, strict=True))
+        if expanded or (p in fused and not is_dense(p)):
+            raise ValueError(
+                f"{name} has strides {p.stride()} for the shape {tuple(p.shape)}: elements that "
+                "share memory, or gaps, beside which torch's fused optimizers write; make it "
+                "contiguous() before the optimizer is made, or give fused=False for gaps"
+            )
     foreign = held - set(named.values()) - set(others)
     if foreign:
         shapes = [str(tuple(p.shape)) for p in foreign]

@@ -34,7 +34,9 @@ OPTIMIZERS = {
 
 
 class Layouts(nn.Module):
-    """Parameters of every dense layout, and one with gaps; a buffer that is expanded."""
+    """Parameters of every dense layout, or one with gaps; a buffer that is expanded."""
+
+    gaps = False
 
     def __init__(self):
         super().__init__()
@@ -42,14 +44,23 @@ class Layouts(nn.Module):
         self.turned = nn.Linear(16, 5)
         self.turned.weight = nn.Parameter(torch.randn(16, 5).mul_(0.2).t())
         self.mixed = nn.Parameter(torch.randn(2, 5, 3).mul_(0.3).permute(1, 2, 0))
-        self.gaps = nn.Parameter(torch.randn(6, 8)[:, ::2].mul_(0.3))
+        last = torch.randn(6, 8)[:, ::2].mul_(0.3)
+        self.last = nn.Parameter(last if self.gaps else last.contiguous())
         self.out = nn.Linear(6, 4)
         self.register_buffer("shift", torch.rand(1).expand(5), persistent=False)
 
     def forward(self, x):
         x = self.turned(self.conv(x).tanh().flatten(1)).tanh() + self.shift
         x = torch.einsum("bi,ijk->bjk", x, self.mixed).flatten(1).tanh()
-        return x[:, :4] @ self.gaps.t()[:, :4] + self.out(x)
+        return x[:, :4] @ self.last.t()[:, :4] + self.out(x)
+
+
+class Gaps(Layouts):
+    gaps = True
+
+
+def laid_out(name):
+    return Layouts if "fused" in name else Gaps  # torch's fused ones write into gaps
 
 
 def make(seed=0, kind=Layouts, dtype=torch.float64):
@@ -178,9 +189,9 @@ def plainly(optimizer_of, steps=4, clip=None, model=None, after=lambda optimizer
     return model, optimizer, norms
 
 
-def trained(method, optimizer_of, steps=4, clip=None, after=None, model=None, **options):
+def trained(method, optimizer_of, steps=4, clip=None, kind=Layouts, **options):
     """Train by DataParallel; return weights, the optimizer's state and norms."""
-    model = model or make(dist.get_rank())
+    model = make(dist.get_rank(), kind)
     optimizer = optimizer_of(list(model.parameters()))
     options = {"bucket_bytes": 200, "timeout_s": 30} | options
     parallel = DataParallel(model, F.cross_entropy, optimizer, method, **options)
@@ -191,8 +202,6 @@ def trained(method, optimizer_of, steps=4, clip=None, after=None, model=None, **
         parallel.step(*batch(number))
         if clip:
             norms.append(float(parallel.grad_norm))
-        if after:
-            after(optimizer)
     parallel.close()
     return described(model, optimizer) | {"norms": norms}
 
@@ -577,11 +586,14 @@ def todo(rank):
     yield "listening", listening
     for method in METHODS:
         for name, made in OPTIMIZERS.items():
-            yield (method, "layout", name), lambda m=method, o=made: trained(m, o)
+            yield (
+                (method, "layout", name),
+                lambda m=method, o=made, n=name: trained(m, o, kind=laid_out(n)),
+            )
         for name in WHOLE_TOO:
             yield (
                 (method, "layout, whole", name),
-                lambda m=method, n=name: trained(m, OPTIMIZERS[n], overlap=False),
+                lambda m=method, n=name: trained(m, OPTIMIZERS[n], kind=laid_out(n), overlap=False),
             )
         for name, kind in CLIPPED:
             yield (
@@ -676,7 +688,7 @@ def same(one, other):
     [("layout", name) for name in OPTIMIZERS] + [("layout, whole", name) for name in WHOLE_TOO],
 )
 def test_parameters_of_every_layout_train_as_in_one_process(both, how, name):
-    model, optimizer, _ = plainly(OPTIMIZERS[name])
+    model, optimizer, _ = plainly(OPTIMIZERS[name], model=make(0, laid_out(name)))
     wanted = described(model, optimizer)
     plain = answers(both, "allreduce", how, name)[0]
     for method in METHODS:
@@ -926,6 +938,12 @@ class TestOneProcess:
             return model, torch.optim.SGD(parameters[2:], 0.1)
         if name == "more":
             return model, torch.optim.SGD(parameters + others, 0.1)
+        if name == "gaps":
+            model = make(0, Gaps)
+            return model, torch.optim.AdamW(model.parameters(), fused=True)
+        if name == "expanded":
+            model.out.bias = nn.Parameter(torch.zeros(1, dtype=torch.float64).expand(4))
+            return model, torch.optim.SGD(model.parameters(), 0.1)
         if name == "all frozen":
             return model.requires_grad_(False), torch.optim.SGD(parameters, 0.1)
         return model, torch.optim.LBFGS(parameters)
@@ -933,9 +951,11 @@ class TestOneProcess:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("another model's", r"does not hold mixed, gaps, .*, 8 of 8 parameters that require"),
-            ("some", r"does not hold mixed, gaps of the model, .* or set requires_grad to False"),
+            ("another model's", r"does not hold mixed, last, .*, 8 of 8 parameters that require"),
+            ("some", r"does not hold mixed, last of the model, .* or set requires_grad to False"),
             ("more", r"holds 1 parameters that are not the model's \(of shapes \(2,\)\)"),
+            ("gaps", r"last has strides \(8, 2\) for the shape \(6, 4\): .* or give fused=False"),
+            ("expanded", r"out.bias has strides \(0,\) for the shape \(4,\): elements that share"),
             ("all frozen", r"no parameter that requires a gradient"),
             ("LBFGS", r"LBFGS computes gradients by itself, in a closure"),
             ("some, others frozen", None),
