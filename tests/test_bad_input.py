@@ -221,7 +221,7 @@ for folder in ("file", "file/below", "loop", "fifo", "dangling/../file/x", "n" *
     for command in WRITING.values():
         add(command, "{place}"[:0], REPRO_RESULTS=f"{{place}}/{folder}")
 for command in (*WRITING.values(), ("status",), ("show", "mbs/table4"), ("verify", "mbs")):
-    add(command, "~", "give a path", REPRO_RESULTS="~nobody-of-that-name/results")
+    add(command, "~", "name another folder", REPRO_RESULTS="~nobody-of-that-name/results")
 for command in WRITING.values():
     add(command, "/proc/none", REPRO_RESULTS="/proc/none/results")
 

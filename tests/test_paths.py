@@ -70,8 +70,8 @@ class TestDataFolders:
     def test_one_line_before_anything_runs(self, place, run, monkeypatch, command, given):
         code, out, err = run(*COMMANDS[command], "--data", given)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
-        if given:
-            assert err.startswith(f"error: data folder {given!r} ") and NO_FOLDERS[given] in err  # an empty variable is none, by convention
+        if given:  # an empty variable is none, by convention
+            assert err.startswith(f"error: data folder {given!r} ") and NO_FOLDERS[given] in err
             monkeypatch.setenv("REPRO_DATA", given)
             code, out, err = run(*COMMANDS[command])
             assert (code, out, len(err.splitlines())) == (2, "", 1)
