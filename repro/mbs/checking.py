@@ -39,7 +39,8 @@ _OFF = "check='off' computes it all the same"
 class Sample:
     """Two groups of samples of a mini-batch, and both together.
 
-    Each of `parts` is (inputs, targets); `whole` is None where they cannot be put together.
+    Each of `parts` is (inputs, targets), as is `whole`, whose inputs are None where they cannot be
+    put together.
     `factors` is what the gradient of each part counts in the gradient of both.
     """
 
@@ -125,20 +126,20 @@ class SelfCheck:
     def _compare(self, sample: Sample, loss: bool, mixing: bool) -> bool:
         outputs = [self._forward(inputs) for inputs, _ in sample.parts]
         joined = _joined(outputs, sample.counts)
-        if mixing and sample.whole is not None and joined is not None:
+        if mixing and sample.whole[0] is not None and joined is not None:
             self._compare_outputs(sample, joined)
         if not loss:
             return True
         targets = [part[1] for part in sample.parts]
-        whole_targets = None if sample.whole is None else sample.whole[1]
+        whole_targets = sample.whole[1]
         parts = [self._evaluated(*pair) for pair in zip(outputs, targets, strict=True)]
         inside = any(part.inside for part in parts)
-        if not inside and joined is not None and sample.whole is not None:
+        if not inside and joined is not None:
 
             def evaluate() -> _Evaluated:
                 return self._evaluated(joined, whole_targets)
 
-        elif sample.whole is None:
+        elif sample.whole[0] is None:
             return False
         else:
             # Computed in the model: with the graph from its outputs to the loss, and no further.
@@ -202,8 +203,8 @@ class SelfCheck:
         raise LossCheckError(
             f"the loss of {sum(sample.counts)} samples is {float(whole.loss):.6g}, that of its "
             f"two parts together {float(combined):.6g}; their gradients by the outputs differ by "
-            f"{100 * gradient:.3g} %. It is no mean over samples"
-            f"{'' if sample.factors != (1.0, 1.0) else ' divided by what the whole counts'}. "
+            f"{100 * gradient:.3g} %. "
+            f"{'It is no sum' if sample.factors == (1.0, 1.0) else 'It is no mean'} over samples. "
             f"{_INSIDE if inside else ''}{_WAYS}{_OFF}"
         )
 

@@ -208,5 +208,5 @@ def check_finite(loss: torch.Tensor, of_all: torch.Tensor, num_samples: int) -> 
     where = "of another process" if math.isfinite(value) else f"of {num_samples} samples"
     raise NonFiniteLossError(
         f"the loss of the mini-batch {where} is {of_all.item()}; gradients and buffers are as "
-        f"before the call; check the inputs, or lower the learning rate"
+        f"before the call; check the inputs, whether any target counts, or lower the learning rate"
     )

@@ -29,9 +29,7 @@ _SAMPLE_MEANS: tuple[Any, ...] = (
 _CLASS_MEANS: tuple[Any, ...] = (
     losses.CrossEntropyLoss, losses.NLLLoss, losses.NLLLoss2d, F.cross_entropy, F.nll_loss,
 )  # fmt: skip
-_PER_SAMPLE_TARGETS = (
-    losses.MultiMarginLoss, F.multi_margin_loss,
-)  # fmt: skip
+_CLASS_TARGETS = (losses.MultiMarginLoss, F.multi_margin_loss)
 _ELEMENT_WEIGHTS = (F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss)
 
 
@@ -133,12 +131,13 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
             "the loss has a weight for each element of the mini-batch, which micro-batches do "
             "not have; give it in the targets, or use two_pass=True"
         )
+    same_dims = not by_class and not any(kind is known for known in _CLASS_TARGETS)
     return KnownLoss(
         reduction,
         by_class,
-        not by_class and not any(kind is known for known in _PER_SAMPLE_TARGETS),
+        same_dims,
         weight if by_class else None,
-        () if by_class else tuple(w for w in (weight, pos_weight) if w is not None),
+        tuple(w for w in (weight, pos_weight) if w is not None) if same_dims else (),
         options.get("ignore_index", -100),
     )
 

@@ -517,11 +517,12 @@ class MicroBatchStreamer:
             chosen = sorted(parts, key=lambda part: part[2] == 0)[:2]
             bounds = [bound for _, bound, _ in chosen]
             counts = bounds[0][1] - bounds[0][0], bounds[1][1] - bounds[1][0]
-            whole = None
-            if piece.batch is not None:
-                whole = piece.batch.take([n for bound in bounds for n in range(*bound)])
             weights = [weight for _, _, weight in chosen]
             both = chosen[0][0], chosen[1][0]
+            if piece.batch is not None:
+                whole = piece.batch.take([n for bound in bounds for n in range(*bound)])
+            else:
+                whole = None, self._joined_targets([part[1] for part in both], bounds)
         else:
             half = max(1, min(size // 2 if size > 3 else min(size, 2), piece.num_samples // 2))
             groups = telling_samples(piece.batch, half)
@@ -536,6 +537,9 @@ class MicroBatchStreamer:
                 return None
             factors = weights[0] / sum(weights), weights[1] / sum(weights)
         return Sample(both, whole, counts, factors)
+
+    def _joined_targets(self, parts: list[Any], bounds: list[tuple[int, int]]) -> Any:
+        return None if parts[0] is None else concatenate(parts, bounds, gradients=False)
 
     def _self_check(self) -> SelfCheck:
         return SelfCheck(
@@ -574,7 +578,7 @@ class MicroBatchStreamer:
             totals.add(loss.detach(), weight)
             del loss, inputs, targets  # with what its graph still holds
         if last < 0:
-            totals.add(torch.full((), torch.nan, device=self.device), 0.0)
+            totals.add(torch.zeros((), device=self.device), 0.0)
             if synchronize and self._processes.several:
                 self._processes.synchronize(self._parameters)
         return totals
@@ -601,9 +605,8 @@ class MicroBatchStreamer:
         whole = concatenate(outputs, plan.bounds)
         del outputs
         targets = piece.targets
-        if piece.split is not None and targets is not None:
-            parts = [leaf_targets for _, leaf_targets in plan.parts()]
-            targets = concatenate(parts, plan.bounds, gradients=False)
+        if piece.split is not None:  # in the order of the outputs
+            targets = self._joined_targets([part[1] for part in plan.parts()], plan.bounds)
         with self._precision():
             loss = self._loss(whole, to_device(targets, self.device))
         totals = Totals.over(plan.bounds)
@@ -645,6 +648,9 @@ class MicroBatchStreamer:
         return totals
 
     def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
+        if self._known is not None and tensors and not self._two_pass:
+            self._known.check(outputs, targets)
         return check_loss(
             self.loss_fn(outputs) if targets is None else self.loss_fn(outputs, targets)
         )
@@ -658,6 +664,8 @@ class MicroBatchStreamer:
     def _check_finite(self, totals: Totals) -> None:
         loss = totals.loss
         assert loss is not None
+        if totals.weight == 0 and not self._processes.several:
+            loss = loss * torch.nan  # nothing counts: 0 / 0, as for the whole mini-batch
         check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
 
     def _divisor(self, weight: float) -> float:
