@@ -65,20 +65,26 @@ class Piece:
         """Return the same piece, its samples weighed equally."""
         return dataclasses.replace(self, weights=None)
 
-    def bounds(self, micro_batch_size: int, as_in_paper: bool = False) -> list[tuple[int, int]]:
+    def bounds(
+        self, micro_batch_size: int, as_in_paper: bool = False, fewest: int = 1
+    ) -> list[tuple[int, int]]:
         """Return the sample ranges of the micro-batches, as equal in size as can be.
 
         Weights per micro-batch were counted for full micro-batches and a rest, as the paper's are.
         """
         if not as_in_paper and (self.weights is None or len(self.weights) == self.num_samples):
-            return bounds(self.num_samples, micro_batch_size)
+            return bounds(self.num_samples, micro_batch_size, fewest)
         return [
             (start, min(start + micro_batch_size, self.num_samples))
             for start in range(0, self.num_samples, micro_batch_size)
         ]
 
     def plan(
-        self, micro_batch_size: int, as_in_paper: bool = False, loss: KnownLoss | None = None
+        self,
+        micro_batch_size: int,
+        as_in_paper: bool = False,
+        loss: KnownLoss | None = None,
+        fewest: int = 1,
     ) -> Plan:
         """Cut into micro-batches of at most this size, each weighed as it counts.
 
@@ -86,13 +92,14 @@ class Piece:
             micro_batch_size: Most samples of one.
             as_in_paper: Whether all but the last have that size.
             loss: One whose weights are known, which count where none were given.
+            fewest: Micro-batches that there are at least, where sizes are free.
 
         Raises:
             MicroBatchError: The weights fit neither the samples nor the micro-batches, or `split`
                 did not return micro-batches.
         """
         if self.batch is not None:
-            batch, ranges = self.batch, self.bounds(micro_batch_size, as_in_paper)
+            batch, ranges = self.batch, self.bounds(micro_batch_size, as_in_paper, fewest)
 
             def part(number: int) -> Any:
                 return batch.slice(*ranges[number])

@@ -193,6 +193,7 @@ class MicroBatchStreamer:
         self._check = "off" if self._processes.sharded else check
         self._checked: set[str] = set()
         self._unmade: set[str] = set()
+        self._too_large: int | None = None
         self._sketches: dict[torch.dtype | None, Sketch] = {}
 
     @property
@@ -285,15 +286,14 @@ class MicroBatchStreamer:
         return several and (self._sizer is not None or self._hooks.change_gradients)
 
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
-        size = self._agreed_size(piece, size)
         self._verify(piece, size)
-        plan = self._plan(piece, size)
+        plan = self._plan(piece, size, fewest=self._agreed_count(piece, size))
         with self._transaction(), self._batchnorm_updates() as updates:
             divisor = self._shared_divisor(sum(plan.weights))
             run = partial(self._two_passes, piece, plan, updates)
             if not self._two_pass:
                 run = partial(self._accumulate, self.model, plan, divisor)
-            totals = self._together(run)
+            totals = self._together(run, max(stop - start for start, stop in plan.bounds))
             self._average()
             self._check_finite(totals)
             updates.update()
@@ -350,6 +350,7 @@ class MicroBatchStreamer:
             return touched
         together = self._local and run.func == self._run_whole  # type: ignore[attr-defined]
         marks = len(self._stager.marks)
+        self._too_large = None
         first = self._sizer.needs_probe(piece.num_samples)
         problem: Exception | None = None
         if first:
@@ -373,6 +374,7 @@ class MicroBatchStreamer:
                     done, touched = run(size)
                 break
             except Exception as error:
+                size = self._too_large or size  # in the process that ran out
                 if not is_out_of_memory(error) or size == 1:
                     raise
             # Outside the except block: the error's traceback holds the failed try's tensors.
@@ -399,27 +401,35 @@ class MicroBatchStreamer:
             self._accumulate(self._module, sample, 1.0)
         return meter.start_bytes, meter.peak_bytes
 
-    def _plan(self, piece: Piece, size: int, as_in_paper: bool = False) -> Plan:
+    def _plan(self, piece: Piece, size: int, as_in_paper: bool = False, fewest: int = 1) -> Plan:
         as_in_paper = as_in_paper or self._normalization == "paper"
         exact = self._normalization == "exact" and not self._two_pass
-        plan = piece.plan(size, as_in_paper, self._known if exact else None)
+        plan = piece.plan(size, as_in_paper, self._known if exact else None, fewest)
+        if len(plan.bounds) < fewest:
+            raise self._unequal(len(plan.bounds), fewest)
         return plan if exact else Plan(plan.bounds, [1.0] * len(plan.bounds), plan._part)
 
     # Several processes
 
-    def _agreed_size(self, piece: Piece, size: int) -> int:
-        """Return a size of which a fully sharded model has as many micro-batches everywhere."""
+    def _agreed_count(self, piece: Piece, size: int) -> int:
+        """Return how many micro-batches each process of a fully sharded model takes."""
         if not self._processes.sharded:
-            return size
+            return 1
         own = len(self._plan(piece, size).bounds)
-        most, fewest = self._processes.most(own, -piece.num_samples)
-        if most > -fewest:
-            raise DistributedModelError(
-                f"a process has {-fewest:.0f} samples, another {most:.0f} micro-batches; a fully "
-                f"sharded model computes as many micro-batches in each: give each process as many "
-                f"samples"
-            )
-        return next(s for s in range(size, 0, -1) if len(self._plan(piece, s).bounds) >= most)
+        # With weights or micro-batches of the caller's their number is given.
+        free = piece.batch is not None and self._normalization != "paper"
+        free = free and (piece.weights is None or len(piece.weights) == piece.num_samples)
+        room = piece.num_samples if free else own
+        most, negative = self._processes.most(own, -room)
+        if most > -negative:
+            raise self._unequal(int(-negative), int(most))
+        return int(most)
+
+    def _unequal(self, room: int, wanted: int) -> Exception:
+        return DistributedModelError(
+            f"a process can make {room} micro-batches of its samples, another has {wanted}; a "
+            f"fully sharded model computes as many in each: give each process as many samples"
+        )
 
     def _smallest(self, size: int, num_samples: int, problem: Exception | None) -> int:
         """Return the smallest size that a process can take, unless it takes all its samples."""
@@ -429,8 +439,13 @@ class MicroBatchStreamer:
             raise problem or self._of_a_peer(False)
         return int(min(-negative, most))
 
-    def _together(self, run: Callable[[], Totals]) -> Totals:
-        """Run, and where it failed in any process that computes by itself, fail in all."""
+    def _together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
+        """Run, and where it failed in any process that computes by itself, fail in all.
+
+        Args:
+            run: The micro-batches.
+            largest: Samples of the largest.
+        """
         if not self._local:
             return run()
         problem: Exception | None = None
@@ -439,7 +454,8 @@ class MicroBatchStreamer:
         except Exception as error:
             problem = error
         kind = 0 if problem is None else 1 if is_out_of_memory(problem) else 2
-        worst = self._processes.most(kind)[0]
+        worst, negative = self._processes.most(kind, -largest if kind == 1 else -float("inf"))
+        self._too_large = int(-negative) if worst == 1 else None
         if worst:
             raise problem if kind == worst and problem else self._of_a_peer(worst == 1)
         return totals
