@@ -201,7 +201,7 @@ def found():
     for process in processes:
         process.start()
     try:
-        answers = dict(queue.get(timeout=30) for _ in processes)
+        answers = dict(queue.get(timeout=120) for _ in processes)
     finally:
         for process in processes:
             process.join(timeout=5)
