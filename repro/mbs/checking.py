@@ -365,7 +365,7 @@ def has_ignored(batch: Batch) -> bool:
     return any(
         bool((torch.as_tensor(leaf) < 0).any())
         for _, leaf in batch.tensors()
-        if _is_integer(leaf) and len(leaf)
+        if _is_integer(leaf) and len(leaf) and leaf.dtype not in (torch.uint8, torch.bool, np.uint8)
     )
 
 

@@ -190,7 +190,7 @@ class MicroBatchStreamer:
         self._parameters: list[nn.Parameter] = []
         self._buffers = Buffers([])
         self._hooks = DeferredHooks([])
-        self._check = "off" if self._processes.sharded else check
+        self._check = check
         self._checked: set[str] = set()
         self._unmade: set[str] = set()
         self._too_large: int | None = None
@@ -485,7 +485,10 @@ class MicroBatchStreamer:
         loss = loss and not self._two_pass and self._normalization != "paper"
         mixing = piece.batch is not None and piece.batch.num_splittable() > 1
         number = piece.num_samples
-        if self._check == "off" or not (loss or mixing) or number < 2 or (alone and size >= number):
+        if self._check == "off" or not (loss or mixing) or (alone and size >= number):
+            return
+        if number < 2 or self._processes.sharded:  # whose processes would all have to check
+            self._unmade = {"loss"} - self._checked if loss else set()
             return
         due = {"loss"} if loss else set()
         due |= {"mixing"} if mixing else set()
@@ -517,8 +520,9 @@ class MicroBatchStreamer:
         self._checked |= self._unmade
         warnings.warn(
             "MicroBatchStreamer could not check that the loss of a mini-batch is the mean over its "
-            "samples: the model cannot be evaluated twice with the same outcome. See "
-            "docs/losses.md; check='off' says that it is so",
+            "samples: the model cannot be evaluated twice with the same outcome, is fully sharded, "
+            "or comes with one sample at a time. docs/losses.md says what to give for which loss; "
+            "check='off' says that it is so",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -468,3 +468,33 @@ def test_a_split_function_divides_what_is_of_a_form_of_its_own():
         error_of(dice, BITS, Reading(), Graph(X), 16, split=split)
     with pytest.raises(ValueError, match="nothing for shared"):
         MicroBatchStreamer(Reading(), F.mse_loss, 16, split=split, shared=["x"])
+
+
+class InsideAtRandom(nn.Module):
+    """Computes its loss itself, from outputs with noise in evaluation too."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, x, y):
+        outputs = self.inner(x)
+        outputs = outputs + torch.randn_like(outputs)
+        return {"loss": F.cross_entropy(outputs, y), "logits": outputs}
+
+
+@pytest.mark.parametrize("form", ["random", "single samples"])
+def test_what_cannot_be_checked_is_said_once(form):
+    if form == "random":
+        streamer = MicroBatchStreamer(InsideAtRandom(), outputs_loss, 16)
+        run = partial(streamer.backward, {"x": X, "y": LABELS})
+    else:
+        streamer = MicroBatchStreamer(make_model(), tokens, 16)
+
+        def run():
+            streamer.backward(iter([(X[i : i + 1], LABELS[i : i + 1]) for i in range(3)]))
+
+    with pytest.warns(RuntimeWarning, match="could not check") as caught:
+        run()
+    assert len(caught) == 1
+    run()
