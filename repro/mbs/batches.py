@@ -293,6 +293,11 @@ def concatenate(
     return replaced(outputs[0], joined)
 
 
+def joined_targets(parts: list[Any], bounds: list[tuple[int, int]]) -> Any:
+    """Return the targets of micro-batches as those of one, None where there are none."""
+    return None if parts[0] is None else concatenate(parts, bounds, gradients=False)
+
+
 # Relative, for what nondeterministic kernels (sums by atomic additions) leave of the same
 # computation: some eps, amplified by depth. Random numbers drawn anew differ by far more.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}

@@ -1,6 +1,5 @@
 """Micro-Batch Streaming: the gradient of a mini-batch that does not fit into memory."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -15,11 +14,12 @@ from repro.mbs.batches import (
     Reader,
     Sketch,
     concatenate,
+    joined_targets,
     mark_last,
     own_memory,
 )
 from repro.mbs.batchnorm import DeferredBatchNorm, Moments
-from repro.mbs.checking import Sample, SelfCheck, has_ignored, telling_samples
+from repro.mbs.checking import SelfCheck
 from repro.mbs.distributed import Processes
 from repro.mbs.errors import (
     DistributedModelError,
@@ -44,6 +44,7 @@ from repro.mbs.results import StreamResult, Totals
 from repro.mbs.sizing import AutoSizer, Sizing, release_memory
 from repro.mbs.staging import Span, Stager
 from repro.mbs.transaction import Buffers, Transaction, parameters_of
+from repro.mbs.verification import Verification
 from repro.measure import MemoryMeter, is_out_of_memory
 from repro.measure.batches import SplitFunction, call_model, leaves_of, to_device
 
@@ -190,9 +191,20 @@ class MicroBatchStreamer:
         self._parameters: list[nn.Parameter] = []
         self._buffers = Buffers([])
         self._hooks = DeferredHooks([])
-        self._check = check
-        self._checked: set[str] = set()
-        self._unmade: set[str] = set()
+        compare = SelfCheck(
+            self._module, self._modules, loss_fn, self.device, self._precision, autocast
+        )
+        self._verification = Verification(
+            check,
+            self._known is not None,
+            two_pass,
+            self._normalization,
+            self._processes.sharded,
+            compare,
+            self._plan,
+            partial(self._transaction, keep=False),
+            self.device,
+        )
         self._too_large: int | None = None
         self._sketches: dict[torch.dtype | None, Sketch] = {}
 
@@ -258,7 +270,7 @@ class MicroBatchStreamer:
         # Anew for each mini-batch: layers are frozen and thawed, buffers replaced.
         self._parameters, self._buffers = parameters_of(self._modules), Buffers(self._modules)
         self._hooks = DeferredHooks([] if self._processes.sharded else self._parameters)
-        self._unmade = set()
+        self._verification.begin()
         totals = Totals()
         with self._hooks:
             if pieces is None:
@@ -270,7 +282,8 @@ class MicroBatchStreamer:
                     self._run_pieces(pieces, totals)
                     touched = gradients_present(self._parameters)
         self._hooks.on_parameters(touched or [])
-        self._warn_if_unchecked()
+        if totals.num_micro_batches > 1:
+            self._verification.warn_if_unchecked()
         return totals.result(self._divisor(totals.weight))
 
     # A mini-batch, whole or piece by piece
@@ -286,7 +299,7 @@ class MicroBatchStreamer:
         return several and (self._sizer is not None or self._hooks.change_gradients)
 
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
-        self._verify(piece, size)
+        self._verification.verify(piece, size)
         plan = self._plan(piece, size, fewest=self._agreed_count(piece, size))
         with self._transaction(), self._batchnorm_updates() as updates:
             divisor = self._shared_divisor(sum(plan.weights))
@@ -335,7 +348,7 @@ class MicroBatchStreamer:
         size: int,
     ) -> tuple[Totals, None]:
         updates.moments = dict(moments)  # without what a failed try gathered
-        self._verify(piece, size, alone=False)
+        self._verification.verify(piece, size, alone=False)
         plan = self._plan(piece, size)
         # Only a size that may shrink needs a piece that can be undone on its own.
         with self._transaction() if self._sizer is not None else nullcontext():
@@ -470,102 +483,6 @@ class MicroBatchStreamer:
         if self._local:
             self._processes.synchronize(self._parameters)
 
-    # The check
-
-    def _verify(self, piece: Piece, size: int, alone: bool = True) -> None:
-        """Check loss and model on a few samples, where that is due.
-
-        Args:
-            piece: The mini-batch, or a part of one.
-            size: Of its micro-batches.
-            alone: Whether the piece is a whole mini-batch.
-        """
-        weighs = piece.weights is not None
-        loss = self._known is None or (weighs and not self._two_pass)
-        loss = loss and not self._two_pass and self._normalization != "paper"
-        mixing = piece.batch is not None and piece.batch.num_splittable() > 1
-        number = piece.num_samples
-        if self._check == "off" or not (loss or mixing) or (alone and size >= number):
-            return
-        if number < 2 or self._processes.sharded:  # whose processes would all have to check
-            self._unmade = {"loss"} - self._checked if loss else set()
-            return
-        due = {"loss"} if loss else set()
-        due |= {"mixing"} if mixing else set()
-        if loss and "ignored" not in self._checked and piece.batch and has_ignored(piece.batch):
-            due.add("ignored")
-        if self._check == "first" and due <= self._checked:
-            return
-        while size:
-            try:
-                with self._transaction(keep=False):
-                    sample = self._sample(piece, size)
-                    made = sample is not None and self._self_check().run(sample, loss, mixing)
-                break
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-            release_memory(self.device)
-            size //= 2
-            made = False
-        if made:
-            self._checked |= due
-        elif loss:
-            self._unmade = due
-
-    def _warn_if_unchecked(self) -> None:
-        # After the mini-batch: where it failed itself, its error says more.
-        if not self._unmade:
-            return
-        self._checked |= self._unmade
-        warnings.warn(
-            "MicroBatchStreamer could not check that the loss of a mini-batch is the mean over its "
-            "samples: the model cannot be evaluated twice with the same outcome, is fully sharded, "
-            "or comes with one sample at a time. docs/losses.md says what to give for which loss; "
-            "check='off' says that it is so",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-
-    def _sample(self, piece: Piece, size: int) -> Sample | None:
-        counted = piece.weights is not None and len(piece.weights) != piece.num_samples
-        if piece.batch is None or counted:
-            plan = self._plan(piece, size)
-            if len(plan.bounds) < 2:
-                return None
-            parts = list(zip(plan.parts(), plan.bounds, plan.weights, strict=True))
-            chosen = sorted(parts, key=lambda part: part[2] == 0)[:2]
-            bounds = [bound for _, bound, _ in chosen]
-            counts = bounds[0][1] - bounds[0][0], bounds[1][1] - bounds[1][0]
-            weights = [weight for _, _, weight in chosen]
-            both = chosen[0][0], chosen[1][0]
-            if piece.batch is not None:
-                whole = piece.batch.take([n for bound in bounds for n in range(*bound)])
-            else:
-                whole = None, self._joined_targets([part[1] for part in both], bounds)
-        else:
-            half = max(1, min(size // 2 if size > 3 else min(size, 2), piece.num_samples // 2))
-            groups = telling_samples(piece.batch, half)
-            whole = piece.batch.take([*groups[0], *groups[1]])
-            both = piece.batch.take(groups[0]), piece.batch.take(groups[1])
-            counts, weights = (half, half), [float(half)] * 2
-            if piece.weights is not None:
-                weights = [float(piece.weights[group].sum()) for group in groups]
-        factors = 1.0, 1.0
-        if self._normalization == "exact":
-            if sum(weights) == 0:
-                return None
-            factors = weights[0] / sum(weights), weights[1] / sum(weights)
-        return Sample(both, whole, counts, factors)
-
-    def _joined_targets(self, parts: list[Any], bounds: list[tuple[int, int]]) -> Any:
-        return None if parts[0] is None else concatenate(parts, bounds, gradients=False)
-
-    def _self_check(self) -> SelfCheck:
-        return SelfCheck(
-            self._module, self._modules, self.loss_fn, self.device, self._precision, self._autocast
-        )
-
     # Micro-batches
 
     def _accumulate(
@@ -626,7 +543,7 @@ class MicroBatchStreamer:
         del outputs
         targets = piece.targets
         if piece.split is not None:  # in the order of the outputs
-            targets = self._joined_targets([part[1] for part in plan.parts()], plan.bounds)
+            targets = joined_targets([part[1] for part in plan.parts()], plan.bounds)
         with self._precision():
             loss = self._loss(whole, to_device(targets, self.device))
         totals = Totals.over(plan.bounds)
