@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,6 +34,34 @@ class MicroBatchSizeError(MicroBatchError):
 
 class LossShapeError(MicroBatchError):
     """The loss is not a scalar tensor."""
+
+
+class LossReductionError(LossShapeError):
+    """The loss's reduction gives no scalar."""
+
+
+class UnsupportedLossError(MicroBatchError):
+    """The loss needs the mini-batch as a whole in a way that no mode provides."""
+
+
+class LossCheckError(MicroBatchError):
+    """The micro-batches' losses do not add up to the mini-batch's."""
+
+
+class MixedSamplesError(MicroBatchError):
+    """The model's outputs for a sample depend on the other samples of its micro-batch."""
+
+
+class NondeterministicModelError(MicroBatchError):
+    """The second of two passes computed other outputs than the first."""
+
+
+class HookError(MicroBatchError):
+    """A parameter has a hook that cannot be called once per mini-batch."""
+
+
+class DistributedModelError(MicroBatchError):
+    """The way in which the model is spread over processes does not allow what was asked."""
 
 
 class NonFiniteLossError(MicroBatchError):
@@ -108,6 +136,34 @@ def check_weights_usable(two_pass: bool, normalization: str) -> None:
     )
 
 
+def check_no_parameter(batch: batches.Batch | None, parameters: Sequence[nn.Parameter]) -> None:
+    """Raise where what would be divided is a parameter of the model."""
+    if batch is None:
+        return
+    places = {id(parameter) for parameter in parameters}
+    for path, leaf in batch.tensors():
+        if id(leaf) in places:
+            name = ".".join(map(str, path))
+            raise UnsplittableBatchError(
+                f"{name} is a parameter, of as many rows as the mini-batch has samples; name it in "
+                f"shared= if it belongs to the whole, or give a view of it if it does not"
+            )
+
+
+@contextmanager
+def explained(bound: tuple[int, int]) -> Iterator[None]:
+    """Say that a micro-batch has one sample where a model could not compute it."""
+    try:
+        yield
+    except ValueError as error:
+        if bound[1] - bound[0] == 1 and "more than 1 value per channel" in str(error):
+            error.add_note(
+                "this micro-batch has one sample, with which BatchNorm cannot train; give a "
+                "micro_batch_size of which none is left over (2 leaves one of an odd number)"
+            )
+        raise
+
+
 def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
     """Return the device, with its index, on which the model's parameters must be."""
     parameter = next(model.parameters(), None)
@@ -152,5 +208,5 @@ def check_finite(loss: torch.Tensor, of_all: torch.Tensor, num_samples: int) -> 
     where = "of another process" if math.isfinite(value) else f"of {num_samples} samples"
     raise NonFiniteLossError(
         f"the loss of the mini-batch {where} is {of_all.item()}; gradients and buffers are as "
-        f"before the call; check the inputs, or lower the learning rate"
+        f"before the call; check the inputs, whether any target counts, or lower the learning rate"
     )

@@ -13,9 +13,7 @@ they leave open is refused, never guessed:
 - An object that holds tensors and is none of these is refused.
 """
 
-import dataclasses
 import itertools
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,31 +21,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
-from torch.utils._pytree import SUPPORTED_NODES
+from torch.nn.utils.rnn import PackedSequence
+
+from repro.measure.containers import (
+    BatchError,
+    BatchSizeMismatchError,
+    EmptyBatchError,
+    UnsplittableBatchError,
+    Which,
+    is_foreign,
+    parts_of,
+    pick,
+    samples_of,
+)
 
 Path = tuple[Any, ...]  # of keys, from "inputs" or "targets" down
-_Which = slice | list[int]
 SplitFunction = Callable[[Any, int], Sequence[Any]]
 
 _MOVABLE: Any = (torch.Tensor, PackedSequence)
 _SAMPLES, _WHOLE, _STRUCTURE, _OPEN = "samples", "whole", "structure", "open"
-
-
-class BatchError(ValueError):
-    """A mini-batch that cannot be used as it was given."""
-
-
-class EmptyBatchError(BatchError):
-    """The mini-batch has no sample."""
-
-
-class BatchSizeMismatchError(BatchError):
-    """The parts of a mini-batch disagree in their number of samples."""
-
-
-class UnsplittableBatchError(BatchError):
-    """It cannot be told which parts of a mini-batch belong to which sample."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +81,19 @@ class Batch:
         """Return how many parts of the inputs are divided."""
         return sum(k == _SAMPLES and path[0] == "inputs" for path, k in self._kinds.items())
 
-    def _taken(self, which: _Which) -> tuple[Any, Any]:
+    def _taken(self, which: Which) -> tuple[Any, Any]:
         pair = (("inputs", self.inputs), ("targets", self.targets))
         inputs, targets = (self._cut(tree, (name,), which) for name, tree in pair)
         return inputs, targets
 
-    def _cut(self, tree: Any, path: Path, which: _Which) -> Any:
+    def _cut(self, tree: Any, path: Path, which: Which) -> Any:
         # No function within a function that calls itself: it would keep the mini-batch alive.
         kind = self._kinds.get(path)
         if kind == _WHOLE:
             return tree.detach() if isinstance(tree, torch.Tensor) else tree
         if kind == _SAMPLES:
-            return _pick(tree, which)
-        parts = _parts(tree)
+            return pick(tree, which)
+        parts = parts_of(tree)
         if parts is None:
             return tree
         pairs, rebuild = parts
@@ -144,13 +136,15 @@ def read_batch(
     return Batch(trees["inputs"], trees["targets"], num_samples, kinds)
 
 
-def bounds(num_samples: int, most: int) -> list[tuple[int, int]]:
+def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]]:
     """Return sample ranges of at most `most` samples, as few as can be, alike but for one sample.
+
+    There are at least `fewest` ranges, for which there have to be samples.
 
     65 samples in ranges of at most 64 are 33 and 32: a rest of one would give BatchNorm nothing
     to normalise by.
     """
-    count = -(-num_samples // most)
+    count = max(-(-num_samples // most), fewest)
     each, rest = divmod(num_samples, count)
     starts = [number * each + min(number, rest) for number in range(count + 1)]
     return list(itertools.pairwise(starts))
@@ -225,13 +219,13 @@ def call_model(model: nn.Module, inputs: Any) -> Any:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """Apply a function to whatever is no container; what does not change is not made anew."""
-    parts = _parts(tree)
+    parts = parts_of(tree)
     if parts is None:
         return function(tree)
     pairs, rebuild = parts
     values = [map_leaves(function, child) for _, child in pairs]
     same = all(value is child for value, (_, child) in zip(values, pairs, strict=True))
-    return tree if same and not _is_foreign(tree) else rebuild(values)
+    return tree if same and not is_foreign(tree) else rebuild(values)
 
 
 def leaves_of(tree: Any) -> list[Any]:
@@ -263,9 +257,9 @@ class _Finder:
         if self._is_shared(tree, path):
             self._whole.add(path)
             return
-        parts = _parts(tree)
+        parts = parts_of(tree)
         if parts is None:
-            size = _samples_of(tree)
+            size = samples_of(tree)
             if isinstance(size, int):
                 self._sizes[path] = size
                 self._fixed |= set() if listed else {size}
@@ -352,7 +346,7 @@ class _Finder:
         if path in self._whole:
             kinds[path] = _WHOLE
             return True
-        parts = _parts(tree)
+        parts = parts_of(tree)
         if parts is None:
             size = self._sizes.get(path)
             kinds[path] = _WHOLE if size is None else _SAMPLES
@@ -362,7 +356,7 @@ class _Finder:
         if path not in self._lengths or arguments:
             kinds.update(below)
             return all(fits)
-        tensors = any(_samples_of(leaf) is not None for leaf in leaves_of(tree))
+        tensors = any(samples_of(leaf) is not None for leaf in leaves_of(tree))
         if self._lengths[path] != number:
             kind = _STRUCTURE if tensors else _WHOLE
         elif (tensors and not all(fits)) or isinstance(tree[0], str | bytes):
@@ -379,7 +373,7 @@ class _Finder:
     def _refuse_objects(self, trees: dict[str, Any], kinds: dict[Path, str]) -> None:
         for name, tree in trees.items():
             for path, leaf in _leaves_with_paths(tree, (name,)):
-                what = _samples_of(leaf)
+                what = samples_of(leaf)
                 divided = any(kinds.get(path[:depth]) == _SAMPLES for depth in range(len(path)))
                 shared = any(path[: len(above)] == above for above in self._whole)
                 if isinstance(what, str) and not divided and not shared:
@@ -396,7 +390,7 @@ def _name(path: Path) -> str:
 
 
 def _leaves_with_paths(tree: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    parts = _parts(tree)
+    parts = parts_of(tree)
     if parts is None:
         yield path, tree
         return
@@ -421,131 +415,5 @@ def _is_alike(items: Sequence[Any]) -> bool:
     return len({kind(item) for item in items}) == 1
 
 
-def _samples_of(leaf: Any) -> int | str | None:
-    """Return the number of samples of a leaf, None without samples, what it is if unknown."""
-    if isinstance(leaf, torch.Tensor):
-        if leaf.is_nested:
-            return "a nested tensor"
-        return leaf.shape[0] if leaf.dim() > 0 else None
-    if isinstance(leaf, np.ndarray):
-        return leaf.shape[0] if leaf.ndim > 0 else None
-    if isinstance(leaf, PackedSequence):
-        return int(leaf.batch_sizes[0])
-    if leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes | np.generic):
-        return None
-    if isinstance(leaf, Iterator):
-        return "an iterator"
-    if isinstance(leaf, type | nn.Module) or (callable(leaf) and not hasattr(leaf, "__len__")):
-        return None
-    return f"a {type(leaf).__name__}" if _holds_tensors(leaf, 3) else None
-
-
-def _holds_tensors(tree: Any, depth: int) -> bool:
-    if isinstance(tree, torch.Tensor | np.ndarray):
-        return True
-    if depth == 0 or isinstance(tree, str | bytes | int | float | type | nn.Module):
-        return False
-    slots = [name for kind in type(tree).__mro__ for name in _slots(kind)]
-    children = [getattr(tree, name, None) for name in slots]
-    children += list(getattr(tree, "__dict__", {}).values())
-    if isinstance(tree, Mapping):
-        children += list(tree.values())
-    elif isinstance(tree, list | tuple | set | frozenset):
-        children += list(tree)
-    return any(_holds_tensors(child, depth - 1) for child in children if child is not None)
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _pick(value: Any, which: _Which) -> Any:
-    """Return samples of a leaf or of a list that has one item for each."""
-    if isinstance(value, PackedSequence):
-        items = unpack_sequence(value)
-        chosen: Any = [items[number] for number in np.arange(len(items))[which]]
-        in_order = all(len(a) >= len(b) for a, b in itertools.pairwise(chosen))
-        return pack_sequence(chosen, enforce_sorted=value.sorted_indices is None and in_order)
-    if isinstance(value, list | tuple):
-        chosen = value[which] if isinstance(which, slice) else [value[number] for number in which]
-        return type(value)(chosen)
-    if not isinstance(value, torch.Tensor):
-        return value[which]
-    if value.layout == torch.strided:
-        return value[which].detach()
-    numbers = range(len(value))[which] if isinstance(which, slice) else which
-    return value.detach().index_select(0, torch.tensor(list(numbers), device=value.device))
-
-
-def _parts(tree: Any) -> tuple[list[tuple[Any, Any]], Callable[[list[Any]], Any]] | None:
-    """Return a container's parts by key and what puts it together again, None for a leaf."""
-    if isinstance(tree, torch.Tensor | np.ndarray | PackedSequence | str | torch.Size):
-        return None
-    if isinstance(tree, Mapping):
-        keys = list(tree)
-        if dataclasses.is_dataclass(tree):  # such as Hugging Face's ModelOutput
-            kind: Any = type(tree)
-            return list(tree.items()), lambda values: kind(**dict(zip(keys, values, strict=True)))
-        known = type(tree) is OrderedDict
-        return list(tree.items()), lambda values: (OrderedDict if known else dict)(
-            zip(keys, values, strict=True)
-        )
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        names = [own.name for own in dataclasses.fields(tree)]
-        pairs = [(name, getattr(tree, name)) for name in names if hasattr(tree, name)]
-        return pairs, lambda values: _remade(tree, [name for name, _ in pairs], values)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return list(zip(tree._fields, tree, strict=True)), lambda values: type(tree)(*values)
-    if isinstance(tree, list | tuple):
-        kind = type(tree)
-        return list(enumerate(tree)), kind
-    if type(tree) in SUPPORTED_NODES:
-        children, context = SUPPORTED_NODES[type(tree)].flatten_fn(tree)
-        unflatten = SUPPORTED_NODES[type(tree)].unflatten_fn
-        return list(enumerate(children)), lambda values: unflatten(values, context)
-    return None
-
-
-def _remade(original: Any, names: list[str], values: list[Any]) -> Any:
-    """Return a dataclass with other values in its fields.
-
-    What the class derives from its fields when it is made is derived anew. A class that changes
-    them then would do so twice, and is refused.
-    """
-    given = {own.name for own in dataclasses.fields(original) if own.init}
-    new = dict(zip(names, values, strict=True))
-    if all(getattr(original, name) is value for name, value in new.items()):
-        return original
-    hint = "; give it in a dictionary, or give split="
-    try:
-        made = dataclasses.replace(original, **{n: v for n, v in new.items() if n in given})
-    except Exception as error:
-        raise UnsplittableBatchError(
-            f"a {type(original).__name__} cannot be made of its own fields ({error}){hint}"
-        ) from error
-    for name, value in new.items():
-        found = getattr(made, name)
-        if found is value or (name not in given and not _holds_tensors(value, 3)):
-            continue
-        if name not in given and _same(found, value):
-            continue
-        raise UnsplittableBatchError(
-            f"{type(original).__name__} changes its field {name} when it is made, which would "
-            f"happen again for each micro-batch{hint}"
-        )
-    return made
-
-
-def _same(one: Any, other: Any) -> bool:
-    both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    return both and one.shape == other.shape and torch.equal(one, other)
-
-
 def _without_mappings(tree: Any) -> Any:
     return map_leaves(lambda leaf: leaf, tree)
-
-
-def _is_foreign(tree: Any) -> bool:
-    # A mapping such as a tokenizer's output becomes a dictionary, with which models are called.
-    return isinstance(tree, Mapping) and not isinstance(tree, dict)
