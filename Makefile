@@ -39,7 +39,8 @@ CHOSEN = $(if $(PROFILE),'$(PROFILE)',$$($(BIN)/python -c "from repro.experiment
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab data test unit unit-experiments unit-rest nbval smoke reproduce-all \
+.PHONY: help setup lab data test unit unit-methods unit-experiments unit-rest \
+	nbval smoke recipes reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
@@ -68,18 +69,23 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 	@$(REPRO) run $* $(RUN_FLAGS) && \
 	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
 
-# Two at a time: each takes one core, most of the time.
+# Two at a time, long ones first: each takes one core, most of the time.
+UNIT := unit-methods unit-experiments unit-rest
+METHODS := $(PAPERS:%=tests/%)
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
-	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-experiments unit-rest nbval smoke
+	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT) smoke nbval
 
 unit: $(STAMP)  ## unit tests alone
-	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-experiments unit-rest
+	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT)
 
 unit-experiments: $(STAMP)
 	@$(BIN)/python -m pytest tests/experiments
 
+unit-methods: $(STAMP)
+	@$(BIN)/python -m pytest $(METHODS)
+
 unit-rest: $(STAMP)
-	@$(BIN)/python -m pytest tests --ignore tests/experiments
+	@$(BIN)/python -m pytest tests --ignore tests/experiments $(METHODS:%=--ignore %)
 
 nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
@@ -89,6 +95,10 @@ smoke: $(STAMP)  ## every experiment and notebook end to end at toy scale, in a 
 	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" && export REPRO_RESULTS && \
 	$(REPRO) run --profile smoke && $(REPRO) notebooks --profile smoke && \
 	$(REPRO) report --profile smoke >/dev/null && rm -r "$$folder" && echo "smoke reproduction passed"
+
+recipes: $(STAMP)  ## try docs/recipes.md with the libraries it names, which are installed first
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[recipes]'
+	@$(BIN)/python -m pytest tests/test_recipes.py
 
 lab: $(STAMP)  ## open the notebooks in JupyterLab
 	@$(BIN)/python -m jupyterlab notebooks --ip=127.0.0.1 $$(test $$(id -u) != 0 || echo --allow-root)
