@@ -21,9 +21,11 @@ export PYDEVD_DISABLE_FILE_VALIDATION := 1
 ifdef DATA
 export REPRO_DATA := $(value DATA)
 endif
+# Read by the shell, which takes no quote within them for an end.
+export PROFILE DEVICE SEEDS
 
-RUN_FLAGS := $(if $(PROFILE),--profile '$(PROFILE)') $(if $(DEVICE),--device '$(DEVICE)') \
-	$(if $(SEEDS),--seeds '$(SEEDS)')
+RUN_FLAGS := $(if $(PROFILE),--profile "$$PROFILE") $(if $(DEVICE),--device "$$DEVICE") \
+	$(if $(SEEDS),--seeds "$$SEEDS")
 # One line for a Python that is too old or too new, before anything is made; none where it fits.
 SUPPORTED := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)
 COMPARE := import re, sys; \
@@ -35,7 +37,7 @@ UNFIT = $(shell python=$(BIN)/python; advice='remove $(VENV) and run'; \
 	test -z "$$why" || echo "repro needs Python $(SUPPORTED), and not $$python, as $$why:" \
 	"$$advice make setup PYTHON=python3.12, or another that fits")
 # Where CUDA is present the profile is gpu, elsewhere quick.
-CHOSEN = $(if $(PROFILE),'$(PROFILE)',$$($(BIN)/python -c "from repro.experiments.running import \
+CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments.running import \
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
@@ -107,10 +109,10 @@ data: $(STAMP)  ## download the datasets that the network allows, say what it co
 	@$(REPRO) data
 
 report: $(STAMP)  ## print the verdicts and write the HTML report
-	@$(REPRO) report $(if $(PROFILE),--profile '$(PROFILE)')
+	@$(REPRO) report $(if $(PROFILE),--profile "$$PROFILE")
 
 status: $(STAMP)  ## say which records stand, are missing, stale or failed
-	@$(REPRO) status $(if $(PROFILE),--profile '$(PROFILE)')
+	@$(REPRO) status $(if $(PROFILE),--profile "$$PROFILE")
 
 lint: $(STAMP)  ## ruff
 	@$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check .

@@ -117,7 +117,7 @@ def run(
         runs = running.plan(paper, artefacts, profile, chosen)
         runs = running.with_changes(paper, runs, changed)
         runs = running.only(runs, kept)
-        plans.append((paper, runs, ", ".join(chosen.values()) or "none"))
+        plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
     if address is not None:
         if not any("ray" in run.config.values() for _, runs, _ in plans for run in runs):
             raise running.UsageError(

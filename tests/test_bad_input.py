@@ -84,7 +84,7 @@ for device in ("cpu:7", "cuda:99", "CPU ", "tpu"):
 SEEDS = (
     "0", "-3", "-1,", "x", "1,x", "1.5", "1e3", "1,1", "1,-2", ",", "5,,", ",5", "1;2", "3 4",
     "0x10", "1001", "4294967296,", "18446744073709551616,", "0,18446744073709551617", "9" * 21,
-    HUGE,
+    HUGE, "٣",
 )  # fmt: skip
 for seeds in SEEDS:
     add((*FIGURE, "--seeds", seeds), "give how many (3), or a list", "4294967295")
@@ -204,6 +204,7 @@ for path, *named in (
 ):  # fmt: skip
     add(("report", "--output", f"{{place}}/{path}"), *named)
     add(("parallel", *SMOKE, "--checkpoint", f"{{place}}/{path}"), *named)
+add(("report", "--output", "{place}/new/"), "a folder", "give the path of a file")
 for path in ("~nobody-of-that-name/x.html", "~nobody-of-that-name"):
     add(("report", "--output", path), "no such user", "give a path")
     add(("parallel", *SMOKE, "--checkpoint", path), "no such user", "give a path")

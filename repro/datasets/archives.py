@@ -11,9 +11,10 @@ import contextlib
 import hashlib
 import logging
 import lzma
+import os
 import pickle
 import tarfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -89,6 +90,8 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
                     content = tar.extractfile(member)
                     files[inside] = content.read() if content else b""
             stream.finish(tar.offset)
+        if not _ends_as_xz(path):
+            raise _refused(path, "something else follows the end of its compressed stream")
     except CorruptDatasetError:
         raise
     # tarfile lets what it stumbles over in a damaged header through.
@@ -106,6 +109,13 @@ def read_archive(path: Path, folders: int = 1) -> dict[str, Encoded]:
             f"{path} is damaged or incomplete ({error}): delete it and copy or download it again"
         ) from error
     return files
+
+
+def _ends_as_xz(path: Path) -> bool:
+    """Whether a file's last bytes, padding aside, are the mark of a stream's end."""
+    with path.open("rb") as file:
+        file.seek(-min(path.stat().st_size, 1 << 10), os.SEEK_END)
+        return file.read().rstrip(b"\0").endswith(b"YZ")
 
 
 class _Bounded:
@@ -176,11 +186,12 @@ def _checked(member: tarfile.TarInfo, folders: int, path: Path) -> str | None:
             path, f"{member.name!r} has {member.size:,} bytes, the most are {MEMBER_BYTES:,}"
         )
     inside = _inside(member.name, folders)
-    if inside is None or member.isdir():
-        return None
-    if not member.isreg():
+    if member.isreg() or member.isdir():
+        return inside if member.isreg() else None
+    parts = parts[1:] if parts and parts[0] == "." else parts
+    if len(parts) < 2 or parts[1] in SPLITS:  # it would hide images that it stands for
         raise _refused(path, f"{member.name!r} is a link or a device, not a file")
-    return inside
+    return None
 
 
 def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
@@ -190,7 +201,7 @@ def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
         CorruptDatasetError: One of them is no file, such as a link that leads nowhere.
     """
     files: dict[str, Encoded] = {}
-    for file in path.rglob("*"):
+    for file in _below(path, 2 + folders):
         inside = file.relative_to(path).as_posix()
         if _inside(f"_/{inside}", folders) is None:
             continue
@@ -200,6 +211,31 @@ def read_folder(path: Path, folders: int = 1) -> dict[str, Encoded]:
             )
         files[inside] = file
     return files
+
+
+def _below(folder: Path, levels: int) -> Iterator[Path]:
+    """Yield what lies so many levels below a folder, linked folders included."""
+    for entry in sorted(folder.iterdir()):
+        if levels == 1:
+            yield entry
+        elif entry.is_dir():
+            yield from _below(entry, levels - 1)
+
+
+def archive_at(path: Path) -> bool:
+    """Whether a dataset's archive lies at a path.
+
+    Raises:
+        CorruptDatasetError: Something else does, such as a link that leads nowhere.
+    """
+    if path.is_file():
+        return True
+    if os.path.lexists(path):
+        raise CorruptDatasetError(
+            f"{path} is named as an archive and is no file, or a link that leads nowhere: remove "
+            "it, or provide it again"
+        )
+    return False
 
 
 def _inside(name: str, folders: int) -> str | None:

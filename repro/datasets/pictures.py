@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from repro.datasets.archives import Decoded, file_sha256, read_archive, read_folder
+from repro.datasets.archives import Decoded, archive_at, file_sha256, read_archive, read_folder
 from repro.datasets.decoding import Encoded, opened, resized_pixels
 from repro.datasets.image_data import (
     CorruptDatasetError,
@@ -42,7 +42,7 @@ def find(name: str, root: Path) -> Source | None:
         if all((folder / part).is_dir() for part in DIV2K.values()):
             return _source(name, "folders " + " and ".join(DIV2K.values()), folder)
     archive, folder = root / f"{name}.tar.xz", root / name
-    if archive.is_file():
+    if archive_at(archive):
         return _source(name, f"archive {archive.name}", archive)
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         return _source(name, f"folder {name}", folder)

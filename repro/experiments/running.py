@@ -339,6 +339,8 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
         return None
     text = str(text)  # a notebook may have a number for it
     try:
+        if not text.isascii():  # int() reads digits of every script
+            raise ValueError
         numbers = tuple(int(part) for part in text.removesuffix(",").split(","))
     except ValueError:
         numbers = ()

@@ -243,6 +243,8 @@ def target(output: str | None) -> Path:
     """Return where the HTML report is written: where it was asked for, else among the results."""
     if output is None:
         return paths.results_dir() / "local" / "report.html"
+    if output.endswith("/"):
+        raise UsageError(f"--output is {output!r}, a folder; give the path of a file")
     return user_path(output, "--output")
 
 

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import stat
 import subprocess
@@ -23,7 +24,13 @@ from types import TracebackType
 
 import torch
 
-from repro.measure.files import cache_folder, is_own, own_folder, replacing
+from repro.measure.files import (
+    UnsafeFolderError,
+    cache_folder,
+    is_own,
+    own_folder,
+    replacing,
+)
 from repro.outofcore.allocator import PAPER_CHUNK_BYTES, AllocatorError
 
 SOURCES = Path(__file__).with_name("csrc")
@@ -99,11 +106,12 @@ class _Counters(ctypes.Structure):
         return Counters(*(getattr(self, field.name) for field in fields(Counters)))
 
 
-def _compiler() -> str:
+def _compiler() -> list[str]:
+    """Return the compiler and arguments of its own, as `$CXX` may hold them."""
     given = os.environ.get("CXX")
-    for name in [given] if given else ["c++", "g++"]:
+    for name, *arguments in [shlex.split(given) or [given]] if given else [["c++"], ["g++"]]:
         if found := shutil.which(name):
-            return found
+            return [found, *arguments]
     raise AllocatorBuildError(
         f"there is no C++ compiler: {f'$CXX is {given!r}' if given else 'no c++ and no g++'}; "
         f"install one (apt-get install g++), or name one as $CXX"
@@ -136,7 +144,7 @@ def build() -> Path:
     sources = sorted(SOURCES.glob("*.cpp"))
     key = hashlib.sha256()
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
         for part in (*sources, *sorted(SOURCES.glob("*.hpp"))):
             key.update(part.name.encode() + b"\0" + part.read_bytes() + b"\0")
         key.update(repr((compiler, version, FLAGS, LIBRARIES, platform.machine())).encode())
@@ -148,9 +156,11 @@ def build() -> Path:
             pass
         except BrokenLibraryError as error:
             logger.warning("building again: %s", error)
+            if target.is_dir() and not target.is_symlink():
+                raise AllocatorBuildError(f"{target} is a folder: remove it") from error
             target.unlink(missing_ok=True)  # the permissions of an old file would stay
         with replacing(target) as made:  # whoever is last wins, with the same library
-            command = [compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
+            command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
             subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
             content = made.read_bytes()
             made.write_bytes(content + _digest(target, content))
@@ -160,6 +170,11 @@ def build() -> Path:
         raise AllocatorBuildError(
             f"the compiler failed with status {error.returncode}: {' '.join(error.cmd)}\n{output}"
             f"\nname another as $CXX"
+        ) from error
+    except UnsafeFolderError as error:
+        raise AllocatorBuildError(
+            f"the chunked allocator is not loaded: {error.strerror}: {error.filename}, or name "
+            f"another folder as $REPRO_CACHE"
         ) from error
     except OSError as error:
         raise AllocatorBuildError(

@@ -14,7 +14,7 @@ from dataset_files import class_files, encode, mask_files, random_image, write_a
 from PIL import Image, PngImagePlugin
 
 from repro import paths
-from repro.datasets import CorruptDatasetError, DatasetError, archives, image_data, load
+from repro.datasets import CorruptDatasetError, DatasetError, archives, available, image_data, load
 from repro.datasets.archives import content_hash
 from repro.datasets.decoding import opened
 
@@ -49,6 +49,7 @@ class TestArchives:
     CASES = (
         "..", "/", "symbolic link", "hard link", "device", "FIFO", "twice", "other top folder",
         "too large", "12 GiB", "long name", "damaged header", "second tar", "no end",
+        "linked class", "linked split", "after the stream",
     )  # fmt: skip
 
     @pytest.mark.parametrize("case", CASES)
@@ -80,9 +81,17 @@ class TestArchives:
             said = "something else follows"
         elif case == "second tar":
             extra, said = bytes(1024) + self.member().tobuf(), "something else follows"
+        elif case in ("linked class", "linked split"):
+            name = "flowers5/train/c" if case == "linked class" else "flowers5/val"
+            extra = self.member(name, type=tarfile.SYMTYPE, linkname="/etc").tobuf()
+            said = "a link or a device"
+        elif case == "after the stream":
+            extra, said = b"", "something else follows the end of its compressed stream"
         else:
             extra, tail, said = b"", b"", "breaks off"
         path = self.pack(tmp_path / "flowers5.tar.xz", extra, tail)
+        if case == "after the stream":
+            path.write_bytes(path.read_bytes() + b"something more")
         with pytest.raises(CorruptDatasetError, match=said) as caught:
             load("flowers5", tmp_path)
         assert str(path) in one_line(caught.value)
@@ -130,6 +139,36 @@ def test_what_is_named_as_an_image_and_is_none(tmp_path, kind):
         place.symlink_to(place.name)
     with pytest.raises(CorruptDatasetError, match=r"x\.png is named as an image and is no file"):
         load("flowers5", tmp_path)
+
+
+def test_linked_folders_are_entered(tmp_path):
+    write_folder(tmp_path, class_files("flowers5"))
+    for split in ("train", "test"):
+        there = sorted((tmp_path / "flowers5" / split).iterdir())[0]
+        (tmp_path / f"{split}-elsewhere").mkdir()
+        moved = there.rename(tmp_path / f"{split}-elsewhere" / there.name)
+        there.symlink_to(moved)
+    linked = load("flowers5", tmp_path)
+    write_folder(tmp_path / "plain", class_files("flowers5"))
+    plain = load("flowers5", tmp_path / "plain")
+    assert linked.classes == plain.classes and linked.fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize("name", ["flowers5", "div2k"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "broken link"])
+def test_what_is_named_as_an_archive_and_is_none(tmp_path, name, kind):
+    """It is not passed over for a stand-in."""
+    place = tmp_path / f"{name}.tar.xz"
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/nowhere")
+    with pytest.raises(CorruptDatasetError, match="is named as an archive and is no file"):
+        available(tmp_path)
+    with pytest.raises(CorruptDatasetError, match="is named as an archive and is no file"):
+        load(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["div2k", "carvana"])

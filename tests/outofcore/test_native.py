@@ -623,7 +623,7 @@ assert installed.counters(0).reserved_bytes == CHUNK
 def test_the_cuda_backend_on_a_stub_of_the_driver(tmp_path):
     (tmp_path / "driver.cpp").write_text(DRIVER)
     library = str(tmp_path / "libcuda.so.1")
-    compiler = [native._compiler(), "-std=c++17", "-shared", "-fPIC", "-o", library]
+    compiler = [*native._compiler(), "-std=c++17", "-shared", "-fPIC", "-o", library]
     subprocess.run([*compiler, str(tmp_path / "driver.cpp")], check=True)
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", ON_THE_STUB], env=environment, check=True)
@@ -665,12 +665,19 @@ class TestBuild:
 
     def test_a_compiler_that_fails_is_quoted(self, folder, tmp_path, monkeypatch):
         compiler = tmp_path / "compiler"
-        compiler.write_text("#!/bin/sh\n[ $1 = --version ] || { echo oh dear >&2; exit 3; }\n")
+        compiler.write_text("#!/bin/sh\n[ $2 = --version ] || { echo oh dear >&2; exit 3; }\n")
         compiler.chmod(stat.S_IRWXU)
-        monkeypatch.setenv("CXX", str(compiler))
-        with pytest.raises(AllocatorBuildError, match=r"(?s)status 3.*oh dear"):
+        monkeypatch.setenv("CXX", f"'{compiler}' -O0")  # with an argument, as it may have
+        with pytest.raises(AllocatorBuildError, match=r"(?s)status 3: \S+ -O0 .*oh dear"):
             build()
         assert list(next(folder.iterdir()).iterdir()) == []
+
+    def test_a_folder_in_the_place_of_the_library(self, folder):
+        place = build()
+        place.unlink()
+        place.mkdir()
+        with pytest.raises(AllocatorBuildError, match=r"\.so is a folder: remove it$"):
+            build()
 
     def test_a_change_of_the_source_is_built_anew(self, tmp_path, monkeypatch):
         compiler = tmp_path / "compiler"
@@ -777,7 +784,7 @@ class TestBuild:
             f'fclose(fopen("{mark}", "w"));}}\n'
         )
         planted = tmp_path / "planted.so"
-        command = [native._compiler(), "-x", "c", "-shared", "-fPIC", str(source)]
+        command = [*native._compiler(), "-x", "c", "-shared", "-fPIC", str(source)]
         subprocess.run([*command, "-o", str(planted)], check=True)
         ctypes.CDLL(str(planted))
         assert mark.exists()  # as it should where it is loaded
