@@ -30,6 +30,7 @@ from repro.dualbatch.actors import ServerActor, WorkerActor, checkpoint, to_tens
 from repro.dualbatch.checks import is_number, whole
 from repro.dualbatch.engines import EpochResult, Job, first_line, load_own_checkpoint
 from repro.dualbatch.server import Commit
+from repro.dualbatch.unsaved import UnsavedBuffers
 from repro.dualbatch.worker import Batches, Share
 from repro.measure import save_checkpoint
 
@@ -161,7 +162,7 @@ class RayEngine:
             waiting[number] = actors[number].is_up.remote(), time.monotonic()
             running[actors[number].run.remote(number, shared, server)] = number
 
-        unanswered = 0
+        unanswered, unsaved = 0, UnsavedBuffers(model)
         try:
             known = ray.get(server.status.remote())["history"]
             self.history = [EpochResult(**entry) for entry in known]
@@ -202,6 +203,7 @@ class RayEngine:
                 if epoch > len(job.schedule):
                     return
                 model.load_state_dict(self.state)
+                unsaved.restore()
                 # The metrics of a later state would not be this epoch's.
                 told = self.job if exact else replace(self.job, evaluate=None)
                 result = told.end_epoch(model, self.log, epoch, float("nan"), wall_s)

@@ -188,7 +188,7 @@ class LocalEngine:
             self.wall_s = time.perf_counter() - start
             paused = time.perf_counter()
             epoch, model = len(self.history) + 1, self.worker.model
-            model.load_state_dict(server.state)
+            self.worker.load(server.state)
             result = job.end_epoch(model, server.log, epoch, self.now_s, self.wall_s)
             self.history.append(result)
             if job.checkpoint is not None:

@@ -379,9 +379,12 @@ def _check_initial(state: State) -> None:
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor) or tensor.dtype.is_complex:
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            way = "by register_buffer(..., persistent=False)"
+            if name.endswith("_extra_state"):
+                way = "without get_extra_state"
             raise ValueError(
                 f"the state's {name!r} is of type {kind}, which cannot be merged; keep it out of "
-                "the model's state, such as by register_buffer(..., persistent=False)"
+                f"the model's state, such as {way}"
             )
     if (wrong := not_finite(state)) is not None:
         raise ValueError(

@@ -5,7 +5,7 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", 
 A worker has no memory: its result depends on the pulled state, its number and the number of its
 share alone. So a share that was lost with its worker is done again to the same bits, and engines
 agree. What the papers leave open follows from it: the optimizer, and its momentum, start anew with
-each share.
+each share, and so do buffers that are not saved. A forward must keep nothing elsewhere.
 """
 
 import math
@@ -22,6 +22,7 @@ from torch.nn import functional
 from repro.dualbatch.checks import NonFiniteError, function, not_finite, whole
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
+from repro.dualbatch.unsaved import UnsavedBuffers
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 ASPECTS = ("keep", "squash")
@@ -112,11 +113,20 @@ class Recipe:
             )
 
     def make_model(self) -> nn.Module:
-        """Return a model with the initial weights, on the device."""
+        """Return a model with the initial weights, on the device.
+
+        Raises:
+            ValueError: `model_fn` makes something else, or a model without anything to train.
+        """
         with seeded(self.device, self.seed):
             model = self.model_fn()
         if not isinstance(model, nn.Module):
             raise ValueError(f"model_fn returns {type(model).__name__}; give a function to a model")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(
+                f"model_fn makes a {type(model).__name__} that has no parameter to train; leave "
+                "requires_grad of some as it is"
+            )
         model = model.to(self.device)
         if self.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -145,6 +155,12 @@ class Worker:
         self.model = recipe.make_model()
         self._optimizer_fn = recipe.optimizer_fn or sgd
         self._dropout = dropout_rates(self.model)
+        self._unsaved = UnsavedBuffers(self.model)
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Make the model that of a state: its weights, and its unsaved buffers as at first."""
+        self.model.load_state_dict(state)
+        self._unsaved.restore()
 
     def train(
         self, worker: int, iteration: int, state: dict[str, Tensor], setting: EpochSetting
@@ -157,12 +173,13 @@ class Worker:
 
         Raises:
             NonFiniteError: A loss, or a tensor of the trained state, is infinite or NaN.
-            ValueError: The data function does not give the share's mini-batches, or there is no
-                such worker.
+            ValueError: The data function does not give the share's mini-batches, the loss is not
+                one number that depends on the weights, batch normalization meets a single sample,
+                or there is no such worker.
         """
         recipe, model = self.recipe, self.model
         number = whole("worker", worker, 0, (setting.plan or self.plan).n - 1)
-        model.load_state_dict(state)
+        self.load(state)
         model.train()
         if setting.dropout is not None:
             set_dropout(model, setting.dropout)
@@ -188,14 +205,19 @@ class Worker:
                 optimizer.zero_grad(set_to_none=True)
                 low = recipe.autocast is not None
                 with torch.autocast(kind, recipe.autocast) if low else nullcontext():
-                    loss = recipe.loss_fn(model(inputs), targets)
+                    with _named(share, len(inputs), f"worker {number}, {epoch}"):
+                        outputs = model(inputs)
+                    loss = recipe.loss_fn(outputs, targets)
+                check_loss(loss)
                 losses.append(loss.detach())
                 if kind in _AT_ONCE and not math.isfinite(losses[-1]):
                     raise diverged(f"the loss is {float(losses[-1])}", len(losses))
                 loss.backward()
                 optimizer.step()
-                # Kept on the device: reading it would wait for every step.
-                total += loss.detach() * len(inputs)
+                # Kept on the device: reading it would wait for every step. A half-precision
+                # product would overflow long before the loss.
+                wide = torch.promote_types(loss.dtype, total.dtype)
+                total += losses[-1].to(wide) * len(inputs)
                 samples += len(inputs)
         if not math.isfinite(total):
             finite = torch.stack(losses).isfinite().tolist()
@@ -204,9 +226,45 @@ class Worker:
         state = dict(model.state_dict())
         if (name := not_finite(state)) is not None:
             raise diverged(f"{name!r} is not finite after the step's update", len(losses))
+        if (name := self._unsaved.not_a_number()) is not None:
+            raise diverged(f"the unsaved buffer {name!r} is NaN after the step", len(losses))
         plan = setting.plan or self.plan
         factor = plan.factor_of(plan.kinds[worker], recipe.factor)
         return Trained(state, factor, total / samples)
+
+
+def check_loss(loss: Any) -> None:
+    """Raise a ValueError where a loss is not one real number that depends on the weights."""
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+        got = f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
+        raise ValueError(
+            f"loss_fn returns {got}; give the mean over the samples, one number as a floating "
+            "tensor of shape (), such as with reduction='mean' or .mean()"
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            "loss_fn returns a loss that depends on no weight which is trained; leave detach(), "
+            "item() and no_grad() out of forward and loss"
+        )
+
+
+@contextmanager
+def _named(share: Share, count: int, whose: str) -> Iterator[None]:
+    """Say by name that batch normalization cannot train on a single sample."""
+    try:
+        yield
+    except ValueError as error:
+        # With several values of each channel, as of images, a single sample is trained on.
+        if count != 1 or "more than 1 value per channel" not in str(error):
+            raise
+        samples, batch = len(share.indices), share.batch_size
+        fitting = [size for size in range(2, samples + 1) if samples % size != 1]
+        near = sorted(sorted(fitting, key=lambda size: abs(size - batch))[:3])
+        raise ValueError(
+            f"a share of {samples} samples in batches of {batch} ({whose}) has a batch of one "
+            "sample, on which batch normalization cannot train; give a plan with another batch "
+            f"size ({', '.join(map(str, near)) or 'and more samples'} would do) or other shares"
+        ) from error
 
 
 def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
@@ -271,6 +329,13 @@ def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, T
                 "inputs and targets"
             )
         inputs, targets = batch
+        for what, value in (("inputs", inputs), ("targets", targets)):
+            if not isinstance(value, Tensor) or not value.dim():
+                kind = "a single number" if isinstance(value, Tensor) else type(value)
+                raise ValueError(
+                    f"the data function gives {kind} as {what} at step {step} of {asked}; give one "
+                    "tensor (B, ...), such as by torch.as_tensor, with the samples first"
+                )
         wanted = min(share.batch_size, left)
         if not len(inputs) == len(targets) == wanted or not wanted:
             due = f"{wanted} of each are due there" if wanted else "the share has ended before"
@@ -279,10 +344,10 @@ def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, T
                 f"{step} of {asked}: {due}; give the samples of share.indices, share.batch_size at "
                 "a time, and the rest last"
             )
-        if side is not None and inputs.dim() == 4 and side not in inputs.shape[2:]:
+        if side is not None and inputs.dim() == 4 and side != min(inputs.shape[2:]):
             raise ValueError(
                 f"the data function gives inputs of shape {tuple(inputs.shape)} at step {step} of "
-                f"{asked}, which asks for {side} pixels; resize them to share.resolution"
+                f"{asked}, which asks for {side} pixels; resize the short side to share.resolution"
             )
         left -= wanted
         yield inputs, targets

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from trainings import SYNCS, TIMES, Recorder, make_model, same, train
+from trainings import SYNCS, TIMES, Recorder, make_data, make_model, same, train
 
 from repro.dualbatch import (
     CheckpointError,
@@ -96,6 +96,35 @@ class TestTrainings:
         with pytest.raises(NonFiniteError, match=rf"'{name}' is not finite after") as found:
             train(plan, model_fn=Net)
         assert (found.value.worker, found.value.epoch, found.value.step) == (0, 1, 1)
+
+    def test_a_buffer_that_no_state_has(self):
+        class Net(nn.Linear):
+            def __init__(self):
+                super().__init__(72, 3)
+                self.register_buffer("mask", torch.full((2,), -INF), persistent=False)
+                self.register_buffer("seen", torch.zeros(2), persistent=False)
+
+            def forward(self, images):
+                self.seen /= self.mask.isfinite()
+                return super().forward(images.flatten(1))
+
+        with pytest.raises(NonFiniteError, match=r"the unsaved buffer 'seen' is NaN"):
+            train(model_fn=Net)
+
+    def test_half_precision_losses_are_no_divergence(self):
+        class Net(nn.Linear):
+            def forward(self, images):
+                return super().forward(images.flatten(1))[:, 0]
+
+        images = make_data()[0]
+        result = train(
+            model_fn=lambda: Net(72, 1).half(),
+            data=(images.half(), torch.full((60,), 100.0).half()),
+            loss_fn=functional.mse_loss,  # near 1e4: ten times that is beyond the type
+            optimizer_fn=torch.optim.SGD,
+            schedule=CyclicProgressiveSchedule([Stage(1, 1e-6)]),
+        )
+        assert result.history[0].train_loss == pytest.approx(1e4, rel=0.05)
 
     def test_following_a_log(self):
         log = train(data=Poisoned()).log

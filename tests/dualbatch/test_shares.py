@@ -59,6 +59,11 @@ WRONG = {
     "fewer targets": (lambda s: [(IMAGES[:4], LABELS[:3])], r"gives 4 inputs and 3 targets"),
     "three things": (lambda s: [(IMAGES[:4], LABELS[:4], None)], r"gives 3 things at step 1 of a"),
     "one tensor": (lambda s: [IMAGES[:4]], r"gives <class 'torch.Tensor'> at step 1 of a share"),
+    "arrays": (lambda s: [(IMAGES[:4].numpy(), LABELS[:4].numpy())],
+               r"gives <class 'numpy.ndarray'> as inputs at step 1 .*torch.as_tensor"),
+    "a dictionary": (lambda s: [({"x": IMAGES[:4]}, LABELS[:4])], r"gives <class 'dict'> as inpu"),
+    "two inputs": (lambda s: [((IMAGES[:4], IMAGES[:4]), LABELS[:4])], r"<class 'tuple'> as input"),
+    "one target": (lambda s: [(IMAGES[:4], LABELS[0])], r"gives a single number as targets at st"),
     "none": (lambda s: None, r"gives NoneType for a share of 25 .*; give mini-batches"),
 }  # fmt: skip
 
@@ -95,7 +100,13 @@ class TestDataFunctions:
                 side = share.resolution
                 yield functional.interpolate(images, (side, 2 * side)), labels
 
+        def long_side(share):
+            for images, labels in smaller(share):
+                yield images[:, :, : share.resolution - 1, : share.resolution], labels
+
         schedule = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(4)])
+        with pytest.raises(ValueError, match=r"\(10, 2, 3, 4\) at step 1 .*short side"):
+            train(make_plan(0, 2), data=long_side, schedule=schedule)
         with pytest.raises(ValueError, match=r"\(10, 2, 6, 6\) at step 1 .* asks for 4 pixels"):
             train(make_plan(0, 2), data=batches, schedule=schedule)
         assert train(make_plan(0, 2), data=smaller, schedule=schedule).log
@@ -175,3 +186,76 @@ class TestImages:
     def test_unknown_aspect(self):
         with pytest.raises(ValueError, match=r"aspect is 'crop'; choose among keep, squash"):
             sizes(IMAGES, [6], aspect="crop")
+
+
+class Counting(nn.Module):
+    """A model whose output depends on buffers that no state has: one changed, one replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(72, 3)
+        self.register_buffer("steps", torch.zeros(()), persistent=False)
+        self.register_buffer("longer", torch.ones(1), persistent=False)
+        self.register_buffer("wide", torch.ones(1).expand(3), persistent=False)
+        self.register_buffer("later", None, persistent=False)
+
+    def forward(self, images):
+        self.steps += 1
+        self.longer = torch.cat([self.longer, self.steps[None]])
+        return self.head(images.flatten(1)) * (1 + 0.1 * self.longer.mean()) * self.wide
+
+
+class TestModels:
+    def test_buffers_that_are_not_saved_start_anew_with_each_share(self, tmp_path):
+        options = {"model_fn": Counting, "evaluate": lambda model: {"steps": float(model.steps)}}
+        whole = train(**options)
+        assert [entry.metrics["steps"] for entry in whole.history] == [0.0] * 4
+
+        def stop(entry):
+            raise InterruptedError
+
+        path = tmp_path / "training.pt"
+        with pytest.raises(InterruptedError):
+            train(checkpoint=path, on_epoch=stop, **options)
+        assert same(train(checkpoint=path, **options).state, whole.state)
+        assert same(train(model_fn=Counting, follow=whole.log).state, whole.state)
+
+    def test_a_rest_of_one_sample_with_batch_normalization(self):
+        def make():
+            norm = nn.BatchNorm1d(8)
+            return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), norm, nn.Linear(8, 3))
+
+        with pytest.raises(ValueError, match=r"25 samples in batches of 4 .*\(5, 7, 9 would do\)"):
+            train(ONE, data=batches, model_fn=make)
+        for size in (5, 7, 9):
+            plan = replace(ONE, large_batch=size)
+            assert train(plan, data=batches, model_fn=make, count=1).log
+        assert train(ONE, data=batches, count=1).log  # an image has several values of each channel
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"loss_fn": lambda o, t: functional.cross_entropy(o, t, reduction="none")},
+             r"loss_fn returns torch.float32 \(\d+,\); give the mean"),
+            ({"loss_fn": lambda o, t: functional.cross_entropy(o, t).view(1)}, r"float32 \(1,\)"),
+            ({"loss_fn": lambda o, t: 1.0}, r"loss_fn returns <class 'float'>; give the mean"),
+            ({"loss_fn": lambda o, t: functional.cross_entropy(o.detach(), t)}, r"on no weight"),
+            ({"model_fn": lambda: make_model().requires_grad_(False)}, r"no parameter to train"),
+            ({"model_fn": nn.Flatten}, r"makes a Flatten that has no parameter to train"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_trained_is_named(self, options, message):
+        with pytest.raises(ValueError, match=message) as found:
+            train(count=1, **options)
+        assert "\n" not in str(found.value)
+
+    def test_extra_state(self):
+        class Extra(nn.Linear):
+            def get_extra_state(self):
+                return {"a": 1}
+
+            def set_extra_state(self, state):
+                pass
+
+        with pytest.raises(ValueError, match=r"'_extra_state' .*without get_extra_state"):
+            train(model_fn=lambda: Extra(6, 3))
