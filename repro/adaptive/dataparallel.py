@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from repro.adaptive.averaging import (
@@ -49,8 +50,10 @@ class DataParallel:
     With NCCL a peer that hangs is found by torch's watchdog.
 
     The latter two finish an update during the next forward pass, layer by layer, for which a layer
-    waits just before it computes: a layer's parameters are used in its own forward pass alone, and
-    what another layer reads of them before may be a step old. `state_dict` and `load_state_dict` of
+    waits just before it computes: what another layer reads of its parameters before may be a step
+    old. Where the first forward pass shows that a layer's own is not called (another layer uses its
+    parameters), later ones begin with its update; of layers that torch.compile has compiled, the
+    update ends in `step`. `state_dict` and `load_state_dict` of
     model and optimizer finish first; whoever reads parameters otherwise calls `finish`.
 
     So they step the optimizer bucket by bucket, which is the same only for an optimizer that treats
@@ -148,6 +151,8 @@ class DataParallel:
             for own in (module._parameters, module._modules)
         ]
         self._trainable = [p.requires_grad for p in self._names]
+        self._types = [(p.dtype, p.device) for p in self._names]
+        self._nodes: list[Any] = []
         self._held = _count(optimizer)
         self.timings: list[StepTiming] = []
         self._averager: OverlappedAverager | None = None
@@ -184,6 +189,7 @@ class DataParallel:
             options["init_sync"] = False  # done, and its own knows no expanded buffers
             self._ddp = DistributedDataParallel(model, process_group=group, **options)
             self._ddp.register_comm_hook(None, self._timed_allreduce)
+            self._nodes = _gradient_nodes(self._names)
         else:
             self._averager = OverlappedAverager(
                 model, self.optimizer, averaging, group, bucket_bytes, timeout_s
@@ -314,6 +320,7 @@ class DataParallel:
                 self._averager.end()
             if self._averager is not None and self._in_parts:
                 self._averager.defer()
+                self._averager.apply_compiled()
             else:
                 self._update()
         except Exception as error:
@@ -376,6 +383,17 @@ class DataParallel:
                 f"requires_grad of {', '.join(changed[:5])} has changed since this DataParallel "
                 "was made, which averages the parameters that required a gradient then: call close "
                 "and make another DataParallel after freezing or unfreezing"
+            )
+        types = [(p.dtype, p.device) for p in self._names]
+        # DistributedDataParallel hooks the nodes, which torch makes anew with a parameter's type.
+        known = self._ddp is None or all(
+            map(operator.is_, _gradient_nodes(self._names), self._nodes)
+        )
+        if types != self._types or not known:
+            raise ValueError(
+                "the model's parameters were moved or given another type since this DataParallel "
+                "was made, even if they were taken back: call close, make the optimizer of them, "
+                "and another DataParallel"
             )
         if _count(self.optimizer) != self._held:
             check_optimizer(self.optimizer, self.model)
@@ -537,6 +555,11 @@ class DataParallel:
             for handle in self._handles:
                 handle.remove()
             self._averager = self._ddp = None
+
+
+def _gradient_nodes(parameters: Iterable[Tensor]) -> list[Any]:
+    """Return what accumulates the gradient of each parameter that requires one."""
+    return [get_gradient_edge(p).node for p in parameters if p.requires_grad]
 
 
 def _count(optimizer: torch.optim.Optimizer) -> int:

@@ -6,7 +6,8 @@ it is known of torch's own optimizers, and of nothing else.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -93,6 +94,29 @@ def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
             name = getattr(hook, "__qualname__", type(hook).__name__)
             return f"the hook {name} is called around the optimizer's step"
     return None
+
+
+@contextmanager
+def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Step without hooks: those that are there came after the gradient that is applied."""
+    found: list[Any] = [
+        hooks
+        for hooks in (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+        if hooks
+    ]
+    kept = [dict(hooks) for hooks in found]
+    for hooks in found:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, own in zip(found, kept, strict=True):
+            hooks.update(own)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -7,6 +7,7 @@ import copy
 import os
 import socket
 import traceback
+import warnings
 from collections import UserDict
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from repro.adaptive import METHODS, DataParallel, WholeStepError, join_processes
 
@@ -581,6 +584,115 @@ UNLIKE = ("shape", "frozen", "layout", "option")
 WHOLE_TOO = ("sgd, fused", "adam, foreach")
 
 
+class Tied(nn.Module):
+    """A layer that is not called shares those of one that is; attention reads another's."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.never = nn.Linear(27, 8), nn.Linear(27, 8)
+        self.never.weight = self.one.weight
+        self.never.bias = self.one.bias
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.two = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.one(x.flatten(1)).tanh()[:, None]
+        return self.two(self.attend(x, x, x)[0][:, 0])
+
+
+def sequence():
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 4)
+    )
+
+
+def pruned():
+    model = sequence()
+    prune.l1_unstructured(model[1], "weight", 0.3)
+    prune.l1_unstructured(model[3], "weight", 0.3)
+    return model
+
+
+def normed():
+    model = sequence()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(model[1])
+        nn.utils.spectral_norm(model[3])
+    return model
+
+
+def compiled():
+    model = sequence()
+    model[3] = torch.compile(model[3], backend="eager")
+    model[4].compile(backend="eager")
+    return model
+
+
+MODELS = {"tied": Tied, "pruned": pruned, "normed": normed, "compiled": compiled}
+
+
+def of_model(name):
+    """Return a model, the same in every process."""
+    model = make(0, MODELS[name])
+    if name == "normed":  # its vectors are random buffers
+        model(batch(0)[0])
+    return model
+
+
+def modelled(method, name):
+    """Train a model whose weights are not those of layers that are called."""
+    model = of_model(name)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    # With small ones torch's DistributedDataParallel does not compile.
+    size = 2**20 if (method, name) == ("allreduce", "compiled") else 200
+    parallel = DataParallel(
+        model, F.cross_entropy, optimizer, method, timeout_s=30, bucket_bytes=size
+    )
+    seen = []
+    for number in range(4):
+        parallel.step(*batch(number))
+        with torch.no_grad():
+            seen.append(model(batch(0)[0]))
+    parallel.close()
+    return {"weights": [p.detach().clone() for p in model.parameters()], "seen": seen}
+
+
+def amid(method, what):
+    """Change something between a step and the end of its update."""
+    model = make(0, Small if what == "type" else Layouts)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=True)
+    parallel = DataParallel(
+        model, F.cross_entropy, optimizer, method, timeout_s=30, bucket_bytes=200
+    )
+    parallel.step(*batch(0))
+    told = None
+    if what == "hook":
+        optimizer.register_step_pre_hook(clipping)
+        handle = register_optimizer_step_pre_hook(lambda *_: clipping(optimizer))
+        model.state_dict()
+        handle.remove()
+    elif what == "layout":
+        model.conv.to(memory_format=torch.contiguous_format)
+        model.turned.weight.data = model.turned.weight.data.contiguous()
+        parallel.step(*batch(1))
+    else:
+        model.float().double()
+        told = error_of(parallel.step, *batch(1))
+    parallel.close()
+    return told, described(model, optimizer)["weights"]
+
+
+def unused_in_bucket():
+    model = make(0, Tied)
+    model.extra = nn.Linear(2, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, F.cross_entropy, optimizer, timeout_s=30, bucket_bytes=2**30)
+    told = error_of(parallel.step, *batch(0))
+    parallel.close()
+    return told
+
+
 def todo(rank):
     """Yield a name and a function of each case; the two split ways share most of their code."""
     yield "listening", listening
@@ -622,6 +734,12 @@ def todo(rank):
         for method, options in (("all_to_all", {}), ("allreduce", {"micro_batch": 2})):
             yield (method, "loss", name), lambda m=method, n=name, o=options: lost(m, n, **o)
     yield "unusable", unusable
+    yield "unused in a bucket", unused_in_bucket
+    for method in METHODS:
+        for name in MODELS:
+            yield (method, "model", name), lambda m=method, n=name: modelled(m, n)
+        for what in ("hook", "layout", "type"):
+            yield (method, "amid", what), lambda m=method, w=what: amid(m, w)
     made, options = WHOLE["lamb"], {"clip_grad_norm": 0.1}
     yield "clip by argument", lambda: trained("all_to_all", made, **options)
     yield "renamed", lambda: trained("all_to_all", Renamed)
@@ -902,6 +1020,50 @@ def test_mini_batches_that_cannot_be_divided(both):
         ]
         assert "name in shared=" in told[3][1]
         assert_close(weights, [p.detach() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_whose_weights_are_computed_or_used_by_other_layers(both, name):
+    model = make(0, sequence) if name == "compiled" else of_model(name)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    seen = []
+    for number in range(4):
+        x, y = batch(number)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            seen.append(model(batch(0)[0]))
+    for method in METHODS:
+        for answer in answers(both, method, "model", name):
+            assert_close(answer["weights"], [p.detach() for p in model.parameters()], 1e-9)
+            assert_close(answer["seen"], seen, 1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_changes_before_the_update_ends_leaves_it_as_it_was(both, method):
+    def plain(steps, kind=Layouts):
+        wanted = plainly(lambda ps: torch.optim.SGD(ps, 0.1), steps, model=make(0, kind))
+        return described(*wanted[:2])["weights"]
+
+    for _, weights in answers(both, method, "amid", "hook"):
+        assert_close(weights, plain(1))
+    for _, weights in answers(both, method, "amid", "layout"):
+        assert_close(weights, plain(2))
+    found = answers(both, method, "amid", "type")
+    for told, weights in found:
+        if method == "allreduce":  # the other ways hook the parameters themselves
+            assert told[0] == "ValueError" and "moved or given another type" in told[1]
+        assert_close(weights, plain(1 if method == "allreduce" else 2, Small), 1e-6)
+        assert same(weights, found[0][1])
+
+
+def test_an_unused_parameter_is_named_whatever_bucket_it_shares(both):
+    for kind, text in answers(both, "unused in a bucket"):
+        assert kind == "ValueError"
+        assert text.startswith("extra.weight, extra.bias got no gradient in this mini-batch: ") or (
+            text.startswith("extra.bias, extra.weight got no gradient in this mini-batch: ")
+        )
 
 
 class TestOneProcess:
