@@ -28,6 +28,7 @@ from repro.adaptive.averaging import (
     no_gradient,
     without_autocast,
 )
+from repro.adaptive.loss_check import LossCheck, check_loss_adds_up
 from repro.adaptive.losses import parts_of, weighted
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
@@ -71,7 +72,7 @@ class DataParallel:
         loss_fn: Mean loss over the samples it is given, ``loss_fn(outputs, targets)``, or
             ``loss_fn(outputs)`` where there are no targets; of torch's own losses also a sum, and
             a mean by class weights or over targets that are not ignored. A loss that is no mean,
-            such as a contrastive one, is not that of the whole mini-batch.
+            such as a contrastive one, is not that of the whole mini-batch, see `check`.
         optimizer: Of the model's parameters.
         averaging: The way.
         micro_batch: Most samples that a process computes at a time; a larger share is computed in
@@ -85,6 +86,9 @@ class DataParallel:
         clip_grad_norm: Most that the norm of the gradient may be, see `clip_grad_norm`.
         shared: What of a mini-batch belongs to all samples: names, positions or tensors, see
             `repro.measure.batches.read_batch`.
+        check: ``"first"`` compares the loss of a few samples of the first mini-batch as a whole
+            with that of its parts, for which the model is called in evaluation mode before the
+            step; ``"off"`` trusts that it is a mean over samples, or that `weights` are right.
 
     Attributes:
         rank: This process, from 0.
@@ -96,6 +100,7 @@ class DataParallel:
     Raises:
         ValueError: An argument is out of range, the optimizer is not that of the model's trainable
             parameters, or model or options are others in another process.
+        LossCheckError: In the first step: the loss is no mean over samples (or by `weights`).
         WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
         PeerError: Another process was lost.
     """
@@ -115,6 +120,7 @@ class DataParallel:
         scaler: torch.amp.GradScaler | None = None,
         clip_grad_norm: float | None = None,
         shared: Sequence[Any] = (),
+        check: LossCheck = "first",
     ) -> None:
         if averaging not in METHODS:
             raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
@@ -127,6 +133,8 @@ class DataParallel:
             )
         if autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast is {autocast}; give torch.bfloat16, torch.float16 or None")
+        if check not in ("first", "off"):
+            raise ValueError(f"check is {check!r}; choose first, off")
         if isinstance(model, DistributedDataParallel):
             raise ValueError("the model is a DistributedDataParallel; give the model within it")
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
@@ -162,6 +170,7 @@ class DataParallel:
         self._last_bucket = 0.0
         self._closed = False
         self._first = self.processes > 1
+        self._to_check = check == "first"
         self._shared, self._known = tuple(shared), dict[Any, str]()
         self._handles: list[Any] = []
         if self.processes == 1:
@@ -303,6 +312,11 @@ class DataParallel:
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
         if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
             check_hooks(self._names, own=self._averager is not None)
+            if self._to_check:
+                self.finish()
+                self._to_check = not check_loss_adds_up(
+                    self.model, self.loss_fn, batch, weights, self._device, self._precision
+                )
         losses = []
         if self._averager is not None:
             self._averager.begin()

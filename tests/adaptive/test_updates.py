@@ -584,6 +584,102 @@ UNLIKE = ("shape", "frozen", "layout", "option")
 WHOLE_TOO = ("sgd, fused", "adam, foreach")
 
 
+class Sum(nn.CrossEntropyLoss):
+    """Inherits what it computes."""
+
+
+class Within(nn.Module):
+    """A loss of one's own around one of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(weight=CLASSES)
+
+    def forward(self, outputs, targets):
+        return self.loss(outputs, targets)
+
+
+class Inside(nn.Module):
+    """Computes its loss itself, and has batch statistics, random numbers and a count."""
+
+    def __init__(self, ignored=-1):
+        super().__init__()
+        self.ignored = ignored
+        self.one, self.norm, self.two = nn.Linear(27, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.drop = nn.Dropout(0.2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, y):
+        self.calls += 1
+        logits = self.two(self.drop(self.norm(self.one(x.flatten(1)))))
+        return {"loss": F.cross_entropy(logits, y, ignore_index=self.ignored), "logits": logits}
+
+
+class Marked(nn.Module):
+    """Outputs of another form in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(27, 4)
+
+    def forward(self, x):
+        x = self.one(x.flatten(1))
+        return {"logits": x} if self.training else x.argmax(1)
+
+
+def over_positives(outputs, targets):
+    positive = (targets > 1).to(outputs.dtype)
+    loss = F.binary_cross_entropy_with_logits(outputs[:, 0], positive, reduction="sum")
+    return loss / positive.sum().clamp(min=1)
+
+
+UNEVEN = {
+    "ignored in a function": lambda o, t: F.cross_entropy(o, t, ignore_index=0),
+    "sum in a function": lambda o, t: F.cross_entropy(o, t, reduction="sum"),
+    "over positives": over_positives,
+    "weights within": Within,
+    "root": lambda o, t: F.cross_entropy(o, t).sqrt(),
+    "pairs": lambda o, t: (o @ o.mT).exp().sum().log(),
+    "in the model": lambda o: o["loss"],
+    "other outputs": lambda o, t: F.cross_entropy(o["logits"], t, reduction="sum"),
+}
+EVEN = {
+    "mean in a function": lambda o, t: F.cross_entropy(o, t),
+    "two means": lambda o, t: F.cross_entropy(o, t) + 0.1 * o.square().mean(),
+    "inherited sum": partial(Sum, reduction="sum"),
+    "in the model": lambda o: o["loss"],
+    "other outputs": lambda o, t: F.cross_entropy(o["logits"], t),
+}
+
+
+def loss_and_model(name, losses):
+    loss = losses[name]
+    loss = loss() if isinstance(loss, type | partial) else loss
+    inside = partial(Inside, 0 if losses is UNEVEN else -1)
+    kind = {"in the model": inside, "other outputs": Marked}.get(name, Small)
+    model = make(0, kind)
+    return (loss.double() if isinstance(loss, nn.Module) else loss), model
+
+
+def checked(name, losses, **options):
+    """Take one step with a loss; return the error or the weights, and whether all was as before."""
+    loss, model = loss_and_model(name, losses)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, loss, optimizer, timeout_s=30, **options)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    x, y = batch(3)
+    torch.manual_seed(5)
+    given = ({"x": x, "y": y}, None) if name == "in the model" else (x, y)
+    told = error_of(parallel.step, *given)
+    parallel.close()
+    if not isinstance(told, tuple):
+        return None, described(model, optimizer)["weights"]
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    untouched = torch.equal(drawn, torch.rand(1)) and all(m.training for m in model.modules())
+    return told, untouched and same(before.values(), model.state_dict().values())
+
+
 class Tied(nn.Module):
     """A layer that is not called shares those of one that is; attention reads another's."""
 
@@ -735,6 +831,10 @@ def todo(rank):
             yield (method, "loss", name), lambda m=method, n=name, o=options: lost(m, n, **o)
     yield "unusable", unusable
     yield "unused in a bucket", unused_in_bucket
+    for name in UNEVEN:
+        yield ("uneven", name), lambda n=name: checked(n, UNEVEN)
+    for name in EVEN:
+        yield ("even", name), lambda n=name: checked(n, EVEN)
     for method in METHODS:
         for name in MODELS:
             yield (method, "model", name), lambda m=method, n=name: modelled(m, n)
@@ -992,6 +1092,29 @@ def test_losses_that_are_no_plain_mean_over_samples(both, name):
                    *answers(both, "allreduce", "loss", name), alone]:  # fmt: skip
         assert_close(answer["weights"], [p.detach() for p in model.parameters()])
         assert answer["losses"] == pytest.approx(losses, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_a_loss_that_does_not_add_up_is_refused_before_anything_changes(both, name):
+    for told, unchanged in [*answers(both, "uneven", name), checked(name, UNEVEN, micro_batch=3)]:
+        assert told[0] == "LossCheckError", told
+        assert "Give weights= to step" in told[1] and "check='off' computes it" in told[1]
+        assert unchanged
+    told, _ = checked(name, UNEVEN, micro_batch=3, check="off")
+    assert told is None
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_a_mean_over_samples_is_not_refused(both, name):
+    loss, model = loss_and_model(name, EVEN)
+    x, y = batch(3)
+    if name != "in the model":
+        loss(model(x), y).backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    for told, weights in answers(both, "even", name):
+        assert told is None
+        if name != "in the model":  # which drops out
+            assert_close(weights, [p.detach() for p in model.parameters()])
 
 
 def test_weights_that_do_not_fit_and_losses_without_reduction():
