@@ -74,17 +74,32 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
     With torch's SGD the rate multiplies the momentum buffer, so that a change needs no correction.
 
     Raises:
-        SchedulerError: A learning-rate scheduler was made for the optimizer: each would overwrite
-            the other's rates.
+        SchedulerError: A learning-rate scheduler was made for the optimizer, or a rate is not what
+            the last call set it to: each would overwrite the other's rates.
+        ValueError: The optimizer has no rate to set.
     """
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         raise SchedulerError(
             "the optimizer has a learning-rate scheduler, which sets the rates that set_lr is to "
             "set: leave the scheduler out (controllers have warmup, decay and decay_at), or set_lr"
         )
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise ValueError(
+            f"the rate of {type(optimizer).__name__} is None: it finds its rates by itself; give "
+            "it one (lr=, with relative_step=False where it has that), or leave set_lr out"
+        )
+    for number, group in enumerate(optimizer.param_groups):
+        if float(group["lr"]) != group.get("lr_set", float(group["lr"])):
+            raise SchedulerError(
+                f"the rate of group {number} is {float(group['lr']):g}, and set_lr had set it to "
+                f"{group['lr_set']:g}: another, such as a scheduler, sets the rates, and each "
+                "overwrites the other's: leave it out (controllers have warmup, decay and "
+                "decay_at), or set_lr"
+            )
     if new := [group for group in optimizer.param_groups if "lr_scale" not in group]:
         rates = [float(group["lr"]) for group in new]
-        default = float(optimizer.defaults["lr"])
+        default = optimizer.defaults["lr"]
+        default = 0.0 if default is None else float(default)
         scaled = [g for g in optimizer.param_groups if g.get("lr_scale")]
         present = [float(g["lr"]) / g["lr_scale"] for g in scaled] or rates
         reference = default if default > 0 and default in rates else max(present)
@@ -96,6 +111,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(value)
         else:
             group["lr"] = value
+        group["lr_set"] = float(group["lr"])
 
 
 @dataclass(frozen=True)

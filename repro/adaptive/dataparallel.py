@@ -99,7 +99,8 @@ class DataParallel:
 
     Raises:
         ValueError: An argument is out of range, the optimizer is not that of the model's trainable
-            parameters, or model or options are others in another process.
+            parameters, a layer changes its own parameters (an embedding's `max_norm`), or model or
+            options are others in another process.
         LossCheckError: In the first step: the loss is no mean over samples (or by `weights`).
         WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
         PeerError: Another process was lost.
@@ -150,6 +151,8 @@ class DataParallel:
         self.processes = dist.get_world_size() if joined else 1
         alone = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
         check_optimizer(optimizer, model, alone if self.processes == 1 else ())
+        if self.processes > 1:
+            _check_layers(model)
         self._device = next(model.parameters()).device
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         # Quicker to compare in each step than `model.parameters()` is to walk through.
@@ -317,6 +320,7 @@ class DataParallel:
                 self._to_check = not check_loss_adds_up(
                     self.model, self.loss_fn, batch, weights, self._device, self._precision
                 )
+                start = time.perf_counter()
         losses = []
         if self._averager is not None:
             self._averager.begin()
@@ -574,6 +578,22 @@ class DataParallel:
 def _gradient_nodes(parameters: Iterable[Tensor]) -> list[Any]:
     """Return what accumulates the gradient of each parameter that requires one."""
     return [get_gradient_edge(p).node for p in parameters if p.requires_grad]
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Refuse layers that change their parameters in the forward pass, by their samples.
+
+    Raises:
+        ValueError: An embedding has a `max_norm`.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(
+                f"the embedding {name or type(module).__name__} has max_norm={module.max_norm}: it "
+                "changes its parameters in the forward pass, in each process those of its own "
+                "samples, so that they would differ; set max_norm to None, and scale rows of "
+                "weight after finish(), in every process"
+            )
 
 
 def _count(optimizer: torch.optim.Optimizer) -> int:

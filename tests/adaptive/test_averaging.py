@@ -695,7 +695,7 @@ class TestOneProcess:
             return F.cross_entropy(outputs, targets)
 
         optimizer = make_optimizer(model)
-        parallel = DataParallel(model, loss, optimizer, micro_batch=4)
+        parallel = DataParallel(model, loss, optimizer, micro_batch=4, check="off")
         for number, rate in enumerate(RATES):
             set_lr(optimizer, rate)
             parallel.step(*batch(number))

@@ -661,6 +661,29 @@ class TestGroups:
         optimizer.step()
         scheduler.step()
 
+    @pytest.mark.parametrize("tensor", [False, True])
+    def test_a_rate_that_another_has_changed_is_refused(self, tensor):
+        lr = torch.tensor(0.1) if tensor else 0.1
+        optimizer = self.optimizer(None, 0.01, lr=lr)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        set_lr(optimizer, 0.5)
+        scheduler.step(1.0)
+        set_lr(optimizer, 0.5)
+        scheduler.step(1.0)  # a plateau
+        other = self.optimizer(None, 0.01, lr=lr)
+        other.load_state_dict(optimizer.state_dict())
+        for each in (optimizer, other):
+            told = r"rate of group 0 is 0.05, and set_lr had set it to 0.5: another, such as a sche"
+            with pytest.raises(SchedulerError, match=told):
+                set_lr(each, 0.5)
+            assert float(each.param_groups[0]["lr"]) == pytest.approx(0.05)
+
+    def test_an_optimizer_without_a_rate_is_refused(self):
+        optimizer = self.optimizer(None, lr=0.1)
+        optimizer.param_groups[0]["lr"] = None  # as transformers' Adafactor has it
+        with pytest.raises(ValueError, match=r"the rate of SGD is None: it finds its rates by"):
+            set_lr(optimizer, 0.2)
+
 
 class TestWhatANewcomerGives:
     @pytest.mark.parametrize(

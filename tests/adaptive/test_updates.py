@@ -779,6 +779,12 @@ def amid(method, what):
     return told, described(model, optimizer)["weights"]
 
 
+def bounded(method):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Embedding(5, 3, max_norm=1.0))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return error_of(DataParallel, model, F.cross_entropy, optimizer, method, timeout_s=30)
+
+
 def unused_in_bucket():
     model = make(0, Tied)
     model.extra = nn.Linear(2, 2).double()
@@ -831,6 +837,8 @@ def todo(rank):
             yield (method, "loss", name), lambda m=method, n=name, o=options: lost(m, n, **o)
     yield "unusable", unusable
     yield "unused in a bucket", unused_in_bucket
+    for method in METHODS:
+        yield (method, "max_norm"), lambda m=method: bounded(m)
     for name in UNEVEN:
         yield ("uneven", name), lambda n=name: checked(n, UNEVEN)
     for name in EVEN:
@@ -1179,6 +1187,12 @@ def test_what_changes_before_the_update_ends_leaves_it_as_it_was(both, method):
             assert told[0] == "ValueError" and "moved or given another type" in told[1]
         assert_close(weights, plain(1 if method == "allreduce" else 2, Small), 1e-6)
         assert same(weights, found[0][1])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_layer_that_changes_its_own_parameters_is_refused(both, method):
+    for kind, text in answers(both, method, "max_norm"):
+        assert kind == "ValueError" and "the embedding 1 has max_norm=1.0" in text
 
 
 def test_an_unused_parameter_is_named_whatever_bucket_it_shares(both):
