@@ -10,6 +10,7 @@ import queue
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -117,6 +118,45 @@ def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bu
     return [Bucket(group, processes) for group in groups]
 
 
+class Hook:
+    """Calls a method of an object, and nothing in a copy of what it hooks, pickled or not.
+
+    What is copied is finished first, since a copy has no updates under way.
+
+    Args:
+        owner: Kept weakly.
+        name: Of its method, called with `arguments` and the first argument of the hook.
+        *arguments: Of the hook.
+    """
+
+    def __init__(self, owner: Any, name: str, *arguments: Any) -> None:
+        self._owner, self._name, self._arguments = weakref.ref(owner), name, arguments
+
+    def __call__(self, hooked: Any = None, *_: Any) -> None:
+        owner = self._owner()
+        if owner is not None:
+            getattr(owner, self._name)(*self._arguments, hooked)
+
+    def __reduce__(self) -> Any:
+        owner = self._owner()
+        if owner is not None:
+            owner.finish()
+        return Hook, (_Gone(), "")
+
+    def __deepcopy__(self, memo: Any) -> "Hook":
+        hook, arguments = self.__reduce__()
+        owner = self._owner()
+        # A module's own parameters are copied before its hooks.
+        for p in () if owner is None else owner.parameters():
+            if id(p) in memo:
+                memo[id(p)].data.copy_(p.detach())
+        return hook(*arguments)
+
+
+class _Gone:
+    """What a copied hook belonged to: no reference outlives it."""
+
+
 class OverlappedAverager:
     """Averages gradients of a model over processes, one step behind its forward passes.
 
@@ -160,11 +200,10 @@ class OverlappedAverager:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._handles = []
         owner = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        for bucket in self.buckets:
-            for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                self._handles.append(
-                    p.register_post_accumulate_grad_hook(self._collector(bucket, view))
-                )
+        for number, bucket in enumerate(self.buckets):
+            for place, p in enumerate(bucket.parameters):
+                hook = Hook(self, "collect", number, place)
+                self._handles.append(p.register_post_accumulate_grad_hook(hook))
         compiled = {
             part for module in model.modules() if _is_compiled(module) for part in module.modules()
         }
@@ -177,7 +216,7 @@ class OverlappedAverager:
                 self._early.update(buckets)
             elif any(True for _ in module.parameters()):
                 # Before the hooks that torch's weight_norm or pruning compute weights in.
-                hook = self._waiter(buckets)
+                hook = Hook(self, "wait", [self.buckets.index(bucket) for bucket in buckets])
                 self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
         self._at_once = set(self._early)
         self._owner = owner
@@ -185,34 +224,39 @@ class OverlappedAverager:
         self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
         self._thread.start()
 
-    def _collector(self, bucket: Bucket, view: Tensor) -> Any:
-        def collect(parameter: Tensor) -> None:
-            if not self.gathering:  # a micro-batch before the last: gradients add up
-                return
-            assert parameter.grad is not None
-            if parameter.grad.layout is not torch.strided:
-                raise ValueError(
-                    f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
-                    "it dense (sparse=False), or give averaging='allreduce'"
-                )
-            view.copy_(parameter.grad)
-            parameter.grad = None
-            self._collected.add(parameter)
-            bucket.left -= 1
-            self._launch()
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield all that is averaged."""
+        for bucket in self.buckets:
+            yield from bucket.parameters
 
-        return collect
+    def collect(self, number: int, place: int, parameter: Tensor) -> None:
+        """Take a parameter's gradient, which is there."""
+        bucket = self.buckets[number]
+        if not self.gathering or parameter is not bucket.parameters[place]:
+            return  # a micro-batch before the last, where gradients add up; or a copy's
+        assert parameter.grad is not None
+        if parameter.grad.layout is not torch.strided:
+            raise ValueError(
+                f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
+                "it dense (sparse=False), or give averaging='allreduce'"
+            )
+        bucket.views[place].copy_(parameter.grad)
+        parameter.grad = None
+        self._collected.add(parameter)
+        bucket.left -= 1
+        self._launch()
 
-    def _waiter(self, buckets: list[Bucket]) -> Any:
-        def wait(module: nn.Module, inputs: Any) -> None:
-            self._called.add(module)
-            if self.gathering:
-                return
-            for bucket in (*self._early, *buckets) if self._early else buckets:
-                if bucket.pending:
-                    self._apply(bucket)
-
-        return wait
+    def wait(self, numbers: Sequence[int], module: nn.Module) -> None:
+        """Make the updates that a layer needs before it computes."""
+        self._called.add(module)
+        if self.gathering:
+            return
+        for bucket in self._early:
+            if bucket.pending:
+                self._apply(bucket)
+        for number in numbers:
+            if self.buckets[number].pending:
+                self._apply(self.buckets[number])
 
     def _launch(self) -> None:
         while self._next < len(self.buckets) and not self.buckets[self._next].left:

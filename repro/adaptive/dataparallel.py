@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import operator
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from repro.adaptive.averaging import (
     METHODS,
+    Hook,
     Method,
     OverlappedAverager,
     StepTiming,
@@ -55,7 +56,10 @@ class DataParallel:
     old. Where the first forward pass shows that a layer's own is not called (another layer uses its
     parameters), later ones begin with its update; of layers that torch.compile has compiled, the
     update ends in `step`. `state_dict` and `load_state_dict` of
-    model and optimizer finish first; whoever reads parameters otherwise calls `finish`.
+    model and optimizer finish first, and so do copying and saving the model itself, whose copy has
+    no hooks that do anything. Who reads or changes parameters directly between steps, such as a
+    moving average of them (`torch.optim.swa_utils.AveragedModel.update_parameters`), a clamp
+    (WGAN), or a copy of the optimizer, calls `finish` before, or gives ``overlap=False``.
 
     So they step the optimizer bucket by bucket, which is the same only for an optimizer that treats
     every parameter by itself. Of SGD, Adam, AdamW and torch's others but LBFGS this is known; any
@@ -210,16 +214,19 @@ class DataParallel:
 
     def _finish_before_states(self) -> None:
         """Finish before states are read or written: their parameters may be a step old."""
-
-        # No method: a copy of the model would copy what it is bound to.
-        def finish(*_: Any) -> None:
-            self.finish()
-
+        finish = Hook(self, "_finish")
         for module in self.model.modules():
             self._handles.append(module.register_state_dict_pre_hook(finish))
             self._handles.append(module.register_load_state_dict_pre_hook(finish))
         self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
         self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
+
+    def _finish(self, *_: Any) -> None:
+        self.finish()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the model's parameters."""
+        return self.model.parameters()
 
     def _check_alike(self, options: list[str]) -> None:
         """Refuse models and options that are not the same in all processes."""

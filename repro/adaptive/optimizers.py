@@ -159,7 +159,10 @@ def check_optimizer(
         raise ValueError(
             f"the optimizer does not hold {_some(lacking)} of the model, {len(lacking)} of "
             f"{len(trained)} parameters that require a gradient: make it of this model's "
-            "parameters (after the model is made, moved or changed), or set requires_grad to False"
+            "parameters (after the model is made, moved or changed), or set requires_grad to False "
+            "there. Where two optimizers share it (Muon for matrices, AdamW for others), make one "
+            "torch.optim.Optimizer whose param_groups are those of both and whose step and "
+            "zero_grad call theirs, and give overlap=False"
         )
     fused = {p for group in optimizer.param_groups if group.get("fused") for p in group["params"]}
     for name, p in trained.items():

@@ -4,6 +4,7 @@ All cases run in one pair of processes, in turns; each is compared with plain to
 """
 
 import copy
+import io
 import os
 import socket
 import traceback
@@ -785,6 +786,28 @@ def bounded(method):
     return error_of(DataParallel, model, F.cross_entropy, optimizer, method, timeout_s=30)
 
 
+def copies(method):
+    """Copy and save the model amid an update, and train the copy and the model on."""
+    model = make()
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+    parallel = DataParallel(
+        model, F.cross_entropy, optimizer, method, timeout_s=30, bucket_bytes=200
+    )
+    parallel.step(*batch(0))
+    copied = copy.deepcopy(model)
+    parallel.step(*batch(1))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=False)
+    found = [[p.detach().clone() for p in each.parameters()] for each in (copied, saved)]
+    F.cross_entropy(copied(batch(2)[0]), batch(2)[1]).backward()
+    found.append([p.grad for p in copied.parameters()])
+    parallel.step(*batch(2))
+    parallel.close()
+    return [*found, described(model, optimizer)["weights"]]
+
+
 def unused_in_bucket():
     model = make(0, Tied)
     model.extra = nn.Linear(2, 2).double()
@@ -839,6 +862,8 @@ def todo(rank):
     yield "unused in a bucket", unused_in_bucket
     for method in METHODS:
         yield (method, "max_norm"), lambda m=method: bounded(m)
+    for method in SPLIT:
+        yield (method, "copies"), lambda m=method: copies(m)
     for name in UNEVEN:
         yield ("uneven", name), lambda n=name: checked(n, UNEVEN)
     for name in EVEN:
@@ -1189,6 +1214,18 @@ def test_what_changes_before_the_update_ends_leaves_it_as_it_was(both, method):
         assert same(weights, found[0][1])
 
 
+@pytest.mark.parametrize("method", SPLIT)
+def test_copies_of_the_model_hold_the_last_update_and_are_plain(both, method):
+    wanted = [plainly(OPTIMIZERS["sgd"], steps)[0] for steps in (1, 2, 3)]
+    wanted[0].zero_grad()
+    F.cross_entropy(wanted[0](batch(2)[0]), batch(2)[1]).backward()
+    for copied, saved, gradients, trained in answers(both, method, "copies"):
+        assert_close(copied, [p.detach() for p in wanted[0].parameters()])
+        assert_close(saved, [p.detach() for p in wanted[1].parameters()])
+        assert_close(gradients, [p.grad for p in wanted[0].parameters()])
+        assert_close(trained, [p.detach() for p in wanted[2].parameters()])
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_layer_that_changes_its_own_parameters_is_refused(both, method):
     for kind, text in answers(both, method, "max_norm"):
@@ -1220,6 +1257,30 @@ class TestOneProcess:
         answer = precisely("all_to_all", how)
         weights, scales = precisely_plain(how)
         assert same(answer["weights"], weights) and answer["scales"] == scales
+
+    def test_two_optimizers_joined_as_the_refusal_of_one_says(self):
+        class Both(torch.optim.Optimizer):
+            def __init__(self, *each):
+                super().__init__([group for one in each for group in one.param_groups], {})
+                self.each = each
+
+            def step(self):
+                for one in self.each:
+                    one.step()
+
+        def joined(parameters):
+            first = torch.optim.SGD(parameters[:3], 0.1, momentum=0.9)
+            return Both(first, torch.optim.AdamW(parameters[3:], 0.01))
+
+        model = make()
+        alone = torch.optim.SGD(list(model.parameters())[:3], 0.1)
+        with pytest.raises(ValueError, match=r"two optimizers share it .* overlap=False"):
+            DataParallel(model, F.cross_entropy, alone)
+        optimizer = joined(list(model.parameters()))
+        parallel = DataParallel(model, F.cross_entropy, optimizer, overlap=False)
+        for number in range(4):
+            parallel.step(*batch(number))
+        assert same(model.parameters(), described(*plainly(joined)[:2])["weights"])
 
     def given(self, name):
         model = make()
