@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         noise_scale,
         stable_batch,
     )
+    from repro.adaptive.loss_check import LossCheckError
     from repro.adaptive.optimizers import WholeStepError
     from repro.adaptive.processes import (
         NoLoopbackError,
@@ -93,6 +94,7 @@ _HOMES = {
         "noise_scale",
         "stable_batch",
     ),
+    "repro.adaptive.loss_check": ("LossCheckError",),
     "repro.adaptive.optimizers": ("WholeStepError",),
     "repro.adaptive.processes": (
         "NoLoopbackError",
@@ -129,6 +131,7 @@ __all__ = [
     "FixedBatch",
     "GradientNorm",
     "LinearScaling",
+    "LossCheckError",
     "MeasuredStep",
     "NoImprovement",
     "NoLoopbackError",

@@ -10,6 +10,7 @@ import queue
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from repro.adaptive.optimizers import is_dense
+from repro.adaptive.optimizers import is_dense, without_hooks
 from repro.adaptive.processes import PeerError, lost_peer
 from repro.measure import synchronize
 
@@ -80,6 +81,7 @@ class Bucket:
         sizes = [p.numel() for p in self.parameters]
         pieces = self.flat[:count].split(sizes)
         self.views = [view_like(piece, p) for piece, p in zip(pieces, self.parameters, strict=True)]
+        self.strides = [p.stride() for p in self.parameters]
         self.left = len(self.parameters)  # gradients that are not there yet
         self.pending = False  # averaged or under way, and not applied
         self.ready = threading.Event()
@@ -116,6 +118,45 @@ def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bu
     return [Bucket(group, processes) for group in groups]
 
 
+class Hook:
+    """Calls a method of an object, and nothing in a copy of what it hooks, pickled or not.
+
+    What is copied is finished first, since a copy has no updates under way.
+
+    Args:
+        owner: Kept weakly.
+        name: Of its method, called with `arguments` and the first argument of the hook.
+        *arguments: Of the hook.
+    """
+
+    def __init__(self, owner: Any, name: str, *arguments: Any) -> None:
+        self._owner, self._name, self._arguments = weakref.ref(owner), name, arguments
+
+    def __call__(self, hooked: Any = None, *_: Any) -> None:
+        owner = self._owner()
+        if owner is not None:
+            getattr(owner, self._name)(*self._arguments, hooked)
+
+    def __reduce__(self) -> Any:
+        owner = self._owner()
+        if owner is not None:
+            owner.finish()
+        return Hook, (_Gone(), "")
+
+    def __deepcopy__(self, memo: Any) -> "Hook":
+        hook, arguments = self.__reduce__()
+        owner = self._owner()
+        # A module's own parameters are copied before its hooks.
+        for p in () if owner is None else owner.parameters():
+            if id(p) in memo:
+                memo[id(p)].data.copy_(p.detach())
+        return hook(*arguments)
+
+
+class _Gone:
+    """What a copied hook belonged to: no reference outlives it."""
+
+
 class OverlappedAverager:
     """Averages gradients of a model over processes, one step behind its forward passes.
 
@@ -150,52 +191,72 @@ class OverlappedAverager:
         self._saved: list[dict[str, Any]] = []
         self._behind = False  # whether this step's forward pass began with updates under way
         self._called: set[nn.Module] = set()
-        self._owners: dict[nn.Module, str] = {}
+        self._owners: dict[nn.Parameter, list[nn.Module]] = {}
+        self._early: set[Bucket] = set()  # with parameters that are used outside their own layer
+        self._collected: set[Tensor] = set()  # parameters whose gradient is there
+        self._step: Any = optimizer.step
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         device = self.buckets[0].flat.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._handles = []
         owner = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        for bucket in self.buckets:
-            for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                self._handles.append(
-                    p.register_post_accumulate_grad_hook(self._collector(bucket, view))
-                )
-        for name, module in model.named_modules():
-            own = dict.fromkeys(owner[p] for p in module.parameters(recurse=False) if p in owner)
-            if own:
-                self._owners[module] = name or type(module).__name__
-                hook = self._waiter(list(own))
-                self._handles.append(module.register_forward_pre_hook(hook))
+        for number, bucket in enumerate(self.buckets):
+            for place, p in enumerate(bucket.parameters):
+                hook = Hook(self, "collect", number, place)
+                self._handles.append(p.register_post_accumulate_grad_hook(hook))
+        compiled = {
+            part for module in model.modules() if _is_compiled(module) for part in module.modules()
+        }
+        for module in model.modules():
+            own = [p for p in module.parameters(recurse=False) if p in owner]
+            for p in own:
+                self._owners.setdefault(p, []).append(module)
+            buckets = list(dict.fromkeys(owner[p] for p in own))
+            if module in compiled:  # its hooks would be compiled with it
+                self._early.update(buckets)
+            elif any(True for _ in module.parameters()):
+                # Before the hooks that torch's weight_norm or pruning compute weights in.
+                hook = Hook(self, "wait", [self.buckets.index(bucket) for bucket in buckets])
+                self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
+        self._at_once = set(self._early)
+        self._owner = owner
         self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
         self._thread.start()
 
-    def _collector(self, bucket: Bucket, view: Tensor) -> Any:
-        def collect(parameter: Tensor) -> None:
-            if not self.gathering:  # a micro-batch before the last: gradients add up
-                return
-            assert parameter.grad is not None
-            if parameter.grad.layout is not torch.strided:
-                raise ValueError(
-                    f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
-                    "it dense (sparse=False), or give averaging='allreduce'"
-                )
-            view.copy_(parameter.grad)
-            parameter.grad = None
-            bucket.left -= 1
-            self._launch()
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield all that is averaged."""
+        for bucket in self.buckets:
+            yield from bucket.parameters
 
-        return collect
+    def collect(self, number: int, place: int, parameter: Tensor) -> None:
+        """Take a parameter's gradient, which is there."""
+        bucket = self.buckets[number]
+        if not self.gathering or parameter is not bucket.parameters[place]:
+            return  # a micro-batch before the last, where gradients add up; or a copy's
+        assert parameter.grad is not None
+        if parameter.grad.layout is not torch.strided:
+            raise ValueError(
+                f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
+                "it dense (sparse=False), or give averaging='allreduce'"
+            )
+        bucket.views[place].copy_(parameter.grad)
+        parameter.grad = None
+        self._collected.add(parameter)
+        bucket.left -= 1
+        self._launch()
 
-    def _waiter(self, buckets: list[Bucket]) -> Any:
-        def wait(module: nn.Module, inputs: Any) -> None:
-            self._called.add(module)
-            for bucket in buckets:
-                if bucket.pending and not self.gathering:
-                    self._apply(bucket)
-
-        return wait
+    def wait(self, numbers: Sequence[int], module: nn.Module) -> None:
+        """Make the updates that a layer needs before it computes."""
+        self._called.add(module)
+        if self.gathering:
+            return
+        for bucket in self._early:
+            if bucket.pending:
+                self._apply(bucket)
+        for number in numbers:
+            if self.buckets[number].pending:
+                self._apply(self.buckets[number])
 
     def _launch(self) -> None:
         while self._next < len(self.buckets) and not self.buckets[self._next].left:
@@ -240,6 +301,7 @@ class OverlappedAverager:
         """Begin a mini-batch."""
         self.blocked_s = 0.0
         self._called.clear()
+        self._collected.clear()
         self._behind = any(bucket.pending for bucket in self.buckets)
 
     def end(self) -> None:
@@ -253,7 +315,7 @@ class OverlappedAverager:
                 self._names[p]
                 for bucket in self.buckets[self._next :]
                 for p in bucket.parameters
-                if bucket.left and not self._was_collected(bucket, p)
+                if p not in self._collected
             ]
             raise ValueError(no_gradient(lacking))
         self._steps += 1
@@ -277,31 +339,44 @@ class OverlappedAverager:
     def defer(self) -> None:
         """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
 
-        The caller may change the rate before the updates are made.
+        The caller may change the rate, wrap `step` or add hooks before the updates are made.
         """
+        self._step = self._optimizer.step
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._saved = [
             {name: _copied(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
 
-    @staticmethod
-    def _was_collected(bucket: Bucket, parameter: nn.Parameter) -> bool:
-        return bucket.left < len(bucket.parameters) and parameter.grad is None
+    def apply_compiled(self) -> None:
+        """Make the updates for which no layer can wait, since it is compiled."""
+        for bucket in self.buckets:
+            if bucket in self._at_once and bucket.pending:
+                self._apply(bucket)
 
     def check_applied(self) -> None:
-        """Raise if a forward pass is over in which a layer did not wait for its update.
+        """Find parameters whose layers the forward pass did not call; raise where one was behind.
+
+        Another layer uses them, such as attention the weights of its projection, and no layer
+        waits for them by itself. From then on every forward pass begins with their update.
 
         Raises:
             RuntimeError: Parameters were perhaps used before they were updated.
         """
-        lacking = [name for layer, name in self._owners.items() if layer not in self._called]
-        if self._behind and lacking:
+        lacking = [
+            p
+            for p, layers in self._owners.items()
+            if self._owner[p] not in self._early and self._called.isdisjoint(layers)
+        ]
+        behind, self._behind = self._behind, False
+        self._early.update(self._owner[p] for p in lacking)
+        if behind and lacking:
+            names = ", ".join(self._names[p] for p in lacking[:5])
             raise RuntimeError(
-                f"the forward pass did not call {', '.join(lacking[:5])}, whose update was still "
-                "under way: call every layer that has parameters, or give overlap=False"
+                f"the forward pass did not call the layers of {names}, as the first one did, and "
+                "their update was still under way: call the same layers in every step, or give "
+                "overlap=False"
             )
-        self._behind = False
 
     def finish(self) -> None:
         """Wait for all gradients and make all updates."""
@@ -319,8 +394,10 @@ class OverlappedAverager:
             raise PeerError(lost_peer(self._steps, why)) from bucket.error
         if bucket.averaged is not None:
             torch.cuda.current_stream().wait_event(bucket.averaged)
-        for p, view in zip(bucket.parameters, bucket.views, strict=True):
-            p.grad = view
+        for p, view, strides in zip(bucket.parameters, bucket.views, bucket.strides, strict=True):
+            # The model may have been given another layout or type since.
+            kept = p.dtype == view.dtype and (p.stride() == strides or not is_dense(p))
+            p.grad = view if kept else torch.empty_like(p).copy_(view)
         self.communication_s += bucket.communication_s
         self.summation_s += bucket.summation_s
 
@@ -332,8 +409,9 @@ class OverlappedAverager:
             torch.no_grad(),
             without_autocast(bucket.flat.device.type),
             self._as_it_was(),
+            without_hooks(self._optimizer),
         ):
-            self._optimizer.step()
+            self._step()
         for p in bucket.parameters:
             p.grad = None
         bucket.pending = False
@@ -384,6 +462,10 @@ def without_autocast(kind: str) -> Iterator[None]:
     with torch.autocast(kind, enabled=False):
         yield
     torch.clear_autocast_cache()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or hasattr(module, "_torchdynamo_orig_callable")
 
 
 def no_gradient(names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -17,16 +17,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from repro.adaptive.averaging import (
     METHODS,
+    Hook,
     Method,
     OverlappedAverager,
     StepTiming,
     no_gradient,
     without_autocast,
 )
+from repro.adaptive.loss_check import LossCheck, check_loss_adds_up
 from repro.adaptive.losses import parts_of, weighted
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
@@ -49,9 +52,14 @@ class DataParallel:
     With NCCL a peer that hangs is found by torch's watchdog.
 
     The latter two finish an update during the next forward pass, layer by layer, for which a layer
-    waits just before it computes: a layer's parameters are used in its own forward pass alone, and
-    what another layer reads of them before may be a step old. `state_dict` and `load_state_dict` of
-    model and optimizer finish first; whoever reads parameters otherwise calls `finish`.
+    waits just before it computes: what another layer reads of its parameters before may be a step
+    old. Where the first forward pass shows that a layer's own is not called (another layer uses its
+    parameters), later ones begin with its update; of layers that torch.compile has compiled, the
+    update ends in `step`. `state_dict` and `load_state_dict` of
+    model and optimizer finish first, and so do copying and saving the model itself, whose copy has
+    no hooks that do anything. Who reads or changes parameters directly between steps, such as a
+    moving average of them (`torch.optim.swa_utils.AveragedModel.update_parameters`), a clamp
+    (WGAN), or a copy of the optimizer, calls `finish` before, or gives ``overlap=False``.
 
     So they step the optimizer bucket by bucket, which is the same only for an optimizer that treats
     every parameter by itself. Of SGD, Adam, AdamW and torch's others but LBFGS this is known; any
@@ -68,7 +76,7 @@ class DataParallel:
         loss_fn: Mean loss over the samples it is given, ``loss_fn(outputs, targets)``, or
             ``loss_fn(outputs)`` where there are no targets; of torch's own losses also a sum, and
             a mean by class weights or over targets that are not ignored. A loss that is no mean,
-            such as a contrastive one, is not that of the whole mini-batch.
+            such as a contrastive one, is not that of the whole mini-batch, see `check`.
         optimizer: Of the model's parameters.
         averaging: The way.
         micro_batch: Most samples that a process computes at a time; a larger share is computed in
@@ -82,6 +90,9 @@ class DataParallel:
         clip_grad_norm: Most that the norm of the gradient may be, see `clip_grad_norm`.
         shared: What of a mini-batch belongs to all samples: names, positions or tensors, see
             `repro.measure.batches.read_batch`.
+        check: ``"first"`` compares the loss of a few samples of the first mini-batch as a whole
+            with that of its parts, for which the model is called in evaluation mode before the
+            step; ``"off"`` trusts that it is a mean over samples, or that `weights` are right.
 
     Attributes:
         rank: This process, from 0.
@@ -92,7 +103,9 @@ class DataParallel:
 
     Raises:
         ValueError: An argument is out of range, the optimizer is not that of the model's trainable
-            parameters, or model or options are others in another process.
+            parameters, a layer changes its own parameters (an embedding's `max_norm`), or model or
+            options are others in another process.
+        LossCheckError: In the first step: the loss is no mean over samples (or by `weights`).
         WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
         PeerError: Another process was lost.
     """
@@ -112,6 +125,7 @@ class DataParallel:
         scaler: torch.amp.GradScaler | None = None,
         clip_grad_norm: float | None = None,
         shared: Sequence[Any] = (),
+        check: LossCheck = "first",
     ) -> None:
         if averaging not in METHODS:
             raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
@@ -124,6 +138,8 @@ class DataParallel:
             )
         if autocast not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"autocast is {autocast}; give torch.bfloat16, torch.float16 or None")
+        if check not in ("first", "off"):
+            raise ValueError(f"check is {check!r}; choose first, off")
         if isinstance(model, DistributedDataParallel):
             raise ValueError("the model is a DistributedDataParallel; give the model within it")
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
@@ -139,6 +155,8 @@ class DataParallel:
         self.processes = dist.get_world_size() if joined else 1
         alone = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
         check_optimizer(optimizer, model, alone if self.processes == 1 else ())
+        if self.processes > 1:
+            _check_layers(model)
         self._device = next(model.parameters()).device
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         # Quicker to compare in each step than `model.parameters()` is to walk through.
@@ -148,6 +166,8 @@ class DataParallel:
             for own in (module._parameters, module._modules)
         ]
         self._trainable = [p.requires_grad for p in self._names]
+        self._types = [(p.dtype, p.device) for p in self._names]
+        self._nodes: list[Any] = []
         self._held = _count(optimizer)
         self.timings: list[StepTiming] = []
         self._averager: OverlappedAverager | None = None
@@ -157,6 +177,7 @@ class DataParallel:
         self._last_bucket = 0.0
         self._closed = False
         self._first = self.processes > 1
+        self._to_check = check == "first"
         self._shared, self._known = tuple(shared), dict[Any, str]()
         self._handles: list[Any] = []
         if self.processes == 1:
@@ -184,6 +205,7 @@ class DataParallel:
             options["init_sync"] = False  # done, and its own knows no expanded buffers
             self._ddp = DistributedDataParallel(model, process_group=group, **options)
             self._ddp.register_comm_hook(None, self._timed_allreduce)
+            self._nodes = _gradient_nodes(self._names)
         else:
             self._averager = OverlappedAverager(
                 model, self.optimizer, averaging, group, bucket_bytes, timeout_s
@@ -192,16 +214,19 @@ class DataParallel:
 
     def _finish_before_states(self) -> None:
         """Finish before states are read or written: their parameters may be a step old."""
-
-        # No method: a copy of the model would copy what it is bound to.
-        def finish(*_: Any) -> None:
-            self.finish()
-
+        finish = Hook(self, "_finish")
         for module in self.model.modules():
             self._handles.append(module.register_state_dict_pre_hook(finish))
             self._handles.append(module.register_load_state_dict_pre_hook(finish))
         self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
         self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
+
+    def _finish(self, *_: Any) -> None:
+        self.finish()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the model's parameters."""
+        return self.model.parameters()
 
     def _check_alike(self, options: list[str]) -> None:
         """Refuse models and options that are not the same in all processes."""
@@ -297,6 +322,12 @@ class DataParallel:
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
         if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
             check_hooks(self._names, own=self._averager is not None)
+            if self._to_check:
+                self.finish()
+                self._to_check = not check_loss_adds_up(
+                    self.model, self.loss_fn, batch, weights, self._device, self._precision
+                )
+                start = time.perf_counter()
         losses = []
         if self._averager is not None:
             self._averager.begin()
@@ -314,6 +345,7 @@ class DataParallel:
                 self._averager.end()
             if self._averager is not None and self._in_parts:
                 self._averager.defer()
+                self._averager.apply_compiled()
             else:
                 self._update()
         except Exception as error:
@@ -376,6 +408,17 @@ class DataParallel:
                 f"requires_grad of {', '.join(changed[:5])} has changed since this DataParallel "
                 "was made, which averages the parameters that required a gradient then: call close "
                 "and make another DataParallel after freezing or unfreezing"
+            )
+        types = [(p.dtype, p.device) for p in self._names]
+        # DistributedDataParallel hooks the nodes, which torch makes anew with a parameter's type.
+        known = self._ddp is None or all(
+            map(operator.is_, _gradient_nodes(self._names), self._nodes)
+        )
+        if types != self._types or not known:
+            raise ValueError(
+                "the model's parameters were moved or given another type since this DataParallel "
+                "was made, even if they were taken back: call close, make the optimizer of them, "
+                "and another DataParallel"
             )
         if _count(self.optimizer) != self._held:
             check_optimizer(self.optimizer, self.model)
@@ -537,6 +580,27 @@ class DataParallel:
             for handle in self._handles:
                 handle.remove()
             self._averager = self._ddp = None
+
+
+def _gradient_nodes(parameters: Iterable[Tensor]) -> list[Any]:
+    """Return what accumulates the gradient of each parameter that requires one."""
+    return [get_gradient_edge(p).node for p in parameters if p.requires_grad]
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Refuse layers that change their parameters in the forward pass, by their samples.
+
+    Raises:
+        ValueError: An embedding has a `max_norm`.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(
+                f"the embedding {name or type(module).__name__} has max_norm={module.max_norm}: it "
+                "changes its parameters in the forward pass, in each process those of its own "
+                "samples, so that they would differ; set max_norm to None, and scale rows of "
+                "weight after finish(), in every process"
+            )
 
 
 def _count(optimizer: torch.optim.Optimizer) -> int:

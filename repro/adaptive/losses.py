@@ -67,10 +67,20 @@ def weighted(loss: Tensor, part: float | Tensor) -> Tensor:
 def _options(loss_fn: Callable[..., Any]) -> tuple[dict[str, Any], Any]:
     if isinstance(loss_fn, nn.Module):
         names = ("reduction", "weight", "ignore_index")
-        return {n: getattr(loss_fn, n) for n in names if hasattr(loss_fn, n)}, type(loss_fn)
+        return {n: getattr(loss_fn, n) for n in names if hasattr(loss_fn, n)}, _torchs(loss_fn)
     if isinstance(loss_fn, partial) and not loss_fn.args:
         return dict(loss_fn.keywords), loss_fn.func
     return {}, loss_fn
+
+
+def _torchs(loss: nn.Module) -> Any:
+    """Return the one of torch's losses that a module computes, also where it only inherits it."""
+    kind: Any = type(loss)
+    for base in kind.__mro__:
+        if _is_torchs(base):
+            same = kind.forward is base.forward and "forward" not in vars(loss)
+            return base if same else kind
+    return kind
 
 
 def _is_torchs(kind: Any) -> bool:

@@ -6,7 +6,8 @@ it is known of torch's own optimizers, and of nothing else.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -95,6 +96,29 @@ def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
     return None
 
 
+@contextmanager
+def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Step without hooks: those that are there came after the gradient that is applied."""
+    found: list[Any] = [
+        hooks
+        for hooks in (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+        if hooks
+    ]
+    kept = [dict(hooks) for hooks in found]
+    for hooks in found:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, own in zip(found, kept, strict=True):
+            hooks.update(own)
+
+
 def is_dense(tensor: Tensor) -> bool:
     """Whether a tensor fills its memory, in whatever order: no gaps, no element twice."""
     size = 1
@@ -135,7 +159,10 @@ def check_optimizer(
         raise ValueError(
             f"the optimizer does not hold {_some(lacking)} of the model, {len(lacking)} of "
             f"{len(trained)} parameters that require a gradient: make it of this model's "
-            "parameters (after the model is made, moved or changed), or set requires_grad to False"
+            "parameters (after the model is made, moved or changed), or set requires_grad to False "
+            "there. Where two optimizers share it (Muon for matrices, AdamW for others), make one "
+            "torch.optim.Optimizer whose param_groups are those of both and whose step and "
+            "zero_grad call theirs, and give overlap=False"
         )
     fused = {p for group in optimizer.param_groups if group.get("fused") for p in group["params"]}
     for name, p in trained.items():

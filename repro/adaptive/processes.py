@@ -168,7 +168,8 @@ def lost_peer(what: str | int, why: object) -> str:
         rank, processes = str(dist.get_rank()), str(dist.get_world_size())
     return (
         f"rank {rank} of {processes}: {done} failed ({str(why).strip().splitlines()[0]}): another "
-        "process has ended or hangs. torchrun's summary names the first that ended (of one that "
+        "process has ended or hangs, or a parameter that is used here got no gradient there (its "
+        "own error names it). torchrun's summary names the first that ended (of one that "
         "hangs it knows nothing); run the same command again to go on from the checkpoint, or "
         "start it with torchrun --max-restarts=3, which does so by itself"
     )

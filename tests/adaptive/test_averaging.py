@@ -569,23 +569,8 @@ class TestTwoProcesses:
         weights = plainly(model, make_optimizer(model), 3)[0]
         for answer in answers(both, method, "uncalled, no overlap"):
             assert_same(answer, weights)
-        for answer in answers(both, method, "uncalled"):
-            if method == "allreduce":
-                assert_same(answer, weights)
-            else:
-                kind, text = answer
-                assert kind == "RuntimeError"
-                assert "the forward pass did not call first, whose" in text
-                assert "give overlap=False" in text
-
-    @pytest.mark.parametrize("method", METHODS)
-    def test_a_layer_not_called_beside_one_that_is_called_is_not_used_too_early(self, both, method):
-        model = make(Uncalled, 0)
-        weights = plainly(model, make_optimizer(model), 3)[0]
-        for answer in answers(both, method, "uncalled in a bucket"):
-            if isinstance(answer, tuple):
-                assert answer[0] == "RuntimeError" and "overlap=False" in answer[1]
-            else:
+        for name in ("uncalled", "uncalled in a bucket"):
+            for answer in answers(both, method, name):
                 assert_same(answer, weights)
 
     @pytest.mark.parametrize("method", METHODS)
@@ -639,7 +624,7 @@ def test_a_lost_process_is_an_error_in_the_other(both, lost, method, end):
     found = told(lost[method, end])
     assert found["type"] == PeerError.__name__, found
     assert found["text"].startswith("rank 0 of 2: averaging the gradients of step ")
-    assert "another process has ended or hangs" in found["text"]
+    assert "another process has ended or hangs, or a parameter that is used here" in found["text"]
     assert "torchrun's summary names the first that ended" in found["text"]
     assert "go on from the checkpoint" in found["text"]
     # The end of a process is seen at once, silence after the time given (and slow machines' rest).
@@ -710,7 +695,7 @@ class TestOneProcess:
             return F.cross_entropy(outputs, targets)
 
         optimizer = make_optimizer(model)
-        parallel = DataParallel(model, loss, optimizer, micro_batch=4)
+        parallel = DataParallel(model, loss, optimizer, micro_batch=4, check="off")
         for number, rate in enumerate(RATES):
             set_lr(optimizer, rate)
             parallel.step(*batch(number))

@@ -2,6 +2,7 @@ import io
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -113,7 +114,7 @@ class TestTheta:
 
     def test_parameters_that_have_not_moved_have_no_theta_and_do_not_saturate(self):
         controller = ThetaController(8, 64, 0.1)
-        steps = follow(controller, [9.0, 9.0, 8.0, 7.0], [0.0, 0.0, 1.0, 1.5])
+        steps = follow(controller, [9.0, 8.9, 8.0, 7.0], [0.0, 0.0, 1.0, 1.5])
         assert [s.theta for s in steps] == [None, None, None, 2.0, 2.0]
         assert [s.interval for s in steps] == [None, None, None, None, 4]
 
@@ -212,27 +213,47 @@ class TestDecay:
         assert [s.lr for s in steps] == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.1])
 
 
+def falls(costs):
+    """Mann and Kendall's test of a trend."""
+    signs = np.sign(np.subtract.outer(costs, costs))
+    n, balance = len(costs), np.triu(signs, 1).sum()
+    if n < 5:
+        return n > 1 and bool((np.diff(costs) < 0).all())
+    return balance >= 2.4 * np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+
+
+def scatter(costs):
+    steps = np.diff(costs)
+    sides = [np.where(side * steps > 0, abs(steps), 0.0).mean() for side in (1, -1)]
+    return min(sides) * np.sqrt(np.pi)
+
+
 def guarded(costs, thetas, b_s, b_m, mu_0, first_cost=10.0, tolerance=0.10):
-    """Algorithm 1 that waits for progress: B, μ, K and whether there is none, of each epoch."""
+    """Algorithm 1 that waits for progress: B, μ, K and whether it diverges, of each epoch."""
     batch, mu, k = b_s, mu_0, math.inf
-    grown_at, seen, worse, diverging = None, [], 0, False
+    grown_in, grown_at, worse, diverging = 0, math.inf, 0, False
     found = [(batch, mu, None, False)]
-    for n, (cost, theta) in enumerate(zip(costs, thetas, strict=True), 1):
-        lowest = min([first_cost, *costs[: n - 1]])
+    for n, theta in enumerate(thetas, 1):
+        seen = np.array([first_cost, *costs[:n]])
+        cost, lowest = seen[-1], seen[:-1].min()
         before = thetas[n - 2] if n > 1 else None
-        if k == math.inf and before is not None and cost < lowest:
+        if k == math.inf and before is not None and cost < lowest and falls(seen):
             k = n if abs(theta - before) <= tolerance * abs(before) else k
-        seen.append(cost)
-        due = n % k == 0 and batch < b_m
-        grows = due and cost < first_cost and (grown_at is None or min(seen) < grown_at)
-        gain = first_cost - min(lowest, cost)
-        worse = worse + 1 if first_cost - cost <= gain / 2 else 0
-        if (due and not grows) or worse >= 2:
+        recent = seen[min(grown_in, max(0, n - 9)) :]
+        since = seen[grown_in + 1 :] if grown_in else seen
+        grows = n % k == 0 and batch < b_m and cost < first_cost and since.min() < grown_at
+        grows = bool(grows and falls(recent))
+        risen = max(scatter(seen), scatter(seen[-11:])) * 5 <= cost - seen.min()
+        lost = first_cost - cost <= (first_cost - seen.min()) / 2 and risen and n > 3
+        worse = worse + 1 if lost else 0
+        if worse >= 2:
             diverging = True
         elif grows or cost < lowest:
             diverging = False
         if grows:
-            mu, batch, grown_at, seen = mu * 2, batch * 2, cost, []
+            line = np.polynomial.Polynomial.fit(range(len(recent)), recent, 1)
+            mu, batch, grown_in = mu * 2, batch * 2, n
+            grown_at = max(cost, line(len(recent) - 1))
         found.append((batch, mu, None if k == math.inf else k, diverging))
     return found
 
@@ -254,7 +275,6 @@ UNHEALTHY = {
     "rising slowly": ([10.0 + 1e-3 * i for i in range(1, 30)], 8),
     "constant": ([10.0] * 29, 8),
     "fallen, then rising": ([6.0, 5.0, 4.5] + [4.5 * 1.1**i for i in range(1, 27)], 16),
-    "fallen, then constant above the lowest": ([6.0, 5.0, 4.5] + [4.9] * 26, 16),
     "exploding": ([10.0 * 3.0**i for i in range(1, 30)], 8),
 }
 
@@ -298,20 +318,49 @@ class TestDivergence:
                 assert (step.batch_size, step.lr, step.interval) == (8, lr, None)
 
     def test_growth_that_waited_comes_when_there_is_progress_again(self):
-        costs = [8.0, 7.0, 7.5, 7.4, 7.6, 7.7, 6.0, 5.9]
-        controller = ThetaController(8, 64, 0.1, interval=2)
-        with pytest.warns(DivergenceWarning) as told:
-            steps = follow(controller, costs, [float(i + 1) for i in range(8)])
-        assert [s.batch_size for s in steps] == [8, 8, 16, 16, 16, 16, 16, 16, 32]
-        assert [s.diverging for s in steps] == [False] * 4 + [True] * 3 + [False] * 2
-        assert len(told) == 1
+        costs = [8.0, 7.0, 7.5, 7.4, 7.6, 7.7, 6.5, 6.4, 6.0, 5.9]
+        steps = follow(ThetaController(8, 64, 0.1, interval=2), costs, [1.0 + i for i in range(10)])
+        assert [s.batch_size for s in steps] == [8, 8, 16, 16, 16, 16, 16, 16, 16, 16, 32]
+
+    def test_a_plateau_is_neither_progress_nor_divergence(self):
+        costs = [6.0, 5.0, 4.5] + [4.9] * 26
+        steps = follow(ThetaController(8, 512, 0.1), costs, [5.0 + 0.01 * i for i in range(29)])
+        assert max(s.batch_size for s in steps) <= 16
+        assert not any(s.diverging for s in steps)
+
+    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
+    @pytest.mark.parametrize("distance", [lambda i: i**0.5, float, lambda i: 5.0 + 0.01 * i])
+    def test_noise_is_no_progress(self, distance):
+        """Constant costs but for noise, and such that rise by 0.2 % an epoch after a good one."""
+        distances = [distance(i + 1) for i in range(100)]
+        factors = {"constant": [], "rising": []}
+        for seed in range(60):
+            draw = random.Random(seed)
+            noise = [1 + 0.01 * draw.gauss(0, 1) for _ in range(101)]
+            rising = [10 * noise[0], *(6 * 1.002**i * noise[i + 1] for i in range(100))]
+            for name, costs in (("constant", [10 * x for x in noise]), ("rising", rising)):
+                steps = follow(ThetaController(8, 256, 0.1), costs[1:], distances, costs[0])
+                factors[name].append(steps[-1].batch_size // 8)
+        assert sum(factor > 1 for factor in factors["constant"]) <= 7
+        assert max(factors["constant"]) <= 8
+        assert sum(factor > 2 for factor in factors["rising"]) <= 4  # the good one may grow once
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_a_healthy_training_with_noise_reaches_the_largest_batch(self, seed):
+        draw = random.Random(seed)
+        costs = [(1.5 + 8.5 * 0.93**i) * (1 + 0.02 * draw.gauss(0, 1)) for i in range(141)]
+        steps = follow(
+            ThetaController(8, 256, 0.1), costs[1:], [(i + 1) ** 0.5 for i in range(140)], costs[0]
+        )
+        assert steps[-1].batch_size == 256 and not any(s.diverging for s in steps)
 
     @pytest.mark.parametrize("seed", range(10))
     def test_noise_is_no_divergence(self, seed):
         draw = random.Random(seed)
         costs = [cost * draw.uniform(0.95, 1.05) for cost in falling(40)]
         steps = follow(ThetaController(8, 64, 0.1, interval=5), costs, [1.0 + i for i in range(40)])
-        assert [s.batch_size for s in steps] == [8] * 5 + [16] * 5 + [32] * 5 + [64] * 26
+        # A growth may wait once for the trend to show.
+        assert [s.batch_size for s in steps][20:] == [64] * 21
         assert not any(s.diverging for s in steps)
 
 
@@ -660,6 +709,29 @@ class TestGroups:
         assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
         optimizer.step()
         scheduler.step()
+
+    @pytest.mark.parametrize("tensor", [False, True])
+    def test_a_rate_that_another_has_changed_is_refused(self, tensor):
+        lr = torch.tensor(0.1) if tensor else 0.1
+        optimizer = self.optimizer(None, 0.01, lr=lr)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        set_lr(optimizer, 0.5)
+        scheduler.step(1.0)
+        set_lr(optimizer, 0.5)
+        scheduler.step(1.0)  # a plateau
+        other = self.optimizer(None, 0.01, lr=lr)
+        other.load_state_dict(optimizer.state_dict())
+        for each in (optimizer, other):
+            told = r"rate of group 0 is 0.05, and set_lr had set it to 0.5: another, such as a sche"
+            with pytest.raises(SchedulerError, match=told):
+                set_lr(each, 0.5)
+            assert float(each.param_groups[0]["lr"]) == pytest.approx(0.05)
+
+    def test_an_optimizer_without_a_rate_is_refused(self):
+        optimizer = self.optimizer(None, lr=0.1)
+        optimizer.param_groups[0]["lr"] = None  # as transformers' Adafactor has it
+        with pytest.raises(ValueError, match=r"the rate of SGD is None: it finds its rates by"):
+            set_lr(optimizer, 0.2)
 
 
 class TestWhatANewcomerGives:

@@ -4,9 +4,11 @@ All cases run in one pair of processes, in turns; each is compared with plain to
 """
 
 import copy
+import io
 import os
 import socket
 import traceback
+import warnings
 from collections import UserDict
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from repro.adaptive import METHODS, DataParallel, WholeStepError, join_processes
 
@@ -581,6 +585,239 @@ UNLIKE = ("shape", "frozen", "layout", "option")
 WHOLE_TOO = ("sgd, fused", "adam, foreach")
 
 
+class Sum(nn.CrossEntropyLoss):
+    """Inherits what it computes."""
+
+
+class Within(nn.Module):
+    """A loss of one's own around one of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss(weight=CLASSES)
+
+    def forward(self, outputs, targets):
+        return self.loss(outputs, targets)
+
+
+class Inside(nn.Module):
+    """Computes its loss itself, and has batch statistics, random numbers and a count."""
+
+    def __init__(self, ignored=-1):
+        super().__init__()
+        self.ignored = ignored
+        self.one, self.norm, self.two = nn.Linear(27, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)
+        self.drop = nn.Dropout(0.2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, y):
+        self.calls += 1
+        logits = self.two(self.drop(self.norm(self.one(x.flatten(1)))))
+        return {"loss": F.cross_entropy(logits, y, ignore_index=self.ignored), "logits": logits}
+
+
+class Marked(nn.Module):
+    """Outputs of another form in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Linear(27, 4)
+
+    def forward(self, x):
+        x = self.one(x.flatten(1))
+        return {"logits": x} if self.training else x.argmax(1)
+
+
+def over_positives(outputs, targets):
+    positive = (targets > 1).to(outputs.dtype)
+    loss = F.binary_cross_entropy_with_logits(outputs[:, 0], positive, reduction="sum")
+    return loss / positive.sum().clamp(min=1)
+
+
+UNEVEN = {
+    "ignored in a function": lambda o, t: F.cross_entropy(o, t, ignore_index=0),
+    "sum in a function": lambda o, t: F.cross_entropy(o, t, reduction="sum"),
+    "over positives": over_positives,
+    "weights within": Within,
+    "root": lambda o, t: F.cross_entropy(o, t).sqrt(),
+    "pairs": lambda o, t: (o @ o.mT).exp().sum().log(),
+    "in the model": lambda o: o["loss"],
+    "other outputs": lambda o, t: F.cross_entropy(o["logits"], t, reduction="sum"),
+}
+EVEN = {
+    "mean in a function": lambda o, t: F.cross_entropy(o, t),
+    "two means": lambda o, t: F.cross_entropy(o, t) + 0.1 * o.square().mean(),
+    "inherited sum": partial(Sum, reduction="sum"),
+    "in the model": lambda o: o["loss"],
+    "other outputs": lambda o, t: F.cross_entropy(o["logits"], t),
+}
+
+
+def loss_and_model(name, losses):
+    loss = losses[name]
+    loss = loss() if isinstance(loss, type | partial) else loss
+    inside = partial(Inside, 0 if losses is UNEVEN else -1)
+    kind = {"in the model": inside, "other outputs": Marked}.get(name, Small)
+    model = make(0, kind)
+    return (loss.double() if isinstance(loss, nn.Module) else loss), model
+
+
+def checked(name, losses, **options):
+    """Take one step with a loss; return the error or the weights, and whether all was as before."""
+    loss, model = loss_and_model(name, losses)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, loss, optimizer, timeout_s=30, **options)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    x, y = batch(3)
+    torch.manual_seed(5)
+    given = ({"x": x, "y": y}, None) if name == "in the model" else (x, y)
+    told = error_of(parallel.step, *given)
+    parallel.close()
+    if not isinstance(told, tuple):
+        return None, described(model, optimizer)["weights"]
+    drawn = torch.rand(1)
+    torch.manual_seed(5)
+    untouched = torch.equal(drawn, torch.rand(1)) and all(m.training for m in model.modules())
+    return told, untouched and same(before.values(), model.state_dict().values())
+
+
+class Tied(nn.Module):
+    """A layer that is not called shares those of one that is; attention reads another's."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.never = nn.Linear(27, 8), nn.Linear(27, 8)
+        self.never.weight = self.one.weight
+        self.never.bias = self.one.bias
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.two = nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.one(x.flatten(1)).tanh()[:, None]
+        return self.two(self.attend(x, x, x)[0][:, 0])
+
+
+def sequence():
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(27, 8), nn.ReLU(), nn.Linear(8, 8), nn.Linear(8, 4)
+    )
+
+
+def pruned():
+    model = sequence()
+    prune.l1_unstructured(model[1], "weight", 0.3)
+    prune.l1_unstructured(model[3], "weight", 0.3)
+    return model
+
+
+def normed():
+    model = sequence()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(model[1])
+        nn.utils.spectral_norm(model[3])
+    return model
+
+
+def compiled():
+    model = sequence()
+    model[3] = torch.compile(model[3], backend="eager")
+    model[4].compile(backend="eager")
+    return model
+
+
+MODELS = {"tied": Tied, "pruned": pruned, "normed": normed, "compiled": compiled}
+
+
+def of_model(name):
+    """Return a model, the same in every process."""
+    model = make(0, MODELS[name])
+    if name == "normed":  # its vectors are random buffers
+        model(batch(0)[0])
+    return model
+
+
+def modelled(method, name):
+    """Train a model whose weights are not those of layers that are called."""
+    model = of_model(name)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    # With small ones torch's DistributedDataParallel does not compile.
+    size = 2**20 if (method, name) == ("allreduce", "compiled") else 200
+    parallel = DataParallel(
+        model, F.cross_entropy, optimizer, method, timeout_s=30, bucket_bytes=size
+    )
+    seen = []
+    for number in range(4):
+        parallel.step(*batch(number))
+        with torch.no_grad():
+            seen.append(model(batch(0)[0]))
+    parallel.close()
+    return {"weights": [p.detach().clone() for p in model.parameters()], "seen": seen}
+
+
+def amid(method, what):
+    """Change something between a step and the end of its update."""
+    model = make(0, Small if what == "type" else Layouts)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=True)
+    parallel = DataParallel(
+        model, F.cross_entropy, optimizer, method, timeout_s=30, bucket_bytes=200
+    )
+    parallel.step(*batch(0))
+    told = None
+    if what == "hook":
+        optimizer.register_step_pre_hook(clipping)
+        handle = register_optimizer_step_pre_hook(lambda *_: clipping(optimizer))
+        model.state_dict()
+        handle.remove()
+    elif what == "layout":
+        model.conv.to(memory_format=torch.contiguous_format)
+        model.turned.weight.data = model.turned.weight.data.contiguous()
+        parallel.step(*batch(1))
+    else:
+        model.float().double()
+        told = error_of(parallel.step, *batch(1))
+    parallel.close()
+    return told, described(model, optimizer)["weights"]
+
+
+def bounded(method):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Embedding(5, 3, max_norm=1.0))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return error_of(DataParallel, model, F.cross_entropy, optimizer, method, timeout_s=30)
+
+
+def copies(method):
+    """Copy and save the model amid an update, and train the copy and the model on."""
+    model = make()
+    optimizer = OPTIMIZERS["sgd"](list(model.parameters()))
+    parallel = DataParallel(
+        model, F.cross_entropy, optimizer, method, timeout_s=30, bucket_bytes=200
+    )
+    parallel.step(*batch(0))
+    copied = copy.deepcopy(model)
+    parallel.step(*batch(1))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=False)
+    found = [[p.detach().clone() for p in each.parameters()] for each in (copied, saved)]
+    F.cross_entropy(copied(batch(2)[0]), batch(2)[1]).backward()
+    found.append([p.grad for p in copied.parameters()])
+    parallel.step(*batch(2))
+    parallel.close()
+    return [*found, described(model, optimizer)["weights"]]
+
+
+def unused_in_bucket():
+    model = make(0, Tied)
+    model.extra = nn.Linear(2, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    parallel = DataParallel(model, F.cross_entropy, optimizer, timeout_s=30, bucket_bytes=2**30)
+    told = error_of(parallel.step, *batch(0))
+    parallel.close()
+    return told
+
+
 def todo(rank):
     """Yield a name and a function of each case; the two split ways share most of their code."""
     yield "listening", listening
@@ -622,6 +859,20 @@ def todo(rank):
         for method, options in (("all_to_all", {}), ("allreduce", {"micro_batch": 2})):
             yield (method, "loss", name), lambda m=method, n=name, o=options: lost(m, n, **o)
     yield "unusable", unusable
+    yield "unused in a bucket", unused_in_bucket
+    for method in METHODS:
+        yield (method, "max_norm"), lambda m=method: bounded(m)
+    for method in SPLIT:
+        yield (method, "copies"), lambda m=method: copies(m)
+    for name in UNEVEN:
+        yield ("uneven", name), lambda n=name: checked(n, UNEVEN)
+    for name in EVEN:
+        yield ("even", name), lambda n=name: checked(n, EVEN)
+    for method in METHODS:
+        for name in MODELS:
+            yield (method, "model", name), lambda m=method, n=name: modelled(m, n)
+        for what in ("hook", "layout", "type"):
+            yield (method, "amid", what), lambda m=method, w=what: amid(m, w)
     made, options = WHOLE["lamb"], {"clip_grad_norm": 0.1}
     yield "clip by argument", lambda: trained("all_to_all", made, **options)
     yield "renamed", lambda: trained("all_to_all", Renamed)
@@ -876,6 +1127,29 @@ def test_losses_that_are_no_plain_mean_over_samples(both, name):
         assert answer["losses"] == pytest.approx(losses, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", UNEVEN)
+def test_a_loss_that_does_not_add_up_is_refused_before_anything_changes(both, name):
+    for told, unchanged in [*answers(both, "uneven", name), checked(name, UNEVEN, micro_batch=3)]:
+        assert told[0] == "LossCheckError", told
+        assert "Give weights= to step" in told[1] and "check='off' computes it" in told[1]
+        assert unchanged
+    told, _ = checked(name, UNEVEN, micro_batch=3, check="off")
+    assert told is None
+
+
+@pytest.mark.parametrize("name", EVEN)
+def test_a_mean_over_samples_is_not_refused(both, name):
+    loss, model = loss_and_model(name, EVEN)
+    x, y = batch(3)
+    if name != "in the model":
+        loss(model(x), y).backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    for told, weights in answers(both, "even", name):
+        assert told is None
+        if name != "in the model":  # which drops out
+            assert_close(weights, [p.detach() for p in model.parameters()])
+
+
 def test_weights_that_do_not_fit_and_losses_without_reduction():
     model = make(0, Small)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -904,6 +1178,68 @@ def test_mini_batches_that_cannot_be_divided(both):
         assert_close(weights, [p.detach() for p in model.parameters()])
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_models_whose_weights_are_computed_or_used_by_other_layers(both, name):
+    model = make(0, sequence) if name == "compiled" else of_model(name)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    seen = []
+    for number in range(4):
+        x, y = batch(number)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        with torch.no_grad():
+            seen.append(model(batch(0)[0]))
+    for method in METHODS:
+        for answer in answers(both, method, "model", name):
+            assert_close(answer["weights"], [p.detach() for p in model.parameters()], 1e-9)
+            assert_close(answer["seen"], seen, 1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_changes_before_the_update_ends_leaves_it_as_it_was(both, method):
+    def plain(steps, kind=Layouts):
+        wanted = plainly(lambda ps: torch.optim.SGD(ps, 0.1), steps, model=make(0, kind))
+        return described(*wanted[:2])["weights"]
+
+    for _, weights in answers(both, method, "amid", "hook"):
+        assert_close(weights, plain(1))
+    for _, weights in answers(both, method, "amid", "layout"):
+        assert_close(weights, plain(2))
+    found = answers(both, method, "amid", "type")
+    for told, weights in found:
+        if method == "allreduce":  # the other ways hook the parameters themselves
+            assert told[0] == "ValueError" and "moved or given another type" in told[1]
+        assert_close(weights, plain(1 if method == "allreduce" else 2, Small), 1e-6)
+        assert same(weights, found[0][1])
+
+
+@pytest.mark.parametrize("method", SPLIT)
+def test_copies_of_the_model_hold_the_last_update_and_are_plain(both, method):
+    wanted = [plainly(OPTIMIZERS["sgd"], steps)[0] for steps in (1, 2, 3)]
+    wanted[0].zero_grad()
+    F.cross_entropy(wanted[0](batch(2)[0]), batch(2)[1]).backward()
+    for copied, saved, gradients, trained in answers(both, method, "copies"):
+        assert_close(copied, [p.detach() for p in wanted[0].parameters()])
+        assert_close(saved, [p.detach() for p in wanted[1].parameters()])
+        assert_close(gradients, [p.grad for p in wanted[0].parameters()])
+        assert_close(trained, [p.detach() for p in wanted[2].parameters()])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_layer_that_changes_its_own_parameters_is_refused(both, method):
+    for kind, text in answers(both, method, "max_norm"):
+        assert kind == "ValueError" and "the embedding 1 has max_norm=1.0" in text
+
+
+def test_an_unused_parameter_is_named_whatever_bucket_it_shares(both):
+    for kind, text in answers(both, "unused in a bucket"):
+        assert kind == "ValueError"
+        assert text.startswith("extra.weight, extra.bias got no gradient in this mini-batch: ") or (
+            text.startswith("extra.bias, extra.weight got no gradient in this mini-batch: ")
+        )
+
+
 class TestOneProcess:
     """The same arguments without other processes."""
 
@@ -921,6 +1257,30 @@ class TestOneProcess:
         answer = precisely("all_to_all", how)
         weights, scales = precisely_plain(how)
         assert same(answer["weights"], weights) and answer["scales"] == scales
+
+    def test_two_optimizers_joined_as_the_refusal_of_one_says(self):
+        class Both(torch.optim.Optimizer):
+            def __init__(self, *each):
+                super().__init__([group for one in each for group in one.param_groups], {})
+                self.each = each
+
+            def step(self):
+                for one in self.each:
+                    one.step()
+
+        def joined(parameters):
+            first = torch.optim.SGD(parameters[:3], 0.1, momentum=0.9)
+            return Both(first, torch.optim.AdamW(parameters[3:], 0.01))
+
+        model = make()
+        alone = torch.optim.SGD(list(model.parameters())[:3], 0.1)
+        with pytest.raises(ValueError, match=r"two optimizers share it .* overlap=False"):
+            DataParallel(model, F.cross_entropy, alone)
+        optimizer = joined(list(model.parameters()))
+        parallel = DataParallel(model, F.cross_entropy, optimizer, overlap=False)
+        for number in range(4):
+            parallel.step(*batch(number))
+        assert same(model.parameters(), described(*plainly(joined)[:2])["weights"])
 
     def given(self, name):
         model = make()
