@@ -68,13 +68,14 @@ class _NotComputed(Exception):
 
 
 class SelfCheck:
-    """Computes the loss of a few samples as a whole and in two parts, and compares.
+    """Compares the loss of samples as a whole with that of their parts, and the model's outputs.
 
     Compared are the values and the gradients by the model's outputs, since values alone can agree
     by chance: with all outputs zero, as a fresh last layer often gives, a mean over any selection
-    of samples is the same. No backward pass through the model is made. With `mixing` the outputs
-    themselves are compared, of the model in evaluation mode: a tensor that was divided although
-    all samples need it shows there.
+    of samples is the same. `compare_collected` takes the outputs that the micro-batches had. `run`
+    computes a few samples itself, for losses that take more than outputs and targets, and for the
+    outputs themselves, in evaluation mode: a tensor that was divided although all samples need it
+    shows there. No backward pass through the model is made.
 
     Where the model cannot be evaluated so, or draws random numbers even then, the check says
     nothing.

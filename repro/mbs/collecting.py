@@ -76,19 +76,19 @@ class Collector:
         if self._full:
             return outputs
         part = Part([], count, weight)
-        views: list[Any] = []
+        copies: list[Any] = []
         for position, leaf in enumerate(leaves):
-            view = leaf
+            given = leaf
             if isinstance(leaf, torch.Tensor):
                 if leaf.requires_grad and weight > 0:
-                    view = leaf.view_as(leaf)
-                    view.register_hook(partial(part.keep, position))
+                    given = leaf.clone()  # no view, whose hook sees nothing of a change in place
+                    given.register_hook(partial(part.keep, position))
                     part.probed.append(position)
                 leaf = leaf.detach().to("cpu", copy=True)
             part.leaves.append(leaf)
-            views.append(view)
+            copies.append(given)
         try:
-            watched = replaced(outputs, views)
+            watched = replaced(outputs, copies)
             if self.template is None:
                 self.template = replaced(outputs, part.leaves)
         except (BatchError, TypeError):
@@ -100,4 +100,4 @@ class Collector:
     def note(self, loss: torch.Tensor) -> None:
         """Keep the loss of the micro-batch that was watched last."""
         if not self._full and self.usable and self.parts:
-            self.parts[-1].loss = loss.detach().double().cpu()
+            self.parts[-1].loss = loss.detach().cpu().double()
