@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from repro.mbs.batches import Piece, Plan, joined_targets
-from repro.mbs.checking import LabelValues, Sample, SelfCheck, telling_samples
+from repro.mbs.checking import Sample, SelfCheck
 from repro.mbs.collecting import Collector, room_for_outputs
 from repro.mbs.errors import LossCheckError, MicroBatchError
 from repro.mbs.sizing import release_memory
+from repro.mbs.telling import LabelValues, telling_samples
 from repro.measure import is_out_of_memory
 
 
