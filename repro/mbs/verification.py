@@ -82,7 +82,9 @@ class Verification:
         weighs = piece.weights is not None
         loss = not self._known or (weighs and not self._two_pass)
         loss = loss and not self._two_pass and self._normalization != "paper"
-        mixing = piece.batch is not None
+        # The paper's algorithm to the letter, but for what was divided by mistake.
+        always = self._normalization != "paper"
+        mixing = piece.batch is not None and (always or piece.batch.num_splittable() > 1)
         number = piece.num_samples
         self._loss_due = False
         if self._check == "off" or not (loss or mixing) or (alone and size >= number):
