@@ -2,14 +2,16 @@
 
 import math
 import operator
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
-from repro.measure import batches
+from repro.measure import batches, is_out_of_memory
 
 
 class MicroBatchError(ValueError):
@@ -50,6 +52,10 @@ class LossCheckError(MicroBatchError):
 
 class MixedSamplesError(MicroBatchError):
     """The model's outputs for a sample depend on the other samples of its micro-batch."""
+
+
+class InputGradientError(MicroBatchError):
+    """An input requires a gradient, which micro-batches do not give it."""
 
 
 class NondeterministicModelError(MicroBatchError):
@@ -145,23 +151,64 @@ def check_no_parameter(batch: batches.Batch | None, parameters: Sequence[nn.Para
         if id(leaf) in places:
             name = ".".join(map(str, path))
             raise UnsplittableBatchError(
-                f"{name} is a parameter, of as many rows as the mini-batch has samples; name it in "
-                f"shared= if it belongs to the whole, or give a view of it if it does not"
+                f"{name} is a parameter, which an input cannot train; let the model use it itself, "
+                f"or give it as .detach(), named in shared= if it belongs to the whole mini-batch"
             )
 
 
 @contextmanager
-def explained(bound: tuple[int, int]) -> Iterator[None]:
-    """Say that a micro-batch has one sample where a model could not compute it."""
+def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
+    """Say what is wrong with a micro-batch that a model or a loss could not compute.
+
+    Args:
+        bound: Its samples.
+        total: Samples of the mini-batch.
+
+    Raises:
+        MixedSamplesError: It has another number of samples than what belongs to the whole.
+    """
+    count = bound[1] - bound[0]
     try:
         yield
-    except ValueError as error:
-        if bound[1] - bound[0] == 1 and "more than 1 value per channel" in str(error):
+    except (ValueError, RuntimeError, IndexError) as error:
+        if isinstance(error, MicroBatchError) or count >= total:
+            raise
+        text = str(error)
+        if count == 1 and "more than 1 value per channel" in text:
             error.add_note(
                 "this micro-batch has one sample, with which BatchNorm cannot train; give a "
                 "micro_batch_size of which none is left over (2 leaves one of an odd number)"
             )
+            raise
+        hint = (
+            f"a micro-batch has {count} of the mini-batch's {total} samples. Name in shared= what "
+            f"of the inputs or targets belongs to the whole mini-batch, and give in the targets "
+            f"what the loss knows of single samples (a teacher's outputs, weights of samples)"
+        )
+        numbers = {int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.]\d)", text)}
+        sizes = count in numbers and (total in numbers or "out of bounds" in text)
+        if sizes and not is_out_of_memory(error):
+            raise MixedSamplesError(f"{text}: {hint}") from error
+        if not is_out_of_memory(error):
+            error.add_note(hint)
         raise
+
+
+def check_no_graph(inputs: Any) -> None:
+    """Raise where inputs wait for a gradient, which they would not receive.
+
+    Raises:
+        InputGradientError: An input, or something it was computed from, requires a gradient.
+    """
+    for leaf in batches.leaves_of(inputs):
+        tensor = leaf.data if isinstance(leaf, PackedSequence) else leaf
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            raise InputGradientError(
+                f"an input of shape {tuple(tensor.shape)} requires a gradient, and would receive "
+                f"none: micro-batches are taken without the graph behind them. Put what computed "
+                f"it into the model, such as nn.Sequential(generator, discriminator) for a "
+                f"generator's step, or give it as inputs.detach()"
+            )
 
 
 def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:

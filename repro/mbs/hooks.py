@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from repro.mbs.errors import HookError
+from repro.mbs.errors import HookError, UnsupportedLossError
 
 
 class DeferredHooks:
@@ -92,6 +92,32 @@ def _is_torchs(hook: Any) -> bool:
             "called once per mini-batch"
         )
     return module.startswith("torch.distributed")
+
+
+def refuse_unknown_leaves(loss: torch.Tensor, known: Sequence[nn.Parameter]) -> None:
+    """Raise where a loss's graph ends in a parameter that is not known.
+
+    Gradients of pieces are sums until the last one came, and are then divided: those that are
+    known.
+
+    Raises:
+        UnsupportedLossError: Another tensor would receive a gradient.
+    """
+    found, seen = [loss.grad_fn], set()
+    places = {id(parameter) for parameter in known}
+    while found:
+        node: Any = found.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in places:
+            raise UnsupportedLossError(
+                f"a parameter of shape {tuple(leaf.shape)} is neither the model's nor the loss's: "
+                f"make the loss a module that has it, so that its gradient is divided by what the "
+                f"pieces of the mini-batch add up to; or give the mini-batch whole"
+            )
+        found.extend(following for following, _ in node.next_functions)
 
 
 def gradients_present(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

@@ -20,6 +20,7 @@ from repro.mbs.batches import (
 )
 from repro.mbs.batchnorm import DeferredBatchNorm, Moments
 from repro.mbs.checking import SelfCheck
+from repro.mbs.collecting import Collector
 from repro.mbs.distributed import Processes
 from repro.mbs.errors import (
     DistributedModelError,
@@ -30,6 +31,7 @@ from repro.mbs.errors import (
     check_finite,
     check_headroom,
     check_loss,
+    check_no_graph,
     check_no_parameter,
     check_prefetch,
     check_weights_usable,
@@ -37,7 +39,7 @@ from repro.mbs.errors import (
     explained,
     resolve_device,
 )
-from repro.mbs.hooks import DeferredHooks, gradients_present
+from repro.mbs.hooks import DeferredHooks, gradients_present, refuse_unknown_leaves
 from repro.mbs.losses import known_loss, normalization_of
 from repro.mbs.randomness import Randomness
 from repro.mbs.results import StreamResult, Totals
@@ -111,13 +113,18 @@ class MicroBatchStreamer:
         headroom: With ``"auto"``, the share of free memory left unused; by default 0 under a
             CPU `MemoryBudget` or 0.05 elsewhere.
         trace: Record when each micro-batch was copied and computed, for `timeline`.
-        check: When to verify, on a few samples and without a backward pass through the model, that
-            the loss of a mini-batch is the combination of its micro-batches' losses, and, where
-            several tensors are divided, that the model's outputs do not depend on how:
-            ``"first"``, in the first mini-batch that is divided and the first that has ignored
-            labels; ``"always"``; or ``"off"``. It calls model and loss some more times, in
-            evaluation mode. Not made for torch's own losses, for the paper's normalisation, for
-            one micro-batch, and for a fully sharded model.
+        check: When to verify that the loss of a mini-batch is the combination of its
+            micro-batches' losses, and that the model's outputs do not depend on how it is divided:
+            ``"first"``, in the first mini-batch that is divided and where targets have values that
+            they had not before; ``"always"``; or ``"off"``. For the loss the outputs of the
+            micro-batches' own forward passes are kept in host memory (the first that fit into 256
+            MiB), and the loss of all of them is computed twice more at most, once for each
+            micro-batch where outputs are of half precision; a loss that counts its calls counts
+            these. Where the loss takes more than outputs and targets, or the model computes it, a
+            few samples are computed as a whole and in two parts. For the outputs a few samples go
+            through the model in evaluation mode, whole and in two parts. The loss is not checked
+            for torch's own losses and for the paper's normalisation, and nothing for a single
+            micro-batch or a fully sharded model.
         shared: What belongs to all samples although it is a tensor: names ("mask", "graph.edges",
             "targets.table"), positions among the arguments, or the tensors themselves; see
             `repro.measure.batches.read_batch`.
@@ -168,10 +175,14 @@ class MicroBatchStreamer:
         self.model = model
         self.loss_fn = loss_fn
         self.device = resolve_device(model, device)
-        self._known = known_loss(loss_fn)
         self._batchnorm = batchnorm
         self._two_pass = two_pass
-        self._normalization = normalization_of(self._known, normalization, two_pass)
+        self._given_normalization = normalization
+        self._modules: list[nn.Module] = []
+        self._collector: Collector | None = None
+        self._leaves_due = self._leaves_seen = False
+        self._read_loss_fn: Any = None
+        self._read_loss()
         self._scaler = scaler
         self._autocast = autocast
         self._sizer = AutoSizer(self.device, headroom) if self._size is None else None
@@ -186,13 +197,17 @@ class MicroBatchStreamer:
                 "sharded model computes in all processes together; give a whole number"
             )
         self._module = self._processes.module
-        roots = [model, *([loss_fn] if isinstance(loss_fn, nn.Module) else [])]
-        self._modules = [module for root in roots for module in root.modules()]
+        self._read_modules()
         self._parameters: list[nn.Parameter] = []
         self._buffers = Buffers([])
         self._hooks = DeferredHooks([])
         compare = SelfCheck(
-            self._module, self._modules, loss_fn, self.device, self._precision, autocast
+            self._module,
+            self._modules,
+            lambda *arguments: self.loss_fn(*arguments),  # the one there is then
+            self.device,
+            self._precision,
+            autocast,
         )
         self._verification = Verification(
             check,
@@ -236,7 +251,7 @@ class MicroBatchStreamer:
                 are passed on as they are), on any device; or an iterable that yields the
                 mini-batch piece by piece as (inputs, targets) or (inputs, targets, weights), of
                 which no more than two are held at a time. A list may hold one item for each
-                sample. Inputs receive no gradient themselves.
+                sample. Inputs receive no gradient themselves, and are refused if they wait for one.
             targets: Likewise.
             weights: What each sample, or each micro-batch, counts, such as its tokens; each
                 micro-batch then contributes by its share of their sum. One for each micro-batch
@@ -250,6 +265,9 @@ class MicroBatchStreamer:
             LossCheckError: The loss is not what the micro-batches' losses add up to.
             MixedSamplesError: The model's outputs depend on how the mini-batch is divided.
             NondeterministicModelError: The second of two passes had other outputs.
+            InputGradientError: An input requires a gradient.
+            UnsupportedLossError: The loss has parameters that neither it, as a module, nor the
+                model has, and the mini-batch comes piece by piece.
             HookError: A parameter has a hook that cannot be called once per mini-batch.
             NonFiniteLossError: The mini-batch's loss is infinite or not a number, here or, under
                 `DistributedDataParallel`, in another process.
@@ -267,24 +285,48 @@ class MicroBatchStreamer:
                 "many micro-batches there are; give the whole mini-batch, not an iterable"
             )
         self._stager.reset()
+        changed = self._read_loss()
+        if changed:
+            self._read_modules()
+        self._verification.begin(self._known is not None, self._normalization, changed)
         # Anew for each mini-batch: layers are frozen and thawed, buffers replaced.
         self._parameters, self._buffers = parameters_of(self._modules), Buffers(self._modules)
         self._hooks = DeferredHooks([] if self._processes.sharded else self._parameters)
-        self._verification.begin()
         totals = Totals()
+        self._leaves_due = pieces is not None and (changed or not self._leaves_seen)
         with self._hooks:
             if pieces is None:
                 piece = self._reader.read(inputs, targets, weights)
-                check_no_parameter(piece.batch, self._parameters)
+                self._check_inputs(piece)
                 touched = self._with_retries(piece, partial(self._run_whole, piece), totals)
             else:
                 with self._transaction():
                     self._run_pieces(pieces, totals)
                     touched = gradients_present(self._parameters)
+                self._leaves_seen = True
         self._hooks.on_parameters(touched or [])
         if totals.num_micro_batches > 1:
             self._verification.warn_if_unchecked()
         return totals.result(self._divisor(totals.weight))
+
+    def _check_inputs(self, piece: Piece) -> None:
+        check_no_parameter(piece.batch, self._parameters)
+        check_no_graph(piece.inputs)
+
+    def _read_loss(self) -> bool:
+        """Read what the loss divides by, as it is now; return whether it is another function."""
+        self._known = known_loss(self.loss_fn)
+        self._normalization = normalization_of(
+            self._known, self._given_normalization, self._two_pass
+        )
+        changed = self.loss_fn is not self._read_loss_fn
+        self._read_loss_fn = self.loss_fn
+        return changed
+
+    def _read_modules(self) -> None:
+        loss = [self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []
+        # The very list that the check was given.
+        self._modules[:] = [module for root in (self.model, *loss) for module in root.modules()]
 
     # A mini-batch, whole or piece by piece
 
@@ -305,7 +347,7 @@ class MicroBatchStreamer:
             divisor = self._shared_divisor(sum(plan.weights))
             run = partial(self._two_passes, piece, plan, updates)
             if not self._two_pass:
-                run = partial(self._accumulate, self.model, plan, divisor)
+                run = partial(self._accumulate_checked, piece, plan, divisor)
             totals = self._together(run, max(stop - start for start, stop in plan.bounds))
             self._average()
             self._check_finite(totals)
@@ -347,12 +389,13 @@ class MicroBatchStreamer:
         moments: dict[nn.Module, Moments],
         size: int,
     ) -> tuple[Totals, None]:
+        self._check_inputs(piece)
         updates.moments = dict(moments)  # without what a failed try gathered
         self._verification.verify(piece, size, alone=False)
         plan = self._plan(piece, size)
         # Only a size that may shrink needs a piece that can be undone on its own.
         with self._transaction() if self._sizer is not None else nullcontext():
-            return self._accumulate(self.model, plan, 1.0, is_last), None
+            return self._accumulate_checked(piece, plan, 1.0, is_last), None
 
     def _with_retries(self, piece: Piece, run: Callable[[int], Any], totals: Totals) -> Any:
         """Run at the size given or chosen, smaller where memory runs out; add to `totals`."""
@@ -485,6 +528,25 @@ class MicroBatchStreamer:
 
     # Micro-batches
 
+    def _accumulate_checked(
+        self,
+        piece: Piece,
+        plan: Plan,
+        divisor: float | torch.Tensor,
+        synchronize: bool = True,
+    ) -> Totals:
+        """Accumulate, and compare with the whole where that is due."""
+        self._collector = self._verification.collector()
+        try:
+            totals = self._accumulate(self.model, plan, divisor, synchronize)
+            collector = self._collector
+        finally:
+            self._collector = None
+        if collector is not None:
+            scale = self._scaler.get_scale() if self._scaler is not None else 1.0
+            self._verification.conclude(piece, plan, collector, scale / float(divisor))
+        return totals
+
     def _accumulate(
         self,
         model: nn.Module,
@@ -498,17 +560,31 @@ class MicroBatchStreamer:
         counts = [weight > 0 or self._processes.sharded for weight in plan.weights]
         last = max((index for index, counted in enumerate(counts) if counted), default=-1)
         synchronize = synchronize and not self._local
+        total = plan.bounds[-1][1]
         for index, (inputs, targets) in enumerate(self._stager.stream(plan.parts())):
             weight = plan.weights[index]
             if not counts[index]:
                 # The loss of no tokens is 0 / 0. It does not count; BatchNorm still sees the
                 # samples, and dropout draws.
                 with self._precision():
-                    call_model(self._module, inputs)
+                    outputs = call_model(self._module, inputs)
+                if self._collector is not None:
+                    self._collector.watch(outputs, _count(plan.bounds[index]), 0.0)
+                del outputs
                 continue
             with self._processes.synchronization(synchronize and index == last):
-                with self._precision(), explained(plan.bounds[index]):
-                    loss = self._loss(call_model(model, inputs), targets)
+                with self._precision(), explained(plan.bounds[index], total):
+                    outputs = call_model(model, inputs)
+                    if self._collector is not None:
+                        count = _count(plan.bounds[index])
+                        outputs = self._collector.watch(outputs, count, weight)
+                    loss = self._loss(outputs, targets)
+                    del outputs
+                if self._collector is not None:
+                    self._collector.note(loss)
+                if self._leaves_due:
+                    refuse_unknown_leaves(loss, self._parameters)
+                    self._leaves_due = False
                 if weight == 0:
                     loss = loss.nan_to_num() * 0
                 self._backward(loss * (weight / divisor))
@@ -531,7 +607,7 @@ class MicroBatchStreamer:
                 self._stager.stream(plan.parts()), plan.bounds, strict=True
             ):
                 states.append(self._randomness.get())
-                with explained(bound):
+                with explained(bound, plan.bounds[-1][1]):
                     outputs.append(own_memory(call_model(self._module, inputs), inputs))
                 sketches.append(sketch.of(outputs[-1]))
         # The second pass updates buffers and moments, and needs weights cast with a graph.
@@ -631,3 +707,7 @@ class MicroBatchStreamer:
     def _batchnorm_updates(self) -> DeferredBatchNorm:
         # Without layers it gathers nothing and updates nothing.
         return DeferredBatchNorm(self._module if self._batchnorm == "deferred" else nn.Module())
+
+
+def _count(bound: tuple[int, int]) -> int:
+    return bound[1] - bound[0]

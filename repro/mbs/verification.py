@@ -1,5 +1,6 @@
 """When micro-batches are checked to add up to their mini-batch, and on which samples."""
 
+import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -8,8 +9,11 @@ from typing import Any
 import torch
 
 from repro.mbs.batches import Piece, Plan, joined_targets
-from repro.mbs.checking import Sample, SelfCheck, has_ignored, telling_samples
+from repro.mbs.checking import Sample, SelfCheck
+from repro.mbs.collecting import Collector, room_for_outputs
+from repro.mbs.errors import LossCheckError, MicroBatchError
 from repro.mbs.sizing import release_memory
+from repro.mbs.telling import LabelValues, telling_samples
 from repro.measure import is_out_of_memory
 
 
@@ -50,14 +54,25 @@ class Verification:
         self._undone = undone
         self.device = device
         self._checked: set[str] = set()
+        self._labels = LabelValues()
+        self._loss_due = False
         self._unmade: set[str] = set()
 
-    def begin(self) -> None:
-        """Start a mini-batch."""
+    def begin(self, known: bool, normalization: str, changed: bool) -> None:
+        """Start a mini-batch.
+
+        Args:
+            known: Whether the loss is one of torch's, as it is now.
+            normalization: As it is now.
+            changed: Whether another loss function was given.
+        """
         self._unmade = set()
+        self._known, self._normalization = known, normalization
+        if changed:
+            self._checked.discard("loss")
 
     def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
-        """Check loss and model on a few samples, where that is due.
+        """Check what can be checked before the micro-batches: model, and loss of one micro-batch.
 
         Args:
             piece: The mini-batch, or a part of one.
@@ -67,36 +82,112 @@ class Verification:
         weighs = piece.weights is not None
         loss = not self._known or (weighs and not self._two_pass)
         loss = loss and not self._two_pass and self._normalization != "paper"
-        mixing = piece.batch is not None and piece.batch.num_splittable() > 1
+        # The paper's algorithm to the letter, but for what was divided by mistake.
+        always = self._normalization != "paper"
+        mixing = piece.batch is not None and (always or piece.batch.num_splittable() > 1)
         number = piece.num_samples
+        self._loss_due = False
         if self._check == "off" or not (loss or mixing) or (alone and size >= number):
             return
         if number < 2 or self._sharded:  # whose processes would all have to check
             self._unmade = {"loss"} - self._checked if loss else set()
             return
-        due = {"loss"} if loss else set()
-        due |= {"mixing"} if mixing else set()
-        if loss and "ignored" not in self._checked and piece.batch and has_ignored(piece.batch):
-            due.add("ignored")
-        if self._check == "first" and due <= self._checked:
+        new = loss and piece.batch is not None and self._labels.has_new(piece.batch)
+        self._loss_due = loss and (self._check == "always" or new or "loss" not in self._checked)
+        mixing = mixing and (self._check == "always" or "mixing" not in self._checked)
+        alone_in_piece = self._loss_due and size >= number
+        if mixing or alone_in_piece:
+            made = self._small(piece, size, alone_in_piece, mixing)
+            if alone_in_piece:
+                self._loss_due = False
+                self._mark(made)
+            if mixing:
+                self._checked.add("mixing")
+
+    def collector(self) -> Collector | None:
+        """Return what keeps the outputs of the micro-batches, None where nothing is to compare."""
+        return Collector(room_for_outputs(self.device)) if self._loss_due else None
+
+    def conclude(self, piece: Piece, plan: Plan, collector: Collector | None, scale: float) -> None:
+        """Compare what the micro-batches computed with the whole.
+
+        Args:
+            piece: The mini-batch, or a part of one.
+            plan: Its micro-batches.
+            collector: What they computed.
+            scale: What a loss was multiplied by in the backward pass, over its weight.
+
+        Raises:
+            LossCheckError: The losses do not add up.
+        """
+        if collector is None:
             return
-        while size:
+        made = False
+        while collector.usable and len(collector.parts) > 1:
             try:
                 with self._undone():
-                    sample = self._sample(piece, size)
-                    made = sample is not None and self._compare.run(sample, loss, mixing)
+                    made = self._compare_collected(piece, plan, collector, scale)
                 break
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
             release_memory(self.device)
-            size //= 2
-            made = False
+            del collector.parts[len(collector.parts) // 2 :]
+        through = bool(collector.parts) and not made
+        collector.parts.clear()
+        if not made:
+            size = max(stop - start for start, stop in plan.bounds)
+            made = self._small(piece, size, True, False, through)
+        self._mark(made)
+
+    def _compare_collected(
+        self, piece: Piece, plan: Plan, collector: Collector, scale: float
+    ) -> bool:
+        count = len(collector.parts)
+        targets = [part[1] for part in itertools.islice(plan.parts(), count)]
+        bounds = plan.bounds[:count]
+        if piece.batch is not None:
+            whole = piece.batch.slice(0, bounds[-1][1])[1]
+        else:
+            try:
+                whole = joined_targets(targets, bounds)
+            except MicroBatchError:
+                return False
+        exact = self._normalization == "exact"
+        weighted = piece.weights is not None
+        try:
+            return self._compare.compare_collected(
+                collector, targets, whole, exact, scale, weighted
+            )
+        except LossCheckError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False  # the loss takes what only the micro-batches' own passes have
+
+    def _mark(self, made: bool) -> None:
         if made:
-            self._checked |= due
-            self._unmade -= due
-        elif loss:
-            self._unmade = due
+            self._checked.add("loss")
+            self._unmade.discard("loss")
+        else:
+            self._unmade.add("loss")
+
+    def _small(
+        self, piece: Piece, size: int, loss: bool, mixing: bool, through: bool = False
+    ) -> bool:
+        """Check on a few samples, with forward passes of their own."""
+        while size:
+            try:
+                with self._undone():
+                    sample = self._sample(piece, size)
+                    return sample is not None and self._compare.run(sample, loss, mixing, through)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            release_memory(self.device)
+            size //= 2
+        return False
 
     def warn_if_unchecked(self) -> None:
         """Warn, once, where a mini-batch that went through could not be checked."""
@@ -106,8 +197,9 @@ class Verification:
         self._checked |= self._unmade
         warnings.warn(
             "MicroBatchStreamer could not check that the loss of a mini-batch is the mean over its "
-            "samples: the model cannot be evaluated twice with the same outcome, is fully sharded, "
-            "or comes with one sample at a time. docs/losses.md says what to give for which loss; "
+            "samples: loss or model have another outcome when they are evaluated again on the same "
+            "samples, the model is fully sharded, or a mini-batch comes "
+            "one sample at a time. docs/losses.md says what to give for which loss; "
             "check='off' says that it is so",
             RuntimeWarning,
             stacklevel=3,
@@ -142,4 +234,4 @@ class Verification:
             if sum(weights) == 0:
                 return None
             factors = weights[0] / sum(weights), weights[1] / sum(weights)
-        return Sample(both, whole, counts, factors)
+        return Sample(both, whole, counts, factors, piece.weights is not None)

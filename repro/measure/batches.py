@@ -9,6 +9,8 @@ they leave open is refused, never guessed:
 - A list or tuple of equal things, one for each sample (images of different sizes, dictionaries of
   boxes, texts), is divided itself. Where it might as well be a structure whose tensors hold the
   samples, a list is refused and a tuple is a structure.
+- An input with a leading dimension of 1 and further ones, such as positions (1, T), broadcasts
+  over the samples where the others have more than one, and belongs to all of them.
 - What `shared` names belongs to all samples.
 - An object that holds tensors and is none of these is refused.
 """
@@ -250,6 +252,7 @@ class _Finder:
         self._sizes: dict[Path, int] = {}  # of leaves that have samples
         self._lengths: dict[Path, int] = {}  # of lists and tuples that may hold one item a sample
         self._fixed: set[int] = set()  # the sizes of leaves in no such list
+        self._leading: set[Path] = set()  # of leaves with further dimensions
         self._seen: list[str] = []
 
     def visit(self, tree: Any, path: Path, arguments: bool = False, listed: bool = False) -> None:
@@ -262,6 +265,8 @@ class _Finder:
             size = samples_of(tree)
             if isinstance(size, int):
                 self._sizes[path] = size
+                if len(getattr(tree, "shape", ())) > 1 and not listed:
+                    self._leading.add(path)
                 self._fixed |= set() if listed else {size}
             return
         if _is_sequence(tree) and not arguments and _is_alike(tree):
@@ -293,7 +298,20 @@ class _Finder:
                     f"{', '.join(self._seen)}"
                 )
 
+    def _find_broadcast(self) -> None:
+        """Take inputs with a leading 1, such as positions (1, T), for all samples of several."""
+        single = {
+            path for path in self._leading if self._sizes.get(path) == 1 and path[0] == "inputs"
+        }
+        rest = {size for path, size in self._sizes.items() if path not in single}
+        if single and self._fixed == {1, *rest} and len(rest - {1}) == 1 and 1 not in rest:
+            self._whole |= single
+            self._fixed = rest
+            for path in single:
+                del self._sizes[path]
+
     def decide(self, trees: dict[str, Any]) -> tuple[dict[Path, str], int]:
+        self._find_broadcast()
         candidates = self._fixed or {*self._sizes.values(), *self._lengths.values()}
         found = {}
         for number in sorted(candidates):
@@ -320,7 +338,8 @@ class _Finder:
             raise BatchSizeMismatchError(
                 f"the tensors of the mini-batch have first dimensions "
                 f"{list(self._sizes.values())}; they must be equal, one entry per sample; name in "
-                f"shared= what belongs to the whole mini-batch ({sizes})"
+                f"shared= what belongs to the whole mini-batch; what has its samples in another "
+                f"dimension (a recurrent layer's state) needs split= ({sizes})"
             )
         if len(found) > 1:
             raise UnsplittableBatchError(

@@ -12,6 +12,7 @@ from torch import nn
 from repro.mbs import (
     BatchSizeMismatchError,
     EmptyBatchError,
+    InputGradientError,
     LossShapeError,
     MicroBatchError,
     MicroBatchSizeError,
@@ -408,7 +409,8 @@ def test_autocast_to_bfloat16(way, two_pass):
             loss = F.cross_entropy(plain(x[a:b]).float(), y[a:b])
         (loss * ((b - a) / 20)).backward()
     autocast = torch.bfloat16 if way == "option" else None
-    streamer = MicroBatchStreamer(model, loss_fn, 6, autocast=autocast, two_pass=two_pass)
+    options = {"autocast": autocast, "two_pass": two_pass, "check": "off"}
+    streamer = MicroBatchStreamer(model, loss_fn, 6, **options)
     with torch.autocast("cpu", torch.bfloat16, enabled=way == "ambient"):
         streamer.backward(x, y)
     assert set(seen) == {torch.bfloat16}
@@ -495,11 +497,15 @@ def test_without_targets(two_pass):
     assert_equal_gradients(model, expected, 1e-12)
 
 
-def test_inputs_receive_no_gradient():
+def test_inputs_that_wait_for_a_gradient_are_refused():
     model, (x, y) = make_model(), make_batch(9)
-    x.requires_grad_()
-    MicroBatchStreamer(model, F.cross_entropy, 4).backward(x, y)
-    assert x.grad is None
+    generator = nn.Linear(6, 6).double()
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 4)
+    for given in (generator(x), (generator(x),), x.clone().requires_grad_()):
+        for form in ((given, y), (iter([(given, y)]), None)):
+            with pytest.raises(InputGradientError, match=r"nn.Sequential.*inputs.detach\(\)"):
+                streamer.backward(*form)
+    streamer.backward(generator(x).detach(), y)
 
 
 # Bad input
