@@ -17,31 +17,44 @@ export OMP_WAIT_POLICY ?= passive
 # Keeps pip and papermill from asking or telling what is not about this project.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
+# As it was typed, spaces and all: abspath would take a path with one for two.
 ifdef DATA
-export REPRO_DATA := $(abspath $(DATA))
-else ifdef REPRO_DATA
-export REPRO_DATA := $(abspath $(REPRO_DATA))
+export REPRO_DATA := $(value DATA)
 endif
+# Read by the shell, which takes no quote within them for an end.
+export PROFILE DEVICE SEEDS
 
-RUN_FLAGS := $(if $(PROFILE),--profile $(PROFILE)) $(if $(DEVICE),--device $(DEVICE)) \
-	$(if $(SEEDS),--seeds $(SEEDS))
+RUN_FLAGS := $(if $(PROFILE),--profile "$$PROFILE") $(if $(DEVICE),--device "$$DEVICE") \
+	$(if $(SEEDS),--seeds "$$SEEDS")
+# One line for a Python that is too old or too new, before anything is made; none where it fits.
+SUPPORTED := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)
+COMPARE := import re, sys; \
+	low, high = [tuple(map(int, v.split("."))) for v in re.findall("[0-9]+[.][0-9]+", sys.argv[1])]; \
+	low <= sys.version_info[:2] < high or sys.stdout.write("it is " + sys.version.split()[0])
+UNFIT = $(shell python=$(BIN)/python; advice='remove $(VENV) and run'; \
+	test -x $$python || { python="$(PYTHON)"; advice=run; }; \
+	why=$$("$$python" -c '$(COMPARE)' '$(SUPPORTED)' 2>/dev/null) || why='it does not run'; \
+	test -z "$$why" || echo "repro needs Python $(SUPPORTED), and not $$python, as $$why:" \
+	"$$advice make setup PYTHON=python3.12, or another that fits")
 # Where CUDA is present the profile is gpu, elsewhere quick.
-CHOSEN = $(if $(PROFILE),$(PROFILE),$$($(BIN)/python -c "from repro.experiments.running import \
+CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments.running import \
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab data test unit unit-experiments unit-rest nbval smoke reproduce-all \
+.PHONY: help setup lab data test unit unit-methods unit-experiments unit-rest \
+	nbval smoke recipes reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
-	@grep -hE '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-z%-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 	@echo "reproduce-PAPER   compute one paper's records and notebook; PAPER is one of: $(PAPERS)"
 	@echo "Variables: PROFILE=smoke|quick|gpu|paper DEVICE=cpu|cuda DATA=folder SEEDS=3 or 0,5,7"
 
 setup: $(STAMP)  ## make the environment in .venv and install
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(eval PROBLEM := $(UNFIT))$(if $(PROBLEM),$(error $(PROBLEM)))
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@echo "installing into $(VENV) ..."
 	@$(BIN)/python -m pip install -q -c constraints.txt torch
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[notebooks,dev,cluster]'
@@ -49,54 +62,63 @@ $(STAMP): pyproject.toml constraints.txt
 
 reproduce-all: $(STAMP)  ## reproduce every table and figure, resumable, then print the verdicts
 	@failed=0; \
-	$(REPRO) run $(RUN_FLAGS) || failed=1; \
+	$(REPRO) run $(RUN_FLAGS) || { failed=$$?; test $$failed != 2 || exit 2; }; \
 	$(REPRO) notebooks $(RUN_FLAGS) --profile $(CHOSEN) || failed=1; \
 	$(REPRO) report --profile $(CHOSEN) || failed=1; \
-	if [ $$failed = 1 ]; then echo "some pieces failed: make status"; fi; exit $$failed
+	if [ $$failed != 0 ]; then echo "some pieces failed: make status"; fi; exit $$failed
 
 $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 	@$(REPRO) run $* $(RUN_FLAGS) && \
 	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
 
-# Two at a time: each takes one core, most of the time.
+# Two at a time, long ones first: each takes one core, most of the time.
+UNIT := unit-methods unit-experiments unit-rest
+METHODS := $(PAPERS:%=tests/%)
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
-	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-experiments unit-rest nbval smoke
+	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT) smoke nbval
 
 unit: $(STAMP)  ## unit tests alone
-	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-experiments unit-rest
+	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT)
 
 unit-experiments: $(STAMP)
 	@$(BIN)/python -m pytest tests/experiments
 
+unit-methods: $(STAMP)
+	@$(BIN)/python -m pytest $(METHODS)
+
 unit-rest: $(STAMP)
-	@$(BIN)/python -m pytest tests --ignore tests/experiments
+	@$(BIN)/python -m pytest tests --ignore tests/experiments $(METHODS:%=--ignore %)
 
 nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
 		notebooks
 
 smoke: $(STAMP)  ## every experiment and notebook end to end at toy scale, in a folder of its own
-	@folder=$$(mktemp -d) && REPRO_RESULTS=$$folder && export REPRO_RESULTS && \
+	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" && export REPRO_RESULTS && \
 	$(REPRO) run --profile smoke && $(REPRO) notebooks --profile smoke && \
-	$(REPRO) report --profile smoke >/dev/null && rm -r $$folder && echo "smoke reproduction passed"
+	$(REPRO) report --profile smoke >/dev/null && rm -r "$$folder" && echo "smoke reproduction passed"
+
+recipes: $(STAMP)  ## try docs/recipes.md with the libraries it names, which are installed first
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[recipes]'
+	@$(BIN)/python -m pytest tests/test_recipes.py
 
 lab: $(STAMP)  ## open the notebooks in JupyterLab
-	@$(BIN)/jupyter lab notebooks
+	@$(BIN)/python -m jupyterlab notebooks --ip=127.0.0.1 $$(test $$(id -u) != 0 || echo --allow-root)
 
 data: $(STAMP)  ## download the datasets that the network allows, say what it could not
 	@$(REPRO) data
 
 report: $(STAMP)  ## print the verdicts and write the HTML report
-	@$(REPRO) report $(if $(PROFILE),--profile $(PROFILE))
+	@$(REPRO) report $(if $(PROFILE),--profile "$$PROFILE")
 
 status: $(STAMP)  ## say which records stand, are missing, stale or failed
-	@$(REPRO) status $(if $(PROFILE),--profile $(PROFILE))
+	@$(REPRO) status $(if $(PROFILE),--profile "$$PROFILE")
 
 lint: $(STAMP)  ## ruff
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	@$(BIN)/python -m ruff check . && $(BIN)/python -m ruff format --check .
 
 typecheck: $(STAMP)  ## mypy
-	@$(BIN)/mypy
+	@$(BIN)/python -m mypy
 
 clean:  ## remove the environment, caches, executed notebooks; records and datasets stay
 	@rm -rf $(VENV) build *.egg-info .ruff_cache .mypy_cache .pytest_cache results/local/notebooks

@@ -1,12 +1,21 @@
 """The command line: ``python -m repro list | run | show | verify | status | report | ...``."""
 
+# ruff: noqa: E402 (Ctrl-C is seen to before all that takes time to import)
+
 import os
+import sys
 
 # Threads that wait by spinning stop each other for seconds where cores are shared.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+from repro import console
+
+PROGRAM = "repro" if sys.argv[0].endswith(f"{os.sep}repro") else "python -m repro"
+if __name__ == "__main__" or PROGRAM == "repro":
+    console.leave_when_interrupted()
+
 import json
-import sys
+import shlex
 import warnings
 from typing import Annotated, Any, NoReturn
 
@@ -20,20 +29,33 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+
+def _option(*names: str, **settings: Any) -> Any:
+    """Return an option whose value is not empty, as one that a script has forgotten to set."""
+    return typer.Option(*names, callback=_not_empty, **settings)
+
+
+def _not_empty(value: Any) -> Any:
+    values = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(one, str) and not one.strip() for one in values):
+        raise typer.BadParameter("it is empty; leave it out, or give a value")
+    return value
+
+
 Targets = Annotated[
     list[str] | None, typer.Argument(help="PAPER or PAPER/ARTEFACT, such as mbs/table4.")
 ]
-Profile = Annotated[str | None, typer.Option(help="smoke, quick, gpu or paper.")]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda.")]
-Data = Annotated[str | None, typer.Option(help="Folder searched first for datasets.")]
-Datasets = Annotated[list[str] | None, typer.Option("--dataset", help="Use this dataset.")]
-Seeds = Annotated[str | None, typer.Option(help="A number of seeds (3), or a list (0,5,7).")]
+Profile = Annotated[str | None, _option(help="smoke, quick, gpu or paper.")]
+Device = Annotated[str | None, _option(help="cpu, or cuda (cuda:0, cuda:1, ...).")]
+Data = Annotated[str | None, _option(help="Folder searched first for datasets.")]
+Datasets = Annotated[list[str] | None, _option("--dataset", help="Use this dataset.")]
+Seeds = Annotated[str | None, _option(help="A number of seeds (3), or a list (0,5,7).")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", help="KEY=VALUE: another value of a configuration, such as engine=ray."),
+    _option("--set", help="KEY=VALUE: another value of a configuration, such as engine=ray."),
 ]
 Reference = Annotated[
-    str | None, typer.Option("--from", help="'local', or a device under results/reference.")
+    str | None, _option("--from", help="'local', or a device under results/reference.")
 ]
 
 
@@ -63,44 +85,53 @@ def run(
     seeds: Seeds = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE: only the runs with this, such as mini_batch=64."),
+        _option(help="KEY=VALUE: only the runs with this, such as mini_batch=64."),
     ] = None,
     changes: Changes = None,
     retry_failed: Annotated[bool, typer.Option(help="Run again what failed.")] = False,
     address: Annotated[
-        str | None, typer.Option(help="Of a Ray cluster (auto finds this machine's).")
+        str | None, _option(help="Of a Ray cluster (auto finds this machine's).")
     ] = None,
 ) -> None:
     """Compute the records of artefacts; a record that stands is not computed again."""
     from repro.experiments import running
     from repro.experiments.outcome import RAY_ADDRESS
+    from repro.records import local_store
 
-    if address is not None:
-        os.environ[RAY_ADDRESS] = address
-    profile = running.check_profile(profile or running.default_profile())
     kept = [running.parse_choice(text) for text in only or ()]
     changed = [running.parse_choice(text) for text in changes or ()]
+    listed = running.parse_seeds(seeds)
+    named = _by_paper(targets)
+    profile = running.check_profile(profile or running.default_profile())
     setting = running.Setting(
         profile=profile,
         device=running.check_device(device or running.default_device()),
         root=data,
-        seeds=running.parse_seeds(seeds),
+        seeds=listed,
         retry_failed=retry_failed,
-        choices=" ".join(f"--set {key}={value}" for key, value in changed),
+        choices=" ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in changed),
     )
     plans = []
-    for paper, artefacts in _by_paper(targets):  # everything is checked before anything runs
+    for paper, artefacts in named:  # everything is checked before anything runs
         chosen = running.choose_datasets(paper, profile, dataset or (), data)
         runs = running.plan(paper, artefacts, profile, chosen)
         runs = running.with_changes(paper, runs, changed)
         runs = running.only(runs, kept)
+        plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
+    if address is not None:
+        if not any("ray" in run.config.values() for _, runs, _ in plans for run in runs):
+            raise running.UsageError(
+                f"--address is {address!r}, and no run of the plan uses Ray; add --set engine=ray"
+            )
+        os.environ[RAY_ADDRESS] = address
+    for paper, runs, _ in plans:
         running.load_data(runs, data)
-        plans.append((paper, runs, ", ".join(chosen.values()) or "none"))
+        running.survey(paper, runs, setting, local_store(profile))
     failed = 0
     for paper, runs, used in plans:
         tally = running.execute(paper, runs, setting)
         typer.echo(f"{paper.key}, profile {profile}: {tally}; data: {used}")
-        failed += tally.failed
+        failed += tally.failed + tally.failed_before
     raise typer.Exit(1 if failed else 0)
 
 
@@ -116,31 +147,25 @@ def verify(
     A record stands where the code that ran is the same but has moved, or where the first steps of
     its training, run again, are the same. It then says so, and what was compared.
     """
-    from repro import paths
     from repro.experiments import running, standing
 
     if profile is not None:
         running.check_profile(profile)
-    if data is not None and not paths.data_roots(data)[0].is_dir():
-        raise running.UsageError(
-            f"data folder {data!r} does not exist; leave it out, or give another"
-        )
+    running.check_data(data)
     found = 0
     for paper, artefacts in _by_paper(targets):
         for line, agrees in standing.verify(paper, artefacts, profile, reference, data):
-            typer.echo(line)
+            typer.echo(_printable(line))
             found += not agrees
     raise typer.Exit(1 if found else 0)
 
 
 @app.command()
 def parallel(
-    task: Annotated[str, typer.Option(help="CIFAR, DIV2K or Phantom.")] = "CIFAR",
-    strategy: Annotated[
-        str, typer.Option(help="best, linear, scheduled, theta or noise.")
-    ] = "theta",
+    task: Annotated[str, _option(help="CIFAR, DIV2K or Phantom.")] = "CIFAR",
+    strategy: Annotated[str, _option(help="best, linear, scheduled, theta or noise.")] = "theta",
     averaging: Annotated[
-        str, typer.Option(help="allreduce, all_to_all or reduce_scatter.")
+        str, _option(help="allreduce, all_to_all or reduce_scatter.")
     ] = "all_to_all",
     profile: Profile = None,
     device: Device = None,
@@ -149,18 +174,39 @@ def parallel(
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     epochs: Annotated[int | None, typer.Option(help="Instead of the profile's.")] = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="File written after each epoch, and gone on from.")
+        str | None, _option(help="File written after each epoch, and gone on from.")
     ] = None,
     micro_batch: Annotated[
         int | None, typer.Option(help="Most samples that a process computes at a time.")
     ] = None,
 ) -> None:
-    """Train by a strategy of adaptive in all processes of torchrun (see its --nproc-per-node)."""
+    """Train by a strategy of adaptive in all processes of torchrun (see its --nproc-per-node).
+
+    With --checkpoint, torchrun's --max-restarts=3 starts all processes again where one is lost, and
+    they go on after the last epoch. torchrun's store listens on every interface; on one machine,
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file
+    --rdzv-endpoint=FILE --local-addr=127.0.0.1 keeps all of a job on loopback.
+    """
     from repro.experiments import running
+
+    for name, number, least, most in (
+        ("--seed", seed, 0, 2**32 - 1),
+        ("--epochs", epochs, 1, 10**6),
+        ("--micro-batch", micro_batch, 1, 2**31),
+    ):
+        if number is not None and not least <= number <= most:
+            raise running.UsageError(f"{name} is {number}; give {least} to {most}")
+    profile = running.check_profile(profile or running.default_profile())
+    device = _device_of_each_process(
+        running.check_device(device or running.default_device()), device
+    )
+    if checkpoint is not None:
+        path = running.user_path(checkpoint, "--checkpoint")
+        checkpoint = str(path)
+        if os.environ.get("RANK", "0") == "0":  # which reads and writes for all
+            running.check_target(path, "the checkpoint")
     from repro.experiments.adaptive.parallel import run_parallel
 
-    profile = running.check_profile(profile or running.default_profile())
-    device = running.check_device(device or running.default_device())
     run_parallel(
         task,
         strategy,
@@ -174,6 +220,18 @@ def parallel(
         checkpoint,
         micro_batch,
     )
+
+
+def _device_of_each_process(checked: str, given: str | None) -> str:
+    from repro.experiments.outcome import UsageError
+
+    if checked == "cpu" or "RANK" not in os.environ:
+        return checked
+    if given not in (None, "cuda"):
+        raise UsageError(
+            f"--device is {given!r}, and each process of torchrun takes a GPU of its own; give cuda"
+        )
+    return "cuda"
 
 
 @app.command()
@@ -193,21 +251,27 @@ def show(
         running.check_profile(profile)
     paper, artefacts = find_artefacts(target)
     changed = [running.parse_choice(text) for text in changes or ()]
-    console = _console(Console)
+    printed = _console(Console)
     source = sources.find_source(paper, profile, reference)
     gathered = [sources.results_of(artefact, source, changes=changed) for artefact in artefacts]
     runs = [run for results in gathered for run, _ in results.expected]
     running.with_changes(paper, runs, changed)  # refuses what none of them has
     for artefact, results in zip(artefacts, gathered, strict=True):
         title = f"{paper.key}/{artefact.name}: {artefact.title}"
-        console.print(report.to_rich(artefact.exhibit.table(results), title))
-        console.print(summary.caption(artefact, results), soft_wrap=False, markup=False)
-        if checked := summary.checks(artefact, results):
-            console.print(report.to_rich(checked, "\nHolds by construction"))
-        if judged := summary.verdicts(paper, artefact, results):
+        with summary.blaming(source, artefact, results):
+            rows = artefact.exhibit.table(results)
+            caption = summary.caption(artefact, results)
+            checked = summary.checks(artefact, results)
+            judged = summary.verdicts(paper, artefact, results)
+        printed.print(report.to_rich(rows, title))
+        printed.print(caption, soft_wrap=False, markup=False)
+        if checked:
+            printed.print(report.to_rich(checked, "\nHolds by construction"))
+        if judged:
             rows = [{k: v for k, v in row.items() if k != "artefact"} for row in judged]
-            console.print(report.to_rich(rows, "\nClaims"))
-            console.print(summary.whereabouts(paper, artefact), markup=False, highlight=False)
+            printed.print(report.to_rich(rows, "\nClaims"))
+            printed.print(summary.whereabouts(paper, artefact), markup=False, highlight=False)
+    typer.echo(summary.searched())
 
 
 @app.command()
@@ -230,13 +294,14 @@ def status(
         _console(Console).print(report.to_rich(rows, "Records on this machine"))
         if not rows:
             typer.echo("none yet: python -m repro run; show and report use the reference records")
+        typer.echo(summary.searched())
 
 
 @app.command()
 def report(
     profile: Profile = None,
     reference: Reference = None,
-    output: Annotated[str | None, typer.Option(help="Path of the HTML file.")] = None,
+    output: Annotated[str | None, _option(help="Path of the HTML file.")] = None,
 ) -> None:
     """Print every verdict, and write the HTML report."""
     from rich.console import Console
@@ -247,8 +312,7 @@ def report(
     if profile is not None:
         running.check_profile(profile)
     rows, path = summary.write_report(profile, reference, output)
-    console = _console(Console)
-    console.print(to_rich(rows, "Verdicts"))
+    _console(Console).print(to_rich(rows, "Verdicts"))
     counts = summary.counts(rows)
     typer.echo(", ".join(f"{count} {word}" for word, count in counts.items() if count))
     typer.echo(f"HTML report: {path}")
@@ -258,10 +322,10 @@ def report(
 def notebooks(
     names: Annotated[list[str] | None, typer.Argument(help="Names without .ipynb.")] = None,
     parameter: Annotated[
-        list[str] | None, typer.Option("-p", "--parameter", help="NAME=VALUE of the notebook.")
+        list[str] | None, _option("-p", "--parameter", help="NAME=VALUE of the notebook.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="view (the default), smoke, quick, gpu or paper.")
+        str | None, _option(help="view (the default), smoke, quick, gpu or paper.")
     ] = None,
     device: Device = None,
     data: Data = None,
@@ -274,16 +338,24 @@ def notebooks(
     from repro import notebooks as runner
     from repro.experiments import running
 
-    given = dict(runner.parse_parameter(text) for text in parameter or ())
-    options = {"profile": profile, "device": device, "data": data, "seeds": seeds}
-    for name, value in options.items():
+    given: dict[str, str] = {}
+    pairs: list[tuple[str, str | None]] = [runner.parse_parameter(p) for p in parameter or ()]
+    pairs += [("profile", profile), ("device", device), ("data", data), ("seeds", seeds)]
+    for name, value in pairs:
         if value is not None and given.setdefault(name, value) != value:
             raise running.UsageError(
                 f"{name} is given twice, as {given[name]!r} and {value!r}; give one of them"
             )
-    running.check_profile(str(given.setdefault("profile", "view")), computing=False)
+    if refresh and given:
+        raise running.UsageError(
+            f"--refresh runs notebooks as they are, and takes no {', '.join(given)}; leave it out"
+        )
+    chosen = runner.find(names or ())
+    if not refresh:
+        running.check_profile(given.setdefault("profile", "view"), computing=False)
+        runner.check(chosen, given)
     failures = 0
-    for path in runner.find(names or ()):
+    for path in chosen:
         outcome = runner.refresh(path) if refresh else runner.execute(path, given)
         typer.echo(outcome.text)
         failures += outcome.failed
@@ -297,9 +369,11 @@ def data_(
 ) -> None:
     """Download the datasets that the network allows, and say what became of each."""
     from repro import datasets
+    from repro.experiments import running
 
+    running.check_data(data)
     for name, outcome in datasets.download(names or datasets.catalogue.ON_DISK, data).items():
-        typer.echo(f"{name}: {' '.join(outcome.split())}")
+        typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
 
 
 def _by_paper(targets: list[str] | None) -> list[Any]:
@@ -317,33 +391,56 @@ def _console(console_class: Any) -> Any:
     return console_class() if sys.stdout.isatty() else console_class(width=180)
 
 
-def main() -> NoReturn:
-    """Run a command; bad input ends with one line and exit code 2."""
-    # Such as of a corrupt record: the text alone, not the line of code that found it.
-    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
-    try:
-        code = app(standalone_mode=False)
-    except typer.Abort:
-        print("interrupted: what was computed stands, run again to go on", file=sys.stderr)
-        raise SystemExit(130) from None
-    except Exception as error:
-        from repro.datasets import DatasetError
-        from repro.experiments import UsageError
-        from repro.records import RecordError
+def _printable(text: str) -> str:
+    from repro.report import printable  # names of files and texts of records may hold anything
 
-        if type(error).__name__ == "NoArgsIsHelpError":
-            error.show()  # type: ignore[attr-defined]
-            raise SystemExit(2) from None
-        own = isinstance(error, UsageError | RecordError | DatasetError)
-        folder = isinstance(error, OSError) and error.filename  # such as one without permission
-        # Not by class: typer brings its own click, or uses the one installed.
-        complaint = getattr(error, "format_message", None)
-        if not (own or folder or complaint):
+    return printable(text)
+
+
+def main() -> NoReturn:
+    """Run a command; bad input ends with one line and exit code 2, Ctrl-C with one and 130."""
+    # Such as of a corrupt record: the text alone, not the line of code that found it.
+    warnings.formatwarning = lambda message, *_, **__: (
+        f"warning: {console.one_line(str(message))}\n"
+    )
+    raise SystemExit(console.carry_out(_command, _explained))
+
+
+def _command() -> int:
+    # Not `app()`, which says nothing of an interruption, or an empty line, by its version.
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context(PROGRAM, sys.argv[1:]) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        return end.exit_code
+    except Exception as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
             raise
-        text = complaint() if complaint else str(error)
-        print(f"error: {' '.join(text.split())}", file=sys.stderr)
-        raise SystemExit(2) from None
-    raise SystemExit(code or 0)
+        error.show()  # type: ignore[attr-defined]
+        return 2
+    return 0
+
+
+_OF_THE_USER = {
+    "repro.experiments.outcome": "UsageError",
+    "repro.records": "RecordError",
+    "repro.datasets.image_data": "DatasetError",
+}
+
+
+def _explained(error: Exception) -> str | None:
+    """Return what to say of an error of this package's that tells what its user can do."""
+    for module, name in _OF_THE_USER.items():
+        # What was not imported was not raised.
+        if module in sys.modules and isinstance(error, getattr(sys.modules[module], name)):
+            return str(error)
+    # Not by class: typer brings its own click, or uses the one installed.
+    if hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else PROGRAM
+        return f"{error.format_message().rstrip('.')}; {path} --help says what there is"
+    return None
 
 
 if __name__ == "__main__":

@@ -1,30 +1,183 @@
-"""Where things live: resolved from the package, never from the working directory."""
+"""Where things live: beside the package in a checkout, where it is used once it is installed.
 
+A checkout, an editable install among them, has its data, results and notebooks beside the package,
+whatever the working directory. An installed package carries the reference records and notebooks
+within itself, and keeps what it makes in the working directory.
+"""
+
+import errno
+import json
 import os
+import re
+import stat
+import subprocess
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 ROOT = PACKAGE.parent
+SHIPPED = PACKAGE / "shipped"  # what a wheel carries of a checkout's other folders
+BUILT = PACKAGE / "build.json"  # what a build was made from
+# They would make git answer for another repository, such as that of a hook that calls this.
+_ANOTHER_REPOSITORY = (
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_NAMESPACE",
+    "GIT_PREFIX",
+)
+
+
+def _is_installed() -> bool:
+    try:
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return True
+    # Copied into another project, the package lies beside that one's results.
+    return SHIPPED.is_dir() or not re.search(r'^name = "repro"$', project, re.MULTILINE)
+
+
+INSTALLED = _is_installed()
+
+
+def home() -> Path:
+    """Return the folder that holds `data` and `results`: the checkout, or the working directory.
+
+    Raises:
+        FileNotFoundError: The working directory was removed.
+    """
+    if not INSTALLED:
+        return ROOT
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        text = "the working directory does not exist any more; change into another"
+        raise FileNotFoundError(errno.ENOENT, text, ".") from error
 
 
 def data_roots(root: str | os.PathLike[str] | None = None) -> list[Path]:
     """Return the folders searched for datasets, in order: `root`, `$REPRO_DATA`, `./data`."""
-    candidates = [root, os.environ.get("REPRO_DATA"), ROOT / "data"]
+    candidates = [root, os.environ.get("REPRO_DATA"), home() / "data"]
     return [_absolute(c) for c in candidates if c]
+
+
+def data_problem(root: str | os.PathLike[str] | None = None) -> str | None:
+    """Say what is wrong with a data folder that was given; None where nothing is.
+
+    A folder that is given and cannot be read would silently mean other data.
+
+    Args:
+        root: None where none was given. That of `$REPRO_DATA` is looked at as well.
+    """
+    given = {"": root, " of $REPRO_DATA": os.environ.get("REPRO_DATA") or None}
+    for whence, folder in given.items():
+        if folder is not None and (why := _why_no_folder(os.fspath(folder))):
+            return (
+                f"data folder {os.fspath(folder)!r}{whence} {why}; make it, give another, or "
+                "leave it out"
+            )
+    return None
+
+
+def _why_no_folder(given: str) -> str:
+    if not given:
+        return "has no name"
+    try:
+        path = Path(given).expanduser()
+    except RuntimeError:
+        return "is in the home of a user who is not known here"
+    reasons = [_why_unreadable(place) for place in (path, home() / path)]
+    return "" if "" in reasons else reasons[0]
+
+
+def _why_unreadable(path: Path) -> str:
+    try:
+        if not stat.S_ISDIR(path.stat().st_mode):
+            return "is no folder"
+        os.scandir(path).close()
+    except FileNotFoundError:
+        return "is a broken link" if path.is_symlink() else "does not exist"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except ValueError as error:  # a name that no file can have
+        return f"cannot be read ({error})"
+    return ""
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
     # A relative path is meant from where the command was typed; a notebook's kernel runs in
     # another folder, so that the repository is tried as well.
-    given = Path(path).expanduser()
-    return given.resolve() if given.exists() else (ROOT / given).resolve()
+    # Neither function fails where there is no such user, or for links in a circle.
+    given = Path(os.path.expanduser(path))  # noqa: PTH111
+    return Path(os.path.realpath(given if os.path.exists(given) else home() / given))  # noqa: PTH110
 
 
 def cache_dir() -> Path:
-    """Return where decoded datasets are kept: `$REPRO_CACHE`, else `data/.cache`."""
-    return Path(os.environ.get("REPRO_CACHE") or ROOT / "data" / ".cache").expanduser().resolve()
+    """Return where decoded datasets are kept; see `repro.measure.files.cache_folder`."""
+    from repro.measure.files import cache_folder
+
+    return cache_folder()
 
 
 def results_dir() -> Path:
-    """Return the folder of records: `$REPRO_RESULTS`, else `results`."""
-    return Path(os.environ.get("REPRO_RESULTS") or ROOT / "results").expanduser().resolve()
+    """Return the folder of records: `$REPRO_RESULTS`, else `results`.
+
+    Raises:
+        OSError: There is no such place, whatever is made.
+    """
+    given = os.environ.get("REPRO_RESULTS")
+    try:
+        return Path(given).expanduser().resolve() if given else (home() / "results").resolve()
+    except RuntimeError as error:  # of a user who is not known, or of links in a circle
+        text = f"$REPRO_RESULTS cannot be followed ({error}); name another folder"
+        raise FileNotFoundError(errno.ENOENT, text, given or "results") from error
+
+
+def reference_dirs() -> list[Path]:
+    """Return the folders of reference records, the most important one last."""
+    shipped = [SHIPPED / "reference"] if INSTALLED else []
+    return [*shipped, results_dir() / "reference"]
+
+
+def notebooks_dir() -> Path:
+    """Return the folder of the notebooks."""
+    return (SHIPPED if INSTALLED else ROOT) / "notebooks"
+
+
+def git(*arguments: str) -> bytes | None:
+    """Return what git says of the checkout; None where it cannot, or where this is no checkout."""
+    if INSTALLED:
+        return None
+    kept = {name: text for name, text in os.environ.items() if name not in _ANOTHER_REPOSITORY}
+    try:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, env=kept)
+    except OSError:
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def checkout_state() -> tuple[str | None, bool | None]:
+    """Return the commit of the checkout and whether it has changes; None where it is none.
+
+    A repository that the checkout merely lies in is another one.
+    """
+    top = git("rev-parse", "--show-toplevel")
+    if top is None or Path(os.fsdecode(top).removesuffix("\n")).resolve() != ROOT.resolve():
+        return None, None
+    commit = git("rev-parse", "HEAD")
+    changes = git("status", "--porcelain", "--untracked-files=no")
+    return (
+        commit.decode().strip() if commit else None,
+        bool(changes) if changes is not None else None,
+    )
+
+
+def built_from() -> tuple[str | None, bool | None]:
+    """Return the commit that the package was built from and whether it had changes, if known."""
+    try:
+        found = json.loads(BUILT.read_text(encoding="utf-8"))
+        return found["commit"], found["dirty"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None, None

@@ -6,9 +6,9 @@ import json
 import os
 import platform
 import stat
-import subprocess
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.measure.files import replacing
+from repro.measure.files import replacing, sweep
 
 SCHEMA = 2
 STATUSES = ("ok", "out_of_memory", "failed")
@@ -50,8 +50,8 @@ class Record:
         code: Hash of the source that ran.
         device: What `repro.measure.describe_device` says.
         versions: Python's and the libraries' versions.
-        commit: The commit, None outside a checkout.
-        dirty: Whether the checkout had uncommitted changes.
+        commit: The package's commit, None where it is not known.
+        dirty: Whether there were uncommitted changes.
         started: When it started, ISO 8601 in UTC.
         finished: When it finished.
         command: The command line.
@@ -143,7 +143,8 @@ class RecordStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _path(self, paper: str, experiment: str, key: str) -> Path:
+    def path(self, paper: str, experiment: str, key: str) -> Path:
+        """Return where a record lies, or would."""
         return self.folder / paper / f"{experiment}-{key}.json"
 
     def load(self, paper: str) -> list[Record]:
@@ -151,28 +152,100 @@ class RecordStore:
 
         A file that is no readable record is named by a `CorruptRecordWarning`, and left alone.
         """
-        records = []
+        records, problems = self.read(paper)
+        for problem in problems:
+            warnings.warn(str(problem), CorruptRecordWarning, stacklevel=2)
+        return records
+
+    def read(self, paper: str) -> tuple[list[Record], list[RecordError]]:
+        """Return a paper's records, oldest first, and what is wrong with files that are none."""
+        records, problems = [], []
         for path in sorted((self.folder / paper).glob("*.json")):
             try:
-                records.append(read_record(path))
+                record = read_record(path)
+                if record.paper != paper:
+                    raise RecordError(
+                        f"record {path} is of the paper {record.paper!r}, not of {paper!r}; "
+                        f"{_ADVICE}"
+                    )
             except RecordError as error:
-                warnings.warn(str(error), CorruptRecordWarning, stacklevel=2)
-        return sorted(records, key=lambda record: (record.finished, record.key))
+                problems.append(error)
+            else:
+                records.append(record)
+        return sorted(records, key=lambda record: (record.finished, record.key)), problems
+
+    def find(self, paper: str, experiment: str, key: str) -> Record | None:
+        """Return a record as it is now, None where there is none.
+
+        Raises:
+            RecordError: Something else lies in its place.
+        """
+        path = self.path(paper, experiment, key)
+        if not os.path.lexists(path):
+            return None
+        record = read_record(path)
+        if (record.paper, record.experiment, record.key) != (paper, experiment, key):
+            raise RecordError(f"record {path} is of another run, {record.key!r}; {_ADVICE}")
+        return record
 
     def write(self, record: Record) -> Path:
-        """Write a record whole or not at all."""
-        path = self._path(record.paper, record.experiment, record.key)
+        """Write a record whole or not at all.
+
+        Raises:
+            RecordError: It cannot be written; what stood before stands.
+        """
+        path = self.path(record.paper, record.experiment, record.key)
         text = json.dumps(asdict(record), indent=1, sort_keys=True)
-        with replacing(path) as temporary:
-            temporary.write_text(f"{text}\n", encoding="utf-8")
+        try:
+            with replacing(path) as temporary:
+                temporary.write_text(f"{text}\n", encoding="utf-8")
+        except OSError as error:
+            raise RecordError(
+                f"record {path} cannot be written ({error.strerror or error}): what was computed "
+                f"before stands; {_MAKE_ROOM}, then run again to go on"
+            ) from error
         return path
+
+    def check_writable(self, paper: str) -> None:
+        """Write a file beside a paper's records and remove it, before anything is computed.
+
+        Raises:
+            RecordError: That cannot be done; the text says why.
+        """
+        check_writable(self.folder / paper, f"records of {paper}", _MAKE_ROOM)
 
     def sweep(self) -> None:
         """Remove the temporary files of processes that were killed while they wrote."""
-        for temporary in self.folder.glob("*/.*.tmp"):
+        for folder in self.folder.glob("*/"):
+            sweep(folder)
+        for temporary in self.folder.glob("*/.*.tmp"):  # of earlier versions
             owner = temporary.name.rsplit(".", 2)[1]
-            if not owner.isdigit() or not _is_running(int(owner)):
-                temporary.unlink(missing_ok=True)
+            if not owner.isdecimal() or not _is_running(int(owner)):
+                with suppress(OSError):  # a folder, or on a read-only disk: in nobody's way
+                    temporary.unlink()
+
+
+def check_writable(folder: Path, what: str, advice: str) -> None:
+    """Write a file of some size into a folder, made where it is not there, and remove it again.
+
+    Raises:
+        RecordError: That cannot be done; the text names `what` and ends in `advice`.
+    """
+
+    class Enough(Exception):
+        pass
+
+    try:
+        with suppress(Enough), replacing(folder / "probe") as temporary:
+            with temporary.open("wb") as file:
+                file.write(bytes(_PROBE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())  # a full disk may be found no earlier
+            raise Enough  # and so it takes no place
+    except OSError as error:
+        raise RecordError(
+            f"{what} cannot be written to {folder} ({error.strerror or error}): {advice}"
+        ) from error
 
 
 def read_record(path: Path) -> Record:
@@ -185,12 +258,17 @@ def read_record(path: Path) -> Record:
         state = path.stat()
         if not stat.S_ISREG(state.st_mode):  # a pipe would be waited for
             raise OSError("it is no file")
+        if state.st_size > _LARGEST_BYTES:
+            raise OSError(f"it has {state.st_size} bytes, and a record at most {_LARGEST_BYTES}")
         return _read(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         raise RecordError(f"record {path} cannot be read ({error}); {_ADVICE}") from error
 
 
 _ADVICE = "move it away or delete it, then run again; no other record is touched"
+_MAKE_ROOM = "free some space, make the folder writable, or name another one in $REPRO_RESULTS"
+_PROBE_BYTES = 2**18  # most records are smaller
+_LARGEST_BYTES = 2**28
 
 
 @lru_cache(maxsize=20_000)
@@ -222,6 +300,13 @@ def _has(value: Any, **kinds: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(k), t) for k, t in kinds.items())
 
 
+def _is_time(value: Any) -> bool:
+    try:
+        return datetime.fromisoformat(value).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+
+
 def _is_config(value: Any) -> bool:
     # One that names a dataset is read for its name.
     return _has(value) and (value.get("dataset") is None or _has(value["dataset"], name=str))
@@ -230,10 +315,16 @@ def _is_config(value: Any) -> bool:
 # What whoever reads a record relies on, so that one that lacks it is named and passed over.
 _SHAPES: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
-        ("key", "paper", "experiment", "code", "started", "finished", "command", "entry"),
+        ("key", "paper", "experiment", "code", "command", "entry"),
         lambda value: isinstance(value, str),
     ),
-    "seed": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    **dict.fromkeys(("started", "finished"), lambda value: _is_time(value)),
+    **dict.fromkeys(("error", "commit"), lambda value: value is None or isinstance(value, str)),
+    "schema": lambda value: type(value) is int,
+    "dirty": lambda value: value is None or isinstance(value, bool),
+    "peak_bytes": lambda value: value is None or isinstance(value, int),
+    # numpy's generators take seeds of 32 bits.
+    "seed": lambda value: type(value) is int and 0 <= value < 2**32,
     "config": _is_config,
     "metrics": _has,
     "timings": lambda value: (
@@ -260,9 +351,9 @@ def local_store(profile: str) -> RecordStore:
 
 def reference_stores() -> dict[tuple[str, str], RecordStore]:
     """Return the stores of records that ship with the project, by (device, profile)."""
-    root = paths.results_dir() / "reference"
     return {
         (folder.parent.name, folder.name): RecordStore(folder)
+        for root in paths.reference_dirs()
         for folder in sorted(root.glob("*/*"))
         if folder.is_dir()
     }
@@ -280,23 +371,12 @@ def library_versions() -> dict[str, str]:
 
 
 def commit_state() -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout and whether it has changes; None outside one."""
+    """Return the commit of this package's source and whether it had changes; None where unknown.
 
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(paths.ROOT), *arguments],
-                capture_output=True,
-                text=True,
-                encoding="utf-8",
-            )
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit = git("rev-parse", "HEAD")
-    changes = git("status", "--porcelain", "--untracked-files=no")
-    return commit, (bool(changes) if changes is not None else None)
+    That of the checkout, or the one that an installed package was built from; never that of a
+    repository that the package merely lies in or is called from.
+    """
+    return paths.built_from() if paths.INSTALLED else paths.checkout_state()
 
 
 def now() -> str:
@@ -307,7 +387,7 @@ def now() -> str:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True

@@ -1,8 +1,14 @@
-"""Tables, comparisons with a paper's values, and the HTML report."""
+"""Tables, comparisons with a paper's values, and the HTML report.
+
+Records come from elsewhere: whatever text is in one is shown as text. `printable` is for a
+terminal, `markdown` for a notebook, `to_html` and `html_page` escape for themselves, and
+`figure_png` takes no dollar for a formula.
+"""
 
 import base64
 import html
 import io
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,6 +46,37 @@ class Summary:
         return f"{self.mean:.{digits}f}{spread}"
 
 
+def printable(text: str) -> str:
+    r"""Return text with its control characters written out, such as ``\x1b``.
+
+    They would let a terminal delete, hide or overwrite what it shows. Ends of lines and tabs stay.
+    """
+    if text.isprintable():
+        return text
+    return "".join(character if _is_shown(character) else _written(character) for character in text)
+
+
+def _is_shown(character: str) -> bool:
+    # Spaces of other widths count as not printable, and do no harm.
+    return character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
+
+
+def _written(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")
+
+
+def markdown(text: str) -> str:
+    """Return text as Markdown that shows it: no HTML, formula, link or emphasis comes of it."""
+    shown = " ".join(printable(text).split())
+    return "".join(_ENTITIES.get(character, character) for character in shown)
+
+
+# As entities, which neither Markdown nor a page of it takes for a beginning of anything.
+_ENTITIES = {character: f"&#{ord(character)};" for character in "&<>`*_[]~"}
+# MathJax reads the finished page: only what stands in an element of its own is no formula to it.
+_ENTITIES |= {character: f"<span>&#{ord(character)};</span>" for character in "$\\"}
+
+
 def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
     """Return a paper's ``[mean, std]`` as text; a missing pair is the paper's "Failed"."""
     return "Failed" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
@@ -63,11 +100,14 @@ def to_rich(rows: Sequence[Mapping[str, Any]], title: str) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    table = Table(
+        title=Text(printable(title)), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+    )
     columns = list(dict.fromkeys(column for row in rows for column in row))
     for position, column in enumerate(columns):
         text = position == 0 or column in _TEXT_COLUMNS
-        table.add_column(str(column), justify="left" if text else "right")
+        header = Text(printable(str(column)))
+        table.add_column(header, justify="left" if text else "right")
     for row in rows:
         table.add_row(*(Text(_lines(column, _cell(row.get(column)))) for column in columns))
     return table
@@ -79,12 +119,14 @@ def _lines(column: str, text: str) -> str:
 
 
 def to_html(frame: "pd.DataFrame") -> str:
-    """Return a data frame as an HTML table."""
-    cells = frame.map(_cell)
+    """Return a data frame as an HTML table, in which text is text."""
+    cells = frame.map(_cell).rename(columns=lambda name: printable(str(name)))
     for column in cells.columns.intersection(["evidence"]):
         # pandas writes the end of a line as two characters, and leaves this one alone.
         cells[column] = [_lines(column, text).replace("\n", "\u2028") for text in cells[column]]
     page: str = cells.to_html(index=False, border=0, classes="repro", justify="left")
+    # A notebook takes what stands between dollars for a formula, in its tables too.
+    page = page.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
     return page.replace("\u2028", "<br>")
 
 
@@ -104,18 +146,40 @@ class TableView:
 def _cell(value: Any) -> str:
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return DASH
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else printable(str(value))
 
 
 def figure_png(figure: "Figure", dpi: int = 110) -> bytes:
-    """Return a figure as PNG of at most 256 colours, which takes a third of the bytes."""
+    """Return a figure as PNG of at most 256 colours, which takes a third of the bytes.
+
+    Its texts are shown as they are; only the powers of ten of a logarithmic axis are formulas.
+    """
     from PIL import Image
 
+    _show_texts_as_they_are(figure)
     drawn, small = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi, bbox_inches="tight")
-    colours = Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    with Image.open(drawn, formats=("PNG",)) as image:
+        colours = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
     colours.save(small, format="png", optimize=True)
     return small.getvalue()
+
+
+def _show_texts_as_they_are(figure: "Figure") -> None:
+    """Let no text of a figure be parsed for mathematics, which a name with dollars would break."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter
+
+    powers = []
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        labels = axis.get_ticklabels(which="both")  # which are made only when asked for
+        if isinstance(axis.get_major_formatter(), LogFormatter):
+            powers += labels
+    for text in figure.findobj(Text):
+        if text not in powers:
+            text.set_parse_math(False)
+            if (shown := printable(text.get_text())) != text.get_text():
+                text.set_text(shown)
 
 
 @dataclass(frozen=True)
@@ -154,20 +218,24 @@ def html_page(
 ) -> str:
     """Return a self-contained HTML page: the verdicts, then every table and figure."""
     parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{html.escape(title)}</title>",
-        f"<style>{_STYLE}</style><h1>{html.escape(title)}</h1><p>{html.escape(lead)}</p>",
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{_escaped(title)}</title>",
+        f"<style>{_STYLE}</style><h1>{_escaped(title)}</h1><p>{_escaped(lead)}</p>",
         f"<h2>Verdicts</h2>{''.join(map(to_html, lead_tables))}{to_html(overview)}",
     ]
-    links = (f"<a href='#{s.anchor}'>{html.escape(s.title)}</a>" for s in sections)
+    links = (f"<a href='#{_escaped(s.anchor)}'>{_escaped(s.title)}</a>" for s in sections)
     parts.append(f"<nav>{' · '.join(links)}</nav>")
     for section in sections:
-        parts.append(f"<h2 id='{section.anchor}'>{html.escape(section.title)}</h2>")
-        parts.append(f"<p class='caption'>{html.escape(section.caption)}</p>")
+        parts.append(f"<h2 id='{_escaped(section.anchor)}'>{_escaped(section.title)}</h2>")
+        parts.append(f"<p class='caption'>{_escaped(section.caption)}</p>")
         if section.figure is not None:
             image = base64.b64encode(figure_png(section.figure)).decode()
-            alternative = html.escape(section.title)
+            alternative = _escaped(section.title)
             parts.append(f"<img alt='{alternative}' src='data:image/png;base64,{image}'>")
         tables = (section.table, section.checks, section.verdicts)
         parts += [to_html(table) for table in tables if len(table)]
-    parts.append(f"<h2>Provenance</h2><p class='caption'>{html.escape(provenance)}</p></html>")
+    parts.append(f"<h2>Provenance</h2><p class='caption'>{_escaped(provenance)}</p></html>")
     return "\n".join(parts)
+
+
+def _escaped(text: str) -> str:
+    return html.escape(printable(text))

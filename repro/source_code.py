@@ -10,7 +10,7 @@ import ast
 import contextlib
 import hashlib
 import json
-import subprocess
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, cached_property
@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from repro import paths
-from repro.measure.files import replacing
+from repro.measure.files import regular, replacing
 
 METHODS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
 _MODELS = "repro/models/__init__.py"
@@ -51,7 +51,7 @@ class Tree:
                 if path.suffix in (".py", ".cpp", ".hpp", ".toml")
             ]
         else:
-            listed = _git("ls-tree", "-r", "--name-only", commit, "repro")
+            listed = paths.git("ls-tree", "-r", "--name-only", commit, "repro")
             if listed is None:
                 raise LookupError(f"there is no commit {commit!r}")
             found = listed.decode().splitlines()
@@ -61,7 +61,7 @@ class Tree:
         """Return a file's content, such as that of ``repro/training.py``."""
         if self._commit is None:
             return (paths.PACKAGE.parent / file).read_bytes()
-        content = _git("show", f"{self._commit}:{file}")
+        content = paths.git("show", f"{self._commit}:{file}")
         if content is None:
             raise LookupError(f"commit {self._commit} has no {file}")
         return content
@@ -85,8 +85,10 @@ class Tree:
         if self._commit is not None:
             return {}
         try:
-            found = json.loads(_memory().read_text(encoding="utf-8"))
-            # A torn or foreign file is none.
+            digest, _, text = regular(_memory()).read_text(encoding="utf-8").partition("\n")
+            if digest != hashlib.sha256(text.encode()).hexdigest():
+                return {}  # a damaged or foreign file is none
+            found = json.loads(text)
             return {f: facts for f, facts in found.items() if {*facts} == {*_FACTS, "state"}}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
@@ -103,8 +105,10 @@ class Tree:
         if not new:
             return
         # Without a place to write, the next one parses again.
+        text = json.dumps(self._remembered | new)
+        digest = hashlib.sha256(text.encode()).hexdigest()
         with contextlib.suppress(OSError), replacing(_memory()) as temporary:
-            temporary.write_text(json.dumps(self._remembered | new), encoding="utf-8")
+            temporary.write_text(f"{digest}\n{text}", encoding="utf-8")
 
     def file_of(self, name: str) -> str | None:
         """Return the file of a module by its dotted name, None for no module of this package."""
@@ -552,15 +556,11 @@ def at_commit(commit: str) -> Tree:
 
 @cache
 def _memory() -> Path:
-    """Return where what was found in files is kept, by Python's version and this module's."""
+    """Return where what was found in files is kept, by Python's version, this module's and place.
+
+    Several checkouts and installed packages share a user's cache folder.
+    """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    place = os.fsencode(paths.PACKAGE)
+    own = hashlib.sha256(Path(__file__).read_bytes() + place).hexdigest()[:12]
     return paths.cache_dir() / f"source-{version}-{own}.json"
-
-
-def _git(*arguments: str) -> bytes | None:
-    try:
-        done = subprocess.run(["git", "-C", str(paths.ROOT), *arguments], capture_output=True)
-    except OSError:
-        return None
-    return done.stdout if done.returncode == 0 else None

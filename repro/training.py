@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from repro.measure import synchronize
+from repro.measure.checks import is_whole
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -68,10 +69,10 @@ def fit(
         on_epoch: Told of each epoch as it ends.
 
     Raises:
-        ValueError: `epochs` is below 1, or the loader yields nothing.
+        ValueError: `epochs` is no whole number of at least 1, or the loader yields nothing.
     """
-    if epochs < 1:
-        raise ValueError(f"epochs is {epochs}; give at least 1")
+    if not is_whole(epochs, 1):
+        raise ValueError(f"epochs is {epochs!r}; give at least 1, a whole number")
     history = []
     for number in range(1, epochs + 1):
         model.train()

@@ -1,9 +1,14 @@
 """The command line: what it prints, and that bad input ends with one line and exit code 2."""
 
 import json
+import os
 import shutil
+import signal
+import stat
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +16,7 @@ import pytest
 
 from repro import __main__ as cli
 from repro import notebooks, paths
-from repro.experiments import PAPERS, load_paper, running, standing
+from repro.experiments import PAPERS, load_paper, running, standing, summary
 from repro.records import CorruptRecordWarning
 
 
@@ -87,8 +92,10 @@ class TestCommands:
         code, out, err = run(*command)
         assert code == 1 and "1 failed" in out
         assert "failed" in err and "RuntimeError: it broke" in err
-        code, _, err = run(*command)  # it stands, and still failed, and says why
-        assert code == 1 and "RuntimeError: it broke" in err
+        code, out, err = run(*command)  # it stands, and still failed, and says why
+        (line,) = err.splitlines()
+        assert code == 1 and "failed before" in line and "RuntimeError: it broke" in line
+        assert "1 failed before, --retry-failed computes them again" in out
         monkeypatch.undo()
         monkeypatch.setenv("REPRO_RESULTS", str(results_folder))
 
@@ -157,9 +164,9 @@ class TestCommands:
         assert "STALE" in out
 
     def test_report(self, run, reproduced, tmp_path):
-        code, out, err = run("report")
+        path = tmp_path / "new" / "my.html"
+        code, out, err = run("report", "--output", str(path))
         assert (code, err) == (0, "")
-        path = reproduced / "local" / "report.html"
         assert f"HTML report: {path}" in out.replace("\n", "") and "Verdicts" in out
         page = path.read_text()
         HTMLParser().feed(page)
@@ -168,8 +175,6 @@ class TestCommands:
         papers = [load_paper(key) for key in PAPERS]
         drawn = [a for paper in papers for a in paper.artefacts.values() if a.draws]
         assert page.count("<img") == len(drawn)
-        code, out, _ = run("report", "--output", str(tmp_path / "new" / "my.html"))
-        assert code == 0 and (tmp_path / "new" / "my.html").exists()
 
     def test_report_without_records(self, run, results_folder):
         code, out, _ = run("report", "--profile", "smoke")
@@ -278,7 +283,7 @@ def test_bad_input_ends_with_one_line_and_nothing_is_lost(run, reproduced, kind)
 
 @pytest.mark.parametrize(
     "arguments",
-    [("run", "mbs/figure2", *SMOKE), ("show", "mbs/figure2"), ("status", "--json"), ("report",)],
+    [("run", "mbs/figure2", *SMOKE), ("show", "mbs/figure2"), ("status", "--json")],
 )
 def test_a_corrupt_record_is_named_and_skipped(run, reproduced, arguments):
     paths_ = sorted(reproduced.rglob("train-*.json"))
@@ -291,6 +296,31 @@ def test_a_corrupt_record_is_named_and_skipped(run, reproduced, arguments):
     assert {path: after[path] for path in before} == before
 
 
+@pytest.mark.parametrize("command", [("show", "mbs/table3"), ("report",)])
+def test_a_record_without_what_its_table_needs_is_named(run, reproduced, command):
+    records_ = {path: json.loads(path.read_text()) for path in reproduced.rglob("train-*.json")}
+    wanted = {"role": "U-Net", "mini_batch": 16}
+    path = min(
+        path
+        for path, record in records_.items()
+        if record["status"] == "ok" and wanted.items() <= record["config"].items()
+    )
+    path.write_text(json.dumps(records_[path] | {"metrics": {}}))
+    before = snapshot(reproduced)
+    code, out, err = run(*command)
+    (line,) = err.splitlines()
+    assert (code, out) == (2, "") and str(path) in line and "move it away or delete it" in line
+    assert snapshot(reproduced) == before
+
+
+def test_a_defect_is_blamed_on_no_record(run, reproduced, monkeypatch):
+    table = load_paper("mbs").artefacts["table3"].exhibit
+    broken = replace(table, table=lambda results: [][0])
+    monkeypatch.setattr("repro.experiments.mbs.sameness.TABLE3", broken)
+    with pytest.raises(IndexError):
+        run("show", "mbs/table3")
+
+
 @pytest.mark.slow
 def test_a_corrupt_record_takes_a_line(reproduced):
     path = sorted(reproduced.rglob("train-*.json"))[0]
@@ -300,6 +330,109 @@ def test_a_corrupt_record_takes_a_line(reproduced):
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"warning: record {path} cannot be read")
+
+
+LOCALES = r"""
+import runpy, sys
+wrong = "mbs/\udcff\udcc3\udca9\u03b8"
+for command in (["list"], ["status"], ["show", "mbs/table3"], ["show", wrong]):
+    sys.argv = ["repro", *command]
+    try:
+        runpy.run_module("repro", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        print(command, "ends", end.code, flush=True)
+print(sys.getfilesystemencoding(), file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_output_and_hashes_do_not_depend_on_the_locale(reproduced):
+    folder = reproduced.with_name("résultats θ")
+    reproduced.rename(folder)
+    bad = os.fsencode(folder / "local" / "smoke" / "mbs") + b"/train-\xff-\xc3\xa9.json"
+    Path(os.fsdecode(bad)).write_bytes(b"{")
+    known = subprocess.run(["locale", "-a"], capture_output=True, check=False).stdout.split()
+    latin = [name.decode() for name in known if b"iso88591" in name.lower().replace(b"-", b"")]
+    said = {}
+    for name in ("C", "C.UTF-8", *latin[:1]):
+        settings = {"LC_ALL": name, "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+        done = subprocess.run(
+            [sys.executable, "-c", LOCALES],
+            capture_output=True, timeout=60, check=True,
+            env=os.environ | settings | {"REPRO_RESULTS": str(folder)},
+        )  # fmt: skip
+        *err, encoding = done.stderr.splitlines()
+        said[name] = (done.stdout, err)
+        assert (encoding == b"utf-8") == (name == "C.UTF-8")
+    out, err = said["C"]
+    assert all(one == (out, err) for one in said.values())
+    text, told = out.decode(), b"\n".join(err).decode()
+    assert not text.isascii()
+    assert (text.count("] ends 0"), text.count("] ends 2")) == (3, 1)
+    assert "résultats θ" in told and "train-\\xff-é.json" in told  # the file that is no record
+    assert "unknown artefact" in told
+    rows = [line.split() for line in text.splitlines() if line.strip().startswith("mbs/table3 ")]
+    assert [row[-1] for row in rows if "smoke" in row] == ["0"]  # stale
+
+
+INTERRUPTED = "interrupted: what was computed stands, run again to go on\n"
+# Sends itself Ctrl-C when a module is imported.
+INTERRUPTING = """
+import os, runpy, signal, sys
+
+module = sys.argv[1]
+
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv[:] = ["repro", "run", "mbs/figure2", "--profile", "smoke", "--device", "cpu"]
+runpy.run_module("repro", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_interrupted_while_modules_are_imported(results_folder, module):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTING, module],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", INTERRUPTED)
+    assert not [path for path in results_folder.rglob("*") if path.is_file()]
+
+
+def test_interrupted_while_it_computes(run, results_folder, monkeypatch):
+    from repro.experiments.mbs import experiments
+
+    def interrupted(config, seed, data, device):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(10)
+
+    monkeypatch.setattr(experiments, "timeline", interrupted)
+    command = ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu")
+    assert run(*command) == (130, "", INTERRUPTED)
+    assert not [path for path in results_folder.rglob("*") if path.is_file()]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.slow
+def test_output_that_goes_nowhere(results_folder):
+    """A reader that left is no error; a disk that is full is one, in one line."""
+    command = [sys.executable, "-m", "repro", "list"]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == "error: No space left on device; free some space, then run again\n"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as left:
+        left.stdout.close()
+        assert left.stderr.read() == b""
+    assert left.returncode in (1, 128 + signal.SIGPIPE)  # the first by rich
+    closed = subprocess.run([*command], stdout=None, stderr=subprocess.PIPE, timeout=60,
+                            preexec_fn=lambda: os.close(1))  # fmt: skip
+    assert (closed.returncode, closed.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\xfd7zXZ\x00\x00\x04 and then nothing"])
@@ -314,11 +447,129 @@ def test_a_corrupt_archive(run, results_folder, tmp_path, content):
     assert not results_folder.exists()
 
 
-def test_a_report_that_cannot_be_written(run, reproduced, tmp_path):
+def test_a_report_that_cannot_be_written(run, results_folder, tmp_path, monkeypatch):
+    """It is told before anything is worked out, and what is there stays."""
+    monkeypatch.setattr(summary, "load_paper", None)
     (tmp_path / "file").write_text("")
-    code, _, err = run("report", "--output", str(tmp_path / "file" / "report.html"))
-    assert code == 2
-    assert len(err.splitlines()) == 1 and "file" in err
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "file" / "x.html", tmp_path / "pipe", Path("/dev/null"), tmp_path):
+        code, out, err = run("report", "--output", str(place))
+        assert code == 2 and out == ""
+        named = place.parent if place.name == "x.html" else place
+        assert len(err.splitlines()) == 1 and str(named) in err
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_report_leaves_other_files_alone(run, results_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(summary, "PAPERS", [])
+    (tmp_path / "x.tmp").write_text("mine")
+    (tmp_path / "x.html").symlink_to("page")
+    code, out, err = run("report", "--output", str(tmp_path / "x.html"))
+    assert (code, err) == (0, "") and "x.html" in out
+    assert (tmp_path / "x.tmp").read_text() == "mine"
+    assert (tmp_path / "x.html").is_symlink() and "<h1>" in (tmp_path / "page").read_text()
+
+
+# What a terminal, a browser, Markdown, MathJax and matplotlib would each make something of.
+EVIL = (
+    "<script>alert(1)</script><img src=x onerror=y>&lt;[a](javascript:b) ![c](http://d) _e_ *f* "
+    r"`g` $\frac{h$ $$i$$ \(j\) \[k\] [red]l[/red] "
+    "\x1b]0;m\x07\x1b[2J\x9b31m\u202en\r\x00"
+)
+
+
+@pytest.fixture
+def planted(reproduced) -> Path:
+    """Records whose texts are hostile, in a folder whose name is."""
+    for path in reproduced.rglob("*.json"):
+        content = json.loads(path.read_text())
+        content["command"] = content["commit"] = EVIL
+        content["device"]["name"] = content["device"]["slug"] = EVIL
+        content["versions"] = dict.fromkeys(content["versions"], EVIL)
+        if content["dataset"] is not None:
+            content["dataset"]["provenance"] = EVIL
+        path.write_text(json.dumps(content))
+    place = reproduced / "reference" / EVIL.replace("/", "|").replace("\0", "") / "smoke"
+    shutil.copytree(reproduced / "local" / "smoke", place)
+    return reproduced
+
+
+class Tags(HTMLParser):
+    """The tags of a page, their attributes, what they refer to, and its text but for styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.references: set[str] = set()
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attributes}
+        self.references |= {value for name, value in attributes if name in ("href", "src")}
+
+    def handle_data(self, data):
+        if self.lasttag != "style":
+            self.texts.append(data)
+
+
+def check_page(page: str, mathjax: bool = True) -> str:
+    """Return a page's text, after looking that nothing was made of what records say."""
+    found = Tags(page)
+    assert not found.tags & {"script", "em", "code"}
+    assert all(place.startswith(("#", "data:image/png;")) for place in found.references)
+    assert not found.attributes & {"onerror", "onclick"}
+    for text in found.texts if mathjax else ():
+        assert "$" not in text or text == "$", text
+        assert "\\" not in text or text == "\\", text
+    text = "".join(found.texts)
+    assert all(character.isprintable() or character == "\n" for character in text)
+    return text
+
+
+SEEN = "<script>alert(1)</script><img src=x onerror=y>&lt;[a](javascript:b) ![c](http://d) _e_ *f*"
+
+
+class TestPlantedRecords:
+    @pytest.mark.parametrize("command", [
+        ("show", "mbs/table3"), ("show", "mbs/table2"), ("show", "mbs/figure2"), ("status",),
+        ("show", "mbs/table3", "--from", EVIL),
+    ])  # fmt: skip
+    def test_on_the_terminal(self, run, planted, command):
+        code, out, err = run(*command)
+        assert code == (2 if EVIL in command else 0), err
+        for character in out + err:
+            assert character.isprintable() or character in "\n", (character, out)
+        if command[-1] == "mbs/table3":
+            assert "alert(1)" in out and r"\x1b]0;m\x07" in out
+
+    def test_in_the_report(self, run, planted, monkeypatch):
+        monkeypatch.setattr(summary, "PAPERS", ["mbs"])
+        code, _, err = run("report", "--profile", "smoke")
+        assert code == 0, err
+        page = (planted / "local" / "report.html").read_text()
+        assert SEEN in check_page(page, mathjax=False)
+
+    def test_in_a_notebook(self, planted, monkeypatch):
+        session_module = pytest.importorskip("repro.experiments.session")
+        filters = pytest.importorskip("nbconvert.filters")
+        shown: list = []
+        monkeypatch.setattr(session_module, "display", shown.append)
+        session = session_module.Session("mbs")
+        session.provenance()
+        for name in ("table3", "figure2"):
+            session.show(name)
+        texts = []
+        for item in shown:
+            if type(item).__name__ == "Markdown":
+                texts.append(check_page(filters.markdown2html(item.data)))
+            elif type(item).__name__ == "TableView":
+                texts.append(check_page(item._repr_html_()))
+                assert all(c.isprintable() or c == "\n" for c in repr(item))
+        assert sum(SEEN in text for text in texts) >= 3
 
 
 def test_a_results_folder_that_cannot_be_written(run, tmp_path, monkeypatch):

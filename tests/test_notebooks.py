@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -197,12 +198,30 @@ class TestRunner:
 
     @pytest.mark.parametrize(
         ("text", "parsed"),
-        [("count=3", ("count", 3)), ("name=quick", ("name", "quick")), ("x=", ("x", "")),
-         ("x='3'", ("x", "3")), ("x=a=b", ("x", "a=b")), ("x=1.5", ("x", 1.5)),
-         ("x=0,5,7", ("x", (0, 5, 7))), ("x=True", ("x", True))],
+        [("count=3", ("count", "3")), ("name=quick", ("name", "quick")), ("x=", ("x", "")),
+         ("x='3'", ("x", "3")), ("x=a=b", ("x", "a=b")), ("x=0,5,7", ("x", "0,5,7"))],
     )  # fmt: skip
     def test_parameters(self, text, parsed):
         assert notebooks.parse_parameter(text) == parsed
+
+    @pytest.mark.parametrize(
+        ("given", "kind", "value"),
+        [("3", "int", 3), ("3", "str", "3"), ("0,5,7", "str", "0,5,7"), ("3", "float", 3.0),
+         ("1e-3", "float", 1e-3), ("True", "bool", True), (3, "int", 3), ("x", "None", "x"),
+         ("3", "None", 3)],
+    )  # fmt: skip
+    def test_parameters_have_the_types_that_the_notebook_declares(self, given, kind, value):
+        found = notebooks._value("x", given, kind)
+        assert found == value and type(found) is type(value)
+
+    @pytest.mark.parametrize(
+        ("given", "kind"),
+        [("many", "int"), ("1.5", "int"), ("True", "int"), ("1e400x", "float"), ("yes", "bool"),
+         ("1", "bool"), (3, "str"), ("[1]", "float")],
+    )  # fmt: skip
+    def test_parameters_of_another_type(self, given, kind):
+        with pytest.raises(UsageError, match=r"parameter x is .*; give "):
+            notebooks._value("x", given, kind)
 
     @pytest.mark.parametrize("text", ["count", "=3", "a b=3", "3x=1", ""])
     def test_wrong_parameters(self, text):
@@ -214,7 +233,7 @@ class TestRunner:
         pytest.importorskip("papermill")
         path = tiny(folder)
         with pytest.raises(UsageError, match=r"01_tiny has no parameter cuont, x; it has count, p"):
-            notebooks.execute(path, {"cuont": 2, "x": 1, "count": 3})
+            notebooks.execute(path, {"cuont": 2, "x": 1, "count": "3"})
         assert not results_folder.exists()
 
     @pytest.mark.slow
@@ -242,6 +261,10 @@ class TestRunner:
         local_store("smoke").write(make_record())
         after_record = notebooks._state(path, {"count": 3})
         assert after_record != state
+        odd = results_folder / "local" / os.fsdecode(b"\xff.json")
+        odd.symlink_to("nowhere")
+        assert notebooks._state(path, {"count": 3}) not in (state, after_record)
+        odd.unlink()
 
         # A failure is told, shown, and not taken for up to date once the cause is undone.
         tiny(folder, code="1 / 0")

@@ -6,13 +6,14 @@ import io
 import math
 import re
 
+import matplotlib.text
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
 
 from repro import report
-from repro.plots import timeline
+from repro.plots import legend_below, new_axes, timeline
 from repro.report import DASH, Summary
 
 NAN = float("nan")
@@ -160,3 +161,63 @@ class TestPage:
 
     def test_it_is_utf8(self, page):
         assert "charset='utf-8'" in page and "μ" in page
+
+
+class TestTextsAreShownAsTheyAre:
+    def test_control_characters_are_written_out(self):
+        assert report.printable("μ × ≤ – \u2028a\u00a0b\n\tc") == "μ × ≤ – \\u2028a\u00a0b\n\tc"
+        for number in (*range(32), *range(127, 160), 0x202E, 0x200B, 0xDCFF, 0xFEFF):
+            text = report.printable(f"a{chr(number)}b")
+            assert text == f"a{chr(number)}b" if chr(number) in "\n\t" else "\\" in text
+            assert text.encode()
+
+    def test_markdown_is_read_back_as_the_text(self):
+        filters = pytest.importorskip("nbconvert.filters")
+        for text in ("<b>a</b> & b", "a_b_c *d* **e**", "`x` [y](z) ![i](j)", "# no heading",
+                     "$\\frac{1}{2}$ \\(x\\) a\\_b", "1 | 2 ~~3~~ &lt; &#36;"):  # fmt: skip
+            page = filters.markdown2html(f"Shown: {report.markdown(text)}.")
+            assert "".join(Text(page).found).strip() == f"Shown: {text}."
+
+    @pytest.mark.parametrize("text", ["$x$", "$\\frac{1$", "a $ b", "$$", r"\$5$", "\x1b[2J", "μ"])
+    def test_figures(self, text):
+        """In every place that a text has in one."""
+        figure, axes = new_axes(1, 1, 3, 3)
+        axis = axes[0, 0]
+        # The names of ticks are the formatter's: matplotlib draws a box for what has no glyph.
+        axis.bar([text if text.isprintable() else "x", "other"], [1, 1000], label=text)
+        axis.set(title=text, xlabel=text, ylabel=text, yscale="log")
+        axis.text(0, 1, text)
+        figure.suptitle(text)
+        legend_below(figure, 1)
+        assert report.figure_png(figure).startswith(b"\x89PNG")
+        shown = [own.get_text() for own in figure.findobj(match=matplotlib.text.Text)]
+        assert shown.count(report.printable(text)) >= 6 - (not text.isprintable())
+        parsed = {own.get_text() for own in axis.get_yticklabels() if own.get_parse_math()}
+        assert "$\\mathdefault{10^{2}}$" in parsed  # the powers of ten are formulas still
+
+    def test_a_formula_is_not_drawn(self):
+        """It has the picture of its text with the dollars escaped."""
+        pictures = []
+        for text in ("$x^2$", r"\$x^2\$"):
+            figure, axes = new_axes(1, 1, 3, 3)
+            axes[0, 0].set_title(text)
+            if text.startswith("$"):
+                pictures.append(report.figure_png(figure))
+            else:  # matplotlib's own way of saying so
+                drawn = io.BytesIO()
+                figure.savefig(drawn, format="png", dpi=110, bbox_inches="tight")
+                pictures.append(drawn.getvalue())
+        ours, theirs = (np.asarray(Image.open(io.BytesIO(p)).convert("L")) for p in pictures)
+        assert ours.shape == theirs.shape and np.abs(ours.astype(int) - theirs).max() < 40
+
+
+class Text(html.parser.HTMLParser):
+    """The text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(page)
+
+    def handle_data(self, data):
+        self.found.append(data)

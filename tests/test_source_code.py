@@ -2,6 +2,8 @@
 
 import ast
 import itertools
+import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -253,10 +255,16 @@ class TestMemory:
         package({"repro/mbs/errors.py": FILES["repro/mbs/errors.py"]})
         assert Tree().hash_of(ENTRY, RESNET) == before
 
-    @pytest.mark.parametrize("content", ["", "[]", '{"repro/training.py": 3}'])
+    @pytest.mark.parametrize("content", ["", "[]", '{"repro/training.py": 3}', "flipped"])
     def test_a_damaged_memory_is_no_obstacle(self, package, content):
         first = Tree().hash_of(ENTRY, RESNET)
-        self.path.write_text(content)
+        good = self.path.read_text()
+        digest = next(facts["digest"] for facts in json.loads(good.partition("\n")[2]).values())
+        flipped = good.replace(digest, f"{'0' if digest[0] != '0' else '1'}{digest[1:]}")
+        self.path.write_text(flipped if content == "flipped" else content)
+        assert Tree().hash_of(ENTRY, RESNET) == first
+        self.path.unlink()
+        os.mkfifo(self.path)  # which reading would wait for
         assert Tree().hash_of(ENTRY, RESNET) == first
 
     def test_a_commits_files_are_not_those_of_the_working_tree(self, package):

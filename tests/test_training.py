@@ -112,7 +112,7 @@ def test_a_steps_gradients_start_from_zero(model, batches):
     assert max(float(p.detach().abs().max()) for p in model.parameters()) < 10
 
 
-@pytest.mark.parametrize("epochs", [0, -1])
+@pytest.mark.parametrize("epochs", [0, -1, 2.5, True, float("nan")])
 def test_too_few_epochs(model, batches, epochs):
     with pytest.raises(ValueError, match=f"epochs is {epochs}; give at least 1"):
         fit(model, lambda a, b: torch.zeros(()), batches, epochs=epochs)

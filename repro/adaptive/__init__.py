@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from repro.adaptive.averaging import (
         METHODS,
-        PeerError,
         StepTiming,
         make_buckets,
         measure_messages,
@@ -29,12 +28,14 @@ if TYPE_CHECKING:
     from repro.adaptive.controller import (
         BatchController,
         DivergedError,
+        DivergenceWarning,
         Saturation,
+        SchedulerError,
         Step,
         ThetaController,
         set_lr,
     )
-    from repro.adaptive.dataparallel import DataParallel, join_processes, leave_processes, share
+    from repro.adaptive.dataparallel import DataParallel
     from repro.adaptive.distance import StartingPoint
     from repro.adaptive.gradients import (
         GradientNorm,
@@ -43,6 +44,16 @@ if TYPE_CHECKING:
         max_stable_batch,
         noise_scale,
         stable_batch,
+    )
+    from repro.adaptive.loss_check import LossCheckError
+    from repro.adaptive.optimizers import WholeStepError
+    from repro.adaptive.processes import (
+        NoLoopbackError,
+        PeerError,
+        join_processes,
+        leave_processes,
+        meeting_place,
+        share,
     )
     from repro.adaptive.scaling import (
         MeasuredStep,
@@ -59,7 +70,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "repro.adaptive.averaging": (
         "METHODS",
-        "PeerError",
         "StepTiming",
         "make_buckets",
         "measure_messages",
@@ -67,12 +77,14 @@ _HOMES = {
     "repro.adaptive.controller": (
         "BatchController",
         "DivergedError",
+        "DivergenceWarning",
         "Saturation",
+        "SchedulerError",
         "Step",
         "ThetaController",
         "set_lr",
     ),
-    "repro.adaptive.dataparallel": ("DataParallel", "join_processes", "leave_processes", "share"),
+    "repro.adaptive.dataparallel": ("DataParallel",),
     "repro.adaptive.distance": ("StartingPoint",),
     "repro.adaptive.gradients": (
         "GradientNorm",
@@ -81,6 +93,16 @@ _HOMES = {
         "max_stable_batch",
         "noise_scale",
         "stable_batch",
+    ),
+    "repro.adaptive.loss_check": ("LossCheckError",),
+    "repro.adaptive.optimizers": ("WholeStepError",),
+    "repro.adaptive.processes": (
+        "NoLoopbackError",
+        "PeerError",
+        "join_processes",
+        "leave_processes",
+        "meeting_place",
+        "share",
     ),
     "repro.adaptive.scaling": (
         "MeasuredStep",
@@ -105,21 +127,26 @@ __all__ = [
     "CheckpointError",
     "DataParallel",
     "DivergedError",
+    "DivergenceWarning",
     "FixedBatch",
     "GradientNorm",
     "LinearScaling",
+    "LossCheckError",
     "MeasuredStep",
     "NoImprovement",
+    "NoLoopbackError",
     "NoiseScaleBatch",
     "PeerError",
     "Saturation",
     "ScalingModel",
     "ScheduledBatch",
+    "SchedulerError",
     "StartingPoint",
     "Step",
     "StepCost",
     "StepTiming",
     "ThetaController",
+    "WholeStepError",
     "fit_messages",
     "full_cost",
     "gradient_norms",
@@ -129,6 +156,7 @@ __all__ = [
     "make_buckets",
     "max_stable_batch",
     "measure_messages",
+    "meeting_place",
     "noise_scale",
     "save_checkpoint",
     "set_lr",

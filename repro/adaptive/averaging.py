@@ -10,6 +10,7 @@ import queue
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,14 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from repro.adaptive.optimizers import is_dense, without_hooks
+from repro.adaptive.processes import PeerError, lost_peer
 from repro.measure import synchronize
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
 METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
-
-
-class PeerError(RuntimeError):
-    """Another process ended, hung or lost its connection while gradients were averaged."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,8 @@ class Bucket:
         self.part = self.flat.new_empty(padded // processes)  # (n,), this process's share
         sizes = [p.numel() for p in self.parameters]
         pieces = self.flat[:count].split(sizes)
-        self.views = [piece.view(p.shape) for piece, p in zip(pieces, self.parameters, strict=True)]
+        self.views = [view_like(piece, p) for piece, p in zip(pieces, self.parameters, strict=True)]
+        self.strides = [p.stride() for p in self.parameters]
         self.left = len(self.parameters)  # gradients that are not there yet
         self.pending = False  # averaged or under way, and not applied
         self.ready = threading.Event()
@@ -91,6 +91,17 @@ class Bucket:
         self.averaged: torch.cuda.Event | None = None
         if self.flat.is_cuda:
             self.filled, self.averaged = torch.cuda.Event(), torch.cuda.Event()
+
+
+def view_like(piece: Tensor, parameter: Tensor) -> Tensor:
+    """Return a piece of memory in the shape and layout that torch gives a parameter's gradient.
+
+    Fused optimizers go through parameter, gradient and state in the order of memory. So a dense
+    parameter's gradient has its strides; of one with gaps torch makes the gradient contiguous.
+    """
+    if is_dense(parameter):
+        return piece.as_strided(parameter.shape, parameter.stride())
+    return piece.view(parameter.shape)
 
 
 def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bucket]:
@@ -107,13 +118,52 @@ def make_buckets(model: nn.Module, processes: int, bucket_bytes: int) -> list[Bu
     return [Bucket(group, processes) for group in groups]
 
 
+class Hook:
+    """Calls a method of an object, and nothing in a copy of what it hooks, pickled or not.
+
+    What is copied is finished first, since a copy has no updates under way.
+
+    Args:
+        owner: Kept weakly.
+        name: Of its method, called with `arguments` and the first argument of the hook.
+        *arguments: Of the hook.
+    """
+
+    def __init__(self, owner: Any, name: str, *arguments: Any) -> None:
+        self._owner, self._name, self._arguments = weakref.ref(owner), name, arguments
+
+    def __call__(self, hooked: Any = None, *_: Any) -> None:
+        owner = self._owner()
+        if owner is not None:
+            getattr(owner, self._name)(*self._arguments, hooked)
+
+    def __reduce__(self) -> Any:
+        owner = self._owner()
+        if owner is not None:
+            owner.finish()
+        return Hook, (_Gone(), "")
+
+    def __deepcopy__(self, memo: Any) -> "Hook":
+        hook, arguments = self.__reduce__()
+        owner = self._owner()
+        # A module's own parameters are copied before its hooks.
+        for p in () if owner is None else owner.parameters():
+            if id(p) in memo:
+                memo[id(p)].data.copy_(p.detach())
+        return hook(*arguments)
+
+
+class _Gone:
+    """What a copied hook belonged to: no reference outlives it."""
+
+
 class OverlappedAverager:
     """Averages gradients of a model over processes, one step behind its forward passes.
 
     Args:
         model: Its parameters are the same in every process.
-        optimizer: Makes the updates, bucket by bucket: any whose update of a parameter depends on
-            that parameter's gradient and state alone, as of SGD and Adam.
+        optimizer: Makes the updates, bucket by bucket where `defer` is called; see
+            `repro.adaptive.optimizers`.
         method: ``"all_to_all"`` or ``"reduce_scatter"``.
         group: The processes; used by this averager's thread alone while steps are under way.
         bucket_bytes: Gradients that are communicated together; 0 for one parameter at a time.
@@ -141,47 +191,72 @@ class OverlappedAverager:
         self._saved: list[dict[str, Any]] = []
         self._behind = False  # whether this step's forward pass began with updates under way
         self._called: set[nn.Module] = set()
-        self._owners: dict[nn.Module, str] = {}
-        self._names = {p: name for name, p in model.named_parameters()}
+        self._owners: dict[nn.Parameter, list[nn.Module]] = {}
+        self._early: set[Bucket] = set()  # with parameters that are used outside their own layer
+        self._collected: set[Tensor] = set()  # parameters whose gradient is there
+        self._step: Any = optimizer.step
+        self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         device = self.buckets[0].flat.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._handles = []
         owner = {p: bucket for bucket in self.buckets for p in bucket.parameters}
-        for bucket in self.buckets:
-            for p, view in zip(bucket.parameters, bucket.views, strict=True):
-                self._handles.append(
-                    p.register_post_accumulate_grad_hook(self._collector(bucket, view))
-                )
-        for name, module in model.named_modules():
-            own = dict.fromkeys(owner[p] for p in module.parameters(recurse=False) if p in owner)
-            if own:
-                self._owners[module] = name or type(module).__name__
-                hook = self._waiter(list(own))
-                self._handles.append(module.register_forward_pre_hook(hook))
+        for number, bucket in enumerate(self.buckets):
+            for place, p in enumerate(bucket.parameters):
+                hook = Hook(self, "collect", number, place)
+                self._handles.append(p.register_post_accumulate_grad_hook(hook))
+        compiled = {
+            part for module in model.modules() if _is_compiled(module) for part in module.modules()
+        }
+        for module in model.modules():
+            own = [p for p in module.parameters(recurse=False) if p in owner]
+            for p in own:
+                self._owners.setdefault(p, []).append(module)
+            buckets = list(dict.fromkeys(owner[p] for p in own))
+            if module in compiled:  # its hooks would be compiled with it
+                self._early.update(buckets)
+            elif any(True for _ in module.parameters()):
+                # Before the hooks that torch's weight_norm or pruning compute weights in.
+                hook = Hook(self, "wait", [self.buckets.index(bucket) for bucket in buckets])
+                self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
+        self._at_once = set(self._early)
+        self._owner = owner
         self._queue: queue.SimpleQueue[Bucket | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._communicate, name="averaging", daemon=True)
         self._thread.start()
 
-    def _collector(self, bucket: Bucket, view: Tensor) -> Any:
-        def collect(parameter: Tensor) -> None:
-            if not self.gathering:  # a micro-batch before the last: gradients add up
-                return
-            assert parameter.grad is not None
-            view.copy_(parameter.grad)
-            parameter.grad = None
-            bucket.left -= 1
-            self._launch()
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield all that is averaged."""
+        for bucket in self.buckets:
+            yield from bucket.parameters
 
-        return collect
+    def collect(self, number: int, place: int, parameter: Tensor) -> None:
+        """Take a parameter's gradient, which is there."""
+        bucket = self.buckets[number]
+        if not self.gathering or parameter is not bucket.parameters[place]:
+            return  # a micro-batch before the last, where gradients add up; or a copy's
+        assert parameter.grad is not None
+        if parameter.grad.layout is not torch.strided:
+            raise ValueError(
+                f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
+                "it dense (sparse=False), or give averaging='allreduce'"
+            )
+        bucket.views[place].copy_(parameter.grad)
+        parameter.grad = None
+        self._collected.add(parameter)
+        bucket.left -= 1
+        self._launch()
 
-    def _waiter(self, buckets: list[Bucket]) -> Any:
-        def wait(module: nn.Module, inputs: Any) -> None:
-            self._called.add(module)
-            for bucket in buckets:
-                if bucket.pending and not self.gathering:
-                    self._apply(bucket)
-
-        return wait
+    def wait(self, numbers: Sequence[int], module: nn.Module) -> None:
+        """Make the updates that a layer needs before it computes."""
+        self._called.add(module)
+        if self.gathering:
+            return
+        for bucket in self._early:
+            if bucket.pending:
+                self._apply(bucket)
+        for number in numbers:
+            if self.buckets[number].pending:
+                self._apply(self.buckets[number])
 
     def _launch(self) -> None:
         while self._next < len(self.buckets) and not self.buckets[self._next].left:
@@ -226,10 +301,11 @@ class OverlappedAverager:
         """Begin a mini-batch."""
         self.blocked_s = 0.0
         self._called.clear()
+        self._collected.clear()
         self._behind = any(bucket.pending for bucket in self.buckets)
 
-    def step(self) -> None:
-        """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
+    def end(self) -> None:
+        """End a mini-batch: all its gradients are under way.
 
         Raises:
             ValueError: A parameter got no gradient.
@@ -239,7 +315,7 @@ class OverlappedAverager:
                 self._names[p]
                 for bucket in self.buckets[self._next :]
                 for p in bucket.parameters
-                if bucket.left and not self._was_collected(bucket, p)
+                if p not in self._collected
             ]
             raise ValueError(no_gradient(lacking))
         self._steps += 1
@@ -247,30 +323,60 @@ class OverlappedAverager:
         self._next = 0
         for bucket in self.buckets:
             bucket.left = len(bucket.parameters)
-        # The caller may change the rate before the update is made.
+
+    def gather(self) -> None:
+        """Wait for all gradients and give every parameter its own."""
+        for bucket in reversed(self.buckets):
+            self._wait(bucket)
+            bucket.pending = False
+
+    def drop(self) -> None:
+        """Take the gradients back that `gather` gave."""
+        for bucket in self.buckets:
+            for p in bucket.parameters:
+                p.grad = None
+
+    def defer(self) -> None:
+        """Note what the optimizer is to do with this mini-batch's gradients, once they are there.
+
+        The caller may change the rate, wrap `step` or add hooks before the updates are made.
+        """
+        self._step = self._optimizer.step
         self._optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask
         self._saved = [
             {name: _copied(value) for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
 
-    @staticmethod
-    def _was_collected(bucket: Bucket, parameter: nn.Parameter) -> bool:
-        return bucket.left < len(bucket.parameters) and parameter.grad is None
+    def apply_compiled(self) -> None:
+        """Make the updates for which no layer can wait, since it is compiled."""
+        for bucket in self.buckets:
+            if bucket in self._at_once and bucket.pending:
+                self._apply(bucket)
 
     def check_applied(self) -> None:
-        """Raise if a forward pass is over in which a layer did not wait for its update.
+        """Find parameters whose layers the forward pass did not call; raise where one was behind.
+
+        Another layer uses them, such as attention the weights of its projection, and no layer
+        waits for them by itself. From then on every forward pass begins with their update.
 
         Raises:
             RuntimeError: Parameters were perhaps used before they were updated.
         """
-        lacking = [name for layer, name in self._owners.items() if layer not in self._called]
-        if self._behind and lacking:
+        lacking = [
+            p
+            for p, layers in self._owners.items()
+            if self._owner[p] not in self._early and self._called.isdisjoint(layers)
+        ]
+        behind, self._behind = self._behind, False
+        self._early.update(self._owner[p] for p in lacking)
+        if behind and lacking:
+            names = ", ".join(self._names[p] for p in lacking[:5])
             raise RuntimeError(
-                f"the forward pass did not call {', '.join(lacking[:5])}, whose update was still "
-                "under way: call every layer that has parameters, or give overlap=False"
+                f"the forward pass did not call the layers of {names}, as the first one did, and "
+                "their update was still under way: call the same layers in every step, or give "
+                "overlap=False"
             )
-        self._behind = False
 
     def finish(self) -> None:
         """Wait for all gradients and make all updates."""
@@ -278,9 +384,9 @@ class OverlappedAverager:
             if bucket.pending:
                 self._apply(bucket)
 
-    def _apply(self, bucket: Bucket) -> None:
+    def _wait(self, bucket: Bucket) -> None:
         start = time.perf_counter()
-        came = bucket.ready.wait(self._timeout_s)
+        came = bucket.ready.wait(0 if self.lost else self._timeout_s)
         self.blocked_s += time.perf_counter() - start
         if bucket.error is not None or not came:
             self.lost = True
@@ -288,27 +394,40 @@ class OverlappedAverager:
             raise PeerError(lost_peer(self._steps, why)) from bucket.error
         if bucket.averaged is not None:
             torch.cuda.current_stream().wait_event(bucket.averaged)
-        for p, view in zip(bucket.parameters, bucket.views, strict=True):
-            p.grad = view
+        for p, view, strides in zip(bucket.parameters, bucket.views, bucket.strides, strict=True):
+            # The model may have been given another layout or type since.
+            kept = p.dtype == view.dtype and (p.stride() == strides or not is_dense(p))
+            p.grad = view if kept else torch.empty_like(p).copy_(view)
+        self.communication_s += bucket.communication_s
+        self.summation_s += bucket.summation_s
+
+    def _apply(self, bucket: Bucket) -> None:
+        self._wait(bucket)
         # Perhaps in a forward pass that evaluates: state that it made could not be trained with.
-        with torch.inference_mode(False), torch.no_grad(), self._as_it_was():
-            self._optimizer.step()
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            without_autocast(bucket.flat.device.type),
+            self._as_it_was(),
+            without_hooks(self._optimizer),
+        ):
+            self._step()
         for p in bucket.parameters:
             p.grad = None
         bucket.pending = False
-        self.communication_s += bucket.communication_s
-        self.summation_s += bucket.summation_s
 
     @contextmanager
     def _as_it_was(self) -> Iterator[None]:
         """Give the optimizer the settings that it had when `step` was called."""
-        now = [dict(group) for group in self._optimizer.param_groups]
-        for group, saved in zip(self._optimizer.param_groups, self._saved, strict=True):
+        # Groups added since have no gradient under way.
+        groups = self._optimizer.param_groups[: len(self._saved)]
+        now = [dict(group) for group in groups]
+        for group, saved in zip(groups, self._saved, strict=True):
             group.update(saved)
         try:
             yield
         finally:
-            for group, present in zip(self._optimizer.param_groups, now, strict=True):
+            for group, present in zip(groups, now, strict=True):
                 group.update(present)
 
     def abandon(self) -> None:
@@ -334,21 +453,26 @@ class OverlappedAverager:
             handle.remove()
 
 
+@contextmanager
+def without_autocast(kind: str) -> Iterator[None]:
+    """Leave the caller's autocast, which is for forward passes, and its copies of old weights."""
+    if not torch.is_autocast_enabled(kind):
+        yield
+        return
+    with torch.autocast(kind, enabled=False):
+        yield
+    torch.clear_autocast_cache()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return module._compiled_call_impl is not None or hasattr(module, "_torchdynamo_orig_callable")
+
+
 def no_gradient(names: Sequence[str]) -> str:
     """Return what to tell where parameters got no gradient."""
     return (
         f"{', '.join(names[:5])} got no gradient in this mini-batch: set requires_grad to False, "
         "or use every parameter in every step"
-    )
-
-
-def lost_peer(step: int, why: object) -> str:
-    """Return what to tell when averaging failed."""
-    return (
-        f"rank {dist.get_rank()} of {dist.get_world_size()}: averaging the gradients of step "
-        f"{step} failed ({str(why).strip().splitlines()[0]}): another process has ended or hangs. "
-        "torchrun's summary names the first that ended (of one that hangs it knows nothing); run "
-        "the same command again to go on from the checkpoint"
     )
 
 

@@ -4,9 +4,11 @@ Source: Lee, Kang, Madireddy, Balaprakash, Agrawal, Choudhary, Archibald, Liao, 
 Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time".
 """
 
+import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +22,14 @@ class DivergedError(ValueError):
     """Training has ended in numbers that are not finite."""
 
 
+class DivergenceWarning(UserWarning):
+    """Training makes no progress, or loses what it made."""
+
+
+class SchedulerError(ValueError):
+    """A learning-rate scheduler sets the rates that a controller is to set."""
+
+
 @dataclass(frozen=True)
 class Step:
     """What a controller asks for: the setting of one epoch.
@@ -31,6 +41,7 @@ class Step:
         theta: θ of the parameters just observed; None for w_0 (0 / 0).
         interval: K, None while it is not found (∞ in Algorithm 1).
         lr_before: The rate that a warm-up climbs from in this epoch; None outside a warm-up.
+        diverging: Whether the cost has lost what it had come down; see `ThetaController`.
     """
 
     epoch: int
@@ -39,6 +50,7 @@ class Step:
     theta: float | None
     interval: int | None
     lr_before: float | None = None
+    diverging: bool = False
 
     def lr_at(self, done: float) -> float:
         """Return the rate where a share `done`, 0 to 1, of the epoch is over.
@@ -52,16 +64,54 @@ class Step:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of every group, times the group's own ``lr_scale`` if it has one.
+    """Set the learning rate of every group, in the proportion that the groups had to each other.
+
+    A group that was made with the optimizer's own rate gets `lr`, one with half of it half of
+    `lr`; where no group has the optimizer's own rate, the one with the largest gets `lr`. A
+    group's share of `lr` is its ``lr_scale``, which the first call notes where there is none, and
+    a later call for a group that was added since.
 
     With torch's SGD the rate multiplies the momentum buffer, so that a change needs no correction.
+
+    Raises:
+        SchedulerError: A learning-rate scheduler was made for the optimizer, or a rate is not what
+            the last call set it to: each would overwrite the other's rates.
+        ValueError: The optimizer has no rate to set.
     """
+    if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
+        raise SchedulerError(
+            "the optimizer has a learning-rate scheduler, which sets the rates that set_lr is to "
+            "set: leave the scheduler out (controllers have warmup, decay and decay_at), or set_lr"
+        )
+    if any(group["lr"] is None for group in optimizer.param_groups):
+        raise ValueError(
+            f"the rate of {type(optimizer).__name__} is None: it finds its rates by itself; give "
+            "it one (lr=, with relative_step=False where it has that), or leave set_lr out"
+        )
+    for number, group in enumerate(optimizer.param_groups):
+        if float(group["lr"]) != group.get("lr_set", float(group["lr"])):
+            raise SchedulerError(
+                f"the rate of group {number} is {float(group['lr']):g}, and set_lr had set it to "
+                f"{group['lr_set']:g}: another, such as a scheduler, sets the rates, and each "
+                "overwrites the other's: leave it out (controllers have warmup, decay and "
+                "decay_at), or set_lr"
+            )
+    if new := [group for group in optimizer.param_groups if "lr_scale" not in group]:
+        rates = [float(group["lr"]) for group in new]
+        default = optimizer.defaults["lr"]
+        default = 0.0 if default is None else float(default)
+        scaled = [g for g in optimizer.param_groups if g.get("lr_scale")]
+        present = [float(g["lr"]) / g["lr_scale"] for g in scaled] or rates
+        reference = default if default > 0 and default in rates else max(present)
+        for group, rate in zip(new, rates, strict=True):
+            group["lr_scale"] = rate / reference if reference > 0 else 1.0
     for group in optimizer.param_groups:
-        value = lr * group.get("lr_scale", 1.0)
+        value = lr * group["lr_scale"]
         if isinstance(group["lr"], Tensor):  # captured steps read the rate from the device
             group["lr"].fill_(value)
         else:
             group["lr"] = value
+        group["lr_set"] = float(group["lr"])
 
 
 @dataclass(frozen=True)
@@ -159,6 +209,7 @@ class BatchController:
         self._theta: float | None = None
         self._lowest: float | None = None
         self._waited = 0
+        self._diverging = False
 
     def observe(self, epoch_cost: float, parameters: Iterable[Tensor]) -> Step:
         """Take the cost F(w) and the parameters w of the epoch that is over, return the next.
@@ -201,7 +252,7 @@ class BatchController:
             )
         # Equation 4. Parameters that have not moved say nothing.
         theta = (self._first_cost - cost) / distance if distance > 0 else None
-        wanted = self._next_batch(self._epochs + 1, self._theta, theta)
+        wanted = self._next_batch(self._epochs + 1, self._theta, theta, cost)
         self._epochs += 1
         self._theta = theta
         self._grow(min(wanted, self.max_batch))
@@ -215,14 +266,21 @@ class BatchController:
     def setting(self) -> Step:
         """The setting of the next epoch."""
         number = self._epochs + 1
-        step = Step(number, self._batch, self._rate, self._theta, self.interval)
+        step = Step(
+            number,
+            self._batch,
+            self._rate,
+            self._theta,
+            self.interval,
+            diverging=self._diverging,
+        )
         if number > self.warmup:
             return step
         climb = (self._rate - self.warmup_from) / self.warmup
         before, after = (self.warmup_from + climb * n for n in (number - 1, number))
-        return Step(number, self._batch, after, self._theta, self.interval, before)
+        return replace(step, lr=after, lr_before=before)
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
+    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
         """Return the batch size after epoch n, which `max_batch` then bounds."""
         raise NotImplementedError
 
@@ -298,7 +356,8 @@ class BatchController:
                 " ones, or start anew"
             )
         for name in self._STATE:
-            setattr(self, name, state["state"][name])
+            # What checkpoints of before did not have stays as it is.
+            setattr(self, name, state["state"].get(name, getattr(self, name)))
         start = state["start"]
         self._start = None if start is None else StartingPoint(start, self._device)
 
@@ -311,7 +370,18 @@ class ThetaController(BatchController):
     K-th epoch, K itself included, until the batch size is B_m. The first decay takes the rate back
     to μ_0 and then multiplies it by β, later ones multiply it by β.
 
-    Differs from the paper: it reads K off a plotted curve; here line 9 finds it while training.
+    Differs from the paper: it reads K off a plotted curve; here line 9 finds it while training. It
+    supposes that training makes progress, without which θ does not change either. So K is only
+    found after an epoch whose cost is the lowest so far, and while costs have been falling since
+    w_0; and a growth that is due waits for the next multiple of K unless costs have been falling
+    since the growth before (over the last ten epochs, where that is fewer), one since then is below
+    the level at it, and the last is below F(w_0). Costs are falling where Mann and Kendall's test
+    of a trend says so: it counts in how many pairs of epochs the later cost is the lower one, and
+    so is moved neither by noise nor by a single epoch. A plateau is no progress, and no divergence.
+    Where half of what the cost had come down is lost in two epochs in a row, after the fourth, by
+    more than costs scatter, the step's `diverging` is set and a `DivergenceWarning` says so once,
+    until there is progress again. As long as costs fall, all is as printed.
+
     Where an epoch ends with both a growth and a decay, the growth comes first. A batch size that
     is below B_m at the first decay keeps growing, as line 11 has it.
 
@@ -333,6 +403,16 @@ class ThetaController(BatchController):
     """
 
     _SETTINGS = (*BatchController._SETTINGS, "tolerance", "fixed_interval")
+    _STATE = (
+        *BatchController._STATE,
+        "_least_cost",
+        "_least_since",
+        "_grown_at",
+        "_grown_in",
+        "_costs",
+        "_losing",
+        "_diverging",
+    )
 
     def __init__(
         self,
@@ -361,19 +441,81 @@ class ThetaController(BatchController):
         if interval is not None:
             check_whole("interval", interval, 1)
         self.tolerance = tolerance
+        self._least_cost = self._least_since = self._grown_at = math.inf
+        self._costs: list[float] = []
+        self._grown_in = self._losing = 0
         self.fixed_interval = self.interval = interval
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
-        if self.interval is None and n > self.warmup and self._saturated(before, theta):
+    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
+        first, lowest = self._first_cost, min(self._first_cost, self._least_cost)
+        progress = cost < lowest
+        self._least_cost, self._least_since = min(cost, lowest), min(cost, self._least_since)
+        # New, since checkpoints hold the old one.
+        self._costs = [*(self._costs or [first]), cost]
+        saturated = self.interval is None and n > self.warmup and self._saturated(before, theta)
+        if saturated and progress and _is_falling(self._costs):
             self.interval = n  # lines 7 to 10
-        if self.interval is not None and n % self.interval == 0 and self._batch < self.max_batch:
-            return self._grown()  # lines 11 and 12
-        return self._batch
+        due = self.interval is not None and n % self.interval == 0 and self._batch < self.max_batch
+        recent = self._costs[-max(_RECENT, n + 1 - self._grown_in) :]
+        grows = due and cost < first and self._least_since < self._grown_at and _is_falling(recent)
+        risen = cost - self._least_cost
+        lost = first - cost <= (first - self._least_cost) / 2 and risen >= 5 * _scatter(self._costs)
+        self._losing = self._losing + 1 if lost and n > self.warmup + 3 else 0
+        self._notice(n, cost, self._losing > 1, progress or grows)
+        if not grows:
+            return self._batch
+        # A cost that is low by chance would be hard to come below.
+        self._grown_at, self._least_since, self._grown_in = max(cost, _level(recent)), math.inf, n
+        return self._grown()  # lines 11 and 12
 
     def _saturated(self, before: float | None, theta: float | None) -> bool:
         if before is None or theta is None:
             return False
         return abs(theta - before) <= self.tolerance * abs(before)
+
+    def _notice(self, n: int, cost: float, diverging: bool, progress: bool) -> None:
+        """Name a divergence, once until there is progress."""
+        if diverging and not self._diverging:
+            warnings.warn(
+                f"the cost of epoch {n} is {cost:g}, that of w_0 was {self._first_cost:g} and the "
+                f"lowest {self._least_cost:g}: training makes no progress or diverges; lower "
+                "initial_lr where that goes on",
+                DivergenceWarning,
+                stacklevel=4,
+            )
+        self._diverging = diverging or (self._diverging and not progress)
+
+
+_RECENT = 10  # costs that are looked at for a trend, at least
+
+
+def _is_falling(costs: Sequence[float]) -> bool:
+    """Whether costs fall by Mann and Kendall's test: each of up to four, or 99 % sure of more."""
+    number = len(costs)
+    balance = sum((a > b) - (a < b) for a, b in itertools.combinations(costs, 2))
+    if number < 5:
+        return number > 1 and balance == number * (number - 1) // 2
+    return balance >= 2.4 * math.sqrt(number * (number - 1) * (2 * number + 5) / 18)
+
+
+def _level(costs: Sequence[float]) -> float:
+    """Return the last cost of a straight line through costs."""
+    x = [i - (len(costs) - 1) / 2 for i in range(len(costs))]
+    mean = sum(costs) / len(costs)
+    slope = sum(a * (c - mean) for a, c in zip(x, costs, strict=True)) / sum(a * a for a in x)
+    return mean + slope * x[-1]
+
+
+def _scatter(costs: Sequence[float]) -> float:
+    """Return the standard deviation of costs but for what rises or falls steadily."""
+
+    def of(costs: Sequence[float]) -> float:
+        steps = [b - a for a, b in itertools.pairwise(costs)]
+        rise, fall = (sum(max(0.0, sign * step) for step in steps) for sign in (1, -1))
+        # Of independent costs the mean of each is 1 / sqrt(pi) of their standard deviation.
+        return min(rise, fall) / len(steps) * math.sqrt(math.pi)
+
+    return max(of(costs), of(costs[-_RECENT - 1 :]))
 
 
 def check_whole(name: str, value: int, least: int) -> None:

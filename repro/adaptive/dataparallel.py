@@ -4,11 +4,12 @@ Source: Lee et al., section IV. Every process is given the same mini-batch and t
 it, so that the batch size is the whole one, whatever the number of processes.
 """
 
+import hashlib
 import inspect
-import os
+import operator
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -16,62 +17,25 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
 from repro.adaptive.averaging import (
     METHODS,
+    Hook,
     Method,
     OverlappedAverager,
-    PeerError,
     StepTiming,
-    lost_peer,
     no_gradient,
+    without_autocast,
 )
+from repro.adaptive.loss_check import LossCheck, check_loss_adds_up
+from repro.adaptive.losses import parts_of, weighted
+from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
+from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
+from repro.measure.batches import bounds, call_model, read_batch, to_device
 
-LossFunction = Callable[[Tensor, Tensor], Tensor]
-
-
-def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0) -> tuple[int, int]:
-    """Join the other processes that torchrun started; return rank and number of processes.
-
-    Without torchrun there is one process, and nothing to join. gloo connects CPUs, NCCL GPUs, each
-    process with its own.
-
-    Args:
-        device: ``"cpu"`` or ``"cuda"``.
-        timeout_s: After which a communication that another process does not answer fails.
-    """
-    if "RANK" not in os.environ:
-        return 0, 1
-    kind = torch.device(device).type
-    if kind == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    backend = "nccl" if kind == "cuda" else "gloo"
-    if not dist.is_initialized():
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    return dist.get_rank(), dist.get_world_size()
-
-
-def leave_processes() -> None:
-    """Wait for the other processes and part from them; nothing to do where there are none."""
-    if dist.is_available() and dist.is_initialized():
-        dist.barrier()  # one that parts early takes its connections with it
-        dist.destroy_process_group()
-
-
-def share(samples: int, rank: int, processes: int) -> slice:
-    """Return the samples of a mini-batch that a process takes; shares differ by at most one.
-
-    Raises:
-        ValueError: There is no such rank.
-    """
-    if samples < 0 or processes < 1 or not 0 <= rank < processes:
-        raise ValueError(
-            f"{samples} samples, rank {rank} of {processes}; ranks are 0 to {processes - 1}"
-        )
-    each, rest = divmod(samples, processes)
-    start = rank * each + min(rank, rest)
-    return slice(start, start + each + (rank < rest))
+LossFunction = Callable[..., Tensor]
 
 
 class DataParallel:
@@ -81,20 +45,38 @@ class DataParallel:
     - ``"all_to_all"``: the paper's: all-to-all, local sum, allgather (section IV-B).
     - ``"reduce_scatter"``: the same with a reduce-scatter in the place of the first two.
 
-    The latter two finish an update during the next forward pass, layer by layer; whoever reads
-    parameters elsewhere, saves or measures them, calls `finish` first, and a layer's parameters are
-    used in its own forward pass alone: what another layer reads of them before may be a step old.
     All give the same weights. The gradient is that of the mean loss over the whole mini-batch, also
     where shares differ. BatchNorm sees each process's share alone, as in DistributedDataParallel; a
     process that has no share of a mini-batch computes its first sample with a gradient of zero.
+    Hooks on tensors (`Tensor.register_hook`) see this process's gradient before it is averaged.
     With NCCL a peer that hangs is found by torch's watchdog.
+
+    The latter two finish an update during the next forward pass, layer by layer, for which a layer
+    waits just before it computes: what another layer reads of its parameters before may be a step
+    old. Where the first forward pass shows that a layer's own is not called (another layer uses its
+    parameters), later ones begin with its update; of layers that torch.compile has compiled, the
+    update ends in `step`. `state_dict` and `load_state_dict` of
+    model and optimizer finish first, and so do copying and saving the model itself, whose copy has
+    no hooks that do anything. Who reads or changes parameters directly between steps, such as a
+    moving average of them (`torch.optim.swa_utils.AveragedModel.update_parameters`), a clamp
+    (WGAN), or a copy of the optimizer, calls `finish` before, or gives ``overlap=False``.
+
+    So they step the optimizer bucket by bucket, which is the same only for an optimizer that treats
+    every parameter by itself. Of SGD, Adam, AdamW and torch's others but LBFGS this is known; any
+    other optimizer (LAMB, LARS), a replaced `step`, and hooks around it are refused. With
+    ``overlap=False`` any optimizer will do: every gradient is there before `step` steps it once.
+    The same holds where the gradient's norm is clipped or a `GradScaler` is used, which need all
+    gradients before the first update: then communication hides under the backward pass alone.
 
     Differs from the paper: gradients are averaged per bucket, not per layer, and the thread that
     communicates is not pinned to a core.
 
     Args:
         model: On its device. Parameters and buffers become those of rank 0.
-        loss_fn: Mean loss over the samples it is given.
+        loss_fn: Mean loss over the samples it is given, ``loss_fn(outputs, targets)``, or
+            ``loss_fn(outputs)`` where there are no targets; of torch's own losses also a sum, and
+            a mean by class weights or over targets that are not ignored. A loss that is no mean,
+            such as a contrastive one, is not that of the whole mini-batch, see `check`.
         optimizer: Of the model's parameters.
         averaging: The way.
         micro_batch: Most samples that a process computes at a time; a larger share is computed in
@@ -102,15 +84,30 @@ class DataParallel:
         bucket_bytes: Gradients that are communicated together.
         overlap: Whether updates may end in the next forward pass; False ends them in `step`.
         timeout_s: After which a process that does not answer counts as lost.
+        autocast: A dtype for the forward pass; autocast around `step` works too.
+        scaler: A `torch.amp.GradScaler` for it, whose `step` and `update` are called here; all
+            processes see the same averaged gradients, and so skip the same steps.
+        clip_grad_norm: Most that the norm of the gradient may be, see `clip_grad_norm`.
+        shared: What of a mini-batch belongs to all samples: names, positions or tensors, see
+            `repro.measure.batches.read_batch`.
+        check: ``"first"`` compares the loss of a few samples of the first mini-batch as a whole
+            with that of its parts, for which the model is called in evaluation mode before the
+            step; ``"off"`` trusts that it is a mean over samples, or that `weights` are right.
 
     Attributes:
         rank: This process, from 0.
         processes: How many there are; 1 without torchrun.
         timings: One `StepTiming` for each step on a CPU; clear it when you like. On a GPU there
             are none: the host's clock says nothing of what its streams do.
+        grad_norm: Of the last step's gradient before it was clipped; None where it is not clipped.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, the optimizer is not that of the model's trainable
+            parameters, a layer changes its own parameters (an embedding's `max_norm`), or model or
+            options are others in another process.
+        LossCheckError: In the first step: the loss is no mean over samples (or by `weights`).
+        WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
+        PeerError: Another process was lost.
     """
 
     def __init__(
@@ -124,6 +121,11 @@ class DataParallel:
         bucket_bytes: int = 2**20,
         overlap: bool = True,
         timeout_s: float = 120.0,
+        autocast: torch.dtype | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        clip_grad_norm: float | None = None,
+        shared: Sequence[Any] = (),
+        check: LossCheck = "first",
     ) -> None:
         if averaging not in METHODS:
             raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
@@ -134,11 +136,39 @@ class DataParallel:
                 f"bucket_bytes is {bucket_bytes} and timeout_s {timeout_s}; give at least 0 and "
                 "more than 0"
             )
+        if autocast not in (None, torch.bfloat16, torch.float16):
+            raise ValueError(f"autocast is {autocast}; give torch.bfloat16, torch.float16 or None")
+        if check not in ("first", "off"):
+            raise ValueError(f"check is {check!r}; choose first, off")
+        if isinstance(model, DistributedDataParallel):
+            raise ValueError("the model is a DistributedDataParallel; give the model within it")
         self.model, self.loss_fn, self.optimizer = model, loss_fn, optimizer
         self.averaging, self.micro_batch, self.overlap = averaging, micro_batch, overlap
+        self.grad_norm: Tensor | None = None
+        self._clip: tuple[float, float, bool] | None = None
+        if clip_grad_norm is not None:
+            self.clip_grad_norm(clip_grad_norm)
+        self._autocast = autocast
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         joined = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if joined else 0
         self.processes = dist.get_world_size() if joined else 1
+        alone = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
+        check_optimizer(optimizer, model, alone if self.processes == 1 else ())
+        if self.processes > 1:
+            _check_layers(model)
+        self._device = next(model.parameters()).device
+        self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        # Quicker to compare in each step than `model.parameters()` is to walk through.
+        self._parts: list[tuple[dict[str, Any], list[Any]]] = [
+            (own, list(own.values()))
+            for module in model.modules()
+            for own in (module._parameters, module._modules)
+        ]
+        self._trainable = [p.requires_grad for p in self._names]
+        self._types = [(p.dtype, p.device) for p in self._names]
+        self._nodes: list[Any] = []
+        self._held = _count(optimizer)
         self.timings: list[StepTiming] = []
         self._averager: OverlappedAverager | None = None
         self._ddp: DistributedDataParallel | None = None
@@ -147,116 +177,307 @@ class DataParallel:
         self._last_bucket = 0.0
         self._closed = False
         self._first = self.processes > 1
+        self._to_check = check == "first"
+        self._shared, self._known = tuple(shared), dict[Any, str]()
+        self._handles: list[Any] = []
         if self.processes == 1:
             return
+        self._check_unchanged()
+        with with_peers("making a DataParallel"):
+            self._connect(bucket_bytes, timeout_s)
+
+    def _connect(self, bucket_bytes: int, timeout_s: float) -> None:
+        """Meet the other processes, and make model and averaging the same in all."""
         # A group of their own: the averager's thread would else meet the caller's collectives.
         group = dist.new_group(timeout=timedelta(seconds=timeout_s))
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
+        model, averaging = self.model, self.averaging
+        self._check_alike([f"averaging {averaging!r}", f"bucket_bytes {bucket_bytes}"])
         for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), 0, group=group)
+            _broadcast(tensor.detach(), group)
         if averaging == "allreduce":
             known = inspect.signature(DistributedDataParallel.__init__).parameters
             # torch 2.13 has renamed it.
             name = "forward_sync_buffers"
             name = name if name in known else "broadcast_buffers"
             options: dict[str, Any] = {name: False, "bucket_cap_mb": max(bucket_bytes, 1) / 2**20}
+            options["init_sync"] = False  # done, and its own knows no expanded buffers
             self._ddp = DistributedDataParallel(model, process_group=group, **options)
             self._ddp.register_comm_hook(None, self._timed_allreduce)
+            self._nodes = _gradient_nodes(self._names)
         else:
             self._averager = OverlappedAverager(
-                model, optimizer, averaging, group, bucket_bytes, timeout_s
+                model, self.optimizer, averaging, group, bucket_bytes, timeout_s
             )
+            self._finish_before_states()
 
-    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _finish_before_states(self) -> None:
+        """Finish before states are read or written: their parameters may be a step old."""
+        finish = Hook(self, "_finish")
+        for module in self.model.modules():
+            self._handles.append(module.register_state_dict_pre_hook(finish))
+            self._handles.append(module.register_load_state_dict_pre_hook(finish))
+        self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
+        self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
+
+    def _finish(self, *_: Any) -> None:
+        self.finish()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the model's parameters."""
+        return self.model.parameters()
+
+    def _check_alike(self, options: list[str]) -> None:
+        """Refuse models and options that are not the same in all processes."""
+        told = options + [
+            f"{name} {tuple(p.shape)}, {p.dtype}, strides {p.stride()}, requires_grad "
+            f"{p.requires_grad}"
+            for p, name in self._names.items()
+        ]
+        told += [f"buffer {name} {tuple(b.shape)}" for name, b in self.model.named_buffers()]
+        digest = hashlib.sha256("\n".join(told).encode()).digest()[:6]  # float64 holds 53 bits
+        if self._extremes(float(int.from_bytes(digest))) is None:
+            return
+        of_all: list[Any] = [None] * self.processes
+        dist.all_gather_object(of_all, told, group=self._group)
+        for rank, other in enumerate(of_all):
+            differing = [pair for pair in zip(told, other, strict=False) if pair[0] != pair[1]]
+            if differing or len(told) != len(other):
+                own, theirs = (differing or [(f"{len(told)} lines", f"{len(other)} lines")])[0]
+                raise ValueError(
+                    f"rank {self.rank} has {own}, rank {rank} {theirs}; make the same model with "
+                    "the same options in every process"
+                )
+
+    def clip_grad_norm(
+        self,
+        max_norm: float | None,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> None:
+        """Clip the norm of the whole mini-batch's gradient, in every step from the next on.
+
+        As `torch.nn.utils.clip_grad_norm_` over all parameters of the model, after averaging (and
+        unscaling), before the update; `grad_norm` is what the norm was. It needs every gradient
+        before the first update, and so gives up that communication hides under the next forward
+        pass, which costs what ``overlap=False`` costs.
+
+        Args:
+            max_norm: Most that the norm may be; None to clip no more.
+            norm_type: p of the p-norm, ``inf`` for the largest element.
+            error_if_nonfinite: Whether a norm that is not finite is a RuntimeError, in all
+                processes, before any update. A `GradScaler` skips such a step instead.
+
+        Raises:
+            ValueError: A number is out of range.
+        """
+        if max_norm is None:
+            self._clip = self.grad_norm = None
+            return
+        if not max_norm > 0 or not norm_type > 0:
+            raise ValueError(
+                f"max_norm is {max_norm} and norm_type {norm_type}; give numbers above 0, or None "
+                "for max_norm"
+            )
+        self._clip = float(max_norm), float(norm_type), error_if_nonfinite
+
+    def step(self, inputs: Any, targets: Any = None, *, weights: Any = None) -> Tensor:
         """Train on one mini-batch and return this process's part of its mean loss.
 
         The mean over processes of what is returned is the mini-batch's mean loss, see `mean`.
 
         Args:
-            inputs: The whole mini-batch, (B, ...), the same in every process.
-            targets: Likewise, (B, ...).
+            inputs: The whole mini-batch, the same in every process: a tensor (B, ...), or any
+                structure of which `repro.measure.batches.read_batch` can find the samples. The
+                model is called with a tuple or list as positional arguments, with a dictionary as
+                keyword arguments, with anything else as one.
+            targets: Likewise, for `loss_fn`; None where that takes the model's output alone.
+            weights: What each sample counts in a loss that is no plain mean over samples, (B,),
+                such as its tokens; torch's own losses need none.
 
         Raises:
             PeerError: Another process was lost.
             ValueError: The mini-batch is empty, has not a target for each input, is another in
-                another process (asked in the first step), or gave a parameter no gradient.
+                another process (asked in the first step), or gave a parameter no gradient; the
+                model, the optimizer or its hooks have changed, see above.
             RuntimeError: `close` was called.
         """
-        if not len(inputs):
-            raise ValueError("the mini-batch is empty; give at least one sample")
+        start = time.perf_counter()
         if self._closed:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
-        if len(targets) != len(inputs):
-            raise ValueError(f"{len(inputs)} inputs but {len(targets)} targets; give one for each")
+        batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
+        self._check_unchanged()
         if self._first:
-            self._check_same(len(inputs))
-        start = time.perf_counter()
+            self._check_same(batch.num_samples)
+        mine = share(batch.num_samples, self.rank, self.processes)
+        count = mine.stop - mine.start
+        pieces = (
+            [(mine.start + a, mine.start + b) for a, b in bounds(count, self.micro_batch or count)]
+            if count
+            else [(0, 0)]
+        )
+        parts: Sequence[float | Tensor] = [1.0]
+        if self.processes > 1 or len(pieces) > 1:
+            parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
+        if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
+            check_hooks(self._names, own=self._averager is not None)
+            if self._to_check:
+                self.finish()
+                self._to_check = not check_loss_adds_up(
+                    self.model, self.loss_fn, batch, weights, self._device, self._precision
+                )
+                start = time.perf_counter()
+        losses = []
         if self._averager is not None:
             self._averager.begin()
-        mine = share(len(inputs), self.rank, self.processes)
-        x, y = inputs[mine], targets[mine]
-        weight = len(x) * self.processes / len(inputs)
-        if not len(x):  # takes part all the same, with a gradient of zero
-            x, y = inputs[:1], targets[:1]
-        size = self.micro_batch or len(x)
-        losses = []
         try:
             self.optimizer.zero_grad(set_to_none=True)
-            pieces = list(zip(x.split(size), y.split(size), strict=True))
-            for number, (a, b) in enumerate(pieces):
-                part = weight * len(a) / len(x)
-                losses.append(self._pass(a, b, part, number == len(pieces) - 1))
+            for number, ((a, b), part) in enumerate(zip(pieces, parts, strict=True)):
+                # Without a share it takes part all the same, with a gradient of zero.
+                piece = batch.slice(a, max(b, 1))
+                last = number == len(pieces) - 1
+                losses.append(self._pass(*piece, part * self.processes, last))
             blocked = time.perf_counter() - self._last_bucket if self._ddp else 0.0
             if self._ddp is not None:
                 self._check_gradients()
             if self._averager is not None:
-                self._averager.step()
-                if not self.overlap:
-                    self._averager.finish()
+                self._averager.end()
+            if self._averager is not None and self._in_parts:
+                self._averager.defer()
+                self._averager.apply_compiled()
             else:
-                self.optimizer.step()
+                self._update()
         except Exception as error:
-            lost = isinstance(error, PeerError) or _is_of_a_peer(error)
+            lost = isinstance(error, PeerError) or is_of_a_peer(error)
             if self._averager is not None and not lost:
                 self._averager.abandon()
             if isinstance(error, PeerError) or not lost:
                 raise
             raise PeerError(lost_peer(len(self.timings) + 1, error)) from error
         timing = self._timing(time.perf_counter() - start, blocked)
-        if x.device.type == "cpu":
+        if self._device.type == "cpu":
             self.timings.append(timing)
         return torch.stack(losses).sum()
 
     def _check_same(self, samples: int) -> None:
         """Refuse mini-batches that differ between processes; asked once, since it takes time."""
-        sizes = torch.tensor([samples, -samples], dtype=torch.float64)
-        sizes = sizes.to(next(self.model.parameters()).device)
-        self._collective(sizes, dist.ReduceOp.MAX)
-        most, least = int(sizes[0]), -int(sizes[1])
-        if most != least:
+        if (extremes := self._extremes(samples)) is not None:
+            least, most = map(int, extremes)
             raise ValueError(
                 f"mini-batches have {least} to {most} samples, {samples} in rank {self.rank}; give "
                 "the whole mini-batch, the same in every process, which takes its own share"
             )
         self._first = False
 
+    def _extremes(self, number: float) -> tuple[float, float] | None:
+        """Return the least and largest of a number over processes, None where all are the same."""
+        both = torch.tensor([number, -number], dtype=torch.float64)
+        both = both.to(self._device)
+        self._collective(both, dist.ReduceOp.MAX)
+        most, least = float(both[0]), -float(both[1])
+        return None if most == least else (least, most)
+
+    @property
+    def _in_parts(self) -> bool:
+        """Whether the optimizer is stepped bucket by bucket."""
+        whole = self._clip is not None or self._scaler is not None or not self.overlap
+        return self.processes > 1 and self.averaging != "allreduce" and not whole
+
+    def _check_unchanged(self) -> None:
+        """Refuse what has changed since this was made, and what would see parts of gradients."""
+        if self.processes == 1:
+            return
+        if any(
+            len(own) != len(known) or any(map(operator.is_not, own.values(), known))
+            for own, known in self._parts
+        ):
+            raise ValueError(
+                "the model has other layers or parameters than when this DataParallel was made, "
+                "which would not be averaged: call close, make the optimizer of them, and another "
+                "DataParallel"
+            )
+        trainable = [p.requires_grad for p in self._names]
+        if trainable != self._trainable:
+            changed = [
+                name
+                for (p, name), was in zip(self._names.items(), self._trainable, strict=True)
+                if p.requires_grad != was
+            ]
+            raise ValueError(
+                f"requires_grad of {', '.join(changed[:5])} has changed since this DataParallel "
+                "was made, which averages the parameters that required a gradient then: call close "
+                "and make another DataParallel after freezing or unfreezing"
+            )
+        types = [(p.dtype, p.device) for p in self._names]
+        # DistributedDataParallel hooks the nodes, which torch makes anew with a parameter's type.
+        known = self._ddp is None or all(
+            map(operator.is_, _gradient_nodes(self._names), self._nodes)
+        )
+        if types != self._types or not known:
+            raise ValueError(
+                "the model's parameters were moved or given another type since this DataParallel "
+                "was made, even if they were taken back: call close, make the optimizer of them, "
+                "and another DataParallel"
+            )
+        if _count(self.optimizer) != self._held:
+            check_optimizer(self.optimizer, self.model)
+            self._held = _count(self.optimizer)
+        if self._in_parts:
+            check_in_parts(self.optimizer)
+
+    def _update(self) -> None:
+        """Make the update of the whole mini-batch at once."""
+        try:
+            if self._averager is not None:
+                self._averager.gather()
+            with without_autocast(self._device.type):
+                self._clip_and_step()
+        finally:
+            if self._averager is not None:
+                self._averager.drop()
+
+    def _clip_and_step(self) -> None:
+        if self._clip is not None:
+            if self._scaler is not None:
+                self._scaler.unscale_(self.optimizer)
+            norm, kind, strict = self._clip
+            self.grad_norm = nn.utils.clip_grad_norm_(
+                self.model.parameters(), norm, kind, strict and self._scaler is None
+            )
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+
     def _check_gradients(self) -> None:
-        lacking = [
-            name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None
-        ]
+        lacking = [name for p, name in self._names.items() if p.requires_grad and p.grad is None]
         if lacking:
             raise ValueError(no_gradient(lacking))
 
-    def _pass(self, inputs: Tensor, targets: Tensor, weight: float, last: bool) -> Tensor:
+    def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
         network = self._ddp or self.model
         with nullcontext() if last or self._ddp is None else self._ddp.no_sync():
-            loss = self.loss_fn(network(inputs), targets) * weight
+            with self._precision():
+                outputs = call_model(network, to_device(inputs, self._device))
+                if targets is None:
+                    loss = self.loss_fn(outputs)
+                else:
+                    loss = self.loss_fn(outputs, to_device(targets, self._device))
+                loss = weighted(loss, part)
             if self._averager is not None:
                 self._averager.check_applied()
                 self._averager.gathering = last
-            loss.backward()
+            scaled = loss if self._scaler is None else self._scaler.scale(loss)
+            with without_autocast(self._device.type):
+                scaled.backward()
         return loss.detach()
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return (
+            torch.autocast(self._device.type, self._autocast) if self._autocast else nullcontext()
+        )
 
     def _timing(self, total_s: float, blocked_s: float) -> StepTiming:
         if self._averager is not None:
@@ -318,8 +539,7 @@ class DataParallel:
         number = torch.as_tensor(value, dtype=torch.float64)
         if self._group is None:
             return float(number)
-        device = next(self.model.parameters()).device
-        number = number.detach().to(device, copy=True)
+        number = number.detach().to(self._device, copy=True)
         self._collective(number)
         return float(number) / self.processes
 
@@ -341,7 +561,8 @@ class DataParallel:
         try:
             dist.all_reduce(tensor, op, group=self._group)
         except RuntimeError as error:
-            raise PeerError(lost_peer(len(self.timings), error)) from error
+            step = len(self.timings) or "making a DataParallel"
+            raise PeerError(lost_peer(step, error)) from error
 
     def close(self) -> None:
         """Finish, and give the model back without hooks, also where finishing fails.
@@ -356,11 +577,41 @@ class DataParallel:
         finally:
             if self._averager is not None:
                 self._averager.close()
+            for handle in self._handles:
+                handle.remove()
             self._averager = self._ddp = None
 
 
-def _is_of_a_peer(error: Exception) -> bool:
-    words = ("gloo", "nccl", "connection", "timed out", "timeout")
-    if not isinstance(error, RuntimeError):
-        return False
-    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
+def _gradient_nodes(parameters: Iterable[Tensor]) -> list[Any]:
+    """Return what accumulates the gradient of each parameter that requires one."""
+    return [get_gradient_edge(p).node for p in parameters if p.requires_grad]
+
+
+def _check_layers(model: nn.Module) -> None:
+    """Refuse layers that change their parameters in the forward pass, by their samples.
+
+    Raises:
+        ValueError: An embedding has a `max_norm`.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(
+                f"the embedding {name or type(module).__name__} has max_norm={module.max_norm}: it "
+                "changes its parameters in the forward pass, in each process those of its own "
+                "samples, so that they would differ; set max_norm to None, and scale rows of "
+                "weight after finish(), in every process"
+            )
+
+
+def _count(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def _broadcast(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """Make a tensor of any layout that of rank 0; gloo knows contiguous memory alone."""
+    # Of an expanded buffer the one element that there is.
+    own = tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())]
+    whole = own.contiguous()
+    dist.broadcast(whole, 0, group=group)
+    if whole.data_ptr() != own.data_ptr():
+        own.copy_(whole)

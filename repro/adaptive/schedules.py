@@ -25,7 +25,7 @@ class FixedBatch(BatchController):
     def __init__(self, batch_size: int, lr: float, **options: Any) -> None:
         super().__init__(batch_size, batch_size, lr, **options)
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
+    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
         return self._batch
 
 
@@ -99,7 +99,7 @@ class ScheduledBatch(BatchController):
         super().__init__(initial_batch, max_batch, lr, growth, lr_exponent=0.0, **options)
         self.every, self.at, self.lr_growth = every, None if at is None else list(at), lr_growth
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
+    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
         due = n % self.every == 0 if self.every else n in (self.at or ())
         if not due or self._batch == self.max_batch:
             return self._batch
@@ -150,7 +150,7 @@ class NoiseScaleBatch(BatchController):
         self._measure = measure
         self.scale: float | None = None
 
-    def _next_batch(self, n: int, before: float | None, theta: float | None) -> int:
+    def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
         scale = float(self._measure())
         if math.isnan(scale):
             raise DivergedError(

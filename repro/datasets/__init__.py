@@ -13,6 +13,7 @@ from repro.datasets.catalogue import NAMES, available, download, load, road_agai
 from repro.datasets.generators import synthetic
 from repro.datasets.image_data import (
     CorruptDatasetError,
+    DataFolderError,
     DatasetError,
     DatasetNotFoundError,
     ImageData,
@@ -27,6 +28,7 @@ __all__ = [
     "NAMES",
     "TIMES",
     "CorruptDatasetError",
+    "DataFolderError",
     "DatasetError",
     "DatasetNotFoundError",
     "EpochTimes",

@@ -14,6 +14,7 @@ from repro.datasets import embedded, generators, phantom, pictures, sources
 from repro.datasets.archives import Decoded, cached, content_hash
 from repro.datasets.image_data import (
     CorruptDatasetError,
+    DataFolderError,
     DatasetError,
     DatasetNotFoundError,
     ImageData,
@@ -67,7 +68,8 @@ def load(
 
     Args:
         name: One of `NAMES`.
-        root: Folder searched first.
+        root: Folder searched first. Where it is missing a download makes it, but what lies in
+            another folder does not silently take its place; the same holds for `$REPRO_DATA`.
         image_size: None keeps the size; an int resizes the short side and cuts the centre; a pair
             (height, width) resizes to exactly that. Masks follow by nearest neighbour. Pictures
             of different sizes (`div2k`, `bsds500`) are turned to lie, and with None cut to the
@@ -81,6 +83,7 @@ def load(
             `phantom.phantom` and `embedded.photos`.
 
     Raises:
+        DataFolderError: `root` or `$REPRO_DATA` is no folder, and the dataset lies in a later one.
         DatasetNotFoundError: The dataset is nowhere and could not be downloaded.
         CorruptDatasetError: Its files are damaged or incomplete.
         DatasetError: The name is unknown, or an option does not fit it.
@@ -105,7 +108,11 @@ def load(
     if name == "digits":
         return embedded.digits(size)
 
-    source = _find(name, root) or _downloaded(name, root, allowed=download)
+    source = _find(name, root)
+    if source is None:
+        source = _downloaded(name, root, allowed=download)
+    elif not source.path.is_relative_to(paths.data_roots(root)[0]):
+        _check_folders(root)
     data = _read(name, source, size, per_class)
     return road_against_rest(data) if binary else data
 
@@ -136,7 +143,16 @@ def road_against_rest(data: ImageData) -> ImageData:
 
 
 def available(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
-    """Return the names that `load` can serve now without a download, and where each lies."""
+    """Return the names that `load` can serve now without a download, and where each lies.
+
+    Raises:
+        DataFolderError: `root` or `$REPRO_DATA` is no folder.
+    """
+    _check_folders(root)
+    return _available(root)
+
+
+def _available(root: str | os.PathLike[str] | None) -> dict[str, str]:
     found = dict(EMBEDDED)
     for name in ON_DISK:
         source = _find(name, root)
@@ -161,7 +177,7 @@ def download(
     report = {}
     for name in [names] if isinstance(names, str) else names:
         _check_name(name)
-        if name in (present := available(root)):
+        if name in (present := _available(root)):
             report[name] = f"present: {present[name]}"
             continue
         try:
@@ -175,6 +191,11 @@ def download(
 def _check_name(name: str) -> None:
     if name not in NAMES:
         raise DatasetError(f"unknown dataset {name!r}: expected one of {', '.join(NAMES)}")
+
+
+def _check_folders(root: str | os.PathLike[str] | None) -> None:
+    if problem := paths.data_problem(root):
+        raise DataFolderError(problem)
 
 
 def _check_options(name: str, options: Mapping[str, Any]) -> None:
@@ -273,6 +294,10 @@ def _read(
     name: str, source: sources.Source, size: int | Size | None, per_class: int | None
 ) -> ImageData:
     key = ""
+    try:
+        paths.cache_dir()
+    except OSError as error:
+        raise DatasetError(f"there is no place for decoded datasets: {error}") from error
 
     def build() -> Decoded:
         return source.decode(size, per_class)

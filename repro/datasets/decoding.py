@@ -1,26 +1,32 @@
 """From encoded images to uint8 tensors."""
 
 import io
-import os
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from repro.datasets.image_data import (
     CorruptDatasetError,
     DatasetError,
     Size,
     Split,
+    check_memory,
     labels_tensor,
 )
 
 Encoded = bytes | Path
+
+# PIL reads some 40 more, and has programs called for some of them, Ghostscript for EPS.
+FORMATS = ("JPEG", "PNG", "PPM", "TIFF", "BMP", "GIF", "WEBP")
 
 THREADED_PIXELS = 100 * 100  # of an encoded image, from which on threads pay
 
@@ -48,16 +54,9 @@ def decode(items: Sequence[Item], size: int | Size | None) -> Split:
         DatasetError: `size` is None and the images differ in size, or they exceed the memory.
     """
     first, _ = _decode_one(items[0], size)
-    needed, there = (
-        len(items) * first.nbytes,
-        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    check_memory(
+        len(items), first.shape, "give a smaller image_size= or, for labelled sets, per_class="
     )
-    if needed > there:
-        raise DatasetError(
-            f"{len(items)} images of {first.shape[1]}x{first.shape[2]} pixels take "
-            f"{needed / 1e9:.0f} GB and this machine has {there / 1e9:.0f} GB of memory: give a "
-            "smaller image_size= or, for labelled sets, per_class="
-        )
     images = np.empty((len(items), *first.shape), np.uint8)
     masks = None
     if items[0].mask is not None:
@@ -77,8 +76,8 @@ def decode(items: Sequence[Item], size: int | Size | None) -> Split:
 
     # PIL decodes without holding the interpreter lock, so that threads suffice; for small images,
     # most of whose time is spent in Python, they only wait for each other.
-    with Image.open(_source(items[0].image)) as opened:
-        small = opened.width * opened.height < THREADED_PIXELS
+    with opened(items[0].name, items[0].image) as image:
+        small = image.width * image.height < THREADED_PIXELS
     with ThreadPoolExecutor(1 if small else None) as pool:
         for _ in map(fill, range(len(items))) if small else pool.map(fill, range(len(items))):
             pass
@@ -102,26 +101,35 @@ def _resize(image: Image.Image, size: int | Size | None, resample: Image.Resampl
         return image
     if isinstance(size, tuple):
         target = (size[1], size[0])
+        _check_pixels(image, target)
         return image if image.size == target else image.resize(target, resample)
     scale = size / min(width, height)
     target = (max(size, round(width * scale)), max(size, round(height * scale)))
+    _check_pixels(image, target)
     if image.size != target:
         image = image.resize(target, resample)
     left, top = (target[0] - size) // 2, (target[1] - size) // 2
     return image.crop((left, top, left + size, top + size))
 
 
+def _check_pixels(image: Image.Image, target: tuple[int, int]) -> None:
+    """Refuse to enlarge an image beyond what may be read as one."""
+    most = Image.MAX_IMAGE_PIXELS
+    if most is not None and target[0] * target[1] > most and target != image.size:
+        raise DatasetError(
+            f"image_size= makes {target[0]}x{target[1]} pixels of an image of {image.width}x"
+            f"{image.height}, more than {most:,} (PIL.Image.MAX_IMAGE_PIXELS): give a smaller one"
+        )
+
+
 def _decode_one(item: Item, size: int | Size | None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return the image, uint8 (3, H, W), and the mask, uint8 (H, W), of one item."""
-    try:
-        with Image.open(_source(item.image)) as opened:
-            image = opened.convert("RGB")
-        mask = None if item.mask is None else _open_mask(item.mask)
-    # PIL raises SyntaxError for some broken PNG files, ValueError and OSError for others.
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise CorruptDatasetError(
-            f"{item.name} cannot be decoded ({error}): provide the dataset again"
-        ) from error
+    with opened(item.name, item.image) as encoded:
+        image = encoded.convert("RGB")
+    mask = None
+    if item.mask is not None:
+        with opened(f"the mask of {item.name}", item.mask) as encoded:
+            mask = _indices(encoded)
     pixels = resized_pixels(image, size)
     if mask is None:
         return pixels, None
@@ -133,29 +141,57 @@ def _decode_one(item: Item, size: int | Size | None) -> tuple[np.ndarray, np.nda
     return pixels, np.asarray(_resize(mask, size, Image.Resampling.NEAREST))
 
 
-def open_picture(name: str, encoded: Encoded) -> Image.Image:
-    """Open an image whose pixels are not decoded yet.
+_opening = threading.Lock()
+
+
+@contextmanager
+def opened(name: str, encoded: Encoded) -> Iterator[Image.Image]:
+    """Open an image of one of `FORMATS`; to be decoded inside the block.
+
+    One of more pixels than `PIL.Image.MAX_IMAGE_PIXELS` (89 million, unless it is set to another
+    number) is refused before it is decoded.
+
+    Args:
+        name: What an error calls it.
+        encoded: Its content, or its file.
 
     Raises:
-        CorruptDatasetError: It is no image.
+        CorruptDatasetError: It is no such image, is damaged or too large.
     """
+    source: Any = io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
+    if isinstance(encoded, Path) and not encoded.is_file():  # a pipe would be waited for
+        raise CorruptDatasetError(f"{name} is no file: remove it, or provide the dataset again")
     try:
-        return Image.open(_source(encoded))
-    except (OSError, SyntaxError, ValueError) as error:
+        # PIL warns from its limit on and raises from twice that on. Filters are the process's.
+        with _opening, warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(source, formats=FORMATS)
+        with image:
+            yield image
+    except DatasetError:
+        raise
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise CorruptDatasetError(
-            f"{name} cannot be decoded ({error}): provide the dataset again"
+            f"{name} has more than {Image.MAX_IMAGE_PIXELS:,} pixels, which would fill the memory: "
+            "take it out, or raise PIL.Image.MAX_IMAGE_PIXELS"
+        ) from error
+    except UnidentifiedImageError as error:
+        raise CorruptDatasetError(
+            f"{name} cannot be decoded (it is none of {', '.join(FORMATS)}): provide the dataset "
+            "again"
+        ) from error
+    # Of damaged files, decoders raise almost anything: SyntaxError, struct.error, MemoryError.
+    except Exception as error:
+        reason = str(error) or type(error).__name__
+        raise CorruptDatasetError(
+            f"{name} cannot be decoded ({reason}): provide the dataset again"
         ) from error
 
 
-def _source(encoded: Encoded) -> Any:
-    return io.BytesIO(encoded) if isinstance(encoded, bytes) else encoded
-
-
-def _open_mask(encoded: Encoded) -> Image.Image:
-    """Open a mask as class indices: a GIF is black and white, all else holds the index itself."""
-    with Image.open(_source(encoded)) as opened:
-        if opened.format == "GIF":
-            return opened.convert("L").point(lambda value: int(value > 127))
-        if opened.mode not in ("1", "L", "P"):
-            raise ValueError(f"a mask holds one class index per pixel, this is {opened.mode}")
-        return Image.fromarray(np.asarray(opened, dtype=np.uint8))
+def _indices(mask: Image.Image) -> Image.Image:
+    """Return a mask as class indices: a GIF is black and white, all else holds the index itself."""
+    if mask.format == "GIF":
+        return mask.convert("L").point(lambda value: int(value > 127))
+    if mask.mode not in ("1", "L", "P"):
+        raise ValueError(f"a mask holds one class index per pixel, this is {mask.mode}")
+    return Image.fromarray(np.asarray(mask, dtype=np.uint8))

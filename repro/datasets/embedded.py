@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from PIL import Image
 
-from repro.datasets.decoding import resized_pixels
+from repro.datasets.decoding import opened, resized_pixels
 from repro.datasets.image_data import (
     DatasetError,
     ImageData,
     Size,
     Split,
     as_pair,
+    check_memory,
     digest,
     labels_tensor,
     tensor_digest,
@@ -106,6 +107,8 @@ def photos(
             f"image_size={height}x{width}: patches that lie in the test region of every photograph "
             f"are at most {largest[0]}x{largest[1]}; give a smaller size"
         )
+    count = len(photographs) * (train_per_class + test_per_class)
+    check_memory(count, (4, height, width), "give fewer of them")  # three colours and a mask
     random = np.random.Generator(np.random.PCG64(seed))
     splits = []
     for count, right in ((train_per_class, False), (test_per_class, True)):
@@ -158,7 +161,7 @@ def _photograph(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return a photograph, uint8 (H, W, 3), and its Otsu foreground, uint8 (H, W)."""
     from skimage.filters import threshold_otsu
 
-    with Image.open(path) as opened:
-        colour = opened.convert("RGB")
+    with opened(str(path), path) as encoded:
+        colour = encoded.convert("RGB")
     luminance = np.asarray(colour.convert("L"))
     return np.asarray(colour), (luminance > threshold_otsu(luminance)).astype(np.uint8)

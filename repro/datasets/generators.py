@@ -11,6 +11,7 @@ from repro.datasets.image_data import (
     Size,
     Split,
     as_pair,
+    check_memory,
     check_size,
     tensor_digest,
 )
@@ -64,6 +65,7 @@ def synthetic(
     if masks and num_classes > 255:
         raise DatasetError(f"num_classes={num_classes}: masks are uint8, expected at most 255")
     height, width = as_pair(size)
+    check_memory(train + test, (channels, height, width), "give fewer or smaller ones")
     patterns = _upsample(
         _generator(seed, 0).integers(0, 256, (num_classes, channels, COARSE, COARSE)),
         height,

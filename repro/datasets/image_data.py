@@ -1,8 +1,10 @@
 """What every dataset is once loaded, and what can go wrong on the way there."""
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -19,6 +21,10 @@ class DatasetError(ValueError):
 
 class DatasetNotFoundError(DatasetError):
     """A known dataset lies in none of the folders searched and could not be downloaded."""
+
+
+class DataFolderError(DatasetError):
+    """A folder for datasets was given, as an argument or as `$REPRO_DATA`, and is none."""
 
 
 class CorruptDatasetError(DatasetError):
@@ -101,7 +107,8 @@ class ImageData:
 def digest(parts: Iterable[object]) -> str:
     """Return 64 hexadecimal digits that depend on the text of every part and on their order."""
     joined = "\x1f".join(str(part) for part in parts)
-    return hashlib.sha256(joined.encode()).hexdigest()
+    # The name of a file need not be UTF-8.
+    return hashlib.sha256(joined.encode(errors="surrogateescape")).hexdigest()
 
 
 def tensor_digest(*splits: Split) -> str:
@@ -112,6 +119,38 @@ def tensor_digest(*splits: Split) -> str:
             sha.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             sha.update(tensor.contiguous().numpy().data)
     return sha.hexdigest()
+
+
+def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
+    """Refuse images that this machine's memory does not hold, a container's limit included.
+
+    Args:
+        count: Number of images.
+        shape: Channels, height, width of one, a byte each.
+        advice: What to do about it.
+
+    Raises:
+        DatasetError: They take more than there is.
+    """
+    needed = count
+    for side in shape:
+        needed *= side
+    if needed > (there := memory_bytes()):
+        size = "x".join(map(str, shape[-2:]))
+        raise DatasetError(
+            f"{count} images of {size} pixels take {needed / 1e9:,.0f} GB and this machine has "
+            f"{there / 1e9:,.0f} GB of memory: {advice}"
+        )
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or of the container if that is less."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
+    except OSError:
+        return there
+    return min(there, int(limit)) if limit.isdigit() else there
 
 
 def check_size(image_size: int | Size | None) -> int | Size | None:

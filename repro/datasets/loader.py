@@ -5,6 +5,7 @@ view of all windows: row s of the view is the window that begins at element s of
 that each row is copied as a block. Pixels stay uint8 until the last step, a quarter of the bytes.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from repro.datasets.image_data import Size
+from repro.measure.checks import is_whole
 
 Batch = tuple[Tensor, Tensor]
 
@@ -41,7 +43,7 @@ class TensorLoader:
         padding_mode: Pad with zeros (masks: with `mask_fill`) or by reflection.
         flip: Mirror left and right with probability one half.
         resolution: Side or (height, width) in pixels of the batches, resized bilinearly with
-            antialiasing; None is the size of the crop.
+            antialiasing; a side is for square crops alone. None is the size of the crop.
         mean: Mean of every channel, of pixels scaled to [0, 1]; by default that of `images`.
         std: Standard deviation of every channel, likewise.
         drop_last: Leave out the last, smaller batch.
@@ -149,9 +151,17 @@ class TensorLoader:
         """Set the side or (height, width) of the batches from the next iteration on.
 
         Raises:
-            ValueError: It is no positive int, no pair of them and not None (the crop's size).
+            ValueError: It is no positive int, no pair of them and not None (the crop's size), or an
+                int for crops that are no squares.
         """
-        self.resolution = _pair("resolution", resolution) or self.crop_size
+        size = _pair("resolution", resolution) or self.crop_size
+        height, width = self.crop_size
+        if height != width and resolution is not None and not isinstance(resolution, tuple | list):
+            raise ValueError(
+                f"resolution={resolution} would squash crops of {height}x{width} pixels to a "
+                "square: give a pair (height, width)"
+            )
+        self.resolution = size
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration epoch `epoch`, at least 0; the ones after it count on.
@@ -296,9 +306,9 @@ def _check_data(images: Tensor, targets: Tensor) -> None:
 
 def _integer(name: str, value: int, least: int, most: int | None = None) -> int:
     allowed = f"at least {least}" if most is None else f"{least} to {most}"
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    if not is_whole(value):
         raise ValueError(f"{name}={value!r}: expected an int, {allowed}")
-    if value < least or (most is not None and value > most):
+    if not is_whole(value, least, most):
         raise ValueError(f"{name}={value}: expected {allowed}")
     return int(value)
 
@@ -318,4 +328,7 @@ def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[flo
             f"{name}={tuple(values)} has {len(values)} values: expected one for each of the "
             f"{channels} channels"
         )
-    return tuple(float(value) for value in values)
+    found = tuple(float(value) for value in values)
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"{name}={found}: expected finite values")
+    return found

@@ -17,6 +17,7 @@ from repro.datasets.image_data import (
     Size,
     Split,
     as_pair,
+    check_memory,
     check_size,
     digest,
 )
@@ -103,6 +104,7 @@ def phantom(
         if not is_whole(value, least):
             raise DatasetError(f"{name}={value!r}: expected an int, at least {least}")
     height, width = as_pair(check_size(256 if image_size is None else image_size) or 256)
+    check_memory(train + test, (1, height, width), "give fewer or smaller ones")
 
     def make(stream: int, count: int) -> Split:
         images = np.empty((count, 1, height, width), np.uint8)

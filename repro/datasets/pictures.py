@@ -8,14 +8,32 @@ import numpy as np
 import torch
 from PIL import Image
 
-from repro.datasets.archives import Decoded, read_archive, read_folder
-from repro.datasets.decoding import Encoded, open_picture, resized_pixels
-from repro.datasets.image_data import CorruptDatasetError, Size, Split
+from repro.datasets.archives import Decoded, archive_at, file_sha256, read_archive, read_folder
+from repro.datasets.decoding import Encoded, opened, resized_pixels
+from repro.datasets.image_data import (
+    CorruptDatasetError,
+    Size,
+    Split,
+    check_memory,
+)
 from repro.datasets.sources import Source
+from repro.measure.files import scratch
 
 NAMES = ("div2k", "bsds500")
 DIV2K = {"train": "DIV2K_train_HR", "test": "DIV2K_valid_HR"}
-_URL = "http://data.vision.ee.ethz.ch/cvl/DIV2K/"
+_URL = "https://data.vision.ee.ethz.ch/cvl/DIV2K/"
+# Bytes and SHA-256 of the archives. Its authors publish none; these are TensorFlow Datasets'
+# (url_checksums/div2k.txt), which checks every download by them.
+_ARCHIVES = {
+    "DIV2K_train_HR": (
+        3_530_603_713,
+        "9d0b9c463f6e35b6c62cc6a930ee2224f670b34c1df841a57670f9acf0f6c335",
+    ),
+    "DIV2K_valid_HR": (
+        448_993_893,
+        "20dd31fd84d777bc1cf5d6b7654a3f569c0aec74458ae094122ad1d0489900fc",
+    ),
+}
 
 
 def find(name: str, root: Path) -> Source | None:
@@ -24,7 +42,7 @@ def find(name: str, root: Path) -> Source | None:
         if all((folder / part).is_dir() for part in DIV2K.values()):
             return _source(name, "folders " + " and ".join(DIV2K.values()), folder)
     archive, folder = root / f"{name}.tar.xz", root / name
-    if archive.is_file():
+    if archive_at(archive):
         return _source(name, f"archive {archive.name}", archive)
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         return _source(name, f"folder {name}", folder)
@@ -43,13 +61,29 @@ def download_url(name: str) -> str | None:
 
 
 def fetch(name: str, root: Path) -> None:
-    """Download and unpack the archives of DIV2K into `root`; raises what torchvision raises."""
+    """Download DIV2K's archives, check them, and unpack them into `root`, each whole or not at all.
+
+    Raises:
+        RuntimeError: What came is not what is expected.
+        OSError: The network or the disk failed, or something else that torchvision raises.
+    """
     from repro._torchvision import torchvision
 
-    for part in DIV2K.values():
-        torchvision.datasets.utils.download_and_extract_archive(
-            f"{_URL}{part}.zip", str(root), remove_finished=True
-        )
+    for part, (size, expected) in _ARCHIVES.items():
+        if (root / part).exists():
+            continue
+        with scratch(root / part) as folder:
+            archive = folder / f"{part}.zip"
+            torchvision.datasets.utils.download_url(f"{_URL}{archive.name}", str(folder))
+            found = file_sha256(archive)
+            if found != expected:
+                came = archive.stat().st_size
+                raise RuntimeError(
+                    f"{archive.name} came as {came:,} bytes with SHA-256 {found}, expected are "
+                    f"{size:,} bytes with {expected}; nothing was kept, try again"
+                )
+            torchvision.datasets.utils.extract_archive(str(archive), str(folder))
+            (folder / part).rename(root / part)
 
 
 def _source(name: str, layout: str, path: Path) -> Source:
@@ -92,7 +126,7 @@ def _common_size(items: Sequence[tuple[str, Encoded]]) -> Size:
     """Return height and width of the largest picture, lying, that can be cut from all."""
     sizes = []
     for name, content in items:
-        with open_picture(name, content) as picture:
+        with opened(name, content) as picture:
             sizes.append((min(picture.size), max(picture.size)))
     return min(height for height, _ in sizes), min(width for _, width in sizes)
 
@@ -102,17 +136,14 @@ def _decode(
 ) -> torch.Tensor:
     images: list[np.ndarray[Any, Any]] = []
     for name, content in members.items():
-        with open_picture(name, content) as opened:
-            try:
-                picture = opened.convert("RGB")
-            except (OSError, SyntaxError, ValueError) as error:
-                raise CorruptDatasetError(
-                    f"{name} cannot be decoded ({error}): provide the dataset again"
-                ) from error
+        with opened(name, content) as encoded:
+            picture = encoded.convert("RGB")
         if picture.height > picture.width:  # all pictures lie, so that they fit one tensor
             picture = picture.transpose(Image.Transpose.ROTATE_90)
         if shape is not None:
             top, left = (picture.height - shape[0]) // 2, (picture.width - shape[1]) // 2
             picture = picture.crop((left, top, left + shape[1], top + shape[0]))
         images.append(resized_pixels(picture, size))
+        if len(images) == 1:
+            check_memory(len(members), images[0].shape, "give a smaller image_size=")
     return torch.from_numpy(np.stack(images))

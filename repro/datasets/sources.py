@@ -12,6 +12,7 @@ from PIL import Image
 
 from repro.datasets.archives import (
     Decoded,
+    archive_at,
     first_of_each_class,
     labelled_items,
     masked_items,
@@ -74,7 +75,7 @@ def looked_for(name: str) -> list[str]:
 
 def _archive(name: str, root: Path) -> Source | None:
     archive, folder = root / f"{name}.tar.xz", root / name
-    if archive.is_file():
+    if archive_at(archive):
         return _folders_source(name, archive)
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         return _folders_source(name, folder)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from repro import paths
 from repro.datasets.image_data import CorruptDatasetError, DatasetNotFoundError, digest
+from repro.measure.files import regular
 
 TIMES = "dualbatch_times"
 _FILES = {"PyTorch": "gtx1080_pytorch.npy", "TensorFlow": "gtx1080_tensorflow.npy"}
@@ -67,8 +68,11 @@ def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
     seconds = {}
     for framework, name in _FILES.items():
         try:
-            values = np.load(folder / name).astype(np.float64)
-        except (OSError, ValueError, EOFError) as error:
+            loaded = np.load(regular(folder / name))
+            if not isinstance(loaded, np.ndarray) or loaded.dtype.kind not in "fiu":
+                raise ValueError("it holds no array of numbers")
+            values = loaded.astype(np.float64)
+        except (OSError, ValueError, EOFError, MemoryError) as error:
             raise CorruptDatasetError(f"{folder / name} cannot be read ({error})") from error
         values = np.trim_zeros(values, "b")  # the last entry is empty
         if values.ndim != 1 or len(values) < 2 or not (np.isfinite(values) & (values > 0)).all():

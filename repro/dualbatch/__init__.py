@@ -18,6 +18,7 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning fo
 Distributed Training".
 """
 
+from repro.dualbatch.checks import NonFiniteError
 from repro.dualbatch.engines import EpochResult
 from repro.dualbatch.plan import FACTORS, DualBatchPlan, InfeasiblePlan, largest_k
 from repro.dualbatch.progressive import (
@@ -42,6 +43,7 @@ __all__ = [
     "EpochResult",
     "EpochSetting",
     "InfeasiblePlan",
+    "NonFiniteError",
     "ParameterServer",
     "Pull",
     "Recipe",

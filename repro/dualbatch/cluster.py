@@ -25,9 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from repro.dualbatch import own_cluster
 from repro.dualbatch.actors import ServerActor, WorkerActor, checkpoint, to_tensors
+from repro.dualbatch.checks import is_number, whole
 from repro.dualbatch.engines import EpochResult, Job, first_line, load_own_checkpoint
 from repro.dualbatch.server import Commit
+from repro.dualbatch.unsaved import UnsavedBuffers
 from repro.dualbatch.worker import Batches, Share
 from repro.measure import save_checkpoint
 
@@ -47,15 +50,18 @@ class RayEngine:
 
     Args:
         job: What to do; its recipe has to be picklable.
-        address: Of a running cluster (``auto`` finds this machine's); None starts one here, for
-            the time of the run.
-        cpus_per_worker: Cores for each worker.
-        gpus_per_worker: GPUs for each worker; workers may share one, such as with 0.25. None: for
-            a recipe on CUDA all that there are, at most one each; else none.
+        address: Of a running cluster (``auto`` finds this machine's), which has to guard itself;
+            None starts one here, for the time of the run, which listens on the loopback interface
+            alone and asks for a token that only the run knows.
+        cpus_per_worker: Cores for each worker, above 0.
+        gpus_per_worker: GPUs for each worker; workers may share one, such as with 0.25; above 1 a
+            whole number. None: for a recipe on CUDA all that there are, at most one each; else
+            none.
         worker_restarts: How many times each worker is replaced before the run ends.
         server_restarts: How many times the server is started again.
 
     Raises:
+        ValueError: An argument is out of range.
         ClusterError: Ray is not installed, the cluster cannot be reached or is too small.
     """
 
@@ -68,11 +74,21 @@ class RayEngine:
         worker_restarts: int = 3,
         server_restarts: int = 3,
     ) -> None:
+        if address is not None and not (isinstance(address, str) and address):
+            raise ValueError(f"address is {address!r}; give HOST:PORT, 'auto', or None")
+        if not is_number(cpus_per_worker) or cpus_per_worker <= 0:
+            raise ValueError(f"cpus_per_worker is {cpus_per_worker!r}; give a number above 0")
+        gpus = 0.0 if gpus_per_worker is None else gpus_per_worker
+        if not is_number(gpus) or gpus < 0 or (gpus > 1 and gpus % 1):
+            raise ValueError(
+                f"gpus_per_worker is {gpus_per_worker!r}; give 0 to 1, a whole number, or None"
+            )
         self.job, self.address = job, address
         self._cpus, self._gpus = cpus_per_worker, gpus_per_worker
         if gpus_per_worker is None and torch.device(job.recipe.device).type != "cuda":
             self._gpus = 0.0
-        self._worker_restarts, self._server_restarts = worker_restarts, server_restarts
+        self._worker_restarts = whole("worker_restarts", worker_restarts, 0)
+        self._server_restarts = whole("server_restarts", server_restarts, 0)
         self.state: dict[str, Tensor] = {}
         self.history: list[EpochResult] = []
         self.log: list[Commit] = []
@@ -82,6 +98,8 @@ class RayEngine:
 
         Raises:
             ClusterError: The server or a worker died too often, or the cluster is gone.
+            NonFiniteError: A worker's loss or weights became infinite or NaN; all others are ended.
+            ValueError: The data function does not give what its shares ask for.
         """
         job = self.job
         recipe = job.recipe
@@ -144,7 +162,7 @@ class RayEngine:
             waiting[number] = actors[number].is_up.remote(), time.monotonic()
             running[actors[number].run.remote(number, shared, server)] = number
 
-        unanswered = 0
+        unanswered, unsaved = 0, UnsavedBuffers(model)
         try:
             known = ray.get(server.status.remote())["history"]
             self.history = [EpochResult(**entry) for entry in known]
@@ -185,6 +203,7 @@ class RayEngine:
                 if epoch > len(job.schedule):
                     return
                 model.load_state_dict(self.state)
+                unsaved.restore()
                 # The metrics of a later state would not be this epoch's.
                 told = self.job if exact else replace(self.job, evaluate=None)
                 result = told.end_epoch(model, self.log, epoch, float("nan"), wall_s)
@@ -198,7 +217,10 @@ class RayEngine:
                 epoch += 1
                 waited = server.wait_epoch.remote(epoch)
         except exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from error
+            cause: Any = error
+            while isinstance(cause, exceptions.RayTaskError):  # of a worker that asks the server
+                cause = cause.cause
+            raise cause if isinstance(cause, Exception) else error from error
         except exceptions.RayError as error:
             raise ClusterError(
                 f"the parameter server or its cluster is gone ({first_line(error)}); {_GO_ON}"
@@ -236,8 +258,7 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    token = (Path.home() / ".ray" / "auth_token").is_file()
-    if token and address is not None and "ray" not in sys.modules:
+    if address is not None and "ray" not in sys.modules and _has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # as Ray does for "auto" alone
     try:
         import ray
@@ -246,32 +267,12 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
             "ray is not installed: pip install 'repro[cluster]', or take engine='local'"
         ) from error
     own = not ray.is_initialized()
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    try:
-        if own and address is None:
-            free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 2**31
-            memory = int(min(0.8 * free, 2**28 + 32 * state_bytes))
-            cpus, gpus = int(np.ceil(needed["CPU"])), int(np.ceil(needed["GPU"]))
-            ray.init(
-                address="local",
-                num_cpus=max(1, cpus),
-                num_gpus=gpus or None,
-                include_dashboard=False,
-                object_store_memory=max(memory, 80 * 2**20),
-                **quiet,
-            )
-        elif own:
-            host, colon, port = str(address).rpartition(":")
-            if colon and "://" not in str(address):  # Ray itself asks on for many minutes
-                socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-            ray.init(address=address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise ClusterError(
-            f"no Ray cluster at address {address!r} ({first_line(error)}); start one with "
-            "'ray start --head', or leave the address out; one that asks for a token needs "
-            "RAY_AUTH_MODE=token in the environment"
-        ) from error
-    try:
+    with contextlib.ExitStack() as stack:
+        if own:
+            if address is None:
+                stack.enter_context(own_cluster.guarded())
+            stack.callback(ray.shutdown)
+            _connect(ray, address, needed, state_bytes)
         there = ray.cluster_resources()
         for kind, amount in needed.items():
             if there.get(kind, 0) < amount:
@@ -280,9 +281,47 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
                     "add machines, or lower cpus_per_worker or gpus_per_worker"
                 )
         yield ray
-    finally:
-        if own:
-            ray.shutdown()
+
+
+def _connect(ray: Any, address: str | None, needed: Mapping[str, float], state_bytes: int) -> None:
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address is None:
+            own_cluster.check_loopback()
+            free = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 2**31
+            memory = int(min(0.8 * free, 2**28 + 32 * state_bytes))
+            cpus, gpus = int(np.ceil(needed["CPU"])), int(np.ceil(needed["GPU"]))
+            own_cluster.start(
+                ray,
+                num_cpus=max(1, cpus),
+                num_gpus=gpus or None,
+                object_store_memory=max(memory, 80 * 2**20),
+                **quiet,
+            )
+            return
+        host, colon, port = address.rpartition(":")
+        if colon and "://" not in address:  # Ray itself asks on for many minutes
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        ray.init(address=address, **quiet)
+    except (ray.exceptions.RayError, ValueError, RuntimeError, OSError) as error:
+        if address is None:
+            raise ClusterError(
+                f"Ray does not start on this machine ({first_line(error)}); it needs the loopback "
+                "interface and a folder to write to (RAY_TMPDIR, else /tmp); engine='local' needs "
+                "neither"
+            ) from error
+        raise ClusterError(
+            f"no Ray cluster at address {address!r} ({first_line(error)}); start one with "
+            "'ray start --head', or leave the address out; one that asks for a token needs "
+            "RAY_AUTH_MODE=token in the environment"
+        ) from error
+
+
+def _has_token() -> bool:
+    try:
+        return (Path.home() / ".ray" / "auth_token").is_file()
+    except (OSError, RuntimeError):  # a home that may not be read, or none
+        return False
 
 
 def _answers(ray: Any) -> bool:

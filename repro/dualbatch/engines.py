@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from repro.dualbatch.checks import not_finite
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
-from repro.dualbatch.server import Commit, ParameterServer
+from repro.dualbatch.server import Commit, ParameterServer, states_of
 from repro.dualbatch.worker import Data, Recipe, Worker
 from repro.measure import (
     CheckpointError,
@@ -121,6 +122,8 @@ class Job:
             "sync": (server.sync, server.staleness),
             "merge": server.merge,
         }
+        if recipe.aspect is not None:  # else images are squares, or stay as they are
+            parts["aspect"] = recipe.aspect
         return {name: repr(part) for name, part in parts.items()}
 
 
@@ -162,7 +165,12 @@ class LocalEngine:
             self._resume(job.checkpoint)
 
     def run(self) -> None:
-        """Train to the end of the schedule."""
+        """Train to the end of the schedule.
+
+        Raises:
+            NonFiniteError: A worker's loss or weights became infinite or NaN.
+            ValueError: The data function does not give what its shares ask for.
+        """
         job, server, n = self.job, self.server, self.job.plan.n
         start = time.perf_counter() - self.wall_s
         while len(self.history) < len(job.schedule):
@@ -180,7 +188,7 @@ class LocalEngine:
             self.wall_s = time.perf_counter() - start
             paused = time.perf_counter()
             epoch, model = len(self.history) + 1, self.worker.model
-            model.load_state_dict(server.state)
+            self.worker.load(server.state)
             result = job.end_epoch(model, server.log, epoch, self.now_s, self.wall_s)
             self.history.append(result)
             if job.checkpoint is not None:
@@ -274,7 +282,7 @@ def load_own_checkpoint(
     """Read a checkpoint of this training.
 
     Raises:
-        CheckpointError: It cannot be read, or is of another training.
+        CheckpointError: It cannot be read, is of another training, or of one that diverged.
     """
     try:
         content = load_checkpoint(path, device)
@@ -290,6 +298,12 @@ def load_own_checkpoint(
             f"checkpoint {path} is of another training: {', '.join(other)} differ; give the same, "
             "another file, or move this one away to start anew"
         )
+    for state in states_of(content["server"]):
+        if (name := not_finite(state)) is not None:
+            raise CheckpointError(
+                f"checkpoint {path} has a {name!r} that is not finite: its training had diverged; "
+                "move it away to start anew, with a lower learning rate"
+            )
     return content
 
 

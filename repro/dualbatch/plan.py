@@ -8,9 +8,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from numbers import Real
+from typing import Any, Literal
 
+from repro.dualbatch.checks import instance, is_number, plain, whole
 from repro.measure import TimeModel
+from repro.measure.checks import is_whole
 
 Rounding = Literal["nearest", "floor"]
 Kind = Literal["small", "large"]
@@ -58,6 +61,9 @@ class DualBatchPlan:
         large_samples: d_L, the same for each large-batch worker; 0 where there is none.
         update_factor: d_S / d_L, the model-update factor of small-batch workers (section 3.4); that
             of large-batch workers is 1, and so is this one where there is one kind alone.
+
+    Raises:
+        ValueError: A count is no whole number, or too small for the workers that there are.
     """
 
     time_model: TimeModel
@@ -70,6 +76,24 @@ class DualBatchPlan:
     small_samples: int
     large_samples: int
     update_factor: float
+
+    def __post_init__(self) -> None:
+        instance("time_model", self.time_model, TimeModel)
+        names = ("n_small", "n_large", "large_batch", "samples")
+        for name, count in zip(names, _counts(*(getattr(self, n) for n in names)), strict=True):
+            self._set(name, count)
+        if self.small_batch is not None or self.n_small:
+            self._set("small_batch", whole("small_batch", self.small_batch, 1))
+        for name, workers in (("small_samples", self.n_small), ("large_samples", self.n_large)):
+            self._set(name, whole(name, getattr(self, name), 1 if workers else 0))
+        for name in ("k", "update_factor"):
+            value = getattr(self, name)
+            if not is_number(value) or value <= 0:
+                raise ValueError(f"{name} is {value!r}; give a finite number above 0")
+            self._set(name, plain(value))
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)  # of a frozen instance, while it is made
 
     @classmethod
     def solve(
@@ -101,8 +125,18 @@ class DualBatchPlan:
             InfeasiblePlan: No small batch exists; the message has the feasible range of k.
             ValueError: An argument is out of range.
         """
+        instance("time_model", time_model, TimeModel)
+        n_small, n_large, large_batch, samples = _counts(n_small, n_large, large_batch, samples)
         n = n_small + n_large
-        _check(n_small, n_large, large_batch, samples, rounding)
+        if n_small and large_batch < 2:
+            raise ValueError(
+                f"large_batch is {large_batch}; give at least 1, and 2 where a smaller batch is "
+                "wanted"
+            )
+        if samples < n:
+            raise ValueError(f"samples is {samples}; give one for each of {n} workers")
+        if rounding not in ("nearest", "floor"):
+            raise ValueError(f"rounding is {rounding!r}; choose 'nearest' or 'floor'")
         down = math.floor if rounding == "floor" else _nearest
         if n_small == 0:
             share = down(Fraction(samples, n))
@@ -115,6 +149,12 @@ class DualBatchPlan:
                 "repeats, or fit with relative=True"
             )
         k_max = largest_k(time_model, n_small, n_large, large_batch)
+        if not isinstance(k, Real) or isinstance(k, bool):
+            raise ValueError(f"k is {k!r}; give a number above 1 and at most {k_max:.6g}")
+        try:
+            k = float(k)
+        except OverflowError:  # an int beyond the floats
+            k = math.inf
         if not math.isfinite(k) or k <= 1:
             raise InfeasiblePlan(
                 k, k_max, n_small, n_large, "a smaller batch has no extra time to take"
@@ -122,7 +162,7 @@ class DualBatchPlan:
         if k > k_max * (1 + 1e-12):
             raise InfeasiblePlan(k, k_max, n_small, n_large, "B_S would be below one sample")
         # In fractions: in floating point 1.15 · 50,000 / 4 is below 14,375.
-        large_samples = down(Fraction(repr(float(k))) * samples / n)  # equation 4
+        large_samples = down(Fraction(repr(k)) * samples / n)  # equation 4
         small_samples = down(Fraction(samples - n_large * large_samples, n_small))  # equation 6
         per_sample = a + b / large_batch
         if small_samples < 1 or small_samples >= large_samples:
@@ -169,7 +209,13 @@ class DualBatchPlan:
         return found
 
     def share_of(self, kind: Kind) -> int:
-        """Return the samples of an epoch for a worker of a kind."""
+        """Return the samples of an epoch for a worker of a kind; 0 where there is none.
+
+        Raises:
+            ValueError: There is no such kind.
+        """
+        if kind not in ("small", "large"):
+            raise ValueError(f"kind is {kind!r}; choose 'small' or 'large'")
         return self.small_samples if kind == "small" else self.large_samples
 
     def factor_of(self, kind: Kind, scheme: str = "linear") -> float:
@@ -203,7 +249,12 @@ def largest_k(time_model: TimeModel, n_small: int, n_large: int, large_batch: in
 
     B_S = 1 asks for d_L / d_S = (a + b) / (a + b / B_L), and equations 4 and 6 give d_L / d_S as
     k n_S / (n - n_L k).
+
+    Raises:
+        ValueError: A count is no whole number, or there is no worker.
     """
+    instance("time_model", time_model, TimeModel)
+    n_small, n_large, large_batch, _ = _counts(n_small, n_large, large_batch, 1)
     a, b = time_model.a, time_model.b
     ratio = (a + b) / (a + b / large_batch)
     return ratio * (n_small + n_large) / (n_small + n_large * ratio)
@@ -213,16 +264,16 @@ def _nearest(value: float | Fraction) -> int:
     return math.floor(value + Fraction(1, 2))
 
 
-def _check(n_small: int, n_large: int, large_batch: int, samples: int, rounding: str) -> None:
-    if n_small < 0 or n_large < 0 or n_small + n_large < 1:
+def _counts(n_small: Any, n_large: Any, large_batch: Any, samples: Any) -> tuple[int, ...]:
+    """Return counts as ints: numpy's narrow ones would overflow where they are multiplied."""
+    if not (is_whole(n_small, 0) and is_whole(n_large, 0)) or not (n_small or n_large):
         raise ValueError(
-            f"n_small is {n_small} and n_large {n_large}; give at least 0 each, one worker in all"
+            f"n_small is {n_small!r} and n_large {n_large!r}; give at least 0 each, in whole "
+            "numbers, and one worker in all"
         )
-    if large_batch < 1 or (n_small and large_batch < 2):
+    if not is_whole(large_batch, 1):
         raise ValueError(
-            f"large_batch is {large_batch}; give at least 1, and 2 where a smaller batch is wanted"
+            f"large_batch is {large_batch!r}; give at least 1, and 2 where a smaller batch is "
+            "wanted, a whole number"
         )
-    if samples < n_small + n_large:
-        raise ValueError(f"samples is {samples}; give one for each of {n_small + n_large} workers")
-    if rounding not in ("nearest", "floor"):
-        raise ValueError(f"rounding is {rounding!r}; choose 'nearest' or 'floor'")
+    return int(n_small), int(n_large), int(large_batch), whole("samples", samples, 1)

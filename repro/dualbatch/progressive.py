@@ -6,12 +6,15 @@ Tables 1, 7, 9.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from torch import nn
 
+from repro.dualbatch.checks import instance, is_number, plain
 from repro.dualbatch.plan import DualBatchPlan
+from repro.measure.checks import is_whole
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class SubStage:
     """A part of every stage.
 
     Attributes:
-        resolution: Side of the images in pixels; None leaves them as they are.
+        resolution: Side of the images in pixels, of their short side where they are no squares
+            (`train_dual_batch` wants to be told what to do with those); None leaves them as they
+            are.
         dropout: Rate that all dropout layers of the model are set to; None leaves them.
         plan: Batch sizes and shares at this resolution; None takes those of the training.
     """
@@ -95,9 +100,11 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
         warmup_epochs: int = 0,
         warmup_start: float = 0.2,
     ) -> None:
-        self.stages, self.sub_stages = tuple(stages), tuple(sub_stages)
-        self.warmup_epochs, self.warmup_start = warmup_epochs, warmup_start
-        _check(self.stages, self.sub_stages, warmup_epochs, warmup_start)
+        _check(tuple(stages), tuple(sub_stages), warmup_epochs, warmup_start)
+        # Plain numbers, whichever of numpy's were given: checkpoints are compared by their text.
+        self.stages = tuple(Stage(int(stage.epochs), plain(stage.lr)) for stage in stages)
+        self.sub_stages = tuple(_plain(sub) for sub in sub_stages)
+        self.warmup_epochs, self.warmup_start = int(warmup_epochs), plain(warmup_start)
         self._settings: list[EpochSetting] = []
         for number, stage in enumerate(self.stages, 1):
             for sub_number, sub in self._divided(stage.epochs):
@@ -143,8 +150,13 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
 
         A worker that comes first in its epoch starts the next one with a part of an epoch done,
         and already takes that one's setting. After the end it is the last epoch's.
+
+        Raises:
+            ValueError: It is no number.
         """
-        index = min(len(self) - 1, max(0, math.ceil(epochs_done - 1e-9)))
+        if not isinstance(epochs_done, Real) or math.isnan(epochs_done):
+            raise ValueError(f"epochs_done is {epochs_done!r}; give a number of at least 0")
+        index = math.ceil(max(0, min(len(self) - 1, epochs_done - 1e-9)))
         return self._settings[index]
 
 
@@ -154,8 +166,8 @@ def set_dropout(model: nn.Module, rate: float) -> None:
     Raises:
         ValueError: The model has no dropout layer, or the rate is not from 0 up to below 1.
     """
-    if not 0 <= rate < 1:
-        raise ValueError(f"dropout is {rate}; give a rate from 0 up to below 1")
+    if not _is_rate(rate):
+        raise ValueError(f"dropout is {rate!r}; give a rate from 0 up to below 1")
     layers = list(dropout_rates(model))
     if not layers:
         raise ValueError(
@@ -163,13 +175,24 @@ def set_dropout(model: nn.Module, rate: float) -> None:
             "layer; add one (nn.Dropout before the classifier), or leave dropout=None"
         )
     for layer in layers:
-        layer.p = rate
+        layer.p = float(rate)
 
 
 def dropout_rates(model: nn.Module) -> dict[nn.modules.dropout._DropoutNd, float]:
     """Return the rate of every dropout layer of a model."""
     kind = nn.modules.dropout._DropoutNd
     return {module: module.p for module in model.modules() if isinstance(module, kind)}
+
+
+def _is_rate(value: Any) -> bool:
+    return is_number(value) and 0 <= value < 1
+
+
+def _plain(sub: SubStage) -> SubStage:
+    side = None if sub.resolution is None else int(sub.resolution)
+    return replace(
+        sub, resolution=side, dropout=None if sub.dropout is None else plain(sub.dropout)
+    )
 
 
 def _check(
@@ -180,23 +203,30 @@ def _check(
             f"there are {len(stages)} stages and {len(sub_stages)} sub-stages; give one of each"
         )
     for stage in stages:
-        if stage.epochs < len(sub_stages) or stage.lr <= 0:
+        instance("a stage", stage, Stage)
+        has_rate = is_number(stage.lr) and float(stage.lr) > 0
+        if not is_whole(stage.epochs, len(sub_stages)) or not has_rate:
             raise ValueError(
-                f"a stage has {stage.epochs} epochs and learning rate {stage.lr}; give one epoch "
-                f"for each of the {len(sub_stages)} sub-stages, and a rate above 0"
+                f"a stage has {stage.epochs!r} epochs and learning rate {stage.lr!r}; give whole "
+                f"epochs, at least one epoch for each of the {len(sub_stages)} sub-stages, and a "
+                "finite rate above 0"
             )
     for sub in sub_stages:
-        wrong = sub.dropout is not None and not 0 <= sub.dropout < 1
-        if wrong or (sub.resolution is not None and sub.resolution < 1):
+        instance("a sub-stage", sub, SubStage)
+        if sub.plan is not None:
+            instance("a sub-stage's plan", sub.plan, DualBatchPlan)
+        wrong = sub.dropout is not None and not _is_rate(sub.dropout)
+        if wrong or (sub.resolution is not None and not is_whole(sub.resolution, 1)):
             raise ValueError(
-                f"a sub-stage has resolution {sub.resolution} and dropout {sub.dropout}; give a "
-                "side of at least 1 pixel and a rate from 0 up to below 1"
+                f"a sub-stage has resolution {sub.resolution!r} and dropout {sub.dropout!r}; give "
+                "a side of at least 1 pixel, a whole number, and a rate from 0 up to below 1"
             )
     kinds = {sub.plan.kinds for sub in sub_stages if sub.plan}
     if len(kinds) > 1:
         raise ValueError(f"the plans of the sub-stages have different workers: {sorted(kinds)}")
-    if not 0 <= warmup <= stages[0].epochs or not 0 < start <= 1:
+    most = stages[0].epochs
+    if not is_whole(warmup, 0, most) or not is_number(start) or not 0 < start <= 1:
         raise ValueError(
-            f"warmup_epochs is {warmup} and warmup_start {start}; give 0 to {stages[0].epochs} "
-            "epochs of the first stage, and a share above 0 up to 1"
+            f"warmup_epochs is {warmup!r} and warmup_start {start!r}; give 0 to {most} epochs of "
+            "the first stage, a whole number, and a share above 0 up to 1"
         )

@@ -15,7 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from repro.dualbatch.checks import NonFiniteError, is_number, not_finite, plain, whole
+from repro.measure.checks import is_whole
+
 State = Mapping[str, Tensor]
+Round = dict[int, tuple[dict[str, Tensor], "Commit"]]  # by worker, what BSP's barrier holds back
 SYNCS = ("bsp", "asp", "ssp")
 MERGES = ("average", "journal", "conference", "delta")
 
@@ -90,6 +94,9 @@ class ParameterServer:
 
     A commit is identified by worker and iteration: pushed again, it changes nothing.
 
+    The weights stay finite: what is pushed with NaN or an infinity is refused, and so is a merge
+    that would overflow.
+
     Example:
         >>> server = ParameterServer(model.state_dict(), workers=2)  # doctest: +SKIP
         >>> if server.may_start(worker):  # doctest: +SKIP
@@ -97,14 +104,15 @@ class ParameterServer:
         ...     server.push(worker, pull.iteration, trained_from(pull.state), factor=0.8)
 
     Args:
-        state: Initial weights and buffers; copied.
+        state: Initial weights and buffers, finite; copied.
         workers: How many.
         sync: ``bsp``, ``asp`` or ``ssp``.
-        staleness: s of SSP, at least 0; `math.inf` is ASP.
+        staleness: s of SSP, a whole number of shares, at least 0; `math.inf` is ASP.
         merge: None is ``average`` for BSP and ``journal`` for the others.
 
     Raises:
-        ValueError: An argument is out of range, or ``average`` without BSP.
+        ValueError: An argument is out of range, ``average`` without BSP, or a state that cannot be
+            merged: not finite, complex, or no tensors.
     """
 
     def __init__(
@@ -116,15 +124,16 @@ class ParameterServer:
         merge: str | None = None,
     ) -> None:
         _check(workers, sync, staleness, merge)
-        bounds = {"bsp": 0.0, "asp": math.inf, "ssp": 0.0 if staleness is None else staleness}
-        self.sync, self.staleness = sync, bounds[sync]
+        _check_initial(state)
+        ends = {"bsp": 0.0, "asp": math.inf}
+        self.sync, self.staleness = sync, ends[sync] if staleness is None else plain(staleness)
         self.merge = merge or ("average" if sync == "bsp" else "journal")
         self.state = {name: tensor.detach().clone() for name, tensor in state.items()}
         self.version = 0
-        self.iterations = [0] * workers  # shares that each worker has committed
+        self.iterations = [0] * int(workers)  # shares that each worker has committed
         self.log: list[Commit] = []
         self.pulls: dict[int, Pull] = {}  # by worker, what it is working on
-        self._round: dict[int, tuple[dict[str, Tensor], Commit]] = {}  # BSP: what waits to merge
+        self._round: Round = {}
 
     @property
     def workers(self) -> int:
@@ -132,7 +141,12 @@ class ParameterServer:
         return len(self.iterations)
 
     def may_start(self, worker: int) -> bool:
-        """Return whether a worker may start its next share now."""
+        """Return whether a worker may start its next share now.
+
+        Raises:
+            ValueError: There is no such worker.
+        """
+        self._check_worker(worker)
         return self.iterations[worker] - min(self.iterations) <= self.staleness
 
     def pull(self, worker: int) -> Pull:
@@ -143,8 +157,9 @@ class ParameterServer:
 
         Raises:
             ServerError: The worker has to wait for slower ones.
+            ValueError: There is no such worker.
         """
-        self._check_worker(worker)
+        worker = self._check_worker(worker)
         if not self.may_start(worker):
             raise ServerError(
                 f"worker {worker} is to wait: it has committed {self.iterations[worker]} shares, "
@@ -165,7 +180,7 @@ class ParameterServer:
         *,
         version: int | None = None,
         time_s: float = 0.0,
-        loss: float = math.nan,
+        loss: float | None = None,
     ) -> Commit | None:
         """Merge a worker's trained state.
 
@@ -176,7 +191,7 @@ class ParameterServer:
             factor: Model-update factor, above 0.
             version: That of its `Pull`, where the worker may have been replaced; None: not asked.
             time_s: For the log.
-            loss: For the log.
+            loss: For the log; None where there is none, which the log has as NaN.
 
         Returns:
             The log's entry; None where nothing was merged, because the share had been committed
@@ -184,59 +199,86 @@ class ParameterServer:
             is to pull again.
 
         Raises:
-            ValueError: The state has other names or shapes, or the factor is not above 0.
+            NonFiniteError: The loss or the state is infinite or NaN, or the merged state would be.
+                The server is as it was before.
+            ValueError: The state has other names, shapes or types, or an argument is out of range.
         """
-        self._check_worker(worker)
+        worker, iteration = self._check_worker(worker), whole("iteration", iteration, 0)
+        if version is not None:
+            whole("version", version, 0)
+        if not is_number(time_s):
+            raise ValueError(f"time_s is {time_s!r}; give a finite number of seconds")
         pull = self.pulls.get(worker)
         if pull is None or pull.iteration != iteration or version not in (None, pull.version):
             return None
         self._check_state(state, factor)
-        stale = self.version - pull.version
-        number = len(self.log)
-        commit = Commit(number, worker, iteration, pull.version, stale, factor, time_s, loss)
+        logged = math.nan if loss is None else float(loss)
+        stale, number = self.version - pull.version, len(self.log)
+        commit = Commit(
+            number, worker, iteration, pull.version, stale, float(factor), float(time_s), logged
+        )
+        if loss is not None and not math.isfinite(logged):
+            raise _diverged(f"the loss is {logged}", commit)
         if self.sync == "bsp":
+            if (name := not_finite(state)) is not None:
+                raise _diverged(f"{name!r} is not finite", commit)
             kept = {name: state[name].to(own.device, copy=True) for name, own in self.state.items()}
-            self._round[worker] = (kept, commit)
+            waiting = self._round | {worker: (kept, commit)}
+            if len(waiting) == self.workers:
+                self._take(self._merged_round(waiting), state, commit)
+                self.version, waiting = self.version + self.workers, {}
+            self._round = waiting
         else:
-            self._merge(state, pull.state, factor)
+            self._take(self._merged(self.state, state, pull.state, commit.factor), state, commit)
             self.version += 1
         del self.pulls[worker]
         self.log.append(commit)
         self.iterations[worker] += 1
-        if len(self._round) == self.workers:
-            self._merge_round()
         return commit
 
-    def _merge_round(self) -> None:
+    def _take(self, merged: dict[str, Tensor], pushed: State, commit: Commit) -> None:
+        """Make a merged state the server's if it is finite."""
+        # What is merged with NaN or an infinity has one, so that one look is enough.
+        if (name := not_finite(merged)) is not None:
+            own = not_finite(pushed)
+            what = f"merging makes {name!r} overflow" if own is None else f"{own!r} is not finite"
+            raise _diverged(what, commit)
+        self.state = merged
+
+    def _merged_round(self, waiting: Round) -> dict[str, Tensor]:
         """Merge a round of BSP, in which every worker started from the state as it is now."""
-        waiting, self._round = self._round, {}
-        start = {name: tensor.clone() for name, tensor in self.state.items()}
+        merged = self.state
         if self.merge != "average":
             for state, commit in sorted(waiting.values(), key=lambda entry: entry[1].number):
-                self._merge(state, start, commit.factor)
-        else:
-            total = sum(commit.factor for _, commit in waiting.values())
-            for name, own in self.state.items():
+                merged = self._merged(merged, state, self.state, commit.factor)
+            return merged
+        total = sum(commit.factor for _, commit in waiting.values())
+        merged = {}
+        for name, start in self.state.items():
+            own = torch.zeros_like(start) if start.is_floating_point() else start
+            for worker in sorted(waiting):  # in a fixed order, for sums depend on it
+                state, commit = waiting[worker]
                 if own.is_floating_point():
-                    own.zero_()
-                for worker in sorted(waiting):  # in a fixed order, for sums depend on it
-                    state, commit = waiting[worker]
-                    if own.is_floating_point():
-                        own.add_(state[name], alpha=commit.factor / total)
-                    else:
-                        _merge_whole(own, state[name], start[name])
-        self.version += self.workers
+                    own.add_(state[name], alpha=commit.factor / total)
+                else:
+                    own = _merged_whole(own, state[name], start)
+            merged[name] = own
+        return merged
 
-    def _merge(self, state: State, pulled: State, factor: float) -> None:
-        for name, own in self.state.items():
-            new = state[name].to(own.device)
+    def _merged(
+        self, state: State, pushed: State, pulled: State, factor: float
+    ) -> dict[str, Tensor]:
+        merged = {}
+        for name, own in state.items():
+            new = pushed[name].to(own.device)
             if not own.is_floating_point():
-                _merge_whole(own, new, pulled[name])
+                merged[name] = _merged_whole(own, new, pulled[name])
             elif self.merge == "delta":
-                own.add_(new - pulled[name], alpha=factor)
+                merged[name] = own.add(new - pulled[name], alpha=factor)
             else:
                 weight = factor / (1 + factor) if self.merge == "journal" else factor / 2
-                own.lerp_(new, weight)
+                merged[name] = own.lerp(new, weight)
+        return merged
 
     def state_dict(self, with_pulls: bool = True) -> dict[str, Any]:
         """Return all that a server resumes from: plain values and tensors.
@@ -263,7 +305,7 @@ class ParameterServer:
         """Resume from `state_dict`.
 
         Raises:
-            ValueError: It is of another number of workers or of another model.
+            ValueError: It is of another number of workers, of another model, or not finite.
         """
         if len(saved["iterations"]) != self.workers:
             raise ValueError(
@@ -276,6 +318,12 @@ class ParameterServer:
                 "the same, or start anew without it"
             )
         self._check_state(saved["state"], 1.0)
+        for state in states_of(saved):
+            if (name := not_finite(state)) is not None:
+                raise ValueError(
+                    f"the checkpoint's {name!r} is not finite: its training had diverged; start "
+                    "anew without it, with a lower learning rate"
+                )
         for name, tensor in self.state.items():
             tensor.copy_(saved["state"][name])
         self.version, self.iterations = saved["version"], list(saved["iterations"])
@@ -286,13 +334,14 @@ class ParameterServer:
             for entry in saved["round"]
         }
 
-    def _check_worker(self, worker: int) -> None:
-        if not 0 <= worker < self.workers:
-            raise ValueError(f"worker is {worker}; there are 0 to {self.workers - 1}")
+    def _check_worker(self, worker: int) -> int:
+        if not is_whole(worker, 0, self.workers - 1):
+            raise ValueError(f"worker is {worker!r}; there are 0 to {self.workers - 1}")
+        return int(worker)
 
     def _check_state(self, state: State, factor: float) -> None:
-        if not 0 < factor < math.inf:
-            raise ValueError(f"factor is {factor}; give a finite number above 0")
+        if not is_number(factor) or factor <= 0:
+            raise ValueError(f"factor is {factor!r}; give a finite number above 0")
         wrong = sorted(
             name
             for name in self.state.keys() | state.keys()
@@ -305,25 +354,58 @@ class ParameterServer:
                 f"the state differs in names or shapes from the server's: {', '.join(wrong[:5])}; "
                 "push what model.state_dict() gives for the model that was pulled"
             )
+        types = {name: (state[name].dtype, own.dtype) for name, own in self.state.items()}
+        if other := [f"{name} ({a}, not {b})" for name, (a, b) in types.items() if a != b]:
+            raise ValueError(
+                f"the state differs in types from the server's: {', '.join(other[:5])}; push what "
+                "model.state_dict() gives for the model that was pulled"
+            )
 
 
-def _merge_whole(own: Tensor, new: Tensor, pulled: Tensor) -> None:
-    if own.dtype.is_complex:
-        raise ValueError("complex tensors cannot be merged; keep them out of the model's state")
-    if own.dtype == torch.bool:
-        own.copy_(new)
-    else:
-        own.add_(new - pulled)
+def states_of(saved: Mapping[str, Any]) -> list[State]:
+    """Return all states of a server's `state_dict`: its own, pulled ones, a round's."""
+    return [saved["state"], *(entry["state"] for entry in [*saved["pulls"], *saved["round"]])]
+
+
+def _diverged(what: str, commit: Commit) -> NonFiniteError:
+    return NonFiniteError(what, commit.worker, commit.iteration + 1, None)
+
+
+def _merged_whole(own: Tensor, new: Tensor, pulled: Tensor) -> Tensor:
+    return new.clone() if own.dtype == torch.bool else own + (new - pulled)
+
+
+def _check_initial(state: State) -> None:
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor) or tensor.dtype.is_complex:
+            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            way = "by register_buffer(..., persistent=False)"
+            if name.endswith("_extra_state"):
+                way = "without get_extra_state"
+            raise ValueError(
+                f"the state's {name!r} is of type {kind}, which cannot be merged; keep it out of "
+                f"the model's state, such as {way}"
+            )
+    if (wrong := not_finite(state)) is not None:
+        raise ValueError(
+            f"the initial state's {wrong!r} is not finite, and cannot be merged; mend how the "
+            "model is made, or keep a constant such as a mask out of the state by "
+            "register_buffer(..., persistent=False)"
+        )
 
 
 def _check(workers: int, sync: str, staleness: float | None, merge: str | None) -> None:
-    if workers < 1:
-        raise ValueError(f"workers is {workers}; give at least 1")
+    if not is_whole(workers, 1):
+        raise ValueError(f"workers is {workers!r}; give at least 1, a whole number")
     if sync not in SYNCS:
         raise ValueError(f"sync is {sync!r}; choose among {', '.join(SYNCS)}")
-    if (staleness is not None) != (sync == "ssp") or (staleness is not None and not staleness >= 0):
+    bound = is_whole(staleness, 0)
+    if isinstance(staleness, float):
+        bound = staleness == math.inf or (staleness >= 0 and staleness.is_integer())
+    if (sync == "ssp") != bound or (sync != "ssp" and staleness is not None):
         raise ValueError(
-            f"staleness is {staleness} with sync={sync!r}; give 0 or more with 'ssp', and None else"
+            f"staleness is {staleness!r} with sync={sync!r}; give 0 or more with 'ssp', a whole "
+            "number or math.inf, and None else"
         )
     if merge is not None and merge not in MERGES:
         raise ValueError(f"merge is {merge!r}; choose among {', '.join(MERGES)}")

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from repro.dualbatch.checks import function, instance
 from repro.dualbatch.engines import EpochResult, Job, LocalEngine, TimeModels, replay
-from repro.dualbatch.plan import FACTORS, DualBatchPlan
+from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule
 from repro.dualbatch.server import Commit, ParameterServer
-from repro.dualbatch.worker import Data, Recipe
+from repro.dualbatch.worker import Data, Recipe, resized
 from repro.measure import TimeModel
 
 ENGINES = ("local", "ray")
@@ -68,6 +69,8 @@ def train_dual_batch(
     device: str = "cpu",
     autocast: torch.dtype | None = None,
     channels_last: bool = False,
+    aspect: str | None = None,
+    allow_enlarging: bool = False,
     time_models: TimeModels | None = None,
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
     on_epoch: Callable[[EpochResult], None] | None = None,
@@ -88,12 +91,16 @@ def train_dual_batch(
     knows, a fast one under ``asp`` ends early, and late epochs are the slow ones' alone; ``ssp``
     bounds that.
 
+    A training that diverges ends with a named error at the first loss, or the first share, that is
+    not finite; nothing of that share is merged.
+
     Differs from the paper: the optimizer starts anew with each share, its momentum from 0 (see
     `repro.dualbatch.worker`), and the shares of an epoch together are the data.
 
     Args:
         model_fn: Makes the model; called in every process.
-        data: Inputs and targets, or a function from a `Share` to its mini-batches.
+        data: Inputs and targets, or a function from a `Share` to its mini-batches, which has to
+            give all of the share's samples and no others, `batch_size` at a time and the rest last.
         plan: For epochs whose setting has no plan of its own.
         schedule: Setting of every epoch.
         sync: ``bsp``, ``asp`` or ``ssp`` with `staleness`; see `ParameterServer`.
@@ -111,6 +118,10 @@ def train_dual_batch(
         device: Of every worker.
         autocast: `torch.bfloat16` in the forward pass; None for none.
         channels_last: Lay images and weights out with channels last.
+        aspect: Where the schedule has resolutions, and the data is a tensor of images that are no
+            squares: ``keep`` resizes their short side to the resolution and the other one in
+            proportion, ``squash`` both to the resolution. None refuses such images.
+        allow_enlarging: Resize images to resolutions above their own, too, which adds no detail.
         time_models: By resolution, what drives the virtual clock of the local engine; by default
             the plan's own.
         evaluate: Called with the global model after each epoch; its time is not counted.
@@ -122,14 +133,19 @@ def train_dual_batch(
         **cluster: Options of the engine ``ray``: see `repro.dualbatch.cluster.RayEngine`.
 
     Raises:
-        ValueError: An argument is out of range.
-        CheckpointError: The checkpoint cannot be read or is of another training.
+        ValueError: An argument is out of range, or the data function does not give what its shares
+            ask for.
+        NonFiniteError: A worker's loss or weights became infinite or NaN.
+        CheckpointError: The checkpoint cannot be read, is of another training, or of one that
+            diverged.
         ClusterError: A cluster cannot be reached, or died.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}; choose among {', '.join(ENGINES)}")
-    if factor not in FACTORS:
-        raise ValueError(f"factor is {factor!r}; choose among {', '.join(FACTORS)}")
+    instance("plan", plan, DualBatchPlan)
+    instance("schedule", schedule, CyclicProgressiveSchedule)
+    function("evaluate", evaluate, optional=True)
+    function("on_epoch", on_epoch, optional=True)
     for setting in schedule:
         own = setting.plan or plan
         if own.kinds != plan.kinds or own.samples != plan.samples:
@@ -162,8 +178,21 @@ def train_dual_batch(
         way = f"engine={engine!r}" if engine == "ray" else "follow="
         raise ValueError(f"{', '.join(given)} cannot be used with {way}; leave it out")
     recipe = Recipe(
-        model_fn, data, loss_fn, optimizer_fn, factor, seed, device, autocast, channels_last
+        model_fn,
+        data,
+        loss_fn,
+        optimizer_fn,
+        factor,
+        seed,
+        device,
+        autocast,
+        channels_last,
+        aspect,
+        allow_enlarging,
     )
+    if not callable(data):
+        for setting in schedule:
+            resized(data[0].shape, setting.resolution, aspect, allow_enlarging)
 
     def make_server(state: Mapping[str, Tensor]) -> ParameterServer:
         return ParameterServer(state, plan.n, sync, staleness, merge)
@@ -195,6 +224,8 @@ def _time_models(
     given: TimeModels | None, plan: DualBatchPlan, schedule: CyclicProgressiveSchedule
 ) -> dict[int | None, TimeModel]:
     """Return a time model for each resolution of the schedule."""
+    for resolution, model in (given or {}).items():
+        instance(f"time_models[{resolution!r}]", model, TimeModel)
     unknown = set(given or {}) - {setting.resolution for setting in schedule}
     if unknown:
         raise ValueError(

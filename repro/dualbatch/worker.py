@@ -5,10 +5,11 @@ Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", 
 A worker has no memory: its result depends on the pulled state, its number and the number of its
 share alone. So a share that was lost with its worker is done again to the same bits, and engines
 agree. What the papers leave open follows from it: the optimizer, and its momentum, start anew with
-each share.
+each share, and so do buffers that are not saved. A forward must keep nothing elsewhere.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,20 +19,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro.dualbatch.plan import DualBatchPlan
+from repro.dualbatch.checks import NonFiniteError, function, not_finite, whole
+from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
+from repro.dualbatch.unsaved import UnsavedBuffers
 
 Batches = Iterable[tuple[Tensor, Tensor]]
+ASPECTS = ("keep", "squash")
+_LARGEST_SEED = 2**64 - 1  # torch's
+_AT_ONCE = ("cpu",)  # where a loss is there as soon as it is computed
 
 
 @dataclass(frozen=True)
 class Share:
     """What a worker trains in one go: a part of one shuffled pass over the data.
 
+    Its mini-batches have `batch_size` samples each, and the last one what is left: with 25 samples
+    and batches of 10 they have 10, 10 and 5.
+
     Attributes:
         indices: int64, (d_S,) or (d_L,): which samples, in order.
         batch_size: B_S or B_L.
-        resolution: Side of the images in pixels; None for their own.
+        resolution: Side of the images in pixels, of their short side where they are no squares;
+            None for their own.
         seed: Of augmentation and dropout; another one for each share of each worker.
     """
 
@@ -51,9 +61,11 @@ class Recipe:
     Attributes:
         model_fn: Makes a model; its weights are those of the server.
         data: Inputs (N, ...) and targets (N, ...) on one device, or a function from a `Share` to
-            its mini-batches, such as one that augments. Tensors of images (N, C, H, W) are
-            resized bilinearly where a schedule has resolutions. torch's generators are seeded
-            while it runs; whatever else is random in it has to follow `Share.seed`.
+            its mini-batches, such as one that augments: as many pairs of inputs (B, ...) and
+            targets (B, ...), and of the sizes, that `Share` says. Tensors of images (N, C, H, W)
+            are resized bilinearly where a schedule has resolutions, their targets are not; a
+            function resizes its images itself. torch's generators are seeded while it runs;
+            whatever else is random in it has to follow `Share.seed`.
         loss_fn: Mean loss of (outputs, targets).
         optimizer_fn: Given parameters and a learning rate, makes the optimizer of a share.
         factor: Scheme of the model-update factor, a key of `FACTORS`.
@@ -62,9 +74,13 @@ class Recipe:
         autocast: `torch.bfloat16` in the forward pass; None for none. float16 is refused: it needs
             its loss scaled.
         channels_last: Lay images and weights out with channels last.
+        aspect: Of images that are no squares, where a schedule has resolutions: ``keep`` resizes
+            the short side to the resolution and the other one in proportion, ``squash`` both to
+            the resolution; None refuses them.
+        allow_enlarging: Resize images to resolutions above their own, too.
 
     Raises:
-        ValueError: `autocast` is something else.
+        ValueError: One of them is something else.
     """
 
     model_fn: Callable[[], nn.Module]
@@ -76,8 +92,20 @@ class Recipe:
     device: str = "cpu"
     autocast: torch.dtype | None = None
     channels_last: bool = False
+    aspect: str | None = None
+    allow_enlarging: bool = False
 
     def __post_init__(self) -> None:
+        function("model_fn", self.model_fn)
+        function("loss_fn", self.loss_fn)
+        function("optimizer_fn", self.optimizer_fn, optional=True)
+        if self.factor not in FACTORS:
+            raise ValueError(f"factor is {self.factor!r}; choose among {', '.join(FACTORS)}")
+        if self.aspect not in (None, *ASPECTS):
+            raise ValueError(
+                f"aspect is {self.aspect!r}; choose among {', '.join(ASPECTS)} and None"
+            )
+        object.__setattr__(self, "seed", whole("seed", self.seed, 0, _LARGEST_SEED))
         if self.autocast not in (None, torch.bfloat16):
             raise ValueError(
                 f"autocast is {self.autocast}; give torch.bfloat16 or None (float16 would need its "
@@ -85,11 +113,20 @@ class Recipe:
             )
 
     def make_model(self) -> nn.Module:
-        """Return a model with the initial weights, on the device."""
+        """Return a model with the initial weights, on the device.
+
+        Raises:
+            ValueError: `model_fn` makes something else, or a model without anything to train.
+        """
         with seeded(self.device, self.seed):
             model = self.model_fn()
         if not isinstance(model, nn.Module):
             raise ValueError(f"model_fn returns {type(model).__name__}; give a function to a model")
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise ValueError(
+                f"model_fn makes a {type(model).__name__} that has no parameter to train; leave "
+                "requires_grad of some as it is"
+            )
         model = model.to(self.device)
         if self.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -98,7 +135,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """A share's result: the state to push, its factor, the mean training loss, (), on device."""
+    """A share's result, finite: the state to push, its factor, the mean training loss, ()."""
 
     state: dict[str, Tensor]
     factor: float
@@ -118,16 +155,31 @@ class Worker:
         self.model = recipe.make_model()
         self._optimizer_fn = recipe.optimizer_fn or sgd
         self._dropout = dropout_rates(self.model)
+        self._unsaved = UnsavedBuffers(self.model)
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Make the model that of a state: its weights, and its unsaved buffers as at first."""
+        self.model.load_state_dict(state)
+        self._unsaved.restore()
 
     def train(
         self, worker: int, iteration: int, state: dict[str, Tensor], setting: EpochSetting
     ) -> Trained:
         """Train one share from a pulled state, which is left as it is.
 
-        The returned state is the model's own: push it before training the next share.
+        The returned state is the model's own: push it before training the next share. Where
+        nothing runs beside the host, a loss that is not finite ends the share at once, elsewhere
+        after its last step: looking at it would make the host wait at each.
+
+        Raises:
+            NonFiniteError: A loss, or a tensor of the trained state, is infinite or NaN.
+            ValueError: The data function does not give the share's mini-batches, the loss is not
+                one number that depends on the weights, batch normalization meets a single sample,
+                or there is no such worker.
         """
         recipe, model = self.recipe, self.model
-        model.load_state_dict(state)
+        number = whole("worker", worker, 0, (setting.plan or self.plan).n - 1)
+        self.load(state)
         model.train()
         if setting.dropout is not None:
             set_dropout(model, setting.dropout)
@@ -138,8 +190,14 @@ class Worker:
         optimizer = self._optimizer_fn(model.parameters(), setting.lr)
         kind = torch.device(recipe.device).type
         total, samples = torch.zeros((), device=recipe.device), 0
+        losses: list[Tensor] = []
+        epoch = f"epoch {setting.epoch}"
+
+        def diverged(what: str, step: int) -> NonFiniteError:
+            return NonFiniteError(what, number, setting.epoch, step, setting.lr)
+
         with seeded(recipe.device, share.seed):
-            for inputs, targets in batches_of(recipe.data, share):
+            for inputs, targets in batches_of(recipe, share, f"worker {number}, {epoch}"):
                 inputs = inputs.to(recipe.device, non_blocking=True)
                 targets = targets.to(recipe.device, non_blocking=True)
                 if recipe.channels_last and inputs.dim() == 4:
@@ -147,17 +205,66 @@ class Worker:
                 optimizer.zero_grad(set_to_none=True)
                 low = recipe.autocast is not None
                 with torch.autocast(kind, recipe.autocast) if low else nullcontext():
-                    loss = recipe.loss_fn(model(inputs), targets)
+                    with _named(share, len(inputs), f"worker {number}, {epoch}"):
+                        outputs = model(inputs)
+                    loss = recipe.loss_fn(outputs, targets)
+                check_loss(loss)
+                losses.append(loss.detach())
+                if kind in _AT_ONCE and not math.isfinite(losses[-1]):
+                    raise diverged(f"the loss is {float(losses[-1])}", len(losses))
                 loss.backward()
                 optimizer.step()
-                # Kept on the device: reading it would wait for every step.
-                total += loss.detach() * len(inputs)
+                # Kept on the device: reading it would wait for every step. A half-precision
+                # product would overflow long before the loss.
+                wide = torch.promote_types(loss.dtype, total.dtype)
+                total += losses[-1].to(wide) * len(inputs)
                 samples += len(inputs)
-        if not samples:
-            raise ValueError(f"the data gives no mini-batch for a share of {len(share.indices)}")
+        if not math.isfinite(total):
+            finite = torch.stack(losses).isfinite().tolist()
+            first = finite.index(False) if False in finite else len(losses) - 1
+            raise diverged(f"the loss is {float(losses[first])}", first + 1)
+        state = dict(model.state_dict())
+        if (name := not_finite(state)) is not None:
+            raise diverged(f"{name!r} is not finite after the step's update", len(losses))
+        if (name := self._unsaved.not_a_number()) is not None:
+            raise diverged(f"the unsaved buffer {name!r} is NaN after the step", len(losses))
         plan = setting.plan or self.plan
         factor = plan.factor_of(plan.kinds[worker], recipe.factor)
-        return Trained(dict(model.state_dict()), factor, total / samples)
+        return Trained(state, factor, total / samples)
+
+
+def check_loss(loss: Any) -> None:
+    """Raise a ValueError where a loss is not one real number that depends on the weights."""
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+        got = f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
+        raise ValueError(
+            f"loss_fn returns {got}; give the mean over the samples, one number as a floating "
+            "tensor of shape (), such as with reduction='mean' or .mean()"
+        )
+    if not loss.requires_grad:
+        raise ValueError(
+            "loss_fn returns a loss that depends on no weight which is trained; leave detach(), "
+            "item() and no_grad() out of forward and loss"
+        )
+
+
+@contextmanager
+def _named(share: Share, count: int, whose: str) -> Iterator[None]:
+    """Say by name that batch normalization cannot train on a single sample."""
+    try:
+        yield
+    except ValueError as error:
+        # With several values of each channel, as of images, a single sample is trained on.
+        if count != 1 or "more than 1 value per channel" not in str(error):
+            raise
+        samples, batch = len(share.indices), share.batch_size
+        fitting = [size for size in range(2, samples + 1) if samples % size != 1]
+        near = sorted(sorted(fitting, key=lambda size: abs(size - batch))[:3])
+        raise ValueError(
+            f"a share of {samples} samples in batches of {batch} ({whose}) has a batch of one "
+            "sample, on which batch normalization cannot train; give a plan with another batch "
+            f"size ({', '.join(map(str, near)) or 'and more samples'} would do) or other shares"
+        ) from error
 
 
 def sgd(parameters: Any, lr: float) -> torch.optim.Optimizer:
@@ -183,20 +290,111 @@ def share_of(
     return Share(order[places], plan.batch_of(kind), setting.resolution, own_seed)
 
 
-def batches_of(data: Data, share: Share) -> Batches:
-    """Yield the mini-batches of a share."""
-    if callable(data):
-        yield from data(share)
+def batches_of(
+    recipe: Recipe, share: Share, whose: str = "some worker"
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the mini-batches of a share; messages of errors say whose it is.
+
+    Raises:
+        ValueError: They are not the share's, or images cannot become what it asks for.
+    """
+    if callable(recipe.data):
+        yield from _checked(recipe.data(share), share, whose)
         return
-    inputs, targets = data
+    inputs, targets = recipe.data
+    size = resized(inputs.shape, share.resolution, recipe.aspect, recipe.allow_enlarging)
     for index in share.indices.to(inputs.device).split(share.batch_size):
         batch = inputs[index]
-        side = share.resolution
-        if side is not None and batch.shape[2:] != (side, side):
+        if size is not None and batch.shape[2:] != size:
             batch = functional.interpolate(
-                batch, (side, side), mode="bilinear", antialias=True, align_corners=False
+                batch, size, mode="bilinear", antialias=True, align_corners=False
             )
         yield batch, targets[index]
+
+
+def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pass a data function's mini-batches on while they are what the share asks for."""
+    left, side, step = len(share.indices), share.resolution, 0
+    asked = f"a share of {left} samples in batches of {share.batch_size} ({whose})"
+    if not isinstance(batches, Iterable):
+        raise ValueError(
+            f"the data function gives {type(batches).__name__} for {asked}; give mini-batches, "
+            "such as by yield"
+        )
+    for step, batch in enumerate(batches, 1):
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            kind = f"{len(batch)} things" if isinstance(batch, tuple | list) else type(batch)
+            raise ValueError(
+                f"the data function gives {kind} at step {step} of {asked}; give pairs of tensors, "
+                "inputs and targets"
+            )
+        inputs, targets = batch
+        for what, value in (("inputs", inputs), ("targets", targets)):
+            if not isinstance(value, Tensor) or not value.dim():
+                kind = "a single number" if isinstance(value, Tensor) else type(value)
+                raise ValueError(
+                    f"the data function gives {kind} as {what} at step {step} of {asked}; give one "
+                    "tensor (B, ...), such as by torch.as_tensor, with the samples first"
+                )
+        wanted = min(share.batch_size, left)
+        if not len(inputs) == len(targets) == wanted or not wanted:
+            due = f"{wanted} of each are due there" if wanted else "the share has ended before"
+            raise ValueError(
+                f"the data function gives {len(inputs)} inputs and {len(targets)} targets at step "
+                f"{step} of {asked}: {due}; give the samples of share.indices, share.batch_size at "
+                "a time, and the rest last"
+            )
+        if side is not None and inputs.dim() == 4 and side != min(inputs.shape[2:]):
+            raise ValueError(
+                f"the data function gives inputs of shape {tuple(inputs.shape)} at step {step} of "
+                f"{asked}, which asks for {side} pixels; resize the short side to share.resolution"
+            )
+        left -= wanted
+        yield inputs, targets
+    if left:
+        raise ValueError(
+            f"the data function ends after step {step} of {asked}, {left} samples too early; give "
+            "all samples of share.indices"
+        )
+
+
+def resized(
+    shape: Sequence[int], side: int | None, aspect: str | None, allow_enlarging: bool
+) -> tuple[int, int] | None:
+    """Return height and width of images at a resolution; None leaves them as they are.
+
+    Args:
+        shape: Of the images, (N, C, H, W).
+        side: The resolution, None for their own.
+        aspect: See `Recipe`.
+        allow_enlarging: See `Recipe`.
+
+    Raises:
+        ValueError: They are no images, are no squares and `aspect` is None, or would be enlarged
+            unasked.
+    """
+    if side is None:
+        return None
+    if len(shape) != 4:
+        raise ValueError(
+            f"the schedule has resolution {side}, and the inputs {tuple(shape)} are no images "
+            "(N, C, H, W); leave resolution=None, or give a function as data"
+        )
+    height, width = shape[2:]
+    if height != width and aspect is None:
+        raise ValueError(
+            f"the schedule has resolution {side}, and the images of {height}x{width} pixels are no "
+            "squares; give aspect='keep' (their short side becomes the resolution) or 'squash'"
+        )
+    short = min(height, width)
+    if side > short and not allow_enlarging:
+        raise ValueError(
+            f"the schedule has resolution {side}, and the images have {height}x{width} pixels; "
+            "give lower resolutions, larger images, or allow_enlarging=True"
+        )
+    if aspect == "squash":
+        return side, side
+    return max(side, round(height * side / short)), max(side, round(width * side / short))
 
 
 @contextmanager

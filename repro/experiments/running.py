@@ -1,17 +1,28 @@
 """Plan the runs of artefacts, carry out those without a record, gather results."""
 
+import errno
 import gc
 import json
+import math
+import os
+import re
+import shlex
+import signal
+import stat
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repro import paths
+from repro.experiments import claims
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     PROFILES,
@@ -24,14 +35,17 @@ from repro.experiments.design import (
     UsageError,
 )
 from repro.records import (
+    CorruptRecordWarning,
     Record,
     RecordStore,
+    check_writable,
     commit_state,
     library_versions,
     local_store,
     now,
     record_key,
 )
+from repro.report import printable
 from repro.source_code import present
 
 if TYPE_CHECKING:
@@ -40,6 +54,9 @@ if TYPE_CHECKING:
     Data = ImageData | EpochTimes
 
 # Commands that compute nothing answer at once: torch and the datasets are imported where they work.
+
+POLL_S = 0.2  # between two looks at what another process computes
+_OF_THE_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EMFILE, errno.ENFILE}
 
 
 def default_profile() -> str:
@@ -66,14 +83,69 @@ def check_profile(profile: str, computing: bool = True) -> str:
 
 
 def check_device(device: str) -> str:
-    """Return `device` if it is there."""
-    from repro.measure import describe_device
+    """Return the one name of a device that is there: ``cpu`` or ``cuda:0``, ``cuda:1``, ...
 
+    Raises:
+        UsageError: There is no such device.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    if device in ("cpu", "cpu:0"):
+        return "cpu"
+    number = re.fullmatch(r"cuda(?::(0|[1-9][0-9]*))?", device) if isinstance(device, str) else None
+    # A long number is none of a device, and int() refuses it.
+    if number and len(number[1] or "0") < 5 and int(number[1] or 0) < count:
+        return f"cuda:{number[1] or 0}"
+    raise UsageError(
+        f"device {_shortened(device)} is not available here; allowed are 'cpu'"
+        + (f" and 'cuda:0' to 'cuda:{count - 1}'" if count else " (no CUDA device is present)")
+    )
+
+
+def user_path(text: str, option: str) -> Path:
+    """Return the path that was given; ``~`` and ``~NAME`` stand for a home folder.
+
+    Raises:
+        UsageError: There is no such user, or the text is empty.
+    """
     try:
-        describe_device(device)
-    except (ValueError, RuntimeError) as error:
-        raise UsageError(str(error).splitlines()[0]) from error
-    return device
+        if text.strip():
+            return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{option} is {text!r}, and there is no such user; give a path") from error
+    raise UsageError(f"{option} is empty; leave it out, or give the path of a file")
+
+
+def check_target(path: Path, what: str) -> None:
+    """Refuse a path that no file can be written to, before it takes work to find out.
+
+    Raises:
+        UsageError: A folder or something else that is no file lies there.
+        RecordError: Its folder cannot be made or written.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    except OSError as error:
+        raise UsageError(f"{what} {str(path)!r}: {error.strerror}; give another path") from error
+    if mode is not None and not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        raise UsageError(f"{what} {str(path)!r} is {kind}; give the path of a file")
+    check_writable(path.parent, what, "free some space, make it writable, or give another path")
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
+def check_data(root: str | None) -> str | None:
+    """Return `root` if it is a folder or None, and `$REPRO_DATA`, where it is set, is one."""
+    if problem := paths.data_problem(root):
+        raise UsageError(problem)
+    return root
 
 
 def choose_datasets(
@@ -88,8 +160,7 @@ def choose_datasets(
     """
     from repro import datasets
 
-    if root is not None and not paths.data_roots(root)[0].is_dir():
-        raise UsageError(f"data folder {str(root)!r} does not exist; leave it out, or give another")
+    check_data(root)
     tasks = paper.datasets[profile]
     served = sorted({name for names in tasks.values() for name in names} | {"synthetic"})
     for name in wanted:
@@ -108,6 +179,12 @@ def choose_datasets(
         asked = [name for name in wanted if name in names or name == "synthetic"]
         # A task that nothing can stand in for is left out, and its artefacts say "not run".
         chosen[task] = (asked or [name for name in names if name in present] or [""])[0]
+        several = [name for name in asked if name != "synthetic"]
+        if len(several) > 1:
+            raise UsageError(
+                f"datasets {' and '.join(map(repr, several))} serve the same task of {paper.key}, "
+                f"{task}; give one of them"
+            )
     return chosen
 
 
@@ -173,6 +250,8 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
         present_ = [run.config[key] for run in runs if _is_plain(run.config.get(key, ...))]
         if not present_:
             raise UsageError(f"no run of the plan has a {key!r} to set; {_keys_advice(runs)}")
+        if sum(key == other for other, _ in choices) > 1:
+            raise UsageError(f"{key} is set twice; give it one value")
         allowed = paper.options.get(key)
         if allowed is not None and text not in allowed:
             raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(allowed)}")
@@ -181,6 +260,12 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
         if kinds and type(value) not in kinds and not (float in kinds and type(value) is int):
             example = next(one for one in present_ if one is not None)
             raise UsageError(f"{key}={text} is of another type than {key}={_text(example)}")
+        if isinstance(value, str) and allowed is None:
+            texts = sorted({one for one in present_ if isinstance(one, str)} | _texts(paper, key))
+            if value not in texts:
+                raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(texts)}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _check_number(key, value, present_)
         runs = list(
             dict.fromkeys(
                 replace(run, config=run.config | {key: value})
@@ -201,6 +286,32 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
+def _texts(paper: Paper, key: str) -> set[str]:
+    """Return the texts that a key has in any run of a paper."""
+    found = set()
+    for profile in COMPUTING_PROFILES:
+        chosen = {task: names[-1] for task, names in paper.datasets[profile].items()}
+        for run in plan(paper, paper.artefacts.values(), profile, chosen):
+            if isinstance(run.config.get(key), str):
+                found.add(run.config[key])
+    return found
+
+
+def _check_number(key: str, value: float, present_: Sequence[Any]) -> None:
+    """Refuse a number that none of a plan's is like: not finite, below 0, no count."""
+    numbers = [n for n in present_ if isinstance(n, int | float) and not isinstance(n, bool)]
+    such = f"; give one such as {_text(min(numbers))}" if numbers else ""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{key}={value} is no finite number{such}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UsageError(f"{key}={_shortened(value)} is beyond 64 bits{such}")
+    if numbers and value < 0 <= min(numbers):
+        raise UsageError(f"{key}={value} is below 0{such}")
+    # Counts and sizes start at one, where the plan's do; a rate or a margin may be 0.
+    if numbers and value == 0 and all(isinstance(n, int) and n > 0 for n in numbers):
+        raise UsageError(f"{key}={value} leaves nothing to run{such}")
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
@@ -208,7 +319,7 @@ def _text(value: Any) -> str:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -224,9 +335,12 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     Raises:
         UsageError: The text is neither.
     """
-    if text is None or not text.strip():
+    if text is None or not str(text).strip():
         return None
+    text = str(text)  # a notebook may have a number for it
     try:
+        if not text.isascii():  # int() reads digits of every script
+            raise ValueError
         numbers = tuple(int(part) for part in text.removesuffix(",").split(","))
     except ValueError:
         numbers = ()
@@ -237,25 +351,42 @@ def parse_seeds(text: str | None) -> tuple[int, ...] | None:
     outside = not numbers or min(numbers) < 0 or max(numbers) >= 2**32
     if outside or len(set(numbers)) < len(numbers):
         raise UsageError(
-            f"seeds are {text!r}; give how many (3), or a list of distinct ones from 0 (0,5,7)"
+            f"seeds are {_shortened(text)}; give how many (3), or a list of distinct ones from 0 "
+            "to 4294967295 (0,5,7)"
         )
     return numbers
 
 
 @dataclass
 class Tally:
-    """What became of a plan's runs."""
+    """What became of a plan's runs.
+
+    Attributes:
+        done: Computed here and now.
+        stood: Had a record before.
+        elsewhere: Computed by another process meanwhile.
+        out_of_memory: Of those computed here.
+        failed: Of those computed here.
+        failed_before: Of the others, those whose record says that they failed.
+    """
 
     done: int = 0
     stood: int = 0
+    elsewhere: int = 0
     out_of_memory: int = 0
     failed: int = 0
+    failed_before: int = 0
 
     def __str__(self) -> str:
-        return (
+        text = (
             f"{self.done} computed ({self.out_of_memory} out of memory, {self.failed} failed), "
             f"{self.stood} stood already"
         )
+        if self.elsewhere:
+            text += f", {self.elsewhere} computed by another process"
+        if self.failed_before:
+            text += f"; {self.failed_before} failed before, --retry-failed computes them again"
+        return text
 
 
 @dataclass(frozen=True)
@@ -282,7 +413,7 @@ class Setting:
         """Return a command line that computes a record again."""
         parts = [f"python -m repro run {target} --profile {self.profile} --device {self.device}"]
         if dataset is not None:
-            parts.append(f"--dataset {dataset}")
+            parts.append(f"--dataset {shlex.quote(dataset)}")
         if self.seeds is not None:
             listed = ",".join(map(str, self.seeds))
             parts.append(f"--seeds {listed}{',' if len(self.seeds) == 1 else ''}")
@@ -297,6 +428,67 @@ class Setting:
         return self.seeds if self.seeds is not None else SEEDS[self.profile]
 
 
+@dataclass(frozen=True)
+class Step:
+    """A run with one of its seeds, and the key of its record."""
+
+    run: Run
+    seed: int
+    key: str
+
+
+def survey(
+    paper: Paper, runs: Sequence[Run], setting: Setting, store: RecordStore
+) -> tuple[list[Step], dict[str, Record]]:
+    """Return all that a plan comes to, seed by seed, and the records that stand, by key.
+
+    Where something is left to compute, it is made sure that its records can be written.
+
+    Raises:
+        RecordError: Records cannot be written, or something else lies in the place of one.
+        UsageError: The device is not there.
+    """
+    steps = _steps(paper, runs, setting)
+    records, problems = store.read(paper.key)
+    known = {key: record for record in records for key in standing_keys(paper, record)}
+    missing = [step for step in steps if _is_left(known.get(step.key), setting)]
+    for step in missing:
+        store.find(paper.key, step.run.experiment, step.key)
+    if missing:
+        store.check_writable(paper.key)
+    for problem in problems:  # of files that are in nobody's way
+        warnings.warn(str(problem), CorruptRecordWarning, stacklevel=2)
+    return steps, known
+
+
+def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
+    from repro.measure import describe_device
+
+    machine = _machine(describe_device(setting.device)["name"], library_versions())
+    steps = []
+    for run in runs:
+        experiment = paper.experiments[run.experiment]
+        data = load(run.config, setting.root)
+        code = code_of(experiment, run.config)
+        for seed in setting.seeds_of(run):
+            key = record_key(
+                paper.key,
+                run.experiment,
+                run.config,
+                seed,
+                fingerprint=data.fingerprint if data else None,
+                code=code,
+                device=machine if experiment.measures else None,
+            )
+            steps.append(Step(run, seed, key))
+    # Seed by seed: whatever stops it early leaves whole tables with a smaller n.
+    return sorted(steps, key=lambda step: step.seed)
+
+
+def _is_left(standing: Record | None, setting: Setting) -> bool:
+    return standing is None or (setting.retry_failed and standing.status == "failed")
+
+
 def execute(
     paper: Paper,
     runs: Sequence[Run],
@@ -308,57 +500,97 @@ def execute(
 
     Running out of memory and failing are results and are recorded; the others go on. Shows a
     progress bar on a terminal, and a line per computed run elsewhere; why a run failed is said
-    in both, also of a failure that stands.
+    in both, also of a failure that stands. What another process computes at the same time is left
+    to it (see `claims`), and waited for at the end; where that one dies, it is computed here.
+
+    Raises:
+        UsageError: The device is not there, or the machine lacks something that a run needs.
+        RecordError: Records cannot be written.
     """
     import torch
     from tqdm import tqdm
 
-    from repro.measure import describe_device
-
     store = store or local_store(setting.profile)
+    setting = replace(setting, device=check_device(setting.device))
     store.sweep()
-    describe_device(setting.device)  # an absent device is said before anything starts
+    claims.sweep(store.folder)
     if setting.device == "cpu" and setting.profile in ("smoke", "quick"):
         # Such small models gain nothing from a second thread, and lose much to waiting for it
         # where another process wants the core.
         torch.set_num_threads(1)
-    steps = [(run, seed) for run in runs for seed in setting.seeds_of(run)]
-    # Seed by seed: whatever stops it early leaves whole tables with a smaller n.
-    steps.sort(key=lambda step: step[1])
-    known = {
-        key: record for record in store.load(paper.key) for key in standing_keys(paper, record)
-    }
+    steps, known = survey(paper, runs, setting, store)
     interactive = sys.stderr.isatty()
     tally = Tally()
 
     def tell(line: str) -> None:
+        line = printable(line)  # an error says whatever it likes
         tqdm.write(line, file=sys.stderr) if interactive else report(line)
 
-    with tqdm(steps, unit="run", disable=not interactive, desc=paper.key) as bar:
-        for run, seed in bar:
-            experiment = paper.experiments[run.experiment]
-            bar.set_postfix_str(str(run))
-            data = load(run.config, setting.root)
-            key = _key(paper, experiment, run, seed, setting, data)
-            name = f"{paper.key} {run} seed {seed}"
-            standing = known.get(key)
-            if standing and not (setting.retry_failed and standing.status == "failed"):
-                tally.stood += 1
-                if standing.status == "failed":
-                    tally.failed += 1
-                    tell(f"{name}: failed before, again with --retry-failed: {standing.error}")
-                continue
-            start = time.perf_counter()
-            record = _carry_out(paper, experiment, run, seed, setting, data, key)
-            store.write(record)
-            known[key] = record
-            tally.done += 1
-            tally.out_of_memory += record.status == "out_of_memory"
-            tally.failed += record.status == "failed"
-            why = f": {record.error}" if record.status == "failed" else ""
-            if why or not interactive:
-                tell(f"{name}: {record.status} ({time.perf_counter() - start:.1f} s){why}")
+    def named(step: Step) -> str:
+        return f"{paper.key} {step.run} seed {step.seed}"
+
+    def note(step: Step, record: Record) -> None:
+        if record.status == "failed":
+            tally.failed_before += 1
+            why = _first_line(record.error)
+            tell(f"{named(step)}: failed before, again with --retry-failed: {why}")
+
+    def settle(step: Step) -> None:
+        """Compute a run that is claimed, unless another process did so since the survey."""
+        before = known.get(step.key)
+        found = store.find(paper.key, step.run.experiment, step.key)
+        if found is not None and found != before:
+            tally.elsewhere += 1
+            note(step, found)
+            return
+        start = time.perf_counter()
+        record = _carry_out(paper, step, setting)
+        store.write(record)
+        known[step.key] = record
+        done.add(step.key)
+        tally.done += 1
+        tally.out_of_memory += record.status == "out_of_memory"
+        tally.failed += record.status == "failed"
+        why = f": {record.error}" if record.status == "failed" else ""
+        if why or not interactive:
+            tell(f"{named(step)}: {record.status} ({time.perf_counter() - start:.1f} s){why}")
+
+    done: set[str] = set()
+    current = torch.cuda.device(setting.device) if setting.device != "cpu" else nullcontext()
+    with (
+        current,
+        tqdm(total=len(steps), unit="run", disable=not interactive, desc=paper.key) as bar,
+    ):
+        left, waiting = steps, False
+        while left:
+            taken = []
+            for step in left:
+                bar.set_postfix_str(str(step.run))
+                standing = known.get(step.key)
+                if standing and (step.key in done or not _is_left(standing, setting)):
+                    tally.stood += 1
+                    note(step, standing)
+                    bar.update()
+                    continue
+                path = store.path(paper.key, step.run.experiment, step.key)
+                with claims.claimed(path) as mine:
+                    if mine:
+                        settle(step)
+                        bar.update()
+                    else:
+                        taken.append((step, claims.holder(path)))
+            left = [step for step, _ in taken]
+            if left and not waiting:
+                who = ", ".join(sorted({holder for _, holder in taken}))
+                tell(f"{paper.key}: waiting for {len(left)} runs that are computed by {who}")
+                waiting = True
+            if left:
+                time.sleep(POLL_S)
     return tally
+
+
+def _first_line(text: str | None) -> str:
+    return next(iter((text or "").splitlines()), "")
 
 
 def load_data(runs: Sequence[Run], root: str | None) -> None:
@@ -367,29 +599,26 @@ def load_data(runs: Sequence[Run], root: str | None) -> None:
         load(run.config, root)
 
 
-def _carry_out(
-    paper: Paper,
-    experiment: Experiment,
-    run: Run,
-    seed: int,
-    setting: Setting,
-    data: "Data | None",
-    key: str,
-) -> Record:
+def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
     import torch
 
     from repro.experiments.replay import recording
     from repro.measure import describe_device, is_out_of_memory
 
+    run, seed = step.run, step.seed
+    experiment = paper.experiments[run.experiment]
+    data = load(run.config, setting.root)
     started = now()
     status, error, outcome = "ok", None, Outcome({})
-    # A hook would cost the time that other experiments measure.
-    with recording() if experiment.trains else nullcontext() as first:
+    with (
+        noting_interrupts() as interrupted,
+        # A hook would cost the time that other experiments measure.
+        recording() if experiment.trains else nullcontext() as first,
+    ):
         try:
             outcome = experiment.function(run.config, seed, data, setting.device)
-        except UsageError:  # of the machine, not of the method: no result
-            raise
         except Exception as problem:
+            raise_if_no_result(problem, interrupted)
             status = "out_of_memory" if is_out_of_memory(problem) else "failed"
             error = f"{type(problem).__name__}: {problem}"
             if status == "failed":
@@ -400,7 +629,7 @@ def _carry_out(
         torch.cuda.empty_cache()
     commit, dirty = commit_state()
     return Record(
-        key=key,
+        key=step.key,
         paper=paper.key,
         experiment=experiment.name,
         config=run.config,
@@ -434,26 +663,38 @@ def _carry_out(
     )
 
 
-def _key(
-    paper: Paper,
-    experiment: Experiment,
-    run: Run,
-    seed: int,
-    setting: Setting,
-    data: "Data | None",
-) -> str:
-    from repro.measure import describe_device
+@contextmanager
+def noting_interrupts() -> Iterator[list[int]]:
+    """Note every Ctrl-C inside: what it ends may turn it into an error of its own."""
+    noted: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield noted  # it is another thread's, or ignored
+        return
 
-    name = describe_device(setting.device)["name"]
-    return record_key(
-        paper.key,
-        experiment.name,
-        run.config,
-        seed,
-        fingerprint=data.fingerprint if data else None,
-        code=code_of(experiment, run.config),
-        device=_machine(name, library_versions()) if experiment.measures else None,
-    )
+    def note(number: int, frame: Any) -> Any:
+        noted.append(number)
+        return before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def raise_if_no_result(problem: Exception, interrupted: Sequence[int]) -> None:
+    """Raise what says nothing of a method: an interruption, a full disk, a missing cluster."""
+    if interrupted:
+        raise KeyboardInterrupt from problem
+    if isinstance(problem, UsageError):
+        raise problem
+    if isinstance(problem, OSError) and problem.errno in _OF_THE_MACHINE:
+        where = f" ({problem.filename})" if problem.filename else ""
+        raise UsageError(
+            f"a run was given up, for {os.strerror(problem.errno)}{where}: what was computed "
+            "stands; mend that, then run again to go on"
+        ) from problem
 
 
 def _machine(device: str, versions: Mapping[str, str]) -> str:

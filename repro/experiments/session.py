@@ -18,7 +18,7 @@ class Session:
         profile: ``view`` shows the reference records and computes nothing; another profile first
             computes the records that are missing on this machine.
         device: ``cpu`` or ``cuda``; empty takes CUDA where it is present.
-        data: Folder searched first for datasets; empty for none.
+        data: Folder searched first for datasets, which has to exist; empty for none.
         seeds: How many (``"3"``), or which (``"0,5,7"``); empty for the profile's.
         reference: For ``view``, a folder under ``results/reference``; empty takes a GPU's before
             a CPU's.
@@ -37,6 +37,7 @@ class Session:
         reference: str = "",
     ) -> None:
         running.check_profile(profile, computing=False)
+        running.check_data(data or None)
         self.paper = load_paper(paper)
         if profile == "view":
             self.source = sources.find_source(self.paper, None, reference or None, local=False)
@@ -50,9 +51,14 @@ class Session:
             chosen = running.choose_datasets(self.paper, profile, (), setting.root)
             runs = running.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
             running.load_data(runs, setting.root)
-            running.execute(self.paper, runs, setting)
+            tally = running.execute(self.paper, runs, setting)
             self.source = sources.find_source(self.paper, profile, LOCAL)
-        display(Markdown(f"Shown: {self.source.label}."))
+            if failed := tally.failed + tally.failed_before:
+                again = f"python -m repro run {paper} --profile {profile} --retry-failed"
+                display(
+                    Markdown(f"**{failed} runs failed**; `{again}` computes what failed again.")
+                )
+        display(Markdown(report.markdown(f"Shown: {self.source.label}.")))
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
@@ -62,13 +68,19 @@ class Session:
         """Show an artefact: its caption, figure, table, checks and verdicts."""
         artefact = self.paper.artefacts[name]
         results = self.results(name)
-        display(Markdown(f"**{artefact.source}.** {summary.caption(artefact, results)}"))
-        if artefact.draws:
-            show_figure(artefact.figure(results))
-        display(report.TableView(artefact.table(results)))
-        if checked := summary.checks(artefact, results):
+        with summary.blaming(self.source, artefact, results):
+            caption = report.markdown(summary.caption(artefact, results))
+            figure = artefact.figure(results) if artefact.draws else None
+            table = artefact.table(results)
+            checked = summary.checks(artefact, results)
+            judged = summary.verdicts(self.paper, artefact, results)
+        display(Markdown(f"**{report.markdown(artefact.source)}.** {caption}"))
+        if figure is not None:
+            show_figure(figure)
+        display(report.TableView(table))
+        if checked:
             display(report.TableView(summary.frame(checked)))
-        if judged := summary.verdicts(self.paper, artefact, results):
+        if judged:
             display(report.TableView(summary.frame(judged, summary.CLAIM_COLUMNS[1:])))
 
     def verdicts(self) -> report.TableView:
@@ -85,7 +97,7 @@ class Session:
     def provenance(self) -> None:
         """Show what made the records: devices, versions, commits, time, datasets."""
         records = [record for own in self.source.records.values() for record in own]
-        lines = [f"- {len(records)} records: {self.source.label}"]
+        lines = [f"- {len(records)} records: {report.markdown(self.source.label)}"]
         for title, values in {
             "device": {record.device["name"] for record in records},
             "torch": {record.versions["torch"] for record in records},
@@ -97,7 +109,7 @@ class Session:
             "data": {r.dataset["name"] for r in records if r.dataset},
             "command": {record.command for record in records},
         }.items():
-            lines.append(f"- {title}: {', '.join(sorted(values)) or 'none'}")
+            lines.append(f"- {title}: {report.markdown(', '.join(sorted(values)) or 'none')}")
         display(Markdown("\n".join(lines)))
 
 

@@ -20,7 +20,14 @@ from typing import Any
 
 from repro import paths
 from repro.experiments.design import Artefact, Experiment, Paper
-from repro.experiments.running import code_of, is_current, load
+from repro.experiments.outcome import UsageError
+from repro.experiments.running import (
+    code_of,
+    is_current,
+    load,
+    noting_interrupts,
+    raise_if_no_result,
+)
 from repro.experiments.sources import find_source, results_of
 from repro.records import Record, RecordStore, commit_state, library_versions
 from repro.source_code import Tree, at_commit, present
@@ -69,6 +76,8 @@ def verify(
         for place, records in source.records.items()
         for record in records
     }
+    for store in {homes[key].folder: homes[key] for key in stale}.values():
+        store.check_writable(paper.key)  # before a training is run again in vain
     yield f"{paper.key}: {len(stand)} records stand already, {len(stale)} are stale", True
     for key, record in stale.items():
         try:
@@ -269,14 +278,21 @@ def _run_again(experiment: Experiment, record: Record, data: Any, steps_only: bo
         # Others may compute on tensors without values, whose losses cannot be noted.
         watched = recording(stop=steps_only)
         with (
+            noting_interrupts() as interrupted,
             watched if experiment.trains else nullcontext() as first,
             _executed(again.executed) if steps_only else nullcontext(),
         ):
             outcome = experiment.function(record.config, record.seed, data, kind)
             again.metrics, again.peak_bytes = outcome.metrics, outcome.peak_bytes
     except Exception as problem:
+        if interrupted:
+            raise KeyboardInterrupt from problem
         # A training may turn whatever ends it into an error of its own.
         if not (steps_only and first is not None and first.fingerprint()):
+            try:
+                raise_if_no_result(problem, interrupted)
+            except UsageError as reason:
+                raise CannotTell(str(reason)) from problem
             again.status = "out_of_memory" if is_out_of_memory(problem) else "failed"
             again.error = f": {problem}"
     finally:

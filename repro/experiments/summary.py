@@ -1,6 +1,9 @@
 """Verdicts, status and the HTML report over all papers."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +15,21 @@ from repro.experiments.design import (
     Artefact,
     Paper,
     Results,
+    UsageError,
     expectation,
 )
 from repro.experiments.judging import KINDS, WORDS
+from repro.experiments.running import check_target, user_path
 from repro.experiments.sources import LOCAL, Source, find_source, results_of
 from repro.measure.files import replacing
-from repro.records import commit_state, library_versions, local_store, now
+from repro.records import (
+    Record,
+    RecordError,
+    commit_state,
+    library_versions,
+    local_store,
+    now,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,10 +57,67 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     return rows
 
 
+@contextmanager
+def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[None]:
+    """Name the record where showing an artefact fails for what one of them holds.
+
+    Raises:
+        RecordError: A record alone, or no other, makes it fail.
+        Exception: As it was, where no record is to blame: a defect of ours.
+    """
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as problem:
+        if isinstance(problem, RecordError | UsageError):
+            raise
+
+        def fails(records: Sequence[Record]) -> bool:
+            part = copy(results)
+            part.records = list(records)
+            part.stale = [record for record in results.stale if record in part.records]
+            try:
+                with warnings.catch_warnings(action="ignore"):
+                    artefact.table(part)
+                    caption(artefact, part)
+                    checks(artefact, part)
+                    verdicts(source.paper, artefact, part)
+                    if artefact.draws:
+                        artefact.figure(part)
+            except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+                return True
+            return False
+
+        every = results.records
+        guilty = [] if fails([]) else [record for record in every if fails([record])]
+        guilty = guilty or [
+            record for record in every if not fails([r for r in every if r is not record])
+        ]
+        paths_ = [
+            str(source.stores[place].path(record.paper, record.experiment, record.key))
+            for place, records in source.records.items()
+            for record in records
+            if any(record is one for one in guilty)
+        ]
+        if not paths_:
+            raise
+        raise RecordError(
+            f"{source.paper.key}/{artefact.name} cannot be shown for what is in "
+            f"{' and '.join(paths_[:3])} ({type(problem).__name__}: {problem}); move it away or "
+            "delete it, then run again"
+        ) from problem
+
+
 def whereabouts(paper: Paper, artefact: Artefact) -> str:
     """Return where an artefact's claims are judged, and where it is written what was expected."""
     module = artefact.question.partition(":")[0].replace(".", "/")
     return f"Judged in {module}.py; expected in repro/experiments/expected/{paper.key}.toml."
+
+
+def searched() -> str:
+    """Return the folders in which records are looked for."""
+    own = paths.results_dir() / LOCAL
+    references = " and ".join(str(folder) for folder in reversed(paths.reference_dirs()))
+    return f"Looked for records of this machine in {own}, for reference records in {references}."
 
 
 def checks(artefact: Artefact, results: Results) -> list[Row]:
@@ -58,18 +127,18 @@ def checks(artefact: Artefact, results: Results) -> list[Row]:
 
 def caption(artefact: Artefact, results: Results) -> str:
     """Return an artefact's caption, and which machine and profile its rows are of."""
-    if not results.places:
-        return artefact.caption(results)
-    return f"{artefact.caption(results)} Shown: {'; '.join(results.places)}."
+    shown = f" Shown: {'; '.join(results.places)}." if results.places else ""
+    return report.printable(artefact.caption(results) + shown)  # it quotes records
 
 
 def paper_verdicts(source: Source) -> list[Row]:
     """Return all verdicts on a paper."""
-    return [
-        row
-        for artefact in source.paper.artefacts.values()
-        for row in verdicts(source.paper, artefact, results_of(artefact, source))
-    ]
+    rows = []
+    for artefact in source.paper.artefacts.values():
+        results = results_of(artefact, source)
+        with blaming(source, artefact, results):
+            rows += verdicts(source.paper, artefact, results)
+    return rows
 
 
 def counts(rows: Sequence[Row]) -> dict[str, int]:
@@ -125,7 +194,14 @@ def status(profile: str | None = None) -> list[Row]:
 def write_report(
     profile: str | None = None, device: str | None = None, output: str | None = None
 ) -> tuple[list[Row], Path]:
-    """Write the HTML report; return the verdicts and its path."""
+    """Write the HTML report; return the verdicts and its path.
+
+    Raises:
+        UsageError: It cannot be written there. Of a symbolic link the file is written that it
+            leads to.
+    """
+    path = target(output)
+    check_target(path, "the report")  # before minutes are spent
     sections, rows, labels, numbers = [], [], [], []
     for key in PAPERS:
         paper = load_paper(key)
@@ -133,19 +209,20 @@ def write_report(
         labels.append(f"{paper.title}: {source.label}")
         for artefact in paper.artefacts.values():
             results = results_of(artefact, source)
-            judged = verdicts(paper, artefact, results)
-            rows += judged
-            sections.append(
-                report.Section(
-                    anchor=f"{key}-{artefact.name}",
-                    title=f"{artefact.source}: {artefact.title}",
-                    caption=caption(artefact, results),
-                    table=artefact.table(results),
-                    checks=frame(checks(artefact, results)),
-                    verdicts=frame(judged, CLAIM_COLUMNS[1:]),
-                    figure=artefact.figure(results) if artefact.draws else None,
+            with blaming(source, artefact, results):
+                judged = verdicts(paper, artefact, results)
+                rows += judged
+                sections.append(
+                    report.Section(
+                        anchor=f"{key}-{artefact.name}",
+                        title=f"{artefact.source}: {artefact.title}",
+                        caption=caption(artefact, results),
+                        table=artefact.table(results),
+                        checks=frame(checks(artefact, results)),
+                        verdicts=frame(judged, CLAIM_COLUMNS[1:]),
+                        figure=artefact.figure(results) if artefact.draws else None,
+                    )
                 )
-            )
         own = [row for row in rows if row["artefact"].startswith(f"{key}/")]
         numbers.append({"paper": paper.title, "claims": len(own)} | counts(own))
     page = report.html_page(
@@ -156,10 +233,19 @@ def write_report(
         sections,
         provenance(),
     )
-    path = Path(output) if output else paths.results_dir() / "local" / "report.html"
     with replacing(path) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+        # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
+        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
     return rows, path
+
+
+def target(output: str | None) -> Path:
+    """Return where the HTML report is written: where it was asked for, else among the results."""
+    if output is None:
+        return paths.results_dir() / "local" / "report.html"
+    if output.endswith("/"):
+        raise UsageError(f"--output is {output!r}, a folder; give the path of a file")
+    return user_path(output, "--output")
 
 
 def frame(rows: Sequence[Row], columns: Sequence[str] | None = None) -> "pd.DataFrame":

@@ -3,12 +3,22 @@
 from repro.mbs.batchnorm import DeferredBatchNorm
 from repro.mbs.errors import (
     BatchSizeMismatchError,
+    DistributedModelError,
     EmptyBatchError,
+    HookError,
+    InputGradientError,
+    LossCheckError,
+    LossReductionError,
     LossShapeError,
     MicroBatchError,
     MicroBatchSizeError,
+    MixedSamplesError,
+    NondeterministicModelError,
     NonFiniteLossError,
+    UnsplittableBatchError,
+    UnsupportedLossError,
 )
+from repro.mbs.losses import token_counts
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span
 from repro.mbs.streamer import MicroBatchStreamer, StreamResult
@@ -16,13 +26,23 @@ from repro.mbs.streamer import MicroBatchStreamer, StreamResult
 __all__ = [
     "BatchSizeMismatchError",
     "DeferredBatchNorm",
+    "DistributedModelError",
     "EmptyBatchError",
+    "HookError",
+    "InputGradientError",
+    "LossCheckError",
+    "LossReductionError",
     "LossShapeError",
     "MicroBatchError",
     "MicroBatchSizeError",
     "MicroBatchStreamer",
+    "MixedSamplesError",
     "NonFiniteLossError",
+    "NondeterministicModelError",
     "Sizing",
     "Span",
     "StreamResult",
+    "UnsplittableBatchError",
+    "UnsupportedLossError",
+    "token_counts",
 ]

@@ -1,42 +1,123 @@
-"""Mini-batches as pytrees of tensors whose first dimension is the sample."""
+"""Mini-batches and pieces of them, cut into micro-batches and put together again."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from repro.mbs.errors import BatchSizeMismatchError, EmptyBatchError, MicroBatchError
+from repro.mbs.errors import MicroBatchError, named_errors
+from repro.mbs.losses import KnownLoss
+from repro.measure.batches import (
+    Batch,
+    SplitFunction,
+    bounds,
+    leaves_of,
+    map_leaves,
+    read_batch,
+    replaced,
+    split_by,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A piece cut into micro-batches.
+
+    Attributes:
+        bounds: The sample range of each.
+        weights: What each counts.
+    """
+
+    bounds: list[tuple[int, int]]
+    weights: list[float]
+    _part: Callable[[int], Any]
+
+    def parts(self) -> Iterator[Any]:
+        """Yield (inputs, targets) of each micro-batch, made as it is asked for."""
+        return (self._part(number) for number in range(len(self.bounds)))
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a mini-batch, or all of it: pytrees whose tensors share their first dimension.
+    """Part of a mini-batch, or all of it.
 
-    `weights` holds one weight per sample, or one per micro-batch; None weighs samples equally.
+    Attributes:
+        inputs: As given.
+        targets: As given.
+        num_samples: Samples, at least 1.
+        weights: One weight per sample, or one per micro-batch; None weighs samples equally.
+        batch: What takes samples out; None where `split` does.
+        split: The user's function, which makes micro-batches of at most a given size.
     """
 
     inputs: Any
     targets: Any
-    weights: torch.Tensor | None
     num_samples: int
+    weights: torch.Tensor | None
+    batch: Batch | None
+    split: SplitFunction | None = None
 
-    def slice(self, start: int, stop: int) -> Any:
-        """Return the (inputs, targets) of samples start..stop-1, as views without a graph."""
+    def without_weights(self) -> "Piece":
+        """Return the same piece, its samples weighed equally."""
+        return dataclasses.replace(self, weights=None)
 
-        def cut(leaf: Any) -> Any:
-            return leaf[start:stop].detach() if is_batched(leaf) else leaf
+    def bounds(
+        self, micro_batch_size: int, as_in_paper: bool = False, fewest: int = 1
+    ) -> list[tuple[int, int]]:
+        """Return the sample ranges of the micro-batches, as equal in size as can be.
 
-        return tree_map(cut, (self.inputs, self.targets))
-
-    def bounds(self, micro_batch_size: int) -> list[tuple[int, int]]:
-        """Return the sample ranges of the micro-batches; the last may be shorter."""
+        Weights per micro-batch were counted for full micro-batches and a rest, as the paper's are.
+        """
+        if not as_in_paper and (self.weights is None or len(self.weights) == self.num_samples):
+            return bounds(self.num_samples, micro_batch_size, fewest)
         return [
             (start, min(start + micro_batch_size, self.num_samples))
             for start in range(0, self.num_samples, micro_batch_size)
         ]
+
+    def plan(
+        self,
+        micro_batch_size: int,
+        as_in_paper: bool = False,
+        loss: KnownLoss | None = None,
+        fewest: int = 1,
+    ) -> Plan:
+        """Cut into micro-batches of at most this size, each weighed as it counts.
+
+        Args:
+            micro_batch_size: Most samples of one.
+            as_in_paper: Whether all but the last have that size.
+            loss: One whose weights are known, which count where none were given.
+            fewest: Micro-batches that there are at least, where sizes are free.
+
+        Raises:
+            MicroBatchError: The weights fit neither the samples nor the micro-batches, or `split`
+                did not return micro-batches.
+        """
+        if self.batch is not None:
+            batch, ranges = self.batch, self.bounds(micro_batch_size, as_in_paper, fewest)
+
+            def part(number: int) -> Any:
+                return batch.slice(*ranges[number])
+
+        else:
+            assert self.split is not None
+            with named_errors():
+                parts = split_by(self.split, self.inputs, self.targets, micro_batch_size)
+            ends = list(itertools.accumulate(count for _, _, count in parts))
+            ranges = list(zip([0, *ends[:-1]], ends, strict=True))
+
+            def part(number: int) -> Any:
+                return parts[number][:2]
+
+        weights = None
+        if loss is not None and self.weights is None and isinstance(self.targets, torch.Tensor):
+            weights = loss.weights([part(number)[1] for number in range(len(ranges))])
+        return Plan(ranges, self.weights_of(ranges) if weights is None else weights, part)
 
     def weights_of(self, bounds: list[tuple[int, int]]) -> list[float]:
         """Return the weight of each micro-batch: its samples' sum, or their number.
@@ -46,72 +127,87 @@ class Piece:
         """
         if self.weights is None:
             return [float(stop - start) for start, stop in bounds]
-        if len(self.weights) == self.num_samples:
+        if self.batch is not None and len(self.weights) == self.num_samples:
             return [float(self.weights[start:stop].sum()) for start, stop in bounds]
         if len(self.weights) == len(bounds):
             return [float(weight) for weight in self.weights]
         raise MicroBatchError(
-            f"{len(self.weights)} weights were given for {self.num_samples} samples in "
+            f"{len(self.weights)} weights were given for {bounds[-1][1]} samples in "
             f"{len(bounds)} micro-batches; give one weight per sample, or one per micro-batch"
+            + ("" if self.batch is not None else " (with split= one per micro-batch)")
         )
 
 
 _END = object()
+_ALL = 2**31 - 1  # more samples than any mini-batch has
 
 
-def as_piece(inputs: Any, targets: Any, weights: Any) -> Piece:
-    """Check a mini-batch, or a part of one, and return it as a `Piece`.
+class Reader:
+    """Reads mini-batches.
 
-    Raises:
-        EmptyBatchError: No sample.
-        BatchSizeMismatchError: First dimensions differ.
-        MicroBatchError: No batched tensor, or unusable weights.
+    Args:
+        shared: What belongs to all samples, see `read_batch`.
+        split: The user's function that makes micro-batches, None to find the samples.
     """
-    inputs, targets = _without_mappings(inputs), _without_mappings(targets)
-    sizes = [leaf.shape[0] for leaf in tree_leaves((inputs, targets)) if is_batched(leaf)]
-    if not sizes:
-        raise MicroBatchError(
-            f"the mini-batch has no tensor with a batch dimension (inputs are "
-            f"{type(inputs).__name__}); give tensors, or a tuple, list or dictionary of tensors, "
-            f"whose first dimension is the batch"
-        )
-    if len(set(sizes)) > 1:
-        raise BatchSizeMismatchError(
-            f"the tensors of the mini-batch have first dimensions {sizes}; they must be equal, "
-            f"one entry per sample"
-        )
-    if sizes[0] == 0:
-        raise EmptyBatchError("the mini-batch has no samples; skip it, or give at least one")
-    return Piece(inputs, targets, _checked_weights(weights), sizes[0])
 
-
-def pieces_of(inputs: Any, targets: Any, weights: Any) -> Iterator[Piece] | None:
-    """Return the pieces of a mini-batch that comes piece by piece, None if it is whole.
-
-    An iterable yields (inputs, targets) or (inputs, targets, weights).
-
-    Raises:
-        MicroBatchError: Targets or weights beside an iterable.
-    """
-    whole = isinstance(inputs, torch.Tensor | tuple | list | Mapping)
-    if whole or not isinstance(inputs, Iterable):
-        return None
-    if targets is not None or weights is not None:
-        raise MicroBatchError(
-            "a mini-batch given as an iterable yields (inputs, targets) or (inputs, targets, "
-            "weights) itself; do not pass targets or weights beside it"
-        )
-    return _read_pieces(iter(inputs))
-
-
-def _read_pieces(source: Iterator[Any]) -> Iterator[Piece]:
-    for item in source:
-        if not isinstance(item, tuple | list) or len(item) not in (2, 3):
-            raise MicroBatchError(
-                f"the iterable yielded {type(item).__name__}; each piece must be (inputs, "
-                f"targets) or (inputs, targets, weights)"
+    def __init__(self, shared: Sequence[Any] = (), split: SplitFunction | None = None) -> None:
+        one = isinstance(shared, str | int | torch.Tensor)
+        self._shared = [shared] if one else list(shared)
+        self._split = split
+        self._known: dict[Any, str] = {}
+        if split is not None and (self._shared or not callable(split)):
+            raise ValueError(
+                "split is a function (batch, micro_batch_size) that returns the micro-batches; "
+                "with it there is nothing for shared to name"
             )
-        yield as_piece(item[0], item[1], item[2] if len(item) == 3 else None)
+
+    def read(self, inputs: Any, targets: Any, weights: Any) -> Piece:
+        """Check a mini-batch, or a part of one.
+
+        Raises:
+            EmptyBatchError: No sample.
+            BatchSizeMismatchError: First dimensions differ.
+            UnsplittableBatchError: It cannot be told what belongs to which sample.
+            MicroBatchError: No batched tensor, or unusable weights.
+        """
+        checked = _checked_weights(weights)
+        if self._split is not None:
+            with named_errors():
+                every = split_by(self._split, inputs, targets, _ALL)
+            count = sum(part[2] for part in every)
+            return Piece(inputs, targets, count, checked, None, self._split)
+        with named_errors():
+            batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
+        return Piece(batch.inputs, batch.targets, batch.num_samples, checked, batch)
+
+    def pieces_of(self, inputs: Any, targets: Any, weights: Any) -> Iterator[Piece] | None:
+        """Return the pieces of a mini-batch that comes piece by piece, None if it is whole.
+
+        An iterable yields (inputs, targets) or (inputs, targets, weights).
+
+        Raises:
+            MicroBatchError: Targets or weights beside an iterable.
+        """
+        whole = isinstance(inputs, torch.Tensor | np.ndarray | tuple | list | Mapping)
+        if whole or dataclasses.is_dataclass(inputs) or not isinstance(inputs, Iterable):
+            return None
+        if self._split is not None and not isinstance(inputs, Iterator):
+            return None  # an object that only `split` knows
+        if targets is not None or weights is not None:
+            raise MicroBatchError(
+                "a mini-batch given as an iterable yields (inputs, targets) or (inputs, targets, "
+                "weights) itself; do not pass targets or weights beside it"
+            )
+        return self._read_pieces(iter(inputs))
+
+    def _read_pieces(self, source: Iterator[Any]) -> Iterator[Piece]:
+        for item in source:
+            if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+                raise MicroBatchError(
+                    f"the iterable yielded {type(item).__name__}; each piece must be (inputs, "
+                    f"targets) or (inputs, targets, weights)"
+                )
+            yield self.read(item[0], item[1], item[2] if len(item) == 3 else None)
 
 
 def mark_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
@@ -122,20 +218,6 @@ def mark_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
         following = next(iterator, _END)
         yield item, following is _END
         item = following
-
-
-def is_batched(leaf: Any) -> bool:
-    """Whether a leaf is a tensor with a sample dimension."""
-    return isinstance(leaf, torch.Tensor) and leaf.dim() > 0
-
-
-def _without_mappings(tree: Any) -> Any:
-    # A mapping that pytrees do not know, such as a tokenizer's output, would pass for a leaf and
-    # reach every micro-batch whole; it becomes a dictionary.
-    def convert(leaf: Any) -> Any:
-        return _without_mappings(dict(leaf)) if isinstance(leaf, Mapping) else leaf
-
-    return tree_map(convert, tree)
 
 
 def _checked_weights(weights: Any) -> torch.Tensor | None:
@@ -157,23 +239,11 @@ def _checked_weights(weights: Any) -> torch.Tensor | None:
     return values
 
 
-def to_device(tree: Any, device: torch.device) -> Any:
-    """Return the pytree with its tensors on `device`."""
-    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, tree)
-
-
-def call_model(model: nn.Module, inputs: Any) -> Any:
-    """Call with a tuple or list as positional, a dictionary as keyword arguments, else with one."""
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
-
-
 def own_memory(outputs: Any, inputs: Any) -> Any:
     """Return `outputs`, copied where they share memory with `inputs`, whose buffer is reused."""
     shared = {
         leaf.untyped_storage().data_ptr()
-        for leaf in tree_leaves(inputs)
+        for leaf in leaves_of(inputs)
         if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
     }
 
@@ -182,16 +252,18 @@ def own_memory(outputs: Any, inputs: Any) -> Any:
             return leaf
         return leaf.clone() if leaf.untyped_storage().data_ptr() in shared else leaf
 
-    return tree_map(own, outputs)
+    return map_leaves(own, outputs)
 
 
-def concatenate(outputs: Sequence[Any], bounds: list[tuple[int, int]]) -> Any:
+def concatenate(
+    outputs: Sequence[Any], bounds: list[tuple[int, int]], gradients: bool = True
+) -> Any:
     """Join the micro-batches' outputs, (n_μ, ...) each, to leaves (N_B, ...) that want gradients.
 
     Raises:
         MicroBatchError: An output tensor does not have its micro-batch's samples first.
     """
-    columns = list(zip(*(tree_flatten(output)[0] for output in outputs), strict=True))
+    columns = list(zip(*(leaves_of(output) for output in outputs), strict=True))
     if not any(isinstance(column[0], torch.Tensor) for column in columns):
         raise MicroBatchError(
             f"two_pass needs outputs that are tensors, or a tuple, list or dictionary of them; "
@@ -206,8 +278,76 @@ def concatenate(outputs: Sequence[Any], bounds: list[tuple[int, int]]) -> Any:
             if part.dim() == 0 or part.shape[0] != stop - start:
                 raise MicroBatchError(
                     f"two_pass needs outputs whose first dimension is the batch; a micro-batch "
-                    f"of {stop - start} samples gave an output of shape {tuple(part.shape)}"
+                    f"of {stop - start} samples gave an output of shape {tuple(part.shape)}; "
+                    f"compute losses and pairs of samples in loss_fn"
+                )
+            if part.shape[1:] != column[0].shape[1:]:
+                raise MicroBatchError(
+                    f"two_pass needs outputs that differ in their first dimension only; two "
+                    f"micro-batches gave {tuple(column[0].shape)} and {tuple(part.shape)}; compute "
+                    f"what depends on the number of samples in loss_fn"
                 )
         whole = torch.cat(column)
-        joined.append(whole.requires_grad_(whole.is_floating_point() or whole.is_complex()))
-    return tree_unflatten(joined, tree_flatten(outputs[0])[1])
+        wanted = gradients and (whole.is_floating_point() or whole.is_complex())
+        joined.append(whole.requires_grad_(wanted))
+    return replaced(outputs[0], joined)
+
+
+def joined_targets(parts: list[Any], bounds: list[tuple[int, int]]) -> Any:
+    """Return the targets of micro-batches as those of one, None where there are none."""
+    return None if parts[0] is None else concatenate(parts, bounds, gradients=False)
+
+
+# Relative, for what nondeterministic kernels (sums by atomic additions) leave of the same
+# computation: some eps, amplified by depth. Random numbers drawn anew differ by far more.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+
+
+class Sketch:
+    """A few numbers for each sample of an output, by which a second one is compared.
+
+    The outputs of the first of two passes are gone when the second is computed. A random
+    projection of each sample's outputs shows any difference but by a chance like that of a random
+    vector being orthogonal to a given one, and takes two numbers a sample.
+    """
+
+    def __init__(self, autocast: torch.dtype | None) -> None:
+        self._least = _TOLERANCE.get(autocast, 0.0) if autocast is not None else 0.0
+        self._signs: dict[Any, torch.Tensor] = {}
+
+    def of(self, outputs: Any) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
+        """Return projection and size of each sample, (n,) each, and the tolerance, by leaf."""
+        found = []
+        for leaf in leaves_of(outputs):
+            if (
+                not isinstance(leaf, torch.Tensor)
+                or leaf.dim() == 0
+                or leaf.layout != torch.strided
+            ):
+                continue
+            value = leaf.detach()
+            tolerance = max(_TOLERANCE.get(value.dtype, 1e-9), self._least)
+            value = torch.view_as_real(value) if value.is_complex() else value
+            wide = torch.promote_types(value.dtype, torch.float32)
+            rows = value.reshape(len(value), -1).to(wide)
+            key = (rows.shape[1], rows.dtype, rows.device)
+            if key not in self._signs:
+                own = torch.Generator(rows.device).manual_seed(rows.shape[1])
+                self._signs[key] = torch.randn(
+                    rows.shape[1], generator=own, dtype=rows.dtype, device=rows.device
+                )
+            found.append(((rows * self._signs[key]).sum(1), rows.norm(dim=1), tolerance))
+        return found
+
+    def differ(
+        self,
+        one: list[tuple[torch.Tensor, torch.Tensor, float]],
+        other: list[tuple[torch.Tensor, torch.Tensor, float]],
+    ) -> torch.Tensor | None:
+        """Return the largest difference over its tolerance, None where there is nothing."""
+        worst = []
+        for (a, size, tolerance), (b, _, _) in zip(one, other, strict=True):
+            difference = (a - b).abs() / (size * tolerance + torch.finfo(size.dtype).tiny)
+            same = (a == b) | (a.isnan() & b.isnan())
+            worst.append(torch.where(same, 0.0, difference).nan_to_num(torch.inf).max())
+        return torch.stack([value.double() for value in worst]).max() if worst else None

@@ -65,6 +65,8 @@ class DeferredBatchNorm:
 
     @torch.no_grad()
     def _gather(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not layer.training:  # a check's evaluation
+            return
         values = inputs[0].detach()  # (samples, channels, ...)
         if values.dtype in (torch.float16, torch.bfloat16):
             values = values.float()

@@ -1,29 +1,41 @@
 """What several processes have to agree on when each streams its share of a mini-batch."""
 
+import warnings
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from repro.mbs.errors import DistributedModelError
+
 
 class Processes:
-    """The processes of a `DistributedDataParallel` model; just this one for any other model.
+    """The processes of a wrapped model; just this one for any other model.
 
-    Every call of `mean_weight` and `sum_losses` is a collective of one number, made once per
-    mini-batch by each process, however many micro-batches it has.
+    `DistributedDataParallel` synchronises gradients once per mini-batch. Fully sharded models
+    (`FullyShardedDataParallel`, `fully_shard`) exchange parameters and gradients with every
+    micro-batch, so that each process has to have as many. Every call of `mean_weight`,
+    `sum_losses` and `most` is a collective of a few numbers, made in the same order by each.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model = model
         self._device = device
-        self.several = isinstance(model, DistributedDataParallel)
+        self.sharded = _is_sharded(model)
+        self.several = isinstance(model, DistributedDataParallel) or self.sharded
         self.module: nn.Module = model
-        self._group: torch.distributed.ProcessGroup | None = None
+        self._group: dist.ProcessGroup | None = None
         if isinstance(model, DistributedDataParallel):
             self.module = model.module
             self._group = model.process_group
+        elif self.sharded:
+            self._group = _group_of(model)
+        elif not self.several:
+            _warn_if_alone(model)
         # Such gradients are overwritten by the backward pass.
         self.gradients_are_views = bool(getattr(model, "gradient_as_bucket_view", False))
 
@@ -31,19 +43,93 @@ class Processes:
         """Return the divisor that makes the mean over processes the mean over all samples."""
         if not self.several:
             return weight
-        return self._sum(weight) / torch.distributed.get_world_size(self._group)
+        return self._reduced(weight) / dist.get_world_size(self._group)
 
     def sum_losses(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the sum of the processes' losses: infinite or NaN for all if for one."""
-        return self._sum(loss) if self.several else loss
+        return self._reduced(loss) if self.several else loss
+
+    def most(self, *numbers: float) -> list[float]:
+        """Return the largest of each number over the processes; waits for them."""
+        if not self.several:
+            return list(numbers)
+        values = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group)
+        return values.tolist()
 
     def synchronization(self, wanted: bool) -> AbstractContextManager[Any]:
         """Return a context in which a backward pass synchronises gradients only if `wanted`."""
-        no_sync = getattr(self._model, "no_sync", None)
+        no_sync = None if self.sharded else getattr(self._model, "no_sync", None)
         return nullcontext() if wanted or no_sync is None else no_sync()
 
-    def _sum(self, value: float | torch.Tensor) -> torch.Tensor:
+    def synchronize(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Average the gradients that each process has accumulated by itself.
+
+        `DistributedDataParallel` does so in a backward pass, with whatever communication hook it
+        has. The one made for it adds zero to each gradient.
+        """
+        model = self._model
+        assert isinstance(model, DistributedDataParallel)
+        module = model._modules["module"]
+        unused_allowed = bool(getattr(model, "find_unused_parameters", False))
+        touched = [p for p in parameters if p.grad is not None or not unused_allowed]
+        model._modules["module"] = _Zero(touched)
+        try:
+            with torch.enable_grad():
+                loss = model()
+        finally:
+            model._modules["module"] = module
+        loss.backward()
+
+    def _reduced(self, value: float | torch.Tensor) -> torch.Tensor:
         # Filled by a kernel: a copy from the host would wait for the device.
         total = torch.zeros((), device=self._device, dtype=torch.float64) + value
-        torch.distributed.all_reduce(total, group=self._group)
+        dist.all_reduce(total, group=self._group)
         return total
+
+
+class _Zero(nn.Module):
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self._touched = list(parameters)  # in a list, so that they are not registered
+
+    def forward(self) -> torch.Tensor:
+        # A sum's gradient is one number, however large the parameter.
+        return torch.stack([parameter.sum().float() * 0 for parameter in self._touched]).sum()
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    if not dist.is_available():
+        return False
+    names = {kind.__name__ for m in model.modules() for kind in type(m).__mro__}
+    return not {"FSDPModule", "FullyShardedDataParallel"}.isdisjoint(names)
+
+
+def _group_of(model: nn.Module) -> dist.ProcessGroup | None:
+    """Return the group over which gradients are averaged, None for all processes.
+
+    Raises:
+        DistributedModelError: The processes are arranged in more than one dimension.
+    """
+    meshes = {p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}
+    if any(mesh.ndim > 1 for mesh in meshes) or len(meshes) > 1:
+        raise DistributedModelError(
+            "the model's parameters are spread over a mesh of more than one dimension (hybrid "
+            "sharding or tensor parallelism), whose gradient average is not known here; shard it "
+            "over one, or use DistributedDataParallel"
+        )
+    return next(iter(meshes)).get_group() if meshes else getattr(model, "process_group", None)
+
+
+def _warn_if_alone(model: nn.Module) -> None:
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return
+    if any(hasattr(parameter, "device_mesh") for parameter in model.parameters()):
+        return  # spread in another way
+    warnings.warn(
+        f"{dist.get_world_size()} processes are joined, but the model given to MicroBatchStreamer "
+        f"is not wrapped: each process computes the gradient of its own samples alone. Wrap it in "
+        f"DistributedDataParallel first, or average gradients yourself",
+        RuntimeWarning,
+        stacklevel=4,
+    )

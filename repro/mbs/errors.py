@@ -2,34 +2,93 @@
 
 import math
 import operator
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from repro.measure import batches, is_out_of_memory
 
 
 class MicroBatchError(ValueError):
     """Something given to the streamer cannot be used; gradients are as they were."""
 
 
-class EmptyBatchError(MicroBatchError):
+class EmptyBatchError(MicroBatchError, batches.EmptyBatchError):
     """The mini-batch has no sample."""
+
+
+class BatchSizeMismatchError(MicroBatchError, batches.BatchSizeMismatchError):
+    """The parts of a mini-batch disagree in their number of samples."""
+
+
+class UnsplittableBatchError(MicroBatchError, batches.UnsplittableBatchError):
+    """It cannot be told which parts of a mini-batch belong to which sample."""
 
 
 class MicroBatchSizeError(MicroBatchError):
     """The micro-batch size is neither a whole number of at least 1 nor ``"auto"``."""
 
 
-class BatchSizeMismatchError(MicroBatchError):
-    """The tensors of a mini-batch disagree in their first dimension."""
-
-
 class LossShapeError(MicroBatchError):
     """The loss is not a scalar tensor."""
 
 
+class LossReductionError(LossShapeError):
+    """The loss's reduction gives no scalar."""
+
+
+class UnsupportedLossError(MicroBatchError):
+    """The loss needs the mini-batch as a whole in a way that no mode provides."""
+
+
+class LossCheckError(MicroBatchError):
+    """The micro-batches' losses do not add up to the mini-batch's."""
+
+
+class MixedSamplesError(MicroBatchError):
+    """The model's outputs for a sample depend on the other samples of its micro-batch."""
+
+
+class InputGradientError(MicroBatchError):
+    """An input requires a gradient, which micro-batches do not give it."""
+
+
+class NondeterministicModelError(MicroBatchError):
+    """The second of two passes computed other outputs than the first."""
+
+
+class HookError(MicroBatchError):
+    """A parameter has a hook that cannot be called once per mini-batch."""
+
+
+class DistributedModelError(MicroBatchError):
+    """The way in which the model is spread over processes does not allow what was asked."""
+
+
 class NonFiniteLossError(MicroBatchError):
     """The loss is infinite or not a number."""
+
+
+@contextmanager
+def named_errors() -> Iterator[None]:
+    """Give the errors of a mini-batch that cannot be read this method's names."""
+    try:
+        yield
+    except MicroBatchError:
+        raise
+    except batches.EmptyBatchError as error:
+        raise EmptyBatchError(str(error)) from None
+    except batches.BatchSizeMismatchError as error:
+        raise BatchSizeMismatchError(str(error)) from None
+    except batches.UnsplittableBatchError as error:
+        raise UnsplittableBatchError(str(error)) from None
+    except batches.BatchError as error:
+        raise MicroBatchError(str(error)) from None
 
 
 def check_choice(name: str, given: Any, allowed: tuple[Any, ...]) -> None:
@@ -83,6 +142,75 @@ def check_weights_usable(two_pass: bool, normalization: str) -> None:
     )
 
 
+def check_no_parameter(batch: batches.Batch | None, parameters: Sequence[nn.Parameter]) -> None:
+    """Raise where what would be divided is a parameter of the model."""
+    if batch is None:
+        return
+    places = {id(parameter) for parameter in parameters}
+    for path, leaf in batch.tensors():
+        if id(leaf) in places:
+            name = ".".join(map(str, path))
+            raise UnsplittableBatchError(
+                f"{name} is a parameter, which an input cannot train; let the model use it itself, "
+                f"or give it as .detach(), named in shared= if it belongs to the whole mini-batch"
+            )
+
+
+@contextmanager
+def explained(bound: tuple[int, int], total: int) -> Iterator[None]:
+    """Say what is wrong with a micro-batch that a model or a loss could not compute.
+
+    Args:
+        bound: Its samples.
+        total: Samples of the mini-batch.
+
+    Raises:
+        MixedSamplesError: It has another number of samples than what belongs to the whole.
+    """
+    count = bound[1] - bound[0]
+    try:
+        yield
+    except (ValueError, RuntimeError, IndexError) as error:
+        if isinstance(error, MicroBatchError) or count >= total:
+            raise
+        text = str(error)
+        if count == 1 and "more than 1 value per channel" in text:
+            error.add_note(
+                "this micro-batch has one sample, with which BatchNorm cannot train; give a "
+                "micro_batch_size of which none is left over (2 leaves one of an odd number)"
+            )
+            raise
+        hint = (
+            f"a micro-batch has {count} of the mini-batch's {total} samples. Name in shared= what "
+            f"of the inputs or targets belongs to the whole mini-batch, and give in the targets "
+            f"what the loss knows of single samples (a teacher's outputs, weights of samples)"
+        )
+        numbers = {int(number) for number in re.findall(r"(?<![\w.])\d+(?![\w.]\d)", text)}
+        sizes = count in numbers and (total in numbers or "out of bounds" in text)
+        if sizes and not is_out_of_memory(error):
+            raise MixedSamplesError(f"{text}: {hint}") from error
+        if not is_out_of_memory(error):
+            error.add_note(hint)
+        raise
+
+
+def check_no_graph(inputs: Any) -> None:
+    """Raise where inputs wait for a gradient, which they would not receive.
+
+    Raises:
+        InputGradientError: An input, or something it was computed from, requires a gradient.
+    """
+    for leaf in batches.leaves_of(inputs):
+        tensor = leaf.data if isinstance(leaf, PackedSequence) else leaf
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            raise InputGradientError(
+                f"an input of shape {tuple(tensor.shape)} requires a gradient, and would receive "
+                f"none: micro-batches are taken without the graph behind them. Put what computed "
+                f"it into the model, such as nn.Sequential(generator, discriminator) for a "
+                f"generator's step, or give it as inputs.detach()"
+            )
+
+
 def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
     """Return the device, with its index, on which the model's parameters must be."""
     parameter = next(model.parameters(), None)
@@ -127,5 +255,5 @@ def check_finite(loss: torch.Tensor, of_all: torch.Tensor, num_samples: int) -> 
     where = "of another process" if math.isfinite(value) else f"of {num_samples} samples"
     raise NonFiniteLossError(
         f"the loss of the mini-batch {where} is {of_all.item()}; gradients and buffers are as "
-        f"before the call; check the inputs, or lower the learning rate"
+        f"before the call; check the inputs, whether any target counts, or lower the learning rate"
     )

@@ -15,7 +15,8 @@ class StreamResult:
             device.
         num_samples: Samples in the mini-batch, N_B.
         num_micro_batches: Micro-batches it was split into, N_Sμ.
-        micro_batch_size: Size of all but the last (ragged) one of them, N_μ.
+        micro_batch_size: Size of the largest of them; the others have as many samples or one
+            less (with the paper's normalisation the last has the rest).
         retries: How often the mini-batch, or a piece of it, was tried again with a smaller size.
     """
 
@@ -43,7 +44,7 @@ class Totals:
         return cls(
             num_samples=bounds[-1][1],
             num_micro_batches=len(bounds),
-            micro_batch_size=bounds[0][1],
+            micro_batch_size=bounds[0][1] - bounds[0][0],
         )
 
     def add(self, loss: torch.Tensor, weight: float) -> None:

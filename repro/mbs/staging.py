@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from repro.mbs.batches import is_batched, to_device
+from repro.measure.batches import leaves_of, replaced, to_device
 
 _END = object()
 
@@ -153,12 +152,12 @@ class Stager:
     @torch.no_grad()
     def _send(self, micro_batch: Any, slot: _Slot, compute: torch.cuda.Stream) -> Any:
         assert self._copy_stream is not None
-        leaves, structure = tree_flatten(micro_batch)
+        leaves = leaves_of(micro_batch)
         pairs: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (position, source, target)
         for position, leaf in enumerate(leaves):
             if not isinstance(leaf, torch.Tensor) or leaf.device == self._device:
                 continue
-            if not is_batched(leaf):  # a number; filled in by a kernel on the compute stream
+            if leaf.dim() == 0:  # a number; filled in by a kernel on the compute stream
                 leaves[position] = leaf.to(self._device, non_blocking=True)
                 continue
             staging, target = self._buffers(slot, position, leaf, compute)
@@ -176,7 +175,7 @@ class Stager:
             slot.copied.record(self._copy_stream)
             if self._trace:
                 self.marks.append(("copy", start, self._mark()))
-        return tree_unflatten(leaves, structure)
+        return replaced(micro_batch, leaves)
 
     def _hand_out(
         self, slot: _Slot, micro_batch: Any, compute: torch.cuda.Stream

@@ -7,6 +7,8 @@ from types import TracebackType
 import torch
 from torch import nn
 
+from repro.mbs.randomness import Randomness
+
 
 class Transaction:
     """Run a backward pass so that it either happens whole or leaves no trace.
@@ -14,14 +16,15 @@ class Transaction:
     On entry the gradients are set aside and new ones start from None, so that nothing is copied
     when they are None already. Leaving normally adds the new gradients to those set aside, in
     place. Leaving by an exception puts back the gradients (the very tensors), the buffers
-    (BatchNorm's running statistics among them) and the random number generators.
+    (BatchNorm's running statistics among them; the very tensors, where a module
+    replaces its own) and the random number generators.
 
     A `torch.amp.GradScaler` needs nothing put back: scaling a loss does not change its state.
 
     Args:
         parameters: Those whose gradients are accumulated, each once.
         buffers: Those that a forward pass may change.
-        device: The device whose random number generator is saved beside the CPU's.
+        randomness: The random number generators.
         keep: Whether leaving normally keeps what was done; a probe puts everything back.
         copy_gradients: Set copies of the gradients aside, for gradients that lie in memory which
             the backward pass writes, as views of `DistributedDataParallel`'s buckets do.
@@ -30,8 +33,8 @@ class Transaction:
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        buffers: Sequence[torch.Tensor],
-        device: torch.device,
+        buffers: "Buffers",
+        randomness: Randomness,
         keep: bool = True,
         copy_gradients: bool = False,
     ) -> None:
@@ -39,16 +42,16 @@ class Transaction:
         self._copy_gradients = copy_gradients
         self._parameters = parameters
         self._buffers = buffers
-        self._device = device
+        self._randomness = randomness
 
     def __enter__(self) -> "Transaction":
         # First what may run out of memory, while nothing has changed yet.
-        self._saved_buffers = copy_tensors(self._buffers)
+        self._saved_buffers = self._buffers.copies()
         self._gradients = [
             p.grad.clone() if self._copy_gradients and p.grad is not None else p.grad
             for p in self._parameters
         ]
-        self._rng = get_rng(self._device)
+        self._states = self._randomness.get()
         for parameter in self._parameters:
             parameter.grad = None
         return self
@@ -71,22 +74,46 @@ class Transaction:
         if sums:
             torch._foreach_add_(sums, terms)
         if not kept:
-            write_tensors(self._buffers, self._saved_buffers)
-            set_rng(self._device, self._rng)
+            self._buffers.write(self._saved_buffers)
+            self._randomness.set(self._states)
         del self._gradients, self._saved_buffers
 
 
-def tensors_of(modules: Sequence[nn.Module]) -> tuple[list[nn.Parameter], list[torch.Tensor]]:
-    """Return the parameters to train and the buffers of these modules themselves, tied ones once.
+class Buffers:
+    """The buffers of modules, which a forward pass may write or replace.
+
+    Args:
+        modules: Those whose own buffers are meant, without what they contain.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._places = [
+            (module._buffers, name, buffer)
+            for module in modules
+            for name, buffer in module._buffers.items()
+        ]
+        found = (buffer for _, _, buffer in self._places)
+        self._tensors = list({id(b): b for b in found if b is not None}.values())
+
+    def copies(self) -> list[torch.Tensor]:
+        """Return copies of the values."""
+        return copy_tensors(self._tensors)
+
+    def write(self, copies: Sequence[torch.Tensor]) -> None:
+        """Put the buffers that there were back, with these values."""
+        for buffers, name, buffer in self._places:
+            if buffers.get(name) is not buffer:
+                buffers[name] = buffer
+        write_tensors(self._tensors, copies)
+
+
+def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:
+    """Return the parameters to train of these modules themselves, tied ones once.
 
     Several times faster than walking the module tree, and done for each mini-batch.
     """
     parameters = (p for module in modules for p in module._parameters.values())
-    buffers = (b for module in modules for b in module._buffers.values())
-    return (
-        list({id(p): p for p in parameters if p is not None and p.requires_grad}.values()),
-        list({id(b): b for b in buffers if b is not None}.values()),
-    )
+    return list({id(p): p for p in parameters if p is not None and p.requires_grad}.values())
 
 
 def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -108,16 +135,3 @@ def write_tensors(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tenso
         group[1].append(source)
     for group in alike.values():
         torch._foreach_copy_(*group)
-
-
-def get_rng(device: torch.device) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the state of the CPU's generator and of a CUDA device's."""
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    return torch.get_rng_state(), cuda
-
-
-def set_rng(device: torch.device, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    """Set what `get_rng` returned."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from repro.measure.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
     from repro.measure.cost import MemoryModel, Probe, TimeModel, probe
-    from repro.measure.files import replacing
+    from repro.measure.files import NotAFileError, replacing
     from repro.measure.memory import (
         BudgetExceededError,
         LinearMemoryModel,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "checkpoint": ("CheckpointError", "load_checkpoint", "save_checkpoint"),
     "cost": ("MemoryModel", "Probe", "TimeModel", "probe"),
-    "files": ("replacing",),
+    "files": ("NotAFileError", "replacing"),
     "memory": (
         "BudgetExceededError",
         "LinearMemoryModel",
@@ -47,6 +47,7 @@ __all__ = [
     "MemoryMeter",
     "MemoryModel",
     "MemoryState",
+    "NotAFileError",
     "Probe",
     "TimeModel",
     "Timing",

@@ -4,13 +4,14 @@ import hashlib
 import io
 import os
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from repro.measure.files import replacing
+from repro.measure.files import regular, replacing, sweep
 
 
 class CheckpointError(ValueError):
@@ -29,6 +30,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> N
 
     Raises:
         CheckpointError: The state holds something else; the old checkpoint stays.
+        OSError: The file cannot be written (`NotAFileError`: it is none); the old one stays.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
@@ -57,12 +59,21 @@ def load_checkpoint(path: str | os.PathLike[str], device: str = "cpu") -> dict[s
     Raises:
         CheckpointError: The file is damaged, or no such checkpoint.
         FileNotFoundError: There is none.
+        NotAFileError: It is a folder, a pipe or a device.
     """
-    whole = Path(path).read_bytes()
+    file = regular(path)
+    sweep(file.parent)
+    whole = file.read_bytes()
+    problem = (
+        f"{os.fspath(path)} is damaged, or no checkpoint of repro: remove it to start anew, or "
+        "give another path"
+    )
     if hashlib.sha256(whole[32:]).digest() != whole[:32]:
-        raise CheckpointError(
-            f"{os.fspath(path)} is damaged, or no checkpoint of repro: remove it to start anew, or "
-            "give another path"
-        )
-    state: dict[str, Any] = torch.load(io.BytesIO(whole[32:]), device, weights_only=True)
+        raise CheckpointError(problem)
+    try:
+        state = torch.load(io.BytesIO(whole[32:]), device, weights_only=True)
+    except (pickle.UnpicklingError, EOFError, zipfile.BadZipFile) as error:
+        raise CheckpointError(problem) from error
+    if not isinstance(state, dict):
+        raise CheckpointError(problem)
     return state

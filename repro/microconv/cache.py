@@ -15,6 +15,7 @@ from pathlib import Path
 
 from repro.measure import allocations, describe_device, timing
 from repro.measure.allocations import freed_memory_is_kept
+from repro.measure.files import cache_folder, regular
 from repro.microconv.backends import BACKENDS
 from repro.microconv.kernels import Kernel
 
@@ -79,11 +80,7 @@ def _code() -> str:
 
 def default_path() -> Path:
     """Return ``microconv.sqlite`` in `$REPRO_CACHE`, else in the user's cache folder."""
-    folder = os.environ.get("REPRO_CACHE")
-    if not folder:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = str(Path(home) / "repro")
-    return Path(folder).expanduser() / "microconv.sqlite"
+    return cache_folder() / "microconv.sqlite"
 
 
 class BenchmarkCache:
@@ -108,6 +105,7 @@ class BenchmarkCache:
             weakref.finalize(self, self._memory.close)
         else:
             try:
+                regular(self.path)  # a pipe would be waited for
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise CacheError(self._problem(error)) from error
@@ -134,7 +132,7 @@ class BenchmarkCache:
                 connection = sqlite3.connect(str(self.path), timeout=60)
                 with connection:
                     yield connection
-            except sqlite3.Error as error:
+            except (sqlite3.Error, ValueError, TypeError) as error:  # of what a row holds
                 raise CacheError(self._problem(error)) from error
             finally:
                 if connection is not None:
@@ -147,7 +145,7 @@ class BenchmarkCache:
                 "SELECT algorithms FROM listings_1 WHERE key = ? AND micro_batch = ?",
                 (key.text, micro_batch),
             ).fetchone()
-        return None if row is None else [(name, size) for name, size in json.loads(row[0])]
+            return None if row is None else [(name, size) for name, size in json.loads(row[0])]
 
     def store_listing(self, key: Key, micro_batch: int, algorithms: list[tuple[str, int]]) -> None:
         """Keep the algorithms of a micro-batch and their workspace."""
@@ -164,7 +162,7 @@ class BenchmarkCache:
                 "SELECT algorithm, samples_s FROM times_1 WHERE key = ? AND micro_batch = ?",
                 (key.text, micro_batch),
             ).fetchall()
-        return {algorithm: json.loads(samples) for algorithm, samples in rows}
+            return {algorithm: [*map(float, json.loads(samples))] for algorithm, samples in rows}
 
     def store_times(self, key: Key, micro_batch: int, times: Mapping[str, list[float]]) -> None:
         """Keep measured seconds by algorithm."""

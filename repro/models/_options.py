@@ -1,5 +1,7 @@
 """Checks of the options that every architecture shares."""
 
+from repro.measure.checks import is_whole
+
 
 def check_at_least(minimum: int, **options: int) -> None:
     """Raise a ValueError if an option is not a whole number of at least `minimum`.
@@ -9,7 +11,7 @@ def check_at_least(minimum: int, **options: int) -> None:
         **options: Each option by its name, as the caller of the architecture knows it.
     """
     for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        if not is_whole(value, minimum):
             raise ValueError(
                 f"{name} is {value!r}, but must be a whole number of at least {minimum}: "
                 f"pass {name}={minimum} or more"

@@ -2,15 +2,20 @@
 
 The library is compiled at first use with the plain compiler; the CUDA driver is looked up at run
 time, so that no toolkit is needed. See `csrc/chunked_allocator.cpp` for how it works.
+
+A library is code that runs: it is kept in a folder of this user's alone, ends with a digest of its
+content, and what is loaded is the very file that was checked.
 """
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
+import shlex
 import shutil
+import stat
 import subprocess
-import tempfile
 import threading
 from dataclasses import dataclass, fields
 from functools import cache
@@ -19,6 +24,13 @@ from types import TracebackType
 
 import torch
 
+from repro.measure.files import (
+    UnsafeFolderError,
+    cache_folder,
+    is_own,
+    own_folder,
+    replacing,
+)
 from repro.outofcore.allocator import PAPER_CHUNK_BYTES, AllocatorError
 
 SOURCES = Path(__file__).with_name("csrc")
@@ -26,10 +38,13 @@ FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall"
 LIBRARIES = ("-ldl", "-lpthread")
 _INVALID, _OUT_OF_MEMORY = 1, 2
 _LARGEST = 2**63 - 1
+_DIGEST_BYTES = 32
+
+logger = logging.getLogger(__name__)
 
 
 class AllocatorBuildError(RuntimeError):
-    """The library of the chunked allocator cannot be built here."""
+    """The library of the chunked allocator cannot be built here, or not be trusted."""
 
 
 class NativeOutOfMemory(MemoryError):
@@ -91,32 +106,34 @@ class _Counters(ctypes.Structure):
         return Counters(*(getattr(self, field.name) for field in fields(Counters)))
 
 
-def _compiler() -> str:
+def _compiler() -> list[str]:
+    """Return the compiler and arguments of its own, as `$CXX` may hold them."""
     given = os.environ.get("CXX")
-    for name in [given] if given else ["c++", "g++"]:
+    for name, *arguments in [shlex.split(given) or [given]] if given else [["c++"], ["g++"]]:
         if found := shutil.which(name):
-            return found
+            return [found, *arguments]
     raise AllocatorBuildError(
         f"there is no C++ compiler: {f'$CXX is {given!r}' if given else 'no c++ and no g++'}; "
         f"install one (apt-get install g++), or name one as $CXX"
     )
 
 
-def _cache_folder() -> Path:
-    folder = os.environ.get("REPRO_CACHE")
-    if not folder:
-        folder = str(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "repro")
-    return Path(folder).expanduser()
+def _library_folder() -> Path:
+    """Return the folder of libraries, one for each user: a cache may be shared."""
+    return cache_folder() / f"native-{os.geteuid()}"
 
 
 def build() -> Path:
     """Compile the library where that has not been done, and return its path.
 
-    It lies in `$REPRO_CACHE`, else in the user's cache folder, under a name that hashes source,
-    compiler and flags. Any number of processes may build it at once.
+    It lies in a folder ``native-USER`` of `$REPRO_CACHE`, else of the user's cache folder, under a
+    name that hashes source, compiler and flags. That folder must be this user's (or root's) and
+    closed to others, as it is made. A library that is not what was built is built again, with a
+    warning. Any number of processes may build it at once.
 
     Raises:
-        AllocatorBuildError: There is no compiler, it failed, or the folder cannot be written.
+        AllocatorBuildError: There is no compiler, it failed, or the folder cannot be written or
+            not be trusted (its cause is an `UnsafeFolderError`).
     """
     if platform.system() != "Linux":
         raise AllocatorBuildError(
@@ -127,36 +144,95 @@ def build() -> Path:
     sources = sorted(SOURCES.glob("*.cpp"))
     key = hashlib.sha256()
     try:
-        version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
+        version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
         for part in (*sources, *sorted(SOURCES.glob("*.hpp"))):
             key.update(part.name.encode() + b"\0" + part.read_bytes() + b"\0")
         key.update(repr((compiler, version, FLAGS, LIBRARIES, platform.machine())).encode())
-        target = _cache_folder() / f"chunked_allocator-{key.hexdigest()[:16]}.so"
-        if target.exists():
+        target = _library_folder() / f"chunked_allocator-{key.hexdigest()[:16]}.so"
+        try:
+            os.close(_opened(target))
             return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix="chunked_allocator-") as folder:
-            made = Path(folder) / target.name
-            command = [compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
+        except FileNotFoundError:
+            pass
+        except BrokenLibraryError as error:
+            logger.warning("building again: %s", error)
+            if target.is_dir() and not target.is_symlink():
+                raise AllocatorBuildError(f"{target} is a folder: remove it") from error
+            target.unlink(missing_ok=True)  # the permissions of an old file would stay
+        with replacing(target) as made:  # whoever is last wins, with the same library
+            command = [*compiler, *FLAGS, *map(str, sources), "-o", str(made), *LIBRARIES]
             subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=True)
-            made.replace(target)  # whoever is last wins, with the same library
+            content = made.read_bytes()
+            made.write_bytes(content + _digest(target, content))
+            made.chmod(stat.S_IRWXU)
     except subprocess.CalledProcessError as error:
         output = error.stderr.decode() if isinstance(error.stderr, bytes) else error.stderr
         raise AllocatorBuildError(
             f"the compiler failed with status {error.returncode}: {' '.join(error.cmd)}\n{output}"
             f"\nname another as $CXX"
         ) from error
+    except UnsafeFolderError as error:
+        raise AllocatorBuildError(
+            f"the chunked allocator is not loaded: {error.strerror}: {error.filename}, or name "
+            f"another folder as $REPRO_CACHE"
+        ) from error
     except OSError as error:
         raise AllocatorBuildError(
-            f"the chunked allocator cannot be built in {_cache_folder()}: {error}; "
-            f"name a folder that can be written as $REPRO_CACHE"
+            f"the chunked allocator cannot be built: {error}; name a folder that can be written "
+            f"as $REPRO_CACHE"
         ) from error
     return target
 
 
+class BrokenLibraryError(AllocatorBuildError):
+    """A file in the place of the library is not what was built."""
+
+
+def _digest(path: Path, content: bytes) -> bytes:
+    """Return what a library ends with, which loaders take no notice of."""
+    return hashlib.sha256(path.name.encode() + b"\0" + content).digest()
+
+
+def _opened(path: Path) -> int:
+    """Open a library that can be trusted.
+
+    Raises:
+        FileNotFoundError: There is none.
+        BrokenLibraryError: It is damaged, another's, or none of ours.
+        UnsafeFolderError: Its folder is not this user's alone.
+    """
+    folder = own_folder(path.parent)
+    try:
+        # Neither is a link followed nor a pipe waited for.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(path.name, flags, dir_fd=folder)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise BrokenLibraryError(f"{path} is no file that was built here ({error})") from error
+    finally:
+        os.close(folder)
+    state = os.fstat(file)
+    if stat.S_ISREG(state.st_mode) and is_own(state):
+        with open(file, "rb", closefd=False) as stream:
+            content = stream.read()
+        if content[-_DIGEST_BYTES:] == _digest(path, content[:-_DIGEST_BYTES]):
+            return file
+    os.close(file)
+    raise BrokenLibraryError(f"{path} is damaged, or not what was built here")
+
+
 @cache
 def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+    """Load the file that was checked, by its descriptor: its name may lead to another by now."""
+    try:
+        # It stays open, since dlopen knows a library by its name, which is the descriptor's number.
+        library = ctypes.CDLL(f"/proc/self/fd/{_opened(path)}")
+    except OSError as error:
+        raise AllocatorBuildError(
+            f"the chunked allocator at {path} cannot be loaded: {error}; name another folder as "
+            f"$REPRO_CACHE, one whose programs may run"
+        ) from error
     pointer, number, whole = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
     out = ctypes.POINTER(pointer)
     counters = ctypes.POINTER(_Counters)
@@ -357,7 +433,7 @@ def install(
         path = build()
         library = _load(path)
         plugged = torch.cuda.memory.CUDAPluggableAllocator(
-            str(path), "ca_plug_malloc", "ca_plug_free"
+            library._name, "ca_plug_malloc", "ca_plug_free"
         )
         # Neither is reached by the constructor: Tensor.record_stream, and empty_cache.
         for setter, name in (

@@ -2,17 +2,20 @@ import io
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from repro.adaptive import (
     DivergedError,
+    DivergenceWarning,
     FixedBatch,
     LinearScaling,
     NoiseScaleBatch,
     Saturation,
     ScheduledBatch,
+    SchedulerError,
     StartingPoint,
     ThetaController,
     set_lr,
@@ -42,9 +45,15 @@ def costs_of(thetas, distances, first_cost=10.0):
     return [first_cost - t * d for t, d in zip(thetas, distances, strict=True)]
 
 
+def falling(epochs, first_cost=10.0):
+    return [first_cost * 0.95 ** (i + 1) for i in range(epochs)]
+
+
 def with_thetas(controller, thetas):
-    distances = [1.0 + 0.1 * i for i in range(len(thetas))]
-    return follow(controller, costs_of(thetas, distances), distances)
+    """Follow a training whose cost falls in every epoch."""
+    costs = falling(len(thetas))
+    distances = [(10.0 - cost) / theta for cost, theta in zip(costs, thetas, strict=True)]
+    return follow(controller, costs, distances)
 
 
 def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=()):
@@ -75,11 +84,11 @@ def check(steps, expected):
 
 
 def curve(seed, epochs=24):
-    """Thetas that rise, peak and wander, as in Figures 2 and 6; some negative."""
+    """Thetas that rise, peak and wander, as in Figures 2 and 6."""
     draw = random.Random(seed)
     thetas = [draw.uniform(0.2, 2)]
     for _ in range(epochs - 1):
-        thetas.append(thetas[-1] * draw.choice([1.5, 1.2, 0.8, 0.95, 1.05, 1.11, 0.89, -1]))
+        thetas.append(thetas[-1] * draw.choice([1.5, 1.2, 0.8, 0.95, 1.05, 1.11, 0.89]))
     return thetas
 
 
@@ -105,7 +114,7 @@ class TestTheta:
 
     def test_parameters_that_have_not_moved_have_no_theta_and_do_not_saturate(self):
         controller = ThetaController(8, 64, 0.1)
-        steps = follow(controller, [9.0, 9.0, 8.0, 8.0], [0.0, 0.0, 1.0, 1.0])
+        steps = follow(controller, [9.0, 8.9, 8.0, 7.0], [0.0, 0.0, 1.0, 1.5])
         assert [s.theta for s in steps] == [None, None, None, 2.0, 2.0]
         assert [s.interval for s in steps] == [None, None, None, None, 4]
 
@@ -132,13 +141,10 @@ class TestAlgorithm1:
         check(with_thetas(controller, thetas), expected)
 
     def test_interval_is_found_once_and_where_the_change_is_within_tolerance(self):
-        for change, found in [(1.09, 2), (0.91, 2), (1.11, None), (0.89, None), (-1.0, None)]:
+        for change, found in [(1.09, 2), (0.91, 2), (1.11, None), (0.89, None)]:
             steps = with_thetas(ThetaController(8, 16, 0.1), [1.0, change, 9.0, 9.0])
             assert steps[2].interval == found
             assert steps[4].interval == (found or 4)
-        # A θ that is negative saturates by the size of its change, too.
-        assert with_thetas(ThetaController(8, 16, 0.1), [-1.0, -1.05])[2].interval == 2
-        assert with_thetas(ThetaController(8, 16, 0.1), [-1.0, -2.0])[2].interval is None
 
     def test_a_given_interval_holds_from_the_first_epoch(self):
         steps = with_thetas(ThetaController(8, 64, 0.1, interval=3), curve(0, 10))
@@ -180,6 +186,7 @@ class TestDecay:
         rates = [0.1, 0.1, 0.05, 0.05, 0.1, 0.1, 0.2]
         assert [s.lr for s in steps] == pytest.approx(rates)
 
+    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
     @pytest.mark.parametrize("seed", range(6))
     def test_saturation_rule_finds_what_a_transcription_finds(self, seed):
         draw = random.Random(seed)
@@ -204,6 +211,157 @@ class TestDecay:
         controller = FixedBatch(8, 1.0, decay_at=Saturation(1, 0.1))
         steps = follow(controller, [-1.0, -1.2, -1.25, -1.4], [1.0] * 4)
         assert [s.lr for s in steps] == pytest.approx([1.0, 1.0, 1.0, 0.1, 0.1])
+
+
+def falls(costs):
+    """Mann and Kendall's test of a trend."""
+    signs = np.sign(np.subtract.outer(costs, costs))
+    n, balance = len(costs), np.triu(signs, 1).sum()
+    if n < 5:
+        return n > 1 and bool((np.diff(costs) < 0).all())
+    return balance >= 2.4 * np.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+
+
+def scatter(costs):
+    steps = np.diff(costs)
+    sides = [np.where(side * steps > 0, abs(steps), 0.0).mean() for side in (1, -1)]
+    return min(sides) * np.sqrt(np.pi)
+
+
+def guarded(costs, thetas, b_s, b_m, mu_0, first_cost=10.0, tolerance=0.10):
+    """Algorithm 1 that waits for progress: B, μ, K and whether it diverges, of each epoch."""
+    batch, mu, k = b_s, mu_0, math.inf
+    grown_in, grown_at, worse, diverging = 0, math.inf, 0, False
+    found = [(batch, mu, None, False)]
+    for n, theta in enumerate(thetas, 1):
+        seen = np.array([first_cost, *costs[:n]])
+        cost, lowest = seen[-1], seen[:-1].min()
+        before = thetas[n - 2] if n > 1 else None
+        if k == math.inf and before is not None and cost < lowest and falls(seen):
+            k = n if abs(theta - before) <= tolerance * abs(before) else k
+        recent = seen[min(grown_in, max(0, n - 9)) :]
+        since = seen[grown_in + 1 :] if grown_in else seen
+        grows = n % k == 0 and batch < b_m and cost < first_cost and since.min() < grown_at
+        grows = bool(grows and falls(recent))
+        risen = max(scatter(seen), scatter(seen[-11:])) * 5 <= cost - seen.min()
+        lost = first_cost - cost <= (first_cost - seen.min()) / 2 and risen and n > 3
+        worse = worse + 1 if lost else 0
+        if worse >= 2:
+            diverging = True
+        elif grows or cost < lowest:
+            diverging = False
+        if grows:
+            line = np.polynomial.Polynomial.fit(range(len(recent)), recent, 1)
+            mu, batch, grown_in = mu * 2, batch * 2, n
+            grown_at = max(cost, line(len(recent) - 1))
+        found.append((batch, mu, None if k == math.inf else k, diverging))
+    return found
+
+
+def wandering(seed, epochs=40):
+    """Costs of a training that falls for a while, then rises, falls, stays."""
+    draw, cost, costs = random.Random(seed), 10.0, []
+    while len(costs) < epochs:
+        factors = draw.choice([(0.8, 0.9), (0.97, 1.02), (1.05, 1.3), (1.0,)])
+        for _ in range(draw.randrange(2, 8)):
+            cost *= draw.choice(factors)
+            costs.append(cost)
+    return costs[:epochs]
+
+
+# Costs after 10.0 at w_0, and the largest batch (of 8 at first) that they may lead to.
+UNHEALTHY = {
+    "rising": ([10.0 * 1.1**i for i in range(1, 30)], 8),
+    "rising slowly": ([10.0 + 1e-3 * i for i in range(1, 30)], 8),
+    "constant": ([10.0] * 29, 8),
+    "fallen, then rising": ([6.0, 5.0, 4.5] + [4.5 * 1.1**i for i in range(1, 27)], 16),
+    "exploding": ([10.0 * 3.0**i for i in range(1, 30)], 8),
+}
+
+
+class TestDivergence:
+    @pytest.mark.parametrize("name", UNHEALTHY)
+    def test_what_makes_no_progress_grows_nothing_and_is_named(self, name):
+        costs, largest = UNHEALTHY[name]
+        controller = ThetaController(8, 8 * 2**10, 0.1)
+        with pytest.warns(DivergenceWarning, match=r"makes no progress or diverges") as told:
+            # θ is all but constant wherever the cost changes little.
+            steps = follow(controller, costs, [5.0 + 0.01 * i for i in range(29)])
+        assert len(told) == 1
+        assert max(s.batch_size for s in steps) <= largest
+        assert max(s.lr for s in steps) <= 0.1 * largest / 8
+        assert steps[-1].diverging and not steps[0].diverging
+
+    def test_a_constant_cost_is_no_saturation(self):
+        steps = follow(ThetaController(8, 64, 0.1), [6.0] * 20, [5.0 + 0.01 * i for i in range(20)])
+        assert {(s.batch_size, s.lr, s.interval) for s in steps} == {(8, 0.1, None)}
+
+    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
+    @pytest.mark.parametrize("seed", range(20))
+    def test_is_the_rule_as_transcribed(self, seed):
+        costs = wandering(seed)
+        distances = [2.0 + 0.1 * i for i in range(len(costs))]
+        thetas = [(10.0 - cost) / d for cost, d in zip(costs, distances, strict=True)]
+        steps = follow(ThetaController(8, 512, 0.1), costs, distances)
+        found = [(s.batch_size, s.lr, s.interval, s.diverging) for s in steps]
+        assert found == guarded(costs, thetas, 8, 512, 0.1)
+
+    def test_descent_that_overshoots(self):
+        """Gradient descent on w² / 2 with a rate above 2, where the cost grows by a factor."""
+        w, lr = torch.tensor([1.0], dtype=torch.float64), 2.1
+        controller = ThetaController(8, 512, lr)
+        step = controller.observe(float(w) ** 2 / 2, [w])
+        with pytest.warns(DivergenceWarning, match=r"lower initial_lr"):
+            for _ in range(30):
+                w = w - step.lr * w
+                step = controller.observe(float(w) ** 2 / 2, [w])
+                assert (step.batch_size, step.lr, step.interval) == (8, lr, None)
+
+    def test_growth_that_waited_comes_when_there_is_progress_again(self):
+        costs = [8.0, 7.0, 7.5, 7.4, 7.6, 7.7, 6.5, 6.4, 6.0, 5.9]
+        steps = follow(ThetaController(8, 64, 0.1, interval=2), costs, [1.0 + i for i in range(10)])
+        assert [s.batch_size for s in steps] == [8, 8, 16, 16, 16, 16, 16, 16, 16, 16, 32]
+
+    def test_a_plateau_is_neither_progress_nor_divergence(self):
+        costs = [6.0, 5.0, 4.5] + [4.9] * 26
+        steps = follow(ThetaController(8, 512, 0.1), costs, [5.0 + 0.01 * i for i in range(29)])
+        assert max(s.batch_size for s in steps) <= 16
+        assert not any(s.diverging for s in steps)
+
+    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
+    @pytest.mark.parametrize("distance", [lambda i: i**0.5, float, lambda i: 5.0 + 0.01 * i])
+    def test_noise_is_no_progress(self, distance):
+        """Constant costs but for noise, and such that rise by 0.2 % an epoch after a good one."""
+        distances = [distance(i + 1) for i in range(100)]
+        factors = {"constant": [], "rising": []}
+        for seed in range(60):
+            draw = random.Random(seed)
+            noise = [1 + 0.01 * draw.gauss(0, 1) for _ in range(101)]
+            rising = [10 * noise[0], *(6 * 1.002**i * noise[i + 1] for i in range(100))]
+            for name, costs in (("constant", [10 * x for x in noise]), ("rising", rising)):
+                steps = follow(ThetaController(8, 256, 0.1), costs[1:], distances, costs[0])
+                factors[name].append(steps[-1].batch_size // 8)
+        assert sum(factor > 1 for factor in factors["constant"]) <= 7
+        assert max(factors["constant"]) <= 8
+        assert sum(factor > 2 for factor in factors["rising"]) <= 4  # the good one may grow once
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_a_healthy_training_with_noise_reaches_the_largest_batch(self, seed):
+        draw = random.Random(seed)
+        costs = [(1.5 + 8.5 * 0.93**i) * (1 + 0.02 * draw.gauss(0, 1)) for i in range(141)]
+        steps = follow(
+            ThetaController(8, 256, 0.1), costs[1:], [(i + 1) ** 0.5 for i in range(140)], costs[0]
+        )
+        assert steps[-1].batch_size == 256 and not any(s.diverging for s in steps)
+
+    @pytest.mark.parametrize("seed", range(10))
+    def test_noise_is_no_divergence(self, seed):
+        draw = random.Random(seed)
+        costs = [cost * draw.uniform(0.95, 1.05) for cost in falling(40)]
+        steps = follow(ThetaController(8, 64, 0.1, interval=5), costs, [1.0 + i for i in range(40)])
+        # A growth may wait once for the trend to show.
+        assert [s.batch_size for s in steps][20:] == [64] * 21
+        assert not any(s.diverging for s in steps)
 
 
 class TestWarmUp:
@@ -266,14 +424,14 @@ MAKERS = {
 
 
 class TestSaving:
+    @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
     @pytest.mark.parametrize("name", MAKERS)
     def test_resumed_at_any_epoch_is_as_uninterrupted(self, name):
         epochs = len(SCALES)
-        draw = random.Random(5)
-        distances = [draw.uniform(1, 3) for _ in range(epochs)]
+        costs = [*falling(epochs - 6), 8.0, 8.5, 9.0, 3.0, 2.9, 2.8]
         observed = [(10.0, START)]
-        for theta, d in zip(curve(4, epochs), distances, strict=True):
-            observed.append((10 - theta * d, at(d)))
+        for cost, theta in zip(costs, curve(4, epochs), strict=True):
+            observed.append((cost, at((10 - cost) / theta)))
 
         def go_on(controller, first, last):
             found = []
@@ -305,6 +463,17 @@ class TestSaving:
         other.load_state_dict(state)
         state["start"][0].fill_(100.0)
         assert other.observe(3.0, [torch.ones(1)]).theta == 2.0
+
+    def test_a_state_of_before_divergence_was_named_loads(self):
+        controller = ThetaController(8, 64, 0.1)
+        with_thetas(controller, [1.0, 1.5])
+        state = controller.state_dict()
+        for name in ("_least_cost", "_least_since", "_grown_at", "_losing", "_diverging"):
+            del state["state"][name]
+        other = ThetaController(8, 64, 0.1)
+        other.load_state_dict(state)
+        assert other.setting == controller.setting
+        assert other.observe(5.0, at(3.4)).interval == 3
 
     @pytest.mark.parametrize(
         ("other", "message"),
@@ -490,6 +659,79 @@ def test_set_lr_scales_groups_and_fills_tensors():
         p.grad = torch.ones(1)
     optimizer.step()
     assert [p.item() for p in (a, b, c)] == pytest.approx([0.8, 0.98, 0.6])
+
+
+class TestGroups:
+    """Rates of groups are set in proportion."""
+
+    def optimizer(self, *rates, lr=None, kind=torch.optim.SGD):
+        groups = [{"params": [nn.Parameter(torch.ones(1))]} for _ in rates]
+        for group, rate in zip(groups, rates, strict=True):
+            group |= {} if rate is None else {"lr": rate}
+        return kind(groups, **({} if lr is None else {"lr": lr}))
+
+    @pytest.mark.parametrize(
+        ("rates", "lr", "wanted"),
+        [
+            ((None, 0.01), 0.1, (0.2, 0.02)),
+            ((0.01, None), 0.1, (0.02, 0.2)),
+            ((0.1, None), 0.01, (2.0, 0.2)),  # a head that learns faster than the rest
+            ((0.5, 0.05), None, (0.2, 0.02)),  # none has the optimizer's own
+            ((0.05, 0.5), None, (0.02, 0.2)),
+            ((None, None), 0.3, (0.2, 0.2)),
+            ((None, 0.0), 0.1, (0.2, 0.0)),
+            ((None, None), 0.0, (0.2, 0.2)),
+            ((None, 0.05), 0.0, (0.0, 0.2)),
+            ((torch.tensor(0.1), torch.tensor(0.05)), torch.tensor(0.1), (0.2, 0.1)),
+        ],
+    )
+    def test_keep_their_proportion_however_often_they_are_set(self, rates, lr, wanted):
+        optimizer = self.optimizer(*rates, lr=lr)
+        for rate in (0.2, 1.6, 0.004, 0.2):
+            set_lr(optimizer, rate)
+            found = [float(group["lr"]) for group in optimizer.param_groups]
+            assert found == pytest.approx([rate / 0.2 * share for share in wanted], rel=1e-6)
+
+    def test_through_saving_and_with_a_group_added_later(self):
+        optimizer = self.optimizer(None, 0.01, lr=0.1)
+        set_lr(optimizer, 0.2)
+        other = self.optimizer(None, 0.01, lr=0.1)
+        other.load_state_dict(optimizer.state_dict())
+        other.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.05})
+        set_lr(other, 0.4)
+        assert [g["lr"] for g in other.param_groups] == pytest.approx([0.4, 0.04, 0.1])
+
+    def test_a_scheduler_is_refused_before_anything_is_set(self):
+        optimizer = self.optimizer(None, 0.01, lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+        with pytest.raises(SchedulerError, match=r"leave the scheduler out .* or set_lr"):
+            set_lr(optimizer, 0.2)
+        assert [g["lr"] for g in optimizer.param_groups] == [0.1, 0.01]
+        optimizer.step()
+        scheduler.step()
+
+    @pytest.mark.parametrize("tensor", [False, True])
+    def test_a_rate_that_another_has_changed_is_refused(self, tensor):
+        lr = torch.tensor(0.1) if tensor else 0.1
+        optimizer = self.optimizer(None, 0.01, lr=lr)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        set_lr(optimizer, 0.5)
+        scheduler.step(1.0)
+        set_lr(optimizer, 0.5)
+        scheduler.step(1.0)  # a plateau
+        other = self.optimizer(None, 0.01, lr=lr)
+        other.load_state_dict(optimizer.state_dict())
+        for each in (optimizer, other):
+            told = r"rate of group 0 is 0.05, and set_lr had set it to 0.5: another, such as a sche"
+            with pytest.raises(SchedulerError, match=told):
+                set_lr(each, 0.5)
+            assert float(each.param_groups[0]["lr"]) == pytest.approx(0.05)
+
+    def test_an_optimizer_without_a_rate_is_refused(self):
+        optimizer = self.optimizer(None, lr=0.1)
+        optimizer.param_groups[0]["lr"] = None  # as transformers' Adafactor has it
+        with pytest.raises(ValueError, match=r"the rate of SGD is None: it finds its rates by"):
+            set_lr(optimizer, 0.2)
 
 
 class TestWhatANewcomerGives:

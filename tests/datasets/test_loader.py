@@ -199,6 +199,10 @@ def test_a_slice_of_a_larger_tensor(images, labels):
         ({"batch_size": 2.5}, "batch_size=2.5: expected an int"),
         ({"resolution": 0}, "resolution=0"),
         ({"resolution": (4, 4, 4)}, "resolution="),
+        ({"resolution": 4}, r"resolution=4 would squash crops of 9x11 pixels .* a pair"),
+        ({"resolution": 4.5, "crop_size": 8}, "resolution=4.5: expected an int"),
+        ({"seed": True}, "seed=True: expected an int"),
+        ({"std": (0.5, float("nan"), 0.5)}, r"std=\(0.5, nan, 0.5\): expected finite"),
         ({"padding": -1}, "padding=-1"),
         ({"padding": 9, "padding_mode": "reflect"}, "at most 8"),
         ({"padding_mode": "wrap"}, "'zeros' or 'reflect'"),
@@ -214,6 +218,14 @@ def test_bad_options(images, labels, change, message):
     options = {"batch_size": 4, **change}
     with pytest.raises(ValueError, match=message):
         TensorLoader(images, labels, **options)
+
+
+def test_numpys_numbers_are_numbers(images, labels):
+    one, other = (
+        raw(images, labels, kind(8), seed=kind(3), crop_size=kind(8), resolution=kind(5))
+        for kind in (int, np.int16)
+    )
+    assert torch.equal(epoch(one)[0], epoch(other)[0])
 
 
 def test_bad_data(images, labels, masks):

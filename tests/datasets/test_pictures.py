@@ -1,7 +1,11 @@
 """Photographs for super-resolution in every layout: lying, cut to one size, or resized."""
 
+import io
 import lzma
 import tarfile
+import zipfile
+from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,20 +218,35 @@ def test_a_download(tmp_path, monkeypatch):
         def __exit__(self, *error):
             return None
 
-    taken = []
+    taken, archives = [], {}
+    for part in pictures.DIV2K.values():
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as archive:
+            for name, content in native().items():
+                if name.startswith(part):
+                    archive.writestr(name, content)
+        archives[part] = packed.getvalue()
 
-    def archive(url, root, remove_finished):
+    def give(url, root):
         part = url.rsplit("/", 1)[1].removesuffix(".zip")
-        taken.append(part)
-        own = {name: content for name, content in native().items() if name.startswith(part)}
-        write_folder(tmp_path / "new" if root == str(tmp_path / "new") else tmp_path, own)
+        taken.append((url, part))
+        (Path(root) / f"{part}.zip").write_bytes(archives[part])
 
     from repro._torchvision import torchvision
 
     monkeypatch.setattr("urllib.request.urlopen", lambda *args, **kwargs: Answer())
-    monkeypatch.setattr(torchvision.datasets.utils, "download_and_extract_archive", archive)
+    monkeypatch.setattr(torchvision.datasets.utils, "download_url", give)
+    # What comes is not DIV2K, though a zip of the same layout: nothing of it stays.
+    said = download("div2k", tmp_path / "new")["div2k"]
+    assert "SHA-256" in said and pictures._ARCHIVES["DIV2K_train_HR"][1] in said
+    assert list((tmp_path / "new").iterdir()) == []
+    expected = {part: (0, sha256(content).hexdigest()) for part, content in archives.items()}
+    monkeypatch.setattr(pictures, "_ARCHIVES", expected)
+    taken.clear()
     assert download("div2k", tmp_path / "new")["div2k"].startswith("downloaded: folders DIV2K")
-    assert taken == list(pictures.DIV2K.values())
+    assert [part for _, part in taken] == list(pictures.DIV2K.values())
+    assert all(url.startswith("https://") for url, _ in taken)
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(archives)
     assert load("div2k", tmp_path / "new").image_shape == (3, *COMMON)
     assert download("div2k", tmp_path / "new")["div2k"].startswith("present")
 

@@ -7,6 +7,7 @@ from torch import nn
 from repro.dualbatch import (
     CyclicProgressiveSchedule,
     DualBatchPlan,
+    NonFiniteError,
     Stage,
     SubStage,
     train_dual_batch,
@@ -44,6 +45,17 @@ def test_it_trains_on_the_device(sync, fast):
     assert {tensor.device.type for tensor in result.state.values()} == {"cuda"}
     assert all(math.isfinite(epoch.train_loss) for epoch in result.history)
     assert len(result.log) == 16
+
+
+def test_a_loss_that_is_not_finite():
+    def loss_fn(outputs, targets):
+        calls.append(1)
+        loss = nn.functional.cross_entropy(outputs, targets)
+        return loss * float("inf") if len(calls) == 3 else loss
+
+    calls = []
+    with pytest.raises(NonFiniteError, match=r"the loss is inf .*step 3 of its share"):
+        train(loss_fn=loss_fn)
 
 
 def test_a_resumed_run_ends_like_one_never_interrupted(tmp_path, monkeypatch):

@@ -3,7 +3,9 @@
 import contextlib
 import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from repro.adaptive import load_checkpoint, save_checkpoint
+from repro.adaptive import NoLoopbackError, load_checkpoint, save_checkpoint
 from repro.experiments.adaptive import settings, worker
 from repro.measure import describe_device
 
@@ -47,14 +49,14 @@ def environment():
     return left | own
 
 
-def launched(command, log):
+def launched(command, log, variables=None):
     """Start a command in a session of its own; what it says goes to a file."""
     with log.open("w") as file:
         return subprocess.Popen(
             command,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=environment(),
+            env=environment() | (variables or {}),
             start_new_session=True,
         )
 
@@ -71,6 +73,23 @@ def descendants(pid):
         children = parents.get(waiting.pop(), [])
         found += children
         waiting += children
+    return found
+
+
+def ears(pid):
+    """Return the addresses that a process listens on, as /proc has them."""
+    sockets, found = set(), []
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                sockets.add(str(link.readlink()))
+        for name in ("tcp", "tcp6"):
+            for line in (
+                Path(f"/proc/{pid}/net/{name}").read_text(encoding="utf-8").splitlines()[1:]
+            ):
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                    found.append(fields[1].rpartition(":")[0])
     return found
 
 
@@ -124,8 +143,16 @@ def runs(tmp_path_factory):
         stop(killed)
     saved = load_checkpoint(folder / "cut.pt")
 
-    resumed = launched(command(TORCHRUN, folder / "cut.pt"), folder / "resumed.log")
+    # Killed once more on its way; torchrun itself starts it again.
+    restarting = [*PLAIN, "torch.distributed.run", *worker.meeting_in(folder / "store")]
+    restarting += ["--nproc-per-node", "2", "--max-restarts", "1", "-m"]
+    resumed = launched(
+        command(restarting, folder / "cut.pt"), folder / "resumed.log", worker.OWN_STORE
+    )
     try:
+        until(lambda: len(LINE.findall((folder / "resumed.log").read_text())) >= 3, 60, resumed)
+        listening = [a for own in (resumed.pid, *descendants(resumed.pid)) for a in ears(own)]
+        os.kill(process_of_rank(resumed.pid, 0), signal.SIGKILL)
         assert resumed.wait(120) == 0, (folder / "resumed.log").read_text()
     finally:
         stop(resumed)
@@ -136,6 +163,7 @@ def runs(tmp_path_factory):
         "took": took,
         "saved": saved,
         "victim": victim,
+        "listening": listening,
         "whole": load_checkpoint(folder / "whole.pt"),
         "cut": load_checkpoint(folder / "cut.pt"),
     }
@@ -175,7 +203,23 @@ def test_the_same_command_goes_on(runs):
     log = runs["logs"]["resumed"]
     assert f"going on after epoch {len(after)} from" in log
     numbers = [int(number) for number, *_ in LINE.findall(log)]
-    assert numbers == list(range(len(after) + 1, 61))
+    # A line may be missing where the process was killed between checkpoint and line.
+    assert (numbers[0], numbers[-1]) == (len(after) + 1, 60)
+    assert numbers == sorted(set(numbers)) and len(numbers) >= 60 - len(after) - 1
+
+
+def test_torchrun_starts_it_again_by_itself(runs):
+    assert len(re.findall(r"going on after epoch \d+ from", runs["logs"]["resumed"])) == 2
+
+
+def test_the_first_line_says_where_processes_listen(runs):
+    one = "2 processes, connected by gloo over lo"
+    told = rf"{one}; torchrun's store listens on every interface, port \d+: keep that port closed"
+    assert re.search(told, next(line for line in runs["logs"]["whole"].splitlines() if one in line))
+    lines = [line for line in runs["logs"]["resumed"].splitlines() if line.startswith(one)]
+    assert lines == [one] * 2  # and again after the restart
+    # 127.0.0.1, in memory's order, also as an address of IPv6
+    assert set(runs["listening"]) == {"0100007F"}
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer", "controller", "stop", "diverged", "going"])
@@ -253,8 +297,8 @@ BAD = {
     "task": (["--task", "MNIST"], "unknown task 'MNIST'; choose CIFAR, DIV2K, Phantom"),
     "strategy": (["--strategy", "mine"], "unknown strategy 'mine'; choose best, linear"),
     "averaging": (["--averaging", "mean"], "unknown averaging 'mean'; choose allreduce"),
-    "epochs": (["--epochs", "0"], "epochs is 0; give at least 1"),
-    "micro-batch": (["--micro-batch", "-1"], "micro-batch is -1; give at least 1"),
+    "epochs": (["--epochs", "0"], "--epochs is 0; give 1 to"),
+    "micro-batch": (["--micro-batch", "-1"], "--micro-batch is -1; give 1 to"),
     "profile": (["--profile", "tiny"], "unknown profile 'tiny'"),
     "dataset": (["--dataset", "imagenet"], "serves no experiment of adaptive"),
     "data": (["--data", "/nowhere/at/all"], "does not exist"),
@@ -286,6 +330,43 @@ def test_a_worker_that_fails_is_named():
     with pytest.raises(RuntimeError, match=r"(?s)2 processes ended with 1:.*rank\s*: \d") as caught:
         worker.launch(job, 2)
     assert "KeyError" in str(caught.value)
+
+
+def test_without_loopback_nothing_is_started(monkeypatch):
+    def unreachable(*given, **options):
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket, "create_connection", unreachable)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(NoLoopbackError, match=r"Network is unreachable.*bring the loopback inter"):
+        worker.launch({}, 2)
+
+
+def test_a_machine_without_loopback():
+    """In a network of its own, whose loopback interface is down."""
+    script = "from repro.experiments.adaptive import worker; worker.launch({}, 2)"
+    apart = ["unshare", "--map-root-user", "--net"]
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*apart, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("needs unshare and the right to a network of one's own")
+    ended = subprocess.run(
+        [*apart, sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 1 and "NoLoopbackError: this machine cannot connect" in ended.stderr
+
+
+def test_a_launch_ends_at_its_limit_whatever_hangs(monkeypatch, tmp_path):
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\ntrap '' TERM\nexec sleep 60\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setattr(worker, "GRACE_S", 0.2)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"ended after 0.2 s"):
+        worker.launch({}, 2, timeout_s=0.2)
+    assert time.monotonic() - start < 20
 
 
 def test_the_measurement_is_of_cpus_whatever_the_device(monkeypatch):

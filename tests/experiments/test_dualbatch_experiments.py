@@ -246,6 +246,12 @@ class TestTrain:
         with pytest.raises(FloatingPointError, match="diverged"):
             experiments.train(config, 0, digits(config), "cpu")
 
+    @pytest.mark.parametrize("side", [9, 16])
+    def test_no_image_is_enlarged_unasked(self, side):
+        subs = [entry | {"resolution": side} for entry in _HYBRID["sub_stages"]]
+        with pytest.raises(ValueError, match=rf"resolution {side}, and the images have 8x8 pixels"):
+            experiments.train(_HYBRID | {"sub_stages": subs}, 0, digits(_HYBRID), "cpu")
+
     def test_more_samples_than_there_are(self):
         config = shorter(settings.table5_training("smoke", DIGITS, 1.1, 2), samples=10**6)
         with pytest.raises(ValueError, match="1000000 samples of"):

@@ -1,6 +1,11 @@
 """Planning, carrying out, finding and gathering runs, on a paper made up for the purpose."""
 
+import errno
 import json
+import os
+import signal
+import sys
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,7 +29,7 @@ from repro.experiments.design import (
 from repro.experiments.running import Setting, UsageError
 from repro.experiments.sources import LOCAL, Source
 from repro.measure import Timing
-from repro.records import CorruptRecordWarning, RecordStore
+from repro.records import CorruptRecordWarning, RecordError, RecordStore
 
 
 @dataclass
@@ -202,9 +207,13 @@ class TestExecute:
         # The same again: what ran out of memory stands, what failed is still counted and said.
         tally, lines = execute(toy, store)
         assert (toy.calls, tally.stood) == ([], 6)
-        assert tally.failed == (2 if status == "failed" else 0)
+        assert (tally.failed, tally.failed_before) == (0, 2 if status == "failed" else 0)
         again = [line for line in lines if "failed before, again with --retry-failed" in line]
-        assert len(again) == tally.failed == len(lines)
+        assert len(again) == tally.failed_before == len(lines)
+        assert all("x is 2" in line or "by 0" in line for line in again)
+        assert all("\n" not in line for line in again)  # the error's first line
+        told = "2 failed before, --retry-failed computes them again"
+        assert (told in str(tally)) == (status == "failed")
 
     def test_interruption_is_no_result(self, toy, store):
         toy.trouble = KeyboardInterrupt()  # type: ignore[assignment]
@@ -214,6 +223,42 @@ class TestExecute:
         toy.trouble = None
         tally, _ = execute(toy, store)
         assert (tally.done, tally.stood) == (5, 1)
+
+    @pytest.mark.parametrize("told", [False, True])
+    def test_interruption_that_a_method_turns_into_an_error_is_no_result(self, toy, store, told):
+        class Ended(Exception):
+            def __str__(self):
+                return "a worker was lost"
+
+        def interrupted(config, seed, data, device):
+            toy.calls.append((config["x"], seed))
+            if config["x"] == 2:
+                try:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(10)
+                except KeyboardInterrupt as error:
+                    raise Ended from (error if told else None)
+            return Outcome({})
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys.modules[__name__], "add", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                execute(toy, store)
+        assert {record.config["x"] for record in store.load("toy")} == {1}
+        assert sorted(p.suffix for p in store.folder.rglob("*") if p.is_file()) == [".json"]
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    def test_what_stands_needs_no_place_to_write(self, toy, store, monkeypatch):
+        execute(toy, store)
+
+        def fail(*arguments):
+            raise OSError(errno.EROFS, "Read-only file system")
+
+        monkeypatch.setattr(os, "fsync", fail)
+        assert execute(toy, store)[0].stood == 6
+        with pytest.raises(RecordError, match=r"Read-only file system.*make the folder writable"):
+            execute(toy, store, seeds=(2,))
+        assert toy.calls == []
 
     def test_retry_failed(self, toy, store):
         toy.trouble = ValueError("x is 2")
@@ -386,6 +431,8 @@ class TestChoice:
 
     def test_unknown_and_unfit_names(self, toy, present):
         present()
+        with pytest.raises(UsageError, match="'digits' and 'flowers5' serve the same task of toy"):
+            running.choose_datasets(toy.paper, "gpu", ["digits", "flowers5", "synthetic"])
         with pytest.raises(UsageError, match=r"unknown dataset 'mnist'.*flowers5"):
             running.choose_datasets(toy.paper, "gpu", ["mnist"])
         with pytest.raises(UsageError, match=r"'camvid' serves no experiment.*flowers5.*synthetic"):
@@ -491,6 +538,24 @@ class TestArguments:
             running.check_profile("fast")
         with pytest.raises(UsageError, match="'view' shows records and computes none"):
             running.check_profile("view")
+
+    def test_a_device_has_one_name(self, monkeypatch):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        given = {"cpu": "cpu", "cpu:0": "cpu", "cuda": "cuda:0", "cuda:0": "cuda:0"}
+        for device, name in (given | {"cuda:1": "cuda:1"}).items():
+            assert running.check_device(device) == name
+        for device in ("cpu:7", "cuda:2", "cuda:01", "CPU ", "", 0, None, torch.device("cpu")):
+            with pytest.raises(UsageError, match=r"allowed are 'cpu' and 'cuda:0' to 'cuda:1'$"):
+                running.check_device(device)
+
+    def test_another_name_of_a_device_makes_no_other_records(self, toy, store):
+        execute(toy, store)
+        runs, setting = toy.plan(), Setting("smoke", "cpu:0", seeds=(0, 1))
+        assert running.execute(toy.paper, runs, setting, store).stood == 6
+        for wrong in ("cpu:7", "CPU"):
+            with pytest.raises(UsageError, match=rf"'{wrong}' is not available here"):
+                running.execute(toy.paper, runs, Setting("smoke", wrong, seeds=(9,)), store)
+        assert len(store.load("toy")) == 6
 
     def test_defaults_follow_the_machine(self, monkeypatch):
         for present, profile, device in ((True, "gpu", "cuda"), (False, "quick", "cpu")):

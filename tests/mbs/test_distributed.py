@@ -1,6 +1,9 @@
 """Two processes on this machine, connected by gloo; started once for all tests."""
 
 import traceback
+import warnings
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +18,10 @@ SHARDS = [(0, 11), (11, 16)]  # 11 and 5 samples
 # Of the mini-batches. DDP settles its buckets in the second, after which gradients can be views
 # of them; the first is forgotten, and the third accumulates into the second.
 SCALES = (1.0, 2.0, 3.0)
-CASES = ["plain", "views", "two_pass", "weights", "pieces", "pieces auto", "auto", "nan", "other"]
+CASES = ["plain", "views", "two_pass", "weights", "pieces", "pieces auto", "auto", "auto two_pass",
+         "auto short", "pieces auto short", "ignored", "hooks", "nan", "other"]  # fmt: skip
+SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters"]
+REFUSED = ["one fails", "sharded auto", "sharded pieces", "sharded few", "unwrapped"]
 
 
 def make_model():
@@ -50,11 +56,19 @@ def run_case(case, rank):
     model.register_forward_pre_hook(
         lambda m, inputs: counts.update(forwards=counts["forwards"] + 1)
     )
-    options = {"two_pass": case == "two_pass"}
+    options = {"two_pass": "two_pass" in case}
+    if case == "hooks":
+        for p in model.parameters():
+            p.register_hook(lambda gradient: gradient.clamp(-0.05, 0.05))
+    if case == "ignored" and rank == 1:
+        y = torch.full_like(y, -100)  # nothing counts in this process
     size = "auto" if "auto" in case else 2
     loss_fn = weighted_loss if case == "weights" else F.cross_entropy
     streamer = MicroBatchStreamer(model, loss_fn, size, **options)
+    sizes = []
     for index, scale in enumerate(SCALES):
+        if "short" in case and index == 1:
+            model.module.register_forward_hook(partial(run_out, rank, [0]))
         if index == 1:
             model.zero_grad()
         x = scale * inputs
@@ -74,8 +88,81 @@ def run_case(case, rank):
                 return [p.grad for p in model.parameters()], str(error)
         else:
             result = streamer.backward(x, y)
+        sizes.append((result.micro_batch_size, result.retries))
     assert result.num_samples == len(x)
+    counts["sizes"] = sizes
     return [p.grad.clone() for p in model.parameters()], counts
+
+
+def run_out(rank, calls, module, inputs, outputs):
+    """Have rank 1 run out of memory in a backward pass: once, of its first micro-batch."""
+    calls[0] += outputs.requires_grad
+    if rank == 1 and calls[0] == 1 and outputs.requires_grad:
+
+        def fail(gradient):
+            raise torch.OutOfMemoryError("injected")
+
+        outputs.register_hook(fail)
+
+
+def sharded(case, model):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    if case.startswith("Fully"):
+        return FullyShardedDataParallel(
+            model, device_id=torch.device("cpu"), use_orig_params="original" in case
+        )
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
+def run_sharded(case, rank):
+    """Return full gradients, of a share of 11 samples in each process but for "few"."""
+    x, y = make_batch()
+    stop = 11 if rank == 0 else 14  # 11 and 9 samples
+    x, y = (x[:stop], y[:stop]) if rank == 0 else (x[5:stop], y[5:stop])
+    if case == "sharded few":
+        x, y = (x, y) if rank == 0 else (x[:2], y[:2])
+    model = sharded(case, make_model())
+    size = "auto" if "auto" in case else 2
+    streamer = MicroBatchStreamer(model, F.cross_entropy, size, two_pass="two_pass" in case)
+    for _ in range(2):  # adds to the first
+        if "pieces" in case:
+            streamer.backward(iter([(x, y)]))
+        result = streamer.backward(x, y)
+    if case.startswith("Fully"):  # in each process a part of one vector of all
+        parts = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+        everyones = [None, None]
+        dist.all_gather_object(everyones, torch.cat(parts))
+        gradients = [torch.cat(everyones)[:92]]  # without padding
+    else:
+        gradients = [p.grad.full_tensor() for p in model.parameters()]
+    return gradients, {"micro_batches": result.num_micro_batches}
+
+
+def run_refused(case, rank):
+    """Return the error or warning of a use that is refused."""
+    if case.startswith("sharded"):
+        try:
+            run_sharded(case, rank)
+        except ValueError as error:
+            return [], f"{type(error).__name__}: {error}"
+    if case == "unwrapped":
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            MicroBatchStreamer(make_model(), F.cross_entropy, 2)
+        return [], [(str(w.message), Path(w.filename).name) for w in caught]
+    x, y = make_batch()
+    model = DistributedDataParallel(make_model())
+    if rank == 1:
+        model.module.register_forward_hook(lambda *_: 1 / 0)
+    try:
+        MicroBatchStreamer(model, F.cross_entropy, "auto").backward(x, y)
+    except Exception as error:
+        return [p.grad for p in model.parameters()], f"{type(error).__name__}: {error}"
 
 
 def work(rank, port, queue):
@@ -87,6 +174,11 @@ def work(rank, port, queue):
         for case in CASES:
             gradients, facts = run_case(case, rank)
             found[case] = ([None if g is None else g.tolist() for g in gradients], facts)
+        for case in SHARDED:
+            gradients, facts = run_sharded(case, rank)
+            found[case] = ([g.tolist() for g in gradients], facts)
+        for case in REFUSED:
+            found[case] = run_refused(case, rank)
         queue.put((rank, found))
         dist.barrier()
         dist.destroy_process_group()
@@ -109,7 +201,7 @@ def found():
     for process in processes:
         process.start()
     try:
-        answers = dict(queue.get(timeout=30) for _ in processes)
+        answers = dict(queue.get(timeout=120) for _ in processes)
     finally:
         for process in processes:
             process.join(timeout=5)
@@ -129,10 +221,19 @@ def reference(case):
 def reference_at(case, scale):
     model, (x, y) = make_model(), make_batch()
     x = scale * x
-    if case == "two_pass":  # a loss of its own for each process's share, and their mean
+    if "two_pass" in case:  # a loss of its own for each process's share, and their mean
         loss = sum(F.cross_entropy(model(x[a:b]), y[a:b]) for a, b in SHARDS) / 2
     elif case == "weights":
         loss = weighted_loss(model(x), (y, 1.0 + torch.arange(16, dtype=torch.float64)))
+    elif case == "ignored":
+        loss = F.cross_entropy(model(x)[:11], y[:11])
+    elif case == "hooks":  # each process clamps the gradient of what it adds to the mean
+        parts = [
+            torch.autograd.grad(F.cross_entropy(model(x[a:b]), y[a:b]) * (b - a) / 8,
+                                list(model.parameters()))
+            for a, b in SHARDS
+        ]  # fmt: skip
+        return [sum(p.clamp(-0.05, 0.05) for p in each) / 2 for each in zip(*parts, strict=True)]
     else:
         loss = F.cross_entropy(model(x), y)
     return torch.autograd.grad(loss, list(model.parameters()))
@@ -164,3 +265,62 @@ def test_a_non_finite_loss_in_one_process_is_an_error_in_all(found, case):
         assert all(g is None for g in gradients)
         another = case == "other" and rank == 0
         assert ("of another process is nan" in message) == another
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["auto", "auto two_pass", "auto short"])
+def test_auto_agrees_on_one_size_and_tries_again_together(found, case):
+    sizes = [found[rank][case][1]["sizes"] for rank in range(2)]
+    if case == "auto short":
+        # The 5 samples that one of them could not take are halved in both.
+        assert sizes[0][1] == sizes[1][1] == (2, 1), sizes
+    else:
+        assert [retries for each in sizes for _, retries in each] == [0] * 6
+
+
+@pytest.mark.slow
+def test_auto_fails_in_all_processes_where_it_fails_in_one(found):
+    messages = [found[rank]["one fails"][1] for rank in range(2)]
+    assert messages[0].startswith("DistributedModelError: another process failed")
+    assert messages[1].startswith("ZeroDivisionError")
+    assert all(g is None for rank in range(2) for g in found[rank]["one fails"][0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SHARDED)
+def test_fully_sharded_models(found, case):
+    model, (x, y) = make_model(), make_batch()
+    shares = (slice(0, 11), slice(5, 14))
+    if "two_pass" in case:
+        loss = sum(F.cross_entropy(model(x[s]), y[s]) for s in shares) / 2
+    else:
+        loss = F.cross_entropy(torch.cat([model(x[s]) for s in shares]),
+                               torch.cat([y[s] for s in shares]))  # fmt: skip
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    for rank in range(2):
+        gradients, facts = found[rank][case]
+        assert facts["micro_batches"] == 6  # 11 in twos; and 9 in as many
+        flat = torch.cat([torch.tensor(g, dtype=torch.float64).flatten() for g in gradients])
+        want = torch.cat([2 * g.flatten() for g in expected])
+        torch.testing.assert_close(flat, want, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.slow
+def test_what_sharded_models_cannot_do_is_refused_in_all_processes(found):
+    for rank in range(2):
+        for case, message in (
+            ("sharded auto", "micro_batch_size='auto' would try"),
+            ("sharded pieces", "a fully sharded model computes in all"),
+            (
+                "sharded few",
+                "a process can make 2 micro-batches of its samples, another has 6",
+            ),
+        ):
+            assert found[rank][case][1].startswith(f"DistributedModelError: {message}")
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_wrapped_is_named_once(found):
+    for rank in range(2):
+        ((message, file),) = found[rank]["unwrapped"][1]
+        assert message.startswith("2 processes are joined") and file == "test_distributed.py"

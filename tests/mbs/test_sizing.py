@@ -37,7 +37,7 @@ def tensors_of(model):
 
 def fits(size, limit, num_samples, batchnorm):
     model = make_model(batchnorm)
-    streamer = MicroBatchStreamer(model, F.cross_entropy, size)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, size, normalization="paper")
     batch = make_batch(num_samples)  # in host memory, outside the budget
     try:
         with MemoryBudget(limit, resident=model):
@@ -52,7 +52,8 @@ def fits(size, limit, num_samples, batchnorm):
 def test_auto_chooses_the_largest_size_that_fits(limit, batchnorm):
     num_samples = 400
     model, batch = make_model(batchnorm), make_batch(num_samples)
-    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+    # The paper's split has micro-batches of the full size, and a rest.
+    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto", normalization="paper")
     with MemoryBudget(limit, resident=model) as budget:
         result = streamer.backward(*batch)
         assert budget.peak_bytes <= limit
@@ -233,7 +234,7 @@ def test_size_shrinks_and_grows_back_with_the_memory():
 def test_optimizer_state_is_accounted_for():
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters())
-    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto")
+    streamer = MicroBatchStreamer(model, F.cross_entropy, "auto", normalization="paper")
     batch = make_batch(400)
     with MemoryBudget(110_000, resident=model):
         results = []

@@ -6,39 +6,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from repro.mbs import BatchSizeMismatchError, MicroBatchStreamer
-from repro.mbs.batches import as_piece, mark_last
+from repro.mbs.batches import Reader, mark_last
 from repro.mbs.staging import Stager, _memory_format
 from repro.measure import MemoryBudget
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is present")
 
 
-@pytest.mark.parametrize("micro", [1, 3, 7, 10, 99])
-def test_slices_cover_every_sample_once_and_are_views(micro):
-    x = torch.arange(10.0).view(10, 1)
-    piece = as_piece({"x": x, "name": "same"}, [x], None)
-    bounds = piece.bounds(micro)
-    parts = [piece.slice(*bound) for bound in bounds]
-    assert torch.equal(torch.cat([inputs["x"] for inputs, _ in parts]), x)
-    assert torch.equal(torch.cat([targets[0] for _, targets in parts]), x)
-    assert {len(inputs["x"]) for inputs, _ in parts[:-1]} <= {micro}
-    assert all(inputs["name"] == "same" for inputs, _ in parts)
-    assert all(
-        inputs["x"].untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-        for inputs, _ in parts
-    )
-
-
 def test_first_dimensions_are_compared_in_inputs_and_targets_alike():
     with pytest.raises(BatchSizeMismatchError, match=r"\[3, 3, 2\]"):
-        as_piece((torch.zeros(3), torch.zeros(3, 2)), {"y": torch.zeros(2)}, None)
+        Reader().read((torch.zeros(3), torch.zeros(3, 2)), {"y": torch.zeros(2)}, None)
 
 
 def test_weights_are_summed_over_the_samples_of_a_micro_batch():
-    piece = as_piece(torch.zeros(5), None, [1, 2, 3, 4, 5])
-    assert piece.weights_of(piece.bounds(2)) == [3.0, 7.0, 5.0]
-    assert as_piece(torch.zeros(5), None, [7, 8, 9]).weights_of(piece.bounds(2)) == [7.0, 8.0, 9.0]
-    assert as_piece(torch.zeros(5), None, None).weights_of(piece.bounds(2)) == [2.0, 2.0, 1.0]
+    piece = Reader().read(torch.zeros(5), None, [1, 2, 3, 4, 5])
+    assert piece.plan(2).weights == [3.0, 7.0, 5.0]
+    assert Reader().read(torch.zeros(5), None, [7, 8, 9]).plan(2).weights == [7.0, 8.0, 9.0]
+    assert Reader().read(torch.zeros(5), None, None).plan(2).weights == [2.0, 2.0, 1.0]
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
@@ -167,12 +151,10 @@ def test_the_loop_never_waits_for_the_device(memory):
         x, y = (x.pin_memory(), y.pin_memory()) if memory == "pinned" else (x.cuda(), y.cuda())
     streamer = MicroBatchStreamer(model, F.cross_entropy, 16)
     streamer.backward(x, y)  # allocates the ring and the pinned staging buffers
-    piece = as_piece(x, y, None)
-    bounds = piece.bounds(16)
-    weights = piece.weights_of(bounds)
+    plan = Reader().read(x, y, None).plan(16)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        streamer._accumulate(model, piece, bounds, weights, 70.0)
+        streamer._accumulate(model, plan, 70.0)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

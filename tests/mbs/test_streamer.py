@@ -3,6 +3,7 @@ import weakref
 from collections import UserDict
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import nn
 from repro.mbs import (
     BatchSizeMismatchError,
     EmptyBatchError,
+    InputGradientError,
     LossShapeError,
     MicroBatchError,
     MicroBatchSizeError,
@@ -59,6 +61,13 @@ def assert_equal_gradients(model, expected, relative):
 
 
 def splits(num_samples, micro):
+    """Sample ranges that differ in size by at most one."""
+    parts = np.array_split(np.arange(num_samples), -(-num_samples // micro))
+    return [(int(part[0]), int(part[-1]) + 1) for part in parts]
+
+
+def with_a_rest(num_samples, micro):
+    """Sample ranges as in Algorithm 1."""
     return [(i, min(i + micro, num_samples)) for i in range(0, num_samples, micro)]
 
 
@@ -76,7 +85,8 @@ def test_gradient_and_loss_are_the_full_batchs(mini, micro, dtype):
     torch.testing.assert_close(result.loss, loss, rtol=TOLERANCE[dtype], atol=0)
     assert not result.loss.requires_grad
     assert (result.num_samples, result.num_micro_batches) == (mini, -(-mini // micro))
-    assert (result.micro_batch_size, result.retries) == (min(micro, mini), 0)
+    largest = splits(mini, micro)[0][1]
+    assert (result.micro_batch_size, result.retries) == (largest, 0)
 
 
 def weighted_loss(outputs, targets):
@@ -107,7 +117,7 @@ def test_per_micro_batch_weights_as_token_counts(mini, micro):
     labels[0, 0] = 2
     labels[-(-mini // 2) :] = -1  # whole micro-batches without a token: their loss is 0 / 0
     expected, loss = reference(model, lambda m: token_loss(m(x), labels))
-    counts = [int((labels[a:b] >= 0).sum()) for a, b in splits(mini, micro)]
+    counts = [int((labels[a:b] >= 0).sum()) for a, b in with_a_rest(mini, micro)]
     result = MicroBatchStreamer(model, token_loss, micro).backward(x, labels, weights=counts)
     assert_equal_gradients(model, expected, 1e-12)
     torch.testing.assert_close(result.loss, loss, rtol=1e-12, atol=0)
@@ -136,7 +146,7 @@ def test_dice_in_one_pass_is_not_exact():
     model, (x, y) = make_model(), make_batch(64)
     masks = F.one_hot(y, 4).double()
     expected, _ = reference(model, lambda m: dice_loss(m(x), masks))
-    MicroBatchStreamer(model, dice_loss, 8).backward(x, masks)
+    MicroBatchStreamer(model, dice_loss, 8, check="off").backward(x, masks)
     with pytest.raises(AssertionError):
         assert_equal_gradients(model, expected, 1e-3)
 
@@ -147,7 +157,7 @@ def test_dice_in_one_pass_is_not_exact():
 def test_pieces_from_an_iterable(mini, micro, weighted):
     model, (x, y) = make_model(), make_batch(mini)
     w = torch.arange(1.0, mini + 1, dtype=torch.float64)
-    bounds = splits(mini, 10)
+    bounds = with_a_rest(mini, 10)
     if weighted:
         expected, loss = reference(model, lambda m: weighted_loss(m(x), (y, w)))
         pieces = ((x[a:b], (y[a:b], w[a:b]), w[a:b]) for a, b in bounds)
@@ -160,7 +170,7 @@ def test_pieces_from_an_iterable(mini, micro, weighted):
     assert_equal_gradients(model, expected, 1e-12)
     torch.testing.assert_close(result.loss, loss, rtol=1e-12, atol=0)
     assert result.num_samples == mini
-    assert result.micro_batch_size == min(micro, 10, mini)
+    assert result.micro_batch_size == splits(min(mini, 10), micro)[0][1]
     assert result.num_micro_batches == sum(len(splits(b - a, micro)) for a, b in bounds)
 
 
@@ -188,7 +198,7 @@ def test_no_more_than_two_pieces_are_held():
 @pytest.mark.parametrize("normalization", ["paper", "none"])
 def test_paper_and_none_are_equations_14_and_13(mini, micro, normalization):
     model, (x, y) = make_model(), make_batch(mini)
-    bounds = splits(mini, micro)
+    bounds = (with_a_rest if normalization == "paper" else splits)(mini, micro)
     parts = [
         reference(model, lambda m, a=a, b=b: F.cross_entropy(m(x[a:b]), y[a:b])) for a, b in bounds
     ]
@@ -399,7 +409,8 @@ def test_autocast_to_bfloat16(way, two_pass):
             loss = F.cross_entropy(plain(x[a:b]).float(), y[a:b])
         (loss * ((b - a) / 20)).backward()
     autocast = torch.bfloat16 if way == "option" else None
-    streamer = MicroBatchStreamer(model, loss_fn, 6, autocast=autocast, two_pass=two_pass)
+    options = {"autocast": autocast, "two_pass": two_pass, "check": "off"}
+    streamer = MicroBatchStreamer(model, loss_fn, 6, **options)
     with torch.autocast("cpu", torch.bfloat16, enabled=way == "ambient"):
         streamer.backward(x, y)
     assert set(seen) == {torch.bfloat16}
@@ -486,11 +497,15 @@ def test_without_targets(two_pass):
     assert_equal_gradients(model, expected, 1e-12)
 
 
-def test_inputs_receive_no_gradient():
+def test_inputs_that_wait_for_a_gradient_are_refused():
     model, (x, y) = make_model(), make_batch(9)
-    x.requires_grad_()
-    MicroBatchStreamer(model, F.cross_entropy, 4).backward(x, y)
-    assert x.grad is None
+    generator = nn.Linear(6, 6).double()
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 4)
+    for given in (generator(x), (generator(x),), x.clone().requires_grad_()):
+        for form in ((given, y), (iter([(given, y)]), None)):
+            with pytest.raises(InputGradientError, match=r"nn.Sequential.*inputs.detach\(\)"):
+                streamer.backward(*form)
+    streamer.backward(generator(x).detach(), y)
 
 
 # Bad input
@@ -555,6 +570,7 @@ def test_a_bad_loss_leaves_everything_as_it_was(form, loss_fn, error, message, e
         "auto" if form == "auto" else 4,
         two_pass=form == "two_pass",
         batchnorm="deferred" if form == "deferred" else "micro",
+        check="off" if loss_fn is None else "first",  # that counts its calls
     )
     state = state_of(model)
     with pytest.raises(error) as caught:

@@ -266,6 +266,25 @@ def test_the_default_is_where_the_environment_says(monkeypatch, tmp_path):
     assert default_path() == tmp_path / ".cache" / "repro" / "microconv.sqlite"
 
 
+@pytest.mark.parametrize("row", ["{", '"x"', "3", "null", "[[1, 2, 3]]", '[["x"]]', b"\xff"])
+def test_a_damaged_row(path, row):
+    store = BenchmarkCache(path)
+    store.store_times(Key("a"), 4, {"torch:fft": [0.25]})
+    store.store_listing(Key("a"), 4, [("torch:fft", 512)])
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE times_1 SET samples_s = ?", (row,))
+        connection.execute("UPDATE listings_1 SET algorithms = ?", (row,))
+    for ask in (store.times, store.listing):
+        with pytest.raises(CacheError, match=r"cannot be used.*delete this one"):
+            ask(Key("a"), 4)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CacheError, match="It is a pipe"):
+        BenchmarkCache(tmp_path / "pipe")
+
+
 def test_a_home_folder_in_the_path(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     BenchmarkCache("~/here.sqlite")

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -134,3 +135,11 @@ def test_options_that_are_no_network(name, value):
     options = {"depth": 40, "growth": 12, "num_classes": 10, "in_channels": 3} | {name: value}
     with pytest.raises(ValueError, match=rf"{name} is {value!r}, but must be a whole number"):
         DenseNet(**options)
+
+
+def test_numpys_numbers_are_numbers():
+    shapes = [
+        [tuple(p.shape) for p in DenseNet(kind(10), kind(2), kind(3), kind(1)).parameters()]
+        for kind in (int, np.int8)
+    ]
+    assert shapes[0] == shapes[1]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from repro.measure.files import UnsafeFolderError
 from repro.outofcore import native
 from repro.outofcore.allocator import AllocatorError, ChunkedAllocator, OutOfMemory
 from repro.outofcore.native import (
@@ -622,10 +623,16 @@ assert installed.counters(0).reserved_bytes == CHUNK
 def test_the_cuda_backend_on_a_stub_of_the_driver(tmp_path):
     (tmp_path / "driver.cpp").write_text(DRIVER)
     library = str(tmp_path / "libcuda.so.1")
-    compiler = [native._compiler(), "-std=c++17", "-shared", "-fPIC", "-o", library]
+    compiler = [*native._compiler(), "-std=c++17", "-shared", "-fPIC", "-o", library]
     subprocess.run([*compiler, str(tmp_path / "driver.cpp")], check=True)
     environment = os.environ | {"LD_LIBRARY_PATH": str(tmp_path)}
     subprocess.run([sys.executable, "-c", ON_THE_STUB], env=environment, check=True)
+
+
+@pytest.fixture(scope="module")
+def built() -> bytes:
+    """The library that the other tests have built."""
+    return build().read_bytes()[: -native._DIGEST_BYTES]
 
 
 class TestBuild:
@@ -642,7 +649,7 @@ class TestBuild:
         )
         started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
         assert [process.wait() for process in started] == [0, 0, 0]
-        (library,) = folder.iterdir()
+        (library,) = (folder / f"native-{os.geteuid()}").iterdir()
         before = library.stat().st_mtime_ns
         assert build() == library
         assert library.stat().st_mtime_ns == before
@@ -658,12 +665,19 @@ class TestBuild:
 
     def test_a_compiler_that_fails_is_quoted(self, folder, tmp_path, monkeypatch):
         compiler = tmp_path / "compiler"
-        compiler.write_text("#!/bin/sh\n[ $1 = --version ] || { echo oh dear >&2; exit 3; }\n")
+        compiler.write_text("#!/bin/sh\n[ $2 = --version ] || { echo oh dear >&2; exit 3; }\n")
         compiler.chmod(stat.S_IRWXU)
-        monkeypatch.setenv("CXX", str(compiler))
-        with pytest.raises(AllocatorBuildError, match=r"(?s)status 3.*oh dear"):
+        monkeypatch.setenv("CXX", f"'{compiler}' -O0")  # with an argument, as it may have
+        with pytest.raises(AllocatorBuildError, match=r"(?s)status 3: \S+ -O0 .*oh dear"):
             build()
-        assert list(folder.iterdir()) == []
+        assert list(next(folder.iterdir()).iterdir()) == []
+
+    def test_a_folder_in_the_place_of_the_library(self, folder):
+        place = build()
+        place.unlink()
+        place.mkdir()
+        with pytest.raises(AllocatorBuildError, match=r"\.so is a folder: remove it$"):
+            build()
 
     def test_a_change_of_the_source_is_built_anew(self, tmp_path, monkeypatch):
         compiler = tmp_path / "compiler"
@@ -678,6 +692,118 @@ class TestBuild:
             (tmp_path / "a.cpp").write_text(text)
             found.add(build())
         assert len(found) == 2
+
+    def compiler(self, tmp_path, monkeypatch) -> None:
+        """A compiler that takes no time; the libraries it makes cannot be loaded."""
+        compiler = tmp_path / "compiler"
+        compiler.write_text(
+            '#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && echo made > "$2"; shift; done\n'
+        )
+        compiler.chmod(stat.S_IRWXU)
+        monkeypatch.setenv("CXX", str(compiler))
+
+    def test_the_folder_is_closed_to_others(self, folder, tmp_path, monkeypatch):
+        self.compiler(tmp_path, monkeypatch)
+        folder.mkdir()
+        folder.chmod(0o777)
+        umask = os.umask(0)
+        try:
+            library = build()
+        finally:
+            os.umask(umask)
+        assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(library.stat().st_mode) == 0o700
+
+    @pytest.mark.parametrize("fault", ["writable", "another's", "link", "link to another's"])
+    def test_a_folder_that_others_could_fill_is_refused(self, folder, tmp_path, monkeypatch, fault):
+        self.compiler(tmp_path, monkeypatch)
+        place = build().parent
+        if fault == "writable":
+            place.chmod(0o770)
+        elif fault == "another's":
+            if os.geteuid() != 0:
+                pytest.skip("only root gives folders away")
+            os.chown(place, 12345, -1)
+        else:
+            place.rename(tmp_path / "elsewhere")
+            place.symlink_to(tmp_path / "elsewhere")
+        for act in (build, lambda: ChunkedMemory("posix", 4096)):
+            with pytest.raises(AllocatorBuildError, match=r"\$REPRO_CACHE") as caught:
+                act()
+            assert isinstance(caught.value.__cause__, UnsafeFolderError)
+            assert "\n" not in str(caught.value) and str(place) in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "fault",
+        ["planted", "flipped", "cut", "empty", "writable", "another's", "link", "pipe", "renamed"],
+    )
+    def test_what_was_not_built_here_is_built_again(
+        self, folder, tmp_path, monkeypatch, caplog, fault
+    ):
+        self.compiler(tmp_path, monkeypatch)
+        library = build()
+        good = library.read_bytes()
+        if fault in ("planted", "flipped", "cut", "empty"):
+            flipped = bytes([good[0] ^ 1]) + good[1:]
+            bad = {"planted": b"\x7fELF" * 99, "flipped": flipped, "cut": good[:-1], "empty": b""}
+            library.write_bytes(bad[fault])
+        elif fault == "writable":
+            library.chmod(0o722)
+        elif fault == "another's":
+            if os.geteuid() != 0:
+                pytest.skip("only root gives files away")
+            os.chown(library, 12345, -1)
+        elif fault == "renamed":  # a library that is whole, but of other sources
+            other = library.with_name("chunked_allocator-0123.so")
+            other.write_bytes(b"made\n" + native._digest(other, b"made\n"))
+            other.rename(library)
+        else:
+            library.rename(tmp_path / "elsewhere")
+            if fault == "link":
+                library.symlink_to(tmp_path / "elsewhere")
+            else:
+                os.mkfifo(library)
+        with pytest.raises(AllocatorBuildError, match=r"damaged, or not what|no file that"):
+            native._load(library)
+        assert build() == library and library.read_bytes() == good
+        assert stat.S_IMODE(library.stat().st_mode) == 0o700 and not library.is_symlink()
+        (record,) = caplog.records
+        assert "building again" in record.getMessage() and "\n" not in record.getMessage()
+        assert build() == library and len(caplog.records) == 1
+
+    @pytest.mark.slow
+    def test_the_code_of_a_planted_library_does_not_run(self, tmp_path, monkeypatch, built):
+        """Loading alone would run it: the folder above is everybody's, and its name is known."""
+        cache, mark = tmp_path / "cache", tmp_path / "it ran"
+        (tmp_path / "built").write_bytes(built)
+        cache.mkdir()
+        cache.chmod(0o777)
+        source = tmp_path / "planted.c"
+        source.write_text(
+            "#include <stdio.h>\n__attribute__((constructor)) static void run(void) {"
+            f'fclose(fopen("{mark}", "w"));}}\n'
+        )
+        planted = tmp_path / "planted.so"
+        command = [*native._compiler(), "-x", "c", "-shared", "-fPIC", str(source)]
+        subprocess.run([*command, "-o", str(planted)], check=True)
+        ctypes.CDLL(str(planted))
+        assert mark.exists()  # as it should where it is loaded
+        mark.unlink()
+        # A compiler that takes no time.
+        (tmp_path / "copy").write_text(
+            '#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" = -o ] && '
+            f'cp {tmp_path}/built "$2"; shift; done\n'
+        )
+        (tmp_path / "copy").chmod(stat.S_IRWXU)
+        monkeypatch.setenv("CXX", str(tmp_path / "copy"))
+        library = build()
+        for place in (library, cache / library.name):
+            place.write_bytes(planted.read_bytes())
+            with ChunkedMemory("posix", 4096) as memory:
+                memory.free(memory.malloc(1))
+        assert not mark.exists()
+        loaded = native._load(library)  # which torch opens by the same name
+        assert ctypes.CDLL(loaded._name)._handle == loaded._handle
 
     def test_a_folder_that_cannot_be_written(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")

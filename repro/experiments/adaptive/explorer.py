@@ -56,11 +56,11 @@ def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
         decay=PAPER["decay"],
         decay_at=[n for n in curve.decay_at if n < curve.epochs],
     )
-    # Parameters at distance 1 from w_0, so that θ is the fall of the cost.
-    start, moved = torch.zeros(1), torch.ones(1)
-    steps = [controller.observe(0.0, [start])]
-    for value in curve.theta[: curve.epochs - 1]:
-        steps.append(controller.observe(-value, [moved]))
+    steps = [controller.observe(0.0, [torch.zeros(1, dtype=torch.float64)])]
+    for epoch, value in enumerate(curve.theta[: curve.epochs - 1], start=1):
+        # A cost that falls by 1 an epoch, as far from w_0 as gives this θ.
+        fall, distance = (epoch, epoch / value) if value > 0 else (value, 1.0)
+        steps.append(controller.observe(-fall, [torch.tensor([distance], dtype=torch.float64)]))
     return steps
 
 

@@ -1,4 +1,8 @@
-"""The command ``parallel``: a training of the paper in all processes of torchrun, which resumes."""
+"""The command ``parallel``: a training of the paper in all processes of torchrun, which resumes.
+
+With a checkpoint, ``torchrun --max-restarts=3 ... -m repro parallel ... --checkpoint FILE`` starts
+all processes again where one is lost, and goes on after the last epoch.
+"""
 
 import json
 from collections.abc import Sequence
@@ -17,8 +21,10 @@ from repro.adaptive import (
     join_processes,
     leave_processes,
     load_checkpoint,
+    meeting_place,
     save_checkpoint,
 )
+from repro.adaptive.processes import with_peers
 from repro.datasets import ImageData
 from repro.experiments import load_paper
 from repro.experiments.adaptive import building, settings
@@ -58,10 +64,13 @@ def train_in_parallel(
         The history of the training, and of each epoch the seconds by kind.
 
     Raises:
-        PeerError: Another process was lost.
+        PeerError: Another process was lost. Under torchrun's ``--max-restarts`` all processes are
+            then started again, and go on from the checkpoint.
         UsageError: The checkpoint is of another training.
     """
     rank, processes = join_processes(device, timeout_s)
+    if processes > 1 and rank == 0:
+        report(meeting_place())
     run = Training.start(config, seed, data, device)
     trainer = DataParallel(
         run.model,
@@ -79,7 +88,8 @@ def train_in_parallel(
     # The first process reads for all, whose disks may be others.
     saved = [load_checkpoint(path) if path is not None and rank == 0 and path.exists() else None]
     if processes > 1:
-        torch.distributed.broadcast_object_list(saved, 0)
+        with with_peers("reading the checkpoint"):
+            torch.distributed.broadcast_object_list(saved, 0)
     if saved[0] is not None:
         going = _resume(run, saved[0], identity, checkpoint, spent)
         if rank == 0:
@@ -180,6 +190,9 @@ def run_parallel(
     micro_batch: int | None,
 ) -> None:
     """Carry out the command ``parallel``: a training of the paper in all processes of torchrun.
+
+    Where a process is lost, torchrun's ``--max-restarts`` starts all again, and a training with a
+    checkpoint goes on from it.
 
     Raises:
         UsageError: An option is not one of its choices, or another process was lost.

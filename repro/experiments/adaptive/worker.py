@@ -20,6 +20,7 @@ from repro.adaptive import (
     make_buckets,
     measure_messages,
 )
+from repro.adaptive.processes import LOOPBACK, check_loopback
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config
 from repro.experiments.outcome import Outcome
@@ -27,6 +28,9 @@ from repro.measure import describe_device
 
 TIMEOUT_S = 120.0
 ALONE_S = 1800.0  # in which one process measures by itself
+GRACE_S = 40.0  # torchrun gives its processes 30 to end
+# With it `join_processes` hosts the store in which processes find each other, on loopback.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
@@ -38,10 +42,15 @@ def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
 def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, Any]:
     """Run `measure` under torchrun and return what rank 0 wrote.
 
+    The processes connect by loopback alone, and meet in a file, where torchrun's own store would
+    listen on every interface.
+
     Raises:
+        NoLoopbackError: This machine cannot connect to itself.
         RuntimeError: A process failed, or the time is over; the text is the end of what torchrun
             told, which names the process.
     """
+    check_loopback()
     with tempfile.TemporaryDirectory() as folder:
         asked, found = Path(folder) / "job.json", Path(folder) / "found.json"
         asked.write_text(json.dumps(job), encoding="utf-8")
@@ -49,7 +58,7 @@ def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, 
             sys.executable,
             "-m",
             "torch.distributed.run",
-            "--standalone",
+            *meeting_in(Path(folder) / "store"),
             f"--nproc-per-node={processes}",
             "-m",
             __name__,
@@ -57,23 +66,47 @@ def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, 
             str(found),
         ]
         # One thread a process, as torchrun has it where nothing else is said.
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        pipe = subprocess.PIPE
-        with subprocess.Popen(
-            command, stdout=pipe, stderr=pipe, text=True, encoding="utf-8", env=environment
-        ) as run:
+        environment = {"OMP_NUM_THREADS": "1", **os.environ} | OWN_STORE
+        said = Path(folder) / "said.txt"  # no pipe, which a process that is left could keep open
+        with said.open("wb") as file:
+            run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, env=environment)
             try:
-                _, told = run.communicate(timeout=timeout_s)
+                run.wait(timeout_s)
+                over = ""
             except subprocess.TimeoutExpired:
-                run.terminate()  # and it ends the processes that it started
-                _, told = run.communicate()
-                told += f"\nended after {timeout_s:g} s"
-        if run.returncode:
+                over = f"\nended after {timeout_s:g} s"
+            finally:
+                _end(run)
+        told = said.read_text(encoding="utf-8", errors="replace") + over
+        if run.returncode or over:
             raise RuntimeError(
                 f"{processes} processes ended with {run.returncode}:\n{told[-2000:]}"
             )
         outcome: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
         return outcome
+
+
+def meeting_in(file: Path) -> list[str]:
+    """Return torchrun's options for one machine whose processes meet in a file; see `OWN_STORE`."""
+    return [
+        "--nnodes=1",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={file}",
+        "--rdzv-conf=store_type=file",
+        f"--local-addr={LOOPBACK}",
+    ]
+
+
+def _end(run: "subprocess.Popen[bytes]") -> None:
+    """End torchrun, which ends the processes that it started, unless it has ended."""
+    if run.poll() is not None:
+        return
+    run.terminate()
+    try:
+        run.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        run.kill()
+        run.wait()
 
 
 def measure(config: Config) -> dict[str, Any]:

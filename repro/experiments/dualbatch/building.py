@@ -16,6 +16,7 @@ from repro.dualbatch import (
     Stage,
     SubStage,
 )
+from repro.dualbatch.worker import resized
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
@@ -62,6 +63,9 @@ class TrainingData:
         config: With ``augment``, ``test_samples`` and the plans' number of training samples.
         data: Labelled images; grey ones are taken three times.
         device: Where they lie and are augmented, if they are not too many.
+
+    Raises:
+        ValueError: Images are no squares, or smaller than a sub-stage's resolution.
     """
 
     def __init__(self, config: Config, data: ImageData, device: str) -> None:
@@ -71,6 +75,8 @@ class TrainingData:
         )
         count = min(config["test_samples"], len(data.test))
         test = _three_channels(data.test.evenly(count))
+        for entry in config["sub_stages"]:  # sets come in squares, of the highest resolution
+            resized(train.images.shape, entry["resolution"], aspect=None, allow_enlarging=False)
         self.augment = dict(config["augment"])
         self.statistics = channel_statistics(train.images)
         self.images, self.labels = _on(device, train)

@@ -558,7 +558,10 @@ def _extent(record: Record) -> str:
 
 def _data(record: Record) -> str:
     wanted = "ImageNet" if record.config["setting"] == SECTION_5_2_3 else "CIFAR-100"
-    return dataset_phrase(record.dataset or {}, wanted)
+    asked = record.config.get("dataset", {})
+    enlarged = asked.get("name") == "digits" and "image_size" in asked  # other sets say so
+    more = f"; ENLARGED to {asked['image_size']} pixels" if enlarged else ""
+    return dataset_phrase(record.dataset or {}, wanted, more=more)
 
 
 def _model(config: Mapping[str, Any]) -> str:

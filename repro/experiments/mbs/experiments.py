@@ -165,7 +165,8 @@ def size(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
 
     batch = _first_batch(config, data, config["largest"])
     model = build_model(config, data, device).train()
-    streamer = MicroBatchStreamer(model, loss_of(config), "auto", device=device)
+    # Only the memory counts here, and Dice needs two passes to be exact.
+    streamer = MicroBatchStreamer(model, loss_of(config), "auto", device=device, check="off")
     budget = MemoryBudget(limit, device, resident=model) if limit else nullcontext()
     with budget:
         streamer.backward(*batch)

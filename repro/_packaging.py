@@ -1,0 +1,89 @@
+"""What a build adds to the package: the reference records, the notebooks, the commit.
+
+In a checkout they lie beside the package, where an editable install finds them; a wheel carries
+them in ``repro/shipped``. A source distribution carries the project's other folders, so that the
+wheel that is made of it is the same. pyproject.toml names the commands; nothing imports this.
+"""
+
+import json
+import runpy
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+# Relative to the project's folder, in which every build runs.
+PACKAGE = Path("repro")
+SHIPPED = {
+    "notebooks": ("notebooks", "[0-9]*.ipynb"),
+    "reference": ("results/reference", "**/*.json"),
+}
+PROJECT = (
+    "notebooks/sanitize.cfg",
+    "data/README.md",
+    "constraints.txt",
+    "Makefile",
+    ".ci/run",
+    ".gitignore",
+    "tests/**/*",
+    "benchmarks/*",
+    "docs/**/*",
+)
+
+
+def shipped() -> Iterator[tuple[Path, Path]]:
+    """Yield the files that a wheel carries beside the package's own, and their places in it."""
+    for name, (folder, pattern) in SHIPPED.items():
+        for file in sorted(Path(folder).glob(pattern)):
+            if not file.name.startswith("."):  # such as what a writer that was killed left
+                yield file, PACKAGE / "shipped" / name / file.relative_to(folder)
+
+
+def write_state(package: Path) -> None:
+    """Write the commit that is built, of the checkout or else of the source distribution."""
+    found = runpy.run_path(str(PACKAGE / "paths.py"))
+    state = found["checkout_state"]()
+    commit, dirty = state if state[0] else found["built_from"]()
+    target = package / "build.json"
+    target.unlink(missing_ok=True)  # may be a second name of the source's own
+    target.write_text(json.dumps({"commit": commit, "dirty": dirty}) + "\n", encoding="utf-8")
+
+
+class BuildPy(build_py):
+    """Build the package with what it carries; an editable install has that beside it."""
+
+    def run(self) -> None:
+        """Copy the files into the folder that becomes the wheel."""
+        if self.editable_mode:
+            super().run()
+            return
+        built = Path(self.build_lib)
+        # Modules and records that are gone since an earlier build would be in the wheel.
+        shutil.rmtree(built / PACKAGE, ignore_errors=True)
+        super().run()
+        for file, place in shipped():
+            (built / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, built / place)
+        write_state(built / PACKAGE)
+
+    def get_source_files(self) -> list[str]:
+        """Return what a source distribution has to carry."""
+        found = [file for file, _ in shipped()]
+        for pattern in PROJECT:
+            found += [
+                file
+                for file in sorted(Path().glob(pattern))
+                if file.is_file() and file.suffix != ".pyc"
+            ]
+        return [*super().get_source_files(), *map(str, found)]
+
+
+class SDist(sdist):
+    """Make a source distribution that knows its commit."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        """Lay out the folder that becomes the archive."""
+        super().make_release_tree(base_dir, files)
+        write_state(Path(base_dir) / PACKAGE)

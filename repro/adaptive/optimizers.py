@@ -1,0 +1,207 @@
+"""Which optimizers may update one bucket of parameters after the other, and what they update.
+
+An update in parts is the update of the whole only where a parameter's own gradient and state
+decide it. That cannot be probed (a norm that clips only large gradients hides from any probe), so
+it is known of torch's own optimizers, and of nothing else.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+# Each treats every parameter by itself; LBFGS does not, SparseAdam needs sparse gradients.
+INDEPENDENT = (
+    torch.optim.ASGD,
+    torch.optim.Adadelta,
+    torch.optim.Adafactor,
+    torch.optim.Adagrad,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adamax,
+    torch.optim.Muon,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.SGD,
+)
+
+
+class WholeStepError(ValueError):
+    """An optimizer that may look at all parameters at once would be stepped in parts."""
+
+
+def check_in_parts(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that must see all gradients at once.
+
+    Raises:
+        WholeStepError: It is not one of torch's that treat every parameter by itself, its `step`
+            was replaced, or a hook is called around it.
+    """
+    kind: Any = type(optimizer)
+    why = _overridden(kind) or _replaced(optimizer) or _hooked(optimizer)
+    if why is not None:
+        raise WholeStepError(
+            f"{why}, and may look at all parameters at once, while overlapped averaging steps the "
+            "optimizer bucket by bucket: give overlap=False, which steps it once (to clip the norm "
+            "of the gradient, clip_grad_norm of DataParallel)"
+        )
+
+
+@cache
+def _overridden(kind: Any) -> str | None:
+    lineage = kind.__mro__
+    base = next((place for place, own in enumerate(lineage) if own in INDEPENDENT), None)
+    if base is None:
+        names = ", ".join(own.__name__ for own in INDEPENDENT)
+        return f"{kind.__name__} is none of torch's optimizers {names}"
+    theirs = set(dir(lineage[base])) - {"step"}  # which `_replaced` looks at
+    changed = {name for own in lineage[:base] for name in vars(own)} & theirs
+    changed = {name for name in changed if not name.startswith("__")}
+    if changed and kind not in INDEPENDENT:
+        return f"{kind.__name__} overrides {', '.join(sorted(changed))} of {lineage[base].__name__}"
+    return None
+
+
+def _replaced(optimizer: torch.optim.Optimizer) -> str | None:
+    # torch's own wrappers (of a scheduler, of hooks) lead to its own function, and nothing else.
+    step: Any = optimizer.step
+    while True:
+        function = getattr(step, "__func__", step)
+        home = getattr(function, "__globals__", {}).get("__name__", "")
+        if not home.startswith("torch."):
+            return f"the step of {type(optimizer).__name__} was replaced"
+        if (step := getattr(function, "__wrapped__", None)) is None:
+            ends = home.startswith("torch.optim.")
+            return None if ends else f"the step of {type(optimizer).__name__} was wrapped"
+
+
+def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
+    for found in (
+        optimizer._optimizer_step_pre_hooks,
+        optimizer._optimizer_step_post_hooks,
+        _global_optimizer_pre_hooks,
+        _global_optimizer_post_hooks,
+    ):
+        if found:
+            hook = next(iter(found.values()))
+            name = getattr(hook, "__qualname__", type(hook).__name__)
+            return f"the hook {name} is called around the optimizer's step"
+    return None
+
+
+@contextmanager
+def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Step without hooks: those that are there came after the gradient that is applied."""
+    found: list[Any] = [
+        hooks
+        for hooks in (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+        if hooks
+    ]
+    kept = [dict(hooks) for hooks in found]
+    for hooks in found:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, own in zip(found, kept, strict=True):
+            hooks.update(own)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory, in whatever order: no gaps, no element twice."""
+    size = 1
+    for stride, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count != 1 and stride != size:
+            return False
+        size *= count
+    return True
+
+
+def check_optimizer(
+    optimizer: torch.optim.Optimizer, model: nn.Module, others: Iterable[Tensor] = ()
+) -> None:
+    """Refuse an optimizer that would not train the model.
+
+    Args:
+        optimizer: Of the model's parameters.
+        model: Its parameters that require a gradient are all to be in the optimizer.
+        others: Parameters beside the model's that the optimizer may have.
+
+    Raises:
+        ValueError: A parameter of one is not in the other, the model has nothing to train, the
+            optimizer's step needs a closure, or torch updates wrong memory.
+    """
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ValueError(
+            f"{type(optimizer).__name__} computes gradients by itself, in a closure; give an "
+            "optimizer that takes the gradients that are there"
+        )
+    named = dict(model.named_parameters())
+    trained = {name: p for name, p in named.items() if p.requires_grad}
+    if not trained:
+        raise ValueError("the model has no parameter that requires a gradient; nothing is trained")
+    held = {p for group in optimizer.param_groups for p in group["params"]}
+    lacking = [name for name, p in trained.items() if p not in held]
+    if lacking:
+        raise ValueError(
+            f"the optimizer does not hold {_some(lacking)} of the model, {len(lacking)} of "
+            f"{len(trained)} parameters that require a gradient: make it of this model's "
+            "parameters (after the model is made, moved or changed), or set requires_grad to False "
+            "there. Where two optimizers share it (Muon for matrices, AdamW for others), make one "
+            "torch.optim.Optimizer whose param_groups are those of both and whose step and "
+            "zero_grad call theirs, and give overlap=False"
+        )
+    fused = {p for group in optimizer.param_groups if group.get("fused") for p in group["params"]}
+    for name, p in trained.items():
+        expanded = any(step == 0 and n > 1 for step, n in zip(p.stride(), p.shape, strict=True))
+        if expanded or (p in fused and not is_dense(p)):
+            raise ValueError(
+                f"{name} has strides {p.stride()} for the shape {tuple(p.shape)}: elements that "
+                "share memory, or gaps, beside which torch's fused optimizers write; make it "
+                "contiguous() before the optimizer is made, or give fused=False for gaps"
+            )
+    foreign = held - set(named.values()) - set(others)
+    if foreign:
+        shapes = [str(tuple(p.shape)) for p in foreign]
+        raise ValueError(
+            f"the optimizer holds {len(foreign)} parameters that are not the model's (of shapes "
+            f"{_some(shapes)}), whose gradients are not averaged: make them part of the model, or "
+            "give them an optimizer of their own"
+        )
+
+
+def check_hooks(names: Mapping[Tensor, str], own: int) -> None:
+    """Refuse hooks that are called for every part of a gradient.
+
+    Args:
+        names: Of the parameters.
+        own: Such hooks on each that belong to the averaging.
+
+    Raises:
+        ValueError: There are others.
+    """
+    found = [name for p, name in names.items() if len(p._post_accumulate_grad_hooks or ()) > own]
+    if found:
+        raise ValueError(
+            f"{_some(found)} have a hook of register_post_accumulate_grad_hook, which would see "
+            "this process's or a micro-batch's part of a gradient, before it is averaged: remove "
+            "it; to clip, use clip_grad_norm; to act on whole gradients, a step hook of the "
+            "optimizer and overlap=False"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if names[5:] else "")

@@ -1,0 +1,196 @@
+"""The processes of a job: how they meet, on one machine by loopback alone, and how they part."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+LOOPBACK = "127.0.0.1"
+
+
+class PeerError(RuntimeError):
+    """Another process ended, hung or lost its connection."""
+
+
+class NoLoopbackError(RuntimeError):
+    """This machine's loopback interface does not work, so that its processes cannot connect."""
+
+
+def check_loopback() -> None:
+    """Connect to this machine by loopback.
+
+    Raises:
+        NoLoopbackError: That does not work.
+    """
+    try:
+        with socket.socket() as server:
+            server.settimeout(2.0)
+            server.bind((LOOPBACK, 0))
+            server.listen(1)
+            with socket.create_connection(server.getsockname(), timeout=2.0):
+                server.accept()[0].close()
+    except OSError as error:
+        raise NoLoopbackError(
+            f"this machine cannot connect to itself ({LOOPBACK}: {error}), which its processes "
+            "need: bring the loopback interface up, such as by `ip link set lo up`"
+        ) from error
+
+
+def on_one_machine() -> bool:
+    """Whether all processes of the job run on this machine, as far as their environment says."""
+    here, everywhere = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if here is not None:
+        return here == everywhere
+    return os.environ.get("MASTER_ADDR") in (LOOPBACK, "localhost")
+
+
+def _torchruns_store() -> bool:
+    """Whether torchrun itself hosts the store in which processes find each other."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _by_loopback(backend: str) -> None:
+    """Let gloo or NCCL use the loopback interface, unless told of one or there is none."""
+    found = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    with suppress(NoLoopbackError):
+        check_loopback()
+        if found:
+            os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(found))
+
+
+def _store(timeout: timedelta) -> dist.Store | None:
+    """Host the job's store, or connect to it, on loopback; None where it lies elsewhere."""
+    if _torchruns_store() or os.environ.get("MASTER_ADDR") not in (LOOPBACK, "localhost"):
+        return None
+    port, first = int(os.environ["MASTER_PORT"]), os.environ["RANK"] == "0"
+    options: dict[str, Any] = {}
+    if first:
+        # torch would listen on every interface.
+        server = socket.create_server((LOOPBACK, port))
+        options["master_listen_fd"] = server.detach()
+    return dist.TCPStore(
+        LOOPBACK, port, int(os.environ["WORLD_SIZE"]), first, timeout, False, **options
+    )
+
+
+def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0) -> tuple[int, int]:
+    """Join the other processes that torchrun started; return rank and number of processes.
+
+    Without torchrun there is one process, and nothing to join. gloo connects CPUs, NCCL GPUs, each
+    process with its own. Where all are on one machine they connect by its loopback interface
+    (unless ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` name another); `meeting_place` says
+    what of torchrun listens elsewhere.
+
+    Args:
+        device: ``"cpu"`` or ``"cuda"``.
+        timeout_s: After which a communication that another process does not answer fails.
+
+    Raises:
+        PeerError: The other processes did not come.
+    """
+    if "RANK" not in os.environ:
+        return 0, 1
+    kind = torch.device(device).type
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    backend = "nccl" if kind == "cuda" else "gloo"
+    if not dist.is_initialized():
+        timeout = timedelta(seconds=timeout_s)
+        where: dict[str, Any] = {}
+        with with_peers("joining the other processes"):
+            if on_one_machine():
+                _by_loopback(backend)
+                if (store := _store(timeout)) is not None:
+                    size = int(os.environ["WORLD_SIZE"])
+                    where = {"store": store, "rank": int(os.environ["RANK"]), "world_size": size}
+            dist.init_process_group(backend, timeout=timeout, **where)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def meeting_place() -> str:
+    """Say in a line where the processes of this job listen for each other."""
+    backend = dist.get_backend()
+    interface = os.environ.get(f"{backend.upper()}_SOCKET_IFNAME", "an interface of its choice")
+    told = f"{dist.get_world_size()} processes, connected by {backend} over {interface}"
+    if not _torchruns_store():
+        return told
+    return (
+        f"{told}; torchrun's store listens on every interface, port {os.environ['MASTER_PORT']}: "
+        "keep that port closed to others, or see `python -m repro parallel --help`"
+    )
+
+
+def leave_processes() -> None:
+    """Wait for the other processes and part from them; nothing to do where there are none.
+
+    Raises:
+        PeerError: Another process was lost before it came here.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    try:
+        with with_peers("parting from the other processes"):
+            dist.barrier()  # one that parts early takes its connections with it
+    finally:
+        dist.destroy_process_group()
+
+
+def share(samples: int, rank: int, processes: int) -> slice:
+    """Return the samples of a mini-batch that a process takes; shares differ by at most one.
+
+    Raises:
+        ValueError: There is no such rank.
+    """
+    if samples < 0 or processes < 1 or not 0 <= rank < processes:
+        raise ValueError(
+            f"{samples} samples, rank {rank} of {processes}; ranks are 0 to {processes - 1}"
+        )
+    each, rest = divmod(samples, processes)
+    start = rank * each + min(rank, rest)
+    return slice(start, start + each + (rank < rest))
+
+
+def lost_peer(what: str | int, why: object) -> str:
+    """Return what to tell when something done with the other processes failed.
+
+    Args:
+        what: What was done; a number is that of a step whose gradients were averaged.
+        why: The error.
+    """
+    done = f"averaging the gradients of step {what}" if isinstance(what, int) else what
+    rank, processes = (os.environ.get(name, "?") for name in ("RANK", "WORLD_SIZE"))
+    if dist.is_initialized():
+        rank, processes = str(dist.get_rank()), str(dist.get_world_size())
+    return (
+        f"rank {rank} of {processes}: {done} failed ({str(why).strip().splitlines()[0]}): another "
+        "process has ended or hangs, or a parameter that is used here got no gradient there (its "
+        "own error names it). torchrun's summary names the first that ended (of one that "
+        "hangs it knows nothing); run the same command again to go on from the checkpoint, or "
+        "start it with torchrun --max-restarts=3, which does so by itself"
+    )
+
+
+def is_of_a_peer(error: Exception) -> bool:
+    """Whether an error of torch says that another process was lost."""
+    words = ("gloo", "nccl", "connection", "timed out", "timeout")
+    if not isinstance(error, RuntimeError):
+        return False
+    return isinstance(error, dist.DistError) or any(word in str(error).lower() for word in words)
+
+
+@contextmanager
+def with_peers(what: str | int) -> Iterator[None]:
+    """Turn an error that comes of a lost process into a `PeerError`, see `lost_peer`."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except Exception as error:
+        if not is_of_a_peer(error):
+            raise
+        raise PeerError(lost_peer(what, error)) from error

@@ -1,0 +1,125 @@
+"""Hooks on parameters, which a mini-batch in one piece would call once."""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.mbs.errors import HookError, UnsupportedLossError
+
+
+class DeferredHooks:
+    """Holds back hooks on parameters during the micro-batches, and calls them once at the end.
+
+    A hook that clamps a gradient, or updates the parameter and frees its gradient, is written for
+    the gradient of the whole mini-batch. Called per micro-batch it would clamp or step with each
+    part. `Tensor.register_hook` is called with the mini-batch's gradient before it is added to an
+    existing one, `Tensor.register_post_accumulate_grad_hook` with the parameter afterwards. Hooks
+    of torch.distributed stay where they are.
+
+    Raises:
+        HookError: A parameter has hooks that cannot be called later: those of
+            `torch.autograd.graph.register_multi_grad_hook` and of optimizers that torch put into
+            the backward pass.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._held: list[tuple[nn.Parameter, str, dict[int, Callable[..., Any]]]] = []
+        for parameter in parameters:
+            if getattr(parameter, "_in_backward_optimizers", None):
+                raise HookError(
+                    "a parameter is updated in the backward pass (_apply_optimizer_in_backward), "
+                    "which would be once per micro-batch; call the optimizer after backward, or "
+                    "put it into register_post_accumulate_grad_hook, which is called once"
+                )
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                hooks = getattr(parameter, name, None)
+                own = {key: hook for key, hook in (hooks or {}).items() if not _is_torchs(hook)}
+                if own:
+                    self._held.append((parameter, name, own))
+
+    @property
+    def change_gradients(self) -> bool:
+        """Whether there are hooks that may change gradients before they are accumulated."""
+        return any(name == "_backward_hooks" for _, name, _ in self._held)
+
+    def __enter__(self) -> "DeferredHooks":
+        for parameter, name, own in self._held:
+            hooks = getattr(parameter, name)
+            for key in own:
+                del hooks[key]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for parameter, name, own in self._held:
+            hooks = getattr(parameter, name)
+            every = {**hooks, **own}
+            hooks.clear()
+            hooks.update(sorted(every.items()))  # keys count up, and order the calls
+
+    def on_gradients(self) -> None:
+        """Call the hooks that see the new gradients, which `Parameter.grad` holds alone."""
+        for parameter, name, own in self._held:
+            if name != "_backward_hooks" or parameter.grad is None:
+                continue
+            for hook in own.values():
+                result = hook(parameter.grad)
+                if result is not None:
+                    parameter.grad = result
+
+    def on_parameters(self, touched: Sequence[nn.Parameter]) -> None:
+        """Call the hooks that see parameters whose gradients have been accumulated."""
+        found = {id(parameter) for parameter in touched}
+        for parameter, name, own in self._held:
+            if name == "_post_accumulate_grad_hooks" and id(parameter) in found:
+                for hook in own.values():
+                    hook(parameter)
+
+
+def _is_torchs(hook: Any) -> bool:
+    module = getattr(hook, "__module__", None) or ""
+    if module.startswith("torch.autograd.graph"):
+        raise HookError(
+            "a parameter has a hook of torch.autograd.graph.register_multi_grad_hook, which would "
+            "be called once per micro-batch; use register_post_accumulate_grad_hook, which is "
+            "called once per mini-batch"
+        )
+    return module.startswith("torch.distributed")
+
+
+def refuse_unknown_leaves(loss: torch.Tensor, known: Sequence[nn.Parameter]) -> None:
+    """Raise where a loss's graph ends in a parameter that is not known.
+
+    Gradients of pieces are sums until the last one came, and are then divided: those that are
+    known.
+
+    Raises:
+        UnsupportedLossError: Another tensor would receive a gradient.
+    """
+    found, seen = [loss.grad_fn], set()
+    places = {id(parameter) for parameter in known}
+    while found:
+        node: Any = found.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in places:
+            raise UnsupportedLossError(
+                f"a parameter of shape {tuple(leaf.shape)} is neither the model's nor the loss's: "
+                f"make the loss a module that has it, so that its gradient is divided by what the "
+                f"pieces of the mini-batch add up to; or give the mini-batch whole"
+            )
+        found.extend(following for following, _ in node.next_functions)
+
+
+def gradients_present(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """Return the parameters that have a gradient."""
+    return [parameter for parameter in parameters if isinstance(parameter.grad, torch.Tensor)]

@@ -1,0 +1,68 @@
+"""Random number generators of a forward pass, saved and set again together."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+_KINDS = "torch.Generator, numpy.random.Generator, numpy.random.RandomState and random.Random"
+
+
+class Randomness:
+    """Everything that a forward pass may draw from, as far as it is known.
+
+    Python's `random`, numpy's legacy global state, torch's generator of the CPU and of `device`,
+    and the generators given.
+
+    Args:
+        device: The device that computes.
+        generators: Others from which the model or the loss draws.
+
+    Raises:
+        ValueError: One of `generators` is none of the kinds known.
+    """
+
+    def __init__(self, device: torch.device, generators: Sequence[Any] = ()) -> None:
+        self._device = device
+        if isinstance(generators, torch.Generator | np.random.Generator | random.Random):
+            generators = [generators]
+        self._generators = list(generators)
+        for generator in self._generators:
+            if not isinstance(
+                generator,
+                torch.Generator | np.random.Generator | np.random.RandomState | random.Random,
+            ):
+                raise ValueError(f"generators holds {type(generator).__name__}; known are {_KINDS}")
+
+    def get(self) -> list[Any]:
+        """Return the states."""
+        states: list[Any] = [random.getstate(), np.random.get_state(), torch.get_rng_state()]  # noqa: NPY002
+        if self._device.type not in ("cpu", "meta"):
+            states.append(torch.get_device_module(self._device).get_rng_state(self._device))
+        else:
+            states.append(None)
+        for generator in self._generators:
+            if isinstance(generator, random.Random):
+                states.append(generator.getstate())
+            elif isinstance(generator, np.random.Generator):
+                states.append(generator.bit_generator.state)
+            else:
+                states.append(generator.get_state())
+        return states
+
+    def set(self, states: list[Any]) -> None:
+        """Set what `get` returned."""
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+        if states[3] is not None:
+            torch.get_device_module(self._device).set_rng_state(states[3], self._device)
+        for generator, state in zip(self._generators, states[4:], strict=True):
+            if isinstance(generator, random.Random):
+                generator.setstate(state)
+            elif isinstance(generator, np.random.Generator):
+                generator.bit_generator.state = state
+            else:
+                generator.set_state(state)

@@ -1,0 +1,237 @@
+"""When micro-batches are checked to add up to their mini-batch, and on which samples."""
+
+import itertools
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from repro.mbs.batches import Piece, Plan, joined_targets
+from repro.mbs.checking import Sample, SelfCheck
+from repro.mbs.collecting import Collector, room_for_outputs
+from repro.mbs.errors import LossCheckError, MicroBatchError
+from repro.mbs.sizing import release_memory
+from repro.mbs.telling import LabelValues, telling_samples
+from repro.measure import is_out_of_memory
+
+
+class Verification:
+    """Checks mini-batches where that is due, and remembers what has been checked.
+
+    Args:
+        check: ``"first"``, ``"always"`` or ``"off"``.
+        known: Whether the loss is one of torch's.
+        two_pass: Whether it is computed over the whole mini-batch.
+        normalization: How micro-batches are weighed.
+        sharded: Whether the processes compute together.
+        compare: Computes and compares.
+        plan: Cuts a piece into micro-batches of a size.
+        undone: Makes a context that leaves no trace.
+        device: The device.
+    """
+
+    def __init__(
+        self,
+        check: str,
+        known: bool,
+        two_pass: bool,
+        normalization: str,
+        sharded: bool,
+        compare: SelfCheck,
+        plan: Callable[[Piece, int], Plan],
+        undone: Callable[[], AbstractContextManager[Any]],
+        device: torch.device,
+    ) -> None:
+        self._check = check
+        self._known = known
+        self._two_pass = two_pass
+        self._normalization = normalization
+        self._sharded = sharded
+        self._compare = compare
+        self._plan = plan
+        self._undone = undone
+        self.device = device
+        self._checked: set[str] = set()
+        self._labels = LabelValues()
+        self._loss_due = False
+        self._unmade: set[str] = set()
+
+    def begin(self, known: bool, normalization: str, changed: bool) -> None:
+        """Start a mini-batch.
+
+        Args:
+            known: Whether the loss is one of torch's, as it is now.
+            normalization: As it is now.
+            changed: Whether another loss function was given.
+        """
+        self._unmade = set()
+        self._known, self._normalization = known, normalization
+        if changed:
+            self._checked.discard("loss")
+
+    def verify(self, piece: Piece, size: int, alone: bool = True) -> None:
+        """Check what can be checked before the micro-batches: model, and loss of one micro-batch.
+
+        Args:
+            piece: The mini-batch, or a part of one.
+            size: Of its micro-batches.
+            alone: Whether the piece is a whole mini-batch.
+        """
+        weighs = piece.weights is not None
+        loss = not self._known or (weighs and not self._two_pass)
+        loss = loss and not self._two_pass and self._normalization != "paper"
+        # The paper's algorithm to the letter, but for what was divided by mistake.
+        always = self._normalization != "paper"
+        mixing = piece.batch is not None and (always or piece.batch.num_splittable() > 1)
+        number = piece.num_samples
+        self._loss_due = False
+        if self._check == "off" or not (loss or mixing) or (alone and size >= number):
+            return
+        if number < 2 or self._sharded:  # whose processes would all have to check
+            self._unmade = {"loss"} - self._checked if loss else set()
+            return
+        new = loss and piece.batch is not None and self._labels.has_new(piece.batch)
+        self._loss_due = loss and (self._check == "always" or new or "loss" not in self._checked)
+        mixing = mixing and (self._check == "always" or "mixing" not in self._checked)
+        alone_in_piece = self._loss_due and size >= number
+        if mixing or alone_in_piece:
+            made = self._small(piece, size, alone_in_piece, mixing)
+            if alone_in_piece:
+                self._loss_due = False
+                self._mark(made)
+            if mixing:
+                self._checked.add("mixing")
+
+    def collector(self) -> Collector | None:
+        """Return what keeps the outputs of the micro-batches, None where nothing is to compare."""
+        return Collector(room_for_outputs(self.device)) if self._loss_due else None
+
+    def conclude(self, piece: Piece, plan: Plan, collector: Collector | None, scale: float) -> None:
+        """Compare what the micro-batches computed with the whole.
+
+        Args:
+            piece: The mini-batch, or a part of one.
+            plan: Its micro-batches.
+            collector: What they computed.
+            scale: What a loss was multiplied by in the backward pass, over its weight.
+
+        Raises:
+            LossCheckError: The losses do not add up.
+        """
+        if collector is None:
+            return
+        made = False
+        while collector.usable and len(collector.parts) > 1:
+            try:
+                with self._undone():
+                    made = self._compare_collected(piece, plan, collector, scale)
+                break
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            release_memory(self.device)
+            del collector.parts[len(collector.parts) // 2 :]
+        through = bool(collector.parts) and not made
+        collector.parts.clear()
+        if not made:
+            size = max(stop - start for start, stop in plan.bounds)
+            made = self._small(piece, size, True, False, through)
+        self._mark(made)
+
+    def _compare_collected(
+        self, piece: Piece, plan: Plan, collector: Collector, scale: float
+    ) -> bool:
+        count = len(collector.parts)
+        targets = [part[1] for part in itertools.islice(plan.parts(), count)]
+        bounds = plan.bounds[:count]
+        if piece.batch is not None:
+            whole = piece.batch.slice(0, bounds[-1][1])[1]
+        else:
+            try:
+                whole = joined_targets(targets, bounds)
+            except MicroBatchError:
+                return False
+        exact = self._normalization == "exact"
+        weighted = piece.weights is not None
+        try:
+            return self._compare.compare_collected(
+                collector, targets, whole, exact, scale, weighted
+            )
+        except LossCheckError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            return False  # the loss takes what only the micro-batches' own passes have
+
+    def _mark(self, made: bool) -> None:
+        if made:
+            self._checked.add("loss")
+            self._unmade.discard("loss")
+        else:
+            self._unmade.add("loss")
+
+    def _small(
+        self, piece: Piece, size: int, loss: bool, mixing: bool, through: bool = False
+    ) -> bool:
+        """Check on a few samples, with forward passes of their own."""
+        while size:
+            try:
+                with self._undone():
+                    sample = self._sample(piece, size)
+                    return sample is not None and self._compare.run(sample, loss, mixing, through)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            release_memory(self.device)
+            size //= 2
+        return False
+
+    def warn_if_unchecked(self) -> None:
+        """Warn, once, where a mini-batch that went through could not be checked."""
+        # After the mini-batch: where it failed itself, its error says more.
+        if not self._unmade:
+            return
+        self._checked |= self._unmade
+        warnings.warn(
+            "MicroBatchStreamer could not check that the loss of a mini-batch is the mean over its "
+            "samples: loss or model have another outcome when they are evaluated again on the same "
+            "samples, the model is fully sharded, or a mini-batch comes "
+            "one sample at a time. docs/losses.md says what to give for which loss; "
+            "check='off' says that it is so",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+    def _sample(self, piece: Piece, size: int) -> Sample | None:
+        counted = piece.weights is not None and len(piece.weights) != piece.num_samples
+        if piece.batch is None or counted:
+            plan = self._plan(piece, size)
+            if len(plan.bounds) < 2:
+                return None
+            parts = list(zip(plan.parts(), plan.bounds, plan.weights, strict=True))
+            chosen = sorted(parts, key=lambda part: part[2] == 0)[:2]
+            bounds = [bound for _, bound, _ in chosen]
+            counts = bounds[0][1] - bounds[0][0], bounds[1][1] - bounds[1][0]
+            weights = [weight for _, _, weight in chosen]
+            both = chosen[0][0], chosen[1][0]
+            if piece.batch is not None:
+                whole = piece.batch.take([n for bound in bounds for n in range(*bound)])
+            else:
+                whole = None, joined_targets([part[1] for part in both], bounds)
+        else:
+            half = max(1, min(size // 2 if size > 3 else min(size, 2), piece.num_samples // 2))
+            groups = telling_samples(piece.batch, half)
+            whole = piece.batch.take([*groups[0], *groups[1]])
+            both = piece.batch.take(groups[0]), piece.batch.take(groups[1])
+            counts, weights = (half, half), [float(half)] * 2
+            if piece.weights is not None:
+                weights = [float(piece.weights[group].sum()) for group in groups]
+        factors = 1.0, 1.0
+        if self._normalization == "exact":
+            if sum(weights) == 0:
+                return None
+            factors = weights[0] / sum(weights), weights[1] / sum(weights)
+        return Sample(both, whole, counts, factors, piece.weights is not None)

@@ -1,0 +1,438 @@
+"""Mini-batches of any structure: what of them belongs to samples, and how samples are taken out.
+
+A mini-batch is (inputs, targets), each a tensor, an array, a `PackedSequence`, or a tuple, list,
+dictionary, dataclass or other container of them. Its samples are found by these rules, and what
+they leave open is refused, never guessed:
+
+- A tensor or array with dimensions holds one sample in each entry of its first; one without
+  dimensions, and a number, a text or another object without tensors, belongs to all samples.
+- A list or tuple of equal things, one for each sample (images of different sizes, dictionaries of
+  boxes, texts), is divided itself. Where it might as well be a structure whose tensors hold the
+  samples, a list is refused and a tuple is a structure.
+- An input with a leading dimension of 1 and further ones, such as positions (1, T), broadcasts
+  over the samples where the others have more than one, and belongs to all of them.
+- What `shared` names belongs to all samples.
+- An object that holds tensors and is none of these is refused.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from repro.measure.containers import (
+    BatchError,
+    BatchSizeMismatchError,
+    EmptyBatchError,
+    UnsplittableBatchError,
+    Which,
+    is_foreign,
+    parts_of,
+    pick,
+    samples_of,
+)
+
+Path = tuple[Any, ...]  # of keys, from "inputs" or "targets" down
+SplitFunction = Callable[[Any, int], Sequence[Any]]
+
+_MOVABLE: Any = (torch.Tensor, PackedSequence)
+_SAMPLES, _WHOLE, _STRUCTURE, _OPEN = "samples", "whole", "structure", "open"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A mini-batch that was read: its samples can be counted and taken out.
+
+    Attributes:
+        inputs: As given; mappings that are no dictionaries have become dictionaries.
+        targets: Likewise.
+        num_samples: Samples, at least 1.
+    """
+
+    inputs: Any
+    targets: Any
+    num_samples: int
+    _kinds: dict[Path, str] = field(repr=False)
+
+    def slice(self, start: int, stop: int) -> tuple[Any, Any]:
+        """Return the (inputs, targets) of samples start to stop - 1, as views without a graph."""
+        return self._taken(slice(start, stop))
+
+    def take(self, indices: Sequence[int]) -> tuple[Any, Any]:
+        """Return the (inputs, targets) of these samples, copied."""
+        return self._taken(list(indices))
+
+    def tensors(self, targets: bool = True) -> Iterator[tuple[Path, Any]]:
+        """Yield path and value of each tensor or array whose first dimension is the sample.
+
+        Args:
+            targets: Whether those of the targets, too.
+        """
+        for name, tree in (("inputs", self.inputs), ("targets", self.targets)):
+            for path, leaf in _leaves_with_paths(tree, (name,)):
+                array = isinstance(leaf, torch.Tensor | np.ndarray)
+                if array and self._kinds.get(path) == _SAMPLES and (targets or name == "inputs"):
+                    yield path, leaf
+
+    def num_splittable(self) -> int:
+        """Return how many parts of the inputs are divided."""
+        return sum(k == _SAMPLES and path[0] == "inputs" for path, k in self._kinds.items())
+
+    def _taken(self, which: Which) -> tuple[Any, Any]:
+        pair = (("inputs", self.inputs), ("targets", self.targets))
+        inputs, targets = (self._cut(tree, (name,), which) for name, tree in pair)
+        return inputs, targets
+
+    def _cut(self, tree: Any, path: Path, which: Which) -> Any:
+        # No function within a function that calls itself: it would keep the mini-batch alive.
+        kind = self._kinds.get(path)
+        if kind == _WHOLE:
+            return tree.detach() if isinstance(tree, torch.Tensor) else tree
+        if kind == _SAMPLES:
+            return pick(tree, which)
+        parts = parts_of(tree)
+        if parts is None:
+            return tree
+        pairs, rebuild = parts
+        return rebuild([self._cut(child, (*path, key), which) for key, child in pairs])
+
+
+def read_batch(
+    inputs: Any,
+    targets: Any = None,
+    *,
+    shared: Sequence[Any] = (),
+    known: dict[Path, str] | None = None,
+) -> Batch:
+    """Find the samples of a mini-batch.
+
+    Args:
+        inputs: What the model is called with, see `call_model`: the items of a tuple or list are
+            arguments, never samples.
+        targets: What the loss is given, or None.
+        shared: What belongs to all samples: names ("mask", "graph.edges", "targets.table"; the
+            keys of dictionaries, fields of dataclasses and positions of tuples, joined by dots),
+            positions among the arguments, or the tensors themselves.
+        known: What lists were in earlier mini-batches, which decides where one alone leaves it
+            open; kept up to date by this function.
+
+    Raises:
+        EmptyBatchError: No sample.
+        BatchSizeMismatchError: Numbers of samples differ.
+        UnsplittableBatchError: It cannot be told what belongs to which sample, or `shared` names
+            what is not there.
+    """
+    finder = _Finder(shared, {} if known is None else known)
+    trees = {"inputs": _without_mappings(inputs), "targets": _without_mappings(targets)}
+    for name, tree in trees.items():
+        finder.visit(tree, (name,), arguments=name == "inputs")
+    finder.check_shared()
+    kinds, num_samples = finder.decide(trees)
+    if num_samples == 0:
+        raise EmptyBatchError("the mini-batch has no samples; skip it, or give at least one")
+    return Batch(trees["inputs"], trees["targets"], num_samples, kinds)
+
+
+def bounds(num_samples: int, most: int, fewest: int = 1) -> list[tuple[int, int]]:
+    """Return sample ranges of at most `most` samples, as few as can be, alike but for one sample.
+
+    There are at least `fewest` ranges, for which there have to be samples.
+
+    65 samples in ranges of at most 64 are 33 and 32: a rest of one would give BatchNorm nothing
+    to normalise by.
+    """
+    count = max(-(-num_samples // most), fewest)
+    each, rest = divmod(num_samples, count)
+    starts = [number * each + min(number, rest) for number in range(count + 1)]
+    return list(itertools.pairwise(starts))
+
+
+def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list[Any]:
+    """Return what a `split` function makes of a mini-batch, checked.
+
+    Args:
+        split: Called with ((inputs, targets), most); returns the list of micro-batches, each
+            (inputs, targets) or, where its samples cannot be counted, (inputs, targets, count).
+        inputs: Of the whole mini-batch.
+        targets: Likewise.
+        most: Samples that a micro-batch may have.
+
+    Returns:
+        (inputs, targets, number of samples) of each.
+
+    Raises:
+        EmptyBatchError: No micro-batch.
+        UnsplittableBatchError: `split` returned something else, or samples cannot be counted.
+    """
+    parts = split((inputs, targets), most)
+    if not isinstance(parts, list | tuple):
+        raise UnsplittableBatchError(
+            f"split returned {type(parts).__name__}; it must return a list of (inputs, targets)"
+        )
+    if not parts:
+        raise EmptyBatchError("split returned no micro-batch; give at least one sample")
+    found = []
+    for part in parts:
+        if not isinstance(part, list | tuple) or len(part) not in (2, 3):
+            raise UnsplittableBatchError(
+                f"split returned a list of {type(part).__name__}; each micro-batch must be "
+                f"(inputs, targets) or (inputs, targets, number of samples)"
+            )
+        if len(part) == 3:
+            count = part[2]
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise UnsplittableBatchError(
+                    f"split gave {count!r} as a number of samples; give at least 1"
+                )
+        else:
+            try:
+                count = read_batch(part[0], part[1]).num_samples
+            except BatchError as error:
+                raise UnsplittableBatchError(
+                    f"the samples of a micro-batch that split returned cannot be counted "
+                    f"({error}); return (inputs, targets, number of samples)"
+                ) from error
+        found.append((_without_mappings(part[0]), _without_mappings(part[1]), count))
+    return found
+
+
+def to_device(tree: Any, device: torch.device) -> Any:
+    """Return the structure with its tensors on `device`."""
+
+    def move(leaf: Any) -> Any:
+        return leaf.to(device) if isinstance(leaf, _MOVABLE) else leaf
+
+    return map_leaves(move, tree)
+
+
+def call_model(model: nn.Module, inputs: Any) -> Any:
+    """Call with a tuple or list as positional, a dictionary as keyword arguments, else with one."""
+    if isinstance(inputs, PackedSequence) or hasattr(inputs, "_fields"):  # tuples, but one input
+        return model(inputs)
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, dict) else model(inputs)
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Apply a function to whatever is no container; what does not change is not made anew."""
+    parts = parts_of(tree)
+    if parts is None:
+        return function(tree)
+    pairs, rebuild = parts
+    values = [map_leaves(function, child) for _, child in pairs]
+    same = all(value is child for value, (_, child) in zip(values, pairs, strict=True))
+    return tree if same and not is_foreign(tree) else rebuild(values)
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """Return whatever is no container, in order."""
+    return [leaf for _, leaf in _leaves_with_paths(tree, ())]
+
+
+def replaced(tree: Any, leaves: Sequence[Any]) -> Any:
+    """Return the structure with these leaves in the place of its own, in order."""
+    following = iter(leaves)
+    return map_leaves(lambda leaf: next(following), tree)
+
+
+class _Finder:
+    """Reads the parts of a mini-batch, then decides what belongs to samples."""
+
+    def __init__(self, shared: Sequence[Any], known: dict[Path, str]) -> None:
+        self._shared = list(shared)
+        self._used = [False] * len(self._shared)
+        self._known = known
+        self._whole: set[Path] = set()
+        self._sizes: dict[Path, int] = {}  # of leaves that have samples
+        self._lengths: dict[Path, int] = {}  # of lists and tuples that may hold one item a sample
+        self._fixed: set[int] = set()  # the sizes of leaves in no such list
+        self._leading: set[Path] = set()  # of leaves with further dimensions
+        self._seen: list[str] = []
+
+    def visit(self, tree: Any, path: Path, arguments: bool = False, listed: bool = False) -> None:
+        self._seen.append(".".join(map(str, path)))
+        if self._is_shared(tree, path):
+            self._whole.add(path)
+            return
+        parts = parts_of(tree)
+        if parts is None:
+            size = samples_of(tree)
+            if isinstance(size, int):
+                self._sizes[path] = size
+                if len(getattr(tree, "shape", ())) > 1 and not listed:
+                    self._leading.add(path)
+                self._fixed |= set() if listed else {size}
+            return
+        if _is_sequence(tree) and not arguments and _is_alike(tree):
+            self._lengths[path] = len(tree)
+            listed = True
+        for key, child in parts[0]:
+            self.visit(child, (*path, key), listed=listed)
+
+    def _is_shared(self, tree: Any, path: Path) -> bool:
+        names = {".".join(map(str, path)), ".".join(map(str, path[1:]))} - {""}
+        used = False
+        for number, entry in enumerate(self._shared):
+            if isinstance(entry, str):
+                found = entry in names
+            elif isinstance(entry, int):
+                found = path == ("inputs", entry)
+            else:
+                found = tree is entry
+            self._used[number] |= found
+            used |= found
+        return used
+
+    def check_shared(self) -> None:
+        for entry, used in zip(self._shared, self._used, strict=True):
+            if not used:
+                shown = repr(entry) if isinstance(entry, str | int) else f"a {type(entry).__name__}"
+                raise UnsplittableBatchError(
+                    f"shared names {shown}, which the mini-batch does not have; it has "
+                    f"{', '.join(self._seen)}"
+                )
+
+    def _find_broadcast(self) -> None:
+        """Take inputs with a leading 1, such as positions (1, T), for all samples of several."""
+        single = {
+            path for path in self._leading if self._sizes.get(path) == 1 and path[0] == "inputs"
+        }
+        rest = {size for path, size in self._sizes.items() if path not in single}
+        if single and self._fixed == {1, *rest} and len(rest - {1}) == 1 and 1 not in rest:
+            self._whole |= single
+            self._fixed = rest
+            for path in single:
+                del self._sizes[path]
+
+    def decide(self, trees: dict[str, Any]) -> tuple[dict[Path, str], int]:
+        self._find_broadcast()
+        candidates = self._fixed or {*self._sizes.values(), *self._lengths.values()}
+        found = {}
+        for number in sorted(candidates):
+            kinds: dict[Path, str] = {}
+            fits = [
+                self._assign(tree, (name,), number, kinds, arguments=name == "inputs")
+                for name, tree in trees.items()
+            ]
+            if all(fits) and not {_SAMPLES, _OPEN}.isdisjoint(kinds.values()):
+                found[number] = kinds
+        kinds = next(iter(found.values())) if found else {}
+        self._refuse_objects(trees, kinds)
+        if not candidates:
+            raise BatchError(
+                f"the mini-batch has no tensor with a batch dimension (inputs are "
+                f"{type(trees['inputs']).__name__}); give tensors or arrays, or a tuple, list, "
+                f"dictionary or dataclass of them, whose first dimension is the batch"
+            )
+        sizes = ", ".join(
+            [f"{_name(path)} has {size}" for path, size in self._sizes.items()]
+            + [f"{_name(path)} {size} items" for path, size in self._lengths.items()]
+        )
+        if not found:
+            raise BatchSizeMismatchError(
+                f"the tensors of the mini-batch have first dimensions "
+                f"{list(self._sizes.values())}; they must be equal, one entry per sample; name in "
+                f"shared= what belongs to the whole mini-batch; what has its samples in another "
+                f"dimension (a recurrent layer's state) needs split= ({sizes})"
+            )
+        if len(found) > 1:
+            raise UnsplittableBatchError(
+                f"the mini-batch may have {' or '.join(map(str, found))} samples ({sizes}); stack "
+                f"the tensors of a list, or give split="
+            )
+        number = next(iter(found))
+        for path, kind in kinds.items():
+            if kind == _OPEN:
+                raise UnsplittableBatchError(
+                    f"{_name(path)} has {number} items, as many as the mini-batch has samples: "
+                    f"they may be one for each sample, or belong to the whole; give a tensor whose "
+                    f"first dimension is the batch, name it in shared=, or give split="
+                )
+            if path in self._lengths:
+                self._known[path] = kind
+        return kinds, number
+
+    def _assign(
+        self, tree: Any, path: Path, number: int, kinds: dict[Path, str], arguments: bool = False
+    ) -> bool:
+        """Note what each part is if there are `number` samples; return whether there can be."""
+        if path in self._whole:
+            kinds[path] = _WHOLE
+            return True
+        parts = parts_of(tree)
+        if parts is None:
+            size = self._sizes.get(path)
+            kinds[path] = _WHOLE if size is None else _SAMPLES
+            return size is None or size == number
+        below: dict[Path, str] = {}
+        fits = [self._assign(child, (*path, key), number, below) for key, child in parts[0]]
+        if path not in self._lengths or arguments:
+            kinds.update(below)
+            return all(fits)
+        tensors = any(samples_of(leaf) is not None for leaf in leaves_of(tree))
+        if self._lengths[path] != number:
+            kind = _STRUCTURE if tensors else _WHOLE
+        elif (tensors and not all(fits)) or isinstance(tree[0], str | bytes):
+            kind = _SAMPLES
+        else:
+            kind = _STRUCTURE if tensors and isinstance(tree, tuple) else _OPEN
+            kind = self._known.get(path, kind)
+        kinds[path] = kind
+        if kind == _STRUCTURE:
+            kinds.update(below)
+            return all(fits)
+        return True
+
+    def _refuse_objects(self, trees: dict[str, Any], kinds: dict[Path, str]) -> None:
+        for name, tree in trees.items():
+            for path, leaf in _leaves_with_paths(tree, (name,)):
+                what = samples_of(leaf)
+                divided = any(kinds.get(path[:depth]) == _SAMPLES for depth in range(len(path)))
+                shared = any(path[: len(above)] == above for above in self._whole)
+                if isinstance(what, str) and not divided and not shared:
+                    raise UnsplittableBatchError(
+                        f"{_name(path)} is {what}, whose samples cannot be told apart; give "
+                        f"tensors, arrays, or dataclasses or dictionaries of them, name it in "
+                        f"shared= if it belongs to the whole mini-batch, or give split=, a "
+                        f"function (batch, micro_batch_size) that returns the micro-batches"
+                    )
+
+
+def _name(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _leaves_with_paths(tree: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    parts = parts_of(tree)
+    if parts is None:
+        yield path, tree
+        return
+    for key, child in parts[0]:
+        yield from _leaves_with_paths(child, (*path, key))
+
+
+def _is_sequence(tree: Any) -> bool:
+    return isinstance(tree, list | tuple) and not hasattr(tree, "_fields")
+
+
+def _is_alike(items: Sequence[Any]) -> bool:
+    """Whether the items could be one for each sample, as far as their kind says."""
+
+    def kind(item: Any) -> Any:
+        if isinstance(item, torch.Tensor | np.ndarray):
+            return type(item), item.dtype, len(item.shape)
+        if isinstance(item, Mapping):
+            return type(item), tuple(item)
+        return float if isinstance(item, int | float) else type(item)
+
+    return len({kind(item) for item in items}) == 1
+
+
+def _without_mappings(tree: Any) -> Any:
+    return map_leaves(lambda leaf: leaf, tree)

@@ -1,0 +1,159 @@
+"""The containers that a mini-batch is made of: what they hold, and how they are made again."""
+
+import dataclasses
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
+from torch.utils._pytree import SUPPORTED_NODES
+
+Which = slice | list[int]
+
+
+class BatchError(ValueError):
+    """A mini-batch that cannot be used as it was given."""
+
+
+class EmptyBatchError(BatchError):
+    """The mini-batch has no sample."""
+
+
+class BatchSizeMismatchError(BatchError):
+    """The parts of a mini-batch disagree in their number of samples."""
+
+
+class UnsplittableBatchError(BatchError):
+    """It cannot be told which parts of a mini-batch belong to which sample."""
+
+
+def samples_of(leaf: Any) -> int | str | None:
+    """Return the number of samples of a leaf, None without samples, what it is if unknown."""
+    if isinstance(leaf, torch.Tensor):
+        if leaf.is_nested:
+            return "a nested tensor"
+        return leaf.shape[0] if leaf.dim() > 0 else None
+    if isinstance(leaf, np.ndarray):
+        return leaf.shape[0] if leaf.ndim > 0 else None
+    if isinstance(leaf, PackedSequence):
+        return int(leaf.batch_sizes[0])
+    if leaf is None or isinstance(leaf, bool | int | float | complex | str | bytes | np.generic):
+        return None
+    if isinstance(leaf, Iterator):
+        return "an iterator"
+    if isinstance(leaf, type | nn.Module) or (callable(leaf) and not hasattr(leaf, "__len__")):
+        return None
+    return f"a {type(leaf).__name__}" if holds_tensors(leaf, 3) else None
+
+
+def holds_tensors(tree: Any, depth: int) -> bool:
+    """Whether tensors or arrays are found within an object, at most so deep."""
+    if isinstance(tree, torch.Tensor | np.ndarray):
+        return True
+    if depth == 0 or isinstance(tree, str | bytes | int | float | type | nn.Module):
+        return False
+    slots = [name for kind in type(tree).__mro__ for name in _slots(kind)]
+    children = [getattr(tree, name, None) for name in slots]
+    children += list(getattr(tree, "__dict__", {}).values())
+    if isinstance(tree, Mapping):
+        children += list(tree.values())
+    elif isinstance(tree, list | tuple | set | frozenset):
+        children += list(tree)
+    return any(holds_tensors(child, depth - 1) for child in children if child is not None)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = kind.__dict__.get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def pick(value: Any, which: Which) -> Any:
+    """Return samples of a leaf or of a list that has one item for each."""
+    if isinstance(value, PackedSequence):
+        items = unpack_sequence(value)
+        chosen: Any = [items[number] for number in np.arange(len(items))[which]]
+        in_order = all(len(a) >= len(b) for a, b in itertools.pairwise(chosen))
+        return pack_sequence(chosen, enforce_sorted=value.sorted_indices is None and in_order)
+    if isinstance(value, list | tuple):
+        chosen = value[which] if isinstance(which, slice) else [value[number] for number in which]
+        return type(value)(chosen)
+    if not isinstance(value, torch.Tensor):
+        return value[which]
+    if value.layout == torch.strided:
+        return value[which].detach()
+    numbers = range(len(value))[which] if isinstance(which, slice) else which
+    return value.detach().index_select(0, torch.tensor(list(numbers), device=value.device))
+
+
+def parts_of(tree: Any) -> tuple[list[tuple[Any, Any]], Callable[[list[Any]], Any]] | None:
+    """Return a container's parts by key and what puts it together again, None for a leaf."""
+    if isinstance(tree, torch.Tensor | np.ndarray | PackedSequence | str | torch.Size):
+        return None
+    if isinstance(tree, Mapping):
+        keys = list(tree)
+        if dataclasses.is_dataclass(tree):  # such as Hugging Face's ModelOutput
+            kind: Any = type(tree)
+            return list(tree.items()), lambda values: kind(**dict(zip(keys, values, strict=True)))
+        known = type(tree) is OrderedDict
+        return list(tree.items()), lambda values: (OrderedDict if known else dict)(
+            zip(keys, values, strict=True)
+        )
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        names = [own.name for own in dataclasses.fields(tree)]
+        pairs = [(name, getattr(tree, name)) for name in names if hasattr(tree, name)]
+        return pairs, lambda values: _remade(tree, [name for name, _ in pairs], values)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True)), lambda values: type(tree)(*values)
+    if isinstance(tree, list | tuple):
+        kind = type(tree)
+        return list(enumerate(tree)), kind
+    if type(tree) in SUPPORTED_NODES:
+        children, context = SUPPORTED_NODES[type(tree)].flatten_fn(tree)
+        unflatten = SUPPORTED_NODES[type(tree)].unflatten_fn
+        return list(enumerate(children)), lambda values: unflatten(values, context)
+    return None
+
+
+def _remade(original: Any, names: list[str], values: list[Any]) -> Any:
+    """Return a dataclass with other values in its fields.
+
+    What the class derives from its fields when it is made is derived anew. A class that changes
+    them then would do so twice, and is refused.
+    """
+    given = {own.name for own in dataclasses.fields(original) if own.init}
+    new = dict(zip(names, values, strict=True))
+    if all(getattr(original, name) is value for name, value in new.items()):
+        return original
+    hint = "; give it in a dictionary, or give split="
+    try:
+        made = dataclasses.replace(original, **{n: v for n, v in new.items() if n in given})
+    except Exception as error:
+        raise UnsplittableBatchError(
+            f"a {type(original).__name__} cannot be made of its own fields ({error}){hint}"
+        ) from error
+    for name, value in new.items():
+        found = getattr(made, name)
+        if found is value or (name not in given and not holds_tensors(value, 3)):
+            continue
+        if name not in given and _same(found, value):
+            continue
+        raise UnsplittableBatchError(
+            f"{type(original).__name__} changes its field {name} when it is made, which would "
+            f"happen again for each micro-batch{hint}"
+        )
+    return made
+
+
+def _same(one: Any, other: Any) -> bool:
+    both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    return both and one.shape == other.shape and torch.equal(one, other)
+
+
+def is_foreign(tree: Any) -> bool:
+    """Whether a container is to become a dictionary."""
+    # A mapping such as a tokenizer's output becomes a dictionary, with which models are called.
+    return isinstance(tree, Mapping) and not isinstance(tree, dict)

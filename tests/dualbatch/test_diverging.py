@@ -1,0 +1,245 @@
+"""What is not finite ends a training by name, wherever it arises, and is never merged."""
+
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from trainings import SYNCS, TIMES, Recorder, make_data, make_model, same, train
+
+from repro.dualbatch import (
+    CheckpointError,
+    CyclicProgressiveSchedule,
+    DualBatchPlan,
+    NonFiniteError,
+    ParameterServer,
+    Stage,
+    worker,
+)
+from repro.measure import load_checkpoint, save_checkpoint
+
+NAN, INF = math.nan, math.inf
+
+
+class Poisoned(Recorder):
+    """Data with one bad value in one step of one share, or none."""
+
+    def __init__(self, share=-1, step=0, value=0.0):
+        super().__init__()
+        self.bad, self.value = (share, step), value
+
+    def __call__(self, share):
+        number = len(self.shares)
+        for step, (images, labels) in enumerate(super().__call__(share), 1):
+            if (number, step) == self.bad:
+                images = images.clone()
+                images[0, 0, 0, 0] = self.value
+            yield images, labels
+
+
+def states(server):
+    return {name: tensor.clone() for name, tensor in server.state.items()}
+
+
+class TestTrainings:
+    @pytest.mark.parametrize("at_once", [True, False])  # False: as on an accelerator
+    @pytest.mark.parametrize("options", SYNCS)
+    def test_a_bad_value_is_named_where_it_was_seen_first(
+        self, options, at_once, tmp_path, monkeypatch
+    ):
+        monkeypatch.setattr(worker, "_AT_ONCE", ("cpu",) if at_once else ())
+        whole = train(data=Poisoned(), **options)
+        path = tmp_path / "training.pt"
+        for number, step, value in [(0, 1, NAN), (10, 2, -INF)]:
+            path.unlink(missing_ok=True)
+            data, told = Poisoned(number, step, value), []
+            with pytest.raises(
+                NonFiniteError, match=r"diverged: the loss is nan .*; lower"
+            ) as found:
+                train(data=data, checkpoint=path, on_epoch=told.append, **options)
+            commit = whole.log[number]
+            epoch = commit.iteration + 1  # in these plans no worker is an epoch ahead
+            error = found.value
+            assert (error.worker, error.epoch, error.step) == (commit.worker, epoch, step)
+            assert f"(worker {commit.worker}, epoch {epoch}, step {step} of its share)" in str(
+                error
+            )
+            assert len(data.shares) == number + 1  # no other share was begun
+            # What stood before stands, and a training without the bad value goes on from it.
+            assert len(told) == number // 3
+            assert path.exists() == (number >= 3)
+            assert same(train(data=Poisoned(), checkpoint=path, **options).state, whole.state)
+
+    def test_a_learning_rate_far_too_high(self):
+        with pytest.raises(NonFiniteError, match=r"lower the learning rate \(it was 1e\+30\)"):
+            train(schedule=CyclicProgressiveSchedule([Stage(2, 1e30)]))
+
+    @pytest.mark.parametrize("what", ["weight", "buffer"])
+    def test_a_finite_loss_hides_nothing(self, what):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(72, 3)
+                self.register_buffer("seen", torch.zeros(2))
+
+            def forward(self, images):
+                outputs = self.linear(images.flatten(1))
+                if what == "buffer":
+                    self.seen += INF
+                    return outputs
+                return outputs + (outputs - outputs.detach()).abs().sum().sqrt()  # slope of 0/0
+
+        name = "seen" if what == "buffer" else "linear.weight"
+        plan = DualBatchPlan(TIMES, 1.0, 0, 3, 60, None, 20, 0, 20, 1.0)
+        with pytest.raises(NonFiniteError, match=rf"'{name}' is not finite after") as found:
+            train(plan, model_fn=Net)
+        assert (found.value.worker, found.value.epoch, found.value.step) == (0, 1, 1)
+
+    def test_a_buffer_that_no_state_has(self):
+        class Net(nn.Linear):
+            def __init__(self):
+                super().__init__(72, 3)
+                self.register_buffer("mask", torch.full((2,), -INF), persistent=False)
+                self.register_buffer("seen", torch.zeros(2), persistent=False)
+
+            def forward(self, images):
+                self.seen /= self.mask.isfinite()
+                return super().forward(images.flatten(1))
+
+        with pytest.raises(NonFiniteError, match=r"the unsaved buffer 'seen' is NaN"):
+            train(model_fn=Net)
+
+    def test_half_precision_losses_are_no_divergence(self):
+        class Net(nn.Linear):
+            def forward(self, images):
+                return super().forward(images.flatten(1))[:, 0]
+
+        images = make_data()[0]
+        result = train(
+            model_fn=lambda: Net(72, 1).half(),
+            data=(images.half(), torch.full((60,), 100.0).half()),
+            loss_fn=functional.mse_loss,  # near 1e4: ten times that is beyond the type
+            optimizer_fn=torch.optim.SGD,
+            schedule=CyclicProgressiveSchedule([Stage(1, 1e-6)]),
+        )
+        assert result.history[0].train_loss == pytest.approx(1e4, rel=0.05)
+
+    def test_following_a_log(self):
+        log = train(data=Poisoned()).log
+        with pytest.raises(NonFiniteError) as found:
+            train(data=Poisoned(5, 1, NAN), follow=log)
+        assert found.value.worker == log[5].worker
+
+    def test_large_numbers_are_no_divergence(self):
+        def loss_fn(outputs, targets):
+            return functional.cross_entropy(outputs, targets) + 1e30  # of an ordinary gradient
+
+        assert same(train(loss_fn=loss_fn, count=1).state, train(count=1).state)
+
+    def test_a_checkpoint_of_a_training_that_diverged(self, tmp_path):
+        path = tmp_path / "training.pt"
+        train(checkpoint=path, count=2)
+        content = load_checkpoint(path)
+        content["server"]["state"]["1.running_var"][1] = NAN
+        save_checkpoint(path, content)
+        with pytest.raises(CheckpointError, match=r"has a '1.running_var' that is not finite"):
+            train(checkpoint=path, count=2)
+
+    def test_a_model_that_cannot_be_merged(self):
+        def masked():
+            model = make_model()
+            model.register_buffer("mask", torch.full((3,), -INF))
+            return model
+
+        with pytest.raises(ValueError, match=r"initial state's 'mask' is not finite.*persistent="):
+            train(model_fn=masked)
+
+
+class TestServer:
+    STATE = {"w": torch.ones(4), "mean": torch.zeros(2), "n": torch.tensor(3)}  # noqa: RUF012
+
+    def poisoned(self, name, value):
+        state = {key: tensor.clone() for key, tensor in self.STATE.items()}
+        state[name][-1] = value
+        return state
+
+    @pytest.mark.parametrize("value", [NAN, INF, -INF])
+    @pytest.mark.parametrize("name", ["w", "mean"])
+    @pytest.mark.parametrize(
+        ("sync", "merge"),
+        [("asp", "journal"), ("asp", "conference"), ("asp", "delta"), ("bsp", "average"),
+         ("bsp", "delta"), ("ssp", "journal")],
+    )  # fmt: skip
+    def test_nothing_bad_is_merged(self, sync, merge, name, value):
+        server = ParameterServer(self.STATE, 2, sync, 1 if sync == "ssp" else None, merge)
+        server.pull(0), server.pull(1)
+        server.push(1, 0, self.STATE, 0.5)
+        before = repr(server.state_dict())
+        with pytest.raises(NonFiniteError, match=rf"'{name}' is not finite \(worker 0, epoch 1\)"):
+            server.push(0, 0, self.poisoned(name, value), 1e-30)
+        with pytest.raises(NonFiniteError, match=r"the loss is nan"):
+            server.push(0, 0, self.STATE, loss=NAN)
+        assert repr(server.state_dict()) == before
+        # The same share again, as it should be.
+        assert server.push(0, 0, self.STATE, loss=1.0).number == 1
+        assert server.version == 2 and server.state["w"].tolist() == [1.0] * 4
+
+    @pytest.mark.parametrize("sync", ["asp", "bsp"])
+    def test_a_merge_that_overflows(self, sync):
+        server = ParameterServer(self.STATE, 2, sync, merge="delta")
+        server.pull(0), server.pull(1)
+        server.push(0, 0, self.poisoned("w", 3e38))
+        before = repr(server.state_dict())
+        with pytest.raises(NonFiniteError, match=r"merging makes 'w' overflow \(worker 1, epoch 1"):
+            server.push(1, 0, self.poisoned("w", 3e38))
+        assert repr(server.state_dict()) == before
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            (torch.tensor([1.0, NAN]), r"initial state's 'x' is not finite"),
+            (torch.ones(2, dtype=torch.complex64), r"'x' is of type torch.complex64, which cannot"),
+            ({"any": 1}, r"'x' is of type dict, which cannot be merged"),
+        ],
+    )
+    def test_states_that_cannot_be_merged(self, value, message):
+        with pytest.raises(ValueError, match=message):
+            ParameterServer({"x": value}, 1)
+
+    def test_a_state_of_another_type_changes_nothing(self):
+        server = ParameterServer(self.STATE, 1)
+        server.pull(0)
+        with pytest.raises(
+            ValueError, match=r"in types .*: mean \(torch.float64, not torch.float32"
+        ):
+            server.push(0, 0, self.STATE | {"mean": torch.zeros(2).double()})
+        assert server.version == 0 and same(states(server), self.STATE)
+
+    def test_resuming_from_what_diverged(self):
+        server = ParameterServer(self.STATE, 2)
+        server.pull(1)
+        saved = server.state_dict()
+        saved["pulls"][0]["state"]["mean"][0] = NAN
+        with pytest.raises(ValueError, match=r"checkpoint's 'mean' is not finite"):
+            ParameterServer(self.STATE, 2).load_state_dict(saved)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    def test_other_types_of_numbers(self, dtype):
+        state = {"w": torch.ones(3, dtype=dtype), "none": torch.zeros(0), "on": torch.ones(1) > 0}
+        server = ParameterServer(state, 1)
+        server.push(0, 0, server.pull(0).state)
+        top = torch.finfo(dtype).max
+        server.push(0, 1, server.pull(0).state | {"w": torch.full((3,), top / 4, dtype=dtype)})
+        assert server.version == 2
+        server.pull(0)
+        with pytest.raises(NonFiniteError):
+            server.push(0, 2, state | {"w": torch.tensor([1, NAN, 1], dtype=dtype)})
+
+
+def test_the_error_crosses_processes():
+    error = NonFiniteError("the loss is nan", 1, 2, 3, 0.5)
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.worker, again.epoch, again.step) == (str(error), 1, 2, 3)
+    assert isinstance(again, FloatingPointError) and "\n" not in str(error)

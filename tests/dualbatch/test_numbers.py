@@ -1,0 +1,217 @@
+"""Every number that is given is what it has to be, or refused in one line before work starts."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from trainings import SYNCS, TIMES, epochs, make_data, make_model, make_plan, same, train
+
+from repro.dualbatch import (
+    CyclicProgressiveSchedule,
+    DualBatchPlan,
+    ParameterServer,
+    Recipe,
+    Stage,
+    SubStage,
+    largest_k,
+    set_dropout,
+)
+from repro.dualbatch.cluster import RayEngine
+from repro.dualbatch.engines import Job
+
+NAN, INF = math.nan, math.inf
+STATE = {"w": torch.ones(2)}
+PLAN = make_plan(2, 1)
+NO_NUMBERS = [True, False, np.True_, "3", [3], (1, 2), {}, 3j, torch.tensor([2.0, 1.0]), NAN, -INF]
+NO_WHOLES = [*NO_NUMBERS, INF, 2.5, 3.0, np.float64(3), -1, np.int64(-2), -(10**30)]
+
+
+def solve(**given):
+    return DualBatchPlan.solve(
+        **({"time_model": TIMES, "k": 1.1, "n_small": 2, "n_large": 1, "large_batch": 10,
+            "samples": 60} | given)
+    )  # fmt: skip
+
+
+def schedule(stage=(4, 0.1), sub=(), **given):
+    return CyclicProgressiveSchedule([Stage(*stage)], [SubStage(*sub)], **given)
+
+
+def pulled():
+    server = ParameterServer(STATE, 2)
+    server.pull(0)
+    return server
+
+
+def engine(**given):
+    recipe = Recipe(make_model, make_data())
+    return RayEngine(Job(recipe, PLAN, epochs(1), lambda state: ParameterServer(state, 3)), **given)
+
+
+# What takes a whole number, the least that it may be, and whether None is something else there.
+WHOLES = {
+    "solve n_small": (lambda v: solve(n_small=v), 0, False),
+    "solve n_large": (lambda v: solve(n_large=v), 0, False),
+    "solve large_batch": (lambda v: solve(large_batch=v), 2, False),
+    "solve samples": (lambda v: solve(samples=v), 3, False),
+    "largest_k n_small": (lambda v: largest_k(TIMES, v, 1, 10), 0, False),
+    "largest_k n_large": (lambda v: largest_k(TIMES, 1, v, 10), 0, False),
+    "largest_k large_batch": (lambda v: largest_k(TIMES, 1, 1, v), 1, False),
+    "plan n_small": (lambda v: replace(PLAN, n_small=v), 0, False),
+    "plan n_large": (lambda v: replace(PLAN, n_large=v), 0, False),
+    "plan samples": (lambda v: replace(PLAN, samples=v), 1, False),
+    "plan small_batch": (lambda v: replace(PLAN, small_batch=v), 1, False),
+    "plan large_batch": (lambda v: replace(PLAN, large_batch=v), 1, False),
+    "plan small_samples": (lambda v: replace(PLAN, small_samples=v), 1, False),
+    "plan large_samples": (lambda v: replace(PLAN, large_samples=v), 1, False),
+    "epochs": (lambda v: schedule((v, 0.1)), 1, False),
+    "resolution": (lambda v: schedule(sub=(v,)), 1, True),
+    "warmup_epochs": (lambda v: schedule(warmup_epochs=v), 0, False),
+    "workers": (lambda v: ParameterServer(STATE, v), 1, False),
+    "staleness": (lambda v: ParameterServer(STATE, 2, "ssp", v), 0, False),
+    "may_start": (lambda v: pulled().may_start(v), 0, False),
+    "pull": (lambda v: pulled().pull(v), 0, False),
+    "push worker": (lambda v: pulled().push(v, 0, STATE), 0, False),
+    "push iteration": (lambda v: pulled().push(0, v, STATE), 0, False),
+    "push version": (lambda v: pulled().push(0, 0, STATE, version=v), 0, True),
+    "seed": (lambda v: Recipe(make_model, make_data(), seed=v), 0, False),
+    "worker_restarts": (lambda v: engine(worker_restarts=v), 0, False),
+    "server_restarts": (lambda v: engine(server_restarts=v), 0, False),
+}  # fmt: skip
+ENOUGH = {"solve samples": 60, "solve large_batch": 10}
+ALSO = {"staleness": (INF, 3.0, np.float64(3))}  # bounds are floats there
+# What takes a finite number, some that are out of range, some that are in it, and the same of None.
+NUMBERS = {
+    "k": (lambda v: solve(k=v), (0, 1, -1.1, INF, 10**400), (1.1, np.float32(1.1)), False),
+    "plan k": (lambda v: replace(PLAN, k=v), (0, -1.0, INF), (1, np.float32(1.5)), False),
+    "update_factor": (lambda v: replace(PLAN, update_factor=v), (0, -1.0, INF), (0.5, 1), False),
+    "lr": (lambda v: schedule((4, v)), (0, -0.1, INF, 10**400), (0.1, 1, np.float32(0.1)), False),
+    "dropout": (lambda v: schedule(sub=(8, v)), (-0.1, 1, 1.5, INF), (0, 0.5, np.float16(0.5)),
+                True),
+    "set_dropout": (lambda v: set_dropout(nn.Dropout(), v), (-0.1, 1, INF), (0, 0.5), False),
+    "warmup_start": (lambda v: schedule(warmup_start=v), (0, -0.1, 1.5, INF), (1, 0.5), False),
+    "factor": (lambda v: pulled().push(0, 0, STATE, v), (0, -1.0, INF), (1, np.float16(2)), False),
+    "time_s": (lambda v: pulled().push(0, 0, STATE, time_s=v), (INF,), (0, 1.5), False),
+    "cpus_per_worker": (lambda v: engine(cpus_per_worker=v), (0, -1, INF), (1, 0.5), False),
+    "gpus_per_worker": (lambda v: engine(gpus_per_worker=v), (-1, 1.5, INF), (0, 0.25, 2), True),
+}  # fmt: skip
+
+
+def refused(call, value):
+    with pytest.raises(ValueError) as found:
+        call(value)
+    assert str(found.value) and "\n" not in str(found.value), (value, str(found.value))
+
+
+class TestOneByOne:
+    @pytest.mark.parametrize("name", WHOLES)
+    def test_whole_numbers(self, name):
+        call, least, optional = WHOLES[name]
+        also = ALSO.get(name, ())
+        for value in [*NO_WHOLES, least - 1, *([] if optional else [None])]:
+            if not any(value is other or repr(value) == repr(other) for other in also):
+                refused(call, value)
+        for kind in (int, np.int8, np.uint64):
+            call(kind(ENOUGH.get(name, max(1, least))))
+        for value in also:
+            call(value)
+
+    @pytest.mark.parametrize("name", NUMBERS)
+    def test_finite_numbers(self, name):
+        call, beyond, within, optional = NUMBERS[name]
+        for value in [*NO_NUMBERS, *beyond, *([] if optional else [None])]:
+            refused(call, value)
+        for value in within:
+            call(value)
+
+    def test_numpys_numbers_are_pythons(self):
+        given = {"k": 1.1, "n_small": 2, "n_large": 1, "large_batch": 100, "samples": 60_000}
+        kinds = dict(zip(given, (np.float64, np.int8, np.uint8, np.int16, np.uint16), strict=True))
+        ours = solve(**{name: kinds[name](value) for name, value in given.items()})
+        # Of 8 bits, sums and products would overflow.
+        assert repr(ours) == repr(solve(**given))
+        stages = [(np.int64(3), np.float64(0.1)), (3, 0.1)]
+        one, other = (schedule(s, (8, 0.5), warmup_epochs=type(s[0])(2)) for s in stages)
+        assert repr(list(one)) == repr(list(other))
+        server = ParameterServer(STATE, np.int64(1), "ssp", np.int64(1))
+        server.pull(np.int64(0))
+        commit = server.push(np.int64(0), np.int64(0), STATE, np.float64(0.5), time_s=np.float64(1))
+        assert repr(commit) == "Commit(number=0, worker=0, iteration=0, pulled=0, staleness=0, " \
+            "factor=0.5, time_s=1.0, loss=nan)"  # fmt: skip
+
+    @pytest.mark.parametrize("seed", [2**64 - 1, np.uint64(2**63)])
+    def test_the_largest_seeds(self, seed):
+        one, other = train(seed=seed, count=1), train(seed=int(seed), count=1)
+        assert same(one.state, other.state)
+        with pytest.raises(
+            ValueError, match=r"seed is 18446744073709551616; give .* from 0 to 184"
+        ):
+            train(seed=2**64)
+
+
+class TestOtherArguments:
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"plan": 4}, r"plan is of type int; give a DualBatchPlan"),
+            ({"schedule": [Stage(1, 0.1)]}, r"schedule is of type list; give a CyclicProgressive"),
+            ({"loss_fn": None}, r"loss_fn is of type NoneType; give a function$"),
+            ({"optimizer_fn": "sgd"}, r"optimizer_fn is of type str; give a function or None"),
+            ({"evaluate": 1}, r"evaluate is of type int; give a function or None"),
+            ({"on_epoch": []}, r"on_epoch is of type list; give a function or None"),
+            ({"model_fn": "resnet"}, r"model_fn is of type str; give a function$"),
+            (
+                {"time_models": {None: 1.0}},
+                r"time_models\[None\] is of type float; give a TimeModel",
+            ),
+            (
+                {"sync": "ssp", "staleness": 1.5},
+                r"staleness is 1.5 with sync='ssp'; give 0 or more",
+            ),
+            (
+                {"engine": "ray", "address": 6379},
+                r"address is 6379; give HOST:PORT, 'auto', or None",
+            ),
+            ({"engine": "ray", "address": ""}, r"address is ''; give HOST:PORT"),
+        ],
+    )
+    def test_of_a_training(self, given, message):
+        with pytest.raises(ValueError, match=message):
+            train(**given)
+
+    @pytest.mark.parametrize(
+        ("call", "message"),
+        [
+            (lambda: solve(time_model=(1, 2)), r"time_model is of type tuple; give a TimeModel"),
+            (lambda: replace(PLAN, time_model=None), r"time_model is of type NoneType"),
+            (lambda: PLAN.share_of("medium"), r"kind is 'medium'; choose 'small' or 'large'"),
+            (
+                lambda: CyclicProgressiveSchedule([(4, 0.1)]),
+                r"a stage is of type tuple; give a Sta",
+            ),
+            (
+                lambda: CyclicProgressiveSchedule([Stage(4, 0.1)], [8]),
+                r"a sub-stage is of type int",
+            ),
+            (lambda: schedule(sub=(8, None, 3)), r"a sub-stage's plan is of type int; give a Dual"),
+            (lambda: schedule().at_progress(NAN), r"epochs_done is nan; give a number"),
+        ],
+    )
+    def test_of_parts(self, call, message):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+    def test_progress_beyond_the_ends(self):
+        assert schedule().at_progress(INF).epoch == 4 and schedule().at_progress(-INF).epoch == 1
+
+    @pytest.mark.parametrize("options", SYNCS)
+    def test_a_checkpoint_fits_numpys_numbers(self, options, tmp_path):
+        path: Path = tmp_path / "training.pt"
+        first = train(checkpoint=path, count=2, **options)
+        plan = solve(n_small=np.int64(2), samples=np.int32(60))
+        again = train(plan, checkpoint=path, count=2, seed=np.int64(0), **options)
+        assert same(first.state, again.state)

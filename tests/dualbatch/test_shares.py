@@ -1,0 +1,261 @@
+"""What data functions must give for their shares, and what becomes of images' sizes."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from trainings import SAMPLES, TIMES, Recorder, make_data, make_model, make_plan, same, train
+
+from repro.dualbatch import (
+    CyclicProgressiveSchedule,
+    DualBatchPlan,
+    ParameterServer,
+    Recipe,
+    Stage,
+    SubStage,
+    Worker,
+)
+
+PLAN = replace(make_plan(1, 1), small_samples=25, large_samples=35, small_batch=4)
+ONE = DualBatchPlan(TIMES, 1.0, 0, 1, 25, None, 4, 0, 25, 1.0)
+IMAGES, LABELS = make_data()
+
+
+def batches(share):
+    """All of a share as it is due."""
+    return [(IMAGES[i], LABELS[i]) for i in share.indices.split(share.batch_size)]
+
+
+def of_sizes(share, sizes):
+    ends = itertools.accumulate(sizes)
+    return [
+        (IMAGES[share.indices[end - n : end]], LABELS[share.indices[end - n : end]])
+        for end, n in zip(ends, sizes, strict=True)
+    ]
+
+
+def endless(share):
+    yield from itertools.cycle(batches(share))
+
+
+ONCE = "of a share of 25 samples in batches of 4 \\(worker 0, epoch 1\\)"
+WRONG = {
+    "nothing": (lambda s: iter(()), rf"ends after step 0 {ONCE}, 25 samples too early"),
+    "no last batch": (lambda s: batches(s)[:-1], rf"ends after step 6 {ONCE}, 1 samples too early"),
+    "a short batch amid": (lambda s: of_sizes(s, [4, 3, 4, 4, 4, 4, 2]),
+                           rf"gives 3 inputs and 3 targets at step 2 {ONCE}: 4 of each are due"),
+    "an empty batch": (lambda s: of_sizes(s, [4, 0]), r"gives 0 inputs and 0 targets at step 2"),
+    "an empty batch at the end": (lambda s: [*batches(s), *of_sizes(s, [0])],
+                                  r"gives 0 inputs .* at step 8 .*: the share has ended before"),
+    "batches of another size": (lambda s: of_sizes(s, [5] * 5), r"gives 5 inputs and 5 targets"),
+    "one batch of all": (lambda s: of_sizes(s, [25]), r"gives 25 inputs and 25 targets at step 1"),
+    "too large a rest": (lambda s: [*batches(s)[:-1], (IMAGES[:2], LABELS[:2])],
+                         r"gives 2 inputs .* at step 7 .*: 1 of each"),
+    "twice as many": (lambda s: batches(s) * 2, r"at step 8 .*: the share has ended before"),
+    "no end": (endless, r"gives 4 inputs .* at step 8 .*: the share has ended before"),
+    "fewer targets": (lambda s: [(IMAGES[:4], LABELS[:3])], r"gives 4 inputs and 3 targets"),
+    "three things": (lambda s: [(IMAGES[:4], LABELS[:4], None)], r"gives 3 things at step 1 of a"),
+    "one tensor": (lambda s: [IMAGES[:4]], r"gives <class 'torch.Tensor'> at step 1 of a share"),
+    "arrays": (lambda s: [(IMAGES[:4].numpy(), LABELS[:4].numpy())],
+               r"gives <class 'numpy.ndarray'> as inputs at step 1 .*torch.as_tensor"),
+    "a dictionary": (lambda s: [({"x": IMAGES[:4]}, LABELS[:4])], r"gives <class 'dict'> as inpu"),
+    "two inputs": (lambda s: [((IMAGES[:4], IMAGES[:4]), LABELS[:4])], r"<class 'tuple'> as input"),
+    "one target": (lambda s: [(IMAGES[:4], LABELS[0])], r"gives a single number as targets at st"),
+    "none": (lambda s: None, r"gives NoneType for a share of 25 .*; give mini-batches"),
+}  # fmt: skip
+
+
+class TestDataFunctions:
+    @pytest.mark.parametrize("name", WRONG)
+    def test_what_is_not_the_share_is_refused(self, name):
+        function, message = WRONG[name]
+        with pytest.raises(ValueError, match=message) as found:
+            train(ONE, data=function, count=1)
+        assert "\n" not in str(found.value)
+
+    def test_nothing_of_such_a_share_reaches_the_server(self):
+        worker = Worker(Recipe(make_model, lambda s: batches(s)[:-1]), PLAN)
+        setting = CyclicProgressiveSchedule([Stage(1, 0.1)])[0]
+        server = ParameterServer(worker.model.state_dict(), 2)
+        pull = server.pull(0)
+        with pytest.raises(ValueError, match=r"samples too early"):
+            worker.train(0, 0, pull.state, setting)
+        with pytest.raises(ValueError, match=r"worker is 2; give a whole number, from 0 to 1"):
+            worker.train(2, 0, pull.state, setting)
+
+    @pytest.mark.parametrize("kind", [list, tuple, iter])
+    def test_the_share_in_whatever_form_trains_as_tensors_do(self, kind):
+        whole = train(PLAN, count=2)
+        assert same(train(PLAN, data=lambda s: kind(batches(s)), count=2).state, whole.state)
+        assert same(train(PLAN, data=Recorder(), count=2).state, whole.state)
+        as_lists = train(PLAN, data=lambda s: (list(pair) for pair in batches(s)), count=2)
+        assert same(as_lists.state, whole.state)
+
+    def test_a_function_that_leaves_the_resolution_out(self):
+        def smaller(share):
+            for images, labels in batches(share):
+                side = share.resolution
+                yield functional.interpolate(images, (side, 2 * side)), labels
+
+        def long_side(share):
+            for images, labels in smaller(share):
+                yield images[:, :, : share.resolution - 1, : share.resolution], labels
+
+        schedule = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(4)])
+        with pytest.raises(ValueError, match=r"\(10, 2, 3, 4\) at step 1 .*short side"):
+            train(make_plan(0, 2), data=long_side, schedule=schedule)
+        with pytest.raises(ValueError, match=r"\(10, 2, 6, 6\) at step 1 .* asks for 4 pixels"):
+            train(make_plan(0, 2), data=batches, schedule=schedule)
+        assert train(make_plan(0, 2), data=smaller, schedule=schedule).log
+
+
+class Watched(nn.Module):
+    """A model that notes the sizes that it sees."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen, self.head = seen, nn.Linear(2, 3)
+
+    def forward(self, images):
+        self.seen.append(tuple(images.shape[2:]))
+        return self.head(images.mean((2, 3)))
+
+
+def sizes(images, sides, **options):
+    """Return the sizes that a model sees in an epoch at each resolution."""
+    seen = []
+    data = images, torch.zeros(len(images), dtype=torch.int64)
+    schedule = CyclicProgressiveSchedule(
+        [Stage(len(sides), 0.1)], [SubStage(side) for side in sides]
+    )
+    plan = make_plan(0, 1, len(images))
+    train(plan, model_fn=lambda: Watched(seen), data=data, schedule=schedule, **options)
+    return list(dict.fromkeys(seen))
+
+
+class TestImages:
+    def test_squares_become_smaller(self):
+        assert sizes(IMAGES, [3, 5, 6, None]) == [(3, 3), (5, 5), (6, 6)]
+
+    @pytest.mark.parametrize(
+        ("height", "width", "kept"),
+        [(6, 8, [(3, 4), (6, 8)]), (20, 6, [(10, 3), (20, 6)]), (6, 7, [(3, 4), (6, 7)])],
+    )
+    def test_others_keep_their_aspect_or_are_squashed_as_told(self, height, width, kept):
+        images = torch.randn(SAMPLES, 2, height, width)
+        for engine in ("local", "ray"):  # before anything is started
+            with pytest.raises(ValueError, match=rf"images of {height}x{width} pixels are no sq"):
+                sizes(images, [3, 6], engine=engine)
+        assert sizes(images, [3, 6], aspect="keep") == kept
+        assert sizes(images, [3, 6], aspect="squash") == [(3, 3), (6, 6)]
+        assert sizes(images, [None]) == [(height, width)]
+
+    def test_a_kept_aspect_is_that_of_the_picture(self):
+        # A ramp along each axis stays one: resized by the same factor both ways.
+        ramp = torch.arange(24.0).expand(12, 24)
+        images = torch.stack([ramp, ramp]).expand(SAMPLES, 2, 12, 24).clone()
+        seen = []
+
+        class Net(Watched):
+            def forward(self, images):
+                seen.append(images)
+                return super().forward(images)
+
+        data = images, torch.zeros(SAMPLES, dtype=torch.int64)
+        schedule = CyclicProgressiveSchedule([Stage(1, 0.1)], [SubStage(6)])
+        plan = make_plan(0, 1)
+        train(plan, model_fn=lambda: Net([]), data=data, schedule=schedule, aspect="keep")
+        assert torch.allclose(seen[0][0, 0, 2, 2:-2].diff(), torch.full((7,), 2.0), atol=1e-4)
+
+    def test_nothing_is_enlarged_unasked(self):
+        for images in (IMAGES, torch.randn(SAMPLES, 2, 9, 6)):
+            aspect = {"aspect": "keep"} if images.shape[2] == 9 else {}
+            for engine in ("local", "ray"):
+                with pytest.raises(ValueError, match=r"resolution 7, and .*allow_enlarging=True"):
+                    sizes(images, [6, 7], engine=engine, **aspect)
+        assert sizes(IMAGES, [6, 7], allow_enlarging=True) == [(6, 6), (7, 7)]
+
+    @pytest.mark.parametrize("shape", [(SAMPLES, 72), (SAMPLES, 2, 6), (SAMPLES, 2, 2, 6, 6)])
+    def test_what_is_no_image_has_no_resolution(self, shape):
+        with pytest.raises(ValueError, match=r"resolution 6, and the inputs .* are no images"):
+            sizes(torch.randn(shape), [6])
+
+    def test_unknown_aspect(self):
+        with pytest.raises(ValueError, match=r"aspect is 'crop'; choose among keep, squash"):
+            sizes(IMAGES, [6], aspect="crop")
+
+
+class Counting(nn.Module):
+    """A model whose output depends on buffers that no state has: one changed, one replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(72, 3)
+        self.register_buffer("steps", torch.zeros(()), persistent=False)
+        self.register_buffer("longer", torch.ones(1), persistent=False)
+        self.register_buffer("wide", torch.ones(1).expand(3), persistent=False)
+        self.register_buffer("later", None, persistent=False)
+
+    def forward(self, images):
+        self.steps += 1
+        self.longer = torch.cat([self.longer, self.steps[None]])
+        return self.head(images.flatten(1)) * (1 + 0.1 * self.longer.mean()) * self.wide
+
+
+class TestModels:
+    def test_buffers_that_are_not_saved_start_anew_with_each_share(self, tmp_path):
+        options = {"model_fn": Counting, "evaluate": lambda model: {"steps": float(model.steps)}}
+        whole = train(**options)
+        assert [entry.metrics["steps"] for entry in whole.history] == [0.0] * 4
+
+        def stop(entry):
+            raise InterruptedError
+
+        path = tmp_path / "training.pt"
+        with pytest.raises(InterruptedError):
+            train(checkpoint=path, on_epoch=stop, **options)
+        assert same(train(checkpoint=path, **options).state, whole.state)
+        assert same(train(model_fn=Counting, follow=whole.log).state, whole.state)
+
+    def test_a_rest_of_one_sample_with_batch_normalization(self):
+        def make():
+            norm = nn.BatchNorm1d(8)
+            return nn.Sequential(nn.Flatten(), nn.Linear(72, 8), norm, nn.Linear(8, 3))
+
+        with pytest.raises(ValueError, match=r"25 samples in batches of 4 .*\(5, 7, 9 would do\)"):
+            train(ONE, data=batches, model_fn=make)
+        for size in (5, 7, 9):
+            plan = replace(ONE, large_batch=size)
+            assert train(plan, data=batches, model_fn=make, count=1).log
+        assert train(ONE, data=batches, count=1).log  # an image has several values of each channel
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"loss_fn": lambda o, t: functional.cross_entropy(o, t, reduction="none")},
+             r"loss_fn returns torch.float32 \(\d+,\); give the mean"),
+            ({"loss_fn": lambda o, t: functional.cross_entropy(o, t).view(1)}, r"float32 \(1,\)"),
+            ({"loss_fn": lambda o, t: 1.0}, r"loss_fn returns <class 'float'>; give the mean"),
+            ({"loss_fn": lambda o, t: functional.cross_entropy(o.detach(), t)}, r"on no weight"),
+            ({"model_fn": lambda: make_model().requires_grad_(False)}, r"no parameter to train"),
+            ({"model_fn": nn.Flatten}, r"makes a Flatten that has no parameter to train"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_trained_is_named(self, options, message):
+        with pytest.raises(ValueError, match=message) as found:
+            train(count=1, **options)
+        assert "\n" not in str(found.value)
+
+    def test_extra_state(self):
+        class Extra(nn.Linear):
+            def get_extra_state(self):
+                return {"a": 1}
+
+            def set_extra_state(self, state):
+                pass
+
+        with pytest.raises(ValueError, match=r"'_extra_state' .*without get_extra_state"):
+            train(model_fn=lambda: Extra(6, 3))

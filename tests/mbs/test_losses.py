@@ -1,0 +1,697 @@
+"""Which losses are exact, what has to be given for the others, and that nothing else passes."""
+
+import copy
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.mbs import (
+    LossCheckError,
+    LossReductionError,
+    LossShapeError,
+    MicroBatchError,
+    MicroBatchStreamer,
+    MixedSamplesError,
+    NonFiniteLossError,
+    UnsplittableBatchError,
+    UnsupportedLossError,
+    token_counts,
+)
+
+N = 65
+GENERATOR = torch.Generator().manual_seed(1)
+X = torch.randn(N, 6, generator=GENERATOR, dtype=torch.float64)
+LABELS = torch.randint(4, (N,), generator=GENERATOR)
+VALUES = torch.randn(N, 4, generator=GENERATOR, dtype=torch.float64)
+BITS = (VALUES > 0).double()
+WEIGHT = torch.tensor([0.1, 1, 3, 10], dtype=torch.float64)
+IGNORED = torch.where((torch.arange(N) % 3 == 0) | (torch.arange(N) > 39), -100, LABELS)
+IGNORED[64] = 1  # a micro-batch has none but this, others have none at all
+
+
+def make_model(zero=False, last=4):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, last)).double()
+    if zero:
+        nn.init.zeros_(model[2].weight)
+        nn.init.zeros_(model[2].bias)
+    return model
+
+
+def gradient(model):
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def error_of(loss_fn, targets, model=None, inputs=X, micro=16, **options):
+    """Return the relative error of gradient and loss."""
+    weights = options.pop("weights", None)
+    model = model or make_model()
+    plain = copy.deepcopy(model)
+    loss = loss_fn(plain(inputs), *(() if targets is None else (targets,)))
+    loss.backward()
+    streamer = MicroBatchStreamer(model, loss_fn, micro, **options)
+    result = streamer.backward(inputs, targets, weights=weights)
+    difference = (gradient(model) - gradient(plain)).norm() / gradient(plain).norm()
+    loss = loss.detach()
+    return max(float(difference), float((result.loss - loss).abs() / loss.abs()))
+
+
+# torch's own losses, by default
+
+KNOWN = {
+    "cross entropy": (F.cross_entropy, LABELS),
+    "module": (nn.CrossEntropyLoss(), LABELS),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), LABELS),
+    "size_average": (partial(F.mse_loss, size_average=False), VALUES),
+    "ignored": (nn.CrossEntropyLoss(), IGNORED),
+    "ignored class": (partial(F.cross_entropy, ignore_index=1), LABELS),
+    "class weights": (nn.CrossEntropyLoss(weight=WEIGHT), LABELS),
+    "all": (nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1), IGNORED),
+    "probabilities": (nn.CrossEntropyLoss(weight=WEIGHT, label_smoothing=0.1), VALUES.softmax(1)),
+    "mse": (F.mse_loss, VALUES),
+    "mse sum": (nn.MSELoss(reduction="sum"), VALUES),
+    "smooth l1": (nn.SmoothL1Loss(), VALUES),
+    "pos_weight": (nn.BCEWithLogitsLoss(pos_weight=WEIGHT), BITS),
+    "element weights": (partial(F.binary_cross_entropy_with_logits, weight=WEIGHT), BITS),
+    "multi margin": (nn.MultiMarginLoss(weight=WEIGHT), LABELS),
+    "kl batchmean": (nn.KLDivLoss(reduction="batchmean"), VALUES.softmax(1)),
+    "kl mean": (partial(F.kl_div, reduction="mean"), VALUES.softmax(1)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:size_average and reduce")
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
+@pytest.mark.parametrize("name", KNOWN)
+def test_torchs_losses_are_exact_by_default(name):
+    assert error_of(*KNOWN[name]) < 1e-12
+
+
+def test_two_dimensional_targets_count_by_pixel():
+    model = nn.Sequential(make_model(last=4 * 6), nn.Unflatten(1, (4, 2, 3)))
+    pixels = torch.randint(-1, 4, (N, 2, 3), generator=GENERATOR)
+    loss = nn.Sequential(nn.LogSoftmax(1)), nn.NLLLoss(weight=WEIGHT, ignore_index=-1)
+    assert error_of(loss[1], pixels, nn.Sequential(model, loss[0])) < 1e-12
+
+
+def test_pieces_count_by_token_as_well():
+    model = make_model()
+    plain = copy.deepcopy(model)
+    F.cross_entropy(plain(X), IGNORED).backward()
+    pieces = ((X[i : i + 20], IGNORED[i : i + 20]) for i in range(0, N, 20))
+    MicroBatchStreamer(model, F.cross_entropy, 7).backward(pieces)
+    assert (gradient(model) - gradient(plain)).norm() < 1e-12 * gradient(plain).norm()
+
+
+@pytest.mark.parametrize("make", [partial(nn.CrossEntropyLoss, reduction="none"),
+                                  lambda **_: partial(F.mse_loss, reduction="none")])  # fmt: skip
+@pytest.mark.parametrize("two_pass", [False, True])
+def test_no_reduction_is_refused(make, two_pass):
+    with pytest.raises(LossReductionError, match="use 'mean' or 'sum'"):
+        MicroBatchStreamer(make_model(), make(), 16, two_pass=two_pass)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "targets", "options", "error"),
+    [
+        (partial(F.mse_loss, weight=VALUES.abs()), VALUES, {}, UnsupportedLossError),
+        (nn.BCEWithLogitsLoss(weight=VALUES[:, :1].abs()), BITS, {}, UnsupportedLossError),
+        (nn.BCEWithLogitsLoss(pos_weight=VALUES.abs()), BITS, {}, UnsupportedLossError),
+        (nn.MSELoss(), VALUES[:, 0], {}, LossShapeError),
+        (nn.MSELoss(reduction="sum"), VALUES, {"normalization": "paper"}, UnsupportedLossError),
+        (nn.MSELoss(reduction="sum"), VALUES, {"weights": [1.0] * N}, MicroBatchError),
+        (F.cross_entropy, torch.full((N,), -100), {}, NonFiniteLossError),
+    ],
+)
+def test_what_no_micro_batch_can_compute_is_refused(loss_fn, targets, options, error):
+    model = make_model(last=4)
+    weights = options.pop("weights", None)
+    with pytest.raises(error):
+        MicroBatchStreamer(model, loss_fn, 16, **options).backward(X, targets, weights=weights)
+    assert all(p.grad is None for p in model.parameters())
+
+
+# Losses of one's own
+
+
+def tokens(outputs, labels):
+    return F.cross_entropy(outputs, labels)
+
+
+def dice(outputs, masks):
+    p = outputs.sigmoid()
+    return 1 - 2 * (p * masks).sum() / (p.sum() + masks.sum())
+
+
+def info_nce(outputs, others):
+    similar = F.normalize(outputs) @ F.normalize(others).T / 0.1
+    return F.cross_entropy(similar, torch.arange(len(outputs)))
+
+
+NO_MEANS = {
+    "sum": (lambda o, t: F.mse_loss(o, t, reduction="sum"), VALUES),
+    "root": (lambda o, t: F.mse_loss(o, t).sqrt(), VALUES),
+    "triplets in the batch": (lambda o, t: F.triplet_margin_loss(o, o.roll(1, 0), t), VALUES),
+    "pairs": (info_nce, VALUES),
+    "class weights": (lambda o, t: F.cross_entropy(o, t, weight=WEIGHT), LABELS),
+    "ratio": (dice, BITS),
+    "ignored": (tokens, IGNORED),
+}
+
+
+@pytest.mark.parametrize("form", ["whole", "pieces", "autocast"])
+@pytest.mark.parametrize("name", NO_MEANS)
+def test_what_is_no_mean_is_refused_and_exact_in_two_passes(name, form):
+    loss_fn, targets = NO_MEANS[name]
+    model, x, dtype = make_model(), X, None
+    if form == "autocast":
+        model, x, dtype = model.float(), X.float(), torch.bfloat16
+        targets = targets.float() if targets.is_floating_point() else targets
+        if name == "class weights":
+            loss_fn = partial(_weighted_in_float, WEIGHT.float())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before, rng = [p.grad for p in model.parameters()], torch.get_rng_state()
+    streamer = MicroBatchStreamer(model, loss_fn, 16, autocast=dtype)
+    with pytest.raises(LossCheckError, match=r"(?s)weights=.*normalization='none'.*two_pass=True"):
+        if form == "pieces":
+            streamer.backward(iter([(x[:40], targets[:40]), (x[40:], targets[40:])]))
+        else:
+            streamer.backward(x, targets)
+    for p, g in zip(model.parameters(), before, strict=True):
+        assert p.grad is g and bool((g == 1).all())
+    assert torch.equal(torch.get_rng_state(), rng)
+    if form == "whole":
+        assert error_of(loss_fn, targets, two_pass=True) < 1e-12
+
+
+def _weighted_in_float(weight, outputs, targets):
+    return F.cross_entropy(outputs.float(), targets, weight=weight)
+
+
+MEANS = {
+    "lambda": (lambda o, t: F.cross_entropy(o, t), LABELS),
+    "triplets of samples": (lambda o, t: F.triplet_margin_loss(o, t, t.flip(1)), VALUES),
+    "in place": (lambda o, t: F.cross_entropy(o.mul_(2).sub_(0.1), t), LABELS),
+    "cancelling": (lambda o, t: (o * t).mean() - (o * t).mean().detach(), VALUES),
+    "with a penalty": (lambda o, t: F.mse_loss(o, t) + 3.0, VALUES),
+    "ctc": (
+        lambda o, t: F.ctc_loss(
+            o.view(-1, 2, 2).log_softmax(2).transpose(0, 1), t[:, None] % 1 + 1,
+            torch.full((len(o),), 2), torch.full((len(o),), 1),
+        ),
+        LABELS,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("check", ["first", "always"])
+@pytest.mark.parametrize("name", MEANS)
+def test_means_over_samples_raise_no_alarm(name, check):
+    loss_fn, targets = MEANS[name]
+    model = make_model()
+    streamer = MicroBatchStreamer(model, loss_fn, 16, check=check)
+    plain = copy.deepcopy(model)
+    for _ in range(2):
+        streamer.backward(X, targets)
+        loss_fn(plain(X), targets).backward()
+    assert (gradient(model) - gradient(plain)).norm() < 1e-12 * gradient(plain).norm()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["batchnorm", "dropout", "noise", "functional dropout"])
+def test_random_and_normalising_layers_raise_no_alarm(kind, dtype):
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return x + torch.randn_like(x) if kind == "noise" else F.dropout(x, 0.5, self.training)
+
+    layer = {"batchnorm": nn.BatchNorm1d(16), "dropout": nn.Dropout(0.5)}.get(kind, Noisy())
+    model = nn.Sequential(nn.Linear(6, 16), layer, nn.Tanh(), nn.Linear(16, 4))
+    before = copy.deepcopy(model.state_dict())
+    streamer = MicroBatchStreamer(model, lambda o, t: F.cross_entropy(o, t), 16, autocast=dtype)
+    torch.manual_seed(3)
+    streamer.backward(X.float(), LABELS)
+    torch.manual_seed(3)
+    other = copy.deepcopy(model)
+    other.load_state_dict(before)
+    other.zero_grad()
+    MicroBatchStreamer(other, F.cross_entropy, 16, autocast=dtype, check="off").backward(
+        X.float(), LABELS
+    )
+    assert torch.equal(gradient(model), gradient(other))  # the check leaves no trace
+    for one, two in zip(model.buffers(), other.buffers(), strict=True):
+        assert torch.equal(one, two)
+    assert all(module.training for module in model.modules())
+
+
+def test_values_that_agree_by_chance_do_not_hide_gradients_that_differ():
+    # All outputs zero: every mean over samples is log 4, however they are weighed.
+    with pytest.raises(LossCheckError):
+        error_of(lambda o, t: F.cross_entropy(o, t, weight=WEIGHT), LABELS, make_model(zero=True))
+
+
+def test_ignored_labels_are_checked_when_they_first_come():
+    streamer = MicroBatchStreamer(make_model(), tokens, 16)
+    streamer.backward(X, LABELS)
+    with pytest.raises(LossCheckError):
+        streamer.backward(X, IGNORED)
+
+
+def test_check_first_always_and_off():
+    calls = []
+
+    def loss_fn(outputs, targets):
+        calls.append(len(outputs))
+        return F.cross_entropy(outputs, targets)
+
+    def count(streamer):
+        calls.clear()
+        streamer.backward(X, LABELS)
+        return len(calls)
+
+    first, always, off = (
+        MicroBatchStreamer(make_model(), loss_fn, 16, check=check)
+        for check in ("first", "always", "off")
+    )
+    assert [count(first), count(first), count(first)] == [7, 5, 5]
+    assert [count(always), count(always)] == [7, 7]
+    assert count(off) == 5
+    assert count(MicroBatchStreamer(make_model(), loss_fn, 65)) == 1  # one micro-batch is exact
+    with pytest.raises(ValueError, match="allowed are 'first', 'always', 'off'"):
+        MicroBatchStreamer(make_model(), loss_fn, 16, check=True)
+
+
+def test_wrong_weights_are_refused():
+    counts = (IGNORED >= 0).double()
+    assert error_of(tokens, IGNORED, weights=counts) < 1e-12
+    with pytest.raises(LossCheckError):
+        error_of(tokens, IGNORED, weights=torch.arange(1.0, N + 1))
+    with pytest.raises(LossCheckError):  # as many weights as micro-batches, in another order
+        error_of(tokens, IGNORED, weights=[1.0, 10, 2, 3, 5])
+
+
+def test_the_paper_s_normalisation_is_not_checked():
+    loss_fn, targets = NO_MEANS["ratio"]
+    MicroBatchStreamer(make_model(), loss_fn, 16, normalization="paper").backward(X, targets)
+
+
+# What a few samples, looked at once, would not show
+
+RARE = torch.tensor([1.0, 1.0, 1.0, 30.0], dtype=torch.float64)
+
+
+def rare_class(seed):
+    """Return labels with two of the last class, in a mini-batch of 65, at random places."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(3, (N,), generator=generator)
+    labels[torch.randperm(N, generator=generator)[:2]] = 3
+    return labels
+
+
+def masked(outputs, targets):
+    values, mask = targets
+    return ((outputs - values).square() * mask).sum() / mask.sum()
+
+
+def hard(outputs, labels):
+    losses = F.cross_entropy(outputs, labels, reduction="none")
+    return losses.topk(max(1, len(losses) // 4)).values.mean()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("micro", [2, 8, 33])
+def test_no_draw_of_samples_hides_a_wrong_loss(micro, dtype):
+    for seed in range(8):
+        labels = rare_class(seed)
+        mask = (labels < 3).double()[:, None].expand(N, 4)
+        for loss_fn, targets in (
+            (lambda o, t: F.cross_entropy(o, t, weight=RARE.to(o.dtype)), labels),
+            (masked, (VALUES, mask)),
+            (hard, labels),
+            (lambda o, t: F.mse_loss(o, t).sqrt(), VALUES),
+            (lambda o, t: F.cross_entropy(o, t) + 0.02 * o.var(0, correction=0).sum(), labels),
+        ):
+            with pytest.raises(LossCheckError):
+                error_of(loss_fn, targets, micro=micro, autocast=dtype)
+
+
+def test_values_that_labels_had_not_before_are_checked():
+    lacking = torch.where(LABELS == 1, 2, LABELS)  # 1 comes later, between the others
+    for first, later, options in (
+        (LABELS % 3, rare_class(0), {"weight": RARE}),
+        (lacking, LABELS, {"weight": torch.tensor([1.0, 9.0, 1.0, 1.0]).double()}),
+        (LABELS, torch.where(LABELS == 1, 255, LABELS), {"ignore_index": 255}),
+    ):
+        own = lambda o, t: F.cross_entropy(o, t, **options)  # noqa: B023, E731
+        streamer = MicroBatchStreamer(make_model(), own, 16)
+        streamer.backward(X, first)
+        with pytest.raises(LossCheckError):
+            streamer.backward(X, later)
+
+
+def test_the_loss_is_read_at_each_mini_batch():
+    loss_fn = nn.CrossEntropyLoss()
+    model = make_model()
+    streamer = MicroBatchStreamer(model, loss_fn, 16)
+    for name, value in (("weight", WEIGHT), ("weight", WEIGHT.flip(0)), ("ignore_index", 1),
+                        ("reduction", "sum")):  # fmt: skip
+        setattr(loss_fn, name, value)
+        plain = copy.deepcopy(model)
+        for one in (model, plain):
+            one.zero_grad()
+        streamer.backward(X, LABELS)
+        loss_fn(plain(X), LABELS).backward()
+        assert (gradient(model) - gradient(plain)).norm() < 1e-12 * gradient(plain).norm()
+    streamer.loss_fn = lambda o, t: F.cross_entropy(o, t, reduction="sum")
+    with pytest.raises(LossCheckError):
+        streamer.backward(X, LABELS)
+
+
+class Attribute(nn.Module):
+    """Leaves a term of the batch, or of its samples, in an attribute."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.inner, self.batch, self.term = make_model(), batch, None
+
+    def forward(self, x):
+        outputs = self.inner(x)
+        self.term = outputs.var(0).mean() if self.batch else outputs.square().mean()
+        return outputs
+
+
+class InTraining(nn.Module):
+    """Returns a term of the batch in training only."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, x):
+        outputs = self.inner(x)
+        return outputs, outputs.var(0).mean() if self.training else outputs.new_zeros(())
+
+
+def test_terms_that_the_outputs_do_not_show():
+    for batch in (True, False):
+        model = Attribute(batch)
+        loss = lambda o, t: F.cross_entropy(o, t) + model.term  # noqa: B023, E731
+        streamer = MicroBatchStreamer(model, loss, 16)
+        if batch:
+            with pytest.raises(LossCheckError):
+                streamer.backward(X, LABELS)
+        else:  # a mean over samples: no alarm
+            streamer.backward(X, LABELS)
+    loss = lambda o, t: F.cross_entropy(o[0], t) + o[1]  # noqa: E731
+    with pytest.raises(LossCheckError):
+        MicroBatchStreamer(InTraining(), loss, 16).backward(X, LABELS)
+
+
+def test_a_parameter_that_nobody_has_is_refused_in_pieces():
+    scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
+    model = make_model()
+
+    def loss_fn(outputs, targets):
+        return F.cross_entropy(outputs, targets) * (-scale).exp() + scale
+
+    pieces = [(X[:40], LABELS[:40]), (X[40:], LABELS[40:])]
+    with pytest.raises(UnsupportedLossError, match="make the loss a module"):
+        MicroBatchStreamer(model, loss_fn, 16).backward(iter(pieces))
+    scale.grad = None
+    MicroBatchStreamer(model, loss_fn, 16).backward(X, LABELS)
+    whole = 1 - F.cross_entropy(model(X), LABELS)
+    assert torch.allclose(scale.grad, whole, rtol=1e-12)
+
+
+# Losses inside the model, as Hugging Face's
+
+
+@dataclass
+class Output(OrderedDict):
+    loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+
+    def __post_init__(self):
+        for name in ("loss", "logits"):
+            if getattr(self, name) is not None:
+                self[name] = getattr(self, name)
+
+
+class LanguageModel(nn.Module):
+    """Embeds tokens, predicts the next ones, and computes the mean loss of those that count."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(20, 8)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(8, 20)
+        self.double()
+
+    def forward(self, input_ids, labels=None, num_items_in_batch=None):
+        logits = self.head(self.dropout(self.embedding(input_ids)).cumsum(1).tanh())
+        pair = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+        if num_items_in_batch is None:
+            return Output(F.cross_entropy(*pair), logits)
+        return Output(F.cross_entropy(*pair, reduction="sum") / num_items_in_batch, logits)
+
+
+TOKENS = torch.randint(20, (N, 9), generator=GENERATOR)
+PADDED = torch.where(torch.arange(9) < 2 + torch.arange(N)[:, None] % 7, TOKENS, -100)
+
+
+def outputs_loss(outputs):
+    return outputs["loss"]
+
+
+def language_error(inputs, **options):
+    weights = options.pop("weights", None)
+    model = LanguageModel()
+    plain = copy.deepcopy(model)
+    plain(TOKENS, PADDED).loss.backward()
+    MicroBatchStreamer(model, outputs_loss, 16, **options).backward(inputs, weights=weights)
+    return float((gradient(model) - gradient(plain)).norm() / gradient(plain).norm())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("normalization", ["exact", "none"])
+def test_a_loss_of_tokens_inside_the_model_is_refused(normalization, dropout):
+    streamer = MicroBatchStreamer(
+        LanguageModel(dropout), outputs_loss, 16, normalization=normalization
+    )
+    inputs = {"input_ids": TOKENS, "labels": PADDED}
+    if normalization == "exact":  # equal lengths: the mean over tokens is one over samples
+        streamer.backward({"input_ids": TOKENS, "labels": TOKENS})
+    with pytest.raises(LossCheckError, match=r"num_items_in_batch .*token_counts\(labels\)"):
+        streamer.backward(inputs)
+
+
+def test_tokens_are_counted():
+    inputs = {"input_ids": TOKENS, "labels": PADDED}
+    number = (PADDED[:, 1:] != -100).sum()
+    for given in (number, int(number)):
+        counted = {**inputs, "num_items_in_batch": given}
+        assert language_error(counted, normalization="none") < 1e-12
+    assert language_error(inputs, weights=token_counts(PADDED, shift=True)) < 1e-12
+    with pytest.raises(LossCheckError):
+        language_error(inputs, weights=token_counts(PADDED))
+    assert token_counts(PADDED).tolist() == [float((row >= 0).sum()) for row in PADDED]
+
+
+# What is divided
+
+
+class Attending(nn.Module):
+    """Looks samples up in a table that all of them share, or not."""
+
+    def __init__(self, mean=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 4).double()
+
+    def forward(self, x, table, scale=None):
+        found = (x @ table.T).softmax(1) @ table
+        return self.linear(found)
+
+
+TABLE = torch.randn(N, 6, generator=GENERATOR, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("two_pass", [False, True])
+@pytest.mark.parametrize("micro", [1, 16])
+def test_a_shared_tensor_that_is_as_long_by_chance_is_found(micro, two_pass):
+    inputs = {"x": X, "table": TABLE}
+    options = {"two_pass": two_pass}
+    with pytest.raises(MixedSamplesError, match="shared="):
+        MicroBatchStreamer(Attending(), F.cross_entropy, micro, **options).backward(inputs, LABELS)
+    for shared in (["table"], "table", [TABLE]):
+        model = Attending()
+        plain = copy.deepcopy(model)
+        F.cross_entropy(plain(**inputs), LABELS).backward()
+        streamer = MicroBatchStreamer(model, F.cross_entropy, micro, shared=shared, **options)
+        streamer.backward(inputs, LABELS)
+        assert (gradient(model) - gradient(plain)).norm() < 1e-12 * gradient(plain).norm()
+
+
+class Pairs(nn.Module):
+    """Compares samples with each other, or with a codebook."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = make_model(), make_model()
+
+    def forward(self, a, b):
+        return self.one(a) @ self.other(b).T
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, x, positions):
+        return self.inner(x + positions).mean(1)
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.GRU(6, 4).double()
+
+    def forward(self, x):
+        return self.layer(x)[0]
+
+
+SEQUENCES = torch.randn(8, 8, 6, generator=GENERATOR, dtype=torch.float64)
+WHOLE = torch.randn(8, 6, generator=GENERATOR, dtype=torch.float64)
+MIXED = {
+    "pairs": (Pairs(), lambda o: F.cross_entropy(o, torch.arange(len(o))), (X, TABLE), None),
+    "codebook": (Pairs(), lambda o: o.amin(1).mean(), (X, TABLE), None),
+    "positions": (Positions(), F.cross_entropy, (SEQUENCES, WHOLE), LABELS[:8]),
+    "time first": (TimeFirst(), nn.MSELoss(), SEQUENCES, torch.zeros(8, 8, 4).double()),
+    "closed over": (make_model(), lambda o: F.mse_loss(o, VALUES), X, None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("micro", [1, 2, 4])
+@pytest.mark.parametrize("name", MIXED)
+def test_what_belongs_to_the_whole_is_found(name, micro):
+    model, loss_fn, inputs, targets = MIXED[name]
+    with pytest.raises((MixedSamplesError, LossCheckError), match=r"shared=|targets"):
+        MicroBatchStreamer(model, loss_fn, micro).backward(inputs, targets)
+    if name == "pairs":
+        with pytest.raises(MixedSamplesError, match="Return embeddings"):
+            MicroBatchStreamer(model, loss_fn, micro, two_pass=True).backward(inputs, targets)
+    if name == "positions":  # a leading 1 broadcasts
+        MicroBatchStreamer(model, loss_fn, micro).backward((SEQUENCES, WHOLE[None]), targets)
+
+
+def test_batchnorm_without_running_statistics_is_no_alarm():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6, track_running_stats=False).double()
+            self.inner = make_model()
+
+        def forward(self, a, b):
+            return self.inner(self.norm(a) + b)
+
+    MicroBatchStreamer(Two(), F.cross_entropy, 16).backward((X, TABLE), LABELS)
+
+
+def test_a_parameter_is_not_divided():
+    model = Attending()
+    model.table = nn.Parameter(TABLE.clone())
+    with pytest.raises(UnsplittableBatchError, match=r"inputs.1 is a parameter"):
+        MicroBatchStreamer(model, F.cross_entropy, 16).backward((X, model.table), LABELS)
+
+
+@dataclass
+class Fields:
+    image: torch.Tensor
+    label: object
+
+
+def test_dataclasses_and_arrays_are_divided():
+    class Reading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make_model()
+
+        def forward(self, batch):
+            return self.inner(batch.image)
+
+    def loss_fn(outputs, targets):
+        return F.mse_loss(outputs, torch.as_tensor(targets.label))
+
+    for micro in (1, 16):
+        targets = Fields(VALUES, VALUES.numpy())
+        assert error_of(loss_fn, targets, Reading(), Fields(X, LABELS.numpy()), micro) < 1e-12
+        assert error_of(lambda o, t: F.mse_loss(o, torch.as_tensor(t)), VALUES.numpy()) < 1e-12
+
+
+def test_a_split_function_divides_what_is_of_a_form_of_its_own():
+    class Graph:
+        def __init__(self, nodes):
+            self.nodes = nodes
+
+    class Reading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = make_model()
+
+        def forward(self, graph):
+            return self.inner(graph.nodes)
+
+    def split(batch, most):
+        graph, targets = batch
+        starts = range(0, len(targets), most)
+        return [(Graph(graph.nodes[i : i + most]), targets[i : i + most],
+                 len(targets[i : i + most])) for i in starts]  # fmt: skip
+
+    with pytest.raises(UnsplittableBatchError, match=r"inputs is a Graph.*split="):
+        MicroBatchStreamer(Reading(), F.mse_loss, 16).backward(Graph(X), VALUES)
+    for loss_fn, two_pass in ((F.mse_loss, False), (tokens, False), (dice, True)):
+        targets = LABELS if loss_fn is tokens else BITS
+        found = error_of(loss_fn, targets, Reading(), Graph(X), 16, split=split, two_pass=two_pass)
+        assert found < 1e-12
+    with pytest.raises(LossCheckError):
+        error_of(dice, BITS, Reading(), Graph(X), 16, split=split)
+    with pytest.raises(ValueError, match="nothing for shared"):
+        MicroBatchStreamer(Reading(), F.mse_loss, 16, split=split, shared=["x"])
+
+
+class InsideAtRandom(nn.Module):
+    """Computes its loss itself, from outputs with noise in evaluation too."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = make_model()
+
+    def forward(self, x, y):
+        outputs = self.inner(x)
+        outputs = outputs + torch.randn_like(outputs)
+        return {"loss": F.cross_entropy(outputs, y), "logits": outputs}
+
+
+@pytest.mark.parametrize("form", ["random", "single samples"])
+def test_what_cannot_be_checked_is_said_once(form):
+    if form == "random":
+        streamer = MicroBatchStreamer(InsideAtRandom(), outputs_loss, 16)
+        run = partial(streamer.backward, {"x": X, "y": LABELS})
+    else:
+        streamer = MicroBatchStreamer(make_model(), tokens, 16)
+
+        def run():
+            streamer.backward(iter([(X[i : i + 1], LABELS[i : i + 1]) for i in range(3)]))
+
+    with pytest.warns(RuntimeWarning, match="could not check") as caught:
+        run()
+    assert len(caught) == 1
+    run()

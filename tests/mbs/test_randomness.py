@@ -1,0 +1,258 @@
+"""Two passes draw the same numbers, failed tries leave generators alone, hooks are called once."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from repro.mbs import HookError, MicroBatchStreamer, NondeterministicModelError
+
+X = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.randint(4, (20,), generator=torch.Generator().manual_seed(2))
+PARTS = [(0, 5), (5, 10), (10, 15), (15, 20)]  # 20 in micro-batches of at most 6
+
+SOURCES = {
+    "python": (None, lambda own: random.random()),
+    "numpy": (None, lambda own: np.random.rand()),  # noqa: NPY002
+    "torch": (None, lambda own: torch.rand(()).item()),
+    "torch.Generator": (torch.Generator, lambda own: torch.rand((), generator=own).item()),
+    "numpy.random.Generator": (lambda: np.random.default_rng(0), lambda own: own.random()),
+    "numpy.random.RandomState": (lambda: np.random.RandomState(0), lambda own: own.rand()),
+    "random.Random": (lambda: random.Random(0), lambda own: own.random()),
+}
+
+
+class Masking(nn.Module):
+    """Masks features by random numbers drawn in `forward`, as Wav2Vec2 does from numpy."""
+
+    def __init__(self, draw, own):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 4)
+        self.draw, self.own = draw, own
+
+    def forward(self, x):
+        mask = torch.tensor([[self.draw(self.own) < 0.6 for _ in row] for row in x])
+        return self.linear(x * mask)
+
+
+def seed():
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    torch.manual_seed(3)
+
+
+def states():
+    return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+
+
+def over_the_batch(outputs, targets):
+    return F.cross_entropy(outputs, targets).sqrt()
+
+
+def assert_same(model, plain):
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_two_passes_repeat_random_numbers_of_all_kinds(name):
+    make, draw = SOURCES[name]
+    plain = Masking(draw, make() if make else None)
+    model = copy.deepcopy(plain) if make is None else Masking(draw, make())
+    seed()
+    outputs = torch.cat([plain(X[a:b]) for a, b in PARTS])
+    over_the_batch(outputs, Y).backward()
+    after = states()
+    seed()
+    generators = [] if make is None else [model.own]
+    streamer = MicroBatchStreamer(model, over_the_batch, 6, two_pass=True, generators=generators)
+    streamer.backward(X, Y)
+    assert_same(model, plain)
+    assert states() == after
+    assert make is None or draw(model.own) == draw(plain.own)
+
+
+@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source[0]])
+def test_a_generator_that_is_not_named_is_found(name):
+    make, draw = SOURCES[name]
+    model = Masking(draw, make())
+    before = states()
+    with pytest.raises(NondeterministicModelError, match="generators="):
+        MicroBatchStreamer(model, over_the_batch, 6, two_pass=True).backward(X, Y)
+    assert model.linear.weight.grad is None and states() == before
+
+
+def test_what_is_no_generator_is_refused():
+    with pytest.raises(ValueError, match=r"generators holds int; known are torch\.Generator"):
+        MicroBatchStreamer(nn.Linear(6, 4), F.cross_entropy, 6, generators=[3])
+
+
+class Counting(nn.Module):
+    """Anneals its outputs with each call: in a buffer, a replaced buffer or an attribute."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 4)
+        self.kind, self.calls = kind, 0
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        if self.kind == "buffer":
+            self.count.add_(1)
+        elif self.kind == "replaced":
+            self.count = self.count + 1
+        else:
+            self.calls += 1
+        return self.linear(x) * (1 + 0.1 * (self.count + self.calls))
+
+
+@pytest.mark.parametrize("kind", ["buffer", "replaced"])
+def test_a_state_in_buffers_is_put_back_between_the_passes(kind):
+    model, plain = Counting(kind), Counting(kind)
+    over_the_batch(torch.cat([plain(X[a:b]) for a, b in PARTS]), Y).backward()
+    MicroBatchStreamer(model, over_the_batch, 6, two_pass=True).backward(X, Y)
+    assert_same(model, plain)
+    assert model.count == plain.count == 4
+
+
+def test_a_hidden_state_is_found():
+    model = Counting("attribute")
+    with pytest.raises(NondeterministicModelError, match="such as a counter"):
+        MicroBatchStreamer(model, over_the_batch, 6, two_pass=True).backward(X, Y)
+    assert model.linear.weight.grad is None
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_probes_and_failed_tries_put_generators_back(name):
+    make, draw = SOURCES[name]
+    models = [Masking(draw, make() if make else None) for _ in range(2)]
+    fail = [False]
+
+    def loss_fn(outputs, targets):
+        if fail[0] and torch.is_grad_enabled():
+            fail[0] = False
+            raise torch.OutOfMemoryError("injected")
+        return F.cross_entropy(outputs, targets)
+
+    found = []
+    for model, size in zip(models, ("auto", 10), strict=True):
+        generators = [] if make is None else [model.own]
+        streamer = MicroBatchStreamer(model, loss_fn, size, generators=generators, check="off")
+        seed()
+        if size == "auto":
+            streamer.backward(X, Y)  # probes
+            model.zero_grad()
+            seed()
+            if make is not None:
+                model.own = make()
+                streamer._randomness._generators[0] = model.own
+            fail[0] = True
+        result = streamer.backward(X, Y)
+        found.append((states(), result.micro_batch_size, make and draw(model.own)))
+    assert_same(*models)
+    assert found[0] == found[1] and found[0][1] == 10
+
+
+# Hooks
+
+
+def clamp(gradient):
+    return gradient.clamp(-0.01, 0.01)
+
+
+def clamp_in_place(parameter):
+    parameter.grad.clamp_(-0.01, 0.01)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def with_hooks(model, kind):
+    """Register hooks that step, clamp or count in the backward pass."""
+    calls = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for p in model.parameters():
+        if kind == "clamp":
+            p.register_hook(clamp)
+            p.register_hook(lambda gradient: gradient * 2)  # after the other
+        elif kind == "clamp in place":
+            p.register_post_accumulate_grad_hook(clamp_in_place)
+        else:
+
+            def step(p):
+                calls.append(p)
+                p.data -= 0.5 * p.grad.sign()
+                p.grad = None
+
+            p.register_post_accumulate_grad_hook(step)
+    return optimizer, calls
+
+
+@pytest.mark.parametrize("form", ["whole", "pieces", "two_pass", "auto"])
+@pytest.mark.parametrize("kind", ["clamp", "clamp in place", "step"])
+def test_hooks_on_parameters_are_called_once_with_the_mini_batchs_gradient(kind, form):
+    model, plain = make_model(), make_model()
+    for each in (model, plain):
+        with_hooks(each, kind)
+        for p in each.parameters():
+            p.grad = torch.full_like(p, 0.5) if kind != "step" else None
+    F.cross_entropy(plain(X), Y).backward()
+    size, two_pass = ("auto" if form == "auto" else 6), form == "two_pass"
+    streamer = MicroBatchStreamer(model, F.cross_entropy, size, two_pass=two_pass)
+    if form == "pieces":
+        streamer.backward(iter([(X[:12], Y[:12]), (X[12:], Y[12:])]))
+    else:
+        streamer.backward(X, Y)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+        assert (p.grad is None) == (q.grad is None) == (kind == "step")
+        if p.grad is not None:
+            torch.testing.assert_close(p.grad, q.grad, rtol=1e-5, atol=1e-6)
+    # and the hooks stand as before
+    model.zero_grad()
+    plain.zero_grad()
+    for each in (model, plain):
+        F.cross_entropy(each(X), Y).backward()
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+def test_hooks_of_a_call_that_fails_are_not_called_and_stand_as_before():
+    model = make_model()
+    _, calls = with_hooks(model, "step")
+    with pytest.raises(ValueError, match="must return a scalar"):
+        MicroBatchStreamer(model, lambda o, t: o, 6).backward(X, Y)
+    assert not calls
+    F.cross_entropy(model(X), Y).backward()
+    assert len(calls) == 4
+
+
+def test_hooks_that_cannot_be_called_later_are_refused():
+    model = make_model()
+    handle = torch.autograd.graph.register_multi_grad_hook(list(model.parameters()), print)
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 6)
+    with pytest.raises(HookError, match="register_multi_grad_hook"):
+        streamer.backward(X, Y)
+    handle.remove()
+    streamer.backward(X, Y)
+
+
+def test_batchnorm_trains_where_a_rest_of_one_would_be_left():
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    x, y = X.repeat(4, 1)[:65], Y.repeat(4)[:65]
+    for size, count in ((64, 2), (16, 5), (4, 17)):
+        assert (
+            MicroBatchStreamer(model, F.cross_entropy, size).backward(x, y).num_micro_batches
+            == count
+        )
+    with pytest.raises(ValueError, match="more than 1 value") as caught:
+        MicroBatchStreamer(model, F.cross_entropy, 2).backward(x, y)
+    assert "2 leaves one of an odd number" in caught.value.__notes__[0]

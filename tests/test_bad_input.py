@@ -1,0 +1,513 @@
+"""More than 250 inputs that cannot be right: each ends with exit code 2 and one line, at once.
+
+The line names what was given, and what is allowed or what to do. Nothing on the disk changes, and
+nothing is trained. All run in this process.
+"""
+
+import errno
+import io
+import json
+import lzma
+import os
+import sys
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_notebooks import tiny
+
+from repro import __main__ as cli
+from repro import notebooks, paths
+from repro.experiments import load_paper, running
+from repro.experiments.design import Outcome
+from repro.records import CorruptRecordWarning, RecordStore, local_store, read_record
+
+SMOKE = ("--profile", "smoke", "--device", "cpu")
+QUICK = ("--profile", "quick", "--device", "cpu")
+FIGURE = ("run", "mbs/figure2", *SMOKE)
+TABLE = ("run", "mbs/table5", *SMOKE)
+HUGE = "9" * 5000
+CARRY_OUT = running._carry_out
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line, what its error names, and the environment; ``{place}`` is a folder."""
+
+    arguments: tuple[str, ...]
+    named: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+CASES: dict[str, Case] = {}
+
+
+def add(arguments: tuple[str, ...], *named: str, **environment: str) -> None:
+    values = " ".join(f"{name}={value}" for name, value in environment.items())
+    shown = " ".join(a if len(a) < 40 else f"{a[:40]}...{len(a)}" for a in (*arguments, values))
+    name = ascii(shown)[1:-1]
+    assert name not in CASES, f"{name} is there twice"
+    CASES[name] = Case(arguments, named, environment)
+
+
+# Profiles: of every command that has one.
+OF_PROFILES = {
+    "run": ("run", "mbs"), "verify": ("verify", "mbs"), "parallel": ("parallel",),
+    "show": ("show", "mbs"), "status": ("status",), "report": ("report",),
+    "notebooks": ("notebooks",),
+}  # fmt: skip
+for command in OF_PROFILES.values():
+    for profile in ("fast", "SMOKE", "smoke ", "quick,gpu", "gpü", "\x1b[31msmoke", "\udcff"):
+        add((*command, "--profile", profile), "unknown profile", "smoke, quick")
+    if command[0] != "notebooks":
+        add((*command, "--profile", "view"), "'view'", "computes none")
+
+# Devices: what is none, and what is not here (the machine is made to have no GPU).
+DEVICES = (
+    "tpu", "cpu:7", "cpu:1", "cpu:-1", "cpu:", "CPU", "cpu ", " cpu", "cpu:0:0", "cpu,cuda", "cuda",
+    "cuda:0", "cuda:99", "cuda:", "cuda:x", "cuda:01", "cuda:-1", "Cuda:0", "mps", "xpu:0", "meta",
+    "gpu", "0", "\udcff", f"cuda:{HUGE}",
+)  # fmt: skip
+for device in DEVICES:
+    add((*FIGURE[:4], "--device", device), "is not available here; allowed are 'cpu'")
+for device in ("cpu:7", "cuda:99", "CPU ", "tpu"):
+    add(("parallel", "--profile", "smoke", "--device", device), "allowed are 'cpu'")
+    add(("notebooks", "--device", device), "allowed are 'cpu'")
+    add(("notebooks", "-p", f"device={device}"), "allowed are 'cpu'")
+
+# Seeds.
+SEEDS = (
+    "0", "-3", "-1,", "x", "1,x", "1.5", "1e3", "1,1", "1,-2", ",", "5,,", ",5", "1;2", "3 4",
+    "0x10", "1001", "4294967296,", "18446744073709551616,", "0,18446744073709551617", "9" * 21,
+    HUGE, "٣",
+)  # fmt: skip
+for seeds in SEEDS:
+    add((*FIGURE, "--seeds", seeds), "give how many (3), or a list", "4294967295")
+for seeds in ("0", "x", "1,1", "18446744073709551616,"):
+    add(("notebooks", "--seeds", seeds), "give how many (3), or a list")
+    add(("notebooks", "-p", f"seeds={seeds}"), "give how many (3), or a list")
+for seed in ("-1", "4294967296", "18446744073709551616", "-18446744073709551617"):
+    add(("parallel", *SMOKE, "--seed", seed), f"--seed is {seed}; give 0 to 4294967295")
+
+# Numbers of `parallel`.
+for option, given in (
+    ("--seed", "1.5"), ("--seed", "one"), ("--epochs", "1e3"), ("--epochs", "many"),
+    ("--micro-batch", "x"), ("--micro-batch", "0.5"), ("--seed", ""),
+):  # fmt: skip
+    add(("parallel", *SMOKE, option, given), option, "--help")
+for option, given in (
+    ("--epochs", "0"), ("--epochs", "-5"), ("--epochs", "10000000"), ("--micro-batch", "0"),
+    ("--micro-batch", "-1"), ("--micro-batch", "99999999999"),
+):  # fmt: skip
+    add(("parallel", *SMOKE, option, given), f"{option} is {given}; give 1 to")
+for option, given, allowed in (
+    ("--task", "cifar", "CIFAR, DIV2K, Phantom"), ("--task", "ImageNet", "CIFAR, DIV2K, Phantom"),
+    ("--strategy", "Theta", "best, linear"), ("--strategy", "none", "noise"),
+    ("--averaging", "ring", "allreduce, all_to_all"), ("--averaging", "none", "reduce_scatter"),
+):  # fmt: skip
+    add(("parallel", *SMOKE, option, given), repr(given), allowed)
+
+# Options left empty, as by a variable that a script has not set; options without a value.
+OPTIONS = {
+    "run mbs/figure2": "profile device data dataset seeds only set address",
+    "verify mbs": "profile from data",
+    "parallel": "task strategy averaging profile device data dataset checkpoint",
+    "show mbs/table4": "profile from set",
+    "status": "profile",
+    "report": "profile from output",
+    "notebooks": "parameter profile device data seeds",
+    "data": "data",
+}
+for words, options in OPTIONS.items():
+    for option in options.split():
+        add((*words.split(), f"--{option}", ""), f"--{option}", "it is empty; leave it out")
+        add((*words.split(), f"--{option}"), f"--{option}", "requires an argument", "--help")
+    add((*words.split(), "--color"), "No such option: --color", "--help")
+
+# Commands and arguments.
+add(("reproduce",), "No such command 'reproduce'", "--help")
+add(("--version",), "No such option: --version", "--help")
+add(("\x1b[2J",), "No such command", "--help")
+add(("list", "mbs"), "unexpected extra argument", "--help")
+add(("status", "mbs"), "unexpected extra argument", "--help")
+add(("report", "mbs"), "unexpected extra argument", "--help")
+add(("parallel", "CIFAR"), "unexpected extra argument", "--help")
+add(("show",), "Missing argument", "--help")
+add(("show", "mbs/table4", "mbs/table5"), "unexpected extra argument", "--help")
+add(("list", "--profile", "smoke"), "No such option", "--help")
+for command in (("run",), ("show",), ("verify",)):
+    for target in ("vgg", "vgg/table1", "MBS", "mbs ", "/table4", "../mbs", "", "mbs:table4"):
+        add((*command, target), "unknown paper", "choose among mbs, dualbatch")
+    for target in ("mbs/table9", "mbs/Table4", "mbs/table4/x", "mbs/ table4", "mbs//"):
+        add((*command, target), f"unknown artefact {target!r}", "mbs/table4")
+add(("run", "mbs/table4", "vgg", *SMOKE), "unknown paper 'vgg'")
+for command in (("show", "mbs/table4"), ("report",), ("verify", "mbs")):
+    for device in ("tpu", "../local", "Local", "reference", "cpu-2-cores"):
+        add((*command, "--from", device), f"no records of device {device!r}", "choose among local")
+
+# What is run.
+for only in ("batch", "=3", "batch=", "="):
+    add((*TABLE, "--only", only), "KEY=VALUE")
+for only in ("mini_batch=17", "mini_batch=-16", "mini_batch=1e1", "mini_batch=16.0", "role=u-net"):
+    add((*TABLE, "--only", only), f"no run of the plan has {only}", "choose among")
+add((*TABLE, "--only", "batch=4"), "batch=4", "their keys are", "mini_batch")
+add((*TABLE, "--only", "mini_batch=16", "--only", "batch=4"), "their keys are")
+for change in ("engine", "=ray", "engine=", "="):
+    add(("run", "dualbatch/table5", *SMOKE, "--set", change), "KEY=VALUE")
+for change in ("engine=dask", "engine=Ray", "engine=local,ray"):
+    for command in (("run", "dualbatch/table5", *SMOKE), ("show", "dualbatch/table5")):
+        add((*command, "--set", change), "unknown engine", "choose among local, ray")
+for change, *named in (
+    ("engine=ray", "'engine'", "their keys are"), ("dataset={}", "'dataset'", "their keys are"),
+    ("zzz=1", "'zzz'", "their keys are"), ("mini_batch=many", "another type than mini_batch="),
+    ("mini_batch=1.5", "another type"), ("mini_batch=true", "another type"),
+    ("mini_batch=null", "another type"), ("mini_batch=[8]", "another type"),
+    ("mini_batch=NaN", "another type"), ("mini_batch=-8", "below 0", "give one such as"),
+    ("mini_batch=0", "leaves nothing", "give one such as"),
+    ("mini_batch=18446744073709551616", "beyond 64 bits"),
+    (f"mini_batch={'9' * 400}", "beyond 64 bits"), (f"mini_batch={HUGE}", "another type"),
+    ("role=VGG", "unknown role", "U-Net"), ("epochs=0", "leaves nothing"),
+    ("epochs=-1", "below 0"),
+):  # fmt: skip
+    add((*TABLE, "--set", change), *named)
+add((*TABLE, "--set", "epochs=1", "--set", "epochs=2"), "epochs is set twice")
+add(("show", "mbs/table3", "--set", "zzz=1"), "'zzz'", "their keys are")
+add(("show", "mbs/table3", "--set", "mini_batch=x"), "another type")
+add(("show", "mbs/table3", "--set", "mini_batch"), "KEY=VALUE")
+for address in ("auto", "nowhere:1", "\udcff"):
+    add((*FIGURE, "--address", address), "no run of the plan uses Ray", "--set engine=ray")
+for name in ("mnist", "Digits", "digits ", "cifar10,digits", "\udcff"):
+    add((*FIGURE, "--dataset", name), "unknown dataset", "digits")
+add(("run", *SMOKE, "--dataset", "imagenet"), "'imagenet' serves no experiment", "digits, photos")
+add(("run", "mbs", *QUICK, "--dataset", "digits", "--dataset", "flowers5"), "the same task")
+add(("parallel", *SMOKE, "--dataset", "mnist"), "unknown dataset 'mnist'")
+add(("parallel", *SMOKE, "--dataset", "camvid"), "'camvid' serves no experiment")
+add(("run", "mbs", *QUICK, "--dataset", "flowers102"), "flowers102", "$REPRO_DATA", "closed")
+for name in ("mnist", "CIFAR10", "", "../cifar10"):
+    add(("data", name), "unknown dataset", "cifar10")
+
+# Folders of data. (What lies in {place} is made below.)
+for folder in ("missing", "file", "fifo", "loop", "file/below", "dangling"):
+    for command in (FIGURE, ("verify", "mbs"), ("notebooks",), ("parallel", *SMOKE)):
+        add((*command, "--data", f"{{place}}/{folder}"), folder)
+
+# Files that are to be written.
+for path, *named in (
+    ("folder", "is a folder"), ("fifo", "no regular file"), ("file/below.html", "file"),
+    ("loop", "symbolic links"), ("loop/below.html", "symbolic links"),
+    (f"{'n' * 300}/x.html", "nnn"),
+):  # fmt: skip
+    add(("report", "--output", f"{{place}}/{path}"), *named)
+    add(("parallel", *SMOKE, "--checkpoint", f"{{place}}/{path}"), *named)
+add(("report", "--output", "{place}/new/"), "a folder", "give the path of a file")
+for path in ("~nobody-of-that-name/x.html", "~nobody-of-that-name"):
+    add(("report", "--output", path), "no such user", "give a path")
+    add(("parallel", *SMOKE, "--checkpoint", path), "no such user", "give a path")
+add(("report", "--output", "/proc/none/report.html"), "/proc/none")
+add(("report", "--output", "/dev/null"), "no regular file")
+add(
+    ("parallel", *SMOKE, "--checkpoint", "{place}/file"),
+    "is damaged, or no checkpoint",
+    "remove it",
+)
+
+# The folder of results.
+WRITING = {"run": FIGURE, "report": ("report",), "notebooks": ("notebooks",)}
+for folder in ("file", "file/below", "loop", "fifo", "dangling/../file/x", "n" * 300):
+    for command in WRITING.values():
+        add(command, "{place}"[:0], REPRO_RESULTS=f"{{place}}/{folder}")
+for command in (*WRITING.values(), ("status",), ("show", "mbs/table4"), ("verify", "mbs")):
+    add(command, "~", "name another folder", REPRO_RESULTS="~nobody-of-that-name/results")
+for command in WRITING.values():
+    add(command, "/proc/none", REPRO_RESULTS="/proc/none/results")
+
+# Notebooks.
+for name in ("99_none", "../01_tiny", "01_tiny.py", "01_TINY", "", "draft"):
+    add(("notebooks", name), f"unknown notebook {name!r}", "choose among 01_tiny")
+for parameter in ("count", "=3", "a b=3", "3x=1", "count.x=1", "="):
+    add(("notebooks", "-p", parameter), repr(parameter), "NAME=VALUE")
+for parameter in ("cuont=3", "Count=3", "größe=1", "__class__=1"):
+    add(("notebooks", "-p", parameter), "has no parameter", "it has count, data, device")
+for parameter in (
+    "count=many", "count=1.5", "count=True", "count=[1]", "count=", "ratio=high", "ratio=True",
+    "switch=yes", "switch=1", f"count={'(' * 300}",
+):  # fmt: skip
+    add(("notebooks", "-p", parameter), f"parameter {parameter.split('=')[0]} is", "give ")
+add(("notebooks", "-p", "count=1", "-p", "count=2"), "count is given twice", "give one of them")
+add(("notebooks", "-p", "profile=view", "--profile", "smoke"), "profile is given twice")
+add(("notebooks", "-p", "profile=fast"), "unknown profile 'fast'")
+add(("notebooks", "-p", "reference=tpu"), "'tpu'", "choose among")
+add(("notebooks", "-p", "data={place}/missing"), "missing", "does not exist")
+for given in (("-p", "count=1"), ("--profile", "quick"), ("--device", "cpu"), ("--seeds", "3")):
+    add(("notebooks", "--refresh", *given), "--refresh", "leave it out")
+
+# Archives.
+ARCHIVES = (
+    "empty", "text", "gzip", "header", "truncated", "flipped", "no_tar", "no_member", "no_test",
+    "no_picture", "torn_picture", "escaping", "folder_in_place", "fifo_in_place",
+    "loop_in_place",
+)  # fmt: skip
+for kind in ARCHIVES:
+    options = (*QUICK, "--data", f"{{place}}/archives/{kind}", "--dataset", "flowers5")
+    add(("run", "mbs/table4", *options), "flowers5")
+CACHES = ("file", "file/below", "loop", "fifo", "~nobody-of-that-name/cache", "/proc/none/cache")
+for folder in CACHES:
+    where = folder if folder[0] in "~/" else f"{{place}}/{folder}"
+    options = (*QUICK, "--data", "{place}/archives/whole", "--dataset", "flowers5")
+    add(("run", "mbs/table4", *options), "", REPRO_CACHE=where)
+
+
+def picture(side: int, seed: int) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w:xz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return whole.getvalue()
+
+
+def make_archives(folder: Path) -> None:
+    names = [f"flowers5/{s}/{c}/{n}.png" for s in ("train", "test") for c in "ab" for n in range(2)]
+    files = {name: picture(16, number) for number, name in enumerate(names)}
+    first, whole = names[0], archive(files)
+    train = {name: content for name, content in files.items() if "/train/" in name}
+    contents = {
+        "whole": whole,
+        "empty": b"",
+        "text": b"no archive",
+        "gzip": b"\x1f\x8b\x08\x00" + bytes(40),
+        "header": whole[:12],
+        "truncated": whole[: len(whole) // 2],
+        "flipped": whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:],
+        "no_tar": lzma.compress(b"no archive inside"),
+        "no_member": archive({}),
+        "no_test": archive(train),
+        "no_picture": archive(files | {first: b"a text"}),
+        "torn_picture": archive(files | {first: files[first][:100]}),
+        "escaping": archive({f"../../{name}": content for name, content in files.items()}),
+    }
+    for kind, content in contents.items():
+        (folder / kind).mkdir(parents=True)
+        (folder / kind / "flowers5.tar.xz").write_bytes(content)
+    for kind in ("folder", "fifo", "loop"):
+        (folder / f"{kind}_in_place").mkdir()
+    (folder / "folder_in_place" / "flowers5.tar.xz").mkdir()
+    os.mkfifo(folder / "fifo_in_place" / "flowers5.tar.xz")
+    loop = folder / "loop_in_place" / "flowers5.tar.xz"
+    loop.symlink_to(loop.name)
+
+
+def state_of(folder: Path) -> dict[str, object]:
+    """Return all that lies below a folder, with contents and times."""
+    found: dict[str, object] = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)  # noqa: PTH118 (not every name is text)
+            facts = os.lstat(path)
+            read = 0 < facts.st_size < 2**20 and Path(path).is_file()
+            content = Path(path).read_bytes() if read else b""
+            found[path] = (facts.st_mode, facts.st_mtime_ns, content)
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of things that are no use as a file, folder, dataset or notebook."""
+    from invented import make_record
+
+    place = tmp_path_factory.mktemp("place")
+    (place / "file").write_text("a file", encoding="utf-8")
+    (place / "folder").mkdir()
+    os.mkfifo(place / "fifo")
+    (place / "loop").symlink_to("loop")
+    (place / "dangling").symlink_to("nowhere")
+    make_archives(place / "archives")
+    tiny(place / "notebooks")
+    path = place / "notebooks" / "01_tiny.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for name in ("device", "data", "seeds", "reference"):
+        notebook["cells"][0]["source"] += f'\n{name}: str = ""  # of it'
+    notebook["cells"][0]["source"] += "\nratio: float = 0.5  # of it\nswitch: bool = False  # on"
+    path.write_text(json.dumps(notebook), encoding="utf-8")
+    store = RecordStore(place / "results" / "local" / "smoke")
+    store.write(make_record(config={"mini_batch": 16}))
+    return place
+
+
+@pytest.fixture
+def run(place, monkeypatch, capsys) -> Iterator[object]:
+    """Run a command in this process; return its exit code, stdout and stderr."""
+
+    def refuse(*arguments, **options):
+        raise OSError("the network is closed")
+
+    def train(*arguments):
+        raise AssertionError("something was trained")
+
+    monkeypatch.setattr("urllib.request.urlopen", refuse)
+    monkeypatch.setattr("faulthandler.enable", lambda **options: None)  # torch's, of `parallel`
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(running, "_carry_out", train)
+    monkeypatch.setattr(paths, "ROOT", place / "checkout")  # the user's data is not searched
+    monkeypatch.setattr(notebooks, "FOLDER", place / "notebooks")
+    monkeypatch.setenv("REPRO_RESULTS", str(place / "results"))
+    running._load_cached.cache_clear()
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["python -m repro", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        out, err = capsys.readouterr()
+        return caught.value.code or 0, out, err
+
+    yield run
+    running._load_cached.cache_clear()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input(place, run, monkeypatch, name):
+    case = CASES[name]
+
+    def filled(text: str) -> str:
+        return text.replace("{place}", str(place))
+
+    for variable, value in case.environment.items():
+        monkeypatch.setenv(variable, filled(value))
+    before = state_of(place)
+    code, out, err = run(*map(filled, case.arguments))
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert line.startswith("error: ") and line.isprintable() and len(line) < 2000, line
+    for text in case.named:
+        assert text in line
+    assert state_of(place) == before
+
+
+def test_there_are_at_least_250():
+    assert len(CASES) >= 250
+
+
+# What may lie where a record is to be, given the text of a good one of that key.
+RECORDS = {
+    "empty": lambda good: b"",
+    "truncated": lambda good: good[: len(good) // 2],
+    "not JSON": lambda good: b"accuracy: 12",
+    "UTF-16": lambda good: good.decode().encode("utf-16"),
+    "Latin-1": lambda good: good.replace(b'"timeline"', b'"\xe9"'),
+    "a list": lambda good: b"[]",
+    "a number": lambda good: b"12",
+    "null": lambda good: b"null",
+    "another program's": lambda good: b'{"accuracy": 12}',
+    "nested without end": lambda good: b"[" * 200_000,
+    "another schema": lambda good: changed(good, schema=3),
+    "a schema that is no number": lambda good: changed(good, schema=True),
+    "another status": lambda good: changed(good, status="done"),
+    "without a field": lambda good: changed(good, seed=...),
+    "with one more": lambda good: changed(good, mood="good"),
+    "a seed of 65 bits": lambda good: changed(good, seed=2**64),
+    "a seed below 0": lambda good: changed(good, seed=-1),
+    "no metrics": lambda good: changed(good, metrics=None),
+    "no time": lambda good: changed(good, finished="yesterday"),
+    "a time without a zone": lambda good: changed(good, started="2026-01-01T00:00:00"),
+    "no device": lambda good: changed(good, device={}),
+    "another run's": lambda good: changed(good, key="f" * 24),
+    "another paper's": lambda good: changed(good, paper="adaptive"),
+}
+PLACES = {
+    "a folder": lambda path: path.mkdir(),
+    "a pipe": lambda path: os.mkfifo(path),
+    "a link to nothing": lambda path: path.symlink_to("nowhere"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a file of 1 GiB": lambda path: path.touch() or os.truncate(path, 2**30),
+}
+
+
+def changed(good: bytes, **fields: object) -> bytes:
+    content = json.loads(good) | fields
+    return json.dumps({name: v for name, v in content.items() if v is not ...}).encode()
+
+
+@pytest.mark.parametrize("kind", [*RECORDS, *PLACES])
+def test_what_is_no_record_stops_no_status_and_is_not_overwritten(
+    run, results_folder, monkeypatch, make_record, kind
+):
+    monkeypatch.setenv("REPRO_RESULTS", str(results_folder))  # the fixture `run` has set its own
+    paper = load_paper("mbs")
+    runs = paper.artefacts["figure2"].runs("smoke", running.choose_datasets(paper, "smoke"))
+    (step,) = running._steps(paper, runs, running.Setting("smoke", "cpu"))
+    store = local_store("smoke")
+    good = make_record("timeline", key=step.key, config=step.run.config)
+    path = store.write(good)
+    store.write(make_record(key="other"))
+    if kind in RECORDS:
+        path.write_bytes(RECORDS[kind](path.read_bytes()))
+    else:
+        path.unlink()
+        PLACES[kind](path)
+    before = state_of(results_folder)
+    # It is in the way of its own run alone.
+    code, out, err = run(*FIGURE)
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert str(path) in line and "move it away or delete it, then run again" in line
+    assert len(line) < 2000
+    if kind != "another run's":  # which is one, of a run that nobody asks for
+        with pytest.warns(CorruptRecordWarning, match=path.name):
+            code, out, _ = run("status")
+        assert code == 0 and "mbs/figure2" in out
+    assert state_of(results_folder) == before
+
+
+@pytest.mark.parametrize("trouble", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
+@pytest.mark.parametrize("moment", ["before the first", "between two", "in the method"])
+def test_a_disk_that_fails(run, results_folder, monkeypatch, make_record, trouble, moment):
+    """Before a training starts where that can be known; and what stands is never touched."""
+    monkeypatch.setenv("REPRO_RESULTS", str(results_folder))
+    store = local_store("smoke")
+    written = store.write(make_record(key="stands"))
+    before = written.read_bytes()
+    done: list[str] = []
+
+    def fail(*arguments):
+        raise OSError(trouble, os.strerror(trouble))
+
+    def method(config, seed, data, device):
+        if moment == "in the method" and done:
+            fail()
+        if moment == "between two" and done:
+            monkeypatch.setattr(os, "fsync", fail)
+        done.append("one")
+        return Outcome({})
+
+    for name in ("train", "size", "overhead", "timeline"):
+        monkeypatch.setattr(f"repro.experiments.mbs.experiments.{name}", method)
+    monkeypatch.setattr(running, "_carry_out", CARRY_OUT)
+    if moment == "before the first":
+        monkeypatch.setattr(os, "fsync", fail)
+    code, _, err = run("run", "mbs", *SMOKE)
+    monkeypatch.undo()
+    line = err.splitlines()[-1]
+    assert code == 2 and line.startswith("error: ") and os.strerror(trouble) in line
+    assert ("stands" in line) == (moment != "before the first")
+    assert len(done) == {"before the first": 0, "between two": 2, "in the method": 1}[moment]
+    files = list(results_folder.rglob("*.json"))
+    assert not list(results_folder.rglob("*.tmp"))
+    assert len(files) == 1 + (moment != "before the first")  # and nothing half-written
+    assert written.read_bytes() == before
+    assert all(read_record(path) for path in files)

@@ -1,0 +1,199 @@
+"""Where things are looked for and kept, and that a data folder that was given is one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repro import __main__ as cli
+from repro import datasets, notebooks, paths, records
+from repro.datasets import CorruptDatasetError, DatasetError
+from repro.experiments import UsageError, running, standing
+from repro.measure.files import cache_folder
+
+# What a data folder may be that is none, by what the error says of it.
+NO_FOLDERS = {
+    "missing": "does not exist",
+    "file": "is no folder",
+    "file/below": "cannot be read",
+    "broken": "is a broken link",
+    "circle": "cannot be read",
+    "n" * 300: "cannot be read",
+    "~nobody-of-that-name/data": "a user who is not known",
+    "": "has no name",
+}
+COMMANDS = {
+    "run": ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu"),
+    "verify": ("verify", "mbs/figure2"),
+    "parallel": ("parallel", "--profile", "smoke", "--device", "cpu"),
+    "notebooks": ("notebooks", "00_overview"),
+    "data": ("data",),
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A working directory with all kinds of folders that are none."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "broken").symlink_to("nowhere")
+    (tmp_path / "circle").symlink_to("circle")
+    (tmp_path / "with spaces").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command in this process where nothing may run; return exit code, stdout and stderr."""
+
+    def refuse(*arguments, **options):
+        raise AssertionError("something ran")
+
+    for module, name in ((running, "execute"), (standing, "verify"), (notebooks, "execute"),
+                         (datasets, "download")):  # fmt: skip
+        monkeypatch.setattr(module, name, refuse)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["python -m repro", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+class TestDataFolders:
+    @pytest.mark.parametrize("command", COMMANDS)
+    @pytest.mark.parametrize("given", NO_FOLDERS, ids=lambda given: given[:12])
+    def test_one_line_before_anything_runs(self, place, run, monkeypatch, command, given):
+        code, out, err = run(*COMMANDS[command], "--data", given)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        if given:  # an empty variable is none, by convention
+            assert err.startswith(f"error: data folder {given!r} ") and NO_FOLDERS[given] in err
+            monkeypatch.setenv("REPRO_DATA", given)
+            code, out, err = run(*COMMANDS[command])
+            assert (code, out, len(err.splitlines())) == (2, "", 1)
+            assert f"{given!r} of $REPRO_DATA " in err and NO_FOLDERS[given] in err
+
+    def test_in_a_notebook_and_as_a_library(self, place, monkeypatch):
+        from repro.experiments.session import Session
+
+        def asked(root):
+            return [
+                (UsageError, lambda: Session("mbs", data=root)),
+                (UsageError, lambda: Session("mbs", "smoke", data=root)),
+                (DatasetError, lambda: datasets.available(root or None)),
+                (DatasetError, lambda: datasets.load("flowers5", root or None)),
+            ]
+
+        # It would be found here, in the place of what was given.
+        monkeypatch.setattr(paths, "ROOT", place)
+        (place / "data").mkdir()
+        (place / "data" / "flowers5.tar.xz").write_text("")
+
+        for error, call in asked("missing"):
+            with pytest.raises(error, match=r"data folder 'missing' does not exist; make it"):
+                call()
+        monkeypatch.setenv("REPRO_DATA", str(place / "broken"))
+        for error, call in asked(""):
+            with pytest.raises(error, match=r"broken' of \$REPRO_DATA is a broken link"):
+                call()
+        assert len(datasets.load("digits").train) > 0  # which no folder holds
+        with pytest.raises(CorruptDatasetError):  # what is read is in the folder that was given
+            datasets.load("flowers5", "data")
+        for given in NO_FOLDERS:
+            if given:
+                with pytest.raises((DatasetError, OSError), match=r"older|too long"):
+                    datasets.load("flowers5", given)
+
+    def test_folders_that_are_there(self, place, monkeypatch):
+        (place / "link").symlink_to("with spaces")
+        monkeypatch.setenv("HOME", str(place))
+        for given in ("with spaces", "link", "~/with spaces", str(place / "with spaces"), "."):
+            assert paths.data_problem(given) is None
+            assert paths.data_roots(given)[0] == (place / given.replace("~", ".")).resolve()
+            assert given == "link" or datasets.available(given)
+        # A kernel's working directory is another: a path from the checkout is found as well.
+        assert paths.data_problem("data") is None
+        assert paths.data_roots("data")[0] == paths.ROOT / "data"
+        monkeypatch.setenv("REPRO_DATA", "")
+        assert paths.data_problem() is None and paths.data_roots() == [paths.ROOT / "data"]
+
+
+def test_caches_have_one_place(tmp_path, monkeypatch):
+    from repro.microconv.cache import default_path
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rules = {
+        ("own", ""): tmp_path / "own",
+        ("~/own", "/xdg"): tmp_path / "own",
+        ("", "/xdg"): Path("/xdg/repro"),
+        ("", "relative"): tmp_path / ".cache" / "repro",  # as XDG's specification asks
+        ("", ""): tmp_path / ".cache" / "repro",
+    }
+    for (own, xdg), expected in rules.items():
+        monkeypatch.setenv("REPRO_CACHE", own)
+        monkeypatch.setenv("XDG_CACHE_HOME", xdg)
+        assert cache_folder() == paths.cache_dir() == default_path().parent == expected
+    monkeypatch.setenv("REPRO_CACHE", "~nobody-of-that-name/cache")
+    with pytest.raises(OSError, match=r"name a folder as \$REPRO_CACHE"):
+        cache_folder()
+
+
+def test_results_that_cannot_be_followed(place, run, monkeypatch):
+    for given in ("~nobody-of-that-name", "circle/below"):
+        monkeypatch.setenv("REPRO_RESULTS", given)
+        code, out, err = run("status")
+        assert (code, out, len(err.splitlines())) == (2, "", 1) and err.startswith("error: ")
+
+
+def test_status_and_show_say_where_they_looked(run, results_folder):
+    for command in (("status",), ("show", "mbs/table1", "--profile", "smoke")):
+        code, out, _ = run(*command)
+        assert code == 0
+        assert f"of this machine in {results_folder / 'local'}, " in out.splitlines()[-1]
+        assert f"in {results_folder / 'reference'}." in out.splitlines()[-1]
+
+
+class TestCommit:
+    """A record's commit is the package's."""
+
+    @pytest.fixture
+    def repository(self, tmp_path):
+        """Somebody else's repository, with a commit."""
+        for command in ("init -q", "-c user.name=A -c user.email=a@example.com commit -q "
+                        "--allow-empty -m theirs"):  # fmt: skip
+            subprocess.run(["git", "-C", str(tmp_path), *command.split()], check=True)
+        return tmp_path
+
+    def test_not_that_of_a_repository_around_it(self, repository, monkeypatch):
+        (repository / "vendored").mkdir()
+        monkeypatch.setattr(paths, "ROOT", repository / "vendored")
+        assert records.commit_state() == (None, None)
+
+    def test_not_that_of_a_hook_that_calls_it(self, repository, monkeypatch):
+        before = records.commit_state()
+        monkeypatch.chdir(repository)
+        for name, value in (("GIT_DIR", ".git"), ("GIT_WORK_TREE", "."), ("GIT_INDEX_FILE", "x")):
+            monkeypatch.setenv(name, str(repository / value))
+        assert records.commit_state() == before
+
+    @pytest.mark.parametrize("text", [None, "", "[]", "{}", "\0"])
+    def test_a_build_that_does_not_say(self, tmp_path, monkeypatch, text):
+        monkeypatch.setattr(paths, "INSTALLED", True)
+        monkeypatch.setattr(paths, "BUILT", tmp_path / "build.json")
+        if text is not None:
+            (tmp_path / "build.json").write_text(text)
+        assert records.commit_state() == (None, None)
+
+
+def test_kernels_find_the_folders_that_are_meant_here(place, monkeypatch):
+    given = {"REPRO_DATA": "with spaces", "REPRO_RESULTS": "out", "REPRO_CACHE": "kept"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with notebooks._same_folders():
+        assert {n: os.environ[n] for n in given} == {n: str(place / v) for n, v in given.items()}
+    assert {n: os.environ[n] for n in given} == given
