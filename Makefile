@@ -41,7 +41,7 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab data test unit unit-methods unit-experiments unit-rest \
+.PHONY: help setup lab data test unit unit-methods unit-experiments unit-rest unit-device \
 	nbval smoke recipes reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
@@ -72,7 +72,7 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
 
 # Two at a time, long ones first: each takes one core, most of the time.
-UNIT := unit-methods unit-experiments unit-rest
+UNIT := unit-methods unit-experiments unit-rest unit-device
 METHODS := $(PAPERS:%=tests/%)
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
 	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT) smoke nbval
@@ -87,7 +87,12 @@ unit-methods: $(STAMP)
 	@$(BIN)/python -m pytest $(METHODS)
 
 unit-rest: $(STAMP)
-	@$(BIN)/python -m pytest tests --ignore tests/experiments $(METHODS:%=--ignore %)
+	@$(BIN)/python -m pytest tests --ignore tests/experiments --ignore tests/simulated_device \
+		$(METHODS:%=--ignore %)
+
+# By itself: a process that has loaded the simulated device keeps it.
+unit-device: $(STAMP)
+	@$(BIN)/python -m pytest tests/simulated_device
 
 nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
