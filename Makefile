@@ -81,18 +81,19 @@ unit: $(STAMP)  ## unit tests alone
 	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT)
 
 unit-experiments: $(STAMP)
-	@$(BIN)/python -m pytest tests/experiments
+	@$(BIN)/python -m pytest -m "not gpu" tests/experiments
 
 unit-methods: $(STAMP)
-	@$(BIN)/python -m pytest $(METHODS)
+	@$(BIN)/python -m pytest -m "not gpu" $(METHODS)
 
 unit-rest: $(STAMP)
-	@$(BIN)/python -m pytest tests --ignore tests/experiments --ignore tests/simulated_device \
+	@$(BIN)/python -m pytest -m "not gpu" tests --ignore tests/experiments --ignore tests/simulated_device \
 		$(METHODS:%=--ignore %)
 
-# By itself: a process that has loaded the simulated device keeps it.
+# By themselves: a process that has loaded the simulated device keeps it.
 unit-device: $(STAMP)
 	@$(BIN)/python -m pytest tests/simulated_device
+	@$(BIN)/python -m pytest -m gpu tests --ignore tests/simulated_device
 
 nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, folders of their own, no GPU tests without a GPU."""
+"""What all tests share: one thread, folders of their own, an accelerator where one is needed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,13 +13,7 @@ from watching import watching
 from repro.records import RecordStore
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA device, and there is none")
-    for item in items:
-        if item.get_closest_marker("gpu"):
-            item.add_marker(skip)
+pytest_plugins = ["simulated_device.plugin"]  # an accelerator for the tests marked gpu
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,10 +1,10 @@
 """Tests marked `gpu` on the simulated device, where there is no CUDA device.
 
-For the topmost conftest: ``pytest_plugins = ["simulated_device.plugin"]``. The device is built and
-loaded as this is imported, before the first backward pass, and is there only for tests that are
-marked `gpu`; each of them runs under the race checker, and fails where it finds something. A test
-reaches its device by the fixture `device`. What only CUDA has is marked
-``@pytest.mark.cuda_only("why")`` beside `gpu`, and skipped.
+The topmost conftest loads it: ``pytest_plugins = ["simulated_device.plugin"]``. Where tests marked
+`gpu` were chosen, the device is built and loaded after they are collected, before the first of
+them runs; it is there only for them, and a process without them never loads it. Each of them runs
+under the race checker, and fails where it finds something. A test reaches its device by the fixture
+`device`. What only CUDA has is marked ``@pytest.mark.cuda_only("why")`` beside `gpu`, and skipped.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,15 @@ import torch
 
 import simulated_device
 
-if torch.cuda.is_available():
-    missing = "there is a CUDA device, which the simulated one would hide"
-else:
+missing = "not loaded, as no test needs it"
+
+
+def load() -> None:
+    """Load the device where that can be done; `missing` says why it was not."""
+    global missing
+    if torch.cuda.is_available():
+        missing = "there is a CUDA device, which the simulated one would hide"
+        return
     try:
         simulated_device.load()
         missing = ""
@@ -28,20 +34,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cuda_only(why): needs what only CUDA has")
 
 
-def pytest_report_header() -> str:
-    return f"simulated device: {missing or 'loaded'}"
-
-
+@pytest.hookimpl(trylast=True)  # after -k and -m have chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
+    chosen = [item for item in items if item.get_closest_marker("gpu")]
+    if torch.cuda.is_available() or not chosen:
         return
-    for item in items:
-        if not item.get_closest_marker("gpu"):
-            continue
+    for item in chosen:
         only = item.get_closest_marker("cuda_only")
         if only:
             item.add_marker(pytest.mark.skip(reason=f"needs CUDA itself: {only.args[0]}"))
-        elif missing:
+    chosen = [item for item in chosen if not item.get_closest_marker("cuda_only")]
+    if chosen:
+        load()
+    if missing:
+        for item in chosen:
             item.add_marker(pytest.mark.skip(reason=f"no CUDA device, none simulated: {missing}"))
 
 
