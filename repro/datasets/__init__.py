@@ -9,6 +9,7 @@ Example:
     (128, 1, 8, 8)
 """
 
+from repro.datasets.ahead import Ahead
 from repro.datasets.catalogue import NAMES, available, download, load, road_against_rest
 from repro.datasets.generators import synthetic
 from repro.datasets.image_data import (
@@ -27,6 +28,7 @@ from repro.datasets.timings import TIMES, EpochTimes, find_times, load_times
 __all__ = [
     "NAMES",
     "TIMES",
+    "Ahead",
     "CorruptDatasetError",
     "DataFolderError",
     "DatasetError",

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from repro.datasets.image_data import Size
+from repro.measure import accelerator
 from repro.measure.checks import is_whole
 
 Batch = tuple[Tensor, Tensor]
@@ -204,7 +205,11 @@ class TensorLoader:
             top, left = (torch.full((n,), f // 2) for f in free)
         corner = top * (self._image_size[1] + 2 * self.padding) + left
         flips = torch.randint(2, (n,), generator=generator) if self.flip else torch.zeros(0)
-        return order.to(self.device), corner.to(self.device), flips.to(self.device)
+        on_device = [  # without the host's waiting for the epoch before
+            accelerator.pinned(part, self.device).to(self.device, non_blocking=True)
+            for part in (order, corner, flips)
+        ]
+        return on_device[0], on_device[1], on_device[2]
 
     def _batches(
         self, plan: tuple[Tensor, Tensor, Tensor], count: int, batch_size: int, resolution: Size

@@ -1,9 +1,11 @@
+import threading
+
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from repro.datasets import TensorLoader, channel_statistics
+from repro.datasets import Ahead, TensorLoader, channel_statistics
 
 N, HEIGHT, WIDTH = 37, 9, 11
 
@@ -247,9 +249,54 @@ def test_bad_data(images, labels, masks):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_same_batches_on_cuda(images, masks):
+def test_the_same_batches_on_an_accelerator(device, images, masks):
     options = {"padding": 2, "flip": True, "crop_size": 8}
-    here, there = raw(images, masks, **options), raw(images, masks, device="cuda", **options)
+    here, there = raw(images, masks, **options), raw(images, masks, device=device, **options)
     for a, b in zip(epoch(here), epoch(there), strict=True):
-        assert b.is_cuda and torch.allclose(a.float(), b.cpu().float(), atol=1e-6)
+        assert b.device == device and torch.allclose(a.float(), b.cpu().float(), atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_the_host_does_not_wait_for_a_loader_on_the_device(device, images, masks):
+    loader = raw(images, masks, device=device, padding=2, flip=True, crop_size=8)
+    epoch(loader)
+    of = torch.get_device_module(device)
+    of.set_sync_debug_mode("error")
+    try:
+        assert epoch(loader)
+    finally:
+        of.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+def test_batches_made_ahead_are_the_loaders_in_pinned_memory(device, images, masks):
+    options = {"padding": 2, "flip": True}
+    loader, plain = raw(images, masks, **options), raw(images, masks, **options)
+    ahead = Ahead(loader, device)
+    for _ in range(2):  # epochs
+        made = list(ahead)
+        assert all(tensor.is_pinned() for batch in made for tensor in batch)
+        for one, other in zip(made, plain, strict=True):
+            assert all(map(torch.equal, one, other))
+    for _ in ahead:
+        break  # its thread ends with the loop
+    assert all(not thread.name.startswith("batches") for thread in threading.enumerate())
+
+
+@pytest.mark.gpu
+def test_an_error_of_a_loader_that_works_ahead_is_the_callers(device):
+    def loader():
+        yield torch.zeros(2), torch.zeros(2)
+        raise OSError("the disk is gone")
+
+    batches = iter(Ahead(loader(), device))
+    next(batches)
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
+
+
+def test_for_a_cpu_a_loaders_batches_are_passed_on():
+    batches = [(torch.zeros(2), torch.zeros(2))]
+    assert next(iter(Ahead(batches, "cpu"))) is batches[0]
+    with pytest.raises(ValueError, match="count is 0"):
+        Ahead(batches, "cpu", count=0)
