@@ -12,7 +12,6 @@ from watching import watching
 
 from repro.records import RecordStore
 
-
 pytest_plugins = ["simulated_device.plugin"]  # an accelerator for the tests marked gpu
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from repro.adaptive.optimizers import is_dense, without_hooks
 from repro.adaptive.processes import PeerError, lost_peer
-from repro.measure import synchronize
+from repro.measure import accelerator, synchronize
 
 Method = Literal["allreduce", "all_to_all", "reduce_scatter"]
 METHODS: tuple[Method, ...] = ("allreduce", "all_to_all", "reduce_scatter")
@@ -87,10 +87,8 @@ class Bucket:
         self.ready = threading.Event()
         self.error: BaseException | None = None
         self.communication_s = self.summation_s = 0.0
-        self.filled: torch.cuda.Event | None = None
-        self.averaged: torch.cuda.Event | None = None
-        if self.flat.is_cuda:
-            self.filled, self.averaged = torch.cuda.Event(), torch.cuda.Event()
+        device = first.device
+        self.filled, self.averaged = (accelerator.new_event(device) for _ in range(2))
 
 
 def view_like(piece: Tensor, parameter: Tensor) -> Tensor:
@@ -197,7 +195,7 @@ class OverlappedAverager:
         self._step: Any = optimizer.step
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
         device = self.buckets[0].flat.device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._device, self._stream = device, accelerator.new_stream(device)
         self._handles = []
         owner = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for number, bucket in enumerate(self.buckets):
@@ -263,8 +261,7 @@ class OverlappedAverager:
             bucket = self.buckets[self._next]
             bucket.ready.clear()
             bucket.pending = True
-            if bucket.filled is not None:
-                bucket.filled.record()
+            bucket.filled.record(accelerator.current_stream(self._device))
             self._queue.put(bucket)
             self._next += 1
 
@@ -272,12 +269,10 @@ class OverlappedAverager:
         """Average buckets in the order in which they come; the communication thread."""
         while (bucket := self._queue.get()) is not None:
             try:
-                with torch.cuda.stream(self._stream) if self._stream else nullcontext():
-                    if bucket.filled is not None:
-                        torch.cuda.current_stream().wait_event(bucket.filled)
+                with accelerator.on(self._device), accelerator.use_stream(self._stream):
+                    self._stream.wait_event(bucket.filled)
                     self._average(bucket)
-                    if bucket.averaged is not None:
-                        bucket.averaged.record()
+                    bucket.averaged.record(self._stream)
             except Exception as error:
                 bucket.error = error
             bucket.ready.set()
@@ -392,8 +387,7 @@ class OverlappedAverager:
             self.lost = True
             why = bucket.error or f"no answer within {self._timeout_s:g} s"
             raise PeerError(lost_peer(self._steps, why)) from bucket.error
-        if bucket.averaged is not None:
-            torch.cuda.current_stream().wait_event(bucket.averaged)
+        accelerator.current_stream(self._device).wait_event(bucket.averaged)
         for p, view, strides in zip(bucket.parameters, bucket.views, bucket.strides, strict=True):
             # The model may have been given another layout or type since.
             kept = p.dtype == view.dtype and (p.stride() == strides or not is_dense(p))

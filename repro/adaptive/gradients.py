@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repro.measure import accelerator
+
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 Data = Any  # inputs and targets, (N, ...) each, or a loader with `set_batch_size`
 
@@ -282,7 +284,7 @@ def _untouched(model: nn.Module, seed: int) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     device = next(model.parameters()).device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with accelerator.forked_rng(device):
         torch.manual_seed(seed)
         model.train()
         try:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from repro.adaptive.losses import parts_of, weighted
+from repro.measure import accelerator
 from repro.measure.batches import Batch, call_model, leaves_of, replaced, to_device
 
 LossCheck = Literal["first", "off"]
@@ -231,10 +232,9 @@ def _unchanged(
     modules += list(loss_fn.modules()) if isinstance(loss_fn, nn.Module) else []
     modes = [(module, module.training) for module in modules]
     buffers = [(b, b.detach().clone()) for m in modules for b in m.buffers(recurse=False)]
-    devices = [device] if device.type == "cuda" else []
     own, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(devices):
+        with accelerator.forked_rng(device):
             if not training:
                 for module, _ in modes:
                     module.training = False
@@ -251,9 +251,7 @@ def _unchanged(
 
 
 def _generators(device: torch.device) -> tuple[Any, ...]:
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
+    states = [state for state in accelerator.get_rng(device) if state is not None]
     of_numpy = np.random.get_state(legacy=False)  # noqa: NPY002
     return *(bytes(state.numpy()) for state in states), random.getstate(), repr(of_numpy)
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from repro.measure import accelerator
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -81,13 +83,13 @@ def _store(timeout: timedelta) -> dist.Store | None:
 def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0) -> tuple[int, int]:
     """Join the other processes that torchrun started; return rank and number of processes.
 
-    Without torchrun there is one process, and nothing to join. gloo connects CPUs, NCCL GPUs, each
-    process with its own. Where all are on one machine they connect by its loopback interface
-    (unless ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME`` name another); `meeting_place` says
-    what of torchrun listens elsewhere.
+    Without torchrun there is one process, and nothing to join. gloo connects CPUs, NCCL GPUs (or
+    what torch has for another accelerator), each process with its own. Where all are on one machine
+    they connect by its loopback interface (unless ``GLOO_SOCKET_IFNAME`` or ``NCCL_SOCKET_IFNAME``
+    name another); `meeting_place` says what of torchrun listens elsewhere.
 
     Args:
-        device: ``"cpu"`` or ``"cuda"``.
+        device: ``"cpu"``, or the type of an accelerator such as ``"cuda"``.
         timeout_s: After which a communication that another process does not answer fails.
 
     Raises:
@@ -95,10 +97,10 @@ def join_processes(device: torch.device | str = "cpu", timeout_s: float = 120.0)
     """
     if "RANK" not in os.environ:
         return 0, 1
-    kind = torch.device(device).type
-    if kind == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    backend = "nccl" if kind == "cuda" else "gloo"
+    backend = "gloo"
+    if accelerator.is_accelerator(device):
+        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", 0)))
+        backend = dist.get_default_backend_for_device(torch.device(device).type)
     if not dist.is_initialized():
         timeout = timedelta(seconds=timeout_s)
         where: dict[str, Any] = {}

@@ -32,7 +32,7 @@ from repro.dualbatch.engines import EpochResult, Job, first_line, load_own_check
 from repro.dualbatch.server import Commit
 from repro.dualbatch.unsaved import UnsavedBuffers
 from repro.dualbatch.worker import Batches, Share
-from repro.measure import save_checkpoint
+from repro.measure import accelerator, save_checkpoint
 
 SERVER_NAME = "repro-dualbatch-server"
 CHECK_S = 5.0  # seconds without news after which the driver asks whether the cluster is there
@@ -85,7 +85,7 @@ class RayEngine:
             )
         self.job, self.address = job, address
         self._cpus, self._gpus = cpus_per_worker, gpus_per_worker
-        if gpus_per_worker is None and torch.device(job.recipe.device).type != "cuda":
+        if gpus_per_worker is None and not accelerator.is_accelerator(job.recipe.device):
             self._gpus = 0.0
         self._worker_restarts = whole("worker_restarts", worker_restarts, 0)
         self._server_restarts = whole("server_restarts", server_restarts, 0)
@@ -103,7 +103,7 @@ class RayEngine:
         """
         job = self.job
         recipe = job.recipe
-        if torch.device(recipe.device).type == "cuda" and not torch.cuda.is_available():
+        if not accelerator.count(recipe.device):
             recipe = replace(recipe, device="cpu")  # a head node that has none
         model = recipe.make_model()
         server = job.make_server(model.state_dict())
@@ -115,7 +115,9 @@ class RayEngine:
         else:
             save_checkpoint(path, checkpoint(server, fingerprint, 0.0, []))
         state_bytes = sum(tensor.nbytes for tensor in server.state.values())
-        here = torch.cuda.device_count() if self.address is None and self._gpus is None else 0
+        here = 0
+        if self.address is None and self._gpus is None:
+            here = accelerator.count(recipe.device)
         needed = {"CPU": job.plan.n * self._cpus, "GPU": job.plan.n * (self._gpus or 0.0) or here}
         if not callable(recipe.data):
             state_bytes += sum(tensor.nbytes for tensor in recipe.data) // 8

@@ -23,6 +23,7 @@ from repro.dualbatch.checks import NonFiniteError, function, not_finite, whole
 from repro.dualbatch.plan import FACTORS, DualBatchPlan
 from repro.dualbatch.progressive import EpochSetting, dropout_rates, set_dropout
 from repro.dualbatch.unsaved import UnsavedBuffers
+from repro.measure import accelerator
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 ASPECTS = ("keep", "squash")
@@ -400,9 +401,7 @@ def resized(
 @contextmanager
 def seeded(device: str, seed: int) -> Iterator[None]:
     """Seed torch's generators inside a ``with`` block, and put them back as they were."""
-    place = torch.device(device)
-    devices = [place.index or 0] if place.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with accelerator.forked_rng(device):
         torch.manual_seed(seed)
         yield
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from repro.measure import batches, is_out_of_memory
+from repro.measure import accelerator, batches, is_out_of_memory
 
 
 class MicroBatchError(ValueError):
@@ -216,12 +216,7 @@ def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch
     parameter = next(model.parameters(), None)
     if device is None:
         return parameter.device if parameter is not None else torch.device("cpu")
-    resolved = torch.device(device)
-    if resolved.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError("device is 'cuda', but no CUDA device is present; use 'cpu'")
-        if resolved.index is None:
-            resolved = torch.device("cuda", torch.cuda.current_device())
+    resolved = accelerator.resolve(device)
     if parameter is not None and parameter.device != resolved:
         raise ValueError(
             f"the model's parameters are on {parameter.device}, device is {resolved}; move the "

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from repro.measure import accelerator
+
 _KINDS = "torch.Generator, numpy.random.Generator, numpy.random.RandomState and random.Random"
 
 
@@ -38,11 +40,8 @@ class Randomness:
 
     def get(self) -> list[Any]:
         """Return the states."""
-        states: list[Any] = [random.getstate(), np.random.get_state(), torch.get_rng_state()]  # noqa: NPY002
-        if self._device.type not in ("cpu", "meta"):
-            states.append(torch.get_device_module(self._device).get_rng_state(self._device))
-        else:
-            states.append(None)
+        states: list[Any] = [random.getstate(), np.random.get_state()]  # noqa: NPY002
+        states.append(accelerator.get_rng(self._device))
         for generator in self._generators:
             if isinstance(generator, random.Random):
                 states.append(generator.getstate())
@@ -56,10 +55,8 @@ class Randomness:
         """Set what `get` returned."""
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
-        if states[3] is not None:
-            torch.get_device_module(self._device).set_rng_state(states[3], self._device)
-        for generator, state in zip(self._generators, states[4:], strict=True):
+        accelerator.set_rng(self._device, states[2])
+        for generator, state in zip(self._generators, states[3:], strict=True):
             if isinstance(generator, random.Random):
                 generator.setstate(state)
             elif isinstance(generator, np.random.Generator):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from repro.measure import LinearMemoryModel, is_out_of_memory, memory_state
+from repro.measure import LinearMemoryModel, accelerator, is_out_of_memory, memory_state
 
 _FIRST_PROBE = 2  # not 1: BatchNorm after a global pooling cannot train on one sample
 _PATIENCE = 8  # mini-batches without an out-of-memory error before a halved size is doubled
@@ -65,6 +65,7 @@ class AutoSizer:
         self._headroom = headroom
         self._model: LinearMemoryModel | None = None
         self._start_bytes = 0
+        self._overhead_bytes = 0
         self._cap: int | None = None
         self._patience = _PATIENCE
         self._successes = 0
@@ -72,19 +73,21 @@ class AutoSizer:
         self._ran_out = False
         self.sizing: Sizing | None = None
 
-    def probe(self, num_samples: int, measure: Callable[[int], tuple[int, int]]) -> None:
+    def probe(self, num_samples: int, measure: Callable[[int], tuple[int, int, int]]) -> None:
         """Fit the memory model.
 
         Args:
             num_samples: Samples at hand.
-            measure: Runs one batch of the given size and returns (live bytes before, peak bytes),
-                leaving no trace; raises an out-of-memory error where it does not fit.
+            measure: Runs one batch of the given size and returns (live bytes before, their peak,
+                the peak of what the device held), leaving no trace; raises an out-of-memory error
+                where it does not fit.
 
         Raises:
             torch.OutOfMemoryError: Not even one sample fits.
         """
         probes: list[tuple[int, int]] = []
         self._model = self._cap = None  # an earlier probe's, of fewer samples
+        self._overhead_bytes = 0
         size = min(_FIRST_PROBE, num_samples)
         while size <= num_samples:
             peak = self._try(size, measure)
@@ -115,9 +118,10 @@ class AutoSizer:
                 observed_bytes=peak_bytes,
             )
 
-    def _try(self, size: int, measure: Callable[[int], tuple[int, int]]) -> int | None:
+    def _try(self, size: int, measure: Callable[[int], tuple[int, int, int]]) -> int | None:
         try:
-            self._start_bytes, peak = measure(size)
+            self._start_bytes, peak, held = measure(size)
+            self._overhead_bytes = max(self._overhead_bytes, held - peak)
             return peak
         except Exception as error:
             if not is_out_of_memory(error):
@@ -137,7 +141,9 @@ class AutoSizer:
         headroom = self._headroom
         if headroom is None:
             headroom = 0.0 if state.simulated else 0.05
-        return self._start_bytes + int(state.free_bytes * (1 - headroom))
+        # The limit is one on what the allocator holds, which is more than what lives in it.
+        free = int(state.free_bytes * (1 - headroom))
+        return self._start_bytes + free - self._overhead_bytes
 
     def size_for(self, num_samples: int) -> int:
         """Return the micro-batch size for a mini-batch of `num_samples`."""
@@ -176,5 +182,4 @@ def release_memory(device: torch.device) -> None:
     # A traceback, which holds its frames' tensors, can be part of a cycle. Those of the failed try
     # are young; a full collection can take a quarter of a second.
     gc.collect(1)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    accelerator.empty_cache(device)

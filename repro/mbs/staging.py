@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from repro.measure import accelerator
 from repro.measure.batches import leaves_of, replaced, to_device
 
 _END = object()
@@ -30,8 +31,8 @@ class Span:
 class _Slot:
     """Staging buffers of one micro-batch, and the events that guard their reuse."""
 
-    consumed: torch.cuda.Event
-    copied: torch.cuda.Event
+    consumed: accelerator.Event
+    copied: accelerator.Event
     direct: bool = False  # copied from memory of the caller's
     buffers: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = field(default_factory=dict)
 
@@ -39,8 +40,9 @@ class _Slot:
 class Stager:
     """Streams micro-batches to a device, `prefetch` of them copied ahead of the one computed.
 
-    On CUDA the copies run on a stream of their own, from pinned staging buffers (or straight from
-    the mini-batch where that is pinned already) into a ring of `prefetch` + 1 device buffers.
+    On an accelerator the copies run on a stream of their own, from pinned staging buffers (or
+    straight from the mini-batch where that is pinned already) into a ring of `prefetch` + 1 device
+    buffers.
     Streams wait for each other by events; the host waits for no result, only for a staging buffer
     whose earlier copy is still under way, so that it runs at most the ring's length ahead. On a
     CPU a micro-batch is a view of the mini-batch and nothing is copied.
@@ -56,26 +58,27 @@ class Stager:
 
     def __init__(self, device: torch.device, prefetch: int, trace: bool) -> None:
         self._device = device
+        self._queued = accelerator.is_accelerator(device)
         self._prefetch = prefetch
         self._trace = trace
         self.marks: list[tuple[str, Any, Any]] = []
         self._origin: Any = None
         self._slots: list[_Slot] = []
         self._next_slot = 0  # goes on from piece to piece, so that their copies overlap as well
-        self._copy_stream: torch.cuda.Stream | None = None
+        self._copy_stream: accelerator.Stream | None = None
 
     @property
     def ring_length(self) -> int:
         """How many micro-batches are on the device at once, besides the mini-batch itself."""
-        return self._prefetch + 1 if self._device.type == "cuda" else 1
+        return self._prefetch + 1 if self._queued else 1
 
     def stream(self, micro_batches: Iterable[Any]) -> Generator[Any, None, None]:
         """Yield each pytree of `micro_batches` on the device.
 
         A yielded micro-batch may be used until the next one is asked for.
         """
-        if self._device.type == "cuda":
-            yield from self._stream_cuda(iter(micro_batches))
+        if self._queued:
+            yield from self._stream_queued(iter(micro_batches))
             return
         iterator = iter(micro_batches)
         while True:
@@ -94,15 +97,19 @@ class Stager:
         """Forget the spans so far; the origin of time is now."""
         self.marks.clear()
         if self._trace:
-            self._origin = self._mark() if self._device.type == "cuda" else time.perf_counter()
+            self._origin = self._mark() if self._queued else time.perf_counter()
+
+    def release(self) -> None:
+        """Free the ring, such as that of a larger micro-batch which ran out of memory."""
+        self._slots.clear()
+        self._next_slot = 0
 
     def spans(self) -> list[Span]:
         """Return what happened when since `reset`; waits for the device."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        accelerator.synchronize(self._device)
 
         def seconds(mark: Any) -> float:
-            if self._device.type == "cuda":
+            if self._queued:
                 return self._origin.elapsed_time(mark) / 1e3
             return mark - self._origin
 
@@ -113,12 +120,13 @@ class Stager:
             counts[kind] += 1
         return spans
 
-    def _stream_cuda(self, iterator: Iterator[Any]) -> Generator[Any, None, None]:
-        compute = torch.cuda.current_stream(self._device)
+    def _stream_queued(self, iterator: Iterator[Any]) -> Generator[Any, None, None]:
+        compute = accelerator.current_stream(self._device)
         if self._copy_stream is None:
-            self._copy_stream = torch.cuda.Stream(self._device)
+            self._copy_stream = accelerator.new_stream(self._device)
         while len(self._slots) < self.ring_length:
-            self._slots.append(_Slot(torch.cuda.Event(), torch.cuda.Event()))
+            consumed, copied = (accelerator.new_event(self._device) for _ in range(2))
+            self._slots.append(_Slot(consumed, copied))
         in_flight: deque[tuple[_Slot, Any]] = deque()
         try:
             yield from self._pipeline(iterator, in_flight, compute)
@@ -135,7 +143,7 @@ class Stager:
         self,
         iterator: Iterator[Any],
         in_flight: deque[tuple[_Slot, Any]],
-        compute: torch.cuda.Stream,
+        compute: accelerator.Stream,
     ) -> Generator[Any, None, None]:
         for index, micro_batch in enumerate(iterator):
             slot = self._slots[self._next_slot]
@@ -150,7 +158,7 @@ class Stager:
             yield from self._hand_out(*in_flight.popleft(), compute)
 
     @torch.no_grad()
-    def _send(self, micro_batch: Any, slot: _Slot, compute: torch.cuda.Stream) -> Any:
+    def _send(self, micro_batch: Any, slot: _Slot, compute: accelerator.Stream) -> Any:
         assert self._copy_stream is not None
         leaves = leaves_of(micro_batch)
         pairs: list[tuple[int, torch.Tensor, torch.Tensor]] = []  # (position, source, target)
@@ -167,7 +175,7 @@ class Stager:
                 slot.copied.synchronize()  # until the buffer's earlier content has left it
                 leaf = staging[: len(leaf)].copy_(leaf)
             pairs.append((position, leaf, target[: len(leaf)]))
-        with torch.cuda.stream(self._copy_stream):
+        with accelerator.use_stream(self._copy_stream):
             self._copy_stream.wait_event(slot.consumed)
             start = self._mark()
             for position, source, target in pairs:
@@ -178,7 +186,7 @@ class Stager:
         return replaced(micro_batch, leaves)
 
     def _hand_out(
-        self, slot: _Slot, micro_batch: Any, compute: torch.cuda.Stream
+        self, slot: _Slot, micro_batch: Any, compute: accelerator.Stream
     ) -> Generator[Any, None, None]:
         compute.wait_event(slot.copied)
         start = self._mark()
@@ -190,7 +198,7 @@ class Stager:
                 self.marks.append(("compute", start, self._mark()))
 
     def _buffers(
-        self, slot: _Slot, position: int, leaf: torch.Tensor, compute: torch.cuda.Stream
+        self, slot: _Slot, position: int, leaf: torch.Tensor, compute: accelerator.Stream
     ) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return the slot's buffers for a leaf, the first None where it is sent as it lies."""
         assert self._copy_stream is not None
@@ -208,7 +216,7 @@ class Stager:
             target = torch.empty_like(leaf, device=self._device, memory_format=layout)
             # Freed while a copy may be under way, it must not be handed out again too early; and
             # its memory may still be in use by what the compute stream has queued.
-            target.record_stream(self._copy_stream)
+            accelerator.record_stream(target, self._copy_stream)
             slot.consumed.record(compute)
             staging = None
         as_it_lies = leaf.device.type != "cpu" or (
@@ -219,11 +227,11 @@ class Stager:
         slot.buffers[position] = (staging, target)
         return (None if as_it_lies else staging), target
 
-    def _mark(self) -> torch.cuda.Event | None:
+    def _mark(self) -> accelerator.Event | None:
         if not self._trace:
             return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event = accelerator.new_event(self._device, timing=True)
+        event.record(accelerator.current_stream(self._device))
         return event
 
 

@@ -106,7 +106,7 @@ class MicroBatchStreamer:
             there, and a second pass per micro-batch carries that gradient to the parameters.
             Costs one more forward pass; the mini-batch's outputs stay on the device. The second
             pass repeats the first one's random numbers, and its outputs are compared.
-        prefetch: Micro-batches copied ahead of the one that computes, on CUDA.
+        prefetch: Micro-batches copied ahead of the one that computes, on an accelerator.
         scaler: A `torch.amp.GradScaler` whose scale is applied to the loss; call its `step` and
             `update` as usual.
         autocast: A dtype for the forward pass; autocast around `backward` works too.
@@ -434,6 +434,7 @@ class MicroBatchStreamer:
                 if not is_out_of_memory(error) or size == 1:
                     raise
             # Outside the except block: the error's traceback holds the failed try's tensors.
+            self._stager.release()
             release_memory(self.device)
             self._sizer.failed(size)
             totals.retries += 1
@@ -441,8 +442,8 @@ class MicroBatchStreamer:
         totals.merge(done)
         return touched
 
-    def _measure(self, piece: Piece, size: int) -> tuple[int, int]:
-        """Return live bytes before, and the peak of, micro-batches that leave no trace.
+    def _measure(self, piece: Piece, size: int) -> tuple[int, int, int]:
+        """Return what `AutoSizer.probe` asks for, of micro-batches that leave no trace.
 
         From the second on they find gradients in memory, as most of a mini-batch's do, and as
         many are streamed as are ever on the device at once.
@@ -455,7 +456,7 @@ class MicroBatchStreamer:
             self._transaction(keep=False),
         ):
             self._accumulate(self._module, sample, 1.0)
-        return meter.start_bytes, meter.peak_bytes
+        return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
 
     def _plan(self, piece: Piece, size: int, as_in_paper: bool = False, fewest: int = 1) -> Plan:
         as_in_paper = as_in_paper or self._normalization == "paper"

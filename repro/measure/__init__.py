@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         MemoryBudget,
         MemoryMeter,
         MemoryState,
+        comparable_peaks,
         is_out_of_memory,
         memory_state,
     )
@@ -32,6 +33,7 @@ _HOMES = {
         "MemoryBudget",
         "MemoryMeter",
         "MemoryState",
+        "comparable_peaks",
         "is_out_of_memory",
         "memory_state",
     ),
@@ -51,6 +53,7 @@ __all__ = [
     "Probe",
     "TimeModel",
     "Timing",
+    "comparable_peaks",
     "describe_device",
     "is_out_of_memory",
     "largest_batch",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -82,8 +82,25 @@ class HostStream:
         """Return."""
 
 
-Stream = torch.Stream | HostStream
-Event = torch.Event | HostEvent
+class Event(Protocol):
+    """A device's event or a CPU's; of one job all are of the same kind."""
+
+    def record(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, other: Any) -> float: ...
+
+
+class Stream(Protocol):
+    """A device's stream or a CPU's."""
+
+    @property
+    def device(self) -> torch.device: ...
+    def wait_event(self, event: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
+    def record_event(self, event: Any = None) -> Any: ...
+    def synchronize(self) -> None: ...
+    def query(self) -> bool: ...
 
 
 # ---- devices
@@ -113,6 +130,14 @@ def present() -> str | None:
     return found.type if found is not None else None
 
 
+def count(device: torch.device | str) -> int:
+    """Return how many accelerators of a device's type are here; 0 for a CPU."""
+    if not is_accelerator(device):
+        return 0
+    of = module(device)
+    return int(of.device_count()) if of.is_available() else 0
+
+
 def resolve(device: torch.device | str | None = None) -> torch.device:
     """Return a device with its index, the current one's where none is said.
 
@@ -127,16 +152,15 @@ def resolve(device: torch.device | str | None = None) -> torch.device:
     device = torch.device(device)
     if not is_accelerator(device):
         return torch.device(device.type)
-    of = module(device)
-    count = of.device_count() if of.is_available() else 0
-    if (device.index or 0) >= count:
-        there = f"there are {device.type}:0 to {device.type}:{count - 1}"
+    here = count(device)
+    if (device.index or 0) >= here:
+        there = f"there are {device.type}:0 to {device.type}:{here - 1}"
         raise ValueError(
             f"device is {str(device)!r}, but "
-            + (there if count else f"no {device.type.upper()} device is present; use 'cpu'")
+            + (there if here else f"no {device.type.upper()} device is present; use 'cpu'")
         )
     if device.index is None:
-        device = torch.device(device.type, of.current_device())
+        device = torch.device(device.type, module(device).current_device())
     return device
 
 
@@ -308,17 +332,37 @@ def empty_pinned(
     """
     shape = (size,) if isinstance(size, int) else tuple(size)
     pin = is_accelerator(device)
-    try:
+    with _host_memory(torch.Size(shape).numel() * dtype.itemsize, pin):
         return torch.empty(shape, dtype=dtype, memory_format=layout, pin_memory=pin)
+
+
+@contextmanager
+def _host_memory(nbytes: int, pin: bool) -> Iterator[None]:
+    """Say of an allocation that fails that it was the host's, and how much was asked for."""
+    try:
+        yield
     except RuntimeError as error:
         if "memory" not in str(error):
             raise
-        nbytes = torch.Size(shape).numel() * dtype.itemsize
         asked = f"{nbytes:,} bytes" + (f", of which torch makes {pinned_bytes(nbytes):,}," * pin)
         raise HostMemoryError(
             f"the host cannot provide {asked} {'to pin' if pin else 'of memory'}: take less of it "
             "at once, or close what else uses it"
         ) from error
+
+
+def pinned(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
+    """Return a tensor of the host in memory from which an accelerator copies without a wait.
+
+    A tensor that lies there already, or for a CPU any, is returned as it is; layouts stay.
+
+    Raises:
+        HostMemoryError: The host has not that much.
+    """
+    if not is_accelerator(device) or tensor.device.type != "cpu" or tensor.is_pinned():
+        return tensor
+    with _host_memory(tensor.nbytes, True):
+        return torch.empty_like(tensor, pin_memory=True).copy_(tensor)
 
 
 def empty_pinned_cache(device: torch.device | str) -> None:

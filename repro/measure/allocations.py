@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from repro.measure import accelerator
+
 
 def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> int:
     """Return how far the allocator's bytes rise above their start while `function` runs.
@@ -18,19 +20,19 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
 
     Args:
         function: Called once; call it before, so that what it keeps is not counted.
-        device: ``cpu`` or a CUDA device.
+        device: ``cpu`` or an accelerator.
 
     Raises:
         RuntimeError: On a CPU, a profiler is running, which this one would end.
     """
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
+    if accelerator.is_accelerator(device):
+        accelerator.synchronize(device)
+        before = accelerator.memory_allocated(device)
+        accelerator.reset_peak_memory(device)
         result = function()
-        torch.cuda.synchronize(device)
+        accelerator.synchronize(device)
         del result
-        return torch.cuda.max_memory_allocated(device) - before
+        return accelerator.max_memory_allocated(device) - before
     if torch._C._autograd._profiler_enabled():
         raise RuntimeError(
             "peak_allocation needs torch's profiler, and one is running; stop it first, and "

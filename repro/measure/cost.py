@@ -12,7 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from repro.measure.memory import LinearMemoryModel, MemoryMeter, Resident
+from repro.measure.memory import (
+    LinearMemoryModel,
+    MemoryMeter,
+    Resident,
+    comparable_peaks,
+)
 from repro.measure.timing import Timing, time_interleaved
 
 
@@ -181,7 +186,8 @@ def probe(
     """Measure training steps of several batch sizes and fit `TimeModel` and `MemoryModel`.
 
     Times are medians, taken in turns over the batch sizes. Peaks are those of two steps, so that
-    the optimizer's state is in them; on a CPU the batch itself, which lies there before, is not.
+    the optimizer's state is in them, of what the allocator holds (see `comparable_peaks`); on a CPU
+    the batch itself, which lies there before, is not.
 
     Args:
         make_step: Given a batch size, returns a function that runs one training step of it.
@@ -199,14 +205,15 @@ def probe(
     _check_points("probed", sizes, [1.0] * len(sizes))
     # Several meters walk it: an iterator would be used up by the first.
     held = resident if isinstance(resident, torch.nn.Module) else list(resident)
-    peaks = {}
+    meters = []
     for size in sizes:
         step = make_step(size)
         with MemoryMeter(device, resident=held) as meter:
             step()
             step()  # in the first one the optimizer makes its state
-        peaks[size] = meter.peak_bytes
+        meters.append(meter)
         del step
+    peaks = dict(zip(sizes, comparable_peaks(meters), strict=True))
     steps = {str(size): make_step(size) for size in sizes}
     timed = time_interleaved(steps, warmup=warmup, repeats=repeats, device=device)
     timings = {int(name): timing for name, timing in timed.items()}

@@ -4,6 +4,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -14,6 +15,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from repro.measure import accelerator
 
 Resident = nn.Module | Iterable[torch.Tensor]
 
@@ -108,43 +111,47 @@ def _storage_key(tensor: torch.Tensor) -> int | None:
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else None
 
 
-_active_cuda_meters: list["MemoryMeter"] = []  # they share the allocator's one peak counter
+_active_meters: list["MemoryMeter"] = []  # they share the allocator's peak counters
 
 
 class MemoryMeter:
     """Peak memory of the operations inside a ``with`` block, in bytes.
 
-    On CUDA the peak is the caching allocator's. On a CPU every storage that is alive is followed
-    through a dispatch mode: those allocated inside, those of `resident`, and the parameters that
-    an operation inside touches. Other tensors that exist before are taken for host memory, such
-    as a mini-batch that waits to be streamed. What a kernel allocates for itself is not seen on a
-    CPU. A tensor that outlives the block is no longer followed.
+    On an accelerator the peak is the caching allocator's, whose unused memory is given back on
+    entry, so that what it holds is what was needed. On a CPU every storage that is alive is
+    followed through a dispatch mode: those allocated inside, those of `resident`, and the
+    parameters that an operation inside touches. Other tensors that exist before are taken for host
+    memory, such as a mini-batch that waits to be streamed. What a kernel allocates for itself is
+    not seen on a CPU. A tensor that outlives the block is no longer followed.
 
     Attributes:
         start_bytes: Live bytes on entry (on a CPU, those of `resident`).
         peak_bytes: The most bytes alive at once so far, `start_bytes` included.
+        peak_reserved_bytes: The most bytes that the allocator held so far: what a limit of the
+            device is compared with. On a CPU they are `peak_bytes`.
     """
 
     def __init__(self, device: torch.device | str = "cpu", resident: Resident = ()) -> None:
         self.device = torch.device(device)
-        if self.device.type == "cuda" and self.device.index is None:
-            # What sets a process's share of a card takes no bare "cuda".
-            self.device = torch.device("cuda", torch.cuda.current_device())
+        self._queued = accelerator.is_accelerator(self.device)
+        if self._queued:
+            self.device = accelerator.resolve(self.device)
         self.start_bytes = 0
         self._resident = resident
-        self._peak_bytes = 0
+        self._peak_bytes = self._peak_reserved_bytes = 0
         self._active = False
         self._follower: _StorageFollower | None = None
 
     def __enter__(self) -> "MemoryMeter":
-        self._peak_bytes = 0
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-            for outer in _active_cuda_meters:
-                outer._peak_bytes = outer.peak_bytes
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self.start_bytes = torch.cuda.memory_allocated(self.device)
-            _active_cuda_meters.append(self)
+        self._peak_bytes = self._peak_reserved_bytes = 0
+        if self._queued:
+            accelerator.synchronize(self.device)
+            for outer in _active_meters:
+                outer._note_peaks()
+            accelerator.empty_cache(self.device)
+            accelerator.reset_peak_memory(self.device)
+            self.start_bytes = accelerator.memory_allocated(self.device)
+            _active_meters.append(self)
         else:
             self._follower = _StorageFollower(self._grown)
             try:
@@ -160,31 +167,54 @@ class MemoryMeter:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._peak_bytes = self.peak_bytes
+        self._note_peaks()
         self._active = False
         if self._follower is not None:
             self._follower.__exit__(*exception)
             self._follower.stop()
             self._follower = None
         else:
-            _active_cuda_meters.remove(self)
+            _active_meters.remove(self)
 
     @property
     def live_bytes(self) -> int:
         """Bytes alive now."""
-        if self.device.type == "cuda":
-            return torch.cuda.memory_allocated(self.device)
+        if self._queued:
+            return accelerator.memory_allocated(self.device)
         return self._follower.live_bytes if self._follower else 0
 
     @property
     def peak_bytes(self) -> int:
         """The most bytes alive at once since entry, up to the end of the block."""
-        if self.device.type == "cuda" and self._active:
-            return max(self._peak_bytes, torch.cuda.max_memory_allocated(self.device))
+        if self._queued and self._active:
+            return max(self._peak_bytes, accelerator.max_memory_allocated(self.device))
         return self._peak_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """The most bytes that the allocator held since entry, up to the end of the block."""
+        if not self._queued:
+            return self._peak_bytes
+        if self._active:
+            return max(self._peak_reserved_bytes, accelerator.max_memory_reserved(self.device))
+        return self._peak_reserved_bytes
+
+    def _note_peaks(self) -> None:
+        self._peak_reserved_bytes = self.peak_reserved_bytes
+        self._peak_bytes = self.peak_bytes
 
     def _grown(self, live_bytes: int, size: int) -> None:
         self._peak_bytes = max(self._peak_bytes, live_bytes)
+
+
+def comparable_peaks(meters: Sequence[MemoryMeter]) -> list[int]:
+    """Return peaks of several batch sizes that lie on a line and compare with a limit, in bytes.
+
+    What an allocator holds grows by whole segments; the peaks of live bytes do not, and lie below
+    the limit when it is met. So these are the live bytes and the most that was held beside them.
+    """
+    beside = max(meter.peak_reserved_bytes - meter.peak_bytes for meter in meters)
+    return [meter.peak_bytes + beside for meter in meters]
 
 
 _active_budgets: list["MemoryBudget"] = []
@@ -193,8 +223,8 @@ _active_budgets: list["MemoryBudget"] = []
 class MemoryBudget(MemoryMeter):
     """A memory limit on what runs inside a ``with`` block.
 
-    On CUDA the limit is the process's share of the card
-    (`torch.cuda.set_per_process_memory_fraction`). On a CPU it is simulated: an operation whose
+    On an accelerator the limit is the process's share of it, one on what torch's allocator holds
+    (`peak_reserved_bytes`), not on what lives there. On a CPU it is simulated: an operation whose
     result would bring the live storages above the limit (see `MemoryMeter` for which are
     followed) raises `BudgetExceededError`, a `torch.OutOfMemoryError`. The exact result that did
     not fit is released before the error is seen.
@@ -206,8 +236,8 @@ class MemoryBudget(MemoryMeter):
 
     Args:
         limit_bytes: The most bytes that may be alive at once, at least 1.
-        device: ``cpu`` or a CUDA device.
-        resident: A module or tensors that occupy the device already (CPU only; a CUDA device
+        device: ``cpu`` or an accelerator.
+        resident: A module or tensors that occupy the device already (CPU only; an accelerator
             knows).
 
     Raises:
@@ -227,17 +257,11 @@ class MemoryBudget(MemoryMeter):
                 f"limit_bytes is {limit_bytes!r}; give a whole number of bytes, at least 1"
             )
         self.limit_bytes = int(limit_bytes)
-        self._previous_fraction = 1.0
+        self._limit = ExitStack()
 
     def __enter__(self) -> "MemoryBudget":
-        if self.device.type == "cuda":
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            previous = torch.cuda.get_per_process_memory_fraction(self.device)
-            self._previous_fraction = previous
-            torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(
-                min(previous, self.limit_bytes / total), self.device
-            )
+        if self._queued:
+            self._limit.enter_context(accelerator.limited(self.device, self.limit_bytes))
         super().__enter__()
         _active_budgets.append(self)
         return self
@@ -245,8 +269,7 @@ class MemoryBudget(MemoryMeter):
     def __exit__(self, *exception: Any) -> None:
         _active_budgets.remove(self)
         super().__exit__(*exception)
-        if self.device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(self._previous_fraction, self.device)
+        self._limit.close()
 
     def _grown(self, live_bytes: int, size: int) -> None:
         if live_bytes > self.limit_bytes:
@@ -275,17 +298,17 @@ class MemoryState:
 def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     """Return the live bytes and the limit of `device` now, without waiting for it.
 
-    The limit is an active `MemoryBudget`'s, else on CUDA what the driver has free plus what the
-    caching allocator holds, else the host memory available to this process (cgroup included), of
-    which live bytes are taken as 0.
+    The limit is an active `MemoryBudget`'s, else on an accelerator what the driver has free plus
+    what the caching allocator holds, else the host memory available to this process (cgroup
+    included), of which live bytes are taken as 0.
     """
     device = torch.device(device)
     budgets = [b for b in _active_budgets if _same_device(b.device, device)]
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        limit = min(total, free + torch.cuda.memory_reserved(device))
-        limit = min([limit, *(b.limit_bytes for b in budgets)])
-        return MemoryState(torch.cuda.memory_allocated(device), limit)
+    if accelerator.is_accelerator(device):
+        free, total = accelerator.free_and_total_bytes(device)
+        limit = min(total, free + accelerator.memory_reserved(device))
+        limit = min([limit, accelerator.limit_bytes(device), *(b.limit_bytes for b in budgets)])
+        return MemoryState(accelerator.memory_allocated(device), limit)
     if budgets:
         tightest = min(budgets, key=lambda budget: budget.limit_bytes - budget.live_bytes)
         return MemoryState(tightest.live_bytes, tightest.limit_bytes, simulated=True)
@@ -293,11 +316,9 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
 
 
 def _same_device(one: torch.device, other: torch.device) -> bool:
-    if one.type != "cuda" or other.type != "cuda":
+    if one.type != other.type or not accelerator.is_accelerator(one):
         return one.type == other.type
-    current = torch.cuda.current_device()
-    first, second = (current if d.index is None else d.index for d in (one, other))
-    return first == second
+    return accelerator.resolve(one) == accelerator.resolve(other)
 
 
 def _available_host_bytes() -> int:

@@ -10,15 +10,13 @@ from repro import datasets
 from repro.adaptive import DataParallel
 from repro.experiments.adaptive import captured, experiments, settings
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
+GRAPHS = pytest.mark.cuda_only("CUDA graphs are CUDA's alone")
 
 SIZES = (8, 8, 16, 5, 32, 16, 8)  # growing, a ragged one, and some again
 
 
-def make_model():
+def make_model(device):
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
@@ -27,15 +25,16 @@ def make_model():
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(16, 4),
-    ).cuda()
+    ).to(device)
 
 
+@GRAPHS
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_captured_steps_train_like_ordinary_ones(monkeypatch, kind, autocast):
+def test_captured_steps_train_like_ordinary_ones(device, monkeypatch, kind, autocast):
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    model = make_model()
+    model = make_model(device)
     other = copy.deepcopy(model)
     options = {"momentum": 0.9} if kind == "SGD" else {}
     losses = []
@@ -64,6 +63,7 @@ def test_captured_steps_train_like_ordinary_ones(monkeypatch, kind, autocast):
             assert torch.equal(a, b), name  # batches tracked: the warm-up is no training
 
 
+@GRAPHS
 def test_a_training_with_graphs():
     chosen = {settings.CIFAR: "digits", settings.DIV2K: "photos", settings.PHANTOM: "phantom"}
     for task in settings.TASKS:
@@ -77,13 +77,13 @@ def test_a_training_with_graphs():
         assert fast["updates"][0] == plain["updates"][0]
 
 
-def test_steps_on_a_gpu_are_not_timed_by_the_hosts_clock():
-    model = make_model()
+def test_steps_on_a_gpu_are_not_timed_by_the_hosts_clock(device):
+    model = make_model(device)
     parallel = DataParallel(
         model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.1)
     )
     for _ in range(2):
-        x, y = torch.randn(4, 3, 12, 12).cuda(), torch.randint(4, (4,)).cuda()
+        x, y = torch.randn(4, 3, 12, 12).to(device), torch.randint(4, (4,)).to(device)
         assert parallel.step(x, y).isfinite()
     parallel.close()
     assert parallel.timings == []

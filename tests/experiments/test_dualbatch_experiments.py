@@ -406,9 +406,9 @@ class TestMemory:
 
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_a_training_on_a_gpu():
+def test_a_training_on_an_accelerator(device):
     config = _HYBRID | {"autocast": "bfloat16", "channels_last": True}
-    outcome = experiments.train(config, 0, digits(config), "cuda")
+    outcome = experiments.train(config, 0, digits(config), str(device))
     assert len(outcome.metrics["accuracy"]) == 4
 
 

@@ -297,13 +297,14 @@ def test_another_error_is_not_retried():
 # The sizer by itself, with a memory of a given line
 
 
-def simulated(capacity, fixed=100, per_sample=10):
-    """Return `measure` for a memory of `capacity` bytes."""
+def simulated(capacity, fixed=100, per_sample=10, unused=0):
+    """Return `measure` for a memory of `capacity` bytes, some of them held and unused."""
 
     def measure(size):
-        if fixed + per_sample * size > capacity:
+        if fixed + per_sample * size + unused > capacity:
             raise torch.OutOfMemoryError("simulated")
-        return 0, fixed + per_sample * size
+        live = fixed + per_sample * size
+        return 0, live, live + unused
 
     return measure
 
@@ -320,6 +321,14 @@ def test_sizer_against_brute_force(capacity):
             assert size == largest
         else:  # no line through one point: that size, and doubled after a while
             assert size == max(probed) <= largest < 2 * max(2, size)
+
+
+def test_sizer_compares_what_is_held_with_the_limit():
+    with MemoryBudget(1100):
+        sizer = AutoSizer(CPU, None)
+        sizer.probe(200, simulated(1100, unused=200))
+        assert sizer.size_for(200) == (1100 - 200 - 100) // 10
+        assert sizer.sizing.limit_bytes == 900
 
 
 def test_sizer_headroom_leaves_memory_unused():

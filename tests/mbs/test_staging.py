@@ -1,4 +1,4 @@
-"""Batches as pytrees, and their way to the device; the CUDA tests need a GPU."""
+"""Batches as pytrees, and their way to an accelerator."""
 
 import pytest
 import torch
@@ -8,9 +8,7 @@ from torch import nn
 from repro.mbs import BatchSizeMismatchError, MicroBatchStreamer
 from repro.mbs.batches import Reader, mark_last
 from repro.mbs.staging import Stager, _memory_format
-from repro.measure import MemoryBudget
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is present")
+from repro.measure import MemoryBudget, accelerator
 
 
 def test_first_dimensions_are_compared_in_inputs_and_targets_alike():
@@ -51,13 +49,18 @@ def test_memory_formats():
     assert _memory_format(volume[:1]) == torch.channels_last_3d
 
 
-# CUDA
+# An accelerator
 
 
-def cuda_pair(seed=0):
+def pair(device, seed=0):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 4)).double()
-    return model.cuda(), torch.randn(70, 64).double(), torch.randint(4, (70,))
+    return model.to(device), torch.randn(70, 64).double(), torch.randint(4, (70,))
+
+
+def sleep(device):
+    """Let the device wait for milliseconds, in which the host stages ahead."""
+    torch.get_device_module(device)._sleep(5_000_000)
 
 
 def relative_error(got, want):
@@ -65,27 +68,25 @@ def relative_error(got, want):
     return float((got - want).norm() / want.norm())
 
 
-def full_gradients(model, x, y):
-    loss = F.cross_entropy(model(x.cuda()), y.cuda())
+def full_gradients(model, x, y, device):
+    loss = F.cross_entropy(model(x.to(device)), y.to(device))
     return torch.autograd.grad(loss, list(model.parameters()))
 
 
 @pytest.mark.gpu
-@needs_cuda
 @pytest.mark.parametrize("memory", ["pageable", "pinned", "device", "transposed"])
-@pytest.mark.parametrize("micro", [1, 3, 16, 64])
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize(("micro", "prefetch"), [(3, 3), (16, 1), (64, 0)])
 @pytest.mark.parametrize("two_pass", [False, True])
-def test_streaming_equals_the_full_batch(memory, micro, prefetch, two_pass):
-    model, x, y = cuda_pair()
-    expected = full_gradients(model, x, y)
+def test_streaming_equals_the_full_batch(device, memory, micro, prefetch, two_pass):
+    model, x, y = pair(device)
+    expected = full_gradients(model, x, y, device)
     if memory == "pinned":
         x, y = x.pin_memory(), y.pin_memory()
     elif memory == "device":
-        x, y = x.cuda(), y.cuda()
+        x, y = x.to(device), y.to(device)
     elif memory == "transposed":
         x = x.t().contiguous().t()
-    options = {"prefetch": prefetch, "two_pass": two_pass, "device": "cuda"}
+    options = {"prefetch": prefetch, "two_pass": two_pass, "device": device.type}
     streamer = MicroBatchStreamer(model, F.cross_entropy, micro, **options)
     for _ in range(2):  # with a ring to make, and with the ring made
         model.zero_grad()
@@ -94,40 +95,34 @@ def test_streaming_equals_the_full_batch(memory, micro, prefetch, two_pass):
 
 
 @pytest.mark.gpu
-@needs_cuda
 @pytest.mark.parametrize("memory", ["pageable", "pinned"])
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_the_ring_is_not_overwritten_while_it_is_read(memory, prefetch):
-    device = torch.device("cuda", torch.cuda.current_device())
+def test_the_ring_is_not_overwritten_while_it_is_read(device, memory, prefetch):
     stager = Stager(device, prefetch, trace=False)
     data = torch.arange(40 * 1024 * 256, dtype=torch.float32).view(40, 1024, 256)
     data = data.pin_memory() if memory == "pinned" else data
     for size in (1, 2, 1, 3):  # the ring's buffers grow, and are larger than what they hold
         seen = []
         for part in stager.stream(data[i : i + size] for i in range(0, len(data), size)):
-            torch.cuda._sleep(5_000_000)  # milliseconds, in which the host stages ahead
+            sleep(device)
             seen.append(part.clone())
         assert torch.equal(torch.cat(seen).cpu(), data)
 
 
 @pytest.mark.gpu
-@needs_cuda
-def test_the_callers_pinned_memory_may_be_written_at_once():
-    device = torch.device("cuda", torch.cuda.current_device())
+def test_the_callers_pinned_memory_may_be_written_at_once(device):
     stager = Stager(device, 3, trace=False)
     data = torch.ones(12, 1 << 20).pin_memory()
     seen = []
     for part in stager.stream(data[i : i + 1] for i in range(12)):
-        torch.cuda._sleep(5_000_000)
+        sleep(device)
         seen.append(part.sum())
     data.zero_()
     assert torch.stack(seen).tolist() == [float(1 << 20)] * 12
 
 
 @pytest.mark.gpu
-@needs_cuda
-def test_channels_last_and_numbers_arrive_as_they_were():
-    device = torch.device("cuda", torch.cuda.current_device())
+def test_channels_last_and_numbers_arrive_as_they_were(device):
     images = torch.randn(6, 3, 8, 8).to(memory_format=torch.channels_last)
     number = torch.tensor(3.0)
     for pinned in (False, True):
@@ -142,28 +137,30 @@ def test_channels_last_and_numbers_arrive_as_they_were():
 
 
 @pytest.mark.gpu
-@needs_cuda
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("memory", ["pageable", "pinned", "device"])
-def test_the_loop_never_waits_for_the_device(memory):
-    model, x, y = cuda_pair()
-    if memory != "pageable":
-        x, y = (x.pin_memory(), y.pin_memory()) if memory == "pinned" else (x.cuda(), y.cuda())
+def test_the_loop_never_waits_for_the_device(device, memory):
+    model, x, y = pair(device)
+    if memory == "pinned":
+        x, y = x.pin_memory(), y.pin_memory()
+    elif memory == "device":
+        x, y = x.to(device), y.to(device)
     streamer = MicroBatchStreamer(model, F.cross_entropy, 16)
     streamer.backward(x, y)  # allocates the ring and the pinned staging buffers
     plan = Reader().read(x, y, None).plan(16)
-    torch.cuda.set_sync_debug_mode("error")
+    torch.get_device_module(device).set_sync_debug_mode("error")
     try:
         streamer._accumulate(model, plan, 70.0)
     finally:
-        torch.cuda.set_sync_debug_mode("default")
+        torch.get_device_module(device).set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
-@needs_cuda
-def test_copies_overlap_computation():
+@pytest.mark.cuda_only("the simulated device has no times")
+def test_copies_overlap_computation(device):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3)).cuda()
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, 64, 3))
+    model.to(device)
     x = torch.randn(256, 3, 128, 128).pin_memory()
     streamer = MicroBatchStreamer(model, lambda out: out.square().mean(), 32, trace=True)
     for _ in range(3):
@@ -180,14 +177,12 @@ def test_copies_overlap_computation():
 
 
 @pytest.mark.gpu
-@needs_cuda
-def test_auto_under_a_cuda_budget():
-    device = torch.device("cuda", torch.cuda.current_device())
+def test_auto_under_a_budget_of_the_device(device):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3)).to(device)
     x = torch.randn(512, 3, 128, 128)
     streamer = MicroBatchStreamer(model, lambda out: out.square().mean(), "auto")
-    limit = torch.cuda.memory_allocated(device) + 2 * 2**30
+    limit = accelerator.memory_allocated(device) + 2 * 2**30
     with MemoryBudget(limit, device) as budget:
         result = streamer.backward(x)
         assert budget.peak_bytes <= limit
@@ -204,16 +199,15 @@ def test_auto_under_a_cuda_budget():
 
 
 @pytest.mark.gpu
-@needs_cuda
-def test_dropout_on_the_device_repeats_in_two_passes():
-    model, x, y = cuda_pair()
+def test_dropout_on_the_device_repeats_in_two_passes(device):
+    model, x, y = pair(device)
     model = nn.Sequential(model, nn.Dropout(0.5))
     torch.manual_seed(3)
-    outputs = torch.cat([model(x[i : i + 16].cuda()) for i in range(0, 70, 16)])
-    loss = F.cross_entropy(outputs, y.cuda())
+    outputs = torch.cat([model(x[i : i + 14].to(device)) for i in range(0, 70, 14)])
+    loss = F.cross_entropy(outputs, y.to(device))
     expected = torch.autograd.grad(loss, list(model.parameters()))
-    after = torch.cuda.get_rng_state()
+    after = torch.get_device_module(device).get_rng_state()
     torch.manual_seed(3)
     MicroBatchStreamer(model, F.cross_entropy, 16, two_pass=True).backward(x, y)
     assert relative_error([p.grad for p in model.parameters()], expected) < 1e-12
-    assert torch.equal(torch.cuda.get_rng_state(), after)
+    assert torch.equal(torch.get_device_module(device).get_rng_state(), after)

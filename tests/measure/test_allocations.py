@@ -166,18 +166,18 @@ def test_options_that_are_refused(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_the_peak_on_cuda():
-    def cuda_block(kib):
-        return torch.empty(kib * KIB, dtype=torch.uint8, device="cuda")
+def test_the_peak_on_an_accelerator(device):
+    def block(kib):
+        return torch.empty(kib * KIB, dtype=torch.uint8, device=device)
 
-    kept = cuda_block(512)
+    kept = block(512)
 
     def function():
-        a = cuda_block(1024)
+        a = block(1024)
         del a
-        b, c = cuda_block(2048), cuda_block(256)
+        b, c = block(2048), block(256)
         del b
         return c
 
-    assert peak_allocation(function, "cuda") == 2304 * KIB
-    assert peak_allocation(lambda: kept.zero_(), "cuda:0") == 0
+    assert peak_allocation(function, device.type) == 2304 * KIB
+    assert peak_allocation(lambda: kept.zero_(), device) == 0

@@ -7,12 +7,12 @@ from repro.measure import (
     LinearMemoryModel,
     MemoryBudget,
     MemoryMeter,
+    accelerator,
     is_out_of_memory,
     memory_state,
 )
 
 KIB = 1024
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is present")
 
 
 def floats(kib: int) -> torch.Tensor:
@@ -215,11 +215,9 @@ def test_linear_model_needs_two_sizes(sizes, peaks):
 
 
 @pytest.mark.gpu
-@needs_cuda
-def test_cuda_meters_nest_and_stop():
-    device = torch.device("cuda")
+def test_meters_of_an_accelerator_nest_and_stop(device):
     mib = 2**20
-    with MemoryMeter(device) as outer:
+    with MemoryMeter(device.type) as outer:
         a = torch.empty(64 * mib, dtype=torch.uint8, device=device)
         del a
         with MemoryMeter(device) as inner:
@@ -227,18 +225,37 @@ def test_cuda_meters_nest_and_stop():
             del b
     c = torch.empty(128 * mib, dtype=torch.uint8, device=device)
     del c
+    assert outer.device == device
     assert inner.peak_bytes - inner.start_bytes == 16 * mib
     assert outer.peak_bytes - outer.start_bytes == 64 * mib
+    assert 16 * mib <= inner.peak_reserved_bytes - inner.start_bytes < 64 * mib
+    assert outer.peak_reserved_bytes >= 64 * mib
 
 
 @pytest.mark.gpu
-@needs_cuda
-def test_cuda_budget_refuses_and_gives_the_fraction_back():
-    device = torch.device("cuda")
-    before = torch.cuda.get_per_process_memory_fraction(device)
-    limit = torch.cuda.memory_reserved(device) + 256 * 2**20
+def test_a_peak_that_is_held_fits_as_a_limit_where_the_live_bytes_do_not(device):
+    def fill():
+        first = [torch.empty(3 * 2**19, dtype=torch.uint8, device=device) for _ in range(40)]
+        second = torch.empty(40 * 2**20, dtype=torch.uint8, device=device)
+        del first, second
+
+    with MemoryMeter(device) as meter:
+        fill()
+    assert meter.peak_bytes < meter.peak_reserved_bytes
+    with MemoryBudget(meter.peak_reserved_bytes, device) as budget:
+        fill()
+    assert budget.peak_reserved_bytes == meter.peak_reserved_bytes
+    with pytest.raises(torch.OutOfMemoryError), MemoryBudget(meter.peak_bytes, device):
+        fill()
+
+
+@pytest.mark.gpu
+def test_a_budget_of_an_accelerator_refuses_and_gives_the_limit_back(device):
+    before = accelerator.limit_bytes(device)
+    limit = accelerator.memory_reserved(device) + 256 * 2**20
     with MemoryBudget(limit, device):
         assert memory_state(device).limit_bytes <= limit
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(2 * limit, dtype=torch.uint8, device=device)
-    assert torch.cuda.get_per_process_memory_fraction(device) == before
+    assert accelerator.limit_bytes(device) == before
+    assert memory_state(device).limit_bytes > limit

@@ -34,6 +34,7 @@ from repro.measure import (
     MemoryModel,
     TimeModel,
     Timing,
+    comparable_peaks,
     is_out_of_memory,
     largest_batch,
     time_interleaved,
@@ -328,7 +329,7 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Fit the memory model and find the largest batch under a limit (Figure 13)."""
     torch.manual_seed(seed)
     sizes = config["batch_sizes"]
-    peaks = [_peak(config, n, device) for n in sizes]
+    peaks = comparable_peaks([_measured(config, n, device) for n in sizes])
     fit = MemoryModel.fit(sizes, peaks)
     limit = config["limit_bytes"] or int(config["limit_over_largest_probe"] * peaks[-1])
     predicted = fit.max_batch(limit)
@@ -345,19 +346,19 @@ def memory(config: Config, seed: int, data: None, device: str) -> Outcome:
             "limit_bytes": limit,
             "predicted_max": predicted,
             "measured_max": measured,
-            "beyond": [[n, _peak(config, n, device)] for n in beyond],
+            "beyond": [[n, _measured(config, n, device).peak_reserved_bytes] for n in beyond],
         },
         peak_bytes=peaks[-1],
     )
 
 
-def _peak(config: Config, batch: int, device: str) -> int:
+def _measured(config: Config, batch: int, device: str) -> MemoryMeter:
     model = build_model(config, config["classes"]).to(device).train()
     step = step_of(config, model, config["resolution"], batch, device)
     with MemoryMeter(device, resident=model) as meter:
         step()
         step()  # in the first one the optimizer makes its state
-    return meter.peak_bytes
+    return meter
 
 
 def _fits(config: Config, batch: int, limit: int, device: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from repro.datasets import ImageData
+from repro.datasets import Ahead, ImageData
 from repro.experiments.mbs.building import (
     Batch,
     Config,
@@ -31,6 +31,7 @@ from repro.measure import (
     MemoryBudget,
     MemoryMeter,
     Timing,
+    comparable_peaks,
     is_out_of_memory,
     synchronize,
     time_interleaved,
@@ -45,24 +46,26 @@ def _two_steps(config: Config, model: nn.Module, batch: Batch, device: str) -> N
         step(*batch)
 
 
-def _measured_peak(config: Config, data: ImageData, batch: Batch, device: str) -> int:
+def _measured(config: Config, data: ImageData, batch: Batch, device: str) -> MemoryMeter:
     model = build_model(config, data, device).train()
     with MemoryMeter(device, resident=model) as meter:
         _two_steps(dict(config) | {"micro_batch": None}, model, batch, device)
-    return meter.peak_bytes
+    return meter
 
 
 def _memory_model(
     config: Config, data: ImageData, device: str, sizes: Sequence[int] = (2, 4, 8)
 ) -> tuple[LinearMemoryModel, list[int]]:
     """Fit M(B) = p + B a to the peaks of undivided training steps."""
-    batches = [_first_batch(config, data, size) for size in sizes]
-    peaks = [_measured_peak(config, data, batch, device) for batch in batches]
+    batches = [_first_batch(config, data, size, device) for size in sizes]
+    peaks = comparable_peaks([_measured(config, data, batch, device) for batch in batches])
     return LinearMemoryModel.fit(sizes, peaks), peaks
 
 
-def _first_batch(config: Config, data: ImageData, size: int) -> Batch:
-    return next(iter(train_loader(config, data, size, seed=0, samples=max(size, 8))))
+def _first_batch(config: Config, data: ImageData, size: int, device: str, seed: int = 0) -> Batch:
+    """Return a mini-batch in host memory from which the device copies beside its computations."""
+    loader = train_loader(config, data, size, seed, samples=max(size, 8))
+    return next(iter(Ahead(loader, device, count=1)))
 
 
 def _limit_bytes(config: Config, data: ImageData, device: str) -> int | None:
@@ -79,7 +82,9 @@ def _limit_bytes(config: Config, data: ImageData, device: str) -> int | None:
     if key not in _limits:
         gc.collect()
         sizes = (config["limit_fits"], 2 * config["limit_fits"])
-        peaks = [_measured_peak(config, data, _first_batch(config, data, n), device) for n in sizes]
+        batches = [_first_batch(config, data, size, device) for size in sizes]
+        meters = [_measured(config, data, batch, device) for batch in batches]
+        peaks = comparable_peaks(meters)
         _limits[key] = sum(peaks) // 2
     return _limits[key]
 
@@ -91,8 +96,8 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     """Train with or without MBS under a memory limit (Tables 1, 3, 4, 5 and Figure 3).
 
     On a CPU the limit is simulated, and watching every storage costs time: two steps on a copy of
-    the model are taken under it, and the training that is timed runs without. On CUDA all of it
-    runs under the limit. An out-of-memory error is the caller's to record.
+    the model are taken under it, and the training that is timed runs without. On an accelerator
+    all of it runs under the limit. An out-of-memory error is the caller's to record.
     """
     assert data is not None
     limit = _limit_bytes(config, data, device)  # before this model occupies memory
@@ -107,7 +112,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
         loader.set_epoch(0)
         with MemoryBudget(limit, device, resident=probe) as budget:
             _two_steps(config, probe, batch, device)
-        peak = budget.peak_bytes
+        peak = budget.peak_reserved_bytes
     scheduler = None
     if config["optimizer"].get("schedule") == "linear":
         scheduler = torch.optim.lr_scheduler.LinearLR(
@@ -118,14 +123,14 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
         history = fit(
             model,
             training_step(config, model, optimizer, device),
-            loader,
+            Ahead(loader, device),
             epochs=config["epochs"],
             device=device,
             evaluate=evaluation(config, data, model, device),
             scheduler=scheduler,
         )
     if budget_or_none is not None:
-        peak = budget_or_none.peak_bytes
+        peak = budget_or_none.peak_reserved_bytes
     if not all(math.isfinite(epoch.train_loss) for epoch in history):
         raise FloatingPointError(
             f"training diverged: the losses of the epochs are {[e.train_loss for e in history]}"
@@ -163,7 +168,7 @@ def size(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
             break
         fits, tried = tried, 2 * tried
 
-    batch = _first_batch(config, data, config["largest"])
+    batch = _first_batch(config, data, config["largest"], device)
     model = build_model(config, data, device).train()
     # Only the memory counts here, and Dice needs two passes to be exact.
     streamer = MicroBatchStreamer(model, loss_of(config), "auto", device=device, check="off")
@@ -178,7 +183,7 @@ def size(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
     for count in sizes:
         undivided = dict(config) | {"micro_batch": None}
         step = training_step(undivided, model, build_optimizer(config, model), device)
-        steps[str(count)] = _bind(step, _first_batch(config, data, count))
+        steps[str(count)] = _bind(step, _first_batch(config, data, count, device))
     timings = time_interleaved(steps, warmup=2, repeats=7, device=device)
     return Outcome(
         metrics={
@@ -199,7 +204,7 @@ def size(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
 
 
 def _fits(config: Config, data: ImageData, count: int, limit: int, device: str) -> bool:
-    batch = _first_batch(config, data, count)
+    batch = _first_batch(config, data, count, device)
     model = build_model(config, data, device).train()
     try:
         with MemoryBudget(limit, device, resident=model):
@@ -235,7 +240,7 @@ def overhead(config: Config, seed: int, data: ImageData | None, device: str) -> 
         step = training_step(
             dict(config) | {"micro_batch": micro}, model, build_optimizer(config, model), device
         )
-        steps[name] = _bind(step, _first_batch(config, data, count))
+        steps[name] = _bind(step, _first_batch(config, data, count, device))
     timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
     per_sample = {name: timings[name].median_s / count for name, (count, _) in ways.items()}
     return Outcome(
@@ -250,9 +255,9 @@ def overhead(config: Config, seed: int, data: ImageData | None, device: str) -> 
 def timeline(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Trace one mini-batch: each micro-batch's copy and computation, then the update (Figure 2).
 
-    On CUDA the mini-batch waits in host memory and the copies are real. On a CPU there is nothing
-    to copy: the mini-batch arrives piece by piece, and what is traced in the copy's place is the
-    cropping and normalising of each piece.
+    On an accelerator the mini-batch waits in host memory and the copies are real. On a CPU there is
+    nothing to copy: the mini-batch arrives piece by piece, and what is traced in the copy's place
+    is the cropping and normalising of each piece.
     """
     assert data is not None
     torch.manual_seed(seed)
@@ -267,7 +272,7 @@ def timeline(config: Config, seed: int, data: ImageData | None, device: str) -> 
     model.register_forward_pre_hook(lambda *_: versions.append(first._version))
     count = config["mini_batch"]
     pieces = train_loader(config, data, micro, seed, samples=count)
-    batch = next(iter(train_loader(config, data, count, seed, samples=count)))
+    batch = _first_batch(config, data, count, device, seed)
     for _ in range(3):  # the last one is kept, the others warm up
         optimizer.zero_grad(set_to_none=True)
         versions.clear()
