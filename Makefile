@@ -36,8 +36,8 @@ UNFIT = $(shell python=$(BIN)/python; advice='remove $(VENV) and run'; \
 	why=$$("$$python" -c '$(COMPARE)' '$(SUPPORTED)' 2>/dev/null) || why='it does not run'; \
 	test -z "$$why" || echo "repro needs Python $(SUPPORTED), and not $$python, as $$why:" \
 	"$$advice make setup PYTHON=python3.12, or another that fits")
-# Where CUDA is present the profile is gpu, elsewhere quick.
-CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments.running import \
+# Where an accelerator is present the profile is gpu, elsewhere quick.
+CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments.arguments import \
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help

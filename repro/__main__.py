@@ -46,7 +46,7 @@ Targets = Annotated[
     list[str] | None, typer.Argument(help="PAPER or PAPER/ARTEFACT, such as mbs/table4.")
 ]
 Profile = Annotated[str | None, _option(help="smoke, quick, gpu or paper.")]
-Device = Annotated[str | None, _option(help="cpu, or cuda (cuda:0, cuda:1, ...).")]
+Device = Annotated[str | None, _option(help="cpu, or an accelerator: cuda (cuda:0, cuda:1, ...).")]
 Data = Annotated[str | None, _option(help="Folder searched first for datasets.")]
 Datasets = Annotated[list[str] | None, _option("--dataset", help="Use this dataset.")]
 Seeds = Annotated[str | None, _option(help="A number of seeds (3), or a list (0,5,7).")]
@@ -94,18 +94,18 @@ def run(
     ] = None,
 ) -> None:
     """Compute the records of artefacts; a record that stands is not computed again."""
-    from repro.experiments import running
+    from repro.experiments import arguments, running
     from repro.experiments.outcome import RAY_ADDRESS
     from repro.records import local_store
 
-    kept = [running.parse_choice(text) for text in only or ()]
-    changed = [running.parse_choice(text) for text in changes or ()]
-    listed = running.parse_seeds(seeds)
+    kept = [arguments.parse_choice(text) for text in only or ()]
+    changed = [arguments.parse_choice(text) for text in changes or ()]
+    listed = arguments.parse_seeds(seeds)
     named = _by_paper(targets)
-    profile = running.check_profile(profile or running.default_profile())
+    profile = arguments.check_profile(profile or arguments.default_profile())
     setting = running.Setting(
         profile=profile,
-        device=running.check_device(device or running.default_device()),
+        device=arguments.check_device(device or arguments.default_device()),
         root=data,
         seeds=listed,
         retry_failed=retry_failed,
@@ -113,10 +113,10 @@ def run(
     )
     plans = []
     for paper, artefacts in named:  # everything is checked before anything runs
-        chosen = running.choose_datasets(paper, profile, dataset or (), data)
-        runs = running.plan(paper, artefacts, profile, chosen)
-        runs = running.with_changes(paper, runs, changed)
-        runs = running.only(runs, kept)
+        chosen = arguments.choose_datasets(paper, profile, dataset or (), data)
+        runs = arguments.plan(paper, artefacts, profile, chosen)
+        runs = arguments.with_changes(paper, runs, changed)
+        runs = arguments.only(runs, kept)
         plans.append((paper, runs, ", ".join(filter(None, chosen.values())) or "none"))
     if address is not None:
         if not any("ray" in run.config.values() for _, runs, _ in plans for run in runs):
@@ -147,11 +147,11 @@ def verify(
     A record stands where the code that ran is the same but has moved, or where the first steps of
     its training, run again, are the same. It then says so, and what was compared.
     """
-    from repro.experiments import running, standing
+    from repro.experiments import arguments, standing
 
     if profile is not None:
-        running.check_profile(profile)
-    running.check_data(data)
+        arguments.check_profile(profile)
+    arguments.check_data(data)
     found = 0
     for paper, artefacts in _by_paper(targets):
         for line, agrees in standing.verify(paper, artefacts, profile, reference, data):
@@ -187,7 +187,7 @@ def parallel(
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --rdzv-backend=c10d --rdzv-conf=store_type=file
     --rdzv-endpoint=FILE --local-addr=127.0.0.1 keeps all of a job on loopback.
     """
-    from repro.experiments import running
+    from repro.experiments import arguments
 
     for name, number, least, most in (
         ("--seed", seed, 0, 2**32 - 1),
@@ -195,16 +195,16 @@ def parallel(
         ("--micro-batch", micro_batch, 1, 2**31),
     ):
         if number is not None and not least <= number <= most:
-            raise running.UsageError(f"{name} is {number}; give {least} to {most}")
-    profile = running.check_profile(profile or running.default_profile())
+            raise arguments.UsageError(f"{name} is {number}; give {least} to {most}")
+    profile = arguments.check_profile(profile or arguments.default_profile())
     device = _device_of_each_process(
-        running.check_device(device or running.default_device()), device
+        arguments.check_device(device or arguments.default_device()), device
     )
     if checkpoint is not None:
-        path = running.user_path(checkpoint, "--checkpoint")
+        path = arguments.user_path(checkpoint, "--checkpoint")
         checkpoint = str(path)
         if os.environ.get("RANK", "0") == "0":  # which reads and writes for all
-            running.check_target(path, "the checkpoint")
+            arguments.check_target(path, "the checkpoint")
     from repro.experiments.adaptive.parallel import run_parallel
 
     run_parallel(
@@ -227,11 +227,13 @@ def _device_of_each_process(checked: str, given: str | None) -> str:
 
     if checked == "cpu" or "RANK" not in os.environ:
         return checked
-    if given not in (None, "cuda"):
+    kind = checked.partition(":")[0]
+    if given not in (None, kind):
         raise UsageError(
-            f"--device is {given!r}, and each process of torchrun takes a GPU of its own; give cuda"
+            f"--device is {given!r}, and each process of torchrun takes a device of its own; "
+            f"give {kind}"
         )
-    return "cuda"
+    return kind
 
 
 @app.command()
@@ -245,17 +247,17 @@ def show(
     from rich.console import Console
 
     from repro import report
-    from repro.experiments import find_artefacts, running, sources, summary
+    from repro.experiments import arguments, find_artefacts, sources, summary
 
     if profile is not None:
-        running.check_profile(profile)
+        arguments.check_profile(profile)
     paper, artefacts = find_artefacts(target)
-    changed = [running.parse_choice(text) for text in changes or ()]
+    changed = [arguments.parse_choice(text) for text in changes or ()]
     printed = _console(Console)
     source = sources.find_source(paper, profile, reference)
     gathered = [sources.results_of(artefact, source, changes=changed) for artefact in artefacts]
     runs = [run for results in gathered for run, _ in results.expected]
-    running.with_changes(paper, runs, changed)  # refuses what none of them has
+    arguments.with_changes(paper, runs, changed)  # refuses what none of them has
     for artefact, results in zip(artefacts, gathered, strict=True):
         title = f"{paper.key}/{artefact.name}: {artefact.title}"
         with summary.blaming(source, artefact, results):
@@ -283,10 +285,10 @@ def status(
     from rich.console import Console
 
     from repro import report
-    from repro.experiments import running, summary
+    from repro.experiments import arguments, summary
 
     if profile is not None:
-        running.check_profile(profile)
+        arguments.check_profile(profile)
     rows = summary.status(profile)
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
@@ -306,11 +308,11 @@ def report(
     """Print every verdict, and write the HTML report."""
     from rich.console import Console
 
-    from repro.experiments import running, summary
+    from repro.experiments import arguments, summary
     from repro.report import to_rich
 
     if profile is not None:
-        running.check_profile(profile)
+        arguments.check_profile(profile)
     rows, path = summary.write_report(profile, reference, output)
     _console(Console).print(to_rich(rows, "Verdicts"))
     counts = summary.counts(rows)
@@ -336,23 +338,23 @@ def notebooks(
 ) -> None:
     """Execute notebooks by papermill into results/local/notebooks, with an HTML copy of each."""
     from repro import notebooks as runner
-    from repro.experiments import running
+    from repro.experiments import arguments
 
     given: dict[str, str] = {}
     pairs: list[tuple[str, str | None]] = [runner.parse_parameter(p) for p in parameter or ()]
     pairs += [("profile", profile), ("device", device), ("data", data), ("seeds", seeds)]
     for name, value in pairs:
         if value is not None and given.setdefault(name, value) != value:
-            raise running.UsageError(
+            raise arguments.UsageError(
                 f"{name} is given twice, as {given[name]!r} and {value!r}; give one of them"
             )
     if refresh and given:
-        raise running.UsageError(
+        raise arguments.UsageError(
             f"--refresh runs notebooks as they are, and takes no {', '.join(given)}; leave it out"
         )
     chosen = runner.find(names or ())
     if not refresh:
-        running.check_profile(given.setdefault("profile", "view"), computing=False)
+        arguments.check_profile(given.setdefault("profile", "view"), computing=False)
         runner.check(chosen, given)
     failures = 0
     for path in chosen:
@@ -369,9 +371,9 @@ def data_(
 ) -> None:
     """Download the datasets that the network allows, and say what became of each."""
     from repro import datasets
-    from repro.experiments import running
+    from repro.experiments import arguments
 
-    running.check_data(data)
+    arguments.check_data(data)
     for name, outcome in datasets.download(names or datasets.catalogue.ON_DISK, data).items():
         typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
 

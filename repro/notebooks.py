@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from repro import paths
-from repro.experiments import running
+from repro.experiments import arguments
 from repro.experiments.outcome import UsageError
 from repro.measure.files import replacing
 from repro.records import check_writable, reference_stores
@@ -79,9 +79,9 @@ def check(chosen: Sequence[Path], parameters: Mapping[str, Any]) -> None:
     for path in chosen:
         values |= _typed(path, parameters)
     if values.get("device"):
-        running.check_device(values["device"])
-    running.parse_seeds(values.get("seeds"))
-    running.check_data(values.get("data"))
+        arguments.check_device(values["device"])
+    arguments.parse_seeds(values.get("seeds"))
+    arguments.check_data(values.get("data"))
     devices = [device for device, _ in reference_stores()]
     if values.get("reference") and values["reference"] not in devices:
         raise UsageError(

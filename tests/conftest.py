@@ -56,7 +56,7 @@ class Smoke:
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     """Carry out the smoke profile once for all tests, noting every source file that executes."""
-    from repro.experiments import load_paper, running
+    from repro.experiments import arguments, load_paper, running
     from repro.experiments.mbs import experiments
 
     paper = load_paper("mbs")
@@ -80,8 +80,8 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
 
         return call
 
-    chosen = running.choose_datasets(paper, "smoke")
-    runs = running.plan(paper, paper.artefacts.values(), "smoke", chosen)
+    chosen = arguments.choose_datasets(paper, "smoke")
+    runs = arguments.plan(paper, paper.artefacts.values(), "smoke", chosen)
     with pytest.MonkeyPatch.context() as patch:
         for name in paper.experiments:
             patch.setattr(experiments, name, watched(name, getattr(experiments, name)))

@@ -23,8 +23,9 @@ from test_notebooks import tiny
 
 from repro import __main__ as cli
 from repro import notebooks, paths
-from repro.experiments import load_paper, running
+from repro.experiments import arguments, load_paper, running
 from repro.experiments.design import Outcome
+from repro.measure import accelerator
 from repro.records import CorruptRecordWarning, RecordStore, local_store, read_record
 
 SMOKE = ("--profile", "smoke", "--device", "cpu")
@@ -361,6 +362,7 @@ def run(place, monkeypatch, capsys) -> Iterator[object]:
     monkeypatch.setattr("faulthandler.enable", lambda **options: None)  # torch's, of `parallel`
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(accelerator, "present", lambda: None)
     monkeypatch.setattr(running, "_carry_out", train)
     monkeypatch.setattr(paths, "ROOT", place / "checkout")  # the user's data is not searched
     monkeypatch.setattr(notebooks, "FOLDER", place / "notebooks")
@@ -449,7 +451,7 @@ def test_what_is_no_record_stops_no_status_and_is_not_overwritten(
 ):
     monkeypatch.setenv("REPRO_RESULTS", str(results_folder))  # the fixture `run` has set its own
     paper = load_paper("mbs")
-    runs = paper.artefacts["figure2"].runs("smoke", running.choose_datasets(paper, "smoke"))
+    runs = paper.artefacts["figure2"].runs("smoke", arguments.choose_datasets(paper, "smoke"))
     (step,) = running._steps(paper, runs, running.Setting("smoke", "cpu"))
     store = local_store("smoke")
     good = make_record("timeline", key=step.key, config=step.run.config)

@@ -4,7 +4,7 @@ from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from repro import report
-from repro.experiments import load_paper, running, sources, summary
+from repro.experiments import arguments, load_paper, running, sources, summary
 from repro.experiments.design import Results
 from repro.experiments.running import Setting
 from repro.experiments.sources import LOCAL
@@ -17,7 +17,7 @@ class Session:
         paper: Key of the paper.
         profile: ``view`` shows the reference records and computes nothing; another profile first
             computes the records that are missing on this machine.
-        device: ``cpu`` or ``cuda``; empty takes CUDA where it is present.
+        device: ``cpu``, or an accelerator such as ``cuda``; empty takes the one that is present.
         data: Folder searched first for datasets, which has to exist; empty for none.
         seeds: How many (``"3"``), or which (``"0,5,7"``); empty for the profile's.
         reference: For ``view``, a folder under ``results/reference``; empty takes a GPU's before
@@ -36,20 +36,20 @@ class Session:
         seeds: str = "",
         reference: str = "",
     ) -> None:
-        running.check_profile(profile, computing=False)
-        running.check_data(data or None)
+        arguments.check_profile(profile, computing=False)
+        arguments.check_data(data or None)
         self.paper = load_paper(paper)
         if profile == "view":
             self.source = sources.find_source(self.paper, None, reference or None, local=False)
         else:
             setting = Setting(
                 profile,
-                running.check_device(device or running.default_device()),
+                arguments.check_device(device or arguments.default_device()),
                 data or None,
-                running.parse_seeds(seeds),
+                arguments.parse_seeds(seeds),
             )
-            chosen = running.choose_datasets(self.paper, profile, (), setting.root)
-            runs = running.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
+            chosen = arguments.choose_datasets(self.paper, profile, (), setting.root)
+            runs = arguments.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
             running.load_data(runs, setting.root)
             tally = running.execute(self.paper, runs, setting)
             self.source = sources.find_source(self.paper, profile, LOCAL)

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from repro.experiments.arguments import Choices, default_profile, with_changes
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results, UsageError
-from repro.experiments.running import Choices, default_profile, is_current, with_changes
+from repro.experiments.running import is_current
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
 
 LOCAL = "local"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro import paths, report
 from repro.experiments import PAPERS, load_paper
+from repro.experiments.arguments import check_target, user_path
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     SEEDS,
@@ -19,7 +20,6 @@ from repro.experiments.design import (
     expectation,
 )
 from repro.experiments.judging import KINDS, WORDS
-from repro.experiments.running import check_target, user_path
 from repro.experiments.sources import LOCAL, Source, find_source, results_of
 from repro.measure.files import replacing
 from repro.records import (

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from repro import datasets, report
-from repro.experiments import design, load_paper, running
+from repro.experiments import arguments, design, load_paper
 from repro.experiments.adaptive import building, projection, settings
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, STRATEGIES, TASKS
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Results
@@ -83,7 +83,7 @@ class TestPlans:
         for artefact in DESIGN.artefacts.values():
             found = artefact.runs(profile, CHOSEN)
             assert found and len(set(found)) == len(found), artefact.name
-        planned = running.plan(DESIGN, DESIGN.artefacts.values(), profile, CHOSEN)
+        planned = arguments.plan(DESIGN, DESIGN.artefacts.values(), profile, CHOSEN)
         assert len(set(planned)) == len(planned) < len(all_runs(profile))
 
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
@@ -113,7 +113,7 @@ class TestPlans:
             assert names[-1] in datasets.available() and set(names) <= set(datasets.NAMES)
 
     def test_smoke_asks_for_nothing_that_is_not_embedded(self):
-        assert running.choose_datasets(DESIGN, "smoke") == {
+        assert arguments.choose_datasets(DESIGN, "smoke") == {
             CIFAR: "digits",
             DIV2K: "photos",
             PHANTOM: "phantom",

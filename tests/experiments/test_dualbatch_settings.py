@@ -7,7 +7,7 @@ import math
 import pytest
 
 from repro import datasets
-from repro.experiments import load_paper, running
+from repro.experiments import arguments, load_paper
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, reported
 from repro.experiments.dualbatch import building, settings
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET, WORKERS
@@ -77,7 +77,7 @@ class TestPlans:
         for artefact in PAPER.artefacts.values():
             found = artefact.runs(profile, chosen)
             assert found and len(set(found)) == len(found), artefact.name
-        planned = running.plan(PAPER, PAPER.artefacts.values(), profile, chosen)
+        planned = arguments.plan(PAPER, PAPER.artefacts.values(), profile, chosen)
         assert len(set(planned)) == len(planned) < len(all_runs(profile, chosen))
 
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
@@ -121,7 +121,7 @@ class TestPlans:
         assert len(PAPER.artefacts["figure3"].runs(profile, without_task)) == 1
 
     def test_smoke_asks_for_nothing_that_is_not_embedded(self):
-        chosen = running.choose_datasets(PAPER, "smoke")
+        chosen = arguments.choose_datasets(PAPER, "smoke")
         assert chosen == {CIFAR: "digits", "times": ""}
         named = {
             run.config["dataset"]["name"]
@@ -566,5 +566,5 @@ def test_labels_tell_the_runs_of_an_artefact_apart():
 def test_the_engine_can_be_set():
     assert PAPER.options == {"engine": ("local", "ray")}
     runs = PAPER.artefacts["table3"].runs("quick", next(choices("quick")))
-    changed = running.with_changes(PAPER, runs, [("engine", "ray")])
+    changed = arguments.with_changes(PAPER, runs, [("engine", "ray")])
     assert {run.config["engine"] for run in changed} == {"ray"}

@@ -7,7 +7,7 @@ from made_mbs import CHOSEN, PAPER
 from watching import of_this_package
 
 from repro import datasets
-from repro.experiments import running
+from repro.experiments import arguments, running
 from repro.experiments.mbs import building, experiments, settings
 from repro.experiments.sources import Source, results_of
 from repro.records import RecordStore
@@ -220,7 +220,7 @@ class TestMeasurements:
 @pytest.mark.slow
 def test_the_smoke_profile_on_a_gpu(tmp_path):
     store = RecordStore(tmp_path)
-    planned = running.plan(PAPER, PAPER.artefacts.values(), "smoke", CHOSEN)
+    planned = arguments.plan(PAPER, PAPER.artefacts.values(), "smoke", CHOSEN)
     setting = running.Setting("smoke", "cuda")
     tally = running.execute(PAPER, planned, setting, store, lambda line: None)
     errors = [record.error for record in store.load("mbs") if record.status == "failed"]

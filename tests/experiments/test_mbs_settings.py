@@ -11,7 +11,7 @@ from made import FAILED, OUT_OF_MEMORY
 from made_mbs import INITIAL, PAPER, plausible, results
 from matplotlib.figure import Figure
 
-from repro.experiments import running
+from repro.experiments import arguments
 from repro.experiments.design import COMPUTING_PROFILES, reported
 from repro.experiments.mbs import settings
 from repro.experiments.sources import Source, results_of
@@ -54,11 +54,11 @@ class TestEveryProfile:
         for artefact in PAPER.artefacts.values():
             runs = artefact.runs(profile, chosen)
             assert runs and len(set(runs)) == len(runs), artefact.name
-        planned = running.plan(PAPER, PAPER.artefacts.values(), profile, chosen)
+        planned = arguments.plan(PAPER, PAPER.artefacts.values(), profile, chosen)
         assert len(set(planned)) == len(planned) < len(all_runs(profile, chosen))
 
     def test_progress_tells_runs_apart(self, profile):
-        planned = running.plan(PAPER, PAPER.artefacts.values(), profile, next(choices(profile)))
+        planned = arguments.plan(PAPER, PAPER.artefacts.values(), profile, next(choices(profile)))
         assert len({str(run) for run in planned}) == len(planned)
 
     def test_streamed_sizes_are_the_papers_rows(self, profile):

@@ -13,7 +13,7 @@ import torch
 from made_microconv import FAILED, MIB, OUT_OF_MEMORY, entry, plausible
 
 from repro import report
-from repro.experiments import load_paper, running
+from repro.experiments import arguments, load_paper
 from repro.experiments.design import COMPUTING_PROFILES, Results, Run, expectations, reported
 from repro.experiments.microconv import deepbench, settings
 from repro.microconv import Convolution, backends
@@ -37,7 +37,7 @@ def runs_of(artefact: str, profile: str) -> list[Run]:
 
 
 def planned(profile: str) -> list[Run]:
-    return running.plan(PAPER, PAPER.artefacts.values(), profile, {})
+    return arguments.plan(PAPER, PAPER.artefacts.values(), profile, {})
 
 
 @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
@@ -182,13 +182,13 @@ class TestProfiles:
         assert {run.config["repeats"] for run in runs_of("table5", "paper")} == {50}
 
     def test_unknown_ones(self):
-        for arguments in (("fast", "AlexNet"), ("quick", "VGG"), ("quick", "AlexNet", "bf16")):
+        for given in (("fast", "AlexNet"), ("quick", "VGG"), ("quick", "AlexNet", "bf16")):
             with pytest.raises(KeyError):
-                settings.base(*arguments)
+                settings.base(*given)
 
     def test_no_dataset_is_chosen(self):
-        assert running.choose_datasets(PAPER, "quick") == {}
-        assert running.choose_datasets(PAPER, "quick", ["digits"]) == {}  # for another paper
+        assert arguments.choose_datasets(PAPER, "quick") == {}
+        assert arguments.choose_datasets(PAPER, "quick", ["digits"]) == {}  # for another paper
 
     def test_every_claim_was_expected_and_nothing_else(self):
         claims = {

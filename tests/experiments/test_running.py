@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from repro import datasets, records
-from repro.experiments import find_artefacts, load_paper, running, sources
+from repro.experiments import arguments, find_artefacts, load_paper, running, sources
 from repro.experiments.design import (
     PROFILES,
     SEEDS,
@@ -28,7 +28,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.running import Setting, UsageError
 from repro.experiments.sources import LOCAL, Source
-from repro.measure import Timing
+from repro.measure import Timing, accelerator
 from repro.records import CorruptRecordWarning, RecordError, RecordStore
 
 
@@ -57,7 +57,7 @@ class Toy:
         )
 
     def plan(self) -> list[Run]:
-        return running.plan(self.paper, self.paper.artefacts.values(), "smoke", {})
+        return arguments.plan(self.paper, self.paper.artefacts.values(), "smoke", {})
 
 
 TOY = Toy()
@@ -416,41 +416,41 @@ class TestChoice:
             (("flowers5", "flowers102"), "flowers102"),
         ]:
             present(*at_hand)
-            assert running.choose_datasets(toy.paper, "gpu") == {"classification": expected}
+            assert arguments.choose_datasets(toy.paper, "gpu") == {"classification": expected}
 
     def test_by_name_whatever_is_at_hand(self, toy, present):
         present("flowers102")
         for name in ("digits", "flowers5", "synthetic"):
-            chosen = running.choose_datasets(toy.paper, "gpu", [name])
+            chosen = arguments.choose_datasets(toy.paper, "gpu", [name])
             assert chosen == {"classification": name}
 
     def test_a_name_that_serves_one_task_leaves_the_others(self, present):
         present("flowers5")
-        chosen = running.choose_datasets(load_paper("mbs"), "quick", ["camvid"])
+        chosen = arguments.choose_datasets(load_paper("mbs"), "quick", ["camvid"])
         assert chosen == {"classification": "flowers5", "segmentation": "camvid"}
 
     def test_unknown_and_unfit_names(self, toy, present):
         present()
         with pytest.raises(UsageError, match="'digits' and 'flowers5' serve the same task of toy"):
-            running.choose_datasets(toy.paper, "gpu", ["digits", "flowers5", "synthetic"])
+            arguments.choose_datasets(toy.paper, "gpu", ["digits", "flowers5", "synthetic"])
         with pytest.raises(UsageError, match=r"unknown dataset 'mnist'.*flowers5"):
-            running.choose_datasets(toy.paper, "gpu", ["mnist"])
+            arguments.choose_datasets(toy.paper, "gpu", ["mnist"])
         with pytest.raises(UsageError, match=r"'camvid' serves no experiment.*flowers5.*synthetic"):
-            running.choose_datasets(toy.paper, "gpu", ["digits", "camvid"])
+            arguments.choose_datasets(toy.paper, "gpu", ["digits", "camvid"])
 
     def test_a_task_that_nothing_serves_is_left_empty(self, present, tmp_path, monkeypatch):
         present("cifar10")
         monkeypatch.setattr(datasets, "find_times", lambda root: None)
         paper = load_paper("dualbatch")
-        chosen = running.choose_datasets(paper, "paper")
+        chosen = arguments.choose_datasets(paper, "paper")
         assert chosen == {"CIFAR": "cifar10", "times": "", "ImageNet": ""}
         # What is left can be planned: nothing asks for a dataset without a name.
-        runs = running.plan(paper, paper.artefacts.values(), "paper", chosen)
+        runs = arguments.plan(paper, paper.artefacts.values(), "paper", chosen)
         used = {run.config["dataset"]["name"] for run in runs if run.config.get("dataset")}
         assert used == {"cifar10"}
         monkeypatch.setattr(datasets, "find_times", lambda root: tmp_path)
-        assert running.choose_datasets(paper, "quick")["times"] == datasets.TIMES
-        assert running.choose_datasets(paper, "smoke") == {"CIFAR": "digits", "times": ""}
+        assert arguments.choose_datasets(paper, "quick")["times"] == datasets.TIMES
+        assert arguments.choose_datasets(paper, "smoke") == {"CIFAR": "digits", "times": ""}
 
     def test_every_profile_ends_in_data_that_is_always_there(self):
         for profile, tasks in load_paper("mbs").datasets.items():
@@ -467,14 +467,14 @@ class TestArguments:
          ("0,5,7", (0, 5, 7)), ("7, 5", (7, 5)), ("0,1", (0, 1)), ("5,", (5,))],
     )  # fmt: skip
     def test_seeds(self, text, seeds):
-        assert running.parse_seeds(text) == seeds
+        assert arguments.parse_seeds(text) == seeds
 
     @pytest.mark.parametrize(
         "text", ["0", "-1", "a", "1.5", "1,1", "1,-2", ",", "5,,", "1;2", "3 4", "9" * 21]
     )
     def test_wrong_seeds(self, text):
         with pytest.raises(UsageError, match=r"give how many \(3\), or a list") as caught:
-            running.parse_seeds(text)
+            arguments.parse_seeds(text)
         assert repr(text) in str(caught.value)
 
     RUNS = (
@@ -484,10 +484,10 @@ class TestArguments:
     )
 
     def test_only(self):
-        assert running.only(self.RUNS, []) == list(self.RUNS)
-        kept = running.only(self.RUNS, [("mini_batch", "8"), ("mini_batch", "4")])
+        assert arguments.only(self.RUNS, []) == list(self.RUNS)
+        kept = arguments.only(self.RUNS, [("mini_batch", "8"), ("mini_batch", "4")])
         assert [run.config["mini_batch"] for run in kept] == [4, 8, 8]
-        kept = running.only(self.RUNS, [("mini_batch", "8"), ("way", "fancy")])
+        kept = arguments.only(self.RUNS, [("mini_batch", "8"), ("way", "fancy")])
         assert kept == [self.RUNS[3]]
 
     @pytest.mark.parametrize(
@@ -500,14 +500,14 @@ class TestArguments:
     )
     def test_only_what_is_in_the_plan(self, choice, advice):
         with pytest.raises(UsageError, match=advice):
-            running.only(self.RUNS, [("mini_batch", "8"), choice])
+            arguments.only(self.RUNS, [("mini_batch", "8"), choice])
 
     def test_changes(self, toy):
-        changed = running.with_changes(toy.paper, self.RUNS, [("way", "fancy")])
+        changed = arguments.with_changes(toy.paper, self.RUNS, [("way", "fancy")])
         # Each once, and what has no such key as it is.
         assert [run.config.get("way") for run in changed] == ["fancy"] * 4 + [None]
         assert self.RUNS[0].config["way"] == "plain"
-        (seeded,) = running.with_changes(
+        (seeded,) = arguments.with_changes(
             toy.paper, [Run("train", {"lr": 0.1}, (7,), "mine")], [("lr", "1")]
         )
         assert (seeded.config, seeded.seeds, seeded.label) == ({"lr": 1}, (7,), "mine")
@@ -522,31 +522,33 @@ class TestArguments:
     )
     def test_changes_that_do_not_fit(self, toy, choice, advice):
         with pytest.raises(UsageError, match=advice):
-            running.with_changes(toy.paper, self.RUNS, [choice])
+            arguments.with_changes(toy.paper, self.RUNS, [choice])
 
     def test_choices_are_keys_and_values(self):
-        assert running.parse_choice("a=b=c") == ("a", "b=c")
+        assert arguments.parse_choice("a=b=c") == ("a", "b=c")
         for text in ("", "a", "a=", "=b"):
             with pytest.raises(UsageError, match="not of the form KEY=VALUE"):
-                running.parse_choice(text)
+                arguments.parse_choice(text)
 
     def test_profiles(self):
         for profile in ("smoke", "quick", "gpu", "paper"):
-            assert running.check_profile(profile) == profile
-        assert running.check_profile("view", computing=False) == "view"
+            assert arguments.check_profile(profile) == profile
+        assert arguments.check_profile("view", computing=False) == "view"
         with pytest.raises(UsageError, match=r"'fast'; choose smoke, quick, gpu, paper$"):
-            running.check_profile("fast")
+            arguments.check_profile("fast")
         with pytest.raises(UsageError, match="'view' shows records and computes none"):
-            running.check_profile("view")
+            arguments.check_profile("view")
 
     def test_a_device_has_one_name(self, monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(accelerator, "present", lambda: "cuda")
         given = {"cpu": "cpu", "cpu:0": "cpu", "cuda": "cuda:0", "cuda:0": "cuda:0"}
         for device, name in (given | {"cuda:1": "cuda:1"}).items():
-            assert running.check_device(device) == name
+            assert arguments.check_device(device) == name
         for device in ("cpu:7", "cuda:2", "cuda:01", "CPU ", "", 0, None, torch.device("cpu")):
             with pytest.raises(UsageError, match=r"allowed are 'cpu' and 'cuda:0' to 'cuda:1'$"):
-                running.check_device(device)
+                arguments.check_device(device)
 
     def test_another_name_of_a_device_makes_no_other_records(self, toy, store):
         execute(toy, store)
@@ -558,9 +560,9 @@ class TestArguments:
         assert len(store.load("toy")) == 6
 
     def test_defaults_follow_the_machine(self, monkeypatch):
-        for present, profile, device in ((True, "gpu", "cuda"), (False, "quick", "cpu")):
-            monkeypatch.setattr(torch.cuda, "is_available", lambda present=present: present)
-            assert (running.default_profile(), running.default_device()) == (profile, device)
+        for kind, profile, device in (("cuda", "gpu", "cuda"), (None, "quick", "cpu")):
+            monkeypatch.setattr(accelerator, "present", lambda kind=kind: kind)
+            assert (arguments.default_profile(), arguments.default_device()) == (profile, device)
 
     def test_papers_and_artefacts(self):
         paper, artefacts = find_artefacts("mbs")
@@ -644,7 +646,7 @@ class TestSources:
 
     def test_none_at_all(self, toy, results_folder):
         results = self.shown(toy)
-        assert (results.records, results.profile) == ([], running.default_profile())
+        assert (results.records, results.profile) == ([], arguments.default_profile())
         assert sources.find_source(toy.paper).label == "no records yet"
         assert not results_folder.exists()
 

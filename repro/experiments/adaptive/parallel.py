@@ -31,8 +31,8 @@ from repro.experiments.adaptive import building, settings
 from repro.experiments.adaptive.building import Config
 from repro.experiments.adaptive.experiments import Training
 from repro.experiments.adaptive.worker import TIMEOUT_S
+from repro.experiments.arguments import choose_datasets
 from repro.experiments.outcome import UsageError
-from repro.experiments.running import choose_datasets
 
 
 def train_in_parallel(

@@ -1,0 +1,332 @@
+"""What a command was given, checked: profile, device, folders, datasets, seeds, choices of runs."""
+
+import json
+import math
+import re
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from repro import paths
+from repro.experiments.design import COMPUTING_PROFILES, PROFILES, Artefact, Paper, Run, UsageError
+from repro.records import check_writable
+
+# Commands that compute nothing answer at once: torch and the datasets are imported where they work.
+
+
+def default_profile() -> str:
+    """Return ``gpu`` where torch finds an accelerator and ``quick`` where it does not."""
+    from repro.measure import accelerator
+
+    return "gpu" if accelerator.present() else "quick"
+
+
+def default_device() -> str:
+    """Return the accelerator that torch finds, such as ``cuda``, else ``cpu``."""
+    from repro.measure import accelerator
+
+    return accelerator.present() or "cpu"
+
+
+def check_profile(profile: str, computing: bool = True) -> str:
+    """Return `profile` if it exists, and computes where that is asked."""
+    allowed = COMPUTING_PROFILES if computing else PROFILES
+    if profile not in allowed:
+        hint = "; 'view' shows records and computes none" if profile == "view" else ""
+        raise UsageError(f"unknown profile {profile!r}; choose {', '.join(allowed)}{hint}")
+    return profile
+
+
+def check_device(device: str) -> str:
+    """Return the one name of a device that is there: ``cpu``, or ``cuda:0``, ``cuda:1``, ...
+
+    Any accelerator will do that torch has a module for.
+
+    Raises:
+        UsageError: There is no such device.
+    """
+    from repro.measure import accelerator
+
+    if device in ("cpu", "cpu:0"):
+        return "cpu"
+    parts = re.fullmatch(r"([a-z]+)(?::(0|[1-9][0-9]*))?", str(device))
+    if isinstance(device, str) and parts:
+        kind, number = parts[1], parts[2] or "0"
+        # A long number is none of a device, and int() refuses it.
+        if len(number) < 5 and int(number) < _count(kind):
+            return f"{kind}:{number}"
+    here = accelerator.present()
+    last = _count(here) - 1 if here else -1
+    raise UsageError(
+        f"device {_shortened(device)} is not available here; allowed are 'cpu'"
+        + (f" and '{here}:0' to '{here}:{last}'" if last >= 0 else " (no accelerator is present)")
+    )
+
+
+def _count(kind: str) -> int:
+    """Return how many accelerators of a kind are here; of what torch does not know there are 0."""
+    from repro.measure import accelerator
+
+    try:
+        if not accelerator.is_accelerator(kind):
+            return 0
+        of = accelerator.module(kind)
+    except (RuntimeError, ValueError):
+        return 0
+    return int(of.device_count()) if of.is_available() else 0
+
+
+def user_path(text: str, option: str) -> Path:
+    """Return the path that was given; ``~`` and ``~NAME`` stand for a home folder.
+
+    Raises:
+        UsageError: There is no such user, or the text is empty.
+    """
+    try:
+        if text.strip():
+            return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{option} is {text!r}, and there is no such user; give a path") from error
+    raise UsageError(f"{option} is empty; leave it out, or give the path of a file")
+
+
+def check_target(path: Path, what: str) -> None:
+    """Refuse a path that no file can be written to, before it takes work to find out.
+
+    Raises:
+        UsageError: A folder or something else that is no file lies there.
+        RecordError: Its folder cannot be made or written.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    except OSError as error:
+        raise UsageError(f"{what} {str(path)!r}: {error.strerror}; give another path") from error
+    if mode is not None and not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        raise UsageError(f"{what} {str(path)!r} is {kind}; give the path of a file")
+    check_writable(path.parent, what, "free some space, make it writable, or give another path")
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text)} characters)"
+
+
+def check_data(root: str | None) -> str | None:
+    """Return `root` if it is a folder or None, and `$REPRO_DATA`, where it is set, is one."""
+    if problem := paths.data_problem(root):
+        raise UsageError(problem)
+    return root
+
+
+def choose_datasets(
+    paper: Paper, profile: str, wanted: Sequence[str] = (), root: str | None = None
+) -> dict[str, str]:
+    """Choose a dataset for each task of a paper: one asked for by name, else the best at hand.
+
+    A paper that measures kernels on random numbers has no tasks, and takes none.
+
+    Raises:
+        UsageError: A name is unknown, or serves no task of the paper.
+    """
+    from repro import datasets
+
+    check_data(root)
+    tasks = paper.datasets[profile]
+    served = sorted({name for names in tasks.values() for name in names} | {"synthetic"})
+    for name in wanted:
+        if name not in datasets.NAMES:
+            raise UsageError(f"unknown dataset {name!r}; choose among {', '.join(datasets.NAMES)}")
+        if tasks and name not in served:
+            raise UsageError(
+                f"dataset {name!r} serves no experiment of {paper.key} under the profile "
+                f"{profile!r}; choose among {', '.join(served)}"
+            )
+    present = set(datasets.available(root))
+    if datasets.find_times(root) is not None:
+        present.add(datasets.TIMES)
+    chosen = {}
+    for task, names in tasks.items():
+        asked = [name for name in wanted if name in names or name == "synthetic"]
+        # A task that nothing can stand in for is left out, and its artefacts say "not run".
+        chosen[task] = (asked or [name for name in names if name in present] or [""])[0]
+        several = [name for name in asked if name != "synthetic"]
+        if len(several) > 1:
+            raise UsageError(
+                f"datasets {' and '.join(map(repr, several))} serve the same task of {paper.key}, "
+                f"{task}; give one of them"
+            )
+    return chosen
+
+
+def plan(
+    paper: Paper, artefacts: Iterable[Artefact], profile: str, chosen: Mapping[str, str]
+) -> list[Run]:
+    """Return the runs that the artefacts need, each once."""
+    return list(
+        dict.fromkeys(run for artefact in artefacts for run in artefact.runs(profile, chosen))
+    )
+
+
+Choices = Sequence[tuple[str, str]]
+
+
+def parse_choice(text: str) -> tuple[str, str]:
+    """Read ``KEY=VALUE``.
+
+    Raises:
+        UsageError: There is no equals sign.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key or not value:
+        raise UsageError(f"{text!r} is not of the form KEY=VALUE, such as mini_batch=64")
+    return key, value
+
+
+def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
+    """Return the runs whose configuration has one of the values of every key that is named.
+
+    Args:
+        runs: A plan.
+        choices: Keys and values, as text; several of one key admit any of them.
+
+    Raises:
+        UsageError: No run has that key, or that value of it.
+    """
+    kept = list(runs)
+    for key in dict.fromkeys(key for key, _ in choices):
+        wanted = [value for name, value in choices if name == key]
+        present_ = {_text(run.config[key]) for run in runs if key in run.config}
+        for value in wanted:
+            if value not in present_:
+                known = ", ".join(sorted(present_, key=_naturally))
+                advice = f"choose among {known}" if known else _keys_advice(runs)
+                raise UsageError(f"no run of the plan has {key}={value}; {advice}")
+        kept = [run for run in kept if key in run.config and _text(run.config[key]) in wanted]
+    return kept
+
+
+def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Run]:
+    """Return the runs with other values of what their configuration has; the rest as they are.
+
+    Args:
+        paper: Says which values some keys may have.
+        runs: A plan.
+        choices: Keys and values, as text; a value is read as JSON where it is such.
+
+    Raises:
+        UsageError: No run has that key, the value is of another type, or not allowed.
+    """
+    for key, text in choices:
+        present_ = [run.config[key] for run in runs if _is_plain(run.config.get(key, ...))]
+        if not present_:
+            raise UsageError(f"no run of the plan has a {key!r} to set; {_keys_advice(runs)}")
+        if sum(key == other for other, _ in choices) > 1:
+            raise UsageError(f"{key} is set twice; give it one value")
+        allowed = paper.options.get(key)
+        if allowed is not None and text not in allowed:
+            raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(allowed)}")
+        value = text if any(isinstance(one, str) for one in present_) else _parsed(text)
+        kinds = {type(one) for one in present_ if one is not None}
+        if kinds and type(value) not in kinds and not (float in kinds and type(value) is int):
+            example = next(one for one in present_ if one is not None)
+            raise UsageError(f"{key}={text} is of another type than {key}={_text(example)}")
+        if isinstance(value, str) and allowed is None:
+            texts = sorted({one for one in present_ if isinstance(one, str)} | _texts(paper, key))
+            if value not in texts:
+                raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(texts)}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _check_number(key, value, present_)
+        runs = list(
+            dict.fromkeys(
+                replace(run, config=run.config | {key: value})
+                if _is_plain(run.config.get(key, ...))
+                else run
+                for run in runs
+            )
+        )
+    return list(runs)
+
+
+def _keys_advice(runs: Sequence[Run]) -> str:
+    keys = sorted({key for run in runs for key, value in run.config.items() if _is_plain(value)})
+    return f"their keys are {', '.join(keys)}" if keys else "its runs have no such keys"
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _texts(paper: Paper, key: str) -> set[str]:
+    """Return the texts that a key has in any run of a paper."""
+    found = set()
+    for profile in COMPUTING_PROFILES:
+        chosen = {task: names[-1] for task, names in paper.datasets[profile].items()}
+        for run in plan(paper, paper.artefacts.values(), profile, chosen):
+            if isinstance(run.config.get(key), str):
+                found.add(run.config[key])
+    return found
+
+
+def _check_number(key: str, value: float, present_: Sequence[Any]) -> None:
+    """Refuse a number that none of a plan's is like: not finite, below 0, no count."""
+    numbers = [n for n in present_ if isinstance(n, int | float) and not isinstance(n, bool)]
+    such = f"; give one such as {_text(min(numbers))}" if numbers else ""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{key}={value} is no finite number{such}")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise UsageError(f"{key}={_shortened(value)} is beyond 64 bits{such}")
+    if numbers and value < 0 <= min(numbers):
+        raise UsageError(f"{key}={value} is below 0{such}")
+    # Counts and sizes start at one, where the plan's do; a rate or a margin may be 0.
+    if numbers and value == 0 and all(isinstance(n, int) and n > 0 for n in numbers):
+        raise UsageError(f"{key}={value} leaves nothing to run{such}")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _naturally(text: str) -> tuple[bool, float, str]:
+    value = _parsed(text)
+    number = isinstance(value, int | float)
+    return not number, float(value) if number else 0.0, text
+
+
+def parse_seeds(text: str | None) -> tuple[int, ...] | None:
+    """Read a number of seeds (``3`` is 0, 1, 2) or a list (``0,5,7`` or ``5,``); None stays None.
+
+    Raises:
+        UsageError: The text is neither.
+    """
+    if text is None or not str(text).strip():
+        return None
+    text = str(text)  # a notebook may have a number for it
+    try:
+        if not text.isascii():  # int() reads digits of every script
+            raise ValueError
+        numbers = tuple(int(part) for part in text.removesuffix(",").split(","))
+    except ValueError:
+        numbers = ()
+    if "," not in text:
+        count = numbers[0] if numbers and numbers[0] <= 1000 else 0
+        numbers = tuple(range(count))
+    # numpy's generators take seeds of 32 bits.
+    outside = not numbers or min(numbers) < 0 or max(numbers) >= 2**32
+    if outside or len(set(numbers)) < len(numbers):
+        raise UsageError(
+            f"seeds are {_shortened(text)}; give how many (3), or a list of distinct ones from 0 "
+            "to 4294967295 (0,5,7)"
+        )
+    return numbers
