@@ -1,7 +1,8 @@
 """The chunked allocator of section 4 in C++: on CUDA by the driver, and on host memory for tests.
 
-The library is compiled at first use with the plain compiler; the CUDA driver is looked up at run
-time, so that no toolkit is needed. See `csrc/chunked_allocator.cpp` for how it works.
+The library is compiled at first use with the plain compiler and torch's headers; the CUDA driver
+is looked up at run time, so that no toolkit is needed. See `csrc/chunked_allocator.cpp` for how it
+works.
 
 A library is code that runs: it is kept in a folder of this user's alone, ends with a digest of its
 content, and what is loaded is the very file that was checked.
@@ -34,8 +35,13 @@ from repro.measure.files import (
 from repro.outofcore.allocator import PAPER_CHUNK_BYTES, AllocatorError
 
 SOURCES = Path(__file__).with_name("csrc")
-FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
-LIBRARIES = ("-ldl", "-lpthread")
+_TORCH = Path(torch.__file__).parent
+FLAGS = (
+    *("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    f"-isystem{_TORCH / 'include'}",
+)
+# torch has loaded its own: this is where it is found by a name.
+LIBRARIES = ("-ldl", "-lpthread", f"-L{_TORCH / 'lib'}", "-lc10")
 _INVALID, _OUT_OF_MEMORY = 1, 2
 _LARGEST = 2**63 - 1
 _DIGEST_BYTES = 32
@@ -147,7 +153,8 @@ def build() -> Path:
         version = subprocess.run([*compiler, "--version"], capture_output=True, check=True).stdout
         for part in (*sources, *sorted(SOURCES.glob("*.hpp"))):
             key.update(part.name.encode() + b"\0" + part.read_bytes() + b"\0")
-        key.update(repr((compiler, version, FLAGS, LIBRARIES, platform.machine())).encode())
+        built_by = compiler, version, FLAGS, LIBRARIES, platform.machine(), torch.__version__
+        key.update(repr(built_by).encode())
         target = _library_folder() / f"chunked_allocator-{key.hexdigest()[:16]}.so"
         try:
             os.close(_opened(target))
@@ -401,10 +408,10 @@ def install(
 ) -> Installed:
     """Make torch allocate all CUDA memory of this process from chunks (section 4).
 
-    To be called before anything else uses CUDA. Where memory is out, torch raises a RuntimeError
-    that begins with "out of memory". torch's own statistics (``torch.cuda.memory_allocated``) do
-    not work then: see `Installed.counters`. Not for CUDA graphs, for memory shared with other
-    processes, or read by another device without a copy.
+    To be called before anything else uses CUDA. Where memory is out, torch raises a
+    `torch.OutOfMemoryError` that begins with "out of memory". torch's own statistics
+    (``torch.cuda.memory_allocated``) do not work then: see `Installed.counters`. Not for CUDA
+    graphs, for memory shared with other processes, or read by another device without a copy.
 
     Args:
         chunk_bytes: Size of a chunk, rounded up to 2 MiB.

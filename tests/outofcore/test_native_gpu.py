@@ -182,7 +182,7 @@ class TestTorch:
             held = torch.zeros(32 * MIB, dtype=torch.uint8, device="cuda")
             try:
                 torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
-            except RuntimeError as error:
+            except torch.OutOfMemoryError as error:
                 assert "out of memory" in str(error), error
             else:
                 raise SystemExit("it fitted")

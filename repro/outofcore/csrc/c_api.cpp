@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "chunked_allocator.hpp"
+#include "torch_errors.hpp"
 
 #define API extern "C" __attribute__((visibility("default")))
 
@@ -149,10 +150,13 @@ API int ca_plug_trim(int device) {
 }
 
 // torch takes what this returns for memory, null or not. It has to throw, then, where there is none:
-// torch makes a RuntimeError of a std::exception. It must not be a std::bad_alloc, whose message
-// would be lost.
+// torch makes a RuntimeError of a std::exception.
 API void* ca_plug_malloc(std::size_t bytes, int device, void* stream) {
-  return Plugged::get().of(device).malloc(bytes, reinterpret_cast<Stream>(stream));
+  try {
+    return Plugged::get().of(device).malloc(bytes, reinterpret_cast<Stream>(stream));
+  } catch (const OutOfMemory& error) {
+    throw_torch_out_of_memory(error.what());
+  }
 }
 
 // Called from destructors, and as late as when the interpreter has gone: it does not throw. A block

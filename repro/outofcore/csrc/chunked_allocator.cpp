@@ -138,12 +138,12 @@ Allocator::Block Allocator::acquire(std::size_t count, std::uint64_t bytes, Stre
       out_of_memory(bytes, "the device has no more");
     }
     try {
+      settle();  // undoes what mappings it can of the ranges that they were taken from
       block.range = map(chunks);
     } catch (...) {
       give_back(chunks, stream);
       throw;
     }
-    settle();
   }
   block.bytes = bytes;
   block.stream = stream;
@@ -208,18 +208,26 @@ void Allocator::free_block(Address address, Stream stream) {
                           " is not the address of a live block: it was freed before, or never "
                           "handed out by this allocator");
   }
+  release(found->second, stream);
   ++counters_.frees;
   counters_.requested_bytes -= found->second.bytes;
-  release(found->second, stream);
   live_.erase(found);
 }
 
-void Allocator::release(Block& block, Stream stream) {
+void Allocator::release(Block& block, Stream stream) { release(block, last_uses(block, stream)); }
+
+// All of a free that may fail: until it has returned, nothing has changed.
+Allocator::FreedRange Allocator::last_uses(const Block& block, Stream stream) {
   FreedRange freed{{}, use(stream), {}};
+  std::set<Stream> others = block.others;
   // The stream that it was asked for on may have yet to run what used its chunks before.
-  block.others.insert(block.stream);
-  block.others.erase(stream);
-  for (Stream other : block.others) freed.others.push_back(use(other));
+  others.insert(block.stream);
+  others.erase(stream);
+  for (Stream other : others) freed.others.push_back(use(other));
+  return freed;
+}
+
+void Allocator::release(Block& block, FreedRange freed) {
   freed.range = std::move(block.range);
   counters_.allocated_bytes -= freed.range.chunks.size() * counters_.chunk_bytes;
   live_chunks_ -= freed.range.chunks.size();
@@ -237,14 +245,14 @@ void Allocator::free_small(Address address, Stream stream) {
   block.others.erase(block.stream);
   FreedSmall freed{block, {}};
   for (Stream other : block.others) freed.others.push_back(use(other));
-  ++counters_.frees;
-  counters_.requested_bytes -= block.bytes;
-  small_live_.erase(found);
   if (freed.others.empty()) {
     join(freed.block);
   } else {
     small_waiting_.push_back(std::move(freed));
   }
+  ++counters_.frees;
+  counters_.requested_bytes -= block.bytes;
+  small_live_.erase(found);
 }
 
 // Makes a piece free, one with its free neighbours.
@@ -252,26 +260,32 @@ void Allocator::join(const SmallBlock& block) {
   Heap& heap = heaps_[block.stream];
   SharedChunk& shared = heap.chunks.at(block.number);
   auto piece = shared.pieces.find(block.at);
+  const auto after = std::next(piece);
+  const bool with_after = after != shared.pieces.end() && after->second.free;
+  const bool with_before = piece != shared.pieces.begin() && std::prev(piece)->second.free;
+  const bool whole = shared.pieces.size() == 1u + with_after + with_before;
+  FreedRange freed;
+  if (whole) freed = last_uses(shared.block, block.stream);
   const auto absorb = [&](auto into, auto from) {
     into->second.size += from->second.size;
     shared.pieces.erase(from);
   };
-  if (const auto after = std::next(piece); after != shared.pieces.end() && after->second.free) {
+  if (with_after) {
     heap.free.erase({after->second.size, block.number, after->first});
     absorb(piece, after);
   }
-  if (piece != shared.pieces.begin() && std::prev(piece)->second.free) {
+  if (with_before) {
     const auto before = std::prev(piece);
     heap.free.erase({before->second.size, block.number, before->first});
     absorb(before, piece);
     piece = before;
   }
   piece->second.free = true;
-  const auto whole = heap.free.insert({piece->second.size, block.number, piece->first}).first;
-  if (shared.pieces.size() == 1) {
-    release(shared.block, block.stream);
-    heap.free.erase(whole);
+  if (whole) {
+    release(shared.block, std::move(freed));
     heap.chunks.erase(block.number);
+  } else {
+    heap.free.insert({piece->second.size, block.number, piece->first});
   }
 }
 
@@ -442,13 +456,6 @@ Allocator::Range Allocator::map(const std::vector<FreeChunk>& chunks) {
   return range;
 }
 
-void Allocator::unmap(const Range& range) {
-  const std::uint64_t bytes = range.chunks.size() * counters_.chunk_bytes;
-  backend_->unmap(range.address, bytes);
-  backend_->unreserve(range.address, bytes);
-  counters_.unmaps += range.chunks.size();
-}
-
 void Allocator::put(FreedRange freed) {
   const std::uint64_t number = freed.use->number;
   Cache& cache = caches_[freed.use->stream];
@@ -471,17 +478,17 @@ void Allocator::retire(Cache& cache, std::uint64_t number) {
   retired_.push_back(std::move(freed));
 }
 
-// Does what had to wait for events that have completed since.
+// Does what had to wait for events that have completed since. Where the driver fails, what has not
+// been done stays to be done.
 void Allocator::settle() {
   const auto all_complete = [](const std::vector<LastUse>& uses) {
     return std::all_of(uses.begin(), uses.end(), [](const LastUse& u) { return u->complete(); });
   };
   for (std::size_t i = 0; i < small_waiting_.size();) {
     if (all_complete(small_waiting_[i].others)) {
-      const FreedSmall freed = std::move(small_waiting_[i]);
+      join(small_waiting_[i].block);
       small_waiting_[i] = std::move(small_waiting_.back());
       small_waiting_.pop_back();
-      join(freed.block);
     } else {
       ++i;
     }
@@ -496,17 +503,20 @@ void Allocator::settle() {
     }
   }
   std::set<Stream> behind;  // an event that has not completed speaks for the later ones
-  std::vector<FreedRange> kept;
-  for (FreedRange& freed : std::exchange(retired_, {})) {
-    const Stream stream = freed.use->stream;
-    if (behind.count(stream) || !freed.use->complete()) {
+  for (auto freed = retired_.begin(); freed != retired_.end();) {
+    const Stream stream = freed->use->stream;
+    if (behind.count(stream) || !freed->use->complete()) {
       behind.insert(stream);
-      kept.push_back(std::move(freed));
-    } else {
-      unmap(freed.range);
+      ++freed;
+      continue;
     }
+    const Address address = freed->range.address;
+    const std::uint64_t count = freed->range.chunks.size();
+    backend_->unmap(address, count * counters_.chunk_bytes);
+    counters_.unmaps += count;
+    freed = retired_.erase(freed);
+    backend_->unreserve(address, count * counters_.chunk_bytes);
   }
-  retired_ = std::move(kept);
 }
 
 void Allocator::release_all() {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -127,7 +128,9 @@ class Allocator {
 
   void note_peaks();
   Block acquire(std::size_t count, std::uint64_t bytes, Stream);
+  FreedRange last_uses(const Block&, Stream);
   void release(Block&, Stream);
+  void release(Block&, FreedRange);
   Address malloc_small(std::uint64_t bytes, Stream);
   void free_small(Address, Stream);
   void join(const SmallBlock&);
@@ -139,7 +142,6 @@ class Allocator {
   bool wait_for_small();
   bool wait_for_oldest(Stream);
   Range map(const std::vector<FreeChunk>&);
-  void unmap(const Range&);
   void put(FreedRange);
   FreedRange pull(Cache&, std::uint64_t number);
   void retire(Cache&, std::uint64_t number);
@@ -161,7 +163,7 @@ class Allocator {
   std::vector<FreedSmall> small_waiting_;  // for streams other than their own
   std::uint64_t shared_ever_ = 0;
   std::vector<FreedRange> waiting_;  // for streams other than their own
-  std::vector<FreedRange> retired_;  // their chunks are free, their mapping awaits its last use
+  std::list<FreedRange> retired_;  // their chunks are free, their mapping awaits its last use
 };
 
 }  // namespace chunked

@@ -1,0 +1,406 @@
+"""The allocator's CUDA backend on a stub of the driver, in a process whose driver it is.
+
+`test_native_gpu` has the real one.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from repro.outofcore import native
+from repro.outofcore.native import ChunkedMemory, Installed, NativeOutOfMemory
+
+HERE = Path(__file__).parent
+CHUNK = 2**21
+LIMIT = 64 * CHUNK  # of the stub's devices
+UNKNOWN, FULL = 999, 2
+
+
+def compile_library(source: Path, target: Path, *options: str) -> None:
+    compiler = [*native._compiler(), "-std=c++20", "-shared", "-fPIC"]
+    subprocess.run([*compiler, str(source), "-o", str(target), *options], check=True)
+
+
+@pytest.fixture(scope="module")
+def driver_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("driver")
+    compile_library(HERE / "cuda_stub.cpp", folder / "libcuda.so.1", f"-I{native.SOURCES}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def process(driver_folder: Path) -> Iterator[ProcessPoolExecutor]:
+    """A process in which the stub is the driver."""
+    native.build()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_LIBRARY_PATH", str(driver_folder))
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            yield pool
+
+
+def on_the_stub(body: Callable[[], None]) -> Callable[[ProcessPoolExecutor], None]:
+    """Make a test run in that process."""
+
+    def test(process: ProcessPoolExecutor) -> None:
+        process.submit(run, body.__name__).result(300)
+
+    test.body = body  # type: ignore[attr-defined]
+    return test
+
+
+def run(name: str) -> None:
+    driver().stub_forgive()
+    try:
+        globals()[name].body()
+        assert refusal() == ""
+        assert left() == [0] * 5
+    finally:
+        driver().stub_fail(-1, 0)
+        driver().stub_limit(LIMIT)
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    library = ctypes.CDLL("libcuda.so.1")
+    number = ctypes.c_uint64
+    library.stub_hold.argtypes = [number, ctypes.c_int]
+    library.stub_fill.argtypes = [number, number, number, ctypes.c_int]
+    library.stub_fail.argtypes = [ctypes.c_long, ctypes.c_int]
+    library.stub_limit.argtypes = [number]
+    library.stub_failed.restype = library.stub_refusal.restype = ctypes.c_char_p
+    library.cuCtxSetCurrent.argtypes = [ctypes.c_void_p]
+    library.cuMemMap.argtypes = [number] * 5
+    library.cuMemUnmap.argtypes = library.cuMemAddressFree.argtypes = [number] * 2
+    library.cuMemRelease.argtypes = [number]
+    library.stub_latest_chunk.restype = number
+    return library
+
+
+def refusal() -> str:
+    """The first rule of the driver that was broken."""
+    return driver().stub_refusal().decode()
+
+
+def left() -> list[int]:
+    """Contexts, chunks, ranges, mappings and events that are held."""
+    counts = (ctypes.c_int * 5)()
+    driver().stub_left(counts)
+    return list(counts)
+
+
+def fill(stream: int, address: int, value: int, nbytes: int = CHUNK) -> None:
+    driver().stub_fill(stream, address, nbytes, value)
+
+
+def byte(address: int) -> int:
+    return ctypes.c_ubyte.from_address(address).value
+
+
+word = ctypes.c_uint32.from_address
+
+
+@on_the_stub
+def test_many_operations_without_leak_or_overlap():
+    rng, live, refused = random.Random(0), [], 0
+    with ChunkedMemory("cuda", 1, device=1) as memory:
+        assert memory.counters().chunk_bytes == CHUNK
+        for number in range(4_000):
+            if number % 50 == 0:
+                driver().stub_hold(rng.randrange(3), rng.random() < 0.7)
+            if live and (len(live) == 30 or rng.random() < 0.5):
+                address, count, mark, stream = live.pop(rng.randrange(len(live)))
+                for start in range(address, address + count * CHUNK, CHUNK):
+                    assert word(start).value == word(start + CHUNK - 4).value == mark
+                memory.free(address, stream)
+            else:
+                count, stream = rng.randrange(1, 6), rng.randrange(3)
+                try:
+                    address = memory.malloc(count * CHUNK - rng.randrange(CHUNK), stream)
+                except NativeOutOfMemory as error:
+                    assert "the device has no more" in str(error)
+                    refused += 1
+                    continue
+                for start in range(address, address + count * CHUNK, CHUNK):
+                    word(start).value = word(start + CHUNK - 4).value = number
+                live.append((address, count, number, stream))
+        c = memory.counters()
+        assert c.failures == refused > 0 and c.peak_reserved_bytes == LIMIT == c.physical_bytes
+        assert c.event_waits > 0 and c.ranges_reused > 0 and c.unmaps > 0
+    for stream in range(3):
+        driver().stub_hold(stream, False)
+
+
+@on_the_stub
+def test_work_that_the_device_has_yet_to_do_keeps_its_mapping():
+    with ChunkedMemory("cuda", CHUNK) as memory:
+        driver().stub_hold(7, True)
+        old = memory.malloc(2 * CHUNK, 7)
+        fill(7, old, 3, 2 * CHUNK)
+        memory.free(old, 7)
+        new = memory.malloc(CHUNK, 7)  # a chunk of it, by another address
+        assert memory.counters().retired_ranges == 1
+        other = memory.malloc(CHUNK, 8)  # of which another stream has none
+        fill(8, other, 5)
+        driver().stub_hold(7, False)
+        assert (byte(new), byte(other)) == (3, 5)
+        memory.trim()
+        assert memory.counters().retired_ranges == 0
+
+
+@on_the_stub
+def test_another_stream_takes_what_is_done_and_waits_where_nothing_else_is_left():
+    driver().stub_limit(2 * CHUNK)
+    with ChunkedMemory("cuda", CHUNK) as memory:
+        driver().stub_hold(7, True)
+        first = memory.malloc(CHUNK, 7)
+        fill(7, first, 3)
+        memory.free(first, 7)
+        second = memory.malloc(CHUNK, 8)
+        assert second != first and memory.counters().event_waits == 0
+        third = memory.malloc(CHUNK, 8)
+        assert memory.counters().event_waits == 1 and byte(third) == 3
+        driver().stub_hold(7, False)
+
+
+@on_the_stub
+def test_a_stream_that_used_memory_is_waited_for():
+    with ChunkedMemory("cuda", CHUNK) as memory:
+        driver().stub_hold(8, True)
+        address = memory.malloc(CHUNK, 7)
+        memory.record_stream(address, 8)
+        fill(8, address, 4)
+        memory.free(address, 7)
+        assert memory.malloc(CHUNK, 7) != address
+        driver().stub_hold(8, False)
+        assert memory.malloc(CHUNK, 7) == address and byte(address) == 4
+
+
+@on_the_stub
+def test_events_are_used_again_and_destroyed_at_the_end():
+    made = driver().stub_events_made()
+    with ChunkedMemory("cuda", CHUNK) as memory:
+        for number in range(200):
+            memory.free(memory.malloc(CHUNK, number % 2), number % 2)
+        assert driver().stub_events_made() - made <= 4
+
+
+@on_the_stub
+def test_the_thread_keeps_its_own_context():
+    def check(number: int) -> None:
+        assert driver().stub_current() == number, number
+
+    check(-1)
+    with ChunkedMemory("cuda", CHUNK) as memory:
+        address = memory.malloc(1)
+        check(-1)
+        memory.free(address)
+    with ChunkedMemory("cuda", CHUNK, device=0), ChunkedMemory("cuda", CHUNK, device=1) as second:
+        context = ctypes.c_void_p()
+        driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        driver().cuCtxSetCurrent(context)
+        second.malloc(5)
+        with pytest.raises(NativeOutOfMemory):
+            second.malloc(LIMIT + 1)
+        second.trim()
+        check(0)
+    check(0)
+    driver().cuCtxSetCurrent(None)
+    driver().cuDevicePrimaryCtxRelease_v2(0)
+
+
+def scenario(memory: ChunkedMemory) -> None:
+    """Use each function of the driver, and each way to get memory."""
+    driver().stub_hold(7, True)
+    kept, first = memory.malloc(CHUNK, 7), memory.malloc(3 * CHUNK, 7)
+    small = memory.malloc(9, 7)
+    memory.record_stream(first, 8)
+    memory.free(first, 7)
+    memory.free(memory.malloc(2 * CHUNK, 7), 7)
+    again = memory.malloc(3 * CHUNK, 8)
+    driver().stub_hold(7, False)
+    memory.free(memory.malloc(CHUNK, 7), 7)
+    memory.free(kept, 7)
+    memory.free(small, 8)
+    memory.free(again, 8)
+    memory.trim()
+
+
+@on_the_stub
+def test_a_call_that_fails_is_named_and_nothing_is_lost():
+    def memory() -> ChunkedMemory:
+        return ChunkedMemory("cuda", CHUNK, 6 * CHUNK, small_bytes=100)
+
+    before = driver().stub_calls()
+    with memory() as made:
+        scenario(made)
+        count = driver().stub_calls() - before
+    seen = set()
+    for number in range(count):
+        made, caught = None, ""
+        driver().stub_fail(number, UNKNOWN)
+        try:
+            made = memory()
+            scenario(made)
+        except RuntimeError as error:
+            caught = str(error)
+        failed = driver().stub_failed().decode()
+        seen.add(failed)
+        told = f"{failed.removesuffix('_v2')}: WRONG (999)"
+        # What puts the caller's context back cannot throw.
+        assert caught == told or (failed == "cuCtxSetCurrent" and not caught), (number, caught)
+        if made is not None:
+            live = made.counters().allocated_bytes
+            made.trim()
+            c = made.counters()
+            assert c.failures <= 1 and c.cached_ranges == c.retired_ranges == 0, (number, c)
+            assert c.requested_bytes <= c.allocated_bytes == c.reserved_bytes <= live, (number, c)
+            assert c.live_blocks == c.mallocs - c.frees, (number, c)
+            made.close()
+        # Addresses that the driver does not take back have no owner any more.
+        lost = [0, 0, int(failed == "cuMemAddressFree"), 0, 0]
+        assert left() == lost and not refusal(), (number, failed, left(), refusal())
+        driver().stub_start_again()
+    assert len(seen) == 17, seen  # all but what shows errors, and what only closing calls
+
+
+@on_the_stub
+def test_out_of_memory_is_told_as_such_wherever_it_comes():
+    with ChunkedMemory("cuda", CHUNK) as memory:
+        driver().stub_limit(3 * CHUNK)
+        held = memory.malloc(2 * CHUNK)
+        for count in (2, 5):
+            with pytest.raises(NativeOutOfMemory, match="the device has no more"):
+                memory.malloc(count * CHUNK)
+        memory.free(memory.malloc(CHUNK))
+        memory.free(held)
+        assert memory.counters().failures == 2
+
+
+@on_the_stub
+def test_what_the_stub_refuses():
+    with ChunkedMemory("cuda", CHUNK) as memory:
+        address, context = memory.malloc(CHUNK), ctypes.c_void_p()
+        chunk = driver().stub_latest_chunk()
+
+        def refused(rule: str, call: str, *arguments: int) -> None:
+            assert getattr(driver(), call)(*arguments) == 1
+            assert call in refusal() and rule in refusal(), refusal()
+            driver().stub_forgive()
+
+        refused("inside()", "cuMemMap", address, CHUNK, 0, chunk, 0)
+        driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        driver().cuCtxSetCurrent(context)
+        refused("!mapped.count(address)", "cuMemMap", address, CHUNK, 0, chunk, 0)
+        refused("range != ranges.begin()", "cuMemMap", CHUNK, CHUNK, 0, chunk, 0)
+        refused("whole(address, bytes)", "cuMemUnmap", address, CHUNK // 2)
+        refused("first >= address + bytes", "cuMemAddressFree", address, CHUNK)
+        refused("mapping.handle != handle", "cuMemRelease", chunk)
+        refused("chunks.count(handle)", "cuMemRelease", chunk + 1)
+        driver().cuCtxSetCurrent(None)
+        driver().cuDevicePrimaryCtxRelease_v2(0)
+        fill(0, address + 1, 3)
+        assert refusal() == "a kernel reached memory that is not mapped"
+        driver().stub_forgive()
+
+
+def test_what_torch_calls(process: ProcessPoolExecutor, tmp_path: Path):
+    caller = tmp_path / "caller.so"
+    compile_library(HERE / "torch_caller.cpp", caller, *native.FLAGS[-1:], *native.LIBRARIES)
+    process.submit(as_torch_calls, caller).result(300)
+
+
+def as_torch_calls(caller: Path) -> None:
+    import torch  # whose c10 the library is linked with
+
+    assert torch.cuda.is_available() is False
+    library = native._load(native.build())
+    plug, release = library.ca_plug_malloc, library.ca_plug_free
+    plug.restype, plug.argtypes = ctypes.c_void_p, [ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+    release.restype, release.argtypes = None, [ctypes.c_void_p, *plug.argtypes]
+    library.ca_plug_record_stream.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+
+    def thrown(nbytes: int) -> tuple[int, str]:
+        message = ctypes.create_string_buffer(500)
+        call = ctypes.CDLL(str(caller)).call_malloc
+        call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t]
+        status = call(ctypes.cast(plug, ctypes.c_void_p), nbytes, message, 500)
+        return status, message.value.decode()
+
+    status, told = thrown(1)
+    assert status == 1 and "ca_plug_configure comes before" in told
+    assert library.ca_plug_configure(3, 0, 2 * CHUNK) == 0
+    assert library.ca_plug_configure(3, 0, 0) == 1
+    installed = Installed(native.build(), 3, None)
+    first, second = plug(5, 0, None), plug(CHUNK + 1, 1, 77)
+    assert plug(0, 0, None) is None
+    library.ca_plug_record_stream(second, 78)
+    assert [installed.counters(d).reserved_bytes for d in (0, 1)] == [CHUNK, 2 * CHUNK]
+    status, told = thrown(CHUNK + 1)
+    assert status == 2 and told.startswith("out of memory, the limit is reached: 2097153 bytes")
+    driver().stub_fail(2, UNKNOWN)
+    status, told = thrown(1)
+    assert (status, told) == (1, "cuMemCreate: WRONG (999)")
+    word(first).value = 9
+    release(first, 5, 0, None)
+    release(second, CHUNK + 1, 1, 77)
+    release(None, 0, 0, None)
+    release(first, 5, 0, None)  # an error, which is not thrown but counted
+    assert installed.counters(0).failures == 3
+    assert word(plug(7, 0, None)).value == 9
+    installed.trim(1)
+    assert installed.counters(1).reserved_bytes == 0
+    library.ca_plug_empty_cache()
+    assert installed.counters(0).reserved_bytes == CHUNK
+    assert refusal() == ""
+
+
+# ---- where it does not begin
+
+BEGIN = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+if len(sys.argv) > 2:
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.stub_fail(int(sys.argv[2]), int(sys.argv[3]))
+library.ca_last_error.restype = ctypes.c_char_p
+made, size = ctypes.c_void_p(), ctypes.c_uint64
+assert library.ca_create(b"cuda", size(1), size(0), size(0), 0, ctypes.byref(made)) == 3
+print(library.ca_last_error().decode())
+if len(sys.argv) > 2:
+    assert library.ca_create(b"cuda", size(1), size(0), size(0), 0, ctypes.byref(made)) == 0
+"""
+
+
+def begun(folder: Path, *arguments: object) -> str:
+    """What a process without torch is told by the first use of the driver in a folder."""
+    torch_library = native.LIBRARIES[2].removeprefix("-L")
+    environment = os.environ | {"LD_LIBRARY_PATH": f"{folder}:{torch_library}"}
+    command = [sys.executable, "-S", "-c", BEGIN, native.build(), *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    ).stdout
+
+
+def test_a_driver_that_does_not_start_is_tried_again(driver_folder: Path):
+    assert begun(driver_folder, 0, 100) == "cuInit: WRONG (100)\n"
+
+
+def test_no_driver_and_one_that_is_too_old(tmp_path: Path):
+    old = tmp_path / "old.c"
+    old.write_text("int cuInit(unsigned flags) { return flags; }\n", encoding="utf-8")
+    subprocess.run(
+        [*native._compiler(), "-x", "c", "-shared", "-fPIC", old, "-o", tmp_path / "libcuda.so.1"],
+        check=True,
+    )
+    assert begun(tmp_path) == (
+        "the CUDA driver has no cuGetErrorString: virtual memory needs CUDA 11 or newer\n"
+    )
