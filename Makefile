@@ -75,7 +75,8 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 UNIT := unit-methods unit-experiments unit-rest unit-device
 METHODS := $(PAPERS:%=tests/%)
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
-	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT) smoke nbval
+	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-methods unit-experiments smoke \
+		unit-rest unit-device nbval
 
 unit: $(STAMP)  ## unit tests alone
 	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT)

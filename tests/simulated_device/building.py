@@ -9,7 +9,6 @@ import stat
 import subprocess
 import sysconfig
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -81,7 +80,6 @@ def build() -> Path:
             f"there is no C++ compiler {os.environ.get('CXX') or 'g++'!r}: install g++, or name "
             "one as $CXX"
         )
-    units = sorted(SOURCES.glob("*.cpp"), key=lambda path: -path.stat().st_size)
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
     key = hashlib.sha256()
     for path in sorted(SOURCES.iterdir()):
@@ -96,32 +94,25 @@ def build() -> Path:
     with (cache_folder() / "lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            _make(compiler, units, target)
+            _make(compiler, target)
     return target
 
 
-def _make(compiler: str, units: list[Path], target: Path) -> None:
+def _make(compiler: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="building-") as scratch:
-        _compile(compiler, units, Path(scratch))
+        # All at once: torch's headers take longer than what is here, and are read once.
+        whole = Path(scratch) / "all.cpp"
+        lines = [f'#include "{path.name}"\n' for path in sorted(SOURCES.glob("*.cpp"))]
+        whole.write_text("".join(lines), encoding="utf-8")
         made = Path(scratch) / target.name
-        objects = [str(Path(scratch) / f"{unit.stem}.o") for unit in units]
+        includes = [_TORCH / "include", _TORCH / "include/torch/csrc/api/include"]
+        includes.append(Path(sysconfig.get_paths()["include"]))
+        options = [*FLAGS, f"-I{SOURCES}", *(f"-isystem{path}" for path in includes)]
         libraries = [f"-L{_TORCH / 'lib'}", f"-Wl,-rpath,{_TORCH / 'lib'}"]
         libraries += ["-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10"]
-        _run([compiler, "-shared", *objects, "-o", str(made), *libraries])
+        _run([compiler, *options, "-shared", str(whole), "-o", str(made), *libraries])
         target.parent.mkdir(mode=0o700, exist_ok=True)
         made.replace(target)  # whole, or not there
-
-
-def _compile(compiler: str, units: list[Path], folder: Path) -> None:
-    includes = [_TORCH / "include", _TORCH / "include/torch/csrc/api/include"]
-    includes.append(Path(sysconfig.get_paths()["include"]))
-    options = [*FLAGS, *(f"-isystem{path}" for path in includes)]
-
-    def one(unit: Path) -> None:
-        _run([compiler, *options, "-c", str(unit), "-o", str(folder / f"{unit.stem}.o")])
-
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(one, units))
 
 
 def _run(command: list[str]) -> None:

@@ -4,13 +4,13 @@
 
 #include <string>
 
+#include "tensors.hpp"
+
 namespace sim {
 namespace {
 
 using at::Tensor;
 using c10::IValue;
-
-constexpr auto kSim = c10::DeviceType::PrivateUse1;
 
 Tensor cast(at::ScalarType to, const Tensor& tensor) {
   return at::autocast::cached_cast(to, tensor, kSim);

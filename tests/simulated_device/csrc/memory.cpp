@@ -12,8 +12,6 @@ namespace sim {
 
 namespace {
 
-using Guard = std::lock_guard<std::recursive_mutex>;
-
 constexpr size_t kSmallest = 512, kSmall = size_t{1} << 20, kSmallSegment = size_t{2} << 20;
 constexpr size_t kMedium = size_t{10} << 20, kLargeSegment = size_t{20} << 20;
 constexpr size_t kPoisoned = size_t{16} << 20;  // bytes of a segment that start as NaN, at most
@@ -60,7 +58,7 @@ void* DeviceMemory::allocate(size_t nbytes, int agent) {
   for (bool again : {false, true}) {
     std::optional<Order::Here> here;
     if (again) here.emplace();
-    Guard guard(mutex);
+    Lock lock(mutex);
     collect(again);
     if (again) {
       ++statistics.retries;
@@ -135,7 +133,7 @@ DeviceMemory::Block* DeviceMemory::grow(size_t size, int agent) {
 void DeviceMemory::free(void* pointer) {
   if (!pointer) return;
   order().freed(reinterpret_cast<uintptr_t>(pointer));
-  Guard guard(mutex);
+  Lock lock(mutex);
   auto found = live_.find(reinterpret_cast<uintptr_t>(pointer));
   Block* block = found->second;
   live_.erase(found);
@@ -155,7 +153,7 @@ void DeviceMemory::free(void* pointer) {
 }
 
 void DeviceMemory::record_stream(const void* pointer, int agent) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   auto found = live_.upper_bound(reinterpret_cast<uintptr_t>(pointer));
   if (found == live_.begin()) return;
   Block* block = (--found)->second;
@@ -223,13 +221,13 @@ size_t DeviceMemory::give_back() {
 
 void DeviceMemory::empty_cache() {
   Order::Here here;
-  Guard guard(mutex);
+  Lock lock(mutex);
   collect(true);
   give_back();
 }
 
 bool DeviceMemory::owns(const void* pointer) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   auto found = live_.upper_bound(reinterpret_cast<uintptr_t>(pointer));
   if (found == live_.begin()) return false;
   --found;
@@ -237,7 +235,7 @@ bool DeviceMemory::owns(const void* pointer) {
 }
 
 void DeviceMemory::each_live(const std::function<void(uintptr_t, uintptr_t, int)>& call) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   for (const auto& [begin, block] : live_) call(begin, begin + block->size, block->agent);
 }
 
@@ -248,7 +246,7 @@ void* PinnedMemory::allocate(size_t nbytes) {
   const size_t size = std::max<size_t>(4096, std::bit_ceil(nbytes));
   uintptr_t begin = 0;
   {
-    Guard guard(mutex);
+    Lock lock(mutex);
     for (auto& [at, block] : blocks_) {
       if (block.used || block.size != size) continue;
       auto& events = block.pending;
@@ -281,7 +279,7 @@ void* PinnedMemory::allocate(size_t nbytes) {
 void PinnedMemory::free(void* pointer) {
   if (!pointer) return;
   order().freed(reinterpret_cast<uintptr_t>(pointer));
-  Guard guard(mutex);
+  Lock lock(mutex);
   Block& block = blocks_.at(reinterpret_cast<uintptr_t>(pointer));
   block.used = false;
   statistics.allocations.add(-1);
@@ -302,19 +300,19 @@ std::map<uintptr_t, PinnedMemory::Block>::iterator PinnedMemory::find(const void
 }
 
 void PinnedMemory::record_stream(const void* pointer, int agent) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   auto found = find(pointer);
   if (found != blocks_.end()) found->second.streams.insert(agent);
 }
 
 bool PinnedMemory::owns(const void* pointer) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   return find(pointer) != blocks_.end();
 }
 
 void PinnedMemory::empty_cache() {
   Order::Here here;
-  Guard guard(mutex);
+  Lock lock(mutex);
   for (auto it = blocks_.begin(); it != blocks_.end();) {
     if (it->second.used) {
       ++it;
@@ -330,7 +328,7 @@ void PinnedMemory::empty_cache() {
 }
 
 void PinnedMemory::each_live(const std::function<void(uintptr_t, uintptr_t, int)>& call) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   for (const auto& [begin, block] : blocks_)
     if (block.used) call(begin, begin + block.size, kHost);
 }

@@ -223,7 +223,7 @@ py::list races() {
   std::vector<Race> copy;
   {
     py::gil_scoped_release release;
-    std::lock_guard<std::recursive_mutex> guard(order().mutex);
+    Lock lock(order().mutex);
     copy = order().races;
   }
   py::list found;
@@ -244,7 +244,7 @@ py::list blocks(size_t from) {
   std::vector<Block> copy;
   {
     py::gil_scoped_release release;
-    std::lock_guard<std::recursive_mutex> guard(order().mutex);
+    Lock lock(order().mutex);
     const auto& all = order().blocks;
     copy.assign(all.begin() + std::min(from, all.size()), all.end());
   }

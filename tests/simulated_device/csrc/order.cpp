@@ -8,8 +8,6 @@ namespace sim {
 
 namespace {
 
-using Guard = std::lock_guard<std::recursive_mutex>;
-
 constexpr int64_t kMostPieces = 1 << 20;  // beyond them two layouts are taken to overlap
 constexpr const char* kEventWait = "waited for an event";
 constexpr size_t kManyAccesses = 32;
@@ -97,7 +95,7 @@ std::shared_ptr<const Operation> Order::queued(
     int agent, std::string name, const std::vector<Span>& spans) {
   // Before the lock: finding it takes the interpreter's, which whoever holds that one waits for.
   const int at = checking_ ? place() : -1;
-  Guard guard(mutex);
+  Lock lock(mutex);
   perturb();
   Clock& mine = clock(agent);
   join(mine, host_clock());
@@ -113,7 +111,7 @@ std::shared_ptr<const Operation> Order::queued(
 
 void Order::wrote(
     const std::shared_ptr<const Operation>& operation, const std::vector<Span>& spans) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   if (!checking_) return;
   for (const Span& span : spans) {
     check_access(operation, span, clock(operation->agent));
@@ -123,7 +121,7 @@ void Order::wrote(
 
 void Order::run(int agent, std::function<void()> work) {
   {
-    Guard guard(mutex);
+    Lock lock(mutex);
     if (deferred()) {
       queues_[agent].push_back({std::move(work), nullptr, nullptr});
       return;
@@ -133,7 +131,7 @@ void Order::run(int agent, std::function<void()> work) {
 }
 
 void Order::defer(bool random, uint64_t seed) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   if (deferred()) throw std::runtime_error("work is being deferred already");
   mode_ = Mode::kDeferred;
   random_ = random;
@@ -141,14 +139,14 @@ void Order::defer(bool random, uint64_t seed) {
 }
 
 void Order::end_deferring() {
-  Guard guard(mutex);
+  Lock lock(mutex);
   for (int agent = 1; agent < kAgents; ++agent) drain(agent);
   mode_ = Mode::kEager;
   random_ = false;
 }
 
 void Order::drain(int agent) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   while (!queues_[agent].empty()) step(agent);
 }
 
@@ -192,7 +190,7 @@ void Order::perturb() {
 // ---- events and waits
 
 void Order::record(Event& event, int agent, bool timed) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   perturb();
   Clock& mine = clock(agent);
   join(mine, host_clock());
@@ -208,7 +206,7 @@ void Order::record(Event& event, int agent, bool timed) {
 }
 
 void Order::wait(const Event& event, int agent) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   if (!event.mark) return;
   perturb();
   join(clock(agent), event.mark->clock);
@@ -216,7 +214,7 @@ void Order::wait(const Event& event, int agent) {
 }
 
 bool Order::query(Event& event) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   if (!event.mark || known(*event.mark)) return true;
   perturb();
   const bool lucky = random_ && event.mark->ran && random_engine_() % 2;
@@ -229,7 +227,7 @@ bool Order::query(Event& event) {
 void Order::synchronize(Event& event) {
   if (!event.mark || known(*event.mark)) return;
   block(kEventWait, event.mark->agent);
-  Guard guard(mutex);
+  Lock lock(mutex);
   perturb();
   complete(event.mark);
 }
@@ -241,7 +239,7 @@ void Order::synchronize_stream(int agent) {
 
 void Order::synchronize_device(int device) {
   block("waited for the device", agent_of(device, 0));
-  Guard guard(mutex);
+  Lock lock(mutex);
   perturb();
   for (int stream = 0; stream < kStreams; ++stream) {
     drain(agent_of(device, stream));
@@ -250,7 +248,7 @@ void Order::synchronize_device(int device) {
 }
 
 bool Order::query_stream(int agent) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   return host_clock()[agent] >= clock(agent)[agent];
 }
 
@@ -265,7 +263,7 @@ double Order::elapsed_ms(const Event& first, const Event& last) const {
 }
 
 void Order::settle(int agent) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   perturb();
   drain(agent);
   join(clock(kHost), clock(agent));
@@ -273,7 +271,7 @@ void Order::settle(int agent) {
 
 void Order::block(const std::string& what, int agent) {
   const int at = place();
-  Guard guard(mutex);
+  Lock lock(mutex);
   blocks.push_back({what, agent, at});
   if (forbid_blocks && what != kEventWait)
     throw std::runtime_error("called a synchronizing SIM operation: the host " + what);
@@ -284,7 +282,7 @@ void Order::block(const std::string& what, int agent) {
 void Order::allocated(uintptr_t begin, uintptr_t end, int agent) {
   if (!checking_) return;
   const int at = place();
-  Guard guard(mutex);
+  Lock lock(mutex);
   std::vector<Access> former;
   auto it = memories_.upper_bound(begin);
   if (it != memories_.begin()) --it;
@@ -310,20 +308,20 @@ void Order::allocated(uintptr_t begin, uintptr_t end, int agent) {
 void Order::freed(uintptr_t begin) {
   if (!checking_) return;
   const int at = place();
-  Guard guard(mutex);
+  Lock lock(mutex);
   auto it = memories_.find(begin);
   if (it != memories_.end()) it->second.life->freed_at = at;
 }
 
 void Order::returned(uintptr_t begin, uintptr_t end) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   memories_.erase(memories_.lower_bound(begin), memories_.lower_bound(end));
 }
 
 void Order::touched_by_host(const std::string& name, const std::vector<Span>& spans) {
   if (!checking_) return;
   const int at = place();
-  Guard guard(mutex);
+  Lock lock(mutex);
   perturb();
   auto operation = std::make_shared<const Operation>(Operation{name, within(), kHost, 0, at});
   // What the host does needs no note: whatever is queued later is ordered after it.
@@ -331,7 +329,7 @@ void Order::touched_by_host(const std::string& name, const std::vector<Span>& sp
 }
 
 void Order::check(bool on) {
-  Guard guard(mutex);
+  Lock lock(mutex);
   checking_ = on;
   memories_.clear();
   races.clear();

@@ -38,6 +38,8 @@ inline int64_t stream_of(int agent) { return (agent - 1) % kStreams; }
 // For each agent, how many of its operations are known to have ended.
 using Clock = std::array<uint32_t, kAgents>;
 
+using Lock = std::lock_guard<std::recursive_mutex>;
+
 struct Operation {
   std::string name;
   std::string within;  // the node of the backward pass, if any
