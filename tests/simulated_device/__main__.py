@@ -1,0 +1,16 @@
+"""``python -m simulated_device ARGUMENTS`` runs ``python -m repro ARGUMENTS`` where the device is.
+
+From the folder of the tests, such as ``PYTHONPATH=tests python -m simulated_device run mbs --profile
+smoke --device sim``.
+"""
+
+import simulated_device
+
+simulated_device.load()
+
+if __name__ == "__main__":
+    from repro.__main__ import main
+    from simulated_device.checking import present
+
+    with present():
+        main()
