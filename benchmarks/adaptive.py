@@ -1,20 +1,22 @@
 """What θ-adaptive training costs: the controller beside an epoch, and the ways of averaging.
 
 python -m benchmarks.adaptive            (about a minute; --steps and --repeats change it)
-python -m benchmarks.adaptive controller | averaging
+python -m benchmarks.adaptive controller | averaging | buckets
 """
 
 import argparse
 import statistics
 import time
+from functools import partial
 
 import torch
 from torch import nn
 
 from repro import models
 from repro.adaptive import METHODS, ThetaController
+from repro.adaptive.averaging import make_buckets
 from repro.experiments.adaptive.worker import launch
-from repro.measure import MemoryMeter
+from repro.measure import MemoryMeter, time_interleaved
 from repro.training import plain_step
 
 SAMPLES, BATCH = 50_000, 128  # CIFAR-10, the paper's best batch size
@@ -56,6 +58,38 @@ def controller(steps: int, repeats: int) -> None:
     )
 
 
+def buckets(steps: int, repeats: int) -> None:
+    """Time an optimizer's calls, one a bucket, for parameters as many as ResNet-50 has.
+
+    Each has one element, so that what is timed is the host's work alone, as on a fast accelerator.
+    """
+    with torch.device("meta"):
+        sizes = models.build("resnet50")
+    print(f"ResNet-50's {len(list(sizes.parameters()))} parameters; medians of {repeats}, in turns")
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        ways = {}
+        for mib in (1, 25):
+            groups = [len(b.parameters) for b in make_buckets(sizes, 1, mib * 2**20)]
+            own = [[nn.Parameter(torch.zeros(1)) for _ in range(count)] for count in groups]
+            optimizer = kind([p for group in own for p in group], lr=0.1, fused=True)
+            ways[f"{mib} MiB"] = partial(_in_buckets, own, optimizer)
+        found = time_interleaved(ways, warmup=3, repeats=repeats)
+        for (name, timing), way in zip(found.items(), ways.values(), strict=True):
+            each = len(way.args[0])
+            print(f"{kind.__name__:6}{name:>8}: {each:3} calls, {1e3 * timing.median_s:6.2f} ms")
+        first, last = found.values()
+        print(f"{kind.__name__:6} 1 MiB over 25 MiB: {first.median_s / last.median_s:.1f}")
+
+
+def _in_buckets(groups: list[list[nn.Parameter]], optimizer: torch.optim.Optimizer) -> None:
+    for group in groups:
+        for p in group:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        for p in group:
+            p.grad = None
+
+
 def averaging(steps: int, repeats: int) -> None:
     """Time the three ways of averaging side by side on two processes."""
     job = {
@@ -93,10 +127,10 @@ def averaging(steps: int, repeats: int) -> None:
 
 
 def main() -> None:
-    """Run the benchmarks named on the command line, or both."""
+    """Run the benchmarks named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = {"controller": controller, "averaging": averaging}
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], help="controller, averaging")
+    parts = {"controller": controller, "buckets": buckets, "averaging": averaging}
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], help=", ".join(parts))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()

@@ -33,9 +33,11 @@ from repro.adaptive.loss_check import LossCheck, check_loss_adds_up
 from repro.adaptive.losses import parts_of, weighted
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
+from repro.measure import accelerator
 from repro.measure.batches import bounds, call_model, read_batch, to_device
 
 LossFunction = Callable[..., Tensor]
+_BUCKET_BYTES = {False: 2**20, True: 25 * 2**20}  # by whether it is on an accelerator
 
 
 class DataParallel:
@@ -81,7 +83,8 @@ class DataParallel:
         averaging: The way.
         micro_batch: Most samples that a process computes at a time; a larger share is computed in
             pieces whose gradients add up. None for no limit.
-        bucket_bytes: Gradients that are communicated together.
+        bucket_bytes: Gradients that are communicated together. None for 1 MiB on a CPU, and 25 MiB
+            on an accelerator, where each bucket costs the host an optimizer's call.
         overlap: Whether updates may end in the next forward pass; False ends them in `step`.
         timeout_s: After which a process that does not answer counts as lost.
         autocast: A dtype for the forward pass; autocast around `step` works too.
@@ -118,7 +121,7 @@ class DataParallel:
         averaging: Method = "all_to_all",
         *,
         micro_batch: int | None = None,
-        bucket_bytes: int = 2**20,
+        bucket_bytes: int | None = None,
         overlap: bool = True,
         timeout_s: float = 120.0,
         autocast: torch.dtype | None = None,
@@ -131,6 +134,9 @@ class DataParallel:
             raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
         if micro_batch is not None and micro_batch < 1:
             raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
+        if bucket_bytes is None:
+            device = next(model.parameters()).device
+            bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(device)]
         if bucket_bytes < 0 or timeout_s <= 0:
             raise ValueError(
                 f"bucket_bytes is {bucket_bytes} and timeout_s {timeout_s}; give at least 0 and "

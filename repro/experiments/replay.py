@@ -82,6 +82,7 @@ class FirstSteps:
 
 
 def _capturing() -> bool:
+    # CUDA graphs are CUDA's alone.
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

@@ -211,3 +211,21 @@ def test_dropout_on_the_device_repeats_in_two_passes(device):
     MicroBatchStreamer(model, F.cross_entropy, 16, two_pass=True).backward(x, y)
     assert relative_error([p.grad for p in model.parameters()], expected) < 1e-12
     assert torch.equal(torch.get_device_module(device).get_rng_state(), after)
+
+
+@pytest.mark.gpu
+def test_buffers_of_a_size_that_ran_out_are_freed(device):
+    model, x, y = pair(device)
+
+    def loss_fn(outputs, targets):
+        if len(outputs) > 12:
+            raise torch.OutOfMemoryError("planted")
+        return F.cross_entropy(outputs, targets)
+
+    streamer = MicroBatchStreamer(model, loss_fn, "auto", check="off")
+    # A size that the probes did not see, as when something else has taken the memory since.
+    streamer._sizer.probe(70, lambda size: (0, size, size))
+    result = streamer.backward(x, y)
+    assert result.retries == 3 and result.micro_batch_size <= 12
+    buffers = [pair for slot in streamer._stager._slots for pair in slot.buffers.values()]
+    assert buffers and max(len(target) for _, target in buffers) <= 12

@@ -1,7 +1,6 @@
 """``python -m simulated_device ARGUMENTS`` runs ``python -m repro ARGUMENTS`` where the device is.
 
-From the folder of the tests, such as ``PYTHONPATH=tests python -m simulated_device run mbs --profile
-smoke --device sim``.
+Such as ``PYTHONPATH=tests python -m simulated_device run mbs --profile smoke --device sim``.
 """
 
 import simulated_device

@@ -27,6 +27,7 @@ from repro.datasets import (
     low_resolution,
     noisy,
 )
+from repro.measure import accelerator
 from repro.restoration import evaluate_psnr
 from repro.training import evaluate_classifier
 
@@ -61,7 +62,7 @@ def build_model(config: Config, classes: int, device: str) -> nn.Module:
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer; the controller sets its rate."""
     options = dict(config["optimizer"])
-    fused = {"fused": True} if next(model.parameters()).is_cuda else {}
+    fused = {"fused": True} if accelerator.is_accelerator(next(model.parameters()).device) else {}
     if (name := options.pop("name")) == "Adam":
         options["betas"] = tuple(options["betas"])
     kind: Any = getattr(torch.optim, name)

@@ -54,7 +54,7 @@ def train_in_parallel(
         data: Its dataset.
         averaging: One of `repro.adaptive.METHODS`.
         seed: Of the training.
-        device: ``cpu``, or ``cuda`` with a GPU for each process.
+        device: ``cpu``, or an accelerator such as ``cuda``, one for each process.
         checkpoint: File that rank 0 writes after each epoch, and all read at the start.
         micro_batch: Most samples that a process computes at a time.
         timeout_s: After which a process that does not answer counts as lost.
@@ -79,6 +79,7 @@ def train_in_parallel(
         averaging,  # type: ignore[arg-type]
         micro_batch=micro_batch,
         timeout_s=timeout_s,
+        autocast=building.low_precision(config),
     )
     path = Path(checkpoint) if checkpoint else None
     identity = json.dumps({"config": dict(config), "seed": seed, "data": data.fingerprint})
