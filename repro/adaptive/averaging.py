@@ -387,13 +387,17 @@ class OverlappedAverager:
             self.lost = True
             why = bucket.error or f"no answer within {self._timeout_s:g} s"
             raise PeerError(lost_peer(self._steps, why)) from bucket.error
-        accelerator.current_stream(self._device).wait_event(bucket.averaged)
+        self._after(bucket)
         for p, view, strides in zip(bucket.parameters, bucket.views, bucket.strides, strict=True):
             # The model may have been given another layout or type since.
             kept = p.dtype == view.dtype and (p.stride() == strides or not is_dense(p))
             p.grad = view if kept else torch.empty_like(p).copy_(view)
         self.communication_s += bucket.communication_s
         self.summation_s += bucket.summation_s
+
+    def _after(self, bucket: Bucket) -> None:
+        """Let the current stream go on when a bucket's communication has ended."""
+        accelerator.current_stream(self._device).wait_event(bucket.averaged)
 
     def _apply(self, bucket: Bucket) -> None:
         self._wait(bucket)
@@ -432,6 +436,7 @@ class OverlappedAverager:
             if launched:  # by the failed backward pass: all others were applied before it
                 for bucket in launched:  # the thread still writes to it
                     bucket.ready.wait(self._timeout_s)
+                    self._after(bucket)
             else:
                 self.finish()
         except PeerError:
@@ -443,6 +448,8 @@ class OverlappedAverager:
         """End the thread and remove the hooks; updates that are under way are lost."""
         self._queue.put(None)
         self._thread.join(1.0)  # it has nothing left to do, unless another process hangs
+        for bucket in self.buckets:  # whose memory others may have next
+            self._after(bucket)
         for handle in self._handles:
             handle.remove()
 
