@@ -15,7 +15,14 @@ from watching import of_this_package, watching
 from repro import datasets
 from repro.adaptive import METHODS, DivergedError, full_cost
 from repro.experiments import load_paper
-from repro.experiments.adaptive import building, captured, experiments, settings, worker
+from repro.experiments.adaptive import (
+    building,
+    captured,
+    experiments,
+    parallel,
+    settings,
+    worker,
+)
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PHANTOM, STRATEGIES, TASKS
 from repro.experiments.outcome import Outcome
 from repro.records import RecordStore
@@ -477,3 +484,22 @@ class TestParallel:
         assert own["difference"] <= 1e-5 and own["buckets"] >= 1
         model = building.build_model(config["jobs"][CIFAR], 10, "cpu")
         assert own["gradient_bytes"] == 4 * sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("low", "seen"), [(None, torch.float32), ("bfloat16", torch.bfloat16)])
+def test_parallel_trains_in_the_precision_that_its_label_says(monkeypatch, low, seen):
+    kinds = set()
+
+    def loss_of(config):
+        def loss_fn(outputs, targets):
+            if outputs.requires_grad:
+                kinds.add(outputs.dtype)
+            return nn.functional.cross_entropy(outputs, targets)
+
+        return loss_fn
+
+    monkeypatch.setattr(parallel.building, "loss_of", loss_of)
+    config = theta(epochs=1, autocast=low)
+    report = []
+    parallel.train_in_parallel(config, load(config), "allreduce", report=report.append)
+    assert kinds == {seen} and len(report) == 1
