@@ -1,8 +1,8 @@
 """Where swapped-out variables lie, and what copies them.
 
-`HostStore` hands out places in slabs of one size: of memory, pinned where an accelerator copies, or
-of a file. A mover copies between a storage and its place without blocking: `ThreadMover` by one
-thread a direction, `StreamMover` by one stream a direction. Both return tickets that are waited for.
+`HostStore` hands out places in slabs of one size: of memory, pinned for an accelerator, or of a
+file. A mover copies between a storage and its place without blocking: `ThreadMover` by one thread a
+direction, `StreamMover` by one stream a direction. Both return tickets that are waited for.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -298,38 +298,37 @@ class StreamMover:
 
     def __init__(self, store: HostStore, device: torch.device) -> None:
         self.store, self.device = store, device
-        self._streams = accelerator.new_stream(device), accelerator.new_stream(device)
+        self._streams = torch.Stream(device), torch.Stream(device)
         # Of the first copies in each direction: bytes, and events before and after.
         self._timed: tuple[list[_Copy], list[_Copy]] = [], []
 
-    def _start(
-        self, direction: int, storage: torch.UntypedStorage, place: Place
-    ) -> accelerator.Event:
+    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> torch.Event:
         stream, timed = self._streams[direction], self._timed[direction]
         there = torch.empty(0, dtype=torch.uint8, device=self.device)
         there.set_(storage, 0, (storage.nbytes(),), (1,))
         pieces: Sequence[torch.Tensor] = (there,)
         if len(place) > 1:
             pieces = there.split([piece.nbytes for piece in place])
-        stream.wait_stream(accelerator.current_stream(self.device))
+        current: Any = accelerator.current_stream(self.device)
+        stream.wait_stream(current)
         timing = len(timed) < _TIMED_COPIES
-        event = accelerator.new_event(self.device, timing)
+        event = torch.Event(self.device, enable_timing=timing)
         if timing:
-            begin = accelerator.new_event(self.device, timing)
+            begin = torch.Event(self.device, enable_timing=True)
             begin.record(stream)
             timed.append(_Copy(storage.nbytes(), begin, event))
-        with accelerator.use_stream(stream):
+        with stream:  # by nobody else, and so never twice at once
             for ours, theirs in zip(pieces, self.store.views(place), strict=True):
                 target, source = (ours, theirs) if direction == 0 else (theirs, ours)
                 target.copy_(source, non_blocking=True)
         event.record(stream)
         return event
 
-    def start_in(self, storage: torch.UntypedStorage, place: Place) -> accelerator.Event:
+    def start_in(self, storage: torch.UntypedStorage, place: Place) -> torch.Event:
         """Start the copy of a place to a storage of the device."""
         return self._start(0, storage, place)
 
-    def start_out(self, storage: torch.UntypedStorage, place: Place) -> accelerator.Event:
+    def start_out(self, storage: torch.UntypedStorage, place: Place) -> torch.Event:
         """Start the copy of a storage of the device to a place."""
         return self._start(1, storage, place)
 
@@ -345,7 +344,6 @@ class StreamMover:
 
     def bandwidth(self) -> tuple[float, float]:
         """Return bytes/s (to the device, to the host), of the larger of the copies timed so far."""
-        self.finish()
         return _rate(self._timed[0]), _rate(self._timed[1])
 
     def finish(self) -> None:
@@ -359,12 +357,12 @@ class StreamMover:
 
 class _Copy(NamedTuple):
     nbytes: int
-    begin: accelerator.Event
-    end: accelerator.Event
+    begin: torch.Event
+    end: torch.Event
 
 
 def _rate(copies: Sequence[_Copy]) -> float:
     largest = max((copy.nbytes for copy in copies), default=0)
     large = [copy for copy in copies if 2 * copy.nbytes >= largest]  # the others time the latency
-    seconds = sum(copy.begin.elapsed_time(copy.end) for copy in large) / 1e3
+    seconds = sum(accelerator.elapsed_s(copy.begin, copy.end) for copy in large)
     return sum(copy.nbytes for copy in large) / seconds if seconds > 0 else _USUAL_RATE

@@ -143,7 +143,7 @@ class SwapPlan:
                     there.discard(name)
                     held -= sizes[name]
             for kind, name in (*self.before[number], *self.after[number]):
-                # What is released is copied, too, where its value is not needed: it may be looked at.
+                # What is released is copied in any case: somebody may look at its value.
                 if kind in (Kind.SWAP_OUT, Kind.RELEASE) and name not in there:
                     there.add(name)
                     held += sizes[name]
