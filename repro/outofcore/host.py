@@ -65,7 +65,7 @@ class HostStore:
         device: Page-lock the memory, where it is an accelerator, for copies that do not block.
         path: A folder for a file that holds the slabs instead of memory. The file has no name, so
             that nothing of it stays behind.
-        slab_bytes: The size of a slab.
+        slab_bytes: The size of a slab, a multiple of 64.
     """
 
     def __init__(
