@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -15,6 +14,7 @@ from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore.building import Step, training_step
 from repro.experiments.outofcore.fitting import (
     GIB,
+    MIB,
     Fitting,
     Make,
     best_fit,
@@ -43,6 +43,7 @@ from repro.outofcore.native import Installed, install
 Config = Mapping[str, Any]
 ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
 _SETTLING = 5  # iterations until a block's plans are made
+_LEAST_LIMIT = 64 * MIB  # that torch's allocator can be held to: it takes 2 and 20 MiB at once
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator is content
 
 
@@ -153,25 +154,39 @@ def measure(config: Config, device: str) -> Outcome:
     if config["mode"] == "expandable_segments" and not is_cuda(device):
         raise ValueError(f"expandable segments are CUDA's, and the device is {device}")
     with machine(config, device):
-        limit = limit_bytes(config)
         if config["mode"] in ALLOCATORS:
-            return _swapped(config, device, limit)
-        step = training_step(config, device, checkpointing=config["mode"] == "checkpointing")
-        if config["mode"] == "save_on_cpu":
-            step = _saving(step, device)
+            return _swapped(config, device)
+        if device == "cpu":
+            return _in_core(config)
+        limit = max(limit_bytes(config), _LEAST_LIMIT)
         with MemoryBudget(limit, device) as held:
+            step = _unswapped(config, device)
             for _ in range(2):  # the optimizer has its state from the second on
                 step()
-            if device != "cpu":
-                timings = _time(config, device, {"iteration": step})
-        if device == "cpu":  # watching every storage costs time: the limit was held above
-            steps = {"iteration": step, "reference": training_step(_reference(config), device)}
-            timings = _time(config, device, steps)
-        metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
-        peak = held.peak_bytes
-        if device != "cpu":  # the limit is on what the allocator takes
-            peak = metrics["reserved_bytes"] = accelerator.max_memory_reserved(device)
-        return Outcome(metrics, timings, peak)
+            timings = _time(config, device, {"iteration": step})
+        metrics = {
+            "limit_bytes": limit,
+            "held_bytes": held.peak_bytes,
+            "reserved_bytes": held.peak_reserved_bytes,
+        }
+        return Outcome(metrics, timings, held.peak_reserved_bytes)  # what the limit is on
+
+
+def _in_core(config: Config) -> Outcome:
+    limit, step = limit_bytes(config), _unswapped(config, "cpu")
+    with MemoryBudget(limit) as held:
+        for _ in range(2):
+            step()
+    # Watching every storage costs time: the limit was held above.
+    steps = {"iteration": step, "reference": training_step(_reference(config), "cpu")}
+    timings = _time(config, "cpu", steps)
+    metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
+    return Outcome(metrics, timings, held.peak_bytes)
+
+
+def _unswapped(config: Config, device: str) -> Step:
+    step = training_step(config, device, checkpointing=config["mode"] == "checkpointing")
+    return _saving(step, device) if config["mode"] == "save_on_cpu" else step
 
 
 def _saving(step: Step, device: str) -> Step:
@@ -194,31 +209,37 @@ def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, A
     )
 
 
-def _swapped(config: Config, device: str, limit: int) -> Outcome:
+def _swapped(config: Config, device: str) -> Outcome:
     """Train within the largest budget that an allocator can serve within the limit.
 
     On a CPU the allocators are simulated, their sizes in proportion to the limit, as are chunks on
     whatever is not CUDA. On a GPU they are the real ones, and the budget shrinks until they are
     content, as the paper's did by hand.
     """
-    name = config["mode"]
+    name, limit = config["mode"], limit_bytes(config)
     make: Make = partial(ALLOCATORS[name], limit)
     found = largest_budget(trace_at(config, config["batch"]), limit, make)
     if found is None:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
-    if device == "cpu" or (name == "schedule_va" and not is_cuda(device)):
+    if device == "cpu":
         return _within(config, device, found.plan, limit, make)
-    with ExitStack() as stack:
-        installed = None
-        if name == "schedule_va":
-            installed = install(chunk_bytes(limit), limit)
-        else:
-            stack.enter_context(accelerator.limited(device, limit))
-        return _shrinking(config, device, found.plan, limit, installed)
+    if name == "schedule":
+        limit = max(limit, _LEAST_LIMIT)
+        with accelerator.limited(device, limit):
+            return _shrinking(config, device, found.plan, limit)
+    if is_cuda(device):
+        installed = install(chunk_bytes(limit), limit)
+        return _shrinking(config, device, found.plan, limit, installed=installed)
+    return _shrinking(config, device, found.plan, limit, make)
 
 
 def _shrinking(
-    config: Config, device: str, plan: SwapPlan, limit: int, installed: Installed | None
+    config: Config,
+    device: str,
+    plan: SwapPlan,
+    limit: int,
+    make: Make | None = None,
+    installed: Installed | None = None,
 ) -> Outcome:
     budget, smallest = plan.budget_bytes, plan.trace.smallest_budget
     refused = ""  # not the error, which holds what did not fit
@@ -226,7 +247,7 @@ def _shrinking(
         if installed is None:
             accelerator.reset_peak_memory(device)
         try:
-            return _within(config, device, plan_swaps(plan.trace, budget), limit, None, installed)
+            return _within(config, device, plan_swaps(plan.trace, budget), limit, make, installed)
         except BudgetTooSmall as error:  # what the device runs needs more than the trace said
             refused = str(error)
         except (RuntimeError, MemoryError) as error:
