@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -254,3 +255,20 @@ class TestModules:
         }
         assert others <= packaged
         assert project["project"]["version"] == __import__("repro").__version__
+
+
+def test_nothing_is_installed_that_no_code_uses():
+    """But for tools, and for what the recipes of the documents are tried with."""
+    path = paths.ROOT / "pyproject.toml"
+    if not path.exists():
+        pytest.skip("not a checkout")
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    declared = list(project["dependencies"])
+    for extra, distributions in project["optional-dependencies"].items():
+        declared += [] if extra in ("dev", "notebooks", "recipes") else distributions
+    modules = {"scikit-learn": "sklearn", "scikit-image": "skimage", "nvidia-ml-py": "pynvml"}
+    code = "\n".join(file.read_text(encoding="utf-8") for file in MODULES)
+    for entry in declared:
+        name = re.split(r"[<>=~!\[ ]", entry)[0]
+        module = modules.get(name, name.replace("-", "_"))
+        assert re.search(rf"\b(import|from) {module}\b|\b{module}\.", code), name

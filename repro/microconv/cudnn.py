@@ -9,6 +9,9 @@ tensors (PSEUDO_HALF): torch computes in float32 as well, so that nothing loses 
 """
 
 import ctypes
+import os
+import subprocess
+import sys
 import threading
 from functools import cache
 from pathlib import Path
@@ -49,7 +52,7 @@ _DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _LAYOUTS = {"nchw": 0, "nhwc": 1}
 _DEFAULT_MATH, _TENSOR_OP_MATH, _FMA_MATH = 0, 1, 3
 _CROSS_CORRELATION = 1
-_COMPILATION_FAILED, _OUT_OF_MEMORY = 4001, (4003, 4004)
+_COMPILATION_FAILED, _OUT_OF_MEMORY, _SUBLIBRARY_MISSING = 4001, (4003, 4004), 3009
 
 
 class UnsupportedError(RuntimeError):
@@ -164,6 +167,7 @@ class CuDNNBackend:
             if status in _OUT_OF_MEMORY:
                 raise torch.OutOfMemoryError(message)
             unsupported = 3000 <= status < 4000 or status == _COMPILATION_FAILED
+            unsupported = unsupported and status != _SUBLIBRARY_MISSING
             raise UnsupportedError(message) if unsupported else RuntimeError(message)
         if bias is not None:
             out += bias.view(-1, 1, 1)
@@ -193,10 +197,59 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     problem = ""
     for place in ("libcudnn.so.9", str(packaged)):
         try:
-            return declare(ctypes.CDLL(place)), None
+            library = declare(ctypes.CDLL(place))
+            problem = _problem(library)
         except (OSError, AttributeError) as error:
             problem = str(error)
+        else:
+            if not problem:
+                return library, None
     return None, f"cudnn: no cuDNN 9 with the convolution functions was found ({problem})"
+
+
+_PROBE = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+library.cudnnGetVersion()
+for call in "cudnnGraphVersionCheck", "cudnnOpsVersionCheck", "cudnnCnnVersionCheck":
+    if status := getattr(library, call)():
+        sys.exit(f"{call} failed with {status}")
+"""
+
+
+def _problem(library: ctypes.CDLL) -> str:
+    """Return in one line why a cuDNN cannot be used, nothing where it can.
+
+    It loads libraries of its own at the first calls, and aborts the process where one of them is
+    not there. It is asked in another process, then, which takes no time to speak of.
+    """
+    path = _path(library)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _PROBE, path],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{path} could not be tried: {error}"
+    if done.returncode == 0:
+        return ""
+    told = " ".join(done.stderr.decode(errors="replace").split())
+    return f"{path} does not work, a part of it may be missing: {told or done.returncode}"
+
+
+class _Place(ctypes.Structure):
+    """Where dladdr finds something; the other fields are of no use here."""
+
+    _fields_ = (("file", ctypes.c_char_p), *((name, ctypes.c_void_p) for name in "abc"))
+
+
+def _path(library: ctypes.CDLL) -> str:
+    """Return the file of a library: its name may be found elsewhere in another process."""
+    found, here = _Place(), ctypes.cast(library.cudnnGetVersion, ctypes.c_void_p)
+    ctypes.CDLL(None).dladdr(here, ctypes.byref(found))
+    return os.fsdecode(found.file) if found.file else str(library._name)
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -98,6 +98,7 @@ def assert_near(out, expected, kernel, algorithm):
 
 
 @pytest.mark.gpu
+@pytest.mark.cuda_only("cuDNN")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("dtype", "layout", "math_"),
@@ -145,6 +146,7 @@ def test_every_algorithm_on_a_gpu(conv, dtype, layout, math_, kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.cuda_only("cuDNN")
 def test_ieee_is_more_exact_than_tf32():
     errors = {}
     for math_ in ("ieee", "tf32"):
@@ -167,6 +169,7 @@ def test_ieee_is_more_exact_than_tf32():
 
 
 @pytest.mark.gpu
+@pytest.mark.cuda_only("cuDNN")
 @pytest.mark.parametrize("kind", KINDS)
 def test_uneven_parts_on_a_gpu(kind):
     kernel = Kernel(kind, Convolution(8, 14, 14, 8, (3, 3), padding=(1, 1)), device="cuda")
@@ -180,6 +183,7 @@ def test_uneven_parts_on_a_gpu(kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.cuda_only("cuDNN")
 def test_it_follows_the_current_stream():
     kernel = Kernel("forward", Convolution(8, 14, 14, 8, (3, 3)), device="cuda")
     first, second, out = kernel.tensors(4)
@@ -355,7 +359,7 @@ def test_what_cudnn_lists_and_then_refuses(stub, kind, status, word):
         run_guarded("FFT", kernel, operands, size)
 
 
-@pytest.mark.parametrize("status", [2000, 5000])
+@pytest.mark.parametrize("status", [2000, 3009, 5000])  # 3009: a library of its own is missing
 def test_other_failures_are_no_lack_of_support(stub, status):
     stub.library.stub_refuse(0, 4, 1, status)
     kernel = Kernel("forward", CONVS[0])
@@ -498,9 +502,11 @@ def test_the_version(stub, monkeypatch):
 
 
 def test_a_library_is_looked_for_in_two_places(library, monkeypatch):
-    tried = []
+    tried, plain = [], ctypes.CDLL
 
     def load(place):
+        if place is None:
+            return plain(None)
         tried.append(place)
         if place == "libcudnn.so.9":
             raise OSError("cannot open shared object file")
@@ -509,6 +515,29 @@ def test_a_library_is_looked_for_in_two_places(library, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert cudnn._load.__wrapped__() == (library, None)
     assert tried[1].endswith("nvidia/cudnn/lib/libcudnn.so.9")
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("ABORTS", "missing: Unable to load any of {libcudnn_graph.so.9} Invalid handle.)"),
+        ("LACKS", "missing: cudnnCnnVersionCheck failed with 3009)"),
+    ],
+)
+def test_a_library_that_lacks_a_part_is_not_present(library, monkeypatch, how, told):
+    monkeypatch.setenv(f"CUDNN_STUB_{how}", "1")
+    plain = ctypes.CDLL
+    monkeypatch.setattr(ctypes, "CDLL", lambda place: library if place else plain(None))
+    found, problem = cudnn._load.__wrapped__()
+    assert found is None and problem.startswith("cudnn: no cuDNN 9 with the convolution functions")
+    assert library._name in problem and problem.endswith(told) and "\n" not in problem
+
+
+def test_the_file_of_a_library_that_is_known_by_another_name(library):
+    assert cudnn._path(library) == library._name
+    library_by_descriptor = ctypes.CDLL(library._name)
+    library_by_descriptor._name = "libcudnn.so.9"
+    assert cudnn._path(library_by_descriptor) == library._name
 
 
 def test_no_library_and_one_without_the_functions(monkeypatch):
