@@ -9,7 +9,6 @@ import io
 import json
 import lzma
 import os
-import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import command_line
 from PIL import Image
 from test_notebooks import tiny
 
-from repro import __main__ as cli
 from repro import notebooks, paths
 from repro.experiments import arguments, load_paper, running
 from repro.experiments.design import Outcome
@@ -352,13 +351,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(place, monkeypatch, capsys) -> Iterator[object]:
     """Run a command in this process; return its exit code, stdout and stderr."""
 
-    def refuse(*arguments, **options):
-        raise OSError("the network is closed")
-
     def train(*arguments):
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr("faulthandler.enable", lambda **options: None)  # torch's, of `parallel`
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -368,16 +363,7 @@ def run(place, monkeypatch, capsys) -> Iterator[object]:
     monkeypatch.setattr(notebooks, "FOLDER", place / "notebooks")
     monkeypatch.setenv("REPRO_RESULTS", str(place / "results"))
     running._load_cached.cache_clear()
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["python -m repro", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    yield run
+    yield command_line(monkeypatch, capsys)
     running._load_cached.cache_clear()
 
 
