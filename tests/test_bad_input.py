@@ -79,6 +79,7 @@ for device in ("cpu:7", "cuda:99", "CPU ", "tpu"):
     add(("parallel", "--profile", "smoke", "--device", device), "allowed are 'cpu'")
     add(("notebooks", "--device", device), "allowed are 'cpu'")
     add(("notebooks", "-p", f"device={device}"), "allowed are 'cpu'")
+    add(("doctor", "--device", device), "allowed are 'cpu'")
 
 # Seeds.
 SEEDS = (
@@ -122,6 +123,7 @@ OPTIONS = {
     "report": "profile from output",
     "notebooks": "parameter profile device data seeds",
     "data": "data",
+    "doctor": "device data",
 }
 for words, options in OPTIONS.items():
     for option in options.split():
@@ -135,6 +137,7 @@ add(("--version",), "No such option: --version", "--help")
 add(("\x1b[2J",), "No such command", "--help")
 add(("list", "mbs"), "unexpected extra argument", "--help")
 add(("status", "mbs"), "unexpected extra argument", "--help")
+add(("doctor", "mbs"), "unexpected extra argument", "--help")
 add(("report", "mbs"), "unexpected extra argument", "--help")
 add(("parallel", "CIFAR"), "unexpected extra argument", "--help")
 add(("show",), "Missing argument", "--help")
@@ -193,7 +196,7 @@ for name in ("mnist", "CIFAR10", "", "../cifar10"):
 
 # Folders of data. (What lies in {place} is made below.)
 for folder in ("missing", "file", "fifo", "loop", "file/below", "dangling"):
-    for command in (FIGURE, ("verify", "mbs"), ("notebooks",), ("parallel", *SMOKE)):
+    for command in (FIGURE, ("verify", "mbs"), ("notebooks",), ("parallel", *SMOKE), ("doctor",)):
         add((*command, "--data", f"{{place}}/{folder}"), folder)
 
 # Files that are to be written.

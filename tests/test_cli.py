@@ -184,7 +184,17 @@ class TestCommands:
     def test_help(self, run):
         code, out, _ = run("--help")
         assert code == 0
-        for command in ("list", "run", "show", "verify", "status", "report", "notebooks", "data"):
+        for command in (
+            "doctor",
+            "list",
+            "run",
+            "show",
+            "verify",
+            "status",
+            "report",
+            "notebooks",
+            "data",
+        ):
             assert command in out
 
     def test_data_says_what_became_of_each(self, run, tmp_path):

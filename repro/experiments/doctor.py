@@ -225,8 +225,8 @@ def _estimates(found: Facts) -> list[str]:
 
 def _memory(one: Facts) -> str:
     parts = [
-        f"{gib(one[key])} {where}"
-        for key, where in (("device_bytes", "device"), ("host_bytes", "host"))
+        f"{gib(one[key])}{where}"
+        for key, where in (("device_bytes", ""), ("host_bytes", " of host"))
         if one[key] is not None
     ]
     return ", ".join(parts) or "?"
@@ -271,11 +271,16 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Lay rows out in columns, a line each; a last column that is too wide goes on below itself."""
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        ("  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, wide, strict=True))).rstrip()
-        for row in rows
-    ]
+    before = sum(width + 2 for width in wide[:-1]) + 2
+    lines = []
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, wide, strict=True)]
+        first, *others = textwrap.wrap(row[-1], max(20, WIDTH - before)) or [""]
+        line = "  ".join(["", *cells[:-1], first]).rstrip()
+        lines.append("\n".join([line, *(" " * before + other for other in others)]))
+    return lines
 
 
 def _wrapped(line: str, indent: int, further: str = "") -> list[str]:
@@ -292,6 +297,8 @@ def _wrapped(line: str, indent: int, further: str = "") -> list[str]:
 
 def gib(count: float) -> str:
     """Return bytes as GiB, or as MiB where they are few."""
+    if count >= 20 * GIB:
+        return f"{count / GIB:.0f} GiB"
     return f"{count / GIB:.1f} GiB" if count >= GIB / 10 else f"{count / 2**20:.0f} MiB"
 
 
