@@ -42,7 +42,7 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab data test unit unit-methods unit-experiments unit-rest unit-device \
-	nbval smoke recipes reproduce-all \
+	nbval smoke recipes doctor reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
@@ -59,6 +59,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q -c constraints.txt torch
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[notebooks,dev,cluster]'
 	@touch $@
+
+doctor: $(STAMP)  ## say what this machine is, whether each method works on it (DEVICE), what fits
+	@$(REPRO) doctor $(if $(DEVICE),--device "$$DEVICE")
 
 reproduce-all: $(STAMP)  ## reproduce every table and figure, resumable, then print the verdicts
 	@failed=0; \

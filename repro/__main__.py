@@ -59,6 +59,33 @@ Reference = Annotated[
 ]
 
 
+@app.command()
+def doctor(
+    device: Device = None,
+    data: Data = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what this machine is, whether every method works on it, what fits and for how long.
+
+    Takes less than two minutes, and is what to run first. The exit code is 1 where a self-test
+    failed.
+    """
+    from repro.experiments import arguments
+    from repro.experiments import doctor as physician
+
+    arguments.check_data(data)
+    chosen = arguments.check_device(device or arguments.default_device())
+    interactive = sys.stderr.isatty()
+
+    def tell(line: str) -> None:
+        if interactive:
+            typer.echo(f"{line} ...", err=True)
+
+    found = physician.examine(chosen, data, tell)
+    typer.echo(json.dumps(found, indent=1) if as_json else _printable(physician.text(found)))
+    raise typer.Exit(1 if physician.broken(found) else 0)
+
+
 @app.command("list")
 def list_() -> None:
     """List papers and artefacts."""

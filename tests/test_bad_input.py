@@ -9,7 +9,6 @@ import io
 import json
 import lzma
 import os
-import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import command_line
 from PIL import Image
 from test_notebooks import tiny
 
-from repro import __main__ as cli
 from repro import notebooks, paths
 from repro.experiments import arguments, load_paper, running
 from repro.experiments.design import Outcome
@@ -80,6 +79,7 @@ for device in ("cpu:7", "cuda:99", "CPU ", "tpu"):
     add(("parallel", "--profile", "smoke", "--device", device), "allowed are 'cpu'")
     add(("notebooks", "--device", device), "allowed are 'cpu'")
     add(("notebooks", "-p", f"device={device}"), "allowed are 'cpu'")
+    add(("doctor", "--device", device), "allowed are 'cpu'")
 
 # Seeds.
 SEEDS = (
@@ -123,6 +123,7 @@ OPTIONS = {
     "report": "profile from output",
     "notebooks": "parameter profile device data seeds",
     "data": "data",
+    "doctor": "device data",
 }
 for words, options in OPTIONS.items():
     for option in options.split():
@@ -136,6 +137,7 @@ add(("--version",), "No such option: --version", "--help")
 add(("\x1b[2J",), "No such command", "--help")
 add(("list", "mbs"), "unexpected extra argument", "--help")
 add(("status", "mbs"), "unexpected extra argument", "--help")
+add(("doctor", "mbs"), "unexpected extra argument", "--help")
 add(("report", "mbs"), "unexpected extra argument", "--help")
 add(("parallel", "CIFAR"), "unexpected extra argument", "--help")
 add(("show",), "Missing argument", "--help")
@@ -194,7 +196,7 @@ for name in ("mnist", "CIFAR10", "", "../cifar10"):
 
 # Folders of data. (What lies in {place} is made below.)
 for folder in ("missing", "file", "fifo", "loop", "file/below", "dangling"):
-    for command in (FIGURE, ("verify", "mbs"), ("notebooks",), ("parallel", *SMOKE)):
+    for command in (FIGURE, ("verify", "mbs"), ("notebooks",), ("parallel", *SMOKE), ("doctor",)):
         add((*command, "--data", f"{{place}}/{folder}"), folder)
 
 # Files that are to be written.
@@ -352,13 +354,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(place, monkeypatch, capsys) -> Iterator[object]:
     """Run a command in this process; return its exit code, stdout and stderr."""
 
-    def refuse(*arguments, **options):
-        raise OSError("the network is closed")
-
     def train(*arguments):
         raise AssertionError("something was trained")
 
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr("faulthandler.enable", lambda **options: None)  # torch's, of `parallel`
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -368,16 +366,7 @@ def run(place, monkeypatch, capsys) -> Iterator[object]:
     monkeypatch.setattr(notebooks, "FOLDER", place / "notebooks")
     monkeypatch.setenv("REPRO_RESULTS", str(place / "results"))
     running._load_cached.cache_clear()
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["python -m repro", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    yield run
+    yield command_line(monkeypatch, capsys)
     running._load_cached.cache_clear()
 
 

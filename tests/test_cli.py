@@ -13,8 +13,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from commands import command_line
 
-from repro import __main__ as cli
 from repro import notebooks, paths
 from repro.experiments import PAPERS, load_paper, running, standing, summary
 from repro.records import CorruptRecordWarning
@@ -24,25 +24,12 @@ from repro.records import CorruptRecordWarning
 def run(monkeypatch, capsys, tmp_path):
     """Run a command in this process; return its exit code, stdout and stderr."""
 
-    def refuse(*arguments, **options):
-        raise OSError("the network is closed")
-
-    monkeypatch.setattr("urllib.request.urlopen", refuse)
     monkeypatch.setattr(paths, "ROOT", tmp_path / "checkout")  # the user's data is not searched
     monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "cache"))
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "01_mbs.ipynb").write_text("{}")
     monkeypatch.setattr(notebooks, "FOLDER", tmp_path / "notebooks")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["python -m repro", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        out, err = capsys.readouterr()
-        return caught.value.code or 0, out, err
-
-    return run
+    return command_line(monkeypatch, capsys)
 
 
 @pytest.fixture
@@ -197,7 +184,17 @@ class TestCommands:
     def test_help(self, run):
         code, out, _ = run("--help")
         assert code == 0
-        for command in ("list", "run", "show", "verify", "status", "report", "notebooks", "data"):
+        for command in (
+            "doctor",
+            "list",
+            "run",
+            "show",
+            "verify",
+            "status",
+            "report",
+            "notebooks",
+            "data",
+        ):
             assert command in out
 
     def test_data_says_what_became_of_each(self, run, tmp_path):

@@ -22,7 +22,7 @@ case "$*" in *default_profile*) echo quick;; esac
 exit "${FAILS_WITH:-0}"
 """
 TARGETS = (
-    *("help", "setup", "lab", "data", "test", "unit", "nbval", "smoke", "reproduce-all"),
+    *("help", "setup", "doctor", "lab", "data", "test", "unit", "nbval", "smoke", "reproduce-all"),
     *("reproduce-mbs", "reproduce-microconv", "report", "status", "lint", "typecheck"),
 )
 

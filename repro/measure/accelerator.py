@@ -224,6 +224,13 @@ def new_event(device: torch.device | str, timing: bool = False) -> Event:
     return torch.Event(_indexed(device), enable_timing=timing)
 
 
+def elapsed_s(begin: Event, end: Event) -> float:
+    """Wait until the second of two events has come, and return the seconds between them."""
+    first: Any = begin
+    end.synchronize()
+    return float(first.elapsed_time(end)) / 1e3
+
+
 def record_stream(tensor: torch.Tensor, stream: Stream) -> None:
     """Keep a tensor's memory, once it is freed, until `stream` has used it."""
     if isinstance(stream, torch.Stream) and is_accelerator(tensor.device):

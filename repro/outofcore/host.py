@@ -1,8 +1,8 @@
 """Where swapped-out variables lie, and what copies them.
 
-`HostStore` hands out places in a few large slabs: of memory, pinned where a GPU copies, or of a
+`HostStore` hands out places in slabs of one size: of memory, pinned for an accelerator, or of a
 file. A mover copies between a storage and its place without blocking: `ThreadMover` by one thread a
-direction, `CudaMover` by one stream a direction. Both return tickets that are waited for.
+direction, `StreamMover` by one stream a direction. Both return tickets that are waited for.
 """
 
 import ctypes
@@ -11,15 +11,20 @@ import tempfile
 import threading
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from repro.measure import accelerator
+
+# torch pins powers of two, and a variable may lie in several slabs: nothing is lost to rounding.
+SLAB_BYTES = 32 * 2**20
 _ALIGNMENT = 64
-_SMALLEST_SLAB = 16 * 2**20
+_TIMED_COPIES = 64  # in each direction, from which the rates of a link are known
+_USUAL_RATE = 10e9  # bytes/s, until a copy has been timed
 
 
 def give_back_freed_memory() -> bool:
@@ -37,7 +42,12 @@ def give_back_freed_memory() -> bool:
     return bool(set_option(mmap_threshold, 64 * 1024))
 
 
-class Place(NamedTuple):
+def aligned(nbytes: int) -> int:
+    """Return what a place of some bytes takes."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+class Piece(NamedTuple):
     """Bytes [offset, offset + nbytes) of slab number `slab`."""
 
     slab: int
@@ -45,109 +55,146 @@ class Place(NamedTuple):
     nbytes: int
 
 
+Place = tuple[Piece, ...]  # one variable's, in order; a multiple of the alignment but for the last
+
+
 class HostStore:
-    """Slabs of host memory or of one file, from which best-fitting places are handed out.
+    """Slabs of host memory or of one file, from which places are handed out.
 
     Args:
-        pinned: Page-lock the memory, for copies of a GPU that do not block.
+        device: Page-lock the memory, where it is an accelerator, for copies that do not block.
         path: A folder for a file that holds the slabs instead of memory. The file has no name, so
             that nothing of it stays behind.
+        slab_bytes: The size of a slab, a multiple of 64.
     """
 
-    def __init__(self, pinned: bool = False, path: Path | None = None) -> None:
-        self.pinned = pinned
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        path: Path | None = None,
+        slab_bytes: int = SLAB_BYTES,
+    ) -> None:
+        self.device = torch.device(device)
         self.file: int | None = None
         if path is not None:
             if not path.is_dir():
                 raise ValueError(f"{path} is no folder: give one in which a file may grow")
             self._handle = tempfile.TemporaryFile(dir=path)  # noqa: SIM115 (open until close)
             self.file = self._handle.fileno()
+        self.slab_bytes = slab_bytes
         self.slabs: list[torch.Tensor] = []
         self.total_bytes = self.used_bytes = self.peak_bytes = 0
-        self._starts: list[int] = []  # of the slabs in the file
         self._free: list[tuple[int, int, int]] = []  # (nbytes, slab, offset), ascending
+        # The same pieces by (slab, offset) of where they start and of where they end.
+        self._starts: dict[tuple[int, int], int] = {}
+        self._ends: dict[tuple[int, int], int] = {}
 
     def reserve(self, nbytes: int) -> None:
-        """Add one slab so that the store holds at least `nbytes` in all."""
-        if nbytes > self.total_bytes:
-            self._grow(nbytes - self.total_bytes)
+        """Add slabs so that the store holds at least `nbytes` in all.
+
+        Raises:
+            HostMemoryError: The host has not that much; what it gave stays.
+        """
+        while self.total_bytes < nbytes:
+            self._grow()
 
     def take(self, nbytes: int) -> Place:
-        """Hand out a place; the store grows by doubling."""
-        size = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        at = bisect_left(self._free, (size, -1, -1))
-        if at == len(self._free):
-            self._grow(max(size, self.total_bytes, _SMALLEST_SLAB))
-            at = bisect_left(self._free, (size, -1, -1))
-        free, slab, offset = self._free.pop(at)
-        if free > size:
-            insort(self._free, (free - size, slab, offset + size))
+        """Hand out a place: the best-fitting free piece, else several; the store grows by slabs.
+
+        Raises:
+            HostMemoryError: The host has no more to give.
+        """
+        size = aligned(nbytes)
+        self.reserve(self.used_bytes + size)
         self.used_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-        return Place(slab, offset, nbytes)
+        pieces = []
+        while size:
+            at = min(bisect_left(self._free, (size, -1, -1)), len(self._free) - 1)
+            free, slab, offset = self._remove(at)
+            if free > size:
+                self._insert(free - size, slab, offset + size)
+                free = size
+            pieces.append(Piece(slab, offset, min(free, nbytes)))
+            size, nbytes = size - free, nbytes - free
+        return tuple(pieces)
 
     def give_back(self, place: Place) -> None:
-        """Take a place back, and join it with its free neighbours."""
-        size = -(-place.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.used_bytes -= size
-        start, end = place.offset, place.offset + size
-        kept = []
-        for free in self._free:
-            nbytes, slab, offset = free
-            if slab == place.slab and offset + nbytes == start:
-                start = offset
-            elif slab == place.slab and offset == end:
-                end = offset + nbytes
-            else:
-                kept.append(free)
-        self._free = kept
-        insort(self._free, (end - start, place.slab, start))
+        """Take a place back, and join its pieces with their free neighbours."""
+        for slab, start, nbytes in place:
+            end = start + aligned(nbytes)
+            self.used_bytes -= end - start
+            if (before := self._ends.get((slab, start))) is not None:
+                start -= before
+                self._remove(bisect_left(self._free, (before, slab, start)))
+            if (after := self._starts.get((slab, end))) is not None:
+                self._remove(bisect_left(self._free, (after, slab, end)))
+                end += after
+            self._insert(end - start, slab, start)
 
-    def _grow(self, nbytes: int) -> None:
+    def _insert(self, nbytes: int, slab: int, offset: int) -> None:
+        insort(self._free, (nbytes, slab, offset))
+        self._starts[slab, offset] = self._ends[slab, offset + nbytes] = nbytes
+
+    def _remove(self, at: int) -> tuple[int, int, int]:
+        nbytes, slab, offset = self._free.pop(at)
+        del self._starts[slab, offset], self._ends[slab, offset + nbytes]
+        return nbytes, slab, offset
+
+    def _grow(self) -> None:
         if self.file is None:
-            slab = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pinned)
+            slab = accelerator.empty_pinned(self.slab_bytes, self.device, torch.uint8)
             self.slabs.append(slab)
         else:
-            self._starts.append(self.total_bytes)
-            os.ftruncate(self.file, self.total_bytes + nbytes)
-        insort(self._free, (nbytes, max(len(self.slabs), len(self._starts)) - 1, 0))
-        self.total_bytes += nbytes
+            os.ftruncate(self.file, self.total_bytes + self.slab_bytes)
+        self._insert(self.slab_bytes, self.total_bytes // self.slab_bytes, 0)
+        self.total_bytes += self.slab_bytes
 
-    def view(self, place: Place) -> torch.Tensor:
-        """Return a place of memory as (nbytes,) uint8."""
-        return self.slabs[place.slab][place.offset : place.offset + place.nbytes]
+    def views(self, place: Place) -> list[torch.Tensor]:
+        """Return the pieces of a place of memory, each (nbytes,) uint8."""
+        return [self.slabs[slab][offset : offset + nbytes] for slab, offset, nbytes in place]
 
     def read(self, place: Place, address: int) -> None:
         """Copy a place to host memory at an address."""
-        if self.file is None:
-            ctypes.memmove(address, self.view(place).data_ptr(), place.nbytes)
-        else:
-            self._transfer(os.preadv, place, address)
+        for slab, offset, nbytes in place:
+            if self.file is None:
+                ctypes.memmove(address, self.slabs[slab].data_ptr() + offset, nbytes)
+            else:
+                self._transfer(os.preadv, slab * self.slab_bytes + offset, nbytes, address)
+            address += nbytes
 
     def write(self, place: Place, address: int) -> None:
         """Copy host memory at an address to a place."""
-        if self.file is None:
-            ctypes.memmove(self.view(place).data_ptr(), address, place.nbytes)
-        else:
-            self._transfer(os.pwritev, place, address)
+        for slab, offset, nbytes in place:
+            if self.file is None:
+                ctypes.memmove(self.slabs[slab].data_ptr() + offset, address, nbytes)
+            else:
+                self._transfer(os.pwritev, slab * self.slab_bytes + offset, nbytes, address)
+            address += nbytes
 
     def _transfer(
-        self, call: Callable[[int, list[memoryview], int], int], place: Place, address: int
+        self,
+        call: Callable[[int, list[memoryview], int], int],
+        start: int,
+        nbytes: int,
+        address: int,
     ) -> None:
         # Calls on the file, not a mapping of it: a full disk is then an error, not a signal.
         assert self.file is not None
-        buffer = memoryview((ctypes.c_char * place.nbytes).from_address(address)).cast("B")
-        start, done = self._starts[place.slab] + place.offset, 0
-        while done < place.nbytes:
-            moved = call(self.file, [buffer[done : done + (1 << 30)]], start + done)
+        buffer = memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")
+        done = 0
+        while done < nbytes:
+            moved = call(self.file, [buffer[done:]], start + done)
             if moved <= 0:
                 raise OSError(f"the swap file ended after {start + done} bytes")
             done += moved
 
     def close(self) -> None:
-        """Give everything back to the system."""
+        """Give everything back to the system; no copy may be under way."""
         self.slabs.clear()
-        self._free.clear()
+        for pieces in (self._free, self._starts, self._ends):  # variables go on ending
+            pieces.clear()
+        accelerator.empty_pinned_cache(self.device)
         if self.file is not None:
             self._handle.close()
 
@@ -174,7 +221,7 @@ class Mover(Protocol):
         """Wait on the host until all copies are done."""
 
     def close(self) -> None:
-        """End threads or streams."""
+        """End what copies; nothing may be under way."""
 
 
 class ThreadMover:
@@ -208,7 +255,7 @@ class ThreadMover:
             start = time.perf_counter()
             copy(place, address)
             with self._lock:
-                self._moved[direction][0] += place.nbytes
+                self._moved[direction][0] += sum(piece.nbytes for piece in place)
                 self._moved[direction][1] += time.perf_counter() - start
 
         future = self._pools[direction].submit(run)
@@ -242,73 +289,80 @@ class ThreadMover:
             pool.shutdown()
 
 
-class CudaMover:
-    """Copies between a GPU and pinned memory, by one stream for each direction; events only.
+class StreamMover:
+    """Copies between an accelerator and pinned memory, by one stream a direction; events only.
 
     A copy waits for what the compute stream has been given so far: the memory that it writes may
     just have been freed there, the values that it reads may just have been computed.
     """
 
-    _PROBE_BYTES = 32 * 2**20
-
     def __init__(self, store: HostStore, device: torch.device) -> None:
         self.store, self.device = store, device
-        self._in, self._out = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._rates: tuple[float, float] | None = None
+        self._streams = torch.Stream(device), torch.Stream(device)
+        # Of the first copies in each direction: bytes, and events before and after.
+        self._timed: tuple[list[_Copy], list[_Copy]] = [], []
 
-    def _bytes(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(
-            storage, 0, (storage.nbytes(),), (1,)
-        )
-
-    def _start(
-        self, stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor
-    ) -> torch.cuda.Event:
-        stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
-        event = torch.cuda.Event()
+    def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> torch.Event:
+        stream, timed = self._streams[direction], self._timed[direction]
+        there = torch.empty(0, dtype=torch.uint8, device=self.device)
+        there.set_(storage, 0, (storage.nbytes(),), (1,))
+        pieces: Sequence[torch.Tensor] = (there,)
+        if len(place) > 1:
+            pieces = there.split([piece.nbytes for piece in place])
+        current: Any = accelerator.current_stream(self.device)
+        stream.wait_stream(current)
+        timing = len(timed) < _TIMED_COPIES
+        event = torch.Event(self.device, enable_timing=timing)
+        if timing:
+            begin = torch.Event(self.device, enable_timing=True)
+            begin.record(stream)
+            timed.append(_Copy(storage.nbytes(), begin, event))
+        with stream:  # by nobody else, and so never twice at once
+            for ours, theirs in zip(pieces, self.store.views(place), strict=True):
+                target, source = (ours, theirs) if direction == 0 else (theirs, ours)
+                target.copy_(source, non_blocking=True)
         event.record(stream)
         return event
 
-    def start_in(self, storage: torch.UntypedStorage, place: Place) -> torch.cuda.Event:
+    def start_in(self, storage: torch.UntypedStorage, place: Place) -> torch.Event:
         """Start the copy of a place to a storage of the device."""
-        return self._start(self._in, self._bytes(storage), self.store.view(place))
+        return self._start(0, storage, place)
 
-    def start_out(self, storage: torch.UntypedStorage, place: Place) -> torch.cuda.Event:
+    def start_out(self, storage: torch.UntypedStorage, place: Place) -> torch.Event:
         """Start the copy of a storage of the device to a place."""
-        return self._start(self._out, self.store.view(place), self._bytes(storage))
+        return self._start(1, storage, place)
 
     def wait(self, ticket: object) -> None:
         """Let what follows on the device wait for a copy."""
-        assert isinstance(ticket, torch.cuda.Event)
-        torch.cuda.current_stream(self.device).wait_event(ticket)
+        assert isinstance(ticket, torch.Event)
+        accelerator.current_stream(self.device).wait_event(ticket)
 
     def done(self, ticket: object) -> bool:
         """Return whether a copy is done, without waiting."""
-        assert isinstance(ticket, torch.cuda.Event)
+        assert isinstance(ticket, torch.Event)
         return ticket.query()
 
     def bandwidth(self) -> tuple[float, float]:
-        """Return measured bytes/s (to the device, to the host)."""
-        if self._rates is None:
-            host = torch.empty(self._PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
-            there = torch.empty(self._PROBE_BYTES, dtype=torch.uint8, device=self.device)
-            rates = []
-            for target, source in ((there, host), (host, there)):
-                target.copy_(source)
-                torch.cuda.synchronize(self.device)
-                start = time.perf_counter()
-                target.copy_(source, non_blocking=True)
-                torch.cuda.synchronize(self.device)
-                rates.append(self._PROBE_BYTES / (time.perf_counter() - start))
-            self._rates = rates[0], rates[1]
-        return self._rates
+        """Return bytes/s (to the device, to the host), of the larger of the copies timed so far."""
+        return _rate(self._timed[0]), _rate(self._timed[1])
 
     def finish(self) -> None:
         """Wait on the host until all copies are done."""
-        torch.cuda.synchronize(self.device)
+        for stream in self._streams:
+            stream.synchronize()
 
     def close(self) -> None:
-        """Wait for all copies, and end."""
-        self.finish()
+        """End."""
+
+
+class _Copy(NamedTuple):
+    nbytes: int
+    begin: torch.Event
+    end: torch.Event
+
+
+def _rate(copies: Sequence[_Copy]) -> float:
+    largest = max((copy.nbytes for copy in copies), default=0)
+    large = [copy for copy in copies if 2 * copy.nbytes >= largest]  # the others time the latency
+    seconds = sum(accelerator.elapsed_s(copy.begin, copy.end) for copy in large)
+    return sum(copy.nbytes for copy in large) / seconds if seconds > 0 else _USUAL_RATE

@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from repro.measure import accelerator
 from repro.outofcore.recording import tensors_in
 
 
@@ -87,13 +88,13 @@ def _is_pickling() -> bool:
 
 
 class Timer:
-    """Seconds of one operation: of the clock on a CPU, by events on a GPU."""
+    """Seconds of one operation: of the clock on a CPU, by events on an accelerator."""
 
     def __init__(self, device: torch.device) -> None:
-        self.events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self.events: tuple[accelerator.Event, accelerator.Event] | None = None
         self.seconds = 0.0
-        if device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if accelerator.is_accelerator(device):
+            begin, end = (accelerator.new_event(device, timing=True) for _ in range(2))
             self.events = begin, end
             begin.record()
         self._start = time.perf_counter()

@@ -7,11 +7,13 @@ Source: Hayakawa and Narihira, section 3. A `SwapPlan` is what any scheduler of 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from repro.outofcore.host import aligned
 from repro.outofcore.trace import Trace
 
 
@@ -125,6 +127,28 @@ class SwapPlan:
     def bytes_moved(self) -> int:
         """Bytes copied in both directions in one iteration."""
         return self.bytes_in + self.bytes_out
+
+    @cached_property
+    def host_bytes(self) -> int:
+        """The most bytes of variables on the host at once: once there, they stay until they end."""
+        sizes = {name: aligned(nbytes) for name, nbytes in self.trace.sizes.items()}
+        deaths: dict[int, list[str]] = {}
+        for name, (_, death) in self.trace.lifetimes.items():
+            deaths.setdefault(death % len(self.trace.functions), []).append(name)
+        there: set[str] = set()
+        held = peak = 0
+        for number in 2 * [*range(len(self.trace.functions))]:
+            for name in deaths.get(number, ()):
+                if name in there:
+                    there.discard(name)
+                    held -= sizes[name]
+            for kind, name in (*self.before[number], *self.after[number]):
+                # What is released is copied in any case: somebody may look at its value.
+                if kind in (Kind.SWAP_OUT, Kind.RELEASE) and name not in there:
+                    there.add(name)
+                    held += sizes[name]
+                    peak = max(peak, held)
+        return peak
 
     def _bytes(self, kind: Kind) -> int:
         return sum(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._ops import OpOverload
 
+from repro.measure import accelerator
 from repro.outofcore.residency import Variable
 from repro.outofcore.trace import Function, Trace
 
@@ -88,7 +89,13 @@ class Entry:
     written: list[Variable]
     made: list[Variable]
     seconds: float = 0.0
-    events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+    events: tuple[accelerator.Event, accelerator.Event] | None = None
+
+    def time_s(self) -> float:
+        """Return the seconds that it took, once the device has come so far."""
+        if self.events is None:
+            return self.seconds
+        return accelerator.elapsed_s(*self.events)
 
 
 @dataclass
@@ -166,8 +173,5 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
             "activation" if variable in born else "input" if name in deaths else "buffer"
         )
     trace = Trace(tuple(functions), sizes, kinds, deaths)
-    times = [
-        entry.events[0].elapsed_time(entry.events[1]) / 1e3 if entry.events else entry.seconds
-        for entry in entries
-    ]
+    times = [entry.time_s() for entry in entries]
     return Recording(trace, order, times, [entry.operation for entry in entries])

@@ -194,8 +194,7 @@ class Residency:
     def swap_out(self, variable: Variable) -> None:
         """Start the copy of a variable to the host, where the host's is not right."""
         if not variable.resident or variable.valid or variable.died is not None:
-            return
-        self.arrive(variable)
+            return  # such as one that is still coming
         storage = variable.storage()
         if variable.place is None:
             variable.place = self.store.take(variable.nbytes)

@@ -15,11 +15,12 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
+from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.outofcore.host import (
-    CudaMover,
     HostStore,
     Mover,
+    StreamMover,
     ThreadMover,
     give_back_freed_memory,
 )
@@ -59,15 +60,21 @@ class OutOfCore:
             take inside for themselves comes on top.
         window_bytes: How far to look ahead (`plan_swaps`); ``"auto"`` chooses by simulation with
             measured times.
-        device: The device whose tensors are managed; None for the current GPU, or else the CPU.
+        device: The device whose tensors are managed; None for the current accelerator, or else the
+            CPU.
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
             with less memory; None keeps them in memory beside the budget. With a folder, this
             process returns what it frees to the system from then on, which costs page faults.
         exclude: Tensors to leave alone and not to count, such as a whole dataset.
+        host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
+            `Trace.host_bytes` predicts it. Beyond it, or with None, more is taken as it is needed.
+            All of it is given back at the end.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
-        ValueError: The budget is not positive, or `swap_folder` is given for a GPU.
+        HostMemoryError: The host (not the device) has not the memory to swap to.
+        ValueError: The budget is not positive, `host_bytes` is negative, the device is not here, or
+            `swap_folder` is given for an accelerator.
     """
 
     def __init__(
@@ -77,21 +84,23 @@ class OutOfCore:
         device: str | torch.device | None = None,
         swap_folder: str | Path | None = None,
         exclude: Iterable[torch.Tensor] = (),
+        host_bytes: int | None = None,
     ) -> None:
         if not is_whole(budget_bytes, 1):
             raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes above 0")
         if isinstance(window_bytes, str) and window_bytes != "auto":
             raise ValueError(f'window_bytes is {window_bytes!r}: give bytes, None or "auto"')
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device(device)
-        if self.device.type not in ("cpu", "cuda"):
-            raise ValueError(f"the device {device} is not supported: choose cpu or cuda")
-        if self.device.type == "cuda" and self.device.index is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
+        if host_bytes is not None and not is_whole(host_bytes, 0):
+            raise ValueError(f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None")
+        self.device = accelerator.resolve(device)
+        if self.device.type == "meta":
+            raise ValueError("the device meta is not supported: choose cpu or an accelerator")
         if swap_folder is not None and self.device.type != "cpu":
-            raise ValueError("swap_folder is for the CPU: a GPU swaps to pinned memory, give None")
+            raise ValueError(
+                f"swap_folder is for the CPU: {self.device} swaps to pinned memory, give None"
+            )
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
+        self.host_bytes = host_bytes or 0
         self.swap_folder = Path(swap_folder) if swap_folder is not None else None
         self._excluded = tuple(exclude)
         self._statistics = Statistics()
@@ -124,12 +133,17 @@ class OutOfCore:
                     f"another OutOfCore block of {self.device} is entered here already: leave it "
                     "first, as both would move the same tensors"
                 )
-        self._store = HostStore(pinned=self.device.type == "cuda", path=self.swap_folder)
+        self._store = HostStore(self.device, self.swap_folder)
+        try:
+            self._store.reserve(self.host_bytes)
+        except accelerator.HostMemoryError:
+            self._store.close()
+            raise
         if self.swap_folder is not None:
             give_back_freed_memory()
         mover: Mover
-        if self.device.type == "cuda":
-            mover = CudaMover(self._store, self.device)
+        if accelerator.is_accelerator(self.device):
+            mover = StreamMover(self._store, self.device)
         else:
             mover = ThreadMover(self._store)
         self._process = os.getpid()
@@ -215,9 +229,7 @@ class OutOfCore:
             plan = tune_window(trace, budget_bytes, recorded.times, rates, _COPY_LATENCY_S)
         else:
             plan = plan_swaps(trace, budget_bytes)
-        # All that may lie on the host at once, in one piece.
-        leaving = {a.variable for some in plan.after for a in some if a.kind is Kind.SWAP_OUT}
-        self._store.reserve(sum(trace.sizes[name] for name in leaving))
+        self._store.reserve(plan.host_bytes)
         return plan
 
     # ---- operations

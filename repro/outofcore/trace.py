@@ -8,6 +8,7 @@ in-place results of a tensor are the same variable.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -163,6 +164,25 @@ class Trace:
     def smallest_budget(self) -> int:
         """Bytes below which no schedule exists: the largest need of one function."""
         return max(self.needs_bytes)
+
+    def host_bytes(self, budget_bytes: int) -> int:
+        """Return the bytes of host memory that swapping within a budget takes, in whole slabs.
+
+        It is the larger of what the default schedule takes and of what demand paging does, by which
+        the first iteration runs. 0 where all of the iteration fits.
+
+        Raises:
+            BudgetTooSmall: One function alone needs more than the budget.
+        """
+        # They need this module.
+        from repro.outofcore.baselines import DoesNotFit, on_demand
+        from repro.outofcore.host import SLAB_BYTES
+        from repro.outofcore.schedule import plan_swaps
+
+        needed = plan_swaps(self, budget_bytes).host_bytes
+        with suppress(DoesNotFit):  # where its iterations never repeat
+            needed = max(needed, on_demand(self, budget_bytes).host_bytes)
+        return -(-needed // SLAB_BYTES) * SLAB_BYTES
 
     @property
     def variables(self) -> list[str]:

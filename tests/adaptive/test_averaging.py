@@ -8,12 +8,12 @@ import gc
 import json
 import os
 import signal
-import socket
 import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
 
+import joined
 import pytest
 import torch
 import torch.distributed as dist
@@ -428,9 +428,7 @@ def lose(rank, folder, method, end):
 
 @pytest.fixture(scope="module")
 def context():
-    context = torch.multiprocessing.get_context("forkserver")  # imports torch once for all
-    context.set_forkserver_preload(["torch._dynamo", "repro.adaptive", "pytest"])
-    return context
+    return joined.forked()  # imports torch once for all
 
 
 @pytest.fixture(scope="module")
@@ -454,20 +452,7 @@ def lost(context, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def both(context, lost, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("both")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        context.Process(target=work, args=(rank, port, str(folder)), daemon=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=100)
-        process.kill()
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return joined.both(context, work, tmp_path_factory.mktemp("both"))
 
 
 def answers(both, *key):

@@ -6,7 +6,6 @@ All cases run in one pair of processes, in turns; each is compared with plain to
 import copy
 import io
 import os
-import socket
 import traceback
 import warnings
 from collections import UserDict
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import joined
 import pytest
 import torch
 import torch.distributed as dist
@@ -899,22 +899,7 @@ def work(rank, port, folder):
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("updates")
-    context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "repro.adaptive", "pytest"])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [
-        context.Process(target=work, args=(rank, port, str(folder)), daemon=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=100)
-        process.kill()
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return joined.both(joined.forked(), work, tmp_path_factory.mktemp("updates"))
 
 
 def answers(both, *key):

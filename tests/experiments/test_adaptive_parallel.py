@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from joined import forked, free_port
 
 from repro.adaptive import NoLoopbackError, load_checkpoint, save_checkpoint
 from repro.experiments.adaptive import settings, worker
@@ -34,8 +35,9 @@ OPTIONS = [
     "--strategy",
     "theta",
     "--epochs",
-    "60",
+    "24",
 ]
+EPOCHS = int(OPTIONS[-1])
 LINE = re.compile(
     r"epoch (\d+): batch (\d+) on (\d) process\w*, rate [\d.e-]+, cost [\d.]+, θ -?[\d.e-]+, "
     r"K (?:\d+|–), accuracy [\d.]+, (\d+) updates in [\d.]+ s \(communication [\d.]+, "
@@ -107,7 +109,7 @@ def until(condition, seconds, process):
     while not condition():
         assert time.monotonic() < end, "waited too long"
         assert process.poll() is None, "ended early"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def stop(process):
@@ -120,21 +122,65 @@ def command(launcher, checkpoint):
     return [*launcher, *OPTIONS, "--checkpoint", str(checkpoint)]
 
 
+def train(rank, port, folder, checkpoint, elsewhere):
+    """Train in one of two processes that no torchrun started; what it says goes to a file."""
+    from repro.experiments.adaptive import parallel
+
+    os.environ |= environment() | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    with (Path(folder) / f"{rank}.log").open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    if elsewhere and rank == 1:  # whose disk has no checkpoint
+
+        def refuse(path):
+            raise AssertionError("rank 1 reads")
+
+        parallel.load_checkpoint = refuse
+        parallel.Path = lambda name: Path("/nowhere") / name.lstrip("/")
+    parallel.run_parallel(
+        *("CIFAR", "theta", "all_to_all", "smoke", "cpu", None, [], 0, EPOCHS),
+        str(checkpoint),
+        None,
+    )
+
+
+def trained(context, folder, checkpoint, elsewhere=False):
+    """Train in two processes; return what the first of them said."""
+    port = free_port()
+    processes = [
+        context.Process(target=train, args=(rank, port, folder, checkpoint, elsewhere), daemon=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=100)
+        process.kill()
+        process.join()
+    logs = [(folder / f"{rank}.log").read_text() for rank in range(2)]
+    assert [process.exitcode for process in processes] == [0, 0], logs
+    return logs[0]
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def context():
+    return forked("repro.experiments.adaptive.parallel", "sklearn.datasets")
+
+
+@pytest.fixture(scope="module")
+def runs(context, tmp_path_factory):
     """An uninterrupted run, one whose rank 1 is killed, and one that goes on from there."""
     folder = tmp_path_factory.mktemp("parallel")
-    whole = launched(command(TORCHRUN, folder / "whole.pt"), folder / "whole.log")
-    try:
-        assert whole.wait(120) == 0, (folder / "whole.log").read_text()
-    finally:
-        stop(whole)
+    whole = trained(context, folder, folder / "whole.pt")
 
     killed = launched(command(TORCHRUN, folder / "cut.pt"), folder / "killed.log")
     try:
-        until(lambda: len(LINE.findall((folder / "killed.log").read_text())) >= 3, 60, killed)
+        until(lambda: "connected" in (folder / "killed.log").read_text(), 120, killed)
         victim = process_of_rank(killed.pid, 1)
         assert victim is not None and victim != killed.pid
+        until(lambda: len(LINE.findall((folder / "killed.log").read_text())) >= 3, 60, killed)
         os.kill(victim, signal.SIGKILL)
         start = time.monotonic()
         code = killed.wait(60)
@@ -150,15 +196,17 @@ def runs(tmp_path_factory):
         command(restarting, folder / "cut.pt"), folder / "resumed.log", worker.OWN_STORE
     )
     try:
-        until(lambda: len(LINE.findall((folder / "resumed.log").read_text())) >= 3, 60, resumed)
+        until(lambda: "connected" in (folder / "resumed.log").read_text(), 120, resumed)
+        first = process_of_rank(resumed.pid, 0)
         listening = [a for own in (resumed.pid, *descendants(resumed.pid)) for a in ears(own)]
-        os.kill(process_of_rank(resumed.pid, 0), signal.SIGKILL)
+        until(lambda: len(LINE.findall((folder / "resumed.log").read_text())) >= 3, 60, resumed)
+        os.kill(first, signal.SIGKILL)
         assert resumed.wait(120) == 0, (folder / "resumed.log").read_text()
     finally:
         stop(resumed)
-    logs = {name: (folder / f"{name}.log").read_text() for name in ("whole", "killed", "resumed")}
+    logs = {name: (folder / f"{name}.log").read_text() for name in ("killed", "resumed")}
     return {
-        "logs": logs,
+        "logs": logs | {"whole": whole},
         "code": code,
         "took": took,
         "saved": saved,
@@ -182,7 +230,7 @@ def equal(first, second):
 
 def test_a_line_for_every_epoch_from_one_process(runs):
     found = LINE.findall(runs["logs"]["whole"])
-    assert [int(number) for number, *_ in found] == list(range(1, 61))
+    assert [int(number) for number, *_ in found] == list(range(1, EPOCHS + 1))
     history = runs["whole"]["history"]
     assert [int(size) for _, size, *_ in found] == history["batch_size"]
     assert [int(count) for *_, count in found] == history["updates"]
@@ -199,13 +247,13 @@ def test_the_loss_of_a_process_ends_the_job_and_names_it(runs):
 
 def test_the_same_command_goes_on(runs):
     after = runs["saved"]["history"]["train_cost"]
-    assert 3 <= len(after) < 60 and runs["saved"]["going"]
+    assert 3 <= len(after) < EPOCHS and runs["saved"]["going"]
     log = runs["logs"]["resumed"]
     assert f"going on after epoch {len(after)} from" in log
     numbers = [int(number) for number, *_ in LINE.findall(log)]
     # A line may be missing where the process was killed between checkpoint and line.
-    assert (numbers[0], numbers[-1]) == (len(after) + 1, 60)
-    assert numbers == sorted(set(numbers)) and len(numbers) >= 60 - len(after) - 1
+    assert (numbers[0], numbers[-1]) == (len(after) + 1, EPOCHS)
+    assert numbers == sorted(set(numbers)) and len(numbers) >= EPOCHS - len(after) - 1
 
 
 def test_torchrun_starts_it_again_by_itself(runs):
@@ -215,7 +263,9 @@ def test_torchrun_starts_it_again_by_itself(runs):
 def test_the_first_line_says_where_processes_listen(runs):
     one = "2 processes, connected by gloo over lo"
     told = rf"{one}; torchrun's store listens on every interface, port \d+: keep that port closed"
-    assert re.search(told, next(line for line in runs["logs"]["whole"].splitlines() if one in line))
+    assert re.search(
+        told, next(line for line in runs["logs"]["killed"].splitlines() if one in line)
+    )
     lines = [line for line in runs["logs"]["resumed"].splitlines() if line.startswith(one)]
     assert lines == [one] * 2  # and again after the restart
     # 127.0.0.1, in memory's order, also as an address of IPv6
@@ -234,7 +284,7 @@ def test_its_history_too(runs):
         for kind in ("cut", "whole")
     )
     assert cut == whole
-    assert len(runs["cut"]["spent"]) == 60
+    assert len(runs["cut"]["spent"]) == EPOCHS
 
 
 def in_a_process(*options):
@@ -277,9 +327,9 @@ def test_one_process_needs_no_torchrun(tmp_path, here):
         "--checkpoint",
         str(checkpoint),
     )
-    first = in_a_process(*options)
-    assert (first.returncode, first.stderr) == (0, "")
-    lines = first.stdout.strip().splitlines()
+    code, out, said = here(*options)
+    assert (code, said) == (0, "")
+    lines = out.strip().splitlines()
     assert len(lines) == 2 and all("on 1 process," in line and "psnr" in line for line in lines)
     told = (
         f"going on after epoch 2 from {checkpoint}\nwhich is complete: nothing is left to train\n"
@@ -379,32 +429,12 @@ def test_the_measurement_is_of_cpus_whatever_the_device(monkeypatch):
         assert found == {"tasks": {"CIFAR": {}}, "device": describe_device("cpu")["name"]}
 
 
-def test_the_first_process_reads_the_checkpoint_for_all(runs, tmp_path):
+def test_the_first_process_reads_the_checkpoint_for_all(context, runs, tmp_path):
     """The other's folder has none, as another machine's disk."""
-    script = tmp_path / "elsewhere.py"
-    script.write_text(
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "from repro.experiments.adaptive import parallel\n"
-        "if os.environ['RANK'] == '1':\n"
-        "    def refuse(path):\n"
-        "        raise AssertionError('rank 1 reads')\n"
-        "    parallel.load_checkpoint = refuse\n"
-        "    parallel.Path = lambda name: Path('/nowhere') / name.lstrip('/')\n"
-        "parallel.run_parallel(\n"
-        "    'CIFAR', 'theta', 'all_to_all', 'smoke', 'cpu', None, [], 0, 60, sys.argv[1], None)\n"
-    )
     path = tmp_path / "saved.pt"
     # What was written when the process was killed.
     save_checkpoint(path, runs["saved"])
-    ended = subprocess.run(
-        [*TORCHRUN[:-1], str(script), str(path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=environment(),
-    )
-    assert ended.returncode == 0, ended.stderr
+    said = trained(context, tmp_path, path, elsewhere=True)
     done = len(runs["saved"]["history"]["train_cost"])
-    assert f"going on after epoch {done} from {path}" in ended.stdout
+    assert f"going on after epoch {done} from {path}" in said
     assert equal(load_checkpoint(path)["model"], runs["whole"]["model"])

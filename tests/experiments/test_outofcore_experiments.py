@@ -11,6 +11,8 @@ from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore import child, experiments, settings
 from repro.experiments.outofcore.fitting import GIB, best_fit, largest_budget
 from repro.experiments.outofcore.modelled import Rates, trace_at
+from repro.measure import accelerator
+from repro.measure.accelerator import HostMemoryError
 from repro.records import RecordStore
 
 PAPER = load_paper("outofcore")
@@ -233,3 +235,52 @@ class TestChild:
         )
         experiments.measured(_MEASURED | {"mode": "in_core", "batch": 8}, 0, None, "cuda")
         assert [device for _, device in asked] == ["cuda"]
+
+
+@pytest.mark.gpu
+class TestAccelerator:
+    """The same on an accelerator: its own allocator, under a limit that is really set."""
+
+    @pytest.mark.parametrize("mode", ["in_core", "schedule", "checkpointing", "save_on_cpu"])
+    def test_what_the_allocator_takes_is_within_the_limit(self, device, mode):
+        outcome = experiments.measure(_MEASURED | {"mode": mode, "batch": 32}, str(device))
+        metrics = outcome.metrics
+        assert 0 < metrics["held_bytes"] <= metrics["reserved_bytes"] <= metrics["limit_bytes"]
+        assert outcome.peak_bytes == metrics["reserved_bytes"]
+        assert set(outcome.timings) == {"iteration"}
+        if mode == "schedule":
+            assert metrics["held_bytes"] <= metrics["budget_bytes"]
+            assert metrics["budget_bytes"] <= experiments.limit_bytes(_MEASURED)
+            assert metrics["bytes_moved"] > 0 and metrics["replayed"] >= 2
+            assert metrics["host_bytes"] > 0
+        assert accelerator.limit_bytes(device) == accelerator.total_bytes(device)  # put back
+
+    def test_chunks_are_simulated_where_they_are_not_cudas(self, device):
+        if device.type == "cuda":
+            pytest.skip("CUDA has them, in a process of its own")
+        outcome = experiments.measured(
+            _MEASURED | {"mode": "schedule_va", "batch": 32}, 0, None, str(device)
+        )
+        metrics = outcome.metrics
+        assert metrics["held_bytes"] <= metrics["reserved_bytes"] <= metrics["limit_bytes"]
+        assert metrics["bytes_moved"] > 0
+        with pytest.raises(ValueError, match="expandable segments are CUDA's"):
+            experiments.measured(_MEASURED | {"mode": "expandable_segments"}, 0, None, str(device))
+
+    def test_what_does_not_fit_runs_out_of_memory(self, device):
+        for mode in ("in_core", "schedule"):
+            with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+                experiments.measure(_MEASURED | {"mode": mode, "batch": 1 << 13}, str(device))
+
+    def test_a_lack_of_the_host_is_no_lack_of_the_device(self, device, monkeypatch):
+        """It says which memory was short, and tries no smaller budgets, which would need more."""
+        tried = []
+
+        def short(*given):
+            tried.append(given)
+            raise HostMemoryError("the host cannot provide 5 bytes to pin: out of memory")
+
+        monkeypatch.setattr(accelerator, "empty_pinned", short)
+        with pytest.raises(HostMemoryError):
+            experiments.measure(_MEASURED | {"mode": "schedule", "batch": 32}, str(device))
+        assert len(tried) == 1

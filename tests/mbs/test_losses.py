@@ -1,13 +1,13 @@
 """Which losses are exact, what has to be given for the others, and that nothing else passes."""
 
 import copy
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from outputs import ModelOutput
 from torch import nn
 
 from repro.mbs import (
@@ -430,17 +430,6 @@ def test_a_parameter_that_nobody_has_is_refused_in_pieces():
 # Losses inside the model, as Hugging Face's
 
 
-@dataclass
-class Output(OrderedDict):
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-
-    def __post_init__(self):
-        for name in ("loss", "logits"):
-            if getattr(self, name) is not None:
-                self[name] = getattr(self, name)
-
-
 class LanguageModel(nn.Module):
     """Embeds tokens, predicts the next ones, and computes the mean loss of those that count."""
 
@@ -456,8 +445,8 @@ class LanguageModel(nn.Module):
         logits = self.head(self.dropout(self.embedding(input_ids)).cumsum(1).tanh())
         pair = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
         if num_items_in_batch is None:
-            return Output(F.cross_entropy(*pair), logits)
-        return Output(F.cross_entropy(*pair, reduction="sum") / num_items_in_batch, logits)
+            return ModelOutput(F.cross_entropy(*pair), logits)
+        return ModelOutput(F.cross_entropy(*pair, reduction="sum") / num_items_in_batch, logits)
 
 
 TOKENS = torch.randint(20, (N, 9), generator=GENERATOR)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from outputs import ModelOutput
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence, unpack_sequence
 
@@ -37,21 +38,6 @@ class Frozen:
 
     def __post_init__(self):
         object.__setattr__(self, "size", len(self.image))  # derived anew in each part
-
-
-class Output(OrderedDict):  # made as Hugging Face makes its own
-    pass
-
-
-@dataclass
-class ModelOutput(Output):
-    loss: torch.Tensor | None = None
-    logits: torch.Tensor | None = None
-
-    def __post_init__(self):
-        for name in ("loss", "logits"):
-            if getattr(self, name) is not None:
-                self[name] = getattr(self, name)
 
 
 @dataclass

@@ -592,7 +592,7 @@ class TestArguments:
             OutOfCore(1, window_bytes="large")
 
     def test_device(self):
-        with pytest.raises(ValueError, match="choose cpu or cuda"):
+        with pytest.raises(ValueError, match="choose cpu or an accelerator"):
             OutOfCore(1, device="meta")
 
     def test_folder(self, tmp_path):

@@ -1,7 +1,10 @@
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from repro.measure import accelerator
 from repro.models import resnet20, unet
 from repro.outofcore import BudgetTooSmall, OutOfCore
 
@@ -16,10 +19,12 @@ def repeatable():
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
 
-def train(budget: int | None, model: str = "resnet20", optimizer: str = "sgd"):
-    """Return losses, tensors and the block of six iterations at 64 × 64."""
+def train(device, budget: int | None, model: str = "resnet20", optimizer: str = "sgd", n: int = 5):
+    """Return losses, tensors and the block of some iterations."""
     torch.manual_seed(0)
-    network = (resnet20() if model == "resnet20" else unet(width=16)).cuda()
+    batch, side = (32, 64) if device.type == "cuda" else (2, 16)
+    width = 16 if device.type == "cuda" else 4
+    network = (resnet20() if model == "resnet20" else unet(width=width)).to(device)
     if optimizer == "sgd":
         steps = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     else:
@@ -28,11 +33,11 @@ def train(budget: int | None, model: str = "resnet20", optimizer: str = "sgd"):
     losses = []
 
     def loop() -> None:
-        for _ in range(6):
-            images = torch.randn(32, 3, 64, 64, generator=generator).cuda(non_blocking=True)
-            labels = torch.randint(0, 10, (32,), generator=generator).cuda()
+        for _ in range(n):
+            images = torch.randn(batch, 3, side, side, generator=generator)
+            labels = torch.randint(0, 10, (batch,), generator=generator).to(device)
             steps.zero_grad()
-            out = network(images)
+            out = network(images.to(device, non_blocking=True))
             loss = F.cross_entropy(out, labels) if out.ndim == 2 else out.square().mean()
             loss.backward()
             steps.step()
@@ -42,9 +47,9 @@ def train(budget: int | None, model: str = "resnet20", optimizer: str = "sgd"):
     if budget is None:
         loop()
     else:
-        with OutOfCore(budget) as block:
+        with OutOfCore(budget, device=device) as block:
             loop()
-    torch.cuda.synchronize()
+    accelerator.synchronize(device)
     state = [t for s in steps.state_dict()["state"].values() for t in s.values()]
     tensors = [*network.state_dict().values(), *state, *(p.grad for p in network.parameters())]
     return [loss.item() for loss in losses], tensors, block
@@ -52,15 +57,14 @@ def train(budget: int | None, model: str = "resnet20", optimizer: str = "sgd"):
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("model", ["resnet20", "unet"])
-def test_training_is_bit_identical_at_every_budget(model, optimizer):
-    losses, tensors, _ = train(None, model, optimizer)
-    again, _, _ = train(None, model, optimizer)
-    if again != losses:
+def test_training_is_bit_identical_at_every_budget(device, model, optimizer):
+    losses, tensors, _ = train(device, None, model, optimizer)
+    if device.type == "cuda" and train(device, None, model, optimizer)[0] != losses:
         pytest.skip("this training is not repeatable on this GPU")
-    _, _, ample = train(1 << 40, model, optimizer)
+    _, _, ample = train(device, 1 << 40, model, optimizer)
     low, high = ample.trace.smallest_budget, ample.trace.peak_bytes
     for budget in (low, (low + high) // 2, high):
-        ours, theirs, block = train(budget, model, optimizer)
+        ours, theirs, block = train(device, budget, model, optimizer)
         assert ours == losses
         assert all(torch.equal(a, b) for a, b in zip(theirs, tensors, strict=True))
         assert block.statistics.peak_bytes <= budget
@@ -68,24 +72,25 @@ def test_training_is_bit_identical_at_every_budget(model, optimizer):
         block.plan.verify()
 
 
-def test_the_device_takes_less_memory():
-    _, _, ample = train(1 << 40, "unet")
+def test_the_device_takes_less_memory(device):
+    _, _, ample = train(device, 1 << 40, "unet")
     peaks = {}
     for budget in (1 << 40, ample.trace.peak_bytes // 2):
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        train(budget, "unet")
-        peaks[budget] = torch.cuda.max_memory_allocated() - before
+        gc.collect()
+        accelerator.empty_cache(device)
+        accelerator.reset_peak_memory(device)
+        before = accelerator.memory_allocated(device)
+        train(device, budget, "unet")
+        peaks[budget] = accelerator.max_memory_allocated(device) - before
     whole, half = peaks.values()
     assert half < 0.75 * whole  # libraries take workspace beside the budget
 
 
-def test_tensors_come_back_to_the_device():
-    _, tensors, _ = train(1 << 24)
+def test_tensors_come_back_to_the_device(device):
+    _, tensors, _ = train(device, 1 << 24 if device.type == "cuda" else 1 << 20, n=2)
     assert all(t.untyped_storage().nbytes() > 0 for t in tensors)
 
 
-def test_too_small_a_budget():
+def test_too_small_a_budget(device):
     with pytest.raises(BudgetTooSmall, match="smallest feasible budget"):
-        train(1 << 20)
+        train(device, 1 << 16, n=2)

@@ -22,6 +22,14 @@ def pinned(value: float = 1.0, size: int = 1000) -> torch.Tensor:
     return torch.full((size,), value, pin_memory=True)
 
 
+def to_be_read():
+    """Return a tensor, another to add it to, and a stream on which both may be used."""
+    x, side = new(), torch.sim.Stream()
+    y = torch.zeros_like(x)
+    side.wait_stream(torch.sim.current_stream())
+    return x, y, side
+
+
 # Programs on two streams, each with one omission that `correct` does not make; what they return
 # is right only where nothing is missing.
 
@@ -41,9 +49,7 @@ def event_wait(correct):
 
 def wait_before_overwriting(correct):
     """A stream overwrites what another still reads."""
-    x, side = new(), torch.sim.Stream()
-    y = torch.zeros_like(x)
-    side.wait_stream(torch.sim.current_stream())
+    x, y, side = to_be_read()
     with torch.sim.stream(side):
         y.add_(x)
     if correct:
@@ -72,9 +78,7 @@ def event_recorded_too_early(correct):
 
 def record_stream(correct):
     """Memory is freed, and handed out again, while another stream reads it."""
-    x, side = new(), torch.sim.Stream()
-    y = torch.zeros_like(x)
-    side.wait_stream(torch.sim.current_stream())
+    x, y, side = to_be_read()
     with torch.sim.stream(side):
         y.add_(x)
     if correct:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from repro.experiments import arguments, running
+from repro.experiments import arguments, doctor, estimates, running, selftests, surroundings
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError, by_name
 from repro.records import RecordStore
 
@@ -36,3 +36,17 @@ def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path, m
     assert found.keys() == {"sim", "cpu"} and found["sim"].metrics == {"sum": 8.0}
     assert found["sim"].device["slug"] == "simulated-device"
     assert "--device sim:0" in found["sim"].command
+
+
+def test_doctor_looks_at_any_accelerator(sim, monkeypatch):
+    monkeypatch.setattr(surroundings, "_COPIED_BYTES", 2**20)
+    here = ("mbs", "dualbatch", "adaptive")
+    monkeypatch.setattr(selftests, "PAPERS", here)
+    found = doctor.examine("sim:0")
+    assert [one["status"] for one in found["selftests"]] == ["ok"] * 4
+    assert {link["copy"].split()[0] for link in found["links"]} == {"pinned", "pageable"}
+    assert len(found["links"]) == 4 and found["device"]["free_bytes"] > 0
+    assert found["problems"] == [] and not doctor.broken(found)
+    assert {one["seconds"] for one in found["estimates"]} == {None}
+    text = doctor.text(found)
+    assert "sim:0, Simulated Device" in text and estimates.NO_RATE in text

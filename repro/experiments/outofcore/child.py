@@ -12,6 +12,7 @@ import torch
 from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore.experiments import is_refusal, measure
 from repro.measure import Timing
+from repro.measure.accelerator import HostMemoryError
 
 _ANSWER = "outcome: "
 
@@ -20,7 +21,8 @@ def measure_in_child(config: Mapping[str, Any], device: str) -> Outcome:
     """Run `experiments.measure` in a new process, and return what it returns.
 
     Raises:
-        torch.OutOfMemoryError: The child ran out of memory.
+        HostMemoryError: The host had not the memory that the child wanted to pin.
+        torch.OutOfMemoryError: The child ran out of the device's memory.
         RuntimeError: It failed otherwise; the text ends as its error output does.
     """
     environment = dict(os.environ)
@@ -39,6 +41,8 @@ def measure_in_child(config: Mapping[str, Any], device: str) -> Outcome:
     if done.returncode or not answers:
         raise RuntimeError(f"the measuring process failed: {done.stderr[-2000:]}")
     answer = json.loads(answers[-1].removeprefix(_ANSWER))
+    if "host_memory" in answer:
+        raise HostMemoryError(answer["host_memory"])
     if "out_of_memory" in answer:
         raise torch.OutOfMemoryError(answer["out_of_memory"])
     timings = {
@@ -59,6 +63,8 @@ def main() -> None:
             "timings": {name: timing.samples_s for name, timing in outcome.timings.items()},
             "peak_bytes": outcome.peak_bytes,
         }
+    except HostMemoryError as error:
+        answer = {"host_memory": str(error)}
     except (RuntimeError, MemoryError) as error:
         if not is_refusal(error):
             raise

@@ -14,6 +14,7 @@ from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore.building import Step, training_step
 from repro.experiments.outofcore.fitting import (
     GIB,
+    MIB,
     Fitting,
     Make,
     best_fit,
@@ -28,13 +29,21 @@ from repro.experiments.outofcore.fitting import (
     tuned,
 )
 from repro.experiments.outofcore.modelled import Rates, trace_at
-from repro.measure import MemoryBudget, is_out_of_memory, largest_batch, time_interleaved
-from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan
+from repro.measure import (
+    MemoryBudget,
+    accelerator,
+    is_out_of_memory,
+    largest_batch,
+    time_interleaved,
+)
+from repro.measure.accelerator import HostMemoryError
+from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, plan_swaps
 from repro.outofcore.native import Installed, install
 
 Config = Mapping[str, Any]
 ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
 _SETTLING = 5  # iterations until a block's plans are made
+_LEAST_LIMIT = 64 * MIB  # that torch's allocator can be held to: it takes 2 and 20 MiB at once
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator is content
 
 
@@ -122,41 +131,68 @@ def _described(plan: SwapPlan) -> dict[str, Any]:
 def measured(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Train a few iterations within a limit, in turns with the reference that fits in core.
 
-    On a GPU in a process of its own, since torch's allocator is chosen before CUDA is used.
+    On CUDA in a process of its own, since torch's allocator is chosen before CUDA is used.
     """
-    if device == "cpu":
+    if not is_cuda(device):
         return measure(config, device)
     from repro.experiments.outofcore.child import measure_in_child
 
     return measure_in_child(config, device)
 
 
+def is_cuda(device: str) -> bool:
+    """Return whether a device has what is CUDA's alone: allocators to choose from."""
+    return torch.device(device).type == "cuda"
+
+
 def measure(config: Config, device: str) -> Outcome:
-    """Do what `measured` says, in this process."""
+    """Do what `measured` says, in this process.
+
+    Raises:
+        ValueError: The mode is of CUDA's allocator, and the device another.
+    """
+    if config["mode"] == "expandable_segments" and not is_cuda(device):
+        raise ValueError(f"expandable segments are CUDA's, and the device is {device}")
     with machine(config, device):
-        limit = limit_bytes(config)
         if config["mode"] in ALLOCATORS:
-            return _swapped(config, device, limit)
-        step = training_step(config, device, checkpointing=config["mode"] == "checkpointing")
-        if config["mode"] == "save_on_cpu":
-            step = _saving(step)
+            return _swapped(config, device)
+        if device == "cpu":
+            return _in_core(config)
+        limit = max(limit_bytes(config), _LEAST_LIMIT)
         with MemoryBudget(limit, device) as held:
+            step = _unswapped(config, device)
             for _ in range(2):  # the optimizer has its state from the second on
                 step()
-            if device != "cpu":
-                timings = _time(config, device, {"iteration": step})
-        if device == "cpu":  # watching every storage costs time: the limit was held above
-            steps = {"iteration": step, "reference": training_step(_reference(config), device)}
-            timings = _time(config, device, steps)
-        metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
-        if device != "cpu":
-            metrics["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
-        return Outcome(metrics, timings, held.peak_bytes)
+            timings = _time(config, device, {"iteration": step})
+        metrics = {
+            "limit_bytes": limit,
+            "held_bytes": held.peak_bytes,
+            "reserved_bytes": held.peak_reserved_bytes,
+        }
+        return Outcome(metrics, timings, held.peak_reserved_bytes)  # what the limit is on
 
 
-def _saving(step: Step) -> Step:
+def _in_core(config: Config) -> Outcome:
+    limit, step = limit_bytes(config), _unswapped(config, "cpu")
+    with MemoryBudget(limit) as held:
+        for _ in range(2):
+            step()
+    # Watching every storage costs time: the limit was held above.
+    steps = {"iteration": step, "reference": training_step(_reference(config), "cpu")}
+    timings = _time(config, "cpu", steps)
+    metrics = {"limit_bytes": limit, "held_bytes": held.peak_bytes}
+    return Outcome(metrics, timings, held.peak_bytes)
+
+
+def _unswapped(config: Config, device: str) -> Step:
+    step = training_step(config, device, checkpointing=config["mode"] == "checkpointing")
+    return _saving(step, device) if config["mode"] == "save_on_cpu" else step
+
+
+def _saving(step: Step, device: str) -> Step:
     def run() -> None:
-        with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        kind = torch.device(device).type
+        with torch.autograd.graph.save_on_cpu(pin_memory=True, device_type=kind):
             step()
 
     return run
@@ -173,62 +209,83 @@ def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, A
     )
 
 
-def _swapped(config: Config, device: str, limit: int) -> Outcome:
+def _swapped(config: Config, device: str) -> Outcome:
     """Train within the largest budget that an allocator can serve within the limit.
 
-    On a CPU the allocators are simulated, their sizes in proportion to the limit. On a GPU they
-    are the real ones, and the budget shrinks until they are content, as the paper's did by hand.
+    On a CPU the allocators are simulated, their sizes in proportion to the limit, as are chunks on
+    whatever is not CUDA. On a GPU they are the real ones, and the budget shrinks until they are
+    content, as the paper's did by hand.
     """
-    name = config["mode"]
+    name, limit = config["mode"], limit_bytes(config)
     make: Make = partial(ALLOCATORS[name], limit)
     found = largest_budget(trace_at(config, config["batch"]), limit, make)
     if found is None:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
     if device == "cpu":
-        return _within(config, device, found.plan.budget_bytes, limit, make)
-    installed = None
-    if name == "schedule_va":
+        return _within(config, device, found.plan, limit, make)
+    if name == "schedule":
+        limit = max(limit, _LEAST_LIMIT)
+        with accelerator.limited(device, limit):
+            return _shrinking(config, device, found.plan, limit)
+    if is_cuda(device):
         installed = install(chunk_bytes(limit), limit)
-    else:
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), device)
-    budget, smallest = found.plan.budget_bytes, found.plan.trace.smallest_budget
-    refused: BaseException | None = None
+        return _shrinking(config, device, found.plan, limit, installed=installed)
+    return _shrinking(config, device, found.plan, limit, make)
+
+
+def _shrinking(
+    config: Config,
+    device: str,
+    plan: SwapPlan,
+    limit: int,
+    make: Make | None = None,
+    installed: Installed | None = None,
+) -> Outcome:
+    budget, smallest = plan.budget_bytes, plan.trace.smallest_budget
+    refused = ""  # not the error, which holds what did not fit
     for _ in range(_TRIES):
+        if installed is None:
+            accelerator.reset_peak_memory(device)
         try:
-            return _within(config, device, budget, limit, make, installed)
+            return _within(config, device, plan_swaps(plan.trace, budget), limit, make, installed)
         except BudgetTooSmall as error:  # what the device runs needs more than the trace said
-            refused = error
+            refused = str(error)
         except (RuntimeError, MemoryError) as error:
             if not is_refusal(error):
                 raise
-            refused = error.with_traceback(None)  # which holds what did not fit
+            refused = str(error)
         if budget <= smallest:
             break
         gc.collect()
-        torch.cuda.empty_cache()  # the chunked allocator's, too
-        if installed is None:
-            torch.cuda.reset_peak_memory_stats(device)
+        accelerator.empty_cache(device)  # the chunked allocator's, too
         budget = max(smallest, int(0.9 * budget))
     raise torch.OutOfMemoryError(f"out of memory: the last budget was {budget} bytes: {refused}")
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether memory ran out; the chunked allocator's error is a plain RuntimeError."""
+    """Return whether the device ran out of memory, not the host.
+
+    The chunked allocator's error is a plain RuntimeError.
+    """
+    if isinstance(error, HostMemoryError):
+        return False
     return is_out_of_memory(error) or "out of memory" in str(error)
 
 
 def _within(
     config: Config,
     device: str,
-    budget: int,
+    plan: SwapPlan,
     limit: int,
-    make: Make,
+    make: Make | None,
     installed: Installed | None = None,
 ) -> Outcome:
+    """Train within a plan's budget; `make` simulates the allocator where it is not a real one."""
+    budget = plan.budget_bytes
     plain = training_step(config, device)
-    window: Any = "auto" if device != "cpu" else None
-    block = OutOfCore(budget, window_bytes=window, device=device)
+    window: Any = "auto" if make is None else None
+    host_bytes = plan.trace.host_bytes(budget) if device != "cpu" else None
+    block = OutOfCore(budget, window_bytes=window, device=device, host_bytes=host_bytes)
 
     def step() -> None:
         plain()
@@ -247,22 +304,24 @@ def _within(
         for _ in range(_SETTLING):
             step()
         timings = _time(config, device, steps)
-        done, plan = block.statistics, block.plan
-    assert plan is not None
-    metrics = _described(plan) | {
+        done, followed = block.statistics, block.plan
+    assert followed is not None
+    metrics = _described(followed) | {
         "limit_bytes": limit,
         "held_bytes": done.peak_bytes,
+        "host_bytes": done.host_bytes,
         "iterations": done.iterations,
         "replayed": done.replayed,
         "on_demand": done.on_demand,
     }
-    if installed is not None:  # it gives nothing back while it trains: the most of this try
-        metrics["reserved_bytes"] = installed.counters().reserved_bytes
-    elif device != "cpu":
-        metrics["reserved_bytes"] = torch.cuda.max_memory_reserved(device)
-    else:
-        report = serve(plan, make)
+    if make is not None:
+        report = serve(followed, make)
         if report is None:
             raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
         metrics["reserved_bytes"] = report.peak_reserved_bytes
-    return Outcome(metrics, timings, done.peak_bytes)
+        return Outcome(metrics, timings, done.peak_bytes)
+    if installed is not None:  # it gives nothing back while it trains: the most of this try
+        metrics["reserved_bytes"] = installed.counters().reserved_bytes
+    else:
+        metrics["reserved_bytes"] = accelerator.max_memory_reserved(device)
+    return Outcome(metrics, timings, metrics["reserved_bytes"])

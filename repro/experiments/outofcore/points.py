@@ -202,13 +202,18 @@ def on_cpu(results: Results, role: str) -> bool:
 
 
 def need_real_allocators(results: Results, where: str, roles: Sequence[str]) -> None:
-    """Refuse to count what was measured on a CPU.
+    """Refuse to count what was measured with simulated allocators.
 
     Raises:
         NotRun: It was.
     """
-    if where == MEASURED and any(on_cpu(results, role) for role in roles):
+    if where != MEASURED:
+        return
+    if any(on_cpu(results, role) for role in roles):
         raise NotRun("needs a GPU: on a CPU, too, the allocators are simulated")
+    records = [record for role in roles for record in results.select(MEASURED, role=role)]
+    if any(record.device["type"] != "cuda" for record in records):
+        raise NotRun("needs CUDA, whose driver maps chunks: on other devices they are simulated")
 
 
 def slowdown(results: Results, where: str, role: str, point: Point) -> Gap:

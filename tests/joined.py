@@ -1,0 +1,41 @@
+"""Two processes on this machine, for tests of what joined processes do."""
+
+import socket
+from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def forked(*preloaded: str) -> ForkServerContext:
+    """Return where processes come from that need not import torch again, nor these modules.
+
+    The server is one for all of a session: what the first call names is what it imports.
+    """
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "repro.adaptive", "pytest", *preloaded])
+    return context
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def both(context: ForkServerContext, work: Callable[..., None], folder: Path) -> list[Any]:
+    """Run ``work(rank, port, folder)`` in two processes; return what each saved as ``RANK.pt``."""
+    port = free_port()
+    processes = [
+        context.Process(target=work, args=(rank, port, str(folder)), daemon=True)
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=100)
+        process.kill()
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]

@@ -1,0 +1,130 @@
+"""Where swapped-out variables lie, what that takes, and what happens when there is no more."""
+
+import random
+
+import pytest
+import torch
+
+from repro.measure import accelerator
+from repro.measure.accelerator import HostMemoryError
+from repro.outofcore import Function, OutOfCore, Trace, on_demand, plan_swaps
+from repro.outofcore.host import SLAB_BYTES, HostStore, aligned
+
+MIB = 2**20
+
+
+class TestPlaces:
+    @pytest.mark.parametrize("where", ["memory", "file"])
+    def test_what_is_written_is_read_again_in_however_many_pieces(self, tmp_path, where):
+        store = HostStore(path=tmp_path if where == "file" else None, slab_bytes=1024)
+        rng, live, several = random.Random(0), {}, 0
+        for number in range(300):
+            if live and rng.random() < 0.5:
+                place, value = live.pop(rng.choice(list(live)))
+                back = torch.zeros_like(value)
+                store.read(place, back.data_ptr())
+                assert torch.equal(back, value)
+                store.give_back(place)
+            else:
+                value = torch.randint(256, (rng.randint(1, 3000),), dtype=torch.uint8)
+                place = store.take(value.numel())
+                store.write(place, value.data_ptr())
+                live[number] = place, value
+                several += len(place) > 1
+        assert several > 50
+        assert store.used_bytes == sum(aligned(value.numel()) for _, value in live.values())
+        # Nothing is lost to holes: the store grew only where nothing was left.
+        assert store.total_bytes == -(-store.peak_bytes // 1024) * 1024
+        for place, _ in live.values():
+            store.give_back(place)
+        assert store._free == [(1024, slab, 0) for slab in range(store.total_bytes // 1024)]
+        store.close()
+
+    def test_slabs_are_what_torch_pins(self):
+        assert accelerator.pinned_bytes(SLAB_BYTES) == SLAB_BYTES
+
+
+class TestPrediction:
+    def test_a_chain_by_hand(self):
+        """Forward and backward over four activations: with room for two, the others are away."""
+        size = SLAB_BYTES
+        functions = [Function("first", ("w",), ("a0",))]
+        functions += [Function("forward", (f"a{i}",), (f"a{i + 1}",)) for i in range(5)]
+        functions += [Function("backward", (f"a{i}",), (f"g{i}",)) for i in reversed(range(5))]
+        trace = Trace(tuple(functions), {v: size for f in functions for v in f.variables})
+        # After the forward functions w and a0 to a4 are alive; a5 has ended.
+        assert trace.host_bytes(2 * size) == 5 * size  # w, a0 to a3, and a4 as g4 comes
+        assert trace.host_bytes(trace.peak_bytes) == 0
+
+    def test_it_is_what_the_schedules_take(self):
+        functions = [Function("f", (f"a{i}",), (f"a{i + 1}",)) for i in range(9)]
+        functions += [Function("b", (f"a{i}",), (f"g{i}",)) for i in reversed(range(9))]
+        sizes = {
+            v: (i % 5 + 1) * MIB
+            for i, v in enumerate({v: 0 for f in functions for v in f.variables})
+        }
+        trace = Trace(tuple(functions), sizes)
+        for budget in range(trace.smallest_budget, trace.peak_bytes, 3 * MIB):
+            plans = plan_swaps(trace, budget), on_demand(trace, budget)
+            most = max(plan.host_bytes for plan in plans)
+            assert most <= trace.peak_bytes
+            assert 0 <= trace.host_bytes(budget) - most < SLAB_BYTES
+
+    def test_an_argument_that_is_none(self):
+        with pytest.raises(ValueError, match=r"host_bytes is -1: give whole bytes, 0 or more"):
+            OutOfCore(1000, host_bytes=-1)
+
+
+def swapped(device, host_bytes=None, n=6):
+    """Make tensors of 1 MiB within a budget of two, and read all of them."""
+    with OutOfCore(2 * MIB, device=device, host_bytes=host_bytes) as block:
+        tensors = [torch.full((MIB // 4,), float(i), device=device) for i in range(n)]
+        found = [tensor.sum().item() / (MIB // 4) for tensor in tensors]
+        held = pinned(device)
+    return found, held, block.statistics
+
+
+def pinned(device) -> int:
+    return accelerator.module(device).host_memory_stats()["reserved_bytes.current"]
+
+
+@pytest.fixture
+def limit(device):
+    """Set the most that may be pinned."""
+    if device.type == "cuda":
+        pytest.skip("the host of a real device is not limited for a test")
+    import simulated_device_native as native
+
+    return native.set_pinned_limit_bytes
+
+
+@pytest.mark.gpu
+class TestPinned:
+    def test_it_is_reserved_in_slabs_and_given_back(self, device):
+        accelerator.empty_pinned_cache(device)
+        before = pinned(device)
+        for host_bytes, slabs in ((None, 1), (1, 1), (2 * SLAB_BYTES + 1, 3)):
+            found, held, statistics = swapped(device, host_bytes)
+            assert found == [0, 1, 2, 3, 4, 5]
+            assert held - before == slabs * SLAB_BYTES
+            assert 4 * MIB <= statistics.host_bytes <= 6 * MIB
+            assert pinned(device) == before
+
+    def test_too_little_is_named_before_the_first_swap(self, device, limit):
+        limit(2 * SLAB_BYTES)
+        with pytest.raises(HostMemoryError, match=r"the host cannot provide .* to pin"):
+            swapped(device, 3 * SLAB_BYTES)
+        assert pinned(device) == 0
+        assert swapped(device, 2 * SLAB_BYTES)[0] == [0, 1, 2, 3, 4, 5]
+
+    def test_too_little_while_it_trains_loses_nothing(self, device, limit):
+        limit(SLAB_BYTES)
+        tensors = []
+        with (
+            pytest.raises(HostMemoryError, match="to pin"),
+            OutOfCore(2 * SLAB_BYTES, device=device),
+        ):
+            for i in range(6):
+                tensors.append(torch.full((SLAB_BYTES // 4,), float(i), device=device))
+        assert [tensor[-1].item() for tensor in tensors] == list(range(len(tensors)))
+        assert len(tensors) >= 2
