@@ -1,5 +1,6 @@
 """Repeated timing with a warm-up, and what a device is."""
 
+import math
 import os
 import platform
 import statistics
@@ -11,24 +12,35 @@ from typing import Any
 
 import torch
 
+from repro.measure import accelerator
+from repro.measure.accelerator import synchronize
+
+__all__ = ["Timing", "describe_device", "synchronize", "time_interleaved"]
+
+# What is queued before a call whose launches are not to count: at first, and at most.
+_AHEAD_S = 1e-3
+_MOST_AHEAD_S = 64e-3
+
 
 @dataclass(frozen=True)
 class Timing:
-    """Repeated samples of one operation, in seconds, taken after `warmup` unrecorded calls."""
+    """Repeated samples of one operation, in seconds, taken after `warmup` unrecorded calls.
+
+    Attributes:
+        samples_s: Seconds of each call; see `time_interleaved`.
+        warmup: Calls before them.
+        host_s: On an accelerator, seconds in which the host made each call, done or not: a loop of
+            such calls takes no less. Empty on a CPU, where they are the samples.
+    """
 
     samples_s: tuple[float, ...]
     warmup: int
+    host_s: tuple[float, ...] = ()
 
     @property
     def median_s(self) -> float:
         """The median sample, in seconds."""
         return statistics.median(self.samples_s)
-
-
-def synchronize(device: torch.device | str) -> None:
-    """Wait until `device` has finished what was queued on it; nothing to do on a CPU."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def time_interleaved(
@@ -37,17 +49,24 @@ def time_interleaved(
     warmup: int = 2,
     repeats: int = 10,
     device: torch.device | str = "cpu",
+    queued: bool = False,
 ) -> dict[str, Timing]:
     """Time several operations in turns, so that a slow spell of the machine meets all of them.
 
     Each round calls every function once, in the given order on even rounds and reversed on odd
-    ones. On CUDA a sample is the time between two device events around the call.
+    ones. On an accelerator a sample is the time between two of its events around the call. As the
+    device is idle before it, that includes what the device waits for the host's launches: little
+    of a training step, and most of a single kernel.
 
     Args:
         functions: What to time, by name.
         warmup: Rounds that are run and not recorded.
         repeats: Recorded samples per function.
         device: The device whose events are used.
+        queued: On an accelerator, leave the launches out: enough work is queued before that the
+            whole call is queued by the time the device comes to it. A function may be called more
+            often than once in a round for that; one that itself waits for the device, or launches
+            for longer than 64 ms, is timed as without.
 
     Raises:
         ValueError: No function, `warmup` below 0 or `repeats` below 1.
@@ -57,40 +76,77 @@ def time_interleaved(
             f"timing needs at least one function, warmup >= 0 and repeats >= 1, got "
             f"{len(functions)} functions, warmup={warmup}, repeats={repeats}"
         )
-    samples: dict[str, list[float]] = {name: [] for name in functions}
+    device = torch.device(device)
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in functions}
+    ahead_s = dict.fromkeys(functions, _AHEAD_S if queued else 0.0)
     for round_number in range(warmup + repeats):
         names = list(functions)
         for name in names if round_number % 2 == 0 else reversed(names):
-            elapsed_s = _time_once(functions[name], torch.device(device))
+            if accelerator.is_accelerator(device):
+                sample, ahead_s[name] = _time_on(device, functions[name], ahead_s[name])
+            else:
+                start = time.perf_counter()
+                functions[name]()
+                sample = time.perf_counter() - start, 0.0
             if round_number >= warmup:
-                samples[name].append(elapsed_s)
-    return {name: Timing(tuple(values), warmup) for name, values in samples.items()}
+                samples[name].append(sample)
+    timings = {}
+    for name, pairs in samples.items():
+        elapsed_s, host_s = zip(*pairs, strict=True)
+        timings[name] = Timing(
+            elapsed_s, warmup, host_s if accelerator.is_accelerator(device) else ()
+        )
+    return timings
 
 
-def _time_once(function: Callable[[], Any], device: torch.device) -> float:
-    if device.type != "cuda":
-        start = time.perf_counter()
-        function()
-        return time.perf_counter() - start
-    with torch.cuda.device(device):
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize()
-        first.record()
-        function()
-        last.record()
-        last.synchronize()
-    return first.elapsed_time(last) / 1e3
+def _time_on(
+    device: torch.device, function: Callable[[], Any], ahead_s: float
+) -> tuple[tuple[float, float], float]:
+    """Time a call on an accelerator behind work of so many seconds, or of as many as it takes.
+
+    Returns:
+        Seconds of the device and of the host, and what is to be queued before the next call: 0
+        where nothing helps.
+    """
+    with accelerator.on(device):
+        while True:
+            first, last = (accelerator.new_event(device, timing=True) for _ in range(2))
+            stream = accelerator.current_stream(device)
+            accelerator.synchronize(device)
+            if ahead_s:
+                _occupy(device, ahead_s)
+            first.record(stream)
+            start = time.perf_counter()
+            function()
+            host_s = time.perf_counter() - start
+            last.record(stream)
+            in_time = not first.query()
+            last.synchronize()
+            if in_time or not ahead_s:
+                return (first.elapsed_time(last) / 1e3, host_s), ahead_s
+            ahead_s = 2 * ahead_s if ahead_s < _MOST_AHEAD_S else 0.0
+
+
+def _occupy(device: torch.device, seconds: float) -> None:
+    """Queue work that keeps a device for about so long."""
+    sleep = getattr(accelerator.module(device), "_sleep", None)
+    if sleep is not None:
+        sleep(int(seconds * 2e9))  # cycles, of which no device has more in a second
+        return
+    filled = torch.empty(2**26, dtype=torch.uint8, device=device)
+    for _ in range(math.ceil(seconds / 50e-6)):  # each takes that long at 1.3 TB/s
+        filled.zero_()
 
 
 def describe_device(device: torch.device | str) -> dict[str, Any]:
     """Return the facts of a device that a record keeps.
 
     The keys are `type`, `name`, `slug` (a folder name such as ``nvidia-h200`` or ``cpu-2-cores``),
-    `memory_bytes`, and `threads` on a CPU or `driver` and `memory_used_bytes` (of the whole card,
-    by every process, as NVML reports it) on a GPU.
+    `memory_bytes`, and `threads` on a CPU; on an NVIDIA GPU `driver` and `memory_used_bytes` (of
+    the whole card, by every process, as NVML reports it).
 
     Raises:
-        ValueError: The device is neither ``cpu`` nor a CUDA device that is present.
+        ValueError: The device is neither ``cpu`` nor an accelerator that is present.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -102,20 +158,27 @@ def describe_device(device: torch.device | str) -> dict[str, Any]:
             "threads": torch.get_num_threads(),
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         }
-    count = torch.cuda.device_count()
-    if device.type != "cuda" or not count or (device.index or 0) >= count:
+    there = accelerator.present()
+    count = accelerator.count(there) if there else 0
+    if device.type != there or (device.index or 0) >= count:
         raise ValueError(
             f"device {str(device)!r} is not available here; allowed are 'cpu'"
-            + (f" and 'cuda:0' to 'cuda:{count - 1}'" if count else " (no CUDA device is present)")
+            + (
+                f" and '{there}:0' to '{there}:{count - 1}'"
+                if there
+                else " (no accelerator is present)"
+            )
         )
-    properties = torch.cuda.get_device_properties(device)
+    name = accelerator.name(device)
     facts = {
-        "type": "cuda",
-        "name": properties.name,
-        "slug": properties.name.lower().replace(" ", "-"),
-        "memory_bytes": properties.total_memory,
+        "type": device.type,
+        "name": name,
+        "slug": name.lower().replace(" ", "-"),
+        "memory_bytes": accelerator.total_bytes(device),
     }
-    return facts | _nvml_facts(str(properties.uuid))
+    if device.type == "cuda" and torch.version.hip is None:
+        facts |= _nvml_facts(str(torch.cuda.get_device_properties(device).uuid))
+    return facts
 
 
 def _nvml_facts(uuid: str) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 import statistics
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from repro.measure import Timing, describe_device, synchronize, time_interleaved
+from repro.measure import Timing, accelerator, describe_device, synchronize, time_interleaved
 
 
 def test_every_function_is_called_in_turns_and_warm_up_is_not_recorded():
@@ -55,13 +57,124 @@ def test_describe_an_absent_device(device):
         describe_device(device)
 
 
+class Machine:
+    """A host and a device with clocks of their own, in the place of `accelerator` and `time`."""
+
+    def __init__(self) -> None:
+        self.now = self.free_at = 0.0  # seconds: what the host is at, and what the device has
+
+    def launch(self, host_s, device_s):
+        self.now += host_s
+        self.free_at = max(self.free_at, self.now) + device_s
+
+    def synchronize(self, *_):
+        self.now = max(self.now, self.free_at)
+
+    def perf_counter(self):
+        return self.now
+
+    def module(self, device):
+        return SimpleNamespace(_sleep=lambda cycles: self.launch(0, cycles / 2e9))
+
+    def new_event(self, device, timing):
+        return MachineEvent(self)
+
+    def on(self, device):
+        return nullcontext()
+
+    def current_stream(self, device):
+        return None
+
+    def is_accelerator(self, device):
+        return True
+
+
+class MachineEvent:
+    def __init__(self, machine):
+        self.machine = machine
+
+    def record(self, stream):
+        self.at = max(self.machine.now, self.machine.free_at)
+
+    def query(self):
+        return self.machine.now >= self.at
+
+    def synchronize(self):
+        self.machine.now = max(self.machine.now, self.at)
+
+    def elapsed_time(self, other):
+        return 1e3 * (other.at - self.at)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    machine = Machine()
+    monkeypatch.setattr("repro.measure.timing.accelerator", machine)
+    monkeypatch.setattr("repro.measure.timing.time", machine)
+    return machine
+
+
+def test_the_launches_of_small_kernels_are_no_time_of_the_device(machine):
+    def division():  # of three kernels
+        for _ in range(3):
+            machine.launch(host_s=40e-6, device_s=10e-6)
+
+    timed = {
+        queued: time_interleaved({"": division}, warmup=1, repeats=3, device="cuda", queued=queued)
+        for queued in (False, True)
+    }
+    assert timed[True][""].samples_s == pytest.approx([30e-6] * 3)
+    assert timed[False][""].samples_s == pytest.approx([130e-6] * 3)
+    assert all(t[""].host_s == pytest.approx([120e-6] * 3) for t in timed.values())
+
+
+def test_more_is_queued_before_what_takes_the_host_longer(machine):
+    calls = []
+
+    def slow():
+        calls.append(machine.now)
+        machine.launch(host_s=5e-3, device_s=1e-3)
+
+    timed = time_interleaved({"": slow}, warmup=0, repeats=4, device="cuda", queued=True)[""]
+    assert timed.samples_s == pytest.approx([1e-3] * 4)
+    assert len(calls) == 3 + 4  # 1, 2 and 4 ms were too short: found out once
+
+
+@pytest.mark.parametrize("host_s", [1e-5, 0.2])
+def test_what_cannot_be_queued_is_timed_as_it_is(machine, host_s):
+    def waiting():
+        machine.launch(host_s, device_s=1e-3)
+        machine.synchronize()
+
+    timed = time_interleaved({"": waiting}, warmup=0, repeats=2, device="cuda", queued=True)[""]
+    assert timed.samples_s == pytest.approx([1e-3 + host_s] * 2)
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device is present")
-def test_cuda_samples_are_device_time():
+@pytest.mark.parametrize("queued", [False, True])
+def test_samples_of_an_accelerator(device, queued, monkeypatch):
+    x = torch.ones(1000, device=device)
+    timing = time_interleaved(
+        {"add": lambda: x.add_(1)}, warmup=1, repeats=3, device=device, queued=queued
+    )["add"]
+    assert len(timing.samples_s) == len(timing.host_s) == 3
+    assert min(timing.samples_s) > 0 < min(timing.host_s)
+    assert timing.median_s < 1
+    monkeypatch.delattr(accelerator.module(device), "_sleep")  # as others have none
+    time_interleaved({"": lambda: x.add_(1)}, warmup=0, repeats=1, device=device, queued=True)
+    facts = describe_device(device)
+    assert facts["type"] == device.type and " " not in facts["slug"]
+    assert facts["memory_bytes"] == accelerator.total_bytes(device)
+    with pytest.raises(ValueError, match=f"'{device.type}:99' is not available here; .*:0' to"):
+        describe_device(f"{device.type}:99")
+
+
+@pytest.mark.gpu
+@pytest.mark.cuda_only("a sleep takes time")
+def test_samples_are_device_time():
     def sleep() -> None:
         torch.cuda._sleep(20_000_000)  # about 10 ms, queued without waiting
 
-    timing = time_interleaved({"sleep": sleep}, warmup=1, repeats=3, device="cuda")["sleep"]
-    assert timing.median_s > 0.002
-    facts = describe_device("cuda")
-    assert facts["type"] == "cuda" and " " not in facts["slug"] and facts["memory_bytes"] > 2**30
+    for queued in (False, True):
+        timing = time_interleaved({"": sleep}, warmup=1, repeats=3, device="cuda", queued=queued)
+        assert timing[""].median_s > 0.002 > max(timing[""].host_s)
