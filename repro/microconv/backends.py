@@ -107,7 +107,7 @@ def choose(names: Sequence[str] | None, device: str) -> Choice:
 
     Args:
         names: Backends, or single algorithms as ``BACKEND:ALGORITHM``; None for all that is there.
-        device: ``cpu`` or a CUDA device.
+        device: ``cpu`` or an accelerator.
 
     Raises:
         BackendMissingError: A backend was named that is unknown or not there.

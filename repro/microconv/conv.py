@@ -13,7 +13,7 @@ from torch import nn
 from torch._prims_common import suggest_memory_format
 from torch.autograd import forward_ad
 
-from repro.measure import time_interleaved
+from repro.measure import accelerator, time_interleaved
 from repro.microconv import backends
 from repro.microconv.kernels import KINDS, Convolution, Kernel
 from repro.microconv.optimize import Candidate, Division, best_division
@@ -25,8 +25,8 @@ Parts = list[tuple[int, str]]
 class Workspace:
     """Bytes on a device that kernels run in, allocated at first use and kept.
 
-    One kernel uses a segment at a time: on a CPU a second thread waits for its turn; on CUDA a
-    second stream is made to wait for the first one's work, and the host for neither.
+    One kernel uses a segment at a time: on a CPU a second thread waits for its turn; on an
+    accelerator a second stream is made to wait for the first one's work, and the host for neither.
 
     Args:
         device: Where.
@@ -45,7 +45,7 @@ class Workspace:
     def _reset(self) -> None:
         self._buffer: torch.Tensor | None = None
         self._lock = threading.Lock()
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: accelerator.Stream | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, or one read from a file, allocates its own.
@@ -61,6 +61,7 @@ class Workspace:
             # Zeroed once, so that no page is missing in the first timed step.
             with torch.inference_mode(False):
                 self._buffer = torch.zeros(self.size, dtype=torch.uint8, device=self.device)
+            self._stream = accelerator.current_stream(self._buffer.device)
         return self._buffer
 
     @contextmanager
@@ -68,14 +69,20 @@ class Workspace:
         """Hold a segment for the kernels that are queued inside the block."""
         with self._lock:
             buffer = self.allocate()
-            if buffer.is_cuda and not torch.cuda.is_current_stream_capturing():
-                stream = torch.cuda.current_stream(buffer.device)
+            if accelerator.is_accelerator(buffer.device) and not _capturing(buffer.device):
+                stream = accelerator.current_stream(buffer.device)
                 if self._stream != stream:
                     if self._stream is not None:
                         stream.wait_stream(self._stream)
-                    buffer.record_stream(stream)
+                    accelerator.record_stream(buffer, stream)
                 self._stream = stream
             yield buffer[offset : offset + size]
+
+
+def _capturing(device: torch.device) -> bool:
+    """Return whether what is queued goes into a graph, such as CUDA's."""
+    asked = getattr(accelerator.module(device), "is_current_stream_capturing", None)
+    return asked is not None and asked()
 
 
 @dataclass
@@ -275,7 +282,7 @@ class TunedConv2d(nn.Conv2d):
             and tensor.device == given[0].device
             for tensor in given
         )
-        if not plain or input.device.type not in ("cpu", "cuda") or input.dim() != 4:
+        if not plain or input.device.type == "meta" or input.dim() != 4:
             return None
         if self.geometry != geometry_of(self) or not len(input):
             return None

@@ -132,7 +132,7 @@ class Kernel:
         kind: ``forward``, ``backward_data`` or ``backward_filter``.
         conv: The layer's shape.
         dtype: Of the tensors, such as ``float32``.
-        device: ``cpu`` or ``cuda``, with an index where there are several.
+        device: ``cpu`` or an accelerator, with an index where there are several.
         layout: ``nchw``, or ``nhwc`` for torch's channels-last format.
         math: What a product of two float32 may be rounded to: ``ieee`` or ``tf32``; other
             data types have only ``ieee``.

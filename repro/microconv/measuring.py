@@ -186,7 +186,9 @@ class Bench:
                 return samples
             round_s = sum(samples[b][n][0] for b, n in pairs if f"{b} {n}" in hopeful)
             rounds = min(max(math.ceil(_ENOUGH_S / max(round_s, 1e-9)), _ROUNDS[0]), _ROUNDS[1])
-            timed = time_interleaved(hopeful, warmup=0, repeats=rounds, device=kernel.device)
+            timed = time_interleaved(
+                hopeful, warmup=0, repeats=rounds, device=kernel.device, queued=True
+            )
         for b, name in pairs:
             if f"{b} {name}" in timed:
                 samples[b][name] = list(timed[f"{b} {name}"].samples_s)
@@ -204,8 +206,8 @@ class Bench:
 
     @staticmethod
     def _once(call: Callable[[], object], kernel: Kernel) -> float:
-        timing = time_interleaved({"": call}, warmup=0, repeats=1, device=kernel.device)[""]
-        return timing.samples_s[0]
+        timed = time_interleaved({"": call}, warmup=0, repeats=1, device=kernel.device, queued=True)
+        return timed[""].samples_s[0]
 
     @staticmethod
     def _call(

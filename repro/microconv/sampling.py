@@ -1,7 +1,7 @@
 """Which convolutions a model runs, and on what: one pass of a sample, which leaves no trace."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 
+from repro.measure import accelerator
 from repro.microconv.conv import Signature, TunedConv2d, kernels_of, signature
 from repro.microconv.kernels import KINDS, Kernel
 
@@ -101,8 +102,8 @@ def _reason(module: nn.Module, input: object) -> str | None:
     assert isinstance(input, torch.Tensor) and isinstance(module, nn.Conv2d)
     if input.dim() != 4 or not len(input):
         return f"its input has the shape {tuple(input.shape)}; a batch is needed"
-    if input.device.type not in ("cpu", "cuda") or input.layout != torch.strided:
-        return f"its input is {input.layout} on {input.device}, not strided on a CPU or CUDA device"
+    if input.device.type == "meta" or input.layout != torch.strided:
+        return f"its input is {input.layout} on {input.device}, not strided and with memory"
     try:
         kernels_of(module, signature(input, module.weight))
     except ValueError as problem:
@@ -119,8 +120,9 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
         for name, buffer in module._buffers.items()
         if buffer is not None and not is_lazy(buffer)
     ]
-    devices = {p.device.index or 0 for p in model.parameters() if p.is_cuda}
-    with torch.random.fork_rng(sorted(devices)):
+    with ExitStack() as stack:
+        for device in {p.device for p in model.parameters()} | {torch.device("cpu")}:
+            stack.enter_context(accelerator.forked_rng(device))
         try:
             yield
         finally:

@@ -2,6 +2,7 @@
 
 import torch
 
+from repro.measure import accelerator
 from repro.measure.allocations import peak_allocation
 from repro.microconv.algorithms import FFT, Direct, Im2col, Winograd
 from repro.microconv.kernels import Kernel, aligned, buffers_bytes, carve, precision
@@ -37,13 +38,19 @@ class TorchBackend:
         return None
 
     def version(self, device: str) -> str:
-        """Return torch's version and, on a GPU, that of the cuDNN that ``native`` calls."""
-        if torch.device(device).type == "cuda":
+        """Return torch's version and that of the library that ``native`` calls, where one is known.
+
+        It is cuDNN on a CUDA device and oneDNN on a CPU.
+        """
+        kind = torch.device(device).type
+        if kind == "cuda":
             cudnn = torch.backends.cudnn
             search = (
                 f"{cudnn.enabled}, benchmark {cudnn.benchmark}, deterministic {cudnn.deterministic}"
             )
             return f"torch {torch.__version__}, cudnn {cudnn.version()}, {search}"
+        if kind != "cpu":
+            return f"torch {torch.__version__}"
         onednn = torch.backends.mkldnn.enabled
         return f"torch {torch.__version__}, threads {torch.get_num_threads()}, oneDNN {onednn}"
 
@@ -95,8 +102,8 @@ class TorchBackend:
 
     def _native_workspace(self, kernel: Kernel, b: int) -> int:
         sampled = 1 << (b - 1).bit_length()  # the next power of two
-        # A GPU's answer may be asked for each size, and cuDNN's need is no line of it.
-        sampled = b if torch.device(kernel.device).type == "cuda" else sampled
+        # An accelerator's may be asked for each size, and cuDNN's need is no line of it.
+        sampled = b if accelerator.is_accelerator(kernel.device) else sampled
         key = (kernel, sampled, torch.get_num_threads())
         if key not in self._native_bytes:
             first, second, out = kernel.tensors(sampled)

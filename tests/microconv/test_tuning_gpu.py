@@ -1,6 +1,7 @@
-"""`tune` on a CUDA device: cuDNN's algorithms, precisions, no waiting, streams, the workspace."""
+"""`tune` on an accelerator: cuDNN's algorithms, precisions, no waiting, streams, the workspace."""
 
 import copy
+import gc
 import math
 
 import pytest
@@ -8,17 +9,29 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.microconv import BenchmarkCache, TunedConv2d, tune, untune
+from repro.measure import accelerator
+from repro.microconv import BenchmarkCache, TunedConv2d, measuring, tune, untune
+from repro.microconv.conv import Workspace
 
 pytestmark = pytest.mark.gpu
+cuda_only = pytest.mark.cuda_only
 
-BATCH = 13
+# The simulated device computes on the host.
+BATCH, WIDTH, SIDE = (13, 32, 32) if torch.cuda.is_available() else (6, 8, 16)
 MIB = 2**20
 
 
 @pytest.fixture(scope="module")
 def cache():
     return BenchmarkCache(None)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch, device):
+    """Measure little where times mean nothing."""
+    if device.type != "cuda":
+        monkeypatch.setattr(measuring, "_ROUNDS", (1, 1))
+        monkeypatch.setattr(measuring, "_TRIAL_ROUNDS", 1)
 
 
 @pytest.fixture
@@ -39,12 +52,12 @@ class Net(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first = nn.Conv2d(3, 32, 7, stride=2, padding=3)
-        self.second = nn.Conv2d(32, 64, 5, padding=2, bias=False)
-        self.norm = nn.BatchNorm2d(64)
-        self.third = nn.Conv2d(64, 64, 3, padding=1)
-        self.dilated = nn.Conv2d(64, 32, 3, padding=2, dilation=2)
-        self.point = nn.Conv2d(32, 16, 1)
+        self.first = nn.Conv2d(3, WIDTH, 7, stride=2, padding=3)
+        self.second = nn.Conv2d(WIDTH, 2 * WIDTH, 5, padding=2, bias=False)
+        self.norm = nn.BatchNorm2d(2 * WIDTH)
+        self.third = nn.Conv2d(2 * WIDTH, 2 * WIDTH, 3, padding=1)
+        self.dilated = nn.Conv2d(2 * WIDTH, WIDTH, 3, padding=2, dilation=2)
+        self.point = nn.Conv2d(WIDTH, 16, 1)
         self.last = nn.Linear(16, 5)
 
     def forward(self, x):
@@ -57,14 +70,14 @@ class Net(nn.Module):
 CONVOLUTIONS = ["first", "second", "third", "dilated", "point"]
 
 
-def make_net(dtype=torch.float32):
+def make_net(device, dtype=torch.float32):
     torch.manual_seed(0)
-    return Net().to("cuda", dtype)
+    return Net().to(device, dtype)
 
 
-def images(num_samples=BATCH, size=32, dtype=torch.float32, seed=1):
+def images(device, num_samples=BATCH, size=SIDE, dtype=torch.float32, seed=1):
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(num_samples, 3, size, size, generator=generator).to("cuda", dtype)
+    return torch.randn(num_samples, 3, size, size, generator=generator).to(device, dtype)
 
 
 def loss_and_gradients(model, x):
@@ -81,7 +94,9 @@ def relative_errors(got, want):
     ]
 
 
-def divided(model, x, cache, algorithms=("cudnn",), **options):
+def divided(model, x, cache, algorithms=(), **options):
+    """A copy, and the report of tuning the model with cuDNN's algorithms where there are any."""
+    algorithms = algorithms or (("cudnn",) if x.is_cuda else ("torch:im2col", "torch:direct"))
     reference = copy.deepcopy(model)
     report = tune(model, x, algorithms=algorithms, min_gain=-math.inf, cache=cache, **options)
     return reference, report
@@ -103,10 +118,13 @@ def tuned_layers(model):
 
 @pytest.mark.parametrize("mode", ["WR", "WD"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize(("math_", "tolerance"), [("ieee", 1e-4), ("tf32", 1e-2)])
-def test_loss_and_gradients_in_float32(math_, tolerance, layout, mode, cache, precision):
+@pytest.mark.parametrize(
+    ("math_", "tolerance"),
+    [("ieee", 1e-4), pytest.param("tf32", 1e-2, marks=cuda_only("TF32"))],
+)
+def test_loss_and_gradients_in_float32(math_, tolerance, layout, mode, cache, precision, device):
     precision(math_)
-    model, x = make_net(), images()
+    model, x = make_net(device), images(device)
     if layout == "nhwc":
         model, x = (part.to(memory_format=torch.channels_last) for part in (model, x))
     limit = 8 * MIB
@@ -118,17 +136,17 @@ def test_loss_and_gradients_in_float32(math_, tolerance, layout, mode, cache, pr
     assert (max(needs, default=0) if mode == "WR" else sum(needs)) <= limit
     assert report.allocated_bytes <= limit
     for num_samples in (BATCH, 5):
-        got = loss_and_gradients(model, images(num_samples))
-        want = loss_and_gradients(reference, images(num_samples))
+        got = loss_and_gradients(model, images(device, num_samples))
+        want = loss_and_gradients(reference, images(device, num_samples))
         assert max(relative_errors(got, want)) <= tolerance
     untune(model)
     reference.load_state_dict(model.state_dict())
     assert tuned_layers(model) == []
 
 
-def test_strict_float32_is_as_exact_as_torchs(cache, precision):
+def test_strict_float32_is_as_exact_as_torchs(cache, precision, device):
     precision("ieee")
-    model, x = make_net(), images()
+    model, x = make_net(device), images(device)
     reference, _ = divided(model, x, cache, max_error=1e-5)
     exact = copy.deepcopy(reference).double()
     truth = loss_and_gradients(exact, x.double())
@@ -137,9 +155,10 @@ def test_strict_float32_is_as_exact_as_torchs(cache, precision):
     assert all(a <= 10 * b + 1e-5 for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_precision_that_was_not_tuned_is_left_to_torch(cache, precision):
+@cuda_only("TF32")
+def test_a_precision_that_was_not_tuned_is_left_to_torch(cache, precision, device):
     precision("ieee")
-    model, x = make_net(), images()
+    model, x = make_net(device), images(device)
     divided(model, x, cache)
     model(x)
     assert model.third.untuned_calls == 0
@@ -150,22 +169,23 @@ def test_a_precision_that_was_not_tuned_is_left_to_torch(cache, precision):
     assert model.third.untuned_calls == 1
 
 
-def test_double_precision(cache):
-    model, x = make_net(torch.float64), images(dtype=torch.float64)
+def test_double_precision(cache, device):
+    model, x = make_net(device, torch.float64), images(device, dtype=torch.float64)
     reference, _ = divided(model, x, cache, algorithms=("torch:im2col", "torch:direct"))
     assert tuned_layers(model) == CONVOLUTIONS
     errors = relative_errors(loss_and_gradients(model, x), loss_and_gradients(reference, x))
     assert max(errors) <= 1e-10
 
 
+@cuda_only("cuDNN: no other backend computes in 16 bits")
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bits(dtype, autocast, cache):
-    model, x = make_net(), images()
+def test_sixteen_bits(dtype, autocast, cache, device):
+    model, x = make_net(device), images(device)
     exact = copy.deepcopy(model).double()
     if not autocast:
-        model, x = model.to(dtype), images(dtype=dtype)
-    with torch.autocast("cuda", dtype, enabled=autocast):
+        model, x = model.to(dtype), images(device, dtype=dtype)
+    with torch.autocast(device.type, dtype, enabled=autocast):
         reference, report = divided(model, x, cache)
         assert {entry.kernel.dtype for entry in report.kernels} == {str(dtype)[6:]}
         assert tuned_layers(model)
@@ -176,12 +196,20 @@ def test_sixteen_bits(dtype, autocast, cache):
     assert all(a.dtype == b.dtype for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("algorithms", [("cudnn",), ("torch:im2col",), ("torch:fft",), None])
+@pytest.mark.parametrize(
+    "algorithms",
+    [
+        pytest.param(("cudnn",), marks=cuda_only("cuDNN")),
+        ("torch:im2col",),
+        ("torch:fft",),
+        None,
+    ],
+)
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_step_never_waits_for_the_device(algorithms, cache):
-    model, x = make_net(), images()
+def test_a_step_never_waits_for_the_device(algorithms, cache, device):
+    model, x = make_net(device), images(device)
     divided(model, x, cache, algorithms=algorithms)
-    labels = torch.arange(BATCH, device="cuda") % 5
+    labels = torch.arange(BATCH, device=device) % 5
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step(num_samples):
@@ -189,37 +217,52 @@ def test_a_step_never_waits_for_the_device(algorithms, cache):
         F.cross_entropy(model(x[:num_samples]), labels[:num_samples]).backward()
         optimizer.step()
 
-    step(BATCH), step(6)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
+    step(BATCH), step(3)
+    accelerator.synchronize(device)
+    accelerator.module(device).set_sync_debug_mode("error")
     try:
-        for num_samples in (BATCH, 6, 7):  # 7 is divided in here
+        for num_samples in (BATCH, 3, 5):  # 5 is divided in here
             step(num_samples)
     finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda.synchronize()
+        accelerator.module(device).set_sync_debug_mode("default")
+    accelerator.synchronize(device)
 
 
-def test_streams_that_share_a_workspace_wait_for_each_other(cache):
+def test_streams_that_share_a_workspace_wait_for_each_other(cache, device):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(16, 32, 5, padding=2), nn.Conv2d(32, 16, 3, padding=1)).cuda()
+    model = nn.Sequential(nn.Conv2d(16, WIDTH, 5, padding=2), nn.Conv2d(WIDTH, 16, 3, padding=1))
+    model.to(device)
     generator = torch.Generator().manual_seed(2)
-    inputs = [torch.randn(16, 16, 32, 32, generator=generator).cuda() for _ in range(2)]
+    inputs = [torch.randn(16, 16, SIDE, SIDE, generator=generator).to(device) for _ in range(2)]
     reference, _ = divided(model, inputs[0], cache, algorithms=("torch:im2col",))
     assert tuned_layers(model) == ["0", "1"]
     expected = [loss_and_gradients_of_sum(reference, x) for x in inputs]
-    streams = [torch.cuda.Stream() for _ in inputs]
+    streams = [accelerator.new_stream(device) for _ in inputs]
     for stream in streams:
-        stream.wait_stream(torch.cuda.current_stream())
+        stream.wait_stream(accelerator.current_stream(device))
     results = []
     for _ in range(5):
         for stream, x in zip(streams, inputs, strict=True):
-            with torch.cuda.stream(stream):
-                torch.cuda._sleep(1_000_000)  # the streams would overlap
+            with accelerator.use_stream(stream):
+                accelerator.module(device)._sleep(1_000_000)  # the streams would overlap
                 results.append(loss_and_gradients_of_sum(model, x))
-    torch.cuda.synchronize()
+    accelerator.synchronize(device)
     for index, got in enumerate(results):
         assert max(relative_errors(got, expected[index % 2])) <= 1e-2  # TF32 on either side
+
+
+def test_a_workspace_is_zeroed_before_it_is_used_and_used_before_it_is_freed(device):
+    first, second = accelerator.new_stream(device), accelerator.new_stream(device)
+    workspace = Workspace(str(device), 1024)
+    with accelerator.use_stream(first):
+        workspace.allocate()
+    with accelerator.use_stream(second), workspace.segment(0, 1024) as segment:
+        segment.add_(1)
+    del segment, workspace
+    with accelerator.use_stream(first):
+        again = torch.zeros(1024, dtype=torch.uint8, device=device)
+    first.synchronize()
+    assert not again.any()
 
 
 def loss_and_gradients_of_sum(model, x):
@@ -228,41 +271,44 @@ def loss_and_gradients_of_sum(model, x):
 
 
 @pytest.mark.parametrize("mode", ["WR", "WD"])
-def test_the_workspace_is_allocated_once_and_a_step_leaves_nothing(mode, cache):
-    model, x = make_net(), images()
+def test_the_workspace_is_allocated_once_and_a_step_leaves_nothing(mode, cache, device):
+    model, x = make_net(device), images(device)
     _, report = divided(model, x, cache, mode=mode)
     (workspace,) = {id(kernel.workspace): kernel.workspace for kernel in kernels_in(model)}.values()
     assert workspace.size == report.allocated_bytes
     # Some of cuDNN's algorithms need none; the buffer's address is what must not change.
     address = workspace.allocate().data_ptr()
     loss_and_gradients(model, x), loss_and_gradients(model, x[:4])
-    torch.cuda.synchronize()
-    allocated = torch.cuda.memory_allocated()
-    for num_samples in (BATCH, 4, BATCH, 9):
+    accelerator.synchronize(device)
+    gc.collect()
+    allocated = accelerator.memory_allocated(device)
+    for num_samples in (BATCH, 4, BATCH, 5):
         loss_and_gradients(model, x[:num_samples])
         assert workspace.allocate().data_ptr() == address
-    torch.cuda.synchronize()
-    assert torch.cuda.memory_allocated() == allocated
+    accelerator.synchronize(device)
+    gc.collect()
+    assert accelerator.memory_allocated(device) <= allocated
 
 
-def test_a_second_tuning_measures_nothing(cache):
-    model, x = make_net(), images()
+def test_a_second_tuning_measures_nothing(cache, device):
+    model, x = make_net(device), images(device)
     _, first = divided(model, x, cache)
-    _, second = divided(make_net(), x, cache)
+    _, second = divided(make_net(device), x, cache)
     assert second.measured == 0
     assert [str(e.division) for e in second.kernels] == [str(e.division) for e in first.kernels]
 
 
-def test_all_backends_but_nnpack_are_there(cache):
-    model = nn.Conv2d(3, 8, 3, padding=1).cuda()
-    _, report = divided(model, images(), cache, algorithms=None)
+@cuda_only("cuDNN")
+def test_all_backends_but_nnpack_are_there(cache, device):
+    model = nn.Conv2d(3, 8, 3, padding=1).to(device)
+    _, report = divided(model, images(device), cache, algorithms=None)
     assert len(report.unavailable) == 1 and report.unavailable[0].startswith("nnpack: ")
     with pytest.raises(ValueError, match="nnpack: runs on a CPU only"):
-        divided(model, images(), cache, algorithms=("nnpack",))
+        divided(model, images(device), cache, algorithms=("nnpack",))
 
 
-def test_a_model_on_another_device_than_its_input_is_an_error_as_before(cache):
-    model, x = make_net(), images()
+def test_a_model_on_another_device_than_its_input_is_an_error_as_before(cache, device):
+    model, x = make_net(device), images(device)
     # With cuDNN, which reads what it is pointed to, this would take the device down.
     divided(model, x, cache, algorithms=("torch:im2col",))
     with pytest.raises(RuntimeError):
@@ -272,16 +318,17 @@ def test_a_model_on_another_device_than_its_input_is_an_error_as_before(cache):
         model(x)
 
 
-def test_a_model_moved_to_the_cpu_is_left_to_torch(cache):
-    model, x = make_net(), images()
+def test_a_model_moved_to_the_cpu_is_left_to_torch(cache, device):
+    model, x = make_net(device), images(device)
     reference, _ = divided(model, x, cache)
     got = loss_and_gradients(model.cpu(), x.cpu())
     assert relative_errors(got, loss_and_gradients(reference.cpu(), x.cpu())) == [0.0] * len(got)
 
 
+@cuda_only("CUDA graphs")
 @pytest.mark.xfail(reason="the stream of the capture waits for that of the warm-up")
-def test_cuda_graphs_replay_a_tuned_model(cache):
-    model, x = make_net().eval(), images()
+def test_cuda_graphs_replay_a_tuned_model(cache, device):
+    model, x = make_net(device).eval(), images(device)
     reference, _ = divided(model, x, cache, training=False)
     with torch.no_grad():
         stream = torch.cuda.Stream()
@@ -295,16 +342,17 @@ def test_cuda_graphs_replay_a_tuned_model(cache):
             output = model(x)
         x.copy_(images(seed=9))
         graph.replay()
-        torch.cuda.synchronize()
+        accelerator.synchronize(device)
         assert relative_errors([output], [reference(x)])[0] <= 1e-2
 
 
+@cuda_only("cuDNN")
 @pytest.mark.xfail(strict=True, reason="the list of algorithms is cached without it")
-def test_determinism_holds_after_other_algorithms_were_cached(monkeypatch):
-    cache, x = BenchmarkCache(None), images(size=16)
+def test_determinism_holds_after_other_algorithms_were_cached(monkeypatch, device):
+    cache, x = BenchmarkCache(None), images(device, size=16)
     # ALGO_0 of both backward kernels adds in an order of its own.
-    divided(nn.Conv2d(3, 8, 3).cuda(), x, cache, algorithms=("cudnn:ALGO_0",))
+    divided(nn.Conv2d(3, 8, 3).to(device), x, cache, algorithms=("cudnn:ALGO_0",))
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    model = nn.Conv2d(3, 8, 3).cuda()
+    model = nn.Conv2d(3, 8, 3).to(device)
     _, report = divided(model, x, cache, algorithms=("cudnn:ALGO_0",))
     assert all(entry.division is None for entry in report.kernels)

@@ -112,7 +112,7 @@ def own_difference(plain: nn.Module, images: torch.Tensor, labels: torch.Tensor)
     """
     other = copy.deepcopy(plain)
     torch.manual_seed(1)
-    with _without_library(images.is_cuda):
+    with _without_library(images.device.type):
         iteration(other, images, labels)
     torch.manual_seed(1)
     iteration(plain, images, labels)
@@ -120,14 +120,17 @@ def own_difference(plain: nn.Module, images: torch.Tensor, labels: torch.Tensor)
 
 
 @contextmanager
-def _without_library(cuda: bool) -> Iterator[None]:
-    """Have torch convolve without cuDNN or oneDNN.
+def _without_library(kind: str) -> Iterator[None]:
+    """Have torch convolve without cuDNN or oneDNN; on other devices as ever.
 
     By hand: their own context managers also set how float32 is rounded, and refuse or warn.
     """
-    library: Any = torch.backends.cudnn if cuda else torch.backends.mkldnn
+    if kind not in ("cpu", "cuda"):
+        yield
+        return
+    library: Any = torch.backends.cudnn if kind == "cuda" else torch.backends.mkldnn
     before = library.enabled
-    switch = torch._C._set_cudnn_enabled if cuda else torch._C._set_mkldnn_enabled
+    switch = torch._C._set_cudnn_enabled if kind == "cuda" else torch._C._set_mkldnn_enabled
     switch(False)
     try:
         yield
