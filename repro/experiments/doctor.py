@@ -141,7 +141,7 @@ def text(found: Facts) -> str:
     """Lay findings out for a terminal, within 98 columns where the names of folders allow."""
     parts = [
         _table(list(_machine(found))),
-        _section("Self-tests", _selftests(found)),
+        _section("Self-tests (relative difference, of what is allowed)", _selftests(found)),
         _section("What fits, and how long it takes (estimates)", _estimates(found)),
         _section("What to do", _advice(found)),
         "\n".join(_wrapped(_verdict(found), 0)),
@@ -182,7 +182,7 @@ def _selftests(found: Facts) -> list[str]:
     for one in found["selftests"]:
         told = ""
         if one["status"] == "ok":
-            told = f"differs {one['difference']:.0e} of {one['tolerance']:.0e}"
+            told = f"{one['difference']:.0e} of {one['tolerance']:.0e}"
             if not one["difference"]:
                 told = "the same"
         rows.append((one["status"], one["paper"], one["text"], told))
@@ -224,12 +224,10 @@ def _estimates(found: Facts) -> list[str]:
 
 
 def _memory(one: Facts) -> str:
-    parts = [
-        f"{gib(one[key])}{where}"
-        for key, where in (("device_bytes", ""), ("host_bytes", " of host"))
-        if one[key] is not None
-    ]
-    return ", ".join(parts) or "?"
+    device, host = one["device_bytes"], one["host_bytes"]
+    if host is None:
+        return "?" if device is None else gib(device)
+    return f"{gib(host)} host" if device is None else f"{gib(device)} + {gib(host)} host"
 
 
 def _advice(found: Facts) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from repro.experiments import arguments, doctor, estimates, running, selftests, surroundings
+from repro.experiments import arguments, doctor, estimates, running, surroundings
 from repro.experiments.design import PROFILES, Experiment, Outcome, Paper, Run, UsageError, by_name
 from repro.records import RecordStore
 
@@ -40,10 +40,10 @@ def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path, m
 
 def test_doctor_looks_at_any_accelerator(sim, monkeypatch):
     monkeypatch.setattr(surroundings, "_COPIED_BYTES", 2**20)
-    here = ("mbs", "dualbatch", "adaptive")
-    monkeypatch.setattr(selftests, "PAPERS", here)
     found = doctor.examine("sim:0")
-    assert [one["status"] for one in found["selftests"]] == ["ok"] * 4
+    # Tuning convolutions is for CPUs and CUDA alone.
+    left = [one for one in found["selftests"] if one["status"] != "ok"]
+    assert {(one["paper"], one["status"]) for one in left} <= {("microconv", "not run")}
     assert {link["copy"].split()[0] for link in found["links"]} == {"pinned", "pageable"}
     assert len(found["links"]) == 4 and found["device"]["free_bytes"] > 0
     assert found["problems"] == [] and not doctor.broken(found)
