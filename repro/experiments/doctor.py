@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from repro.experiments import estimates, selftests, surroundings
-from repro.experiments.outcome import UsageError
 from repro.experiments.surroundings import GIB, Facts
 
 WIDTH = 98
@@ -45,8 +44,6 @@ def examine(
     def part(name: str, find: Callable[[], Any], otherwise: Any) -> Any:
         try:
             return find()
-        except UsageError:
-            raise
         except Exception as error:  # of a device or driver; all else is still told
             problems.append({"part": name, "why": selftests.said(error)})
             return otherwise
@@ -122,7 +119,7 @@ def _to_do(found: Facts) -> Iterator[dict[str, str]]:
         yield entry(f"datasets not here: {missing}", "python -m repro data; see data/README.md")
     for extra in dict.fromkeys(one["extra"] for one in software["missing_modules"]):
         names = [one["module"] for one in software["missing_modules"] if one["extra"] == extra]
-        yield entry(f"not installed: {', '.join(names)}", f"pip install 'repro[{extra}]'")
+        yield entry(f"not installed: {', '.join(names)}", f"make setup, or pip install '.[{extra}]' in a checkout")
     for one in found["estimates"]:
         if one["fits"] is False:
             yield entry(
