@@ -119,7 +119,10 @@ def _to_do(found: Facts) -> Iterator[dict[str, str]]:
         yield entry(f"datasets not here: {missing}", "python -m repro data; see data/README.md")
     for extra in dict.fromkeys(one["extra"] for one in software["missing_modules"]):
         names = [one["module"] for one in software["missing_modules"] if one["extra"] == extra]
-        yield entry(f"not installed: {', '.join(names)}", f"make setup, or pip install '.[{extra}]' in a checkout")
+        yield entry(
+            f"not installed: {', '.join(names)}",
+            f"make setup, or pip install '.[{extra}]' in a checkout",
+        )
     for one in found["estimates"]:
         if one["fits"] is False:
             yield entry(

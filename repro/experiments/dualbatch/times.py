@@ -34,6 +34,14 @@ from repro.experiments.dualbatch.settings import (
     step_times,
     workers,
 )
+from repro.experiments.dualbatch.trends import (
+    all_within,
+    bend,
+    doubling,
+    epoch_samples,
+    lines,
+    step_samples,
+)
 from repro.experiments.judging import (
     Gap,
     NotRun,
@@ -150,71 +158,6 @@ def figure4(results: Results) -> "Figure":
     return draw_fits(panels, "time of an epoch (s)", ("measured", "predicted by equation 2"))
 
 
-def step_samples(record: Record, side: int) -> dict[int, list[float]]:
-    """Return the seconds of a row of steps in each turn, by batch size."""
-    sizes = record.config["batch_sizes"]
-    return {n: record.timings[f"{side}px, step of {n}"]["samples_s"] for n in sizes}
-
-
-def epoch_samples(record: Record, side: int) -> dict[int, list[float]]:
-    """Return the seconds of an epoch in each turn, by batch size."""
-    samples = record.config["samples"]
-    sizes = record.config["batch_sizes"]
-    return {n: record.timings[f"{side}px, {n}, {samples}"]["samples_s"] for n in sizes}
-
-
-def bend(samples: Mapping[int, Sequence[float]]) -> Gap:
-    """Return how far times lie off the chord half way between the end sizes, in percent of it.
-
-    Of the parabola through all samples by least squares; its residuals give the error.
-    """
-    sizes, seconds, turns = _flat(samples)
-    place = 2 * (sizes - sizes.min()) / np.ptp(sizes) - 1  # from -1 to 1
-    (middle, _, square), error, dof = _least_squares(
-        np.stack([np.ones_like(place), place, place**2]), seconds, 2
-    )
-    chord = middle + square
-    return _estimate(-100 * square / chord, 100 * error / chord, dof, turns, unit="%", digits=1)
-
-
-def doubling(samples: Mapping[int, Sequence[float]]) -> Gap:
-    """Return what a batch of twice the size multiplies the time by, over all sizes.
-
-    The slope of logarithms by least squares; its residuals give the error.
-    """
-    sizes, seconds, turns = _flat(samples)
-    logs = np.log2(sizes)
-    (_, slope), error, dof = _least_squares(
-        np.stack([np.ones_like(logs), logs]), np.log(seconds), 1
-    )
-    return _estimate(slope, error, dof, turns, log=True)
-
-
-def _flat(samples: Mapping[int, Sequence[float]]) -> tuple[np.ndarray, np.ndarray, int]:
-    pairs = [(float(n), value) for n, values in samples.items() for value in values]
-    if len(samples) < 4:
-        raise NotRun(f"times of {len(samples)} batch sizes; four say something of a line")
-    sizes, seconds = np.array(pairs).T
-    return sizes, seconds, min(len(values) for values in samples.values())
-
-
-def _least_squares(
-    terms: np.ndarray, values: np.ndarray, wanted: int
-) -> tuple[np.ndarray, float, int]:
-    """Return all coefficients, and the standard error of one with its degrees of freedom."""
-    inverse = np.linalg.inv(terms @ terms.T)
-    found = inverse @ terms @ values
-    dof = values.size - len(terms)
-    variance = float(((values - found @ terms) ** 2).sum()) / dof
-    return found, math.sqrt(variance * inverse[wanted, wanted]), dof
-
-
-def _estimate(mean: float, error: float, dof: int, turns: int, **options: Any) -> Gap:
-    # Of one turn more or less: the spread that gives this error as a difference of two cells.
-    sd = float(error) * math.sqrt(turns / 2)
-    return Gap(float(mean), float(error), dof, sd, trials="rounds", **options)
-
-
 def _published(results: Results) -> dict[str, dict[str, Any]]:
     found = frameworks(results)
     if not found:
@@ -328,39 +271,9 @@ def falls_published(results: Results, expected: Expectation) -> Verdict:
     )
 
 
-def _all_within(gaps: Mapping[str, Gap], what: str) -> Verdict:
-    """Judge whether every error of a prediction lies within the paper's, and tell the largest.
-
-    Of many cases some lie beyond by chance: one fails where its interval is beyond the margin even
-    when widened for their number (Bonferroni).
-    """
-    if not gaps:
-        raise NotRun("no records")
-    margin = ERROR_PERCENT / 100
-    parts = {}
-    for name, gap in gaps.items():
-        word, told = equivalence(name, gap, margin)
-        if word == "not reproduced" and not _beyond(gap, math.log1p(margin), len(gaps)):
-            word = "undecided"
-        parts[name] = word, told
-    words = [word for word, _ in parts.values()]
-    said = {"reproduced": "within", "undecided": "open", "not reproduced": "beyond"}
-    counted = ", ".join(f"{words.count(word)} {told}" for word, told in said.items())
-    farthest = max(gaps, key=lambda name: abs(gaps[name].mean))
-    return Verdict(
-        combine(list(parts.values())).word,
-        f"of {len(gaps)} {what} {counted}; the farthest: {parts[farthest][1]}",
-    )
-
-
 def _above_0(predicted: float) -> None:
     if predicted <= 0:
         raise NotRun("times scatter so much that a fitted line predicts one of 0 or less")
-
-
-def _beyond(gap: Gap, limit: float, count: int) -> bool:
-    low, high = gap.interval(1 - 0.10 / count)
-    return low > limit or high < -limit
 
 
 @claim(
@@ -377,22 +290,15 @@ def equation2(results: Results, expected: Expectation) -> Verdict:
     for fit in record.metrics["fits"]:
         side = fit["resolution"]
         epochs = epoch_samples(record, side)
-        lines = _lines(step_samples(record, side), fit["seconds"])
-        predicted = {n: [(a * n + b) * math.ceil(samples / n) for a, b in lines] for n in epochs}
+        fitted = lines(step_samples(record, side), fit["seconds"])
+        predicted = {n: [(a * n + b) * math.ceil(samples / n) for a, b in fitted] for n in epochs}
         _above_0(min(map(min, predicted.values())))
         spread = Spread.pooled_logs([*epochs.values(), *predicted.values()])
         for n, seconds in epochs.items():
             gaps[f"{side} px, batch size {n}:"] = ratio(
                 seconds, predicted[n], spread, digits=3, trials="rounds"
             )
-    return _all_within(gaps, "batch sizes and resolutions")
-
-
-def _lines(steps: Mapping[int, Sequence[float]], medians: Sequence[float]) -> list[np.ndarray]:
-    """Return a and b of each turn; samples are of several steps in a row, `medians` of one."""
-    sizes, rows = list(steps), list(steps.values())
-    in_a_row = round(float(np.median(rows[0])) / medians[0])
-    return [np.polyfit(sizes, np.array(turn) / in_a_row, 1) for turn in zip(*rows, strict=True)]
+    return all_within(gaps, "batch sizes and resolutions", ERROR_PERCENT)
 
 
 @claim(
@@ -502,7 +408,7 @@ def shares_predicted(results: Results, expected: Expectation) -> Verdict:
         log = math.log(row["measured_s"] / row["predicted_s"])
         sd = of_median / math.sqrt(2)
         gaps[name] = Gap(log, error, spread.dof, sd, log=True, digits=3, trials="rounds")
-    found = _all_within(gaps, "shares")
+    found = all_within(gaps, "shares", ERROR_PERCENT)
     told = f"spread of a time {100 * spread.sd:.1f} %"
     return Verdict(found.word, f"{found.evidence}; {told}")
 

@@ -32,14 +32,16 @@ from repro.experiments.judging import (
     ratio,
     unsure,
 )
+from repro.experiments.microconv.comparing import (
+    gained,
+    need,
+    need_binding,
+)
 from repro.experiments.microconv.networks import (
     COLUMNS,
     Bars,
     draw_stacked,
-    gained,
     layer_times,
-    need,
-    need_binding,
     network_row,
 )
 from repro.experiments.microconv.settings import (

@@ -1,0 +1,201 @@
+"""How two networks' kernels compare: their times within a limit, and what the limit excludes."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from repro.experiments.design import Results, one_machine
+from repro.experiments.judging import Gap, NotRun, Part, Spread
+from repro.experiments.microconv.settings import (
+    MIB,
+    compared,
+    kernels_of,
+    label,
+    own_spread,
+    scatter,
+)
+from repro.records import Record
+
+
+def held_s(record: Record | None) -> float | None:
+    """Return the measured seconds of a network's kernels within the limit, None if not all fit."""
+    rows = kernels_of(record)
+    if not rows or any("time_s" not in row for row in rows):
+        return None
+    return math.fsum(row["time_s"] for row in rows)
+
+
+def held_native_s(record: Record) -> float:
+    """Return the seconds of the same kernels by torch, measured in turns with them."""
+    return math.fsum(row["native_s"] for row in kernels_of(record))
+
+
+def workspace_bytes(record: Record) -> int:
+    """Return the workspace that a network's kernels take together, as the paper counts it."""
+    return sum(row["workspace_bytes"] for row in kernels_of(record))
+
+
+def unfit(record: Record | None) -> list[str]:
+    """Return the kernels that have no division within the limit."""
+    return [label(row) for row in kernels_of(record) if "time_s" not in row]
+
+
+def paired_ratio(record: Record, slower: str, faster: str) -> float:
+    """Return the median over rounds of one timing over another that was taken in turns."""
+    pairs = zip(*(record.timings[name]["samples_s"] for name in (slower, faster)), strict=True)
+    return float(np.median([a / b for a, b in pairs]))
+
+
+def speedup(slower: Record | None, faster: Record | None) -> float | None:
+    """Return how much faster one record's kernels are, both relative to torch's own.
+
+    The two were run at different moments; each was measured in turns with torch's own
+    convolutions, and so the ratio of ratios leaves slow spells of the machine out.
+    """
+    before, after = held_s(slower), held_s(faster)
+    if before is None or after is None or slower is None or faster is None:
+        return None
+    return before / held_native_s(slower) / (after / held_native_s(faster))
+
+
+def need(results: Results, role: str, mode: str, limit_mib: int, *wanted: str) -> Record:
+    """Return the network's record in float32 with the first of several policies that has one.
+
+    Raises:
+        NotRun: None has.
+    """
+    for policy in wanted:
+        config = {"role": role, "mode": mode, "limit_mib": limit_mib, "policy": policy}
+        record = results.first("network", setting="fp32", **config)
+        if record is not None:
+            return record
+    raise NotRun(f"{role} has no record with {mode}, {limit_mib:,} MiB and {' or '.join(wanted)}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How much faster one record's kernels are than another's, of those that fit in both.
+
+    Attributes:
+        gap: The speed-up.
+        kernels: How many fit both ways.
+        unfit: Of each record where some do not fit, which; the speed-up of the whole network then
+            has no number.
+        spread: Of one comparison with torch's own.
+    """
+
+    gap: Gap
+    kernels: int
+    unfit: tuple[str, ...]
+    spread: Spread
+
+    def judged(self, name: str, judge: Callable[[str, Gap], Part]) -> Part:
+        """Return the part that `judge` makes of the gap, undecided where kernels are left out."""
+        if self.unfit:
+            told = f"{name} {self.gap} of the {self.kernels} kernels that fit both ways, "
+            return "undecided", f"{told}which say nothing of the whole: {'; '.join(self.unfit)}"
+        word, told = judge(name, self.gap)
+        return word, f"{told}; {scatter(self.spread)}"
+
+
+def gained(before: Record, after: Record) -> Comparison:
+    """Compare one record's kernels with another's, both relative to torch's own, as `speedup`.
+
+    The error is that of the comparisons with torch's own: each is a median, and weighs as much as
+    its kernel takes of the time. Kernels whose times are the very same ones do not count.
+
+    Raises:
+        NotRun: No kernel fits in both, or the records are of two machines.
+    """
+    one_machine([before, after])
+    pairs = [
+        pair
+        for pair in zip(kernels_of(before), kernels_of(after), strict=True)
+        if all("time_s" in row for row in pair)
+    ]
+    if not pairs:
+        raise NotRun(f"no kernel fits both ways; {_where(before)}")
+    mean, weight = 0.0, 0.0
+    for sign, side in zip((1, -1), zip(*pairs, strict=True), strict=True):
+        total = math.fsum(row["time_s"] for row in side)
+        mean += sign * math.log(total / math.fsum(row["native_s"] for row in side))
+        own = [row for row, pair in zip(side, pairs, strict=True) if not _same(*pair)]
+        weight += math.fsum((row["time_s"] / total) ** 2 for row in own)
+    spread = own_spread([*kernels_of(before), *kernels_of(after)])
+    left_out = [
+        f"{named(missing)} do not fit with {_where(record)}"
+        for record in (before, after)
+        if (missing := unfit(record))
+    ]
+    gap = compared(mean, math.sqrt(weight), spread)
+    return Comparison(gap, len(pairs), tuple(left_out), spread)
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return (one["time_s"], one["native_s"]) == (other["time_s"], other["native_s"])
+
+
+def _where(record: Record) -> str:
+    config = record.config
+    return f"{config['mode']} {config['policy']} with {config['limit_mib']:,} MiB"
+
+
+def named(kernels: Sequence[str]) -> str:
+    """Return a few kernels by name, of many their number."""
+    if len(kernels) > 4:
+        return f"{len(kernels)} kernels"
+    return ", ".join(kernels)
+
+
+def excluded(
+    undivided: Record, limit_mib: float, others: Sequence[Record | None] = ()
+) -> list[str]:
+    """Return the kernels of which a limit for each excludes an undivided algorithm worth having.
+
+    Nothing undivided fits; or with a larger limit undivided takes more than this one; or a
+    division takes another algorithm, which would need more for the whole mini-batch, a workspace
+    being taken as proportional to the batch.
+
+    Args:
+        undivided: The network undivided within the limit.
+        limit_mib: Of each kernel.
+        others: The same network undivided with a larger limit, or divided.
+    """
+    found = dict.fromkeys(unfit(undivided))
+    own = {label(row): _algorithms(row) for row in kernels_of(undivided)}
+    for record in others:
+        for row in kernels_of(record):
+            if "parts" not in row or _algorithms(row) <= own[label(row)]:
+                continue
+            share = max(size for size, _ in row["parts"]) / row["batch"]
+            if row["workspace_bytes"] / share > limit_mib * MIB:
+                found[label(row)] = None
+    return list(found)
+
+
+def _algorithms(row: Mapping[str, Any]) -> set[str]:
+    return {str(name) for _, name in row.get("parts", [])}
+
+
+def need_binding(
+    undivided: Record, limit_mib: float, others: Sequence[Record | None] = ()
+) -> list[str]:
+    """Return `excluded`.
+
+    Raises:
+        NotRun: The limit excludes nothing, and so there is nothing that dividing could gain.
+    """
+    found = excluded(undivided, limit_mib, others)
+    if found:
+        return found
+    rows = kernels_of(undivided)
+    largest = max(row["workspace_bytes"] for row in rows) / MIB
+    config = undivided.config
+    raise NotRun(
+        f"no limit binds: {limit_mib:,} MiB exclude nothing of {config['role']}'s {len(rows)} "
+        f"kernels, which take at most {largest:.1f} MiB undivided at a mini-batch of "
+        f"{config['batch']}"
+    )
