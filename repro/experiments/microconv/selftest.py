@@ -6,7 +6,7 @@ import math
 import torch
 from torch import nn
 
-from repro.experiments.selftests import NotHere, SelfTest, relative_difference
+from repro.experiments.selftests import SelfTest, relative_difference
 from repro.microconv import tune
 
 
@@ -34,8 +34,6 @@ def _compared(device: str, limit_bytes: int, algorithms: list[str] | None, parts
         min_gain=-math.inf,
         cache=None,
     )
-    if not report.kernels and device.partition(":")[0] not in ("cpu", "cuda"):
-        raise NotHere(next(iter(report.skipped.values()), "no convolution was found"))
     chosen = [len(k.division.parts) if k.division else 1 for k in report.kernels]
     if not chosen or min(chosen) < parts:
         raise ValueError(f"kernels run in {chosen} parts, expected {parts}; {report.skipped}")
