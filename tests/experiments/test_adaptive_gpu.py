@@ -54,6 +54,7 @@ def test_captured_steps_train_like_ordinary_ones(device, monkeypatch, kind, auto
             own.append(float(step(x, y)))
         losses.append(own)
         assert len(step._graphs) == (len(set(SIZES)) if capture else 0)
+        assert len({own.graph.pool() for own in step._graphs.values()}) == int(capture)
     tolerance = 1e-4 if autocast is None else 2e-2
     assert losses[0] == pytest.approx(losses[1], rel=tolerance)
     for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):

@@ -142,18 +142,16 @@ class TestPlan:
             assert {run.config["setting"] for run in runs_of(name, profile)} == {"fp32"}
 
     def test_algorithms_of_the_device(self, profile):
-        cpu = profile in ("smoke", "quick")
+        libraries = {"smoke": [], "quick": ["nnpack"]}.get(profile, ["cudnn"])
         for run in planned(profile):
             config = run.config
             if "algorithms" not in config:
                 assert run.experiment in ("cluster", "solver")
                 continue
-            *own, library = config["algorithms"]
-            assert library == ("nnpack" if cpu else "cudnn")
-            if run.experiment == "deepbench":
-                assert own and all(name.partition(":")[0] == "torch" for name in own)
-            else:
-                assert own == ["torch:native"]
+            own = [name for name in config["algorithms"] if name.partition(":")[0] == "torch"]
+            assert config["algorithms"] == own + libraries  # smoke is for any device
+            if run.experiment != "deepbench":
+                assert own == ["torch:native", *["torch:im2col"] * (profile == "smoke")]
             backends.check_names([name for name in config["algorithms"] if name != "cudnn"])
             assert config["threads"] == {"smoke": 1, "quick": 2}.get(profile)
 

@@ -24,8 +24,9 @@ class CapturedStep:
     """Forward and backward pass as a graph per batch size; the update is one fused call.
 
     A small network on a large GPU is bound by the launching of its kernels; a graph launches them
-    all at once. On a CPU, or without `captured`, it is the ordinary step. The result of a call is
-    valid until the next.
+    all at once. On a CPU, or without `captured`, it is the ordinary step. The result of a call, and
+    the gradients, are valid until the next, which has to be made on the same stream: all graphs
+    keep what they do not return in one memory, the largest's.
 
     Args:
         model: On its device, in training mode whenever a step is made.
@@ -52,6 +53,7 @@ class CapturedStep:
         self._captured = captured and self._device.type == "cuda"
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
         self._graphs: dict[tuple[torch.Size, torch.Size], _Graph] = {}
+        self._pool: tuple[int, int] | None = None  # of memory, made by the first graph
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Train on one mini-batch and return its mean loss, on the device."""
@@ -93,8 +95,12 @@ class CapturedStep:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         self._optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # Graphs may share a pool, whatever the order that they are replayed in, where none runs
+        # beside another, and none reads what another one leaves behind ("Graph memory management"
+        # in torch's notes on CUDA).
+        with torch.cuda.graph(graph, pool=self._pool):
             loss = self._passes(inputs, targets)
+        self._pool = self._pool or graph.pool()
         with torch.no_grad():
             for buffer, saved in buffers:  # the warm-up is no training
                 buffer.copy_(saved)

@@ -72,17 +72,16 @@ SETTINGS: dict[str, dict[str, dict[str, str]]] = {
 }
 
 # What divisions are made of. On a CPU our own algorithms hardly ever win, and would take most of
-# the measuring; two of them are in the layer benchmark.
-_FEW = ["torch:native", "nnpack"]
+# the measuring; two of them are in the layer benchmark. The profile smoke is for any device.
 ALGORITHMS = {
-    "smoke": _FEW,
-    "quick": _FEW,
+    "smoke": ["torch:native", "torch:im2col"],
+    "quick": ["torch:native", "nnpack"],
     "gpu": ["torch:native", "cudnn"],
     "paper": ["torch:native", "cudnn"],
 }
 _SOME = ["torch:native", "torch:im2col", "torch:winograd", "nnpack"]
 EVERYTHING = {
-    "smoke": ["torch", "nnpack"],
+    "smoke": ["torch"],
     "quick": _SOME,
     "gpu": ["torch", "cudnn"],
     "paper": ["torch", "cudnn"],

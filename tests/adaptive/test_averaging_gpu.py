@@ -1,0 +1,101 @@
+"""Averaging on an accelerator, beside both passes: each layout, optimizer and way, and no race.
+
+The other process is a pretended one, whose gradients are three times ours; `test_updates` has real
+ones on CPUs. Of ``"allreduce"`` all but the hook is DistributedDataParallel's.
+"""
+
+import copy
+import gc
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_updates import OPTIMIZERS, SPLIT, batch, make
+
+from repro.adaptive import averaging
+from repro.adaptive.averaging import OverlappedAverager
+from repro.measure import accelerator
+
+pytestmark = pytest.mark.gpu
+
+FIRST = 3.0  # the other's gradients in ours
+
+
+def all_to_all_single(received, flat, group):
+    mine = flat.chunk(2)[0]
+    received.copy_(torch.cat([mine, FIRST * mine]))
+
+
+def reduce_scatter(output, flat, group):
+    output.copy_((1 + FIRST) * flat.chunk(2)[0])
+
+
+def all_gather(flat, part, group):
+    mine, other = flat.chunk(2)
+    mine.copy_(part)
+    other.mul_((1 + FIRST) / 2)  # which the other has averaged
+
+
+@pytest.fixture
+def two(monkeypatch):
+    pretended = SimpleNamespace(get_world_size=lambda group: 2, all_to_all_single=all_to_all_single)
+    monkeypatch.setattr(averaging, "dist", pretended)
+    monkeypatch.setattr(averaging, "reduce_scatter", reduce_scatter)
+    monkeypatch.setattr(averaging, "all_gather", all_gather)
+
+
+def train(model, optimizer, averager=None, overlap=False):
+    """Make three steps; each as DataParallel does, or an ordinary one of the mean gradient."""
+    device = next(model.parameters()).device
+    for number in (0, 1, 3):
+        x, y = (part.to(device) for part in batch(number))
+        optimizer.zero_grad()
+        if averager is None:
+            ((1 + FIRST) / 2 * F.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+            continue
+        averager.begin()
+        loss = F.cross_entropy(model(x), y)
+        averager.gathering = True
+        loss.backward()
+        averager.end()
+        if overlap:
+            averager.defer()
+        else:
+            averager.gather()
+            optimizer.step()
+            averager.drop()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("method", SPLIT)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_parameters_of_every_layout_train_as_on_a_cpu(device, two, name, method, overlap):
+    plain = make()
+    model = copy.deepcopy(plain).to(device)
+    strides = [p.stride() for p in plain.parameters()]
+    assert [p.stride() for p in model.parameters()] == strides
+    train(plain, OPTIMIZERS[name](plain.parameters()))
+    optimizer = OPTIMIZERS[name](model.parameters())
+    averager = OverlappedAverager(model, optimizer, method, object(), 200, 30.0)
+    train(model, optimizer, averager, overlap)
+    averager.finish()
+    averager.close()
+    accelerator.synchronize(device)
+    assert [p.stride() for p in model.parameters()] == strides
+    for ours, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.cpu(), wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_the_memory_of_buckets_is_free_only_after_what_is_under_way(device, two):
+    model = make().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    averager = OverlappedAverager(model, optimizer, "all_to_all", object(), 2**20, 30.0)
+    train(model, optimizer, averager, overlap=True)
+    sizes = [len(bucket.flat) for bucket in averager.buckets]
+    averager.close()  # the last update is lost
+    del averager
+    gc.collect()
+    again = [torch.zeros(size, dtype=torch.float64, device=device) for size in sizes * 2]
+    assert not any(part.any() for part in again)

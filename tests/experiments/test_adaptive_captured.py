@@ -1,0 +1,71 @@
+"""Which memory captured steps share, with a stand-in for CUDA's graphs."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from repro.experiments.adaptive.captured import CapturedStep
+
+
+class Graph:
+    made = 0
+
+    def __init__(self):
+        self.number = Graph.made = Graph.made + 1
+        self.replays = 0
+
+    def pool(self):
+        return (0, self.number) if self.given is None else self.given
+
+    def replay(self):
+        self.replays += 1
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    """Captures run at once, and replays do nothing."""
+
+    @contextmanager
+    def graph(graph, pool=None):
+        graph.given = pool
+        yield
+
+    @contextmanager
+    def entered(stream):
+        yield
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(Graph, "made", 0)
+    for name, value in {
+        "CUDAGraph": Graph,
+        "graph": graph,
+        "stream": entered,
+        "Stream": lambda *_: stream,
+        "current_stream": lambda *_: stream,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+
+
+def test_graphs_of_all_shapes_share_the_pool_of_the_first_and_keep_their_own_results(graphs):
+    model = nn.Linear(3, 2)
+    step = CapturedStep(
+        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.0)
+    )
+    step._captured = True
+    results = {}
+    for size in (4, 2, 4, 8, 2):
+        results[size] = step(torch.randn(size, 3), torch.zeros(size, dtype=torch.long))
+    kept = list(step._graphs.values())
+    assert [own.graph.replays for own in kept] == [2, 2, 1]
+    assert kept[0].graph.given is None and {own.graph.pool() for own in kept} == {(0, 1)}
+    # What is returned lives for as long as its graph, so that no other takes its memory.
+    outputs = [own.loss.data_ptr() for own in kept]
+    outputs += [gradient.data_ptr() for own in kept for gradient in own.gradients]
+    assert len(set(outputs)) == 9
+    other = CapturedStep(
+        model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.0)
+    )
+    assert other._pool is None
