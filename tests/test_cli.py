@@ -16,7 +16,7 @@ import pytest
 from commands import command_line
 
 from repro import notebooks, paths
-from repro.experiments import load_paper, running, standing, summary
+from repro.experiments import arguments, load_paper, running, standing, summary
 from repro.records import CorruptRecordWarning
 
 
@@ -581,6 +581,6 @@ def test_a_results_folder_that_cannot_be_written(run, tmp_path, monkeypatch):
 
 def test_a_defect_of_ours_keeps_its_traceback(run, monkeypatch):
     """Only what the user can mend is one line; all else must be findable."""
-    monkeypatch.setattr(running, "check_profile", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(arguments, "check_profile", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("status", "--profile", "smoke")
