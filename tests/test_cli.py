@@ -16,7 +16,7 @@ import pytest
 from commands import command_line
 
 from repro import notebooks, paths
-from repro.experiments import PAPERS, load_paper, running, standing, summary
+from repro.experiments import arguments, load_paper, running, standing, summary
 from repro.records import CorruptRecordWarning
 
 
@@ -150,7 +150,9 @@ class TestCommands:
         assert all(row["stale"] == row["runs"] for row in rows)
         assert "STALE" in out
 
-    def test_report(self, run, reproduced, tmp_path):
+    def test_report(self, run, reproduced, tmp_path, monkeypatch):
+        papers = ["mbs", "microconv"]  # one with records, one without
+        monkeypatch.setattr(summary, "PAPERS", papers)
         path = tmp_path / "new" / "my.html"
         code, out, err = run("report", "--output", str(path))
         assert (code, err) == (0, "")
@@ -159,11 +161,11 @@ class TestCommands:
         HTMLParser().feed(page)
         for name in ("table1", "figure3"):
             assert f"id='mbs-{name}'" in page
-        papers = [load_paper(key) for key in PAPERS]
-        drawn = [a for paper in papers for a in paper.artefacts.values() if a.draws]
+        drawn = [a for key in papers for a in load_paper(key).artefacts.values() if a.draws]
         assert page.count("<img") == len(drawn)
 
-    def test_report_without_records(self, run, results_folder):
+    def test_report_without_records(self, run, results_folder, monkeypatch):
+        monkeypatch.setattr(summary, "PAPERS", ["mbs"])
         code, out, _ = run("report", "--profile", "smoke")
         assert code == 0 and "not run" in out
         assert (results_folder / "local" / "report.html").exists()
@@ -579,6 +581,6 @@ def test_a_results_folder_that_cannot_be_written(run, tmp_path, monkeypatch):
 
 def test_a_defect_of_ours_keeps_its_traceback(run, monkeypatch):
     """Only what the user can mend is one line; all else must be findable."""
-    monkeypatch.setattr(running, "check_profile", lambda *a, **k: 1 / 0)
+    monkeypatch.setattr(arguments, "check_profile", lambda *a, **k: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("status", "--profile", "smoke")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from commands import command_line
 
 from repro import paths, records
 from repro.records import (
@@ -334,32 +335,34 @@ class TestCircumstances:
         assert len(found["nvidia-h200", "gpu"].load("mbs")) == 1
 
 
-def run_and_kill(folder: Path, records_before_kill: int | None) -> subprocess.CompletedProcess:
-    """Run some of Table 4 at toy scale; kill once so many records were written."""
-    command = [sys.executable, "-m", "repro", "run", "mbs/table4", "--profile", "smoke"]
+# Some of Table 4 at toy scale.
+RUN = ("run", "mbs/table4", "--profile", "smoke", "--device", "cpu")
+RUN += ("--only", "mini_batch=8", "--only", "mini_batch=16")
+
+
+def run_and_kill(folder: Path, records_before_kill: int) -> int:
+    """Run, kill once so many records were written, and return the exit code."""
     process = subprocess.Popen(
-        [*command, "--device", "cpu", "--only", "mini_batch=8", "--only", "mini_batch=16"],
+        [sys.executable, "-m", "repro", *RUN],
         env=os.environ | {"REPRO_RESULTS": str(folder), "OMP_NUM_THREADS": "1"},
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    if records_before_kill is not None:
-        for _ in range(records_before_kill):
-            process.stderr.readline()
-        time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    out, err = process.communicate(timeout=60)
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
+    for _ in range(records_before_kill):
+        process.stderr.readline()
+    time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    return process.returncode
 
 
 @pytest.mark.slow
-def test_a_killed_run_loses_at_most_the_record_in_flight(tmp_path):
+def test_a_killed_run_loses_at_most_the_record_in_flight(tmp_path, monkeypatch, capsys):
     store = RecordStore(tmp_path / "local" / "smoke")
     written = {}
     for count in (1, 2):
-        killed = run_and_kill(tmp_path, count)
-        assert killed.returncode == -signal.SIGKILL
+        assert run_and_kill(tmp_path, count) == -signal.SIGKILL
         assert all(read_record(path) for path in written)
         now = {path: path.stat().st_mtime_ns for path in store.folder.rglob("*.json")}
         # What it said it had done is there, with at most what followed in the pause.
@@ -367,12 +370,13 @@ def test_a_killed_run_loses_at_most_the_record_in_flight(tmp_path):
         assert {path: now[path] for path in written} == written
         assert all(read_record(path).status in ("ok", "out_of_memory") for path in now)
         written = now
-    finished = run_and_kill(tmp_path, None)
-    assert finished.returncode == 0, finished.stderr
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    code, out, err = command_line(monkeypatch, capsys)(*RUN)
+    assert code == 0, err
     assert not list(store.folder.rglob("*.tmp"))
     total = len(store.load("mbs"))
     expected = f"{total - len(written)} computed"
-    assert expected in finished.stdout
-    assert f"{len(written)} stood already" in finished.stdout
+    assert expected in out
+    assert f"{len(written)} stood already" in out
     for path, modified in written.items():
         assert path.stat().st_mtime_ns == modified

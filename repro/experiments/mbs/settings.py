@@ -37,7 +37,11 @@ _SMALL: dict[str, dict[str, Any]] = {
     "AmoebaNet-D": {"name": "amoebanet_d", "num_layers": 3, "num_filters": 16},
     "U-Net": {"name": "unet", "width": 4, "depth": 3},
 }
-MODELS = {"smoke": _SMALL, "quick": _SMALL, "gpu": _PUBLISHED, "paper": _PUBLISHED}
+_TINY = _SMALL | {
+    "ResNet-101": {"name": "resnet_cifar", "depth": 8, "width": 4},
+    "U-Net": {"name": "unet", "width": 2, "depth": 2},
+}
+MODELS = {"smoke": _TINY, "quick": _SMALL, "gpu": _PUBLISHED, "paper": _PUBLISHED}
 
 # The inputs of 32x32 in Table 1 go to the variant for such inputs, as in the paper's repository.
 LOW_RESOLUTION_MODELS = {"gpu": {"name": "resnet50"}, "paper": {"name": "resnet50"}}
@@ -124,6 +128,7 @@ def _images(profile: str, role: str, name: str, low: bool) -> dict[str, Any]:
     else:
         # A random square of 384 from 640 rows, at every scale.
         side = (24 if low else 48) if small else (96 if low else 384)
+        side = side // 2 if profile == "smoke" else side
         rows = side * 640 // 384
         columns = rows * 959 // 640
         dataset = {"name": name, "image_size": [rows, columns]}

@@ -200,7 +200,7 @@ def cluster(profile: str) -> Run:
 def solver(profile: str) -> Run:
     """Return the solver's time on programmes of the paper's sizes."""
     sizes = [[159, 562], [465, 2500]]
-    config = {"role": "synthetic fronts", "sizes": sizes, "repeats": 5}
+    config = {"role": "synthetic fronts", "sizes": sizes, "repeats": 2 if profile == "smoke" else 5}
     return Run("solver", config, seeds=(0,), label="made-up fronts")
 
 

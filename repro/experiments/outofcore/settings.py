@@ -34,7 +34,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     PIX2PIXHD: {"model": {"name": "pix2pixhd"}, "image": [512, 1024]},
     DEEPLAB: {"model": {"name": "deeplabv3plus"}, "image": [513, 513]},
 }
-_TINY = {"model": {"name": "resnet50", "width": 2}, "image": [8, 8]}
+_TINY = {"model": {"name": "resnet_cifar", "depth": 8, "width": 4}, "image": [8, 8]}
 MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "smoke": {
         RESNET: _TINY,
