@@ -149,7 +149,9 @@ def survey(
 
 
 def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
-    machine = _machine(describe(setting.device)["name"], library_versions())
+    from repro.measure import describe_device
+
+    machine = _machine(describe_device(setting.device)["name"], library_versions())
     steps = []
     for run in runs:
         experiment = paper.experiments[run.experiment]
@@ -287,7 +289,7 @@ def load_data(runs: Sequence[Run], root: str | None) -> None:
 
 def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
     from repro.experiments.replay import recording
-    from repro.measure import accelerator, is_out_of_memory
+    from repro.measure import accelerator, describe_device, is_out_of_memory
 
     run, seed = step.run, step.seed
     experiment = paper.experiments[run.experiment]
@@ -334,7 +336,7 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
             "kind": data.kind,
         },
         code=code_of(experiment, run.config),
-        device=describe(setting.device),
+        device=describe_device(setting.device),
         versions=library_versions(),
         commit=commit,
         dirty=dirty,
@@ -378,21 +380,6 @@ def raise_if_no_result(problem: Exception, interrupted: Sequence[int]) -> None:
             f"a run was given up, for {os.strerror(problem.errno)}{where}: what was computed "
             "stands; mend that, then run again to go on"
         ) from problem
-
-
-def describe(device: str) -> dict[str, Any]:
-    """Return the facts of a device that a record keeps (see `repro.measure.describe_device`)."""
-    from repro.measure import accelerator, describe_device
-
-    if device == "cpu" or device.startswith("cuda"):
-        return describe_device(device)
-    name = accelerator.name(device)
-    return {
-        "type": device.partition(":")[0],
-        "name": name,
-        "slug": name.lower().replace(" ", "-"),
-        "memory_bytes": accelerator.total_bytes(device),
-    }
 
 
 def _machine(device: str, versions: Mapping[str, str]) -> str:

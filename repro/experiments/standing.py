@@ -23,7 +23,6 @@ from repro.experiments.design import Artefact, Experiment, Paper
 from repro.experiments.outcome import UsageError
 from repro.experiments.running import (
     code_of,
-    describe,
     is_current,
     load,
     noting_interrupts,
@@ -262,13 +261,13 @@ def _run_again(experiment: Experiment, record: Record, data: Any, steps_only: bo
     import torch
 
     from repro.experiments.replay import recording
-    from repro.measure import accelerator, is_out_of_memory
+    from repro.measure import accelerator, describe_device, is_out_of_memory
 
     kind = record.device["type"]
     if kind not in ("cpu", accelerator.present()):
         raise CannotTell(f"it is of a device {kind!r}, and there is none here")
     again = _Again(
-        describe(kind)["name"] == record.device["name"]
+        describe_device(kind)["name"] == record.device["name"]
         and library_versions()["torch"] == record.versions.get("torch")
     )
     threads = torch.get_num_threads()

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from repro import datasets, paths
-from repro.experiments.running import describe
-from repro.measure import accelerator, memory_state
+from repro.measure import accelerator, describe_device, memory_state
 from repro.measure.files import cache_folder
 from repro.records import RecordError, check_writable, commit_state, library_versions
 
@@ -75,8 +74,8 @@ def host() -> Facts:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "cores": cores,
-        "processor": describe("cpu")["name"],
-        "memory_bytes": describe("cpu")["memory_bytes"],
+        "processor": describe_device("cpu")["name"],
+        "memory_bytes": describe_device("cpu")["memory_bytes"],
         "available_bytes": memory_state("cpu").limit_bytes,
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         # There is a GPU's driver, whatever torch sees.
@@ -87,7 +86,7 @@ def host() -> Facts:
 
 def device_facts(device: str) -> Facts:
     """Return what a record keeps of a device, and how many bytes of it are free."""
-    found = {"device": device} | describe(device)
+    found = {"device": device} | describe_device(device)
     if accelerator.is_accelerator(device):
         found["free_bytes"] = accelerator.free_and_total_bytes(device)[0]
     return found

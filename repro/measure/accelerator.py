@@ -85,22 +85,40 @@ class HostStream:
 class Event(Protocol):
     """A device's event or a CPU's; of one job all are of the same kind."""
 
-    def record(self, stream: Any = None) -> None: ...
-    def synchronize(self) -> None: ...
-    def query(self) -> bool: ...
-    def elapsed_time(self, other: Any) -> float: ...
+    def record(self, stream: Any = None) -> None:
+        """Stand for what a stream has been given so far."""
+
+    def synchronize(self) -> None:
+        """Wait until that has ended."""
+
+    def query(self) -> bool:
+        """Return whether it has ended."""
+
+    def elapsed_time(self, other: Any) -> float:
+        """Return milliseconds from this event to another."""
 
 
 class Stream(Protocol):
     """A device's stream or a CPU's."""
 
     @property
-    def device(self) -> torch.device: ...
-    def wait_event(self, event: Any) -> None: ...
-    def wait_stream(self, stream: Any) -> None: ...
-    def record_event(self, event: Any = None) -> Any: ...
-    def synchronize(self) -> None: ...
-    def query(self) -> bool: ...
+    def device(self) -> torch.device:
+        """Whose stream it is."""
+
+    def wait_event(self, event: Any) -> None:
+        """Go on when what the event stands for has ended."""
+
+    def wait_stream(self, stream: Any) -> None:
+        """Go on when another has done what it has been given so far."""
+
+    def record_event(self, event: Any = None) -> Any:
+        """Record an event, a new one where none is given."""
+
+    def synchronize(self) -> None:
+        """Wait until it has done what it has been given."""
+
+    def query(self) -> bool:
+        """Return whether it has."""
 
 
 # ---- devices

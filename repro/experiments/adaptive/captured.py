@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class CapturedStep:
         self._captured = captured and self._device.type == "cuda"
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
         self._graphs: dict[tuple[torch.Size, torch.Size], _Graph] = {}
-        self._pool: tuple[int, int] | None = None  # of memory, made by the first graph
+        self._pool: Any = None  # of memory, made by the first graph
 
     def __call__(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Train on one mini-batch and return its mean loss, on the device."""
