@@ -42,7 +42,7 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab data test unit unit-methods unit-experiments unit-rest unit-device \
-	nbval smoke recipes doctor reproduce-all \
+	nbval smoke smoke-simulated recipes doctor reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
@@ -107,6 +107,10 @@ smoke: $(STAMP)  ## every experiment and notebook end to end at toy scale, in a 
 	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" && export REPRO_RESULTS && \
 	$(REPRO) run --profile smoke && $(REPRO) notebooks --profile smoke && \
 	$(REPRO) report --profile smoke >/dev/null && rm -r "$$folder" && echo "smoke reproduction passed"
+
+smoke-simulated: $(STAMP)  ## the same runs on the simulated accelerator, watched for races
+	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" PYTHONPATH=tests \
+	$(BIN)/python -m simulated_device smoke && rm -r "$$folder"
 
 recipes: $(STAMP)  ## try docs/recipes.md with the libraries it names, which are installed first
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[recipes]'

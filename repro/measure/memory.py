@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from repro.measure import accelerator
 
@@ -45,6 +44,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in phrases)
 
 
+def _found_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of what an operator takes or returns, without pytree, which is slow."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return []
+    return [tensor for part in value for tensor in _found_in(part)]
+
+
 class _StorageFollower(TorchDispatchMode):
     """Sums the bytes of the storages alive among those that it has seen.
 
@@ -65,12 +75,12 @@ class _StorageFollower(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        given = _found_in((args, kwargs))
         for tensor in given:
             if isinstance(tensor, nn.Parameter):
                 self.follow(tensor)
         result = func(*args, **(kwargs or {}))
-        returned = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        returned = _found_in(result)
         try:
             for tensor in returned:
                 self.follow(tensor, unless_of=given)

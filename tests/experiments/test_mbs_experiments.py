@@ -217,6 +217,7 @@ class TestMeasurements:
 
 
 @pytest.mark.gpu
+@pytest.mark.cuda_only("tests/simulated_device/test_smoke.py is its like")
 @pytest.mark.slow
 def test_the_smoke_profile_on_a_gpu(tmp_path):
     store = RecordStore(tmp_path)
