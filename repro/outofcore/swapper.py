@@ -253,6 +253,7 @@ class OutOfCore:
         residency, iterations = self._residency, self._iterations
         if _process != self._process:  # such as a loader's worker
             return operation(*args, **kwargs)
+        step: Step | None
         found = self._next(operation, args, kwargs) if iterations.log is None else None
         if found is not None:
             step, inputs, written = found
