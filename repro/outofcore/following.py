@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch._ops import OpOverload
 
 from repro.outofcore.plan import Kind, SwapPlan
-from repro.outofcore.recording import Entry, Recording
+from repro.outofcore.recording import Entry, Recording, Signature, signature
 from repro.outofcore.residency import Variable
 
 
@@ -14,6 +14,7 @@ class Step:
     """One function of a plan, by the numbers of its variables."""
 
     operation: OpOverload
+    signature: Signature
     inputs: tuple[int, ...]
     written: tuple[int, ...]
     arrivals: frozenset[int]  # inputs that are given anew each iteration and come here first
@@ -55,6 +56,7 @@ class Follower:
             self.steps.append(
                 Step(
                     recorded.operations[f],
+                    signature(recorded.operations[f]),
                     tuple(number[name] for name in function.inputs),
                     tuple(number[name] for name in function.outputs if name in function.inputs),
                     frozenset(given),
@@ -103,19 +105,23 @@ class Follower:
 
     def bind_made(self, step: Step, made: list[Variable]) -> bool:
         """Take an operation's results as the step's births; return whether they are."""
-        if [variable.nbytes for variable in made] != [self.sizes[v] for v in step.births]:
+        if len(made) != len(step.births):
             return False
+        for variable, v in zip(made, step.births, strict=True):
+            if variable.nbytes != self.sizes[v]:
+                return False
         for variable, v in zip(made, step.births, strict=True):
             self._bind(variable, v)
         return True
 
     def _bind(self, variable: Variable, v: int) -> None:
-        old = self.bound[v]
+        bound = self.bound
+        old = bound[v]
         if old is not None:
             old.bound = -1
         if variable.bound >= 0:
-            self.bound[variable.bound] = None
-        self.bound[v] = variable
+            bound[variable.bound] = None
+        bound[v] = variable
         variable.bound = v
 
     def passed(self) -> list[Entry]:

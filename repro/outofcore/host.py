@@ -23,6 +23,7 @@ from repro.measure import accelerator
 # torch pins powers of two, and a variable may lie in several slabs: nothing is lost to rounding.
 SLAB_BYTES = 32 * 2**20
 _ALIGNMENT = 64
+_SMALL_BYTES = 64 * 2**10  # copied sooner than a thread is told of it
 _TIMED_COPIES = 64  # in each direction, from which the rates of a link are known
 _USUAL_RATE = 10e9  # bytes/s, until a copy has been timed
 
@@ -224,6 +225,10 @@ class Mover(Protocol):
         """End what copies; nothing may be under way."""
 
 
+_DONE: Future[None] = Future()
+_DONE.set_result(None)
+
+
 class ThreadMover:
     """Copies between host memory and the store, by one thread for each direction."""
 
@@ -249,13 +254,16 @@ class ThreadMover:
         storage: torch.UntypedStorage,
         place: Place,
     ) -> Future[None]:
-        address = storage.data_ptr()
+        address, nbytes = storage.data_ptr(), storage.nbytes()
+        if self.store.file is None and nbytes <= _SMALL_BYTES:
+            copy(place, address)  # its place has no other copy: who took it waited for the last
+            return _DONE
 
         def run() -> None:
             start = time.perf_counter()
             copy(place, address)
             with self._lock:
-                self._moved[direction][0] += sum(piece.nbytes for piece in place)
+                self._moved[direction][0] += nbytes
                 self._moved[direction][1] += time.perf_counter() - start
 
         future = self._pools[direction].submit(run)

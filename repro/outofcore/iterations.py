@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch._ops import OpOverload
 
 from repro.outofcore.following import Follower, Step
+from repro.outofcore.operations import Timer
 from repro.outofcore.plan import SwapPlan
 from repro.outofcore.recording import Entry, Recording, build
 from repro.outofcore.residency import Variable
@@ -92,13 +93,24 @@ class Iterations:
             self.log = self.follower.passed()
         self.follower.cursor = -1
 
-    def ran(self, step: Step | None, entry: Entry) -> Step | None:
+    def ran(
+        self,
+        step: Step | None,
+        operation: OpOverload,
+        inputs: list[Variable],
+        written: list[Variable],
+        made: list[Variable],
+        timer: Timer | None,
+    ) -> Step | None:
         """Note an operation that ran; return its step where it went as planned."""
         follower = self.follower
-        if step is not None and follower is not None and not follower.bind_made(step, entry.made):
+        if step is not None and follower is not None and not follower.bind_made(step, made):
             self.leave()
             step = None
         if self.log is not None:
+            entry = Entry(operation, inputs, written, made)
+            if timer is not None:
+                entry.seconds, entry.events = timer.seconds, timer.events
             self.log.append(entry)
         if step is not None and follower is not None:
             follower.cursor += 1

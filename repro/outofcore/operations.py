@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +34,24 @@ class Observer(Protocol):
         """Return a copy of a tensor's storage on the host."""
 
 
+def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    return self.owner.run(func, args, kwargs or {})
+
+
+def _left_alone(code: CodeType) -> bool:
+    """Have torch.compile never look into a function and what it calls; return whether it can be."""
+    try:
+        of = torch._C._dynamo.eval_frame
+        skip = of._FrameAction.SKIP
+        of.set_code_exec_strategy(code, of._FrameExecStrategy(skip, skip))
+    except (AttributeError, TypeError):  # these names are torch's own affair
+        return False
+    return True
+
+
+_LEFT_ALONE = _left_alone(_dispatch.__code__)
+
+
 class Operations(TorchDispatchMode):
     """Sees every operation, those of backward passes and of optimizers included."""
 
@@ -40,8 +59,11 @@ class Operations(TorchDispatchMode):
         super().__init__()
         self.owner = owner
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.owner.run(func, args, kwargs or {})
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return not _LEFT_ALONE  # by a wrapper, which takes as long as half of what we do
+
+    __torch_dispatch__ = _dispatch
 
 
 class RawAccess(TorchFunctionMode):
@@ -60,7 +82,7 @@ class RawAccess(TorchFunctionMode):
             "share_memory_",
         }
     )
-    READS = frozenset({"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"})
+    WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
 
     def __init__(self, owner: Observer) -> None:
         super().__init__()
@@ -68,12 +90,11 @@ class RawAccess(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        locks = name in self.LOCKS
-        if (locks or name in self.READS) and args and isinstance(args[0], torch.Tensor):
+        if name in self.WATCHED and args and isinstance(args[0], torch.Tensor):
             if name == "untyped_storage" and _is_pickling():
                 return self.owner.snapshot(args[0])
-            self.owner.bring(args[0], lock=locks)
-        return func(*args, **(kwargs or {}))
+            self.owner.bring(args[0], lock=name in self.LOCKS)
+        return func(*args, **kwargs) if kwargs else func(*args)
 
 
 def _is_pickling() -> bool:

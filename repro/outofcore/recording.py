@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +34,7 @@ class Signature(NamedTuple):
         writes: For each argument by position, whether it is written.
         writes_named: Names of arguments that are written.
         grouped: It works on lists of tensors one by one, so that it can be run in parts.
-        in_place: All that it returns is what it was given.
+        makes: It may return tensors of storages that it was not given.
         view: It makes a tensor of a storage that it was given.
     """
 
@@ -44,13 +43,23 @@ class Signature(NamedTuple):
     writes: tuple[bool, ...]
     writes_named: frozenset[str]
     grouped: bool
-    in_place: bool
+    makes: bool
     view: bool
 
 
-@cache
 def signature(operation: OpOverload) -> Signature:
     """Return what is known of an operation."""
+    # By its address: its own hash is computed in Python at every look.
+    kept = _SIGNATURES.get(id(operation))
+    if kept is None:
+        kept = _SIGNATURES[id(operation)] = operation, _signature(operation)
+    return kept[1]
+
+
+_SIGNATURES: dict[int, tuple[OpOverload, Signature]] = {}
+
+
+def _signature(operation: OpOverload) -> Signature:
     schema = operation._schema
     name = f"{operation.namespace}.{operation._opname}"
     unsaid = _WRITES_UNSAID.get(name, ())
@@ -68,7 +77,8 @@ def signature(operation: OpOverload) -> Signature:
         r.alias_info is not None and r.alias_info.is_write for r in schema.returns
     ) and any(writes)
     ignored = name in _WITHOUT_ACCESS or operation.namespace in ("prim", "profiler")
-    return Signature(name, ignored, writes, named, grouped, in_place, operation.is_view)
+    makes = not (in_place or operation.is_view)
+    return Signature(name, ignored, writes, named, grouped, makes, operation.is_view)
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:

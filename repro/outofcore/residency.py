@@ -5,6 +5,7 @@ and their values are back once it has its bytes again.
 """
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
@@ -30,35 +31,19 @@ class Variable:
         kind: What is known of it, one of `trace.KINDS`, or empty.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "bound",
-        "died",
-        "incoming",
-        "kind",
-        "locked",
-        "nbytes",
-        "outgoing",
-        "place",
-        "resident",
-        "since",
-        "storage_ref",
-        "used",
-        "valid",
-    )
+    # Defaults of the class: one is made for every result of an operation.
+    resident, valid, locked = True, False, False
+    storage_ref: weakref.ref[torch.UntypedStorage] | None = None
+    place: Place | None = None
+    incoming: tuple[object, torch.UntypedStorage] | None = None
+    outgoing: tuple[object, torch.UntypedStorage] | None = None
+    died: int | None = None
+    kind = ""
+    bound = -1  # the trace's variable that it stands for in this iteration
 
-    def __init__(self, storage: torch.UntypedStorage, since: int) -> None:
-        self.storage_ref: weakref.ref[torch.UntypedStorage] | None = None
-        self.nbytes = storage.nbytes()
-        self.resident, self.valid, self.locked = True, False, False
-        self.place: Place | None = None
-        self.incoming: tuple[object, torch.UntypedStorage] | None = None
-        self.outgoing: tuple[object, torch.UntypedStorage] | None = None
-        self.used = since
-        self.since = since
-        self.died: int | None = None
-        self.kind = ""
-        self.bound = -1  # the trace's variable that it stands for in this iteration
+    def __init__(self, nbytes: int, since: int) -> None:
+        self.nbytes = nbytes
+        self.used = self.since = since
 
     def storage(self) -> torch.UntypedStorage:
         """Return its storage, which must be alive."""
@@ -66,6 +51,9 @@ class Variable:
         if storage is None:
             raise RuntimeError("a storage was used after its end")
         return storage
+
+
+_UNKNOWN = Variable(0, 0)
 
 
 class Residency:
@@ -90,7 +78,7 @@ class Residency:
         self.budget_bytes, self.device, self.store, self.mover = budget_bytes, device, store, mover
         self.used_bytes = self.peak_bytes = self.bytes_in = self.bytes_out = 0
         self.clock = 0  # operations so far
-        self.leaving: list[Variable] = []  # those with a copy to the host under way, at least
+        self.leaving: deque[Variable] = deque()  # those with a copy to the host under way, at least
         self.known: dict[int, Variable | None] = {}  # by address; None: left alone
         self._excluded = frozenset(excluded)
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -110,10 +98,8 @@ class Residency:
         except (NotImplementedError, RuntimeError):  # no storage: sparse, or of another framework
             return None
         key = storage._cdata
-        try:
-            return self.known[key]
-        except KeyError:
-            return self._meet(key, storage, tensor, made)
+        variable = self.known.get(key, _UNKNOWN)
+        return variable if variable is not _UNKNOWN else self._meet(key, storage, tensor, made)
 
     def look_up(self, tensor: torch.Tensor) -> Variable | None:
         """Return a tensor's variable if it is known already, else None."""
@@ -125,15 +111,15 @@ class Residency:
     def _meet(
         self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor, made: bool
     ) -> Variable | None:
-        whole = made or tensor.requires_grad or 2 * tensor.nbytes > storage.nbytes()
+        nbytes = storage.nbytes()
         managed = (
-            whole
+            nbytes > 0
+            and (made or tensor.requires_grad or 2 * tensor.nbytes > nbytes)
             and storage.device == self.device
-            and storage.nbytes() > 0
             and storage.resizable()
             and key not in self._excluded
         )
-        variable = Variable(storage, self.clock) if managed else None
+        variable = Variable(nbytes, self.clock) if managed else None
         known, watches = self.known, self._watches
 
         def end(_: object) -> None:
@@ -205,10 +191,13 @@ class Residency:
 
     def let_go(self) -> None:
         """Drop the hold on storages whose copies are done, so that they may end."""
-        self.leaving = [v for v in self.leaving if v.outgoing is not None]
-        for variable in self.leaving:
-            if variable.outgoing is not None and self.mover.done(variable.outgoing[0]):
-                self.settle(variable)
+        leaving = self.leaving
+        while leaving:  # copies end in the order in which they began
+            outgoing = leaving[0].outgoing
+            if outgoing is not None and not self.mover.done(outgoing[0]):
+                break
+            variable = leaving.popleft()
+            self.settle(variable)
 
     def settle(self, variable: Variable) -> None:
         """Let the device wait for a variable's copy to the host; it stays on the device.
@@ -251,7 +240,8 @@ class Residency:
         if self.used_bytes + nbytes <= self.budget_bytes:
             return
         kept = set(keep)
-        for variable in self.leaving:  # some may have ended, but for the copy
+        while self.leaving:  # some may have ended, but for the copy
+            variable = self.leaving.popleft()
             self.settle(variable)
         candidates = sorted(
             (v for v in self.variables() if v.resident and not v.locked and v not in kept),

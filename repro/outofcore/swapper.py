@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import (
 
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
+from repro.outofcore.following import Step
 from repro.outofcore.host import (
     HostStore,
     Mover,
@@ -34,11 +36,23 @@ from repro.outofcore.operations import (
     run_in_parts,
 )
 from repro.outofcore.plan import Kind, SwapPlan
-from repro.outofcore.recording import Entry, Recording, Signature, signature, tensors_in
+from repro.outofcore.recording import Recording, Signature, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.schedule import plan_swaps, tune_window
 from repro.outofcore.trace import Trace
 
+_process = os.getpid()
+
+
+def _forked() -> None:
+    global _process
+    _process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)  # to ask the system at every operation takes time
+
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout})
 _COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation that chooses the window
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
 
@@ -146,7 +160,7 @@ class OutOfCore:
             mover = StreamMover(self._store, self.device)
         else:
             mover = ThreadMover(self._store)
-        self._process = os.getpid()
+        self._process = _process
         excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
         self._mover = mover
         self._residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
@@ -189,7 +203,7 @@ class OutOfCore:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not any(self._knows(parameter) for parameter in parameters):
             return  # it has stepped out of our sight
-        for parameter in parameters:
+        for parameter in parameters if self._iterations.log is not None else ():
             self._classify("parameter", [parameter])
             self._classify("gradient", [parameter.grad])
             self._classify("optimizer state", optimizer.state.get(parameter, {}).values())
@@ -236,67 +250,129 @@ class OutOfCore:
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation with its inputs on the device and room for its results."""
-        known = signature(operation)
-        if known.ignored or os.getpid() != self._process:  # such as a loader's worker
-            return operation(*args, **kwargs)
-        if known.grouped:
-            parts = divide(args, self.budget_bytes / _PART)
-            if len(parts) > 1:
-                return run_in_parts(self.run, operation, parts, args, kwargs)
         residency, iterations = self._residency, self._iterations
+        if _process != self._process:  # such as a loader's worker
+            return operation(*args, **kwargs)
+        step: Step | None
+        found = self._next(operation, args, kwargs) if iterations.log is None else None
+        if found is not None:
+            step, inputs, written = found
+            known = step.signature
+        else:
+            known = signature(operation)
+            if known.ignored:
+                return operation(*args, **kwargs)
+            if known.grouped:
+                parts = divide(args, self.budget_bytes / _PART)
+                if len(parts) > 1:
+                    return run_in_parts(self.run, operation, parts, args, kwargs)
+            inputs, written = self._variables(known, args, kwargs)
+            step = iterations.expected(operation, inputs)
         if residency.leaving:
             residency.let_go()
-        inputs, written = self._variables(known, args, kwargs)
-        step = iterations.expected(operation, inputs)
-
-        def what() -> str:
-            return f"function {residency.clock - iterations.origin} ({known.name})"
-
-        if step is not None:
-            self._act(step.before, inputs, what)
+        clock = residency.clock
+        if step is not None and step.before:
+            self._act(step.before, inputs, partial(self._name, known))
         for variable in inputs:
-            variable.used = residency.clock
+            variable.used = clock
             if not variable.resident:
                 self._statistics.on_demand += 1
-                residency.make_room(variable.nbytes, inputs, what)
+                residency.make_room(variable.nbytes, inputs, partial(self._name, known))
                 residency.swap_in(variable)
+            if variable.incoming is not None:
+                residency.arrive(variable)
         if step is not None:
             nbytes = step.birth_bytes
         else:
             # Where nothing is computed, nothing takes room.
-            takes_none = known.in_place or known.view or self.device.type == "meta"
+            takes_none = not known.makes or self.device.type == "meta"
             nbytes = 0 if takes_none else result_bytes(operation, args, kwargs)
-        residency.make_room(nbytes, inputs, what)
-        for variable in inputs:
-            residency.arrive(variable)
+        if residency.used_bytes + nbytes > residency.budget_bytes:
+            residency.make_room(nbytes, inputs, partial(self._name, known))
         for variable in written:
-            residency.written(variable)
+            if variable.valid:
+                residency.written(variable)
         timed = Timer(self.device) if iterations.log is not None else None
-        result = operation(*args, **kwargs)
+        result = operation._op(*args, **kwargs)
         if timed:
             timed.stop()
-        made: list[Variable] = []
-        if not (known.in_place or known.view):
-            for tensor in tensors_in(result):
-                variable_made = residency.find(tensor, made=True)
-                if variable_made is None or variable_made in inputs or variable_made in made:
-                    continue
-                variable_made.used = residency.clock
-                if variable_made.since == residency.clock and variable_made.bound < 0:
-                    made.append(variable_made)
-        residency.note_peak()
+        made = self._made(result, inputs) if known.makes else []
+        if residency.used_bytes > residency.peak_bytes:
+            residency.peak_bytes = residency.used_bytes
         if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
-            residency.make_room(0, (*inputs, *made), what)
+            residency.make_room(0, (*inputs, *made), partial(self._name, known))
         if not inputs and not made:
             return result
-        residency.clock += 1
-        entry = Entry(operation, inputs, written, made)
-        if timed:
-            entry.seconds, entry.events = timed.seconds, timed.events
-        step = iterations.ran(step, entry)
-        if step is not None:
-            self._act(step.after, (), what)
+        residency.clock = clock + 1
+        if made or iterations.log is not None or step is None or step.births:
+            step = iterations.ran(step, operation, inputs, written, made, timed)
+        elif iterations.follower is not None:  # the plan's, which makes nothing
+            iterations.follower.cursor += 1
+        if step is not None and step.after:
+            self._act(step.after, (), partial(self._name, known))
         return result
+
+    def _name(self, known: Signature) -> str:
+        return f"function {self._residency.clock - self._iterations.origin} ({known.name})"
+
+    def _next(
+        self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Step, list[Variable], list[Variable]] | None:
+        """Return the plan's next step with its inputs and those written, where this is just it.
+
+        None where it is not, or where more has to be found out, such as of a new mini-batch.
+        """
+        follower = self._iterations.follower
+        assert follower is not None
+        if follower.done or operation is not follower.steps[follower.cursor].operation:
+            return None
+        step = follower.steps[follower.cursor]
+        known, bound, numbers, writes = (
+            self._residency.known,
+            follower.bound,
+            step.inputs,
+            step.signature.writes,
+        )
+        inputs: list[Variable] = []
+        written: list[Variable] = []
+        n, expected = 0, len(numbers)
+        for position, value in enumerate((*args, *kwargs.values()) if kwargs else args):
+            if type(value) in _PLAIN:
+                continue
+            for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
+                try:
+                    variable = known[tensor.untyped_storage()._cdata]
+                except (KeyError, NotImplementedError, RuntimeError):
+                    return None
+                if variable is None:
+                    continue
+                if n < expected and bound[numbers[n]] is variable:
+                    inputs.append(variable)
+                    n += 1
+                elif variable not in inputs:
+                    return None
+                if step.written and variable not in written:
+                    if position < len(args):
+                        write = writes[position]
+                    else:
+                        name = list(kwargs)[position - len(args)]
+                        write = name in step.signature.writes_named
+                    if write:
+                        written.append(variable)
+        return (step, inputs, written) if n == expected else None
+
+    def _made(self, result: Any, inputs: list[Variable]) -> list[Variable]:
+        """Return the variables that an operation has made."""
+        residency = self._residency
+        made: list[Variable] = []
+        for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
+            variable = residency.find(tensor, made=True)
+            if variable is None or variable in inputs or variable in made:
+                continue
+            variable.used = residency.clock
+            if variable.since == residency.clock and variable.bound < 0:
+                made.append(variable)
+        return made
 
     def _variables(
         self, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]

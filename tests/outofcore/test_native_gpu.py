@@ -22,7 +22,7 @@ from repro.outofcore.native import (
     install,
 )
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.cuda_only("it maps memory by CUDA's driver")]
 
 MIB = 2**20
 

@@ -495,6 +495,24 @@ def test_what_is_left_alone():
         model(data.index_select(0, torch.arange(10))).sum().backward()
 
 
+def test_a_compiled_model():
+    """torch.compile looks into no code of the block's, and values are those of the same model."""
+
+    def train(budget: int | None) -> list[float]:
+        torch._dynamo.reset()
+        training = Training("views", iterations=4)
+        training.model.forward = torch.compile(training.model.forward, backend="eager")
+        if budget is None:
+            training.loop(nothing)
+            return training.seen
+        with OutOfCore(budget) as block:
+            training.loop(nothing)
+        assert block.statistics.replayed == 2 and block.statistics.bytes_in > 0
+        return training.seen
+
+    assert train(400_000) == train(None)
+
+
 class TestRecord:
     def step(self) -> Callable[[], None]:
         torch.manual_seed(0)

@@ -19,10 +19,17 @@ def repeatable():
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before
 
 
-def train(device, budget: int | None, model: str = "resnet20", optimizer: str = "sgd", n: int = 5):
-    """Return losses, tensors and the block of some iterations."""
+def train(
+    device,
+    budget: int | None,
+    model: str = "resnet20",
+    optimizer: str = "sgd",
+    n: int = 5,
+    side: int = 16,
+):
+    """Return losses, tensors and the block of some iterations; a GPU's are larger."""
     torch.manual_seed(0)
-    batch, side = (32, 64) if device.type == "cuda" else (2, 16)
+    batch, side = (32, 64) if device.type == "cuda" else (2, side)
     width = 16 if device.type == "cuda" else 4
     network = (resnet20() if model == "resnet20" else unet(width=width)).to(device)
     if optimizer == "sgd":
@@ -73,14 +80,14 @@ def test_training_is_bit_identical_at_every_budget(device, model, optimizer):
 
 
 def test_the_device_takes_less_memory(device):
-    _, _, ample = train(device, 1 << 40, "unet")
+    _, _, ample = train(device, 1 << 40, "unet", side=64)
     peaks = {}
     for budget in (1 << 40, ample.trace.peak_bytes // 2):
         gc.collect()
         accelerator.empty_cache(device)
         accelerator.reset_peak_memory(device)
         before = accelerator.memory_allocated(device)
-        train(device, budget, "unet")
+        train(device, budget, "unet", side=64)
         peaks[budget] = accelerator.max_memory_allocated(device) - before
     whole, half = peaks.values()
     assert half < 0.75 * whole  # libraries take workspace beside the budget
