@@ -24,6 +24,36 @@ NOTEBOOK_PACKAGES = ("IPython", "ipywidgets", "papermill", "nbformat", "nbconver
                      "jupyter_client", "ipykernel")  # fmt: skip
 
 
+ONLY_CUDA = {
+    "repro.microconv.cudnn": "cuDNN",
+    "repro.microconv.torch_backend": "cuDNN's version",
+    "repro.microconv.kernels": "TF32",
+    "repro.microconv.backends": "TF32",
+    "repro.mbs.checking": "TF32",
+    "repro.adaptive.loss_check": "TF32",
+    "repro.experiments.microconv.building": "cuDNN, switched off",
+    "repro.experiments.adaptive.captured": "CUDA graphs",
+    "repro.experiments.replay": "CUDA graphs",
+    "repro.experiments.selftests": "TF32, switched off",
+    "repro.outofcore.native": "the driver's virtual memory",
+    "repro.experiments.outofcore.experiments": "the driver's virtual memory",
+    "repro.experiments.outofcore.selftest": "the driver's virtual memory",
+    "repro.experiments.outofcore.points": "the driver's virtual memory",
+    "repro.measure.timing": "NVML",
+    "repro.experiments.surroundings": "versions of CUDA and ROCm",
+}
+
+
+def _names_cuda(path: Path) -> bool:
+    """Whether code says torch.cuda, ``"cuda"``, `is_cuda` or `.cuda()`."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr in ("cuda", "is_cuda"):
+            return True
+        if isinstance(node, ast.Constant) and node.value == "cuda":
+            return True
+    return False
+
+
 def module_name(path: Path) -> str:
     parts = path.relative_to(paths.PACKAGE.parent).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__")
@@ -118,6 +148,10 @@ class TestArrows:
             if any(under(name, "torchvision") for name in imports(path))
         ]
         assert set(users) <= {"repro._torchvision"}
+
+    def test_cuda_is_named_where_only_cuda_will_do(self):
+        found = {module_name(path) for path in MODULES if _names_cuda(path)}
+        assert found == ONLY_CUDA.keys()
 
 
 class TestLayout:
