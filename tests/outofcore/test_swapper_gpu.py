@@ -62,15 +62,14 @@ def train(
     return [loss.item() for loss in losses], tensors, block
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("model", ["resnet20", "unet"])
+@pytest.mark.parametrize(("model", "optimizer"), [("resnet20", "sgd"), ("unet", "adam")])
 def test_training_is_bit_identical_at_every_budget(device, model, optimizer):
     losses, tensors, _ = train(device, None, model, optimizer)
     if device.type == "cuda" and train(device, None, model, optimizer)[0] != losses:
         pytest.skip("this training is not repeatable on this GPU")
     _, _, ample = train(device, 1 << 40, model, optimizer)
     low, high = ample.trace.smallest_budget, ample.trace.peak_bytes
-    for budget in (low, (low + high) // 2, high):
+    for budget in (low, (low + high) // 2):
         ours, theirs, block = train(device, budget, model, optimizer)
         assert ours == losses
         assert all(torch.equal(a, b) for a, b in zip(theirs, tensors, strict=True))
