@@ -234,3 +234,25 @@ def test_the_smoke_profile_on_a_gpu(tmp_path):
         found = results_of(artefact, source)
         assert found.missing == 0
         assert len(artefact.table(found)) and artefact.caption(found)
+
+
+@pytest.mark.gpu
+def test_undivided_and_streamed_steps_copy_from_pinned_memory(device, monkeypatch):
+    config = settings.training("smoke", "ResNet-50", CHOSEN, 16, 8).config | {"train_samples": 32}
+    options = dict(config["dataset"])
+    data = datasets.load(options.pop("name"), **options)
+    pinned = []
+
+    def training_step(config, model, optimizer, place):
+        step = building.training_step(config, model, optimizer, place)
+
+        def watched(inputs, targets):
+            pinned.append((config["micro_batch"], inputs.is_pinned() and targets.is_pinned()))
+            return step(inputs, targets)
+
+        return watched
+
+    monkeypatch.setattr(experiments, "training_step", training_step)
+    for micro in (8, None):
+        experiments.train(config | {"micro_batch": micro}, 0, data, str(device))
+    assert {(8, True), (None, True)} == set(pinned)
