@@ -81,7 +81,7 @@ def declared() -> Declared:
 
 
 def test_functions_and_numbers_are_those_of_the_header(declared: Declared, tmp_path: Path):
-    includes = wheels.find("cudnn.h", "cuda_runtime_api.h")
+    includes = wheels.find("cudnn.h", "cuda_runtime_api.h", "crt/host_defines.h")
     source = tmp_path / "check.cpp"
     source.write_text(check(declared), encoding="utf-8")
     assert len(declared) == 18 and wheels.compiles(source, *includes) == ""
