@@ -17,7 +17,8 @@ pytestmark = [
 
 # Stands in for the environment's Python: notes the data folder and each argument as it came.
 PYTHON = """#!/bin/sh
-{ printf '<%s>' "$REPRO_DATA" "$@"; echo; } >>python.log
+line=$(printf '<%s>' "$REPRO_DATA" "$@")
+printf '%s\\n' "$line" >>python.log  # in one piece: two may write at once
 case "$*" in *default_profile*) echo quick;; esac
 exit "${FAILS_WITH:-0}"
 """
