@@ -1,4 +1,4 @@
-# make help says what there is. Variables: PROFILE, DEVICE, DATA, SEEDS.
+# make help says what there is. Variables: PROFILE, DEVICE, DATA, SEEDS, STAND_IN.
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,6 +23,8 @@ export REPRO_DATA := $(value DATA)
 endif
 # Read by the shell, which takes no quote within them for an end.
 export PROFILE DEVICE SEEDS
+# Whether other data may stand in for a paper's own under the profile paper.
+export REPRO_STAND_IN ?= $(STAND_IN)
 
 RUN_FLAGS := $(if $(PROFILE),--profile "$$PROFILE") $(if $(DEVICE),--device "$$DEVICE") \
 	$(if $(SEEDS),--seeds "$$SEEDS")
@@ -41,14 +43,14 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab data test unit unit-methods unit-experiments unit-rest unit-device \
+.PHONY: help setup lab data test test-exhaustive unit unit-methods unit-experiments unit-rest unit-device \
 	nbval smoke smoke-simulated recipes doctor reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
 	@grep -hE '^[a-z%-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
 	@echo "reproduce-PAPER   compute one paper's records and notebook; PAPER is one of: $(PAPERS)"
-	@echo "Variables: PROFILE=smoke|quick|gpu|paper DEVICE=cpu|cuda DATA=folder SEEDS=3 or 0,5,7"
+	@echo "Variables: PROFILE=smoke|quick|gpu|paper DEVICE=cpu|cuda DATA=folder SEEDS=3 or 0,5,7 STAND_IN=1"
 
 setup: $(STAMP)  ## make the environment in .venv and install
 
@@ -77,6 +79,7 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 # Two at a time, long ones first: each takes one core, most of the time.
 UNIT := unit-methods unit-experiments unit-rest unit-device
 METHODS := $(PAPERS:%=tests/%)
+SHORT := not gpu and not exhaustive
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
 	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-methods unit-experiments smoke \
 		unit-rest unit-device nbval
@@ -85,14 +88,17 @@ unit: $(STAMP)  ## unit tests alone
 	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT)
 
 unit-experiments: $(STAMP)
-	@$(BIN)/python -m pytest -m "not gpu" tests/experiments
+	@$(BIN)/python -m pytest -m "$(SHORT)" tests/experiments
 
 unit-methods: $(STAMP)
-	@$(BIN)/python -m pytest -m "not gpu" $(METHODS)
+	@$(BIN)/python -m pytest -m "$(SHORT)" $(METHODS)
 
 unit-rest: $(STAMP)
-	@$(BIN)/python -m pytest -m "not gpu" tests --ignore tests/experiments --ignore tests/simulated_device \
+	@$(BIN)/python -m pytest -m "$(SHORT)" tests --ignore tests/experiments --ignore tests/simulated_device \
 		$(METHODS:%=--ignore %)
+
+test-exhaustive: $(STAMP)  ## what make test leaves out: long tests of what others show in small
+	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device
 
 # By themselves: a process that has loaded the simulated device keeps it.
 unit-device: $(STAMP)

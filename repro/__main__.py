@@ -50,6 +50,10 @@ Device = Annotated[str | None, _option(help="cpu, or an accelerator: cuda (cuda:
 Data = Annotated[str | None, _option(help="Folder searched first for datasets.")]
 Datasets = Annotated[list[str] | None, _option("--dataset", help="Use this dataset.")]
 Seeds = Annotated[str | None, _option(help="A number of seeds (3), or a list (0,5,7).")]
+StandIn = Annotated[
+    bool,
+    typer.Option("--data-stand-in", help="Profile paper: take other data where its own lack."),
+]
 Changes = Annotated[
     list[str] | None,
     _option("--set", help="KEY=VALUE: another value of a configuration, such as engine=ray."),
@@ -115,12 +119,24 @@ def run(
         _option(help="KEY=VALUE: only the runs with this, such as mini_batch=64."),
     ] = None,
     changes: Changes = None,
+    stand_in: StandIn = False,
     retry_failed: Annotated[bool, typer.Option(help="Run again what failed.")] = False,
     address: Annotated[
         str | None, _option(help="Of a Ray cluster (auto finds this machine's).")
     ] = None,
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="Compute nothing; say what the runs come to.")
+    ] = False,
+    on: Annotated[
+        str, _option(help="With --rehearse: the device whose time is estimated.")
+    ] = "H100",
 ) -> None:
-    """Compute the records of artefacts; a record that stands is not computed again."""
+    """Compute the records of artefacts; a record that stands is not computed again.
+
+    --rehearse needs neither data nor device: model, data, optimizer and the first step of every run
+    are built without content, so that a recipe that cannot start fails there, and its memory and
+    time are foretold.
+    """
     from repro.experiments import arguments, running
     from repro.experiments.outcome import RAY_ADDRESS
     from repro.records import local_store
@@ -130,6 +146,9 @@ def run(
     listed = arguments.parse_seeds(seeds)
     named = _by_paper(targets)
     profile = arguments.check_profile(profile or arguments.default_profile())
+    if rehearse:
+        _rehearse(named, profile, on, listed, kept, changed)
+        return
     setting = running.Setting(
         profile=profile,
         device=arguments.check_device(device or arguments.default_device()),
@@ -138,6 +157,8 @@ def run(
         retry_failed=retry_failed,
         choices=" ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in changed),
     )
+    if stand_in:
+        os.environ[arguments.STAND_IN] = "1"
     plans = []
     for paper, artefacts in named:  # everything is checked before anything runs
         chosen = arguments.choose_datasets(paper, profile, dataset or (), data)
@@ -151,6 +172,8 @@ def run(
                 f"--address is {address!r}, and no run of the plan uses Ray; add --set engine=ray"
             )
         os.environ[RAY_ADDRESS] = address
+    if profile == "paper":
+        arguments.require_data([(paper, runs) for paper, runs, _ in plans], data)
     for paper, runs, _ in plans:
         running.load_data(runs, data)
         running.survey(paper, runs, setting, local_store(profile))
@@ -160,6 +183,30 @@ def run(
         typer.echo(f"{paper.key}, profile {profile}: {tally}; data: {used}")
         failed += tally.failed + tally.failed_before
     raise typer.Exit(1 if failed else 0)
+
+
+def _rehearse(
+    named: list[Any], profile: str, on: str, seeds: Any, kept: list[Any], changed: list[Any]
+) -> None:
+    from rich.console import Console
+
+    from repro.experiments import arguments, rehearsing
+    from repro.experiments.design import SEEDS
+    from repro.report import to_rich
+
+    if on not in rehearsing.DEVICES:
+        raise arguments.UsageError(f"--on is {on!r}; choose {', '.join(rehearsing.DEVICES)}")
+    rows = []
+    for paper, artefacts in named:
+        # The papers' own data, at hand or not.
+        chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
+        for artefact in artefacts:
+            runs = arguments.with_changes(paper, artefact.runs(profile, chosen), changed)
+            runs = arguments.only(runs, kept)
+            count = len(seeds or SEEDS[profile])
+            rows += rehearsing.table(paper, artefact, runs, count, rehearsing.DEVICES[on])
+    _console(Console).print(to_rich(rows, f"Rehearsed, profile {profile}"))
+    typer.echo(rehearsing.GROUNDS)
 
 
 @app.command()
@@ -359,6 +406,7 @@ def notebooks(
     device: Device = None,
     data: Data = None,
     seeds: Seeds = None,
+    stand_in: StandIn = False,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Instead, run them in place on reference records.")
     ] = False,
@@ -379,6 +427,8 @@ def notebooks(
         raise arguments.UsageError(
             f"--refresh runs notebooks as they are, and takes no {', '.join(given)}; leave it out"
         )
+    if stand_in:
+        os.environ[arguments.STAND_IN] = "1"
     chosen = runner.find(names or ())
     if not refresh:
         arguments.check_profile(given.setdefault("profile", "view"), computing=False)

@@ -10,7 +10,14 @@ Example:
 """
 
 from repro.datasets.ahead import Ahead
-from repro.datasets.catalogue import NAMES, available, download, load, road_against_rest
+from repro.datasets.catalogue import (
+    NAMES,
+    available,
+    download,
+    load,
+    looked_for,
+    road_against_rest,
+)
 from repro.datasets.generators import synthetic
 from repro.datasets.image_data import (
     CorruptDatasetError,
@@ -45,6 +52,7 @@ __all__ = [
     "find_times",
     "load",
     "load_times",
+    "looked_for",
     "low_resolution",
     "noisy",
     "phantom",

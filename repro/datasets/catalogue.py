@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from repro import paths
 from repro.datasets import embedded, generators, phantom, pictures, sources
 from repro.datasets.archives import Decoded, cached, content_hash
@@ -32,6 +34,7 @@ NAMES = (*EMBEDDED, *ON_DISK, "phantom", "synthetic")
 ROAD = sources.CAMVID_CLASSES.index("road")
 FORMAT = 1  # raised when the same files come to decode to other pixels, labels or splits
 PROBE_TIMEOUT_S = 5.0
+TRAIN_SHARE = 0.8  # of all images, where a set is divided at random
 
 _CONTENT = {
     "cifar10": "CIFAR-10",
@@ -57,6 +60,7 @@ def load(
     image_size: int | Size | None = None,
     per_class: int | None = None,
     binary: bool = False,
+    split: str = "official",
     download: bool = True,
     **options: Any,
 ) -> ImageData:
@@ -78,6 +82,9 @@ def load(
             disk only.
         binary: For `camvid`, make masks of road (1) against the rest (0): the stand-in for
             Carvana.
+        split: For `flowers102`, ``official`` (1,020 images to train on, 1,020 to validate, 6,149
+            to test), or ``random``: of all 8,189 images `TRAIN_SHARE` to train on and the rest to
+            test, the same ones everywhere.
         download: Try to download what was not found.
         **options: For `synthetic`, `phantom` and `photos`, the options of `generators.synthetic`,
             `phantom.phantom` and `embedded.photos`.
@@ -98,6 +105,13 @@ def load(
         )
     if binary and name != "camvid":
         raise DatasetError(f"binary=True: not for {name!r}, only for 'camvid'")
+    if split not in ("official", "random"):
+        raise DatasetError(f"split={split!r}: expected 'official' or 'random'")
+    if split == "random" and (name != "flowers102" or per_class is not None):
+        raise DatasetError(
+            f"split='random' for {name!r} with per_class={per_class}: only 'flowers102' has it, "
+            "whole; leave out one of them"
+        )
     _check_options(name, options)
     if name == "synthetic":
         return generators.synthetic(32 if size is None else size, **options)
@@ -113,7 +127,7 @@ def load(
         source = _downloaded(name, root, allowed=download)
     elif not source.path.is_relative_to(paths.data_roots(root)[0]):
         _check_folders(root)
-    data = _read(name, source, size, per_class)
+    data = _read(name, source, size, per_class, split)
     return road_against_rest(data) if binary else data
 
 
@@ -142,6 +156,23 @@ def road_against_rest(data: ImageData) -> ImageData:
     )
 
 
+def divided_anew(decoded: Decoded) -> Decoded:
+    """Divide the images of all splits at random into ``train`` and ``test``; see `TRAIN_SHARE`."""
+    names = list(decoded.splits)
+    whole = {
+        field: torch.cat([decoded.splits[name].tensors()[field] for name in names])
+        for field in decoded.splits[names[0]].tensors()
+    }
+    count = len(whole["images"])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0))
+    cut = round(TRAIN_SHARE * count)
+    parts = {"train": order[:cut].sort().values, "test": order[cut:].sort().values}
+    return Decoded(
+        decoded.classes,
+        {name: Split(**{k: v[chosen] for k, v in whole.items()}) for name, chosen in parts.items()},
+    )
+
+
 def available(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """Return the names that `load` can serve now without a download, and where each lies.
 
@@ -159,6 +190,11 @@ def _available(root: str | os.PathLike[str] | None) -> dict[str, str]:
         if source is not None:
             found[name] = f"{source.layout} at {source.path}"
     return found | {"phantom": "generated", "synthetic": "generated"}
+
+
+def looked_for(name: str) -> str:
+    """Return the paths, below the folders that are searched, where `load` looks for a dataset."""
+    return " or ".join(_module(name).looked_for(name))
 
 
 def download(
@@ -291,7 +327,11 @@ def _writable_root(root: str | os.PathLike[str] | None) -> Path:
 
 
 def _read(
-    name: str, source: sources.Source, size: int | Size | None, per_class: int | None
+    name: str,
+    source: sources.Source,
+    size: int | Size | None,
+    per_class: int | None,
+    split: str,
 ) -> ImageData:
     key = ""
     try:
@@ -299,12 +339,15 @@ def _read(
     except OSError as error:
         raise DatasetError(f"there is no place for decoded datasets: {error}") from error
 
+    anew = [split] if split != "official" else []
+
     def build() -> Decoded:
-        return source.decode(size, per_class)
+        decoded = source.decode(size, per_class)
+        return divided_anew(decoded) if anew else decoded
 
     try:
         content = content_hash(source.files(per_class), source.path)
-        key = digest([FORMAT, source.record_name, content, size, per_class])[:16]
+        key = digest([FORMAT, source.record_name, content, size, per_class, *anew])[:16]
         decoded = cached(f"{name}-{key}", build)
     except DatasetError:
         raise
@@ -322,6 +365,9 @@ def _read(
     note = ", perhaps recompressed: accuracies may run below those of the original" * recompressed
     part = "" if per_class is None else f", the first {per_class} images of each class"
     resized = "" if size is None else f", resized to {size}"
+    count = sum(len(one) for one in decoded.splits.values())
+    if anew:
+        part = f", {count:,} images divided at random, {100 * TRAIN_SHARE:.0f} % to train on"
     return ImageData(
         name=name,
         record_name=source.record_name,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any
 from repro import paths
 from repro.experiments.design import COMPUTING_PROFILES, PROFILES, Artefact, Paper, Run, UsageError
 from repro.records import check_writable
+
+STAND_IN = "REPRO_STAND_IN"  # in the environment, so that notebooks' kernels know of it, too
 
 # Commands that compute nothing answer at once: torch and the datasets are imported where they work.
 
@@ -128,7 +131,9 @@ def choose_datasets(
 ) -> dict[str, str]:
     """Choose a dataset for each task of a paper: one asked for by name, else the best at hand.
 
-    A paper that measures kernels on random numbers has no tasks, and takes none.
+    Under the profile ``paper`` it is the paper's own, at hand or not (see `require_data`), unless
+    stand-ins are allowed. A paper that measures kernels on random numbers has no tasks, and takes
+    none.
 
     Raises:
         UsageError: A name is unknown, or serves no task of the paper.
@@ -149,9 +154,12 @@ def choose_datasets(
     present = set(datasets.available(root))
     if datasets.find_times(root) is not None:
         present.add(datasets.TIMES)
+    own = profile == "paper" and not stand_ins_allowed()
     chosen = {}
     for task, names in tasks.items():
         asked = [name for name in wanted if name in names or name == "synthetic"]
+        if own and not asked and datasets.TIMES not in names:
+            asked = [*names[:1]]
         # A task that nothing can stand in for is left out, and its artefacts say "not run".
         chosen[task] = (asked or [name for name in names if name in present] or [""])[0]
         several = [name for name in asked if name != "synthetic"]
@@ -161,6 +169,54 @@ def choose_datasets(
                 f"{task}; give one of them"
             )
     return chosen
+
+
+def stand_ins_allowed() -> bool:
+    """Whether other data may take the place of a paper's own under the profile ``paper``."""
+    return os.environ.get(STAND_IN, "") not in ("", "0")
+
+
+def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None = None) -> None:
+    """See that the data of runs are at hand, or can be downloaded.
+
+    Args:
+        plans: Papers with the runs that are to be computed.
+        root: Folder searched first for datasets.
+
+    Raises:
+        UsageError: Some are not; it names them, what needs them and where to put them.
+    """
+    from repro import datasets
+
+    users: dict[str, dict[str, None]] = {}
+    for paper, runs in plans:
+        for run in runs:
+            name = (run.config.get("dataset") or {}).get("name")
+            if name is not None and name != datasets.TIMES:
+                users.setdefault(name, {})[f"{paper.key} ({run})"] = None
+    present = datasets.available(root)
+    absent = [name for name in users if name not in present]
+    report = datasets.download(absent, root) if absent else {}
+    lacking = [name for name in absent if report[name].startswith("not downloaded")]
+    if not lacking:
+        return
+    told = [
+        f"{name} for {_some(list(users[name]))} ({datasets.looked_for(name)}; "
+        f"{' '.join(report[name].split())})"
+        for name in lacking
+    ]
+    folders = " or ".join(str(folder) for folder in paths.data_roots(root))
+    raise UsageError(
+        f"data that the papers' own settings take are not at hand: {'; '.join(told)}. Put them "
+        f"into {folders}, in the layouts of data/README.md, or give --data FOLDER; "
+        "--data-stand-in goes on with what is at hand in their place, and without the runs that "
+        "nothing can stand in for"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 2} more runs" if len(names) > 2 else ""
+    return ", ".join(names[:2]) + more
 
 
 def plan(

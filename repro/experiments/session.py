@@ -50,6 +50,8 @@ class Session:
             )
             chosen = arguments.choose_datasets(self.paper, profile, (), setting.root)
             runs = arguments.plan(self.paper, self.paper.artefacts.values(), profile, chosen)
+            if profile == "paper":
+                arguments.require_data([(self.paper, runs)], setting.root)
             running.load_data(runs, setting.root)
             tally = running.execute(self.paper, runs, setting)
             self.source = sources.find_source(self.paper, profile, LOCAL)

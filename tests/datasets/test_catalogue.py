@@ -101,6 +101,23 @@ def test_flowers102_in_torchvision_layout(tmp_path, monkeypatch):
     assert data.test.labels.tolist() == [5, 4]
     assert len(data.val) == 2 and data.num_classes == 102
     assert data.train.images.shape == (2, 3, 8, 8)
+    whole = load("flowers102", tmp_path, image_size=8, split="random")
+    assert whole.val is None and (len(whole.train), len(whole.test)) == (5, 1)
+    again = load("flowers102", tmp_path, image_size=8, split="random")
+    assert whole.train.labels.equal(again.train.labels) and whole.fingerprint == again.fingerprint
+    pieces = torch.cat([whole.train.labels, whole.test.labels])
+    assert sorted(pieces.tolist()) == [0, 1, 2, 4, 5, 101]
+    for split in (whole.train, whole.test):  # each image keeps its label
+        for image, label in zip(split.images, split.labels, strict=True):
+            shown = [s for s in (data.train, data.val, data.test) if label in s.labels]
+            (place,) = (shown[0].labels == label).nonzero().flatten().tolist()
+            assert image.equal(shown[0].images[place])
+    assert whole.fingerprint != data.fingerprint
+    assert "6 images divided at random, 80 % to train on" in whole.provenance
+    with pytest.raises(DatasetError, match="split='random' for 'digits'"):
+        load("digits", split="random")
+    with pytest.raises(DatasetError, match="expected 'official' or 'random'"):
+        load("flowers102", tmp_path, split="mine")
 
 
 def test_imagenet_in_torchvision_layout(tmp_path):

@@ -97,7 +97,7 @@ def plausible(run: Run, seed: int) -> Mapping[str, Any]:
     if run.experiment == "size":
         metrics = {
             "limit_bytes": 3 * 2**20,
-            "largest_that_fits": run.config["limit_fits"] // 2,
+            "largest_that_fits": INITIAL[run.config["role"]] // 2,
             "predicted_largest": 17,
             "auto_micro_batch": 12,
             "auto_prediction_error": -0.0123,

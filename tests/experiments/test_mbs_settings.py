@@ -121,8 +121,8 @@ class TestThePapersProfile:
         for run in all_runs("paper", chosen):
             if run.config["resolution"] == "high":
                 configs[run.config["role"]] = run.config
-        assert configs["ResNet-50"]["model"] == {"name": "torchvision/resnet50"}
-        assert configs["ResNet-101"]["model"] == {"name": "torchvision/resnet101"}
+        assert configs["ResNet-50"]["model"] == {"name": "resnet50"}
+        assert configs["ResNet-101"]["model"] == {"name": "resnet101"}
         assert configs["AmoebaNet-D"]["model"]["num_layers"] == 6
         assert configs["AmoebaNet-D"]["model"]["num_filters"] == 190
         for role in ("ResNet-50", "ResNet-101"):
@@ -130,7 +130,9 @@ class TestThePapersProfile:
             assert (optimizer["lr"], optimizer["momentum"]) == (0.01, 0.9)
             assert optimizer["weight_decay"] == 5e-4
         assert configs["U-Net"]["optimizer"]["name"] == "adam"
-        assert all(config["limit_fits"] is None for config in configs.values())
+        assert all(config["limit_bytes"] == 24 * 2**30 for config in configs.values())
+        assert configs["ResNet-50"]["dataset"]["split"] == "random"
+        assert configs["AmoebaNet-D"]["dataset"]["image_size"] == 416
         assert configs["ResNet-50"]["dataset"]["image_size"] == 224
         assert configs["U-Net"]["augment"]["crop_size"] == 384
 
@@ -290,8 +292,10 @@ class TestCaptions:
         """The words "out of memory" in a table are then the limit's, all the more."""
         assert "SIMULATED" in self.caption("table4", lambda run, seed: OUT_OF_MEMORY)
 
-    def test_what_has_no_limit_names_none(self):
-        assert "SIMULATED" not in self.caption("table5", plausible, "paper")
+    def test_the_papers_card_is_named_for_the_limit(self):
+        caption = self.caption("table5", plausible, "paper")
+        assert "the paper's card's, 24 GiB (SIMULATED" in caption
+        assert "half way" not in caption
 
     def test_shortcomings_are_counted(self):
         def make(run, seed):

@@ -442,6 +442,7 @@ class TestChoice:
         present("cifar10")
         monkeypatch.setattr(datasets, "find_times", lambda root: None)
         paper = load_paper("dualbatch")
+        monkeypatch.setenv(arguments.STAND_IN, "1")
         chosen = arguments.choose_datasets(paper, "paper")
         assert chosen == {"CIFAR": "cifar10", "times": "", "ImageNet": ""}
         # What is left can be planned: nothing asks for a dataset without a name.
@@ -451,6 +452,38 @@ class TestChoice:
         monkeypatch.setattr(datasets, "find_times", lambda root: tmp_path)
         assert arguments.choose_datasets(paper, "quick")["times"] == datasets.TIMES
         assert arguments.choose_datasets(paper, "smoke") == {"CIFAR": "digits", "times": ""}
+
+    def test_the_papers_profile_takes_the_papers_own_data(self, present, monkeypatch):
+        present("cifar10", "flowers5")
+        own = {"CIFAR": "cifar100", "ImageNet": "imagenet"}
+        chosen = arguments.choose_datasets(load_paper("dualbatch"), "paper")
+        assert {task: chosen[task] for task in own} == own
+        asked = arguments.choose_datasets(load_paper("mbs"), "paper", ["flowers5"])
+        assert asked == {"classification": "flowers5", "segmentation": "carvana"}
+        monkeypatch.setenv(arguments.STAND_IN, "0")
+        assert arguments.choose_datasets(load_paper("mbs"), "paper")["segmentation"] == "carvana"
+
+    def test_what_lacks_is_named_with_where_to_put_it(self, present, monkeypatch):
+        present("cifar100")
+        asked = []
+
+        def download(names, root):
+            asked.extend(names)
+            return {"imagenet": "not downloaded: image-net.org gives it to registered users only"}
+
+        monkeypatch.setattr(datasets, "download", download)
+        paper = load_paper("dualbatch")
+        chosen = arguments.choose_datasets(paper, "paper")
+        small = arguments.plan(paper, [paper.artefacts["table5"]], "paper", chosen)
+        arguments.require_data([(paper, small)])  # CIFAR's artefacts do not wait for ImageNet
+        assert asked == []
+        runs = arguments.plan(paper, paper.artefacts.values(), "paper", chosen)
+        with pytest.raises(UsageError) as caught:
+            arguments.require_data([(paper, runs)])
+        assert asked == ["imagenet"]
+        for part in ("imagenet for dualbatch (train ImageNet", "registered users", "meta.bin",
+                     "data/README.md", "--data-stand-in"):  # fmt: skip
+            assert part in str(caught.value)
 
     def test_every_profile_ends_in_data_that_is_always_there(self):
         for profile, tasks in load_paper("mbs").datasets.items():

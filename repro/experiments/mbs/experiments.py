@@ -71,11 +71,11 @@ def _first_batch(config: Config, data: ImageData, size: int, device: str, seed: 
 def _limit_bytes(config: Config, data: ImageData, device: str) -> int | None:
     """Return the simulated device's memory, None for the device as it is.
 
-    It lies half way between the need of the paper's initial mini-batch and of twice that, so that
+    Where the configuration names no bytes, it lies half way between the need of the paper's initial mini-batch and of twice that, so that
     the same mini-batches fit and fail as on the paper's card.
     """
     if config["limit_fits"] is None:
-        return None
+        return config.get("limit_bytes")
     # The same for every training of a model: measured once in a process.
     parts = [config[name] for name in ("model", "dataset", "augment", "optimizer", "limit_fits")]
     key = json.dumps([*parts, data.fingerprint, device], sort_keys=True)

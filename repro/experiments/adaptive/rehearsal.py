@@ -1,0 +1,72 @@
+"""What the runs of θ-adaptive training come to; see `repro.experiments.rehearsing`."""
+
+import json
+from functools import cache, partial
+from typing import Any
+from unittest import mock
+
+from repro.experiments.adaptive import building, experiments
+from repro.experiments.adaptive.captured import CapturedStep
+from repro.experiments.design import Run
+from repro.experiments.rehearsing import (
+    Rehearsal,
+    Work,
+    first_steps,
+    imagined,
+    imagined_data,
+    said,
+)
+
+
+def rehearse(run: Run) -> Rehearsal | None:
+    """Rehearse a training at its first batch size and its largest; the epochs are the most it has.
+
+    Which epochs have which size is found in the training: its time is that of all epochs at the
+    first size, an upper bound.
+    """
+    if run.experiment != "train":
+        return None
+    config = run.config
+    own = config["controller"]
+    text, samples, epochs = json.dumps(config), config["train_samples"], config["epochs"]
+    found = [_first_steps(text, min(n, samples)) for n in {own["batch"], _largest(own)}]
+    model, data, _, work = _first_steps(text, min(own["batch"], samples))
+    return Rehearsal(
+        model,
+        f"{samples:,} {data}",
+        epochs,
+        ((epochs * samples / min(own["batch"], samples), work),),
+        max(peak for _, _, peak, _ in found),
+    )
+
+
+def _largest(controller: dict[str, Any]) -> int:
+    return int(controller.get("max_batch", controller["batch"]))
+
+
+@cache
+def _first_steps(text: str, batch: int) -> tuple[str, str, int, Work]:
+    config: dict[str, Any] = json.loads(text)
+    config["captured"] = False  # which changes no number, and needs a device
+    grey = ((0.5,) * 3, (0.25,) * 3)  # in the place of statistics of images without content
+    with (
+        imagined(),
+        mock.patch.object(building, "channel_statistics", lambda _: grey),
+        mock.patch.object(experiments, "full_cost", lambda *_, **__: 1.0),
+    ):
+        data = imagined_data(config["dataset"])
+        run = experiments.Training.start(config, 0, data, "cpu")
+        run.loader.set_batch_size(batch)
+        inputs, targets = next(iter(run.loader))
+        step = CapturedStep(
+            run.model,
+            building.loss_of(config),
+            run.optimizer,
+            building.low_precision(config),
+            False,
+            config["channels_last"],
+        )
+        peak, work = first_steps(partial(step, inputs, targets), [run.model, inputs, targets])
+    sides = "×".join(map(str, inputs.shape[2:]))
+    kind = "images" if config["task"] == "CIFAR" else "patches"
+    return said(run.model), f"{kind} of {sides}", peak, work

@@ -1,0 +1,83 @@
+"""What the runs of dual-batch learning come to; see `repro.experiments.rehearsing`."""
+
+import json
+from functools import cache, partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from repro.dualbatch import Share
+from repro.experiments.design import Run
+from repro.experiments.dualbatch import building
+from repro.experiments.dualbatch.settings import SECTION_5_2_3
+from repro.experiments.rehearsing import (
+    DEVICES,
+    Rehearsal,
+    Work,
+    first_steps,
+    imagined,
+    imagined_data,
+    said,
+)
+
+GREY = ((0.5,) * 3, (0.25,) * 3)  # in the place of statistics of images without content
+
+
+def rehearse(run: Run) -> Rehearsal | None:
+    """Rehearse a training: a step of each kind of worker at each resolution.
+
+    The workers take turns on one device: their steps add up, the peak is the largest step's.
+    """
+    config = run.config
+    if "sub_stages" not in config:
+        return None
+    stages = building.schedule_of(config)
+    parts: list[tuple[float, Work]] = []
+    peaks, model = [], ""
+    for entry in config["sub_stages"]:
+        plan = building.plan_of(entry["plan"])
+        epochs = sum(epoch.resolution == entry["resolution"] for epoch in stages)
+        for kind in plan.kinds:  # a worker each
+            batch, share = plan.batch_of(kind), plan.share_of(kind)
+            model, peak, work = _first_steps(json.dumps(config), entry["resolution"], batch)
+            parts.append((epochs * share / batch, work))
+            peaks.append(peak)
+    imagenet = config["setting"] == SECTION_5_2_3
+    wanted = config["dataset"]
+    sides = {e["resolution"] or wanted.get("image_size", 32) for e in config["sub_stages"]}
+    samples = config["sub_stages"][0]["plan"]["samples"]
+    return Rehearsal(
+        model,
+        f"{samples:,} images of {', '.join(f'{side}×{side}' for side in sorted(sides))}",
+        sum(epochs for epochs, _ in config["stages"]),
+        tuple(parts),
+        max(peaks),
+        # Sections 5.1.1 and 5.2.3.
+        DEVICES["RTX 3090" if imagenet else "GTX 1080"].memory_bytes,
+        True,
+    )
+
+
+@cache
+def _first_steps(text: str, resolution: int | None, batch: int) -> tuple[str, int, Work]:
+    config: dict[str, Any] = json.loads(text)
+    low = building.low_precision(config)
+    with imagined(), mock.patch.object(building, "channel_statistics", lambda _: GREY):
+        data = imagined_data(config["dataset"])
+        images = building.TrainingData(config, data, "cpu")
+        share = Share(torch.arange(batch), batch, resolution, 0)
+        inputs, labels = next(iter(images(share)))
+        model = building.build_model(config, data.num_classes)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.autocast("cpu", low, enabled=low is not None):
+                loss = nn.functional.cross_entropy(model(inputs), labels)
+            loss.backward()
+            optimizer.step()
+
+        peak, work = first_steps(partial(step), [model, inputs, labels])
+    return said(model), peak, work

@@ -1,0 +1,62 @@
+"""What the runs of Micro-Batch Streaming come to; see `repro.experiments.rehearsing`."""
+
+import json
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
+from unittest import mock
+
+from repro.experiments.design import Run
+from repro.experiments.mbs import building
+from repro.experiments.mbs.settings import PAPER
+from repro.experiments.rehearsing import (
+    Rehearsal,
+    Work,
+    first_steps,
+    imagined,
+    imagined_data,
+    said,
+)
+
+GREY = ((0.5,) * 3, (0.25,) * 3)  # in the place of statistics of images without content
+
+
+def rehearse(run: Run) -> Rehearsal | None:
+    """Rehearse a training; a streamed one with two of its micro-batches for a mini-batch."""
+    if run.experiment != "train":
+        return None
+    config = run.config
+    whole, micro = config["mini_batch"], config["micro_batch"]
+    batch = whole if micro is None else min(whole, 2 * micro)
+    parts = {name: config[name] for name in ("role", "model", "dataset", "augment", "optimizer")}
+    model, images, samples, peak, work = _first_steps(
+        json.dumps(parts | {"micro_batch": micro}), batch, config["train_samples"]
+    )
+    initial = PAPER["table2"][config["role"]]["mini_batch"]
+    # Of the lower resolution the paper says nothing.
+    told = config["resolution"] == "high"
+    return Rehearsal(
+        model,
+        images,
+        config["epochs"],
+        ((config["epochs"] * samples / batch, work),),
+        peak,
+        config.get("limit_bytes"),
+        (micro is not None or whole <= initial) if told else None,
+    )
+
+
+@cache
+def _first_steps(text: str, batch: int, samples: int | None) -> tuple[str, str, int, int, Work]:
+    config: Mapping[str, Any] = json.loads(text)
+    with imagined(), mock.patch.object(building, "_statistics", lambda *_: GREY):
+        data = imagined_data(config["dataset"])
+        model = building.build_model(config, data, "cpu")
+        optimizer = building.build_optimizer(config, model)
+        loader = building.train_loader(config, data, batch, 0, samples)
+        inputs, targets = next(iter(loader))
+        step = building.training_step(config, model, optimizer, "cpu")
+        peak, work = first_steps(partial(step, inputs, targets), [model, inputs, targets])
+        count = len(data.train) if samples is None else samples
+        sides = "×".join(map(str, inputs.shape[2:]))
+    return said(model), f"{count:,} images of {sides}", count, peak, work

@@ -1,0 +1,133 @@
+"""Runs rehearsed on tensors without content: peaks, work, and that every recipe starts."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from commands import command_line
+from torch import nn
+
+from repro.experiments import load_paper
+from repro.experiments.mbs import settings
+from repro.experiments.rehearsing import (
+    DEVICES,
+    GIB,
+    Device,
+    Work,
+    first_steps,
+    imagined,
+    imagined_data,
+    rehearse,
+)
+from repro.measure import MemoryMeter
+from repro.training import plain_step
+
+PAPERS = ("mbs", "dualbatch", "adaptive")
+OWN = {"classification": "flowers102", "segmentation": "carvana"}
+
+
+def toy_step(count):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = plain_step(model, nn.functional.cross_entropy, optimizer, "cpu")
+    inputs, labels = torch.zeros(count, 3, 8, 8), torch.zeros(count, dtype=torch.int64)
+    return model, partial(step, inputs, labels), [model, inputs, labels]
+
+
+def runs_of(key, profile):
+    paper = load_paper(key)
+    chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
+    found = [run for artefact in paper.artefacts.values() for run in artefact.runs(profile, chosen)]
+    return paper, list(dict.fromkeys(found))
+
+
+class TestFirstSteps:
+    def test_the_peak_is_that_of_real_tensors(self):
+        _, step, resident = toy_step(4)
+        model, inputs, labels = resident
+        with MemoryMeter("cpu", resident=[*model.parameters(), inputs, labels]) as meter:
+            step()
+            step()
+        with imagined():
+            _, step, resident = toy_step(4)
+            peak, _ = first_steps(step, resident)
+        assert peak == meter.peak_bytes
+
+    def test_the_work_is_that_of_the_second_step(self):
+        with imagined():
+            _, step, resident = toy_step(4)
+            _, work = first_steps(step, resident)
+        # A product and a sum each, thrice for the linear layer; the first layer needs no
+        # gradient of its input.
+        assert work.flops == 4 * (3 * 2 * 512 * 5 + 2 * 2 * 8 * 64 * 27)
+
+    def test_what_has_no_content_takes_no_memory(self):
+        with imagined():
+            data = imagined_data({"name": "imagenet", "image_size": 288})
+        assert data.train.images.shape == (1_281_167, 3, 288, 288)
+        assert data.num_classes == 1000
+
+
+def test_an_operation_takes_the_longer_of_computing_and_moving():
+    device = Device("toy", flops=1e9, low_flops=2e9, bandwidth=1e6, memory_bytes=1)
+    computes, moves, short = (10**9, 8, False), (8, 10**6, False), (1, 1, False)
+    assert Work((computes,)).seconds(device) == pytest.approx(2.5)
+    assert Work(((10**9, 8, True),)).seconds(device) == pytest.approx(1.25)  # in 16 bits
+    assert Work((moves,)).seconds(device) == pytest.approx(2.5)
+    assert Work((short,)).seconds(device) == pytest.approx(5e-6)
+    assert Work((computes, moves)).seconds(device) == pytest.approx(5.0)
+
+
+class TestRuns:
+    def test_resnet101_fits_the_papers_card_as_in_the_paper(self):
+        paper = load_paper("mbs")
+        found = [
+            rehearse(paper, settings.training("paper", "ResNet-101", OWN, *sizes))
+            for sizes in ((8, None), (16, None), (16, 8))
+        ]
+        assert [one.fits for one in found] == [one.expected for one in found] == [True, False, True]
+        undivided, _, streamed = found
+        # Only the second micro-batch, which waits, comes on top.
+        waiting = 8 * 3 * 224 * 224 * 4 + 8 * 8
+        assert streamed.peak_bytes == pytest.approx(undivided.peak_bytes + waiting, rel=0.02)
+
+    def test_an_epoch_is_80_percent_of_all_flowers(self):
+        (run,) = [settings.training("paper", "ResNet-50", OWN, 16, None, True)]
+        assert rehearse(load_paper("mbs"), run).data == "6,551 images of 32×32"
+
+    def test_a_recipe_that_cannot_start_fails(self):
+        paper = load_paper("mbs")
+        run = settings.training("paper", "U-Net", OWN, 16, None, True)
+        cut = replace(run, config=run.config | {"augment": {"crop_size": 4000}})
+        with pytest.raises(ValueError, match=r"crop_size=\(4000, 4000\) does not fit"):
+            rehearse(paper, cut)
+        odd = replace(run, config=run.config | {"model": {"name": "unet", "widht": 4}})
+        with pytest.raises(ValueError, match="no option widht"):
+            rehearse(paper, odd)
+
+    @pytest.mark.exhaustive
+    @pytest.mark.parametrize("profile", ["gpu", "paper"])
+    @pytest.mark.parametrize("key", PAPERS)
+    def test_every_run_starts_and_fits_as_in_the_paper(self, key, profile):
+        paper, runs = runs_of(key, profile)
+        found = [(run, rehearse(paper, run)) for run in runs]
+        trained = [(run, one) for run, one in found if one is not None]
+        assert len(trained) >= sum(run.experiment == "train" for run in runs)
+        for run, one in trained:
+            assert one.expected is None or one.fits == one.expected, (
+                str(run),
+                one.peak_bytes / GIB,
+            )
+            assert 0 < one.seconds(DEVICES["H100"]) < 100 * 24 * 3600, str(run)
+
+
+def test_the_command_computes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    command = command_line(monkeypatch, capsys)
+    given = ("run", "adaptive/figure10", "--profile", "paper", "--rehearse", "--on")
+    code, out, _ = command(*given, "A100", "--only", "strategy=best")
+    assert code == 0 and "50,000 images of 32×32" in out and "A100 (ESTIMATED)" in out
+    assert not any(tmp_path.iterdir())
+    code, _, err = command(*given, "abacus")
+    assert code == 2 and "--on is 'abacus'; choose GTX 1080, RTX 3090" in err
