@@ -243,6 +243,7 @@ class OwnError(Exception):
 
 
 class TestFailures:
+    @pytest.mark.exhaustive
     def test_a_worker_that_dies_too_often(self, clean):
         def kill(entry):
             if entry.epoch == 1:
@@ -406,6 +407,7 @@ class TestRuns:
             train(make_plan(1, 1), engine="ray", gpus_per_worker=0.25)
 
 
+@pytest.mark.exhaustive
 def test_a_cluster_that_dies_as_a_whole(tmp_path):
     home = tmp_path / "home"
     home.touch()  # a home folder in which nobody can write, not even root

@@ -464,7 +464,7 @@ class TestParallel:
                 assert [step["processes"] for step in found] == [1]
         assert of_this_package(files) - depends == set()
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_two_processes(self):
         config = measured()
         found = worker.launch(config, 2)

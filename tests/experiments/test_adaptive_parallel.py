@@ -228,6 +228,7 @@ def equal(first, second):
     return first == second
 
 
+@pytest.mark.exhaustive
 def test_a_line_for_every_epoch_from_one_process(runs):
     found = LINE.findall(runs["logs"]["whole"])
     assert [int(number) for number, *_ in found] == list(range(1, EPOCHS + 1))
@@ -238,6 +239,7 @@ def test_a_line_for_every_epoch_from_one_process(runs):
     assert history["batch_size"][-1] > history["batch_size"][0]  # it grew
 
 
+@pytest.mark.exhaustive
 def test_the_loss_of_a_process_ends_the_job_and_names_it(runs):
     assert runs["code"] != 0 and runs["took"] < 60
     log = runs["logs"]["killed"]
@@ -245,6 +247,7 @@ def test_the_loss_of_a_process_ends_the_job_and_names_it(runs):
     assert f"pid: {runs['victim']}" in log
 
 
+@pytest.mark.exhaustive
 def test_the_same_command_goes_on(runs):
     after = runs["saved"]["history"]["train_cost"]
     assert 3 <= len(after) < EPOCHS and runs["saved"]["going"]
@@ -256,10 +259,12 @@ def test_the_same_command_goes_on(runs):
     assert numbers == sorted(set(numbers)) and len(numbers) >= EPOCHS - len(after) - 1
 
 
+@pytest.mark.exhaustive
 def test_torchrun_starts_it_again_by_itself(runs):
     assert len(re.findall(r"going on after epoch \d+ from", runs["logs"]["resumed"])) == 2
 
 
+@pytest.mark.exhaustive
 def test_the_first_line_says_where_processes_listen(runs):
     one = "2 processes, connected by gloo over lo"
     told = rf"{one}; torchrun's store listens on every interface, port \d+: keep that port closed"
@@ -272,11 +277,13 @@ def test_the_first_line_says_where_processes_listen(runs):
     assert set(runs["listening"]) == {"0100007F"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", ["model", "optimizer", "controller", "stop", "diverged", "going"])
 def test_it_ends_as_if_never_interrupted(runs, part):
     assert equal(runs["cut"][part], runs["whole"][part])
 
 
+@pytest.mark.exhaustive
 def test_its_history_too(runs):
     timed = ("time_s", "control_s")
     cut, whole = (
@@ -429,6 +436,7 @@ def test_the_measurement_is_of_cpus_whatever_the_device(monkeypatch):
         assert found == {"tasks": {"CIFAR": {}}, "device": describe_device("cpu")["name"]}
 
 
+@pytest.mark.exhaustive
 def test_the_first_process_reads_the_checkpoint_for_all(context, runs, tmp_path):
     """The other's folder has none, as another machine's disk."""
     path = tmp_path / "saved.pt"

@@ -108,6 +108,7 @@ def byte(address: int) -> int:
 word = ctypes.c_uint32.from_address
 
 
+@pytest.mark.exhaustive
 @on_the_stub
 def test_many_operations_without_leak_or_overlap():
     rng, live, refused = random.Random(0), [], 0

@@ -57,16 +57,18 @@ def check_empty(memory: ChunkedMemory) -> None:
     assert c.mallocs == c.frees
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("small_bytes", [0, PAGE // 2])
-def test_a_million_operations_without_leak_or_overlap(small_bytes):
+@pytest.mark.parametrize(
+    "operations", [50_000, pytest.param(1_000_000, marks=pytest.mark.exhaustive)]
+)
+def test_many_operations_without_leak_or_overlap(small_bytes, operations):
     rng = random.Random(0)
     mappings = len(Path("/proc/self/maps").read_text(encoding="utf-8").splitlines())
     with ChunkedMemory("posix", PAGE, 128 * PAGE, small_bytes=small_bytes) as memory:
         word, live, refused = ctypes.c_uint32.from_address, [], 0
         for stream in (1, 2):
             memory.set_complete(stream, False)
-        for number in range(1_000_000):
+        for number in range(operations):
             if live and (len(live) == 40 or rng.random() < 0.5):
                 at = rng.randrange(len(live))
                 live[at], last = live[-1], live[at]
@@ -92,7 +94,7 @@ def test_a_million_operations_without_leak_or_overlap(small_bytes):
             if number % 500 == 0:
                 memory.set_complete(1 + number % 2, rng.random() < 0.5)
         c = memory.counters()
-        assert c.mallocs + c.frees + refused == 1_000_000
+        assert c.mallocs + c.frees + refused == operations
         assert c.failures == refused
         assert c.peak_reserved_bytes <= 128 * PAGE
         assert c.live_blocks == len(live)
@@ -385,7 +387,7 @@ def test_threads():
             for _ in range(4_000):
                 if live and (len(live) == 8 or rng.random() < 0.5):
                     address, count = live.pop(rng.randrange(len(live)))
-                    for n in range(count):
+                    for n in range(operations):
                         assert holds(address + n * PAGE, 1 + seed, 16)
                     memory.free(address, seed)
                 else:
@@ -474,7 +476,7 @@ class TestBuild:
         monkeypatch.setenv("REPRO_CACHE", str(tmp_path / "cache"))
         return tmp_path / "cache"
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_by_several_processes_at_once(self, folder):
         code = (
             "from repro.outofcore.native import ChunkedMemory\n"
@@ -505,6 +507,7 @@ class TestBuild:
             build()
         assert list(next(folder.iterdir()).iterdir()) == []
 
+    @pytest.mark.exhaustive
     def test_a_folder_in_the_place_of_the_library(self, folder):
         place = build()
         place.unlink()
@@ -644,7 +647,7 @@ class TestBuild:
         with pytest.raises(AllocatorBuildError, match="name a folder that can be written"):
             build()
 
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_the_sources_compile_without_warnings(self, monkeypatch):
         monkeypatch.setattr(native, "FLAGS", (*native.FLAGS, "-Werror", "-Wshadow"))
         build()

@@ -134,7 +134,7 @@ def assert_same(ours: Run, plain: Run) -> None:
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.exhaustive), "adam"])
 @pytest.mark.parametrize("model", MODELS)
 def test_training_is_bit_identical_at_every_budget(model, optimizer):
     plain = run(None, model=model, optimizer=optimizer)
@@ -230,7 +230,7 @@ print(peak_kib() - before)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_swapping_to_a_file_takes_less_memory_of_the_process(tmp_path):
     grown = [

@@ -71,7 +71,8 @@ def _first_batch(config: Config, data: ImageData, size: int, device: str, seed: 
 def _limit_bytes(config: Config, data: ImageData, device: str) -> int | None:
     """Return the simulated device's memory, None for the device as it is.
 
-    Where the configuration names no bytes, it lies half way between the need of the paper's initial mini-batch and of twice that, so that
+    Where the configuration names no bytes, it lies half way between the need of the paper's
+    initial mini-batch and of twice that, so that
     the same mini-batches fit and fail as on the paper's card.
     """
     if config["limit_fits"] is None:

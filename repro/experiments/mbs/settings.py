@@ -319,8 +319,8 @@ def facts(results: Results) -> Iterable[str]:
     card = {r.config["limit_bytes"] for r in records if r.config.get("limit_bytes")}
     if card:
         yield (
-            f"The memory limit is the paper's card's, {max(card) / 2**30:g} GiB (SIMULATED: a share "
-            "of the device, MemoryBudget on a CPU)."
+            f"The memory limit is the paper's card's, {max(card) / 2**30:g} GiB (SIMULATED: a "
+            "share of the device, MemoryBudget on a CPU)."
         )
     if any(r.config.get("limit_fits") for r in records if r.experiment in ("train", "size")):
         limits = [r.metrics["limit_bytes"] for r in records if r.metrics.get("limit_bytes")]
