@@ -1,5 +1,6 @@
 """What all tests share: one thread, folders of their own, an accelerator where one is needed."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ class Smoke:
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     """Carry out the smoke profile once for all tests, noting every source file that executes."""
     from repro.experiments import arguments, load_paper, running
-    from repro.experiments.mbs import experiments
+    from repro.experiments.mbs import experiments, foretelling, normalising  # noqa: F401
 
     paper = load_paper("mbs")
     folder = tmp_path_factory.mktemp("smoke")
@@ -83,8 +84,11 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     chosen = arguments.choose_datasets(paper, "smoke")
     runs = arguments.plan(paper, paper.artefacts.values(), "smoke", chosen)
     with pytest.MonkeyPatch.context() as patch:
-        for name in paper.experiments:
-            patch.setattr(experiments, name, watched(name, getattr(experiments, name)))
+        for name, experiment in paper.experiments.items():
+            module, _, function = experiment.entry.partition(":")
+            patch.setattr(
+                sys.modules[module], function, watched(name, getattr(sys.modules[module], function))
+            )
         tally = running.execute(
             paper, runs, running.Setting("smoke", "cpu"), store, report=lambda line: None
         )

@@ -177,6 +177,7 @@ class TestStyle:
                     "experiments/__init__.py",
                     "experiments/design.py",
                     "experiments/estimates.py",
+                    "experiments/rehearsing.py",
                     "experiments/selftests.py",
                     "_torchvision.py",
                 )

@@ -61,7 +61,8 @@ class TestMemory:
     @pytest.mark.parametrize("outcome", [OUT_OF_MEMORY, FAILED])
     def test_not_reproduced(self, artefact, outcome):
         def one_seed_fails(run, seed):
-            wrong = run.config["mini_batch"] == 64 and seed == 1 and streamed(run)
+            one = run.config["role"] in ("ResNet-50", "U-Net") and run.config["mini_batch"] == 64
+            wrong = one and seed == 1 and streamed(run)
             return outcome if wrong else self.as_claimed(run, seed)
 
         def none_trains(run, seed):
@@ -102,9 +103,7 @@ class TestOptimum:
         found = judge(f"{artefact}/optimum_beyond", by_size(curve, noise))
         assert found.word == word
         assert found.evidence.count("best of") == (3 if artefact == "table4" else 1)
-        # The first size beyond 16, of ResNet-50 and of U-Net
-        first = 32 if artefact == "table4" else 64
-        assert f", {first}, over undivided 16" in found.evidence
+        assert ", 32, over undivided 16" in found.evidence  # the first size beyond
         # 89.61 - 87.16 of ResNet-50, 97.51 - 95.48 of U-Net
         paper = "+2.45" if artefact == "table4" else "+2.03"
         assert f"paper {paper} (" in found.evidence
@@ -160,11 +159,11 @@ class TestTime:
     @pytest.mark.parametrize(
         ("percent", "jitter", "word"),
         [
-            (3.0, 0.01, "reproduced"),
+            (0.5, 0.01, "reproduced"),
             (-20.0, 0.01, "reproduced"),  # faster is no cost
             (9.0, 0.01, "not reproduced"),
-            (3.0, 0.30, "undecided"),
-            (9.0, 0.30, "undecided"),
+            (1.0, 0.30, "undecided"),
+            (4.0, 0.30, "undecided"),
         ],
     )
     @pytest.mark.parametrize("way", ["halved", "doubled"])
@@ -175,7 +174,11 @@ class TestTime:
 
         found = judge(f"{artefact}/overhead_{way}", make)
         assert found.word == word
-        assert "15 in turns" in found.evidence and "margin +5.1 %" in found.evidence
+        assert "15 in turns" in found.evidence
+        # Of each model's own row: 233.0 and 229.4 s of 226.8 s; 183.2 and 180.5 of 180.7, at least
+        # 1 %.
+        own = {"table4": ("2.73 %", "1.15 %"), "table5": ("1.38 %", "1 %")}
+        assert f"margin +{own[artefact][way == 'doubled']}" in found.evidence
         assert f"×{1 + percent / 100:.3f}" in found.evidence
         other = "doubled" if way == "halved" else "halved"
         assert judge(f"{artefact}/overhead_{other}", make).word in ("not reproduced", "undecided")
@@ -228,6 +231,64 @@ class TestTime:
 def test_not_run(artefact):
     for claim in EXHIBITS[artefact].claims:
         assert judge(f"{artefact}/{claim.key}", lambda run, seed: None).word == "not run"
+
+
+@both
+class TestTimeBySize:
+    def test_it_grows_as_in_the_paper_or_not(self, artefact):
+        def make(power):
+            def outcome(run, seed):
+                large = run.config["mini_batch"] == 1024
+                return trained(50.0, epoch_s=(1.3**power if large else 1.0) + NOISE[seed] / 1000)
+
+            return of_trainings(outcome)
+
+        for power, word in ((1, "reproduced"), (0, "not reproduced"), (-1, "not reproduced")):
+            found = judge(f"{artefact}/time_grows", make(power))
+            assert found.word == word and "1024 over" in found.evidence
+
+    def test_the_overhead_at_the_papers_sizes(self, artefact):
+        def make(size, slower):
+            def outcome(run, seed):
+                own = slower if run.config["mini_batch"] == size else 1.0
+                return trained(50.0, epoch_s=own * (1 + NOISE[seed] / 1000))
+
+            return of_trainings(outcome)
+
+        assert judge(f"{artefact}/overhead_sizes", make(0, 1.0)).word == "reproduced"
+        # 3.5 % of U-Net, 0.3 % of ResNet-50, which counts as 1 %
+        for slower, word in ((1.02, ("partly", "reproduced")), (1.2, ("partly", "not reproduced"))):
+            found = judge(f"{artefact}/overhead_sizes", make(128, slower))
+            assert found.word == word[artefact == "table5"], found.evidence
+            assert ("margin +1 %" if artefact == "table4" else "margin +3.5 %") in found.evidence
+
+    def test_all_samples_as_one_mini_batch(self, artefact):
+        def make(outcome):
+            def made(run, seed):
+                whole = run.config["mini_batch"] == 1024 and streamed(run)
+                told = outcome if whole else trained(50.0)
+                steps = {"steps_per_epoch": 1 if whole else 7}
+                return told | {"metrics": told.get("metrics", {}) | steps}
+
+            return of_trainings(made)
+
+        found = judge(f"{artefact}/whole_set", make(trained(50.0)))
+        assert found.word == "reproduced" and "mini-batches of all 1,024" in found.evidence
+        assert judge(f"{artefact}/whole_set", make(OUT_OF_MEMORY)).word == "not reproduced"
+        some = judge(f"{artefact}/whole_set", of_trainings(lambda run, seed: trained(50.0)))
+        assert some.word == "not run"
+
+
+def test_resnet101_alone_is_faster():
+    def make(factor):
+        def outcome(run, seed):
+            own = factor if streamed(run) and run.config["mini_batch"] == 128 else 1.0
+            return trained(50.0, epoch_s=own * (1 + NOISE[seed] / 10_000))
+
+        return of_trainings(outcome)
+
+    for factor, word in ((0.98, "reproduced"), (1.0, "not reproduced"), (1.1, "not reproduced")):
+        assert judge("table4/resnet101_faster", make(factor)).word == word
 
 
 @pytest.mark.parametrize("profile", ["smoke", "quick"])

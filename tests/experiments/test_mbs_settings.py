@@ -45,6 +45,8 @@ class TestEveryProfile:
             for run in all_runs(profile, chosen):
                 assert json.loads(json.dumps(run.config)) == run.config
                 assert run.experiment in PAPER.experiments
+                if run.experiment == "foretell":  # without data
+                    continue
                 name = run.config["dataset"]["name"]
                 assert name == chosen[settings.task_of(run.config["role"])]
                 assert run.config["role"] in run.label
@@ -113,7 +115,9 @@ class TestThePapersProfile:
                 for run in PAPER.artefacts[table].runs("paper", chosen)
                 if run.experiment == "train" and run.config["role"] == role
             ]
-            assert set(trainings) == set(rows.items()) | {(size, None) for size in rows}
+            whole = {"flowers102": 6551, "carvana": 4080}[chosen[settings.task_of(role)]]
+            expected = set(rows.items()) | {(size, None) for size in rows}
+            assert set(trainings) == expected | {(whole, rows[1024])}
 
     def test_published_models_and_settings(self):
         chosen = {"classification": "flowers102", "segmentation": "carvana"}

@@ -9,17 +9,9 @@ from commands import command_line
 from torch import nn
 
 from repro.experiments import load_paper
+from repro.experiments.imagining import Work, first_steps, imagined, imagined_data
 from repro.experiments.mbs import settings
-from repro.experiments.rehearsing import (
-    DEVICES,
-    GIB,
-    Device,
-    Work,
-    first_steps,
-    imagined,
-    imagined_data,
-    rehearse,
-)
+from repro.experiments.rehearsing import DEVICES, GIB, Device, rehearse, seconds
 from repro.measure import MemoryMeter
 from repro.training import plain_step
 
@@ -72,11 +64,11 @@ class TestFirstSteps:
 def test_an_operation_takes_the_longer_of_computing_and_moving():
     device = Device("toy", flops=1e9, low_flops=2e9, bandwidth=1e6, memory_bytes=1)
     computes, moves, short = (10**9, 8, False), (8, 10**6, False), (1, 1, False)
-    assert Work((computes,)).seconds(device) == pytest.approx(2.5)
-    assert Work(((10**9, 8, True),)).seconds(device) == pytest.approx(1.25)  # in 16 bits
-    assert Work((moves,)).seconds(device) == pytest.approx(2.5)
-    assert Work((short,)).seconds(device) == pytest.approx(5e-6)
-    assert Work((computes, moves)).seconds(device) == pytest.approx(5.0)
+    assert seconds(Work((computes,)), device) == pytest.approx(2.5)
+    assert seconds(Work(((10**9, 8, True),)), device) == pytest.approx(1.25)  # in 16 bits
+    assert seconds(Work((moves,)), device) == pytest.approx(2.5)
+    assert seconds(Work((short,)), device) == pytest.approx(5e-6)
+    assert seconds(Work((computes, moves)), device) == pytest.approx(5.0)
 
 
 class TestRuns:

@@ -387,7 +387,7 @@ def test_threads():
             for _ in range(4_000):
                 if live and (len(live) == 8 or rng.random() < 0.5):
                     address, count = live.pop(rng.randrange(len(live)))
-                    for n in range(operations):
+                    for n in range(count):
                         assert holds(address + n * PAGE, 1 + seed, 16)
                     memory.free(address, seed)
                 else:

@@ -8,14 +8,8 @@ from unittest import mock
 from repro.experiments.adaptive import building, experiments
 from repro.experiments.adaptive.captured import CapturedStep
 from repro.experiments.design import Run
-from repro.experiments.rehearsing import (
-    Rehearsal,
-    Work,
-    first_steps,
-    imagined,
-    imagined_data,
-    said,
-)
+from repro.experiments.imagining import Work, first_steps, imagined, imagined_data, said
+from repro.experiments.rehearsing import Rehearsal
 
 
 def rehearse(run: Run) -> Rehearsal | None:

@@ -16,6 +16,9 @@ PAPER = Paper(
         Experiment("size", f"{_HERE}.experiments:size"),
         Experiment("overhead", f"{_HERE}.experiments:overhead"),
         Experiment("timeline", f"{_HERE}.experiments:timeline"),
+        Experiment("gradients", f"{_HERE}.normalising:gradients", measures=False),
+        Experiment("normalised", f"{_HERE}.normalising:normalised", measures=False, trains=True),
+        Experiment("foretell", f"{_HERE}.foretelling:foretell", measures=False),
     ),
     artefacts=by_name(
         Artefact("table1", "Table 1", "Batch size and image size", f"{_HERE}.resolution:TABLE1"),
@@ -37,6 +40,12 @@ PAPER = Paper(
             "Table 5",
             "Segmentation with mini-batches beyond memory",
             f"{_HERE}.beyond:TABLE5",
+        ),
+        Artefact(
+            "normalisation",
+            "Section 3.4, Algorithm 1",
+            "Gradients and trainings with and without loss normalisation",
+            f"{_HERE}.normalisation:NORMALISATION",
         ),
         Artefact(
             "figure2", "Figure 2", "What one mini-batch does when", f"{_HERE}.streaming:FIGURE2"

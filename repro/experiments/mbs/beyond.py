@@ -56,7 +56,8 @@ if TYPE_CHECKING:
     from repro.plots import Point
 
 # The largest that section 4.3.3 gives.
-OVERHEAD_PERCENT = max(percent for pair in PAPER["overhead_percent"].values() for percent in pair)
+OVERHEAD_PERCENT = max(max(sizes.values()) for sizes in PAPER["overhead_percent"].values())
+LEAST_PERCENT = 1.0  # what repeated timings tell apart, where the paper's own overhead is less
 
 
 def runs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
@@ -125,6 +126,13 @@ def _undivided(
     results: Results, role: str, values: Callable[..., list[float]] = best
 ) -> list[float]:
     return values(trainings(results, role, PAPER["table2"][role]["mini_batch"], False))
+
+
+def _paper_overhead(role: str, row: int) -> float:
+    """Return the share of time that a row with MBS takes more than the undivided first one."""
+    first = paper_rows(role)[0]["time_without"][0]
+    own = float(paper_rows(role)[row]["time_with"][0]) / first - 1
+    return max(own, LEAST_PERCENT / 100)
 
 
 def _beyond(results: Results, role: str, streamed: bool) -> list[Any]:
@@ -217,8 +225,8 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
 
         return combine(each(roles, judge))
 
-    def overhead_claim(key: str, way: str, text: str) -> Claim:
-        @claim(key, f"{text} costs at most {OVERHEAD_PERCENT} % of time", "Section 4.3.3")
+    def overhead_claim(key: str, way: str, row: int, text: str) -> Claim:
+        @claim(key, f"{text} costs no more time than in the paper", "Tables 4 and 5")
         def judge_overhead(results: Results, expected: Expectation) -> Verdict:
             def judge(role: str) -> Part:
                 record = results.need("overhead", role=role)
@@ -231,12 +239,83 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
                 gap = ratio(per_sample[way], per_sample["undivided"], digits=3, trials="rounds")
                 count = len(per_sample[way])
                 return equivalence(
-                    f"{role}, {count} in turns,", gap, OVERHEAD_PERCENT / 100, side=1
+                    f"{role}, {count} in turns,", gap, _paper_overhead(role, row), side=1
                 )
 
             return combine(each(roles, judge))
 
         return judge_overhead
+
+    @claim(
+        "overhead_sizes",
+        "At the sizes that the paper names, an epoch with MBS takes no more over the undivided "
+        "initial mini-batch than there",
+        "Section 4.3.3",
+    )
+    def overhead_sizes(results: Results, expected: Expectation) -> Verdict:
+        def judge(case: str) -> Part:
+            role, _, size = case.partition(", ")
+            times = _streamed(results, role, epoch_times)
+            undivided = _undivided(results, role, epoch_times)
+            if int(size) not in times:
+                raise NotRun("no records")
+            spread = Spread.pooled_logs([*times.values(), undivided])
+            gap = ratio(times[int(size)], undivided, spread, digits=3)
+            percent = PAPER["overhead_percent"][role][size]
+            return equivalence(f"{case}:", gap, max(percent, LEAST_PERCENT) / 100, side=1)
+
+        for role in roles:
+            one_machine(results.ok("train", role=role, resolution="high"))
+        cases = [
+            f"{role}, {size}" for role in roles for size in PAPER["overhead_percent"].get(role, {})
+        ]
+        return combine(each(cases, judge))
+
+    @claim(
+        "time_grows",
+        "An epoch takes longer with the largest mini-batch than with the smallest that MBS alone "
+        "can train",
+        "Section 4.3.3",
+    )
+    def time_grows(results: Results, expected: Expectation) -> Verdict:
+        def judge(role: str) -> Part:
+            one_machine(results.ok("train", role=role, resolution="high"))
+            times = _streamed(results, role, epoch_times)
+            initial = PAPER["table2"][role]["mini_batch"]
+            above = sorted(n for n in times if n > initial)
+            if len(above) < 2:
+                raise NotRun("no records")
+            small, large = above[0], above[-1]
+            paper = {r["mini_batch"]: r["time_with"][0] for r in paper_rows(role)}
+            # The whole training set, where it was tried, is beyond the paper's rows.
+            large = max(n for n in above if n in paper)
+            gap = ratio(times[large], times[small], Spread.pooled_logs(times.values()), digits=3)
+            name = f"{role}: {large} over {small}"
+            return direction(name, gap, paper[large] / paper[small], sign=expected.sign)
+
+        return combine(each(roles, judge))
+
+    @claim(
+        "whole_set",
+        "All training samples together can be one mini-batch",
+        "Sections 1 and 4.3.2",
+    )
+    def whole_set(results: Results, expected: Expectation) -> Verdict:
+        def judge(role: str) -> Part:
+            found = [
+                r
+                for r in _beyond(results, role, True)
+                if (r.metrics or {}).get("steps_per_epoch") == 1 or r.status != "ok"
+            ]
+            if not found:
+                raise NotRun("no records")
+            size = max(r.config["mini_batch"] for r in found)
+            largest = [r for r in found if r.config["mini_batch"] == size]
+            done = sum(r.status == "ok" for r in largest)
+            told = f"{role}: mini-batches of all {size:,} trained in {done} of {len(largest)} runs"
+            return certain(told, done == len(largest))
+
+        return combine(each(roles, judge))
 
     @claim(
         "epoch_time",
@@ -252,12 +331,38 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
         same_result(roles, "The result at the initial mini-batch is the same with and without MBS"),
         optimum_beyond,
         best_not_largest,
-        overhead_claim("overhead_halved", "halved", "Dividing the initial mini-batch in two"),
+        overhead_claim("overhead_halved", "halved", 0, "Dividing the initial mini-batch in two"),
         overhead_claim(
-            "overhead_doubled", "doubled", "Twice the initial mini-batch, in micro-batches of it,"
+            "overhead_doubled",
+            "doubled",
+            1,
+            "Twice the initial mini-batch, in micro-batches of it,",
         ),
+        overhead_sizes,
         epoch_time,
+        time_grows,
+        whole_set,
     )
+
+
+@claim(
+    "resnet101_faster",
+    "Of all models ResNet-101 alone takes less time with MBS than without (as we put it: with "
+    "larger mini-batches than fit)",
+    "Section 4.3.3",
+)
+def resnet101_faster(results: Results, expected: Expectation) -> Verdict:
+    """Judge ResNet-101's epoch at its best mini-batch over the undivided initial one."""
+    role, size = "ResNet-101", 128
+    one_machine(results.ok("train", role=role, resolution="high"))
+    times = _streamed(results, role, epoch_times)
+    undivided = _undivided(results, role, epoch_times)
+    if size not in times:
+        raise NotRun("no records")
+    first, *rows = paper_rows(role)
+    paper = {r["mini_batch"]: r["time_with"][0] for r in rows}[size] / first["time_without"][0]
+    gap = ratio(times[size], undivided, Spread.pooled_logs([*times.values(), undivided]), digits=3)
+    return combine([direction(f"{role}, {size}", gap, paper, sign=expected.sign)])
 
 
 def undivided_fails(roles: Sequence[str]) -> Check:
@@ -280,18 +385,21 @@ def undivided_fails(roles: Sequence[str]) -> Check:
     return fails
 
 
-def _exhibit(name: str, roles: Sequence[str], lead: str) -> Exhibit:
+def _exhibit(name: str, roles: Sequence[str], lead: str, *more: Claim) -> Exhibit:
     return Exhibit(
         runs=partial(runs, roles=roles),
         table=partial(table, name=name),
         figure=partial(figure, name=name),
         caption=caption(lead, facts),
-        claims=claims_of(roles),
+        claims=(*claims_of(roles), *more),
         checks=(undivided_fails(roles),),
     )
 
 
 TABLE4 = _exhibit(
-    "table4", CLASSIFIERS, "Best test accuracy and time of an epoch, without and with MBS."
+    "table4",
+    CLASSIFIERS,
+    "Best test accuracy and time of an epoch, without and with MBS.",
+    resnet101_faster,
 )
 TABLE5 = _exhibit("table5", ["U-Net"], "Best test IoU and time of an epoch, without and with MBS.")

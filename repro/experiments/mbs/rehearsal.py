@@ -7,16 +7,10 @@ from typing import Any
 from unittest import mock
 
 from repro.experiments.design import Run
+from repro.experiments.imagining import Work, first_steps, imagined, imagined_data, said
 from repro.experiments.mbs import building
 from repro.experiments.mbs.settings import PAPER
-from repro.experiments.rehearsing import (
-    Rehearsal,
-    Work,
-    first_steps,
-    imagined,
-    imagined_data,
-    said,
-)
+from repro.experiments.rehearsing import Rehearsal
 
 GREY = ((0.5,) * 3, (0.25,) * 3)  # in the place of statistics of images without content
 

@@ -108,6 +108,8 @@ MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
     },
     "paper": _PAPER_SIZES,
 }
+# Of the papers' own data, for the mini-batch that is all of them (section 1).
+_ALL_TRAINING_SAMPLES = {"flowers102": 6551, "carvana": 4080}
 # Table 1's two sizes. The shorter profiles spare themselves the smallest one.
 SMALL_BATCH = {"smoke": 4, "quick": 4, "gpu": 4, "paper": 2}
 LARGE_BATCH = 16
@@ -207,6 +209,9 @@ def pairs(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
             runs.append(training(profile, role, chosen, size, None))
         if size in MINI_BATCHES[profile][role]:
             runs.append(training(profile, role, chosen, size, micro_batch_of(role, size)))
+    whole = _ALL_TRAINING_SAMPLES.get(chosen[task_of(role)])
+    if samples is None and whole:
+        runs.append(training(profile, role, chosen, whole, micro_batch_of(role, whole)))
     return runs
 
 
@@ -229,6 +234,54 @@ def overhead(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     initial = PAPER["table2"][role]
     config = base_config(profile, role, chosen) | {"repeats": 3 if profile == "smoke" else 15}
     return Run("overhead", config | initial, seeds=(0,), label=role)
+
+
+def gradient_errors(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
+    """Return the comparison of accumulated gradients with the whole mini-batch's (section 3.4)."""
+    config = base_config(profile, role, chosen)
+    divisions = [PAPER["normalisation"][name] for name in ("even", "ragged")]
+    if profile == "smoke":
+        divisions = [[mini // 4, micro // 4] for mini, micro in divisions]
+    return Run("gradients", config | {"divisions": divisions}, seeds=(0,), label=role)
+
+
+def normalised_training(profile: str, chosen: Mapping[str, str], way: str | None) -> Run:
+    """Return a training of ResNet-50 by a way of normalisation; undivided where it is None."""
+    config = base_config(profile, "ResNet-50", chosen) | EXTENT[profile]["ResNet-50"]
+    mini, micro = PAPER["normalisation"]["ragged"]
+    if profile == "smoke":
+        mini, micro = mini // 4, micro // 4
+    limit = {"limit_fits": None}  # the whole mini-batch is to be compared with
+    if "limit_bytes" in config:
+        limit["limit_bytes"] = None
+    return Run(
+        "normalised",
+        config | limit | {"mini_batch": mini, "micro_batch": micro, "normalization": way},
+        label=f"ResNet-50, mini-batch {mini}, {way or 'undivided'}",
+    )
+
+
+def foretold(role: str) -> Run:
+    """Return the memory that a published model takes at the published sizes (Table 2)."""
+    initial = PAPER["table2"][role]["mini_batch"]
+    side = _PAPER_SIDES[role, "high"]
+    return Run(
+        "foretell",
+        {
+            "role": role,
+            "model": MODELS["paper"][role],
+            "optimizer": OPTIMIZERS[role],
+            "classes": 1 if role == "U-Net" else 102,
+            "sides": [side, side],
+            "sizes": [initial // 2, initial],
+            "device_bytes": PAPER["device_bytes"],
+            "resolution": "high",
+            "augment": {"crop_size": side},
+            "dataset": None,
+        },
+        seeds=(0,),
+        label=role,
+    )
 
 
 def timeline(profile: str, chosen: Mapping[str, str]) -> Run:
@@ -286,7 +339,15 @@ def status_or(records: Sequence[Record], text: str) -> str:
 
 def facts(results: Results) -> Iterable[str]:
     """Yield what the records are: device, data, models, extents, sides, limit."""
-    records = results.records
+    records = [r for r in results.records if r.experiment != "foretell"]
+    if len(records) < len(results.records):
+        yield (
+            "What fits the paper's card is foretold, not measured: the live tensors of two "
+            "training steps of the published networks at the published sizes, without content "
+            "(SIMULATED)."
+        )
+    if not records:
+        return
     yield f"Measured on {devices(records)}."
     described = {_data(r.dataset, r.config["role"]): None for r in records if r.dataset}
     yield from described

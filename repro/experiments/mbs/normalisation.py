@@ -1,0 +1,217 @@
+"""Does the loss have to be normalised, and is Algorithm 1 exact? (section 3.4)"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
+from repro.experiments.judging import (
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    certain,
+    combine,
+    difference,
+    direction,
+)
+from repro.experiments.mbs.settings import (
+    PAPER,
+    UNITS,
+    facts,
+    gradient_errors,
+    normalised_training,
+)
+from repro.records import Record
+from repro.report import DASH, Summary, mean_std
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROLES = ("ResNet-50", "U-Net")
+WAYS = {
+    None: "whole mini-batch",
+    "none": "not normalised",
+    "paper": "Algorithm 1",
+    "exact": "by samples (ours)",
+}
+# Of a gradient in float64; what rounding leaves is some 1e-15.
+SAME = 1e-9
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the comparisons of gradients, and trainings by each way."""
+    return [
+        *(gradient_errors(profile, role, chosen) for role in ROLES),
+        *(normalised_training(profile, chosen, way) for way in WAYS),
+    ]
+
+
+def _rows(results: Results, role: str) -> list[dict[str, Any]]:
+    record = results.first("gradients", role=role)
+    return record.metrics["rows"] if record else []
+
+
+def _trained(results: Results, way: str | None) -> list[Record]:
+    return results.ok("normalised", normalization=way)
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Return the error of each way's gradient, and what trainings came to."""
+    paper = mean_std(PAPER["table4"][0]["without"])
+    rows = []
+    for role in ROLES:
+        for row in _rows(results, role):
+            trained = role == "ResNet-50" and not row["frozen"] and row["mini_batch"] == MINI_BATCH
+            values = [r.metrics["best"] for r in _trained(results, row["way"])] if trained else []
+            rows.append(
+                {
+                    "model": role,
+                    "mini-batch in micro-batches": _division(row),
+                    "BatchNorm": "running statistics" if row["frozen"] else "as in training",
+                    "loss": WAYS[row["way"]],
+                    "paper: error": "0" if row["way"] == "paper" else DASH,
+                    "ours: error": f"{row['error']:.1e}",
+                    "length over the whole one's": f"{row['length']:.2f}",
+                    "paper (%), undivided 16": paper if values else DASH,
+                    "ours, best (%)": Summary.of(values).text() if values else DASH,
+                    "n": len(values) or 1,
+                    "difference": _away(results, values),
+                }
+            )
+    return rows
+
+
+MINI_BATCH = PAPER["normalisation"]["ragged"][0]
+
+
+def _division(row: dict[str, Any]) -> str:
+    full, rest = divmod(row["mini_batch"], row["micro_batch"])
+    return f"{row['mini_batch']} = {full}×{row['micro_batch']}{f' + {rest}' if rest else ''}"
+
+
+def _away(results: Results, values: list[float]) -> str:
+    whole = [r.metrics["best"] for r in _trained(results, None)]
+    return f"{np.mean(values) - np.mean(whole):+.2f}" if values and whole else DASH
+
+
+def figure(results: Results) -> "Figure":
+    """Draw loss and accuracy by epoch, a line each way."""
+    from repro import plots
+
+    quantities = {"training loss": "train_loss", UNITS["accuracy"]: "accuracy"}
+    return plots.learning_curves(
+        {
+            f"ResNet-50, mini-batches of {MINI_BATCH}": {
+                quantity: {
+                    label: [_finite(r.metrics[name]) for r in _trained(results, way)]
+                    for way, label in WAYS.items()
+                }
+                for quantity, name in quantities.items()
+            }
+        }
+    )
+
+
+def _finite(curve: list[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in curve]
+
+
+@check(
+    "With BatchNorm's running statistics, Algorithm 1's gradient is the mini-batch's where the "
+    "loss is a mean over samples and the micro-batch divides the mini-batch; weighted by samples "
+    "it always is"
+)
+def exact(results: Results) -> tuple[bool, str]:
+    """Ask of the errors that have to be those of rounding."""
+    found = [
+        row["error"]
+        for role in ROLES
+        for row in _rows(results, role)
+        if row["frozen"]
+        and (
+            row["way"] == "exact"
+            or (row["way"], role, row["mini_batch"] % row["micro_batch"]) == ("paper", ROLES[0], 0)
+        )
+    ]
+    if not found:
+        raise NotRun("no records")
+    return max(found) < SAME, f"largest relative error {max(found):.1e}"
+
+
+@check(
+    "Without normalisation the gradient is the sum of the micro-batches' (equation 13): as many "
+    "times as long as there are micro-batches, for a mean loss and an even division"
+)
+def summed(results: Results) -> tuple[bool, str]:
+    """Ask of the gradient's length."""
+    found = [
+        (row["length"], row["mini_batch"] // row["micro_batch"])
+        for row in _rows(results, ROLES[0])
+        if row["frozen"] and row["way"] == "none" and row["mini_batch"] % row["micro_batch"] == 0
+    ]
+    if not found:
+        raise NotRun("no records")
+    return all(abs(length / count - 1) < SAME for length, count in found), "; ".join(
+        f"{length:.3f} times with {count} micro-batches" for length, count in found
+    )
+
+
+@claim(
+    "same_gradient",
+    "Normalising the loss gives the mini-batch's gradient, also where the mini-batch is no "
+    "multiple of the micro-batch (equations 15 to 17; BatchNorm by running statistics)",
+    "Section 3.4",
+)
+def same_gradient(results: Results, expected: Expectation) -> Verdict:
+    """Judge Algorithm 1's gradient for each model and division."""
+
+    def judge(role: str) -> list[Part]:
+        rows = [r for r in _rows(results, role) if r["frozen"] and r["way"] == "paper"]
+        return [
+            certain(f"{role}, {_division(row)}: error {row['error']:.1e}", row["error"] < SAME)
+            for row in rows
+        ] or [("not run", f"{role}: no records")]
+
+    return combine([part for role in ROLES for part in judge(role)])
+
+
+@claim(
+    "closer",
+    "Trainings with normalisation follow those with the whole mini-batch more closely than those "
+    "without (as we put it: the mean distance of the loss over epochs, seed by seed)",
+    "Section 3.4",
+)
+def closer(results: Results, expected: Expectation) -> Verdict:
+    """Judge how far the curves of the training loss lie from the whole mini-batch's."""
+    whole = {r.seed: r.metrics["train_loss"] for r in _trained(results, None)}
+
+    def away(way: str) -> list[float]:
+        return [
+            float(np.mean(np.abs(np.subtract(_finite(r.metrics["train_loss"]), whole[r.seed]))))
+            for r in _trained(results, way)
+            if r.seed in whole and not r.metrics["diverged"]
+        ]
+
+    without, with_ = away("none"), away("paper")
+    diverged = sum(r.metrics["diverged"] for r in _trained(results, "none"))
+    if diverged and with_:
+        return combine([certain(f"{diverged} trainings without normalisation diverged", True)])
+    gap = difference(without, with_, Spread.pooled([without, with_]), digits=3)
+    return combine([direction("distance without less distance with", gap, sign=expected.sign)])
+
+
+NORMALISATION = Exhibit(
+    runs=runs,
+    table=table,
+    figure=figure,
+    caption=caption(
+        "Relative error of the accumulated gradient against the whole mini-batch's, in float64, by "
+        "what the loss is divided by; and trainings by each way. U-Net's loss has a Dice "
+        "coefficient of the whole mini-batch, which is no mean over samples.",
+        facts,
+    ),
+    claims=(same_gradient, closer),
+    checks=(exact, summed),
+)
