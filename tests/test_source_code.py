@@ -179,6 +179,7 @@ class TestStyle:
                     "experiments/estimates.py",
                     "experiments/rehearsing.py",
                     "experiments/selftests.py",
+                    "experiments/session.py",
                     "_torchvision.py",
                 )
                 assert lazy or path.relative_to(paths.PACKAGE).as_posix() in known

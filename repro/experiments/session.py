@@ -1,5 +1,7 @@
 """What a notebook does with a paper: compute or look up its records, and show them."""
 
+import importlib
+
 from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
@@ -84,6 +86,11 @@ class Session:
             display(report.TableView(summary.frame(checked)))
         if judged:
             display(report.TableView(summary.frame(judged, summary.CLAIM_COLUMNS[1:])))
+
+    def recipe(self) -> report.TableView:
+        """Return what the paper trains with, beside what each profile does, and why they differ."""
+        module = importlib.import_module(f"repro.experiments.{self.paper.key}.recipe")
+        return report.TableView(summary.frame(module.recipe()))
 
     def verdicts(self) -> report.TableView:
         """Return the verdicts on all claims."""

@@ -59,12 +59,13 @@ def _trained(results: Results, way: str | None) -> list[Record]:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Return the error of each way's gradient, and what trainings came to."""
-    paper = mean_std(PAPER["table4"][0]["without"])
     rows = []
     for role in ROLES:
-        for row in _rows(results, role):
-            trained = role == "ResNet-50" and not row["frozen"] and row["mini_batch"] == MINI_BATCH
+        for row in _rows(results, role) or _empty():
+            ragged = row["mini_batch"] % row["micro_batch"] != 0
+            trained = role == "ResNet-50" and not row["frozen"] and ragged
             values = [r.metrics["best"] for r in _trained(results, row["way"])] if trained else []
+            known = "error" in row
             rows.append(
                 {
                     "model": role,
@@ -72,15 +73,27 @@ def table(results: Results) -> list[dict[str, Any]]:
                     "BatchNorm": "running statistics" if row["frozen"] else "as in training",
                     "loss": WAYS[row["way"]],
                     "paper: error": "0" if row["way"] == "paper" else DASH,
-                    "ours: error": f"{row['error']:.1e}",
-                    "length over the whole one's": f"{row['length']:.2f}",
-                    "paper (%), undivided 16": paper if values else DASH,
+                    "ours: error": f"{row['error']:.1e}" if known else DASH,
+                    "length over the whole one's": f"{row['length']:.2f}" if known else DASH,
+                    "paper (%), undivided 16": mean_std(PAPER["table4"][0]["without"])
+                    if trained
+                    else DASH,
                     "ours, best (%)": Summary.of(values).text() if values else DASH,
-                    "n": len(values) or 1,
+                    "n": len(values) or int(known),
                     "difference": _away(results, values),
                 }
             )
     return rows
+
+
+def _empty() -> list[dict[str, Any]]:
+    """Return what is compared, before it is."""
+    return [
+        {"mini_batch": mini, "micro_batch": micro, "frozen": frozen, "way": way}
+        for mini, micro in (PAPER["normalisation"]["even"], PAPER["normalisation"]["ragged"])
+        for frozen in (True, False)
+        for way in ("none", "paper", "exact")
+    ]
 
 
 MINI_BATCH = PAPER["normalisation"]["ragged"][0]

@@ -367,7 +367,7 @@ def facts(results: Results) -> Iterable[str]:
     if extents:
         yield f"An epoch is {' or '.join(extents)}."
     sides = {
-        (role, _side(r.config), r.config["resolution"]): None
+        (role, side(r.config), r.config["resolution"]): None
         for role in ROLES
         for r in records
         if r.config["role"] == role
@@ -408,9 +408,15 @@ _PAPER_SIDES = {
 }
 
 
-def _side(config: Mapping[str, Any]) -> int:
-    side: int = config["augment"].get("crop_size") or config["dataset"]["image_size"]
-    return side
+def side_in_paper(role: str) -> int:
+    """Return the side of the paper's images in pixels."""
+    return _PAPER_SIDES[role, "high"]
+
+
+def side(config: Mapping[str, Any]) -> int:
+    """Return the side of what a configuration trains on, in pixels."""
+    found: int = config["augment"].get("crop_size") or config["dataset"]["image_size"]
+    return found
 
 
 def _data(facts: Mapping[str, str], role: str) -> str:
