@@ -30,6 +30,7 @@ from repro.datasets.image_data import (
 from repro.datasets.loader import TensorLoader, channel_statistics
 from repro.datasets.patches import PatchLoader, low_resolution, noisy
 from repro.datasets.phantom import draw_ellipses, phantom
+from repro.datasets.streamed import StreamedImages, dense
 from repro.datasets.timings import TIMES, EpochTimes, find_times, load_times
 
 __all__ = [
@@ -44,9 +45,11 @@ __all__ = [
     "ImageData",
     "PatchLoader",
     "Split",
+    "StreamedImages",
     "TensorLoader",
     "available",
     "channel_statistics",
+    "dense",
     "download",
     "draw_ellipses",
     "find_times",

@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,7 +24,9 @@ from repro.datasets.image_data import (
     Split,
     check_size,
     digest,
+    labels_tensor,
 )
+from repro.datasets.streamed import StreamedImages, exceeds_memory
 
 EMBEDDED = {"digits": "inside scikit-learn", "photos": "inside scikit-image"}
 LABELLED = ("cifar10", "cifar100", "flowers102", "flowers5", "imagenet")
@@ -77,7 +79,8 @@ def load(
         image_size: None keeps the size; an int resizes the short side and cuts the centre; a pair
             (height, width) resizes to exactly that. Masks follow by nearest neighbour. Pictures
             of different sizes (`div2k`, `bsds500`) are turned to lie, and with None cut to the
-            largest centre that all have.
+            largest centre that all have. Where ImageNet's images of that size would take more than
+            half of the memory they stay encoded, `StreamedImages` in the place of tensors.
         per_class: Keep the first so many images of each class in every split; labelled sets on
             disk only.
         binary: For `camvid`, make masks of road (1) against the rest (0): the stand-in for
@@ -326,6 +329,27 @@ def _writable_root(root: str | os.PathLike[str] | None) -> Path:
     raise _NoDownloadError("no folder to download to is writable")
 
 
+def _streamed(
+    source: sources.Source, size: int | Size | None, per_class: int | None
+) -> Decoded | None:
+    """Return a set whose images stay encoded; None where memory holds it, or files do not allow."""
+    if source.encoded is None:
+        return None
+    classes, items = source.encoded(per_class)
+    if size is None or not exceeds_memory(sum(map(len, items.values())), size):
+        return None
+    return Decoded(
+        tuple(classes),
+        {
+            name: Split(
+                cast(torch.Tensor, StreamedImages(own, size)),
+                labels_tensor(item.label for item in own if item.label is not None),
+            )
+            for name, own in items.items()
+        },
+    )
+
+
 def _read(
     name: str,
     source: sources.Source,
@@ -348,7 +372,7 @@ def _read(
     try:
         content = content_hash(source.files(per_class), source.path)
         key = digest([FORMAT, source.record_name, content, size, per_class, *anew])[:16]
-        decoded = cached(f"{name}-{key}", build)
+        decoded = _streamed(source, size, per_class) or cached(f"{name}-{key}", build)
     except DatasetError:
         raise
     except PermissionError as error:
@@ -365,6 +389,8 @@ def _read(
     note = ", perhaps recompressed: accuracies may run below those of the original" * recompressed
     part = "" if per_class is None else f", the first {per_class} images of each class"
     resized = "" if size is None else f", resized to {size}"
+    if isinstance(decoded.splits["train"].images, StreamedImages):
+        resized += ", decoded as they are needed"
     count = sum(len(one) for one in decoded.splits.values())
     if anew:
         part = f", {count:,} images divided at random, {100 * TRAIN_SHARE:.0f} % to train on"

@@ -40,6 +40,9 @@ MASK_CLASSES = {"camvid": CAMVID_CLASSES, "carvana": ("background", "car")}
 CARVANA_TEST_EVERY = 5  # every fifth car
 
 
+Encoded = tuple[Sequence[str], dict[str, list[Item]]]
+
+
 @dataclass(frozen=True)
 class Source:
     """One place that holds a dataset.
@@ -50,6 +53,7 @@ class Source:
         path: Archive or folder.
         files: Lists the files whose content is the dataset's, given `per_class`.
         decode: Reads it, given `image_size` and `per_class`.
+        encoded: Lists classes and images by split, given `per_class`, where they can stay encoded.
     """
 
     record_name: str
@@ -57,6 +61,7 @@ class Source:
     path: Path
     files: Callable[[int | None], Sequence[Path]]
     decode: Callable[[int | Size | None, int | None], Decoded]
+    encoded: Callable[[int | None], Encoded] | None = None
 
 
 def find(name: str, root: Path) -> Source | None:
@@ -189,11 +194,15 @@ def _imagenet(name: str, root: Path) -> Source | None:
         kept = [first_of_each_class(members, per_class) for members in listing()[1].values()]
         return [Path(item.name) for members in kept for item in members]
 
+    def encoded(per_class: int | None) -> Encoded:
+        classes, items = listing()
+        return classes, {s: first_of_each_class(own, per_class) for s, own in items.items()}
+
     def read(size: int | Size | None, per_class: int | None) -> Decoded:
         classes, items = listing()
         return _decode_items(classes, items, size, per_class)
 
-    return Source(name, "torchvision ImageNet folder", folder, files, read)
+    return Source(name, "torchvision ImageNet folder", folder, files, read, encoded)
 
 
 def _carvana(name: str, root: Path) -> Source | None:

@@ -1,5 +1,6 @@
 """What a training of the paper is made of: model, data, plan, schedule, step."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from repro import models
-from repro.datasets import ImageData, Split, TensorLoader, channel_statistics
+from repro.datasets import ImageData, Split, TensorLoader, channel_statistics, dense
 from repro.dualbatch import (
     CyclicProgressiveSchedule,
     DualBatchPlan,
@@ -23,6 +24,7 @@ from repro.training import evaluate_classifier
 Config = Mapping[str, Any]
 GATHERED_AT_ONCE = 2**28  # bytes of images
 LARGEST_ON_DEVICE = 8 * 2**30  # bytes of images; more stay in host memory
+STREAMED_STATISTICS = 5_000  # images of a set that stays encoded whose mean and deviation are taken
 _HEADS = ("classifier", "fc")
 
 
@@ -78,7 +80,12 @@ class TrainingData:
         for entry in config["sub_stages"]:  # sets come in squares, of the highest resolution
             resized(train.images.shape, entry["resolution"], aspect=None, allow_enlarging=False)
         self.augment = dict(config["augment"])
-        self.statistics = channel_statistics(train.images)
+        few = min(STREAMED_STATISTICS, len(train))
+        # All images where they lie in memory; of the others some, evenly.
+        whole = isinstance(train.images, torch.Tensor)
+        self.statistics = channel_statistics(
+            train.images if whole else dense(train.evenly(few).images)
+        )
         self.images, self.labels = _on(device, train)
         self.test = _on(device, test)
 
@@ -86,11 +93,12 @@ class TrainingData:
         """Yield the augmented mini-batches of a share, in its order."""
         mean, std = self.statistics
         # Gathered in pieces: a share of ImageNet is tens of gigabytes.
-        batches = max(1, GATHERED_AT_ONCE // (share.batch_size * self.images[0].nbytes))
+        image_bytes = math.prod(self.images.shape[1:])
+        batches = max(1, GATHERED_AT_ONCE // (share.batch_size * image_bytes))
         for number, piece in enumerate(share.indices.split(share.batch_size * batches)):
-            chosen = piece.to(self.images.device)
+            chosen = piece.to(self.labels.device)
             yield from TensorLoader(
-                self.images[chosen],
+                dense(self.images[chosen]),
                 self.labels[chosen],
                 share.batch_size,
                 seed=share.seed + number,
@@ -104,13 +112,22 @@ class TrainingData:
     def evaluation(self, config: Config, device: str) -> Callable[[nn.Module], dict[str, float]]:
         """Return a function that measures a model on the test images, at their own resolution."""
         mean, std = self.statistics
-        size = min(500, len(self.test[0]))
-        loader = TensorLoader(*self.test, size, shuffle=False, mean=mean, std=std)
+        images, labels = self.test
+        size = min(500, len(images))
+        # Whole where they lie in memory, else decoded in pieces.
+        piece = len(images) if isinstance(images, torch.Tensor) else 10 * size
         low = low_precision(config)
+
+        def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+            for chosen in torch.arange(len(images), device=labels.device).split(piece):
+                shown = dense(images[chosen])
+                yield from TensorLoader(
+                    shown, labels[chosen], size, shuffle=False, mean=mean, std=std
+                )
 
         def evaluate(model: nn.Module) -> dict[str, float]:
             with torch.autocast(torch.device(device).type, low) if low else nullcontext():
-                return evaluate_classifier(model, loader, device)
+                return evaluate_classifier(model, batches(), device)
 
         return evaluate
 
@@ -156,6 +173,8 @@ def _three_channels(split: Split) -> Split:
 
 def _on(device: str, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
     assert split.labels is not None
+    if not isinstance(split.images, torch.Tensor):
+        return split.images, split.labels  # decoded on the host, piece by piece
     images = split.images.contiguous()
     place = device if images.nbytes <= LARGEST_ON_DEVICE else "cpu"
     return images.to(place), split.labels.to(place)

@@ -1,0 +1,77 @@
+"""Data of a training: images that stay encoded give the mini-batches of those in memory."""
+
+import pytest
+import torch
+from dataset_files import encode, random_image, write_folder
+from torch import nn
+
+from repro.datasets import CorruptDatasetError, StreamedImages, load, streamed
+from repro.dualbatch import Share
+from repro.experiments.dualbatch.building import TrainingData, low_precision
+
+PLAN = {"a": 1.0, "b": 0.0, "k": 1.0, "n_small": 0, "n_large": 2, "large_batch": 3}
+
+
+@pytest.fixture
+def root(tmp_path):
+    folder = tmp_path / "imagenet"
+    for s, split in enumerate(("train", "val")):
+        for k, wnid in enumerate(("n01", "n02")):
+            write_folder(
+                folder,
+                {
+                    f"{split}/{wnid}/{wnid}_{i}.JPEG": encode(
+                        random_image(100 * s + 10 * k + i, 19, 23), "JPEG"
+                    )
+                    for i in range(6)
+                },
+            )
+    torch.save(({"n01": ("tench",), "n02": ("shark",)}, ["n01"] * 4), folder / "meta.bin")
+    return tmp_path
+
+
+@pytest.fixture
+def both(root, monkeypatch):
+    whole = load("imagenet", root, image_size=16)
+    monkeypatch.setattr(streamed, "MEMORY_SHARE", 1e-12)
+    return whole, load("imagenet", root, image_size=16)
+
+
+def test_beyond_the_memory_images_stay_encoded(both):
+    whole, encoded = both
+    assert isinstance(encoded.train.images, StreamedImages)
+    assert encoded.train.images.shape == whole.train.images.shape == (12, 3, 16, 16)
+    assert encoded.train.images.decoded().equal(whole.train.images)
+    assert encoded.train.labels.equal(whole.train.labels)
+    some = encoded.train.evenly(5)
+    assert isinstance(some.images, StreamedImages)
+    assert some.images.decoded().equal(whole.train.evenly(5).images)
+    assert encoded.fingerprint == whole.fingerprint
+    assert "decoded as they are needed" in encoded.provenance
+
+
+@pytest.mark.parametrize("samples", [12, 8])
+def test_mini_batches_and_evaluation_are_those_of_memory(both, samples):
+    config = {
+        "augment": {"padding": 2, "flip": True},
+        "sub_stages": [{"resolution": 8, "dropout": None, "plan": PLAN | {"samples": samples}}],
+        "test_samples": 11,
+        "autocast": None,
+    }
+    assert low_precision(config) is None
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(2))
+    share = Share(torch.tensor([3, 0, 7, 5]), 3, 8, 1)
+    found = []
+    for data in both:
+        images = TrainingData(config, data, "cpu")
+        found.append((list(images(share)), images.evaluation(config, "cpu")))
+    for (ours, labels), (plain, wanted) in zip(found[1][0], found[0][0], strict=True):
+        assert ours.equal(plain) and labels.equal(wanted) and ours.shape[2:] == (8, 8)
+    assert found[0][1](model) == found[1][1](model)
+
+
+def test_what_cannot_be_decoded_is_named(both, root):
+    _, encoded = both
+    (root / "imagenet/train/n01/n01_2.JPEG").write_bytes(b"nothing")
+    with pytest.raises(CorruptDatasetError, match="n01_2"):
+        encoded.train.images[torch.tensor([0, 2])].decoded()
