@@ -1,0 +1,84 @@
+"""The paper's recipe beside ours, item by item, computed from `settings`."""
+
+from collections.abc import Callable
+
+from repro.experiments.outofcore.settings import (
+    BATCHES,
+    GROWING,
+    MODELS,
+    PAPER,
+    REPEATS,
+    RESNET,
+    ROLES,
+    THREADS,
+)
+
+NOT_STATED = "not stated"
+PROFILES = {"paper profile": "paper", "gpu": "gpu", "quick": "quick"}
+_SMALL = "two cores have five minutes"
+_SIDES = {"Pix2PixHD": "512×1024", "DeepLabv3+": "513×513"}
+
+
+def recipe() -> list[dict[str, str]]:
+    """Return a row for each item.
+
+    Returns:
+        Rows with the columns item, paper, paper profile, gpu, quick, why they differ.
+    """
+    rows = [
+        _row("device", PAPER["device"], lambda _: "the machine's", "Table 1 is SIMULATED, too"),
+        _row(
+            "memory",
+            f"{PAPER['limit_gib']} GiB",
+            lambda p: (
+                "between the needs of two batch sizes (SIMULATED)"
+                if p == "quick"
+                else f"{PAPER['limit_gib']} GiB (a limit)"
+            ),
+            "which sizes fit in core is set so",
+        ),
+    ]
+    for role in ROLES:
+        height, width = MODELS["paper"][role]["image"]
+        rows.append(
+            _row(
+                f"{role}: network and image",
+                f"{role}, {_SIDES.get(role, f'{height}×{width}')}",
+                lambda p, role=role: _network(p, role),  # type: ignore[misc]
+                f"DenseNet-121 is assumed, the paper names no depth; {_SMALL}"
+                if role == "DenseNet"
+                else _SMALL,
+            )
+        )
+        batches = BATCHES if role == RESNET else {p: own[role] for p, own in GROWING.items()}
+        rows.append(
+            _row(
+                f"{role}: batch sizes",
+                ", ".join(map(str, PAPER["table1"]["batches"])) if role == RESNET else "drawn",
+                lambda p, batches=batches: ", ".join(map(str, batches[p])),  # type: ignore[misc]
+                "in proportion to the largest that fits in core",
+            )
+        )
+    rows += [
+        _row("data", NOT_STATED, lambda _: "SYNTHETIC", "only speed and memory are looked at"),
+        _row("iterations averaged", "100", lambda p: f"median of {REPEATS[p]}", _SMALL),
+        _row(
+            "threads",
+            NOT_STATED,
+            lambda p: str(THREADS[p] or "all"),
+            "as records of a CPU are made",
+        ),
+    ]
+    return rows
+
+
+def _row(item: str, paper: str, ours: Callable[[str], str], why: str) -> dict[str, str]:
+    values = {column: ours(profile) for column, profile in PROFILES.items()}
+    return {"item": item, "paper": paper, **values, "why they differ": why}
+
+
+def _network(profile: str, role: str) -> str:
+    own = MODELS[profile][role]
+    height, width = own["image"]
+    options = "".join(f", {k} {v}" for k, v in own["model"].items() if k != "name")
+    return f"{own['model']['name']}{options}, {height}×{width}"
