@@ -153,7 +153,7 @@ class TestSimulated:
     def test_what_no_record_can_change_is_no_claim(self):
         kinds = {claim.kind for own in DESIGN.artefacts.values() for claim in own.claims}
         assert kinds == {"measured"}
-        assert not DESIGN.artefacts["breakdown"].claims and len(CHECKS) == 10
+        assert not DESIGN.artefacts["breakdown"].claims and len(CHECKS) == 16
 
     @pytest.mark.parametrize(("artefact", "place"), CHECKS)
     def test_no_record_of_ours_enters(self, artefact, place):

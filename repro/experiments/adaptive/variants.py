@@ -28,6 +28,17 @@ _LAYERWISE: dict[str, Any] = {"LARS": LARS, "LAMB": LAMB}
 _LUMA = (65.481 / 255, 128.553 / 255, 24.966 / 255)  # ITU-R BT.601, of colours in [0, 1]
 
 
+def ruled(config: Config) -> Config:
+    """Return a configuration whose controller `building.build_controller` knows.
+
+    What of it is no JSON value, a `Saturation`, takes the place of its numbers.
+    """
+    own = dict(config["controller"])
+    if rule := own.pop("saturation", None):
+        own["decay_at"] = Saturation(**rule)
+    return {**config, "controller": own}
+
+
 def start(config: Config, seed: int, data: ImageData, device: str) -> Training:
     """Build a training by all that its configuration says, and show the controller w_0.
 
@@ -36,22 +47,13 @@ def start(config: Config, seed: int, data: ImageData, device: str) -> Training:
     Raises:
         ValueError: The configuration has a choice that there is not.
     """
-    rule = config["controller"].get("saturation")
-    own = {name: value for name, value in config["controller"].items() if name != "saturation"}
     optimizer = dict(config["optimizer"])
     kind = _LAYERWISE.get(optimizer.pop("name"))
-    plain = {**config, "controller": own}
-    run = Training.start(
-        plain | ({"optimizer": {"name": "SGD"}} if kind else {}), seed, data, device
-    )
+    plain = {**ruled(config), **({"optimizer": {"name": "SGD"}} if kind else {})}
+    run = Training.start(plain, seed, data, device)
     run.config = config
     if kind:
         run.optimizer = kind(run.model.parameters(), lr=1e-3, **optimizer)
-    if rule:
-        ruled = {**config, "controller": {**own, "decay_at": Saturation(**rule)}}
-        run.controller = building.build_controller(ruled, run.model, run.loader, seed)
-        cost = run.history["initial_cost"][0]
-        run.setting = run.controller.observe(cost, run.model.parameters())
     if config.get("psnr", "rgb") != "rgb":
         run.evaluate = _evaluate(config, data, device)
     return run
