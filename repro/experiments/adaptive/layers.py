@@ -18,6 +18,7 @@ from repro.experiments.adaptive.settings import (
     final,
     kept_up,
     layerwise,
+    left_out,
     span,
     trained,
     training,
@@ -50,8 +51,7 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return linear scaling and θ-adaptive training by each optimizer; LAMB not under `quick`."""
     found = [training(profile, CIFAR, chosen, strategy) for strategy in PAIR]
     for optimizer in LAYERWISE:
-        # Five minutes are too short for what the paper does not name.
-        if profile != "quick" or optimizer == "LARS":
+        if not left_out(profile, optimizer):
             found += [layerwise(profile, chosen, optimizer, strategy) for strategy in PAIR]
     return found
 

@@ -315,6 +315,11 @@ def _training(profile: str, config: dict[str, Any], label: str) -> Run:
     return Run("variant" if own or "last_batch" in config else "train", config, label=label)
 
 
+def left_out(profile: str, optimizer: str) -> bool:
+    """Whether a profile has no time for an optimizer: what the paper does not name, under quick."""
+    return profile == "quick" and optimizer == "LAMB"
+
+
 def layerwise(profile: str, chosen: Mapping[str, str], optimizer: str, strategy: str) -> Run:
     """Return the training of CIFAR by ``linear`` or ``theta`` with LARS or LAMB (section V)."""
     controller = _rates(profile, CIFAR, strategy)
