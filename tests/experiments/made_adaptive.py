@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import made
+from invented import make_record
 
 from repro.adaptive import ScalingModel
+from repro.experiments.adaptive import settings
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TRAININGS
 from repro.experiments.adaptive.strategies import reported_of
 from repro.experiments.design import Results, Run
@@ -89,19 +91,19 @@ def theta_curve(epochs: int, peak: int, first: int, height: float, rise: float) 
     return values
 
 
-def measured_task(sizes, ways, model=MODEL, jitter=0.01) -> dict[str, Any]:
+def measured_task(sizes, ways, model=MODEL, jitter=0.01, processes=2) -> dict[str, Any]:
     """Return what processes measure whose steps follow a model; turns differ by `jitter`."""
     steps = []
     for n in sizes:
         for way in ("none", *ways):
-            cost = model.step(n, 1 if way == "none" else 2)
+            cost = model.step(n, 1 if way == "none" else processes)
             # An allreduce hides nothing.
             blocked = cost.communication_s if way == "allreduce" else cost.blocked_s
             total = cost.computation_s + blocked
             steps.append(
                 {
                     "batch": n,
-                    "processes": 1 if way == "none" else 2,
+                    "processes": 1 if way == "none" else processes,
                     "averaging": way,
                     "computation_s": cost.computation_s,
                     "communication_s": cost.communication_s,
@@ -112,15 +114,29 @@ def measured_task(sizes, ways, model=MODEL, jitter=0.01) -> dict[str, Any]:
                 }
             )
     alpha, beta = model.latency_s / BUCKETS, model.transfer_s / BYTES
-    messages = [(size, 2, 2 * (alpha + beta * size / 2)) for size in (2**10, 2**14, 2**18)]
+    messages = [
+        (size, processes, 2 * (processes - 1) * (alpha + beta * size / processes))
+        for size in (2**10, 2**14, 2**18)
+    ]
     return {
-        "processes": 2,
+        "processes": processes,
         "steps": steps,
         "messages": dict.fromkeys(ways, messages),
         "difference": 0.0,
         "gradient_bytes": BYTES,
         "buckets": BUCKETS,
     }
+
+
+def recorded_job(task, processes, model=MODEL, jitter=0.01, profile="gpu", way="all_to_all"):
+    """Return the record of a job whose steps follow a model."""
+    config = settings.recorded_job(profile, task, way, processes, accelerated=True).config
+    ways = [way] if processes > 1 else []
+    found = measured_task(config["sizes"], ways, model, jitter, processes)
+    found |= {"machines": processes, "messages": found["messages"] or {way: []}}
+    device = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
+    values = {"paper": "adaptive", "config": config, "metrics": found, "device": device}
+    return make_record("nodes", dataset=None, **values)
 
 
 @dataclass(frozen=True)
