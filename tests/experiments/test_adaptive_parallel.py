@@ -365,6 +365,13 @@ def test_one_process_needs_no_torchrun(tmp_path, here):
     assert code == 2 and said.count("\n") == 1 and "is damaged, or no checkpoint" in said
 
 
+def test_a_training_that_decays_on_saturation(here):
+    """What one process knows beside `experiments.train`, all know."""
+    options = (*SMOKE, "--task", "Phantom", "--strategy", "decay", "--epochs", "1")
+    code, out, said = here(*options)
+    assert (code, said) == (0, "") and out.startswith("epoch 1: ")
+
+
 BAD = {
     "task": (["--task", "MNIST"], "unknown task 'MNIST'; choose CIFAR, DIV2K, Phantom"),
     "strategy": (["--strategy", "mine"], "unknown strategy 'mine'; choose best, linear"),

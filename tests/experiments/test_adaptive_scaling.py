@@ -7,9 +7,11 @@ import pytest
 from made_adaptive import MODEL, World, checked, judge, nothing, recorded_job, results_of
 
 from repro.adaptive import ScalingModel
-from repro.experiments import load_paper
+from repro.experiments import load_paper, summary
 from repro.experiments.adaptive import projection, scaling
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
+from repro.experiments.sources import Source
+from repro.records import RecordError, RecordStore
 from repro.report import DASH
 
 DESIGN = load_paper("adaptive")
@@ -483,6 +485,11 @@ class TestRecorded:
         assert {row["processes"] for row in rows} == {1, 8}
         assert all("recorded: edsr" in row["task"] for row in rows)
         row = scaling.nodes_table(with_jobs("breakdown", job))[-1]
+        drawn = scaling.nodes_figure(with_jobs("breakdown", job))
+        stars = [line for line in drawn.axes[-1].get_lines() if line.get_marker() == "*"]
+        assert sorted(float(line.get_ydata()[0]) for line in stars) == pytest.approx(
+            sorted(v for v in projection.breakdown(MODEL, 8).values() if v > 1e-4), rel=0.01
+        )
         assert row["nodes"] == 8 and row["cost of small batches"].startswith("RECORDED: NVIDIA X")
         wanted = projection.breakdown(MODEL, 8)
         for name in ("computation", "computation at B_m", "communication", "blocked"):
@@ -504,3 +511,18 @@ class TestRecorded:
             if nodes
         }
         assert found == wanted
+
+
+def test_a_recorded_job_that_cannot_be_shown_is_named(tmp_path):
+    store = RecordStore(tmp_path)
+    job = recorded_job(DIV2K, 8)
+    del job.metrics["steps"][0]["samples_s"]
+    store.write(job)
+    source = Source(DESIGN, {("local", "gpu"): store})
+    results = with_jobs("figure7", *source.records["local", "gpu"])
+    artefact = DESIGN.artefacts["figure7"]
+    with (
+        pytest.raises(RecordError, match=f"cannot be shown for what is in .*nodes-{job.key}"),
+        summary.blaming(source, artefact, results),
+    ):
+        artefact.table(results)

@@ -200,6 +200,22 @@ class TestThePapersSettings:
             own = settings.training("paper", task, CHOSEN, strategy).config
             assert own["epochs"] >= PAPER[task][strategy]["epochs"]
 
+    @pytest.mark.parametrize("profile", ["paper", "gpu"])
+    def test_what_the_paper_leaves_open_can_be_chosen(self, profile):
+        runs = DESIGN.artefacts["figure4"].runs(profile, CHOSEN)
+        runs += DESIGN.artefacts["figure10"].runs(profile, CHOSEN)
+        assert {run.config["last_batch"] for run in runs} == {"full_rate"}
+        assert {run.config.get("psnr") for run in runs} == {"rgb", None}
+        changes = [("psnr", "y_shaved"), ("last_batch", "in_proportion")]
+        changed = arguments.with_changes(DESIGN, runs, changes)
+        assert {run.config.get("psnr") for run in changed} == {"y_shaved", None}
+        assert {run.config["last_batch"] for run in changed} == {"in_proportion"}
+        with pytest.raises(arguments.UsageError, match="choose among rgb, rgb_shaved, y_shaved"):
+            arguments.with_changes(DESIGN, runs, [("psnr", "best")])
+        said = caption("figure4", profile=profile, seeds=(0,))
+        assert "all colours of whole crops" in said and "trained at the full rate" in said
+        assert "PSNR is over" not in caption("figure10", profile=profile, seeds=(0,))
+
     @pytest.mark.parametrize("task", TASKS)
     def test_the_papers_k_and_growths_under_paper(self, task):
         """Section VI: K of 5, 10 and 60; growths as the projections have them."""

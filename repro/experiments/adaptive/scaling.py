@@ -119,6 +119,18 @@ def _kind(record: Record) -> tuple[str, ...]:
     return record.device["name"], _network(config), f"B = {sizes}", config["averaging"]
 
 
+def _by_kind(results: Results, task: str) -> dict[tuple[str, ...], list[Record]]:
+    found: dict[tuple[str, ...], list[Record]] = {}
+    for record in jobs_of(results, task):
+        found.setdefault(_kind(record), []).append(record)
+    return found
+
+
+def _title(record: Record) -> str:
+    name, network, sizes, way = _kind(record)
+    return f"RECORDED: {name[:28]},\n{network}, {sizes}, {way}"
+
+
 def _network(config: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
     return f"{config['model']['name']}{f' ({options})' if options else ''}"
@@ -299,9 +311,7 @@ def figure(results: Results, task: str) -> "Figure":
             pace = projection.two_processes(here, task, strategy)[1]
             stars["nodes like our processes"][strategy] = (2.0, pace)
     colours = dict(zip(projection.SCALED, PALETTE, strict=False))
-    jobs: dict[tuple[str, ...], list[Record]] = {}
-    for record in jobs_of(results, task):
-        jobs.setdefault(_kind(record), []).append(record)
+    jobs = _by_kind(results, task)
     columns = len(panels) + len(jobs)
     drawn, axes = new_axes(1, columns, 3.5 * columns, 3.4)
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=False):
@@ -369,8 +379,7 @@ def _draw_recorded(
     axis.plot([], [], marker="*", ms=11, color="#48536a", ls="none", label="recorded")
     ticks_of_two(axis, shown, "processes")
     axis.set_yscale("log", base=2)
-    name, network, sizes, way = _kind(jobs[-1])
-    axis.set_title(f"speed-up, RECORDED: {name[:28]},\n{network}, {sizes}, {way}", fontsize=7)
+    axis.set_title(f"speed-up, {_title(jobs[-1])}", fontsize=7)
     axis.set_ylabel("speed-up")
 
 
@@ -413,12 +422,19 @@ def figure9(results: Results) -> "Figure":
 
 
 def nodes_figure(results: Results) -> "Figure":
-    """Draw times over one node's computation on the modelled cluster, and shares of all time."""
+    """Draw times over one node's computation on the modelled cluster, and shares of all time.
+
+    Jobs that were recorded have a panel for each kind: stars, and the projection of the largest.
+    """
     from repro.plots import legend_below, new_axes
 
     found, colours = projection.breakdowns(), _colours()
-    drawn, axes = new_axes(1, len(found), 4.3 * len(found), 3.4)
-    for axis, (label, (_, rows)) in zip(axes[0], found.items(), strict=True):
+    jobs = _by_kind(results, DIV2K)
+    columns = len(found) + len(jobs)
+    drawn, axes = new_axes(1, columns, 4.3 * columns, 3.4)
+    for axis, own in zip(axes[0, len(found) :], jobs.values(), strict=True):
+        _draw_breakdowns(axis, own, colours)
+    for axis, (label, (_, rows)) in zip(axes[0], found.items(), strict=False):
         for kind in next(iter(rows.values())):
             shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
             part = kind == "before B_m"
@@ -437,6 +453,31 @@ def nodes_figure(results: Results) -> "Figure":
         axis.set_ylabel("simulated, over computation on 1 node")
     legend_below(drawn, 3)
     return drawn
+
+
+def _draw_breakdowns(axis: "Axes", jobs: Sequence[Record], colours: Mapping[str, str]) -> None:
+    """Draw where the time of recorded jobs of one kind goes, beside the largest's projection."""
+    way = jobs[-1].config["averaging"]
+    model = projection.fitted_here(jobs[-1].metrics, averaging=way)
+    measured_ = {
+        record.metrics["processes"]: projection.measured_breakdown(record.metrics, way)
+        for record in jobs
+        if record.metrics["processes"] > 1
+    }
+    projected = {n: projection.breakdown(model, n) for n in projection.NODES} if model else {}
+    looks: list[tuple[dict[int, dict[str, float]], dict[str, Any]]] = [
+        (projected, {"ls": "--", "lw": 1, "label": "projected from recorded"}),
+        (measured_, {"ls": "none", "marker": "*", "ms": 11, "label": "recorded"}),
+    ]
+    for rows, look in looks:
+        for kind, colour in colours.items():
+            shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
+            if shown:
+                axis.plot(*zip(*shown, strict=True), color=colour, **look)
+    ticks_of_two(axis, [1, *measured_, *projected], "processes")
+    axis.set_yscale("log", base=2)
+    axis.set_title(_title(jobs[-1]), fontsize=7)
+    axis.set_ylabel("recorded, over computation on 1 process")
 
 
 _CALLED = {
