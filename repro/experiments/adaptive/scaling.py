@@ -128,7 +128,7 @@ def _by_kind(results: Results, task: str) -> dict[tuple[str, ...], list[Record]]
 
 def _title(record: Record) -> str:
     name, network, sizes, way = _kind(record)
-    return f"RECORDED: {name[:28]},\n{network}, {sizes}, {way}"
+    return f"RECORDED: {name[:32]},\n{network},\n{sizes}, {way}"
 
 
 def _network(config: Mapping[str, Any]) -> str:
