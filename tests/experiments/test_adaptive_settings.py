@@ -27,6 +27,7 @@ from repro.experiments.adaptive.settings import (
     TASKS,
 )
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Results
+from repro.experiments.rehearsing import rehearse
 
 DESIGN = load_paper("adaptive")
 EVERY = [*itertools.product(COMPUTING_PROFILES, TASKS)]
@@ -199,6 +200,14 @@ class TestThePapersSettings:
         for strategy in STRATEGIES:  # no training is cut short before the paper's ended
             own = settings.training("paper", task, CHOSEN, strategy).config
             assert own["epochs"] >= PAPER[task][strategy]["epochs"]
+
+    def test_every_kind_of_training_is_rehearsed(self):
+        """One with each optimizer, and one that decays on saturation, at the published sizes."""
+        runs = [settings.layerwise("paper", CHOSEN, name, "theta") for name in settings.LAYERWISE]
+        runs.append(settings.training("gpu", PHANTOM, CHOSEN, DECAY))
+        for run in runs:
+            found = rehearse(DESIGN, run)
+            assert found is not None and found.epochs == run.config["epochs"]
 
     @pytest.mark.parametrize("profile", ["paper", "gpu"])
     def test_what_the_paper_leaves_open_can_be_chosen(self, profile):
