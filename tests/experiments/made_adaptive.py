@@ -201,6 +201,8 @@ class World:
             "control_s": [0.01] * epochs,
             "test_loss": shares,
         }
+        if "saturation" in own:
+            metrics["lr"][-1] = own["decay"] * rate
         diverged = self.length(config, seed)
         if diverged is not None:
             metrics = {key: values[:diverged] for key, values in metrics.items()}

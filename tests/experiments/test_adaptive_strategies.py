@@ -111,6 +111,15 @@ class TestKeepsUp:
         assert best.word == "not run" and "1 training diverged" in best.evidence
 
 
+@pytest.mark.parametrize("artefact", ["figure4", "figure5"])
+def test_where_no_cost_saturated_nothing_is_said_of_the_decay(artefact):
+    def edit(metrics, config):
+        metrics["lr"] = sorted(metrics["lr"])
+
+    found = judge(f"{artefact}/decay_keeps_up", World(edit={"train": edit}))
+    assert found.word == "not run" and "no rate decayed" in found.evidence
+
+
 @pytest.mark.parametrize("target", LOSING)
 class TestFallsBelow:
     def test_higher_is_refuted(self, target):

@@ -4,6 +4,7 @@ Figures 4, 5 and 10 with Tables I to III: θ-adaptive training beside the best f
 scaling and a batch that grows at a fixed rate. Figure 3: what the decay of the rate does to θ.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -292,6 +293,9 @@ def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Clai
             raise NotRun(f"{NAMES['best']}: {_lost(lost)}")
         if lost := diverged(results, task, strategy):
             return combine([certain(_lost(lost), False)])
+        own = trained(results, task, strategy)
+        if strategy == DECAY and own and not any(map(_decayed, own)):
+            raise NotRun("the cost of no training saturated, so that no rate decayed")
         ends = _ends(results, task)
         spread = Spread.pooled(ends.values())
         gap = difference(ends.get(strategy, []), ends.get("best", []), spread, unit(task))
@@ -303,6 +307,10 @@ def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Clai
         return Verdict(word, f"{told}; {fewer:.1f} times fewer updates")
 
     return judge_end
+
+
+def _decayed(record: Record) -> bool:
+    return any(after < before for before, after in itertools.pairwise(record.metrics["lr"]))
 
 
 def falls_below(task: str, strategy: str, other: str, key: str, text: str, source: str) -> Claim:
