@@ -237,7 +237,9 @@ def verify(
 @app.command()
 def parallel(
     task: Annotated[str, _option(help="CIFAR, DIV2K or Phantom.")] = "CIFAR",
-    strategy: Annotated[str, _option(help="best, linear, scheduled, theta or noise.")] = "theta",
+    strategy: Annotated[
+        str, _option(help="best, linear, scheduled, theta, given (the paper's K), decay or noise.")
+    ] = "theta",
     averaging: Annotated[
         str, _option(help="allreduce, all_to_all or reduce_scatter.")
     ] = "all_to_all",
@@ -253,8 +255,17 @@ def parallel(
     micro_batch: Annotated[
         int | None, typer.Option(help="Most samples that a process computes at a time.")
     ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record", help="Instead, measure steps of --task and keep them for Figures 7 to 11."
+        ),
+    ] = False,
 ) -> None:
     """Train by a strategy of adaptive in all processes of torchrun (see its --nproc-per-node).
+
+    With --record nothing is trained to its end: steps of all batch sizes of the task are timed, in
+    one process and in all, on random images, and their record is shown beside the projections.
 
     With --checkpoint, torchrun's --max-restarts=3 starts all processes again where one is lost, and
     they go on after the last epoch. torchrun's store listens on every interface; on one machine,
@@ -274,6 +285,22 @@ def parallel(
     device = _device_of_each_process(
         arguments.check_device(device or arguments.default_device()), device
     )
+    if record:
+        for name, value in (
+            ("--epochs", epochs),
+            ("--checkpoint", checkpoint),
+            ("--dataset", dataset),
+            ("--data", data),
+        ):
+            if value:
+                raise arguments.UsageError(
+                    f"--record measures steps on random images, and takes no {name}; leave it out"
+                )
+        from repro.experiments.adaptive.parallel import record_steps
+
+        if (written := record_steps(task, averaging, profile, device, micro_batch)) is not None:
+            typer.echo(f"recorded: {written}")
+        return
     if checkpoint is not None:
         path = arguments.user_path(checkpoint, "--checkpoint")
         checkpoint = str(path)

@@ -15,7 +15,7 @@ def caption(lead: str, facts: Callable[[Results], Iterable[str]]) -> Callable[[R
     """
 
     def complete(results: Results) -> str:
-        if not results.records:
+        if not results.records and not results.recorded:
             return f"{lead} Not run yet."
         return " ".join([lead, *facts(results), *shortcomings(results)])
 

@@ -109,9 +109,11 @@ class Results:
 
     Attributes:
         places: Where the records come from, as phrases, most records first.
+        recorded: Records that no plan has, of jobs that a user ran; see `Exhibit.recorded`.
     """
 
     places: Sequence[str] = ()
+    recorded: Sequence[Record] = ()
 
     def __init__(
         self,
@@ -330,6 +332,8 @@ class Exhibit:
         figure: Draws them.
         claims: What the paper says about it.
         checks: What holds by construction.
+        recorded: Experiments whose records are shown wherever there are any, and planned nowhere:
+            a command of their own makes them, of whatever size.
     """
 
     runs: Callable[[str, Chosen], list[Run]]
@@ -338,6 +342,7 @@ class Exhibit:
     figure: "Callable[[Results], Figure] | None" = None
     claims: tuple[Claim, ...] = ()
     checks: tuple[Check, ...] = ()
+    recorded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

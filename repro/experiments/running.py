@@ -281,6 +281,13 @@ def _first_line(text: str | None) -> str:
     return next(iter((text or "").splitlines()), "")
 
 
+def record_of(paper: Paper, run: Run, seed: int, setting: Setting) -> Record:
+    """Carry out one run that no plan has, and return its record, which is not written."""
+    run = replace(run, seeds=(seed,))
+    (step,) = _steps(paper, [run], setting)
+    return _carry_out(paper, step, setting)
+
+
 def load_data(runs: Sequence[Run], root: str | None) -> None:
     """Load the datasets of a plan, so that a missing or damaged one is said before it starts."""
     for run in runs:

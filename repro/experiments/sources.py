@@ -122,7 +122,23 @@ def results_of(
         real = results.profile != "smoke" and bool(results.records)
         return real, share, COMPUTING_PROFILES.index(results.profile)
 
-    return max(found, key=worth)
+    best = max(found, key=worth)
+    best.recorded = _recorded(artefact, source)
+    return best
+
+
+def _recorded(artefact: Artefact, source: Source) -> list[Record]:
+    """Return the records that stand of jobs that no plan has, of all profiles; the last of each."""
+    wanted = artefact.exhibit.recorded
+    found = {
+        (record.identity, record.device["name"]): record
+        for own in source.records.values()
+        for record in own
+        if record.experiment in wanted
+        and record.status == "ok"
+        and is_current(source.paper, record)
+    }
+    return list(found.values())
 
 
 def _of_profile(

@@ -73,7 +73,9 @@ def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[No
 
         def fails(records: Sequence[Record]) -> bool:
             part = copy(results)
-            part.records = list(records)
+            kept = {id(record) for record in records}
+            part.records = [record for record in results.records if id(record) in kept]
+            part.recorded = [record for record in results.recorded if id(record) in kept]
             part.stale = [record for record in results.stale if record in part.records]
             try:
                 with warnings.catch_warnings(action="ignore"):
@@ -87,7 +89,7 @@ def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[No
                 return True
             return False
 
-        every = results.records
+        every = [*results.records, *results.recorded]
         guilty = [] if fails([]) else [record for record in every if fails([record])]
         guilty = guilty or [
             record for record in every if not fails([r for r in every if r is not record])

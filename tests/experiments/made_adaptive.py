@@ -9,9 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import made
+from invented import make_record
 
 from repro.adaptive import ScalingModel
-from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM
+from repro.experiments.adaptive import settings
+from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TRAININGS
+from repro.experiments.adaptive.strategies import reported_of
 from repro.experiments.design import Results, Run
 from repro.experiments.judging import Verdict
 
@@ -25,11 +28,16 @@ FACTS = {
     "phantom": ("synthetic", "Phantom, generated as the paper's was: grey images."),
     "synthetic": ("synthetic", "Drawn from a generator."),
 }
-# What the paper does not print: of linear scaling and the third method on CIFAR-10, and between.
+# What the paper does not print: of linear scaling and the third method on CIFAR-10, and between;
+# of LARS and LAMB.
 UNSAID = {
     (CIFAR, "linear"): 85.0,
     (CIFAR, "scheduled"): 86.0,
     (CIFAR, "noise"): 90.5,
+    (CIFAR, "linear_LARS"): 88.0,
+    (CIFAR, "theta_LARS"): 91.0,
+    (CIFAR, "linear_LAMB"): 87.0,
+    (CIFAR, "theta_LAMB"): 89.0,
     (CIFAR, 256): 91.0,
     (DIV2K, 32): 33.59,
     (DIV2K, 64): 33.59,
@@ -47,7 +55,7 @@ def paper_final(config: Config) -> float:
     """Return the accuracy or PSNR that a training ends with."""
     task, strategy = config["task"], config["strategy"]
     key = config["stands_for"] if strategy == "fixed" else strategy
-    return UNSAID[task, key] if (task, key) in UNSAID else PAPER[task][key]["value"]
+    return UNSAID[task, key] if (task, key) in UNSAID else reported_of(task, key)["value"]
 
 
 def interval_of(config: Config, seed: int = 0) -> int:
@@ -56,7 +64,7 @@ def interval_of(config: Config, seed: int = 0) -> int:
 
 def peak_of(config: Config, seed: int = 0) -> int:
     """θ of the larger batch peaks later, of B_s in epoch K; θ-adaptive's just before."""
-    if config["strategy"] in ("theta", "scheduled", "noise"):
+    if "max_batch" in config["controller"]:
         return interval_of(config) - 1
     ratio = config["stands_for"] / PAPER[config["task"]]["theta"]["batch"]
     return max(1, interval_of(config) + round(math.log2(ratio)))
@@ -83,19 +91,19 @@ def theta_curve(epochs: int, peak: int, first: int, height: float, rise: float) 
     return values
 
 
-def measured_task(sizes, ways, model=MODEL, jitter=0.01) -> dict[str, Any]:
+def measured_task(sizes, ways, model=MODEL, jitter=0.01, processes=2) -> dict[str, Any]:
     """Return what processes measure whose steps follow a model; turns differ by `jitter`."""
     steps = []
     for n in sizes:
         for way in ("none", *ways):
-            cost = model.step(n, 1 if way == "none" else 2)
+            cost = model.step(n, 1 if way == "none" else processes)
             # An allreduce hides nothing.
             blocked = cost.communication_s if way == "allreduce" else cost.blocked_s
             total = cost.computation_s + blocked
             steps.append(
                 {
                     "batch": n,
-                    "processes": 1 if way == "none" else 2,
+                    "processes": 1 if way == "none" else processes,
                     "averaging": way,
                     "computation_s": cost.computation_s,
                     "communication_s": cost.communication_s,
@@ -106,15 +114,29 @@ def measured_task(sizes, ways, model=MODEL, jitter=0.01) -> dict[str, Any]:
                 }
             )
     alpha, beta = model.latency_s / BUCKETS, model.transfer_s / BYTES
-    messages = [(size, 2, 2 * (alpha + beta * size / 2)) for size in (2**10, 2**14, 2**18)]
+    messages = [
+        (size, processes, 2 * (processes - 1) * (alpha + beta * size / processes))
+        for size in (2**10, 2**14, 2**18)
+    ]
     return {
-        "processes": 2,
+        "processes": processes,
         "steps": steps,
         "messages": dict.fromkeys(ways, messages),
         "difference": 0.0,
         "gradient_bytes": BYTES,
         "buckets": BUCKETS,
     }
+
+
+def recorded_job(task, processes, model=MODEL, jitter=0.01, profile="gpu", way="all_to_all"):
+    """Return the record of a job whose steps follow a model."""
+    config = settings.recorded_job(profile, task, way, processes, accelerated=True).config
+    ways = [way] if processes > 1 else []
+    found = measured_task(config["sizes"], ways, model, jitter, processes)
+    found |= {"machines": processes, "messages": found["messages"] or {way: []}}
+    device = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
+    values = {"paper": "adaptive", "config": config, "metrics": found, "device": device}
+    return make_record("nodes", dataset=None, **values)
 
 
 @dataclass(frozen=True)
@@ -133,7 +155,8 @@ class World:
         model: What steps of processes follow.
         jitter: Between one turn of a step and the next, as a share.
         length: Epochs after which a training diverges; None for never.
-        edit: By experiment, changes metrics in place, given them and the configuration.
+        edit: By experiment (``train`` for both of training), changes metrics in place, given them
+            and the configuration.
         status: What a record is instead, such as `made.FAILED`; None for no record.
         device: Of every record.
     """
@@ -154,8 +177,9 @@ class World:
     device: Mapping[str, Any] | None = None
 
     def _train(self, config: Config, seed: int) -> dict[str, Any]:
-        epochs, own, strategy = config["epochs"], config["controller"], config["strategy"]
-        interval = self.interval(config, seed) if strategy == "theta" else None
+        epochs, own = config["epochs"], config["controller"]
+        interval = self.interval(config, seed) if own["kind"] == "theta" else None
+        interval = own.get("interval", interval)
         sizes = batch_sizes(config, interval or epochs + 1)
         end = self.final(config) + self.spread * (seed - 1)
         shares = [n / epochs for n in range(1, epochs + 1)]
@@ -177,6 +201,8 @@ class World:
             "control_s": [0.01] * epochs,
             "test_loss": shares,
         }
+        if "saturation" in own:
+            metrics["lr"][-1] = own["decay"] * rate
         diverged = self.length(config, seed)
         if diverged is not None:
             metrics = {key: values[:diverged] for key, values in metrics.items()}
@@ -223,14 +249,15 @@ class World:
         config = run.config
         metrics: dict[str, Any] = {}
         if changed.get("status", "ok") == "ok":
-            if run.experiment == "train":
+            experiment = "train" if run.experiment in TRAININGS else run.experiment
+            if experiment == "train":
                 metrics = self._train(config, seed)
-            elif run.experiment == "norms":
+            elif experiment == "norms":
                 metrics = self._norms(config, seed)
             else:
                 metrics = self._parallel(config)
-            if run.experiment in self.edit:
-                self.edit[run.experiment](metrics, config)
+            if experiment in self.edit:
+                self.edit[experiment](metrics, config)
         dataset = None
         if "dataset" in config:
             name = config["dataset"]["name"]

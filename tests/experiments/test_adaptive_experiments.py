@@ -113,8 +113,13 @@ class TestEveryRun:
 def test_no_record_depends_on_how_it_is_planned_or_judged(name):
     files = present().closure(DESIGN.experiments[name].entry, {})
     own = {f.removeprefix("repro/experiments/") for f in files if "/experiments/" in f}
-    ours = {"building", "worker"} if name == "parallel" else {"building", "captured", "experiments"}
-    assert own == {"outcome.py", *(f"adaptive/{part}.py" for part in ours)}
+    trained = {"captured", "experiments"}
+    ours = {
+        "parallel": {"worker"},
+        "nodes": {"nodes"},
+        "variant": {*trained, "layerwise", "variants"},
+    }.get(name, trained)
+    assert own == {"outcome.py", *(f"adaptive/{part}.py" for part in ("building", *ours))}
 
 
 class TestTrain:

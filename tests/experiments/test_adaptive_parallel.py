@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from joined import forked, free_port
+from joined import both, forked, free_port
 
 from repro.adaptive import NoLoopbackError, load_checkpoint, save_checkpoint
-from repro.experiments.adaptive import settings, worker
+from repro.experiments import load_paper
+from repro.experiments.adaptive import nodes, scaling, settings, worker
+from repro.experiments.sources import find_source, results_of
 from repro.measure import describe_device
 
 pytestmark = pytest.mark.slow
@@ -144,6 +146,19 @@ def train(rank, port, folder, checkpoint, elsewhere):
         str(checkpoint),
         None,
     )
+
+
+def measure(rank, port, folder):
+    """Record steps in one of two processes that no torchrun started."""
+    from repro.experiments.adaptive import parallel
+
+    os.environ |= environment() | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": "2"}
+    os.environ["REPRO_RESULTS"] = folder
+    torch.set_num_threads(1)
+    sys.argv = ["repro", "parallel", "--record"]
+    written = parallel.record_steps("DIV2K", "all_to_all", "smoke", "cpu")
+    torch.save(str(written), Path(folder) / f"{rank}.pt")
 
 
 def trained(context, folder, checkpoint, elsewhere=False):
@@ -350,6 +365,13 @@ def test_one_process_needs_no_torchrun(tmp_path, here):
     assert code == 2 and said.count("\n") == 1 and "is damaged, or no checkpoint" in said
 
 
+def test_a_training_that_decays_on_saturation(here):
+    """What one process knows beside `experiments.train`, all know."""
+    options = (*SMOKE, "--task", "Phantom", "--strategy", "decay", "--epochs", "1")
+    code, out, said = here(*options)
+    assert (code, said) == (0, "") and out.startswith("epoch 1: ")
+
+
 BAD = {
     "task": (["--task", "MNIST"], "unknown task 'MNIST'; choose CIFAR, DIV2K, Phantom"),
     "strategy": (["--strategy", "mine"], "unknown strategy 'mine'; choose best, linear"),
@@ -446,3 +468,49 @@ def test_the_first_process_reads_the_checkpoint_for_all(context, runs, tmp_path)
     done = len(runs["saved"]["history"]["train_cost"])
     assert f"going on after epoch {done} from {path}" in said
     assert equal(load_checkpoint(path)["model"], runs["whole"]["model"])
+
+
+def test_steps_of_a_job_are_recorded_and_shown(context, tmp_path, monkeypatch):
+    written, of_the_other = both(context, measure, tmp_path)
+    assert of_the_other == "None" and Path(written).exists()
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    paper = load_paper("adaptive")
+    source = find_source(paper, "smoke", "local")
+    results = results_of(paper.artefacts["figure7"], source)
+    (record,) = results.recorded
+    assert not results.records and not results_of(paper.artefacts["figure1"], source).recorded
+    assert record.command == "torchrun --nproc-per-node 2 --nnodes 1 -m repro parallel --record"
+    found, config = record.metrics, record.config
+    assert (found["processes"], found["machines"], config["processes"]) == (2, 1, 2)
+    sizes = [settings.batch("smoke", "DIV2K", n) for n in (16, 32, 64, 128, 256)]
+    steps = {(step["averaging"], step["batch"]): step for step in found["steps"]}
+    assert set(steps) == {(way, n) for way in ("none", "all_to_all") for n in sizes}
+    for (way, _), step in steps.items():
+        assert step["processes"] == (1 if way == "none" else 2)
+        parts = step["computation_s"] + step["blocked_s"]
+        assert parts == pytest.approx(step["total_s"], rel=0.5) and step["blocked_s"] >= 0
+        assert (step["communication_s"] > 0) == (way != "none")
+        assert len(step["samples_s"]) == config["repeats"]
+    assert found["buckets"] > 1 and {n for _, n, _ in found["messages"]["all_to_all"]} == {2}
+    row = scaling.table(results, "DIV2K")[0]
+    assert row["recorded jobs"].endswith(" on 2")
+    assert "RECORDED" in scaling.figure(results, "DIV2K").axes[-1].get_title()
+
+
+def test_one_process_on_an_accelerator_is_timed_by_its_events(monkeypatch):
+    """Its host's clock says nothing: here it stands still, and the device's events do not."""
+    config = settings.recorded_job("smoke", "CIFAR", "all_to_all", 1, accelerated=True).config
+    config |= {"sizes": config["sizes"][:1], "repeats": 2}
+    ticks = iter(range(1000))
+    monkeypatch.setattr(nodes, "_timed", lambda device, work: work() or 4.0 * (1 + next(ticks)))
+    (step,) = nodes._steps(config, 0, "cpu", ["none"])
+    assert step["samples_s"] == [2.0, 3.0]  # seconds of four steps; the first turn is a warm-up
+
+
+def test_what_a_record_takes_no_notice_of_is_refused(here):
+    for option in (["--epochs", "3"], ["--checkpoint", "x.pt"], ["--dataset", "digits"]):
+        code, out, said = here(*SMOKE, "--record", *option)
+        assert (code, out) == (2, "") and said.count("\n") == 1
+        assert f"takes no {option[0]}" in said
+    code, _, said = here(*SMOKE, "--record", "--task", "MNIST")
+    assert code == 2 and "unknown task 'MNIST'" in said

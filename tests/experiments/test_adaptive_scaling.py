@@ -2,13 +2,16 @@
 
 import math
 
+import made
 import pytest
-from made_adaptive import MODEL, World, checked, judge, nothing, results_of
+from made_adaptive import MODEL, World, checked, judge, nothing, recorded_job, results_of
 
 from repro.adaptive import ScalingModel
-from repro.experiments import load_paper
+from repro.experiments import load_paper, summary
 from repro.experiments.adaptive import projection, scaling
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
+from repro.experiments.sources import Source
+from repro.records import RecordError, RecordStore
 from repro.report import DASH
 
 DESIGN = load_paper("adaptive")
@@ -153,7 +156,7 @@ class TestSimulated:
     def test_what_no_record_can_change_is_no_claim(self):
         kinds = {claim.kind for own in DESIGN.artefacts.values() for claim in own.claims}
         assert kinds == {"measured"}
-        assert not DESIGN.artefacts["breakdown"].claims and len(CHECKS) == 10
+        assert not DESIGN.artefacts["breakdown"].claims and len(CHECKS) == 16
 
     @pytest.mark.parametrize(("artefact", "place"), CHECKS)
     def test_no_record_of_ours_enters(self, artefact, place):
@@ -380,3 +383,146 @@ class TestCaptions:
         said = artefact.caption(results_of("figure9"))
         assert "SYNTHETIC images (random numbers)" in said and "Processes on a CPU." in said
         assert "The paper's cluster is a model" not in said  # it is in `breakdown`
+
+
+def with_jobs(artefact, *jobs, world=None):
+    results = results_of(artefact, world)
+    results.recorded = jobs
+    return results
+
+
+def speedup_by_hand(task, strategy, model, processes):
+    """Every step of the paper's training, by the model that the job follows."""
+    counts = {
+        size: epochs * math.ceil(PAPER[task]["samples"] / size)
+        for size, epochs in projection.paper_schedule(task, strategy)
+    }
+    alone, together = (
+        sum(
+            count * (cost.computation_s + cost.blocked_s)
+            for size, count in counts.items()
+            for cost in [model.step(size, n)]
+        )
+        for n in (1, processes)
+    )
+    return alone / together
+
+
+FREE = ScalingModel(1.0, overlap=1.0)  # nothing but the computation of samples
+CLAIMED = {
+    (name, strategy): f"{name}/{strategy}_speedup"
+    for name in STRONG
+    for strategy in projection.SCALED
+}
+
+
+class TestRecorded:
+    @pytest.mark.parametrize(("artefact", "strategy"), CLAIMED)
+    def test_without_a_job_of_that_size_nothing_is_judged(self, artefact, strategy):
+        task = STRONG[artefact]
+        nodes, value = PAPER[task]["speedups"][strategy]
+        target = CLAIMED[artefact, strategy]
+        assert "no job was recorded" in judge(target).evidence
+        small = with_jobs(artefact, recorded_job(task, 2, FREE))
+        found = made.verdict(f"adaptive/{target}", small)
+        assert found.word == "not run"
+        assert f"needs a job of {nodes or math.ceil(value)} processes" in found.evidence
+        assert "has 2, with a speed-up of 2.00" in found.evidence
+
+    @pytest.mark.parametrize(("artefact", "strategy"), CLAIMED)
+    @pytest.mark.parametrize(("share", "word"), [(0.9, "reproduced"), (0.15, "not reproduced")])
+    def test_speedups_of_the_papers_size(self, artefact, strategy, share, word):
+        """Reached by so much of the paper's, on a logarithmic scale."""
+        task = STRONG[artefact]
+        nodes, value = PAPER[task]["speedups"][strategy]
+        job = recorded_job(task, nodes or 128, FREE, jitter=0.001)
+        for step in job.metrics["steps"]:
+            if step["averaging"] != "none":
+                alone = next(
+                    s
+                    for s in job.metrics["steps"]
+                    if (s["averaging"], s["batch"]) == ("none", step["batch"])
+                )
+                step["samples_s"] = [s / value**share for s in alone["samples_s"]]
+        found = made.verdict(f"adaptive/{CLAIMED[artefact, strategy]}", with_jobs(artefact, job))
+        assert found.word == word, found
+        assert f"×{value**share:.2f} [" in found.evidence
+
+    @pytest.mark.parametrize("artefact", STRONG)
+    def test_points_are_end_to_end_and_beside_projections(self, artefact):
+        task = STRONG[artefact]
+        jobs = [recorded_job(task, n) for n in (1, 4, 64)]
+        other = recorded_job(next(t for t in TASKS if t != task), 8)
+        results = with_jobs(artefact, *jobs, other)
+        rows = scaling.table(results, task)
+        for row, strategy in zip(rows, projection.SCALED, strict=True):
+            own = PAPER[task][strategy]
+            numbers = [n for n in (1, 4, 64) if n <= own.get("max_batch", own["batch"])]
+            told = [f"{speedup_by_hand(task, strategy, MODEL, n):.2f} on {n}" for n in numbers]
+            assert row["recorded jobs"] == ", ".join(told)
+        drawn = scaling.figure(results, task)
+        panel = drawn.axes[-1]
+        assert "RECORDED: NVIDIA X" in panel.get_title()
+        stars = {
+            tuple(point)
+            for line in panel.get_lines()
+            if line.get_marker() == "*"
+            for point in zip(*line.get_data(), strict=True)
+        }
+        assert {n for n, _ in stars} == {1.0, 4.0, 64.0}
+        projected = [line for line in panel.get_lines() if line.get_linestyle() == "--"]
+        assert len(projected) == 3
+        # Of steps that follow the model exactly, the projection goes through the points.
+        ours = dict(zip(*projected[2].get_data(), strict=True))
+        assert ours[64] == pytest.approx(speedup_by_hand(task, "theta", MODEL, 64), rel=0.02)
+        said = DESIGN.artefacts[artefact].caption(results)
+        assert said.count("Recorded: ") == 3 and "the paper's epochs to its target" in said
+        assert "by the device's events" in said
+
+    def test_the_parts_of_a_step(self):
+        job = recorded_job(DIV2K, 8)
+        rows = scaling.steps_table(with_jobs("figure9", job, world=World(status=nothing)))
+        assert {row["processes"] for row in rows} == {1, 8}
+        assert all("recorded: edsr" in row["task"] for row in rows)
+        row = scaling.nodes_table(with_jobs("breakdown", job))[-1]
+        drawn = scaling.nodes_figure(with_jobs("breakdown", job))
+        stars = [line for line in drawn.axes[-1].get_lines() if line.get_marker() == "*"]
+        assert sorted(float(line.get_ydata()[0]) for line in stars) == pytest.approx(
+            sorted(v for v in projection.breakdown(MODEL, 8).values() if v > 1e-4), rel=0.01
+        )
+        assert row["nodes"] == 8 and row["cost of small batches"].startswith("RECORDED: NVIDIA X")
+        wanted = projection.breakdown(MODEL, 8)
+        for name in ("computation", "computation at B_m", "communication", "blocked"):
+            assert float(row[f"{name} (%)"]) == pytest.approx(100 * wanted[name], abs=0.02)
+
+    @pytest.mark.parametrize("artefact", STRONG)
+    def test_held_out_predictions_are_drawn_as_such(self, artefact):
+        task = STRONG[artefact]
+        drawn = scaling.figure(results_of(artefact), task)
+        label = "predicted from the other two (held out)"
+        found = {
+            line.get_xdata()[0]: list(line.get_ydata())
+            for line in drawn.axes[1].get_lines()
+            if line.get_label() == label
+        }
+        wanted = {
+            nodes: sorted(projection.predicted(task, strategy))
+            for strategy, (nodes, _) in PAPER[task]["speedups"].items()
+            if nodes
+        }
+        assert found == wanted
+
+
+def test_a_recorded_job_that_cannot_be_shown_is_named(tmp_path):
+    store = RecordStore(tmp_path)
+    job = recorded_job(DIV2K, 8)
+    del job.metrics["steps"][0]["samples_s"]
+    store.write(job)
+    source = Source(DESIGN, {("local", "gpu"): store})
+    results = with_jobs("figure7", *source.records["local", "gpu"])
+    artefact = DESIGN.artefacts["figure7"]
+    with (
+        pytest.raises(RecordError, match=f"cannot be shown for what is in .*nodes-{job.key}"),
+        summary.blaming(source, artefact, results),
+    ):
+        artefact.table(results)

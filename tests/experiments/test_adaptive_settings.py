@@ -13,10 +13,21 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from repro import datasets, report
+from repro.adaptive import Saturation
 from repro.experiments import arguments, design, load_paper
-from repro.experiments.adaptive import building, projection, settings
-from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, STRATEGIES, TASKS
+from repro.experiments.adaptive import building, projection, settings, variants
+from repro.experiments.adaptive.settings import (
+    CIFAR,
+    DECAY,
+    DIV2K,
+    GIVEN,
+    PAPER,
+    PHANTOM,
+    STRATEGIES,
+    TASKS,
+)
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Results
+from repro.experiments.rehearsing import rehearse
 
 DESIGN = load_paper("adaptive")
 EVERY = [*itertools.product(COMPUTING_PROFILES, TASKS)]
@@ -56,7 +67,7 @@ def all_runs(profile, chosen=CHOSEN):
 
 def controller_of(config):
     """Return the controller, with a model that is never asked."""
-    return building.build_controller(config, None, None, 0)
+    return building.build_controller(variants.ruled(config), None, None, 0)
 
 
 class TestPlans:
@@ -104,7 +115,8 @@ class TestPlans:
         }
         assert of("figure7") == of("figure8") == of("figure9") == of("figure11")
         assert of("breakdown") == of("figure9") == [settings.parallel(profile)]
-        assert len(of("figure10")) == 6
+        assert len(of("figure10")) == 7
+        assert {r for r in of("lars") if r.config["strategy"] in STRATEGIES} < set(of("figure10"))
 
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
     def test_every_profile_ends_in_data_that_is_always_there(self, profile):
@@ -189,6 +201,48 @@ class TestThePapersSettings:
             own = settings.training("paper", task, CHOSEN, strategy).config
             assert own["epochs"] >= PAPER[task][strategy]["epochs"]
 
+    def test_every_kind_of_training_is_rehearsed(self):
+        """One with a rate for each layer, and one that decays on saturation."""
+        runs = [settings.layerwise("paper", CHOSEN, "LARS", "theta")]
+        runs.append(settings.training("gpu", PHANTOM, CHOSEN, DECAY))
+        for run in runs:
+            found = rehearse(DESIGN, run)
+            assert found is not None and found.epochs == run.config["epochs"]
+
+    @pytest.mark.parametrize("profile", ["paper", "gpu"])
+    def test_what_the_paper_leaves_open_can_be_chosen(self, profile):
+        runs = DESIGN.artefacts["figure4"].runs(profile, CHOSEN)
+        runs += DESIGN.artefacts["figure10"].runs(profile, CHOSEN)
+        assert {run.config["last_batch"] for run in runs} == {"full_rate"}
+        assert {run.config.get("psnr") for run in runs} == {"rgb", None}
+        changes = [("psnr", "y_shaved"), ("last_batch", "in_proportion")]
+        changed = arguments.with_changes(DESIGN, runs, changes)
+        assert {run.config.get("psnr") for run in changed} == {"y_shaved", None}
+        assert {run.config["last_batch"] for run in changed} == {"in_proportion"}
+        with pytest.raises(arguments.UsageError, match="choose among rgb, rgb_shaved, y_shaved"):
+            arguments.with_changes(DESIGN, runs, [("psnr", "best")])
+        said = caption("figure4", profile=profile, seeds=(0,))
+        assert "all colours of whole crops" in said and "trained at the full rate" in said
+        assert "PSNR is over" not in caption("figure10", profile=profile, seeds=(0,))
+
+    @pytest.mark.parametrize("task", TASKS)
+    def test_the_papers_k_and_growths_under_paper(self, task):
+        """Section VI: K of 5, 10 and 60; growths as the projections have them."""
+        given, scheduled, decay = (
+            settings.training("paper", task, CHOSEN, name).config
+            for name in (GIVEN, "scheduled", DECAY)
+        )
+        k, every = {CIFAR: (5, 30), DIV2K: (10, 244), PHANTOM: (60, 272)}[task]
+        assert controller_of(given).interval == k
+        assert controller_of(scheduled).every == every
+        assert projection.paper_schedule(task, "scheduled")[0][1] == every
+        theta = settings.training("paper", task, CHOSEN, "theta").config
+        assert {**given["controller"], "interval": None} == theta["controller"] | {"interval": None}
+        # Section III-E: by saturation, and then as the steps of CIFAR-10's decays are.
+        ruled = controller_of(decay)
+        assert ruled.decay_at == Saturation(10, 0.01) and ruled.decay == 0.1
+        assert ruled.fixed_interval is None
+
     def test_the_noise_scale_has_the_same_start(self):
         noise, theta = (
             settings.training("paper", CIFAR, CHOSEN, name).config["controller"]
@@ -214,11 +268,11 @@ class TestThePapersSettings:
         assert PAPER[CIFAR]["large"]["value"] == 46.29
 
     @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
-    def test_cifar_alone_has_two_more_strategies(self, profile):
+    def test_the_papers_k_everywhere_and_what_else_by_the_task(self, profile):
         for name in ("figure3", "figure10", "figure4", "figure5"):
             found = [r.config["strategy"] for r in DESIGN.artefacts[name].runs(profile, CHOSEN)]
-            more = ["large", "noise"] if name in ("figure3", "figure10") else []
-            assert found == [*STRATEGIES, *more]
+            more = ["large", "noise"] if name in ("figure3", "figure10") else [DECAY]
+            assert found == [*STRATEGIES, GIVEN, *more]
 
     def test_figures_1_2_and_6(self):
         def sizes(name, task):
@@ -280,7 +334,9 @@ class TestScaled:
             assert decays == [max(1, round(n * epochs / paper)) for n in wanted]
             assert all(0 < n < epochs for n in decays)
         every = configs["scheduled"]["controller"]["every"]
-        assert every == pytest.approx(epochs * PAPER[task]["scheduled"]["every"] / paper, abs=0.51)
+        # Where a training may last longer than the paper's, by its stop rule, nothing is stretched.
+        share = min(1, epochs / paper)
+        assert every == pytest.approx(share * PAPER[task]["scheduled"]["every"], abs=0.51)
         assert "decay_at" not in configs["scheduled"]["controller"]
         # Five epochs as Goyal's, where that is no more than a quarter of the training.
         wanted = {4: 1, 16: 4, 20: 5, 120: 5, 140: 5, 1400: 5}[epochs]
@@ -437,7 +493,7 @@ class TestCaptions:
 
     def test_trainings_that_diverged_are_told(self):
         said = caption("figure4", World(length=lambda c, seed: 0 if seed == 1 else None))
-        assert "4 trainings DIVERGED" in said
+        assert "6 trainings DIVERGED" in said
 
     @pytest.mark.parametrize("artefact", DESIGN.artefacts)
     def test_gaps_are_said(self, artefact):
@@ -449,11 +505,11 @@ class TestCaptions:
 
     def test_missing_and_stale_runs_are_counted(self):
         some = World(status=only_strategies("theta"))
-        assert "9 of 12 runs are missing." in caption("figure4", some)
+        assert "15 of 18 runs are missing." in caption("figure4", some)
         full = results_of("figure4")
         stale = Results([r for r, _ in full.expected], (0, 1, 2), full.records, lambda r: False)
         said = DESIGN.artefacts["figure4"].caption(stale)
-        assert "STALE records, whose code has changed since: 12." in said
+        assert "STALE records, whose code has changed since: 18." in said
 
     def test_the_third_methods_rate_is_told(self):
         for artefact in ("figure4", "figure10"):

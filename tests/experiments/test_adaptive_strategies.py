@@ -111,6 +111,15 @@ class TestKeepsUp:
         assert best.word == "not run" and "1 training diverged" in best.evidence
 
 
+@pytest.mark.parametrize("artefact", ["figure4", "figure5"])
+def test_where_no_cost_saturated_nothing_is_said_of_the_decay(artefact):
+    def edit(metrics, config):
+        metrics["lr"] = sorted(metrics["lr"])
+
+    found = judge(f"{artefact}/decay_keeps_up", World(edit={"train": edit}))
+    assert found.word == "not run" and "no rate decayed" in found.evidence
+
+
 @pytest.mark.parametrize("target", LOSING)
 class TestFallsBelow:
     def test_higher_is_refuted(self, target):
@@ -287,11 +296,14 @@ class TestTable:
         task = TASKS[artefact]
         unit = "accuracy (%)" if task == CIFAR else "PSNR (dB)"
         rows = rows_of(artefact, World(spread=0.1))
-        assert len(rows) == (6 if task == CIFAR else 4)
+        assert len(rows) == (7 if task == CIFAR else 6)
         best, ours = rows[0], rows[3]
         assert (best["strategy"], ours["strategy"]) == ("best fixed batch", "θ-adaptive")
         own, theta = PAPER[task]["best"], PAPER[task]["theta"]
         assert best["b, paper"] == str(own["batch"])
+        given = rows[4]
+        assert given["strategy"] == "θ-adaptive, paper's K" and given["K"] != DASH == best["K"]
+        assert ours["K, paper"] == given["K, paper"] == PAPER[task]["interval"]
         assert ours["b, paper"] == f"{theta['batch']} ~ {theta['max_batch']}"
         assert best[unit] == f"{own['value']:.2f} ± 0.10" and best["n"] == 3
         assert best["over best"] == best["over best, paper"] == DASH
@@ -306,7 +318,8 @@ class TestTable:
 
     def test_sizes_and_rates(self):
         rows = rows_of("figure10")
-        printed = ["0.1", "1.6, 5 warm-up epochs", "0.2 ~ 1.6", "0.2 ~ 1.6", "0.1", DASH]
+        grown = ["0.2 ~ 1.6"] * 3
+        printed = ["0.1", "1.6, 5 warm-up epochs", *grown, "0.1", DASH]
         assert [row["μ, paper"] for row in rows] == printed
         ours = [row["μ, ours"] for row in rows]
         assert (ours[0], ours[1], ours[3]) == ("0.1", "1.6, 5 warm-up epochs", "0.2 ~ 1.6")
@@ -315,7 +328,7 @@ class TestTable:
         assert sizes == "64 (10), 128 (10), 256 (100)"
 
     def test_the_large_batch_of_section_3e(self):
-        row = rows_of("figure10")[4]
+        row = rows_of("figure10")[5]
         assert (row["strategy"], row["b, paper"]) == ("SGD, large batch", "2048")
         assert row["accuracy (%), paper"] == "46.29" and row["accuracy (%)"] == "46.29 ± 0.00"
         assert row["over best, paper"] == "-45.22"  # of 91.51
@@ -345,7 +358,7 @@ class TestTable:
     def test_after_the_decay(self):
         rows = strategies.decay_table(results_of("figure3"))
         factors = [row["rises by the factor"] for row in rows]
-        assert factors == ["1.500 ± 0.000"] * 3 + ["1.000 ± 0.000"] + ["1.500 ± 0.000"] * 2
+        assert factors == ["1.500 ± 0.000"] * 3 + ["1.000 ± 0.000"] + ["1.500 ± 0.000"] * 3
         height = 0.01 * 128**0.3
         assert rows[0]["θ before the decay"] == f"{0.8 * height:.4f} ± 0.0000"
         assert rows[0]["θ at the end"] == f"{1.2 * height:.4f} ± 0.0000"
@@ -357,7 +370,7 @@ def test_curves_end_at_the_means():
     ends = {line.get_label(): line.get_ydata()[-1] for line in axis.get_lines()}
     assert ends["θ-adaptive"] == pytest.approx(33.49)
     assert ends["linear scaling"] == pytest.approx(31.35)
-    assert len(axis.collections) == 4  # a bar at every end
+    assert len(axis.collections) == 6  # a bar at every end
 
 
 def test_a_theta_below_0_has_no_ratio(monkeypatch):

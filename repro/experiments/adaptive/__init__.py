@@ -1,6 +1,6 @@
 """θ-adaptive batch size (Lee et al.): the list of artefacts."""
 
-from repro.experiments.adaptive.settings import DATASETS
+from repro.experiments.adaptive.settings import CHOICES, DATASETS
 from repro.experiments.design import Artefact, Experiment, Paper, by_name
 
 _HERE = "repro.experiments.adaptive"
@@ -13,8 +13,10 @@ PAPER = Paper(
     notebook="03_adaptive",
     experiments=by_name(
         Experiment("train", f"{_HERE}.experiments:train", measures=False, trains=True),
+        Experiment("variant", f"{_HERE}.variants:train", measures=False, trains=True),
         Experiment("norms", f"{_HERE}.experiments:norms", measures=False),
         Experiment("parallel", f"{_HERE}.worker:parallel"),
+        Experiment("nodes", f"{_HERE}.nodes:steps"),
     ),
     artefacts=by_name(
         Artefact(
@@ -62,6 +64,7 @@ PAPER = Paper(
             "CIFAR-10: loss and accuracy of four strategies",
             f"{_HERE}.strategies:FIGURE10",
         ),
+        Artefact("lars", "Section V", "θ-adaptive with LARS and LAMB", f"{_HERE}.layers:LARS"),
         Artefact(
             "figure11",
             "Figure 11",
@@ -70,4 +73,5 @@ PAPER = Paper(
         ),
     ),
     datasets=DATASETS,
+    options={key: tuple(choices) for key, choices in CHOICES.items()},
 )

@@ -1,11 +1,16 @@
 """The command ``parallel``: a training of the paper in all processes of torchrun, which resumes.
 
-With a checkpoint, ``torchrun --max-restarts=3 ... -m repro parallel ... --checkpoint FILE`` starts
+With ``--record`` it measures steps instead, and writes a record for Figures 7 to 9 and 11. With a
+checkpoint, ``torchrun --max-restarts=3 ... -m repro parallel ... --checkpoint FILE`` starts
 all processes again where one is lost, and goes on after the last epoch.
 """
 
 import json
+import os
+import shlex
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +32,15 @@ from repro.adaptive import (
 from repro.adaptive.processes import with_peers
 from repro.datasets import ImageData
 from repro.experiments import load_paper
-from repro.experiments.adaptive import building, settings
+from repro.experiments.adaptive import building, nodes, settings, variants
 from repro.experiments.adaptive.building import Config
 from repro.experiments.adaptive.experiments import Training
 from repro.experiments.adaptive.worker import TIMEOUT_S
 from repro.experiments.arguments import choose_datasets
 from repro.experiments.outcome import UsageError
+from repro.experiments.running import Setting, record_of
+from repro.measure import accelerator
+from repro.records import local_store
 
 
 def train_in_parallel(
@@ -71,7 +79,7 @@ def train_in_parallel(
     rank, processes = join_processes(device, timeout_s)
     if processes > 1 and rank == 0:
         report(meeting_place())
-    run = Training.start(config, seed, data, device)
+    run: Training = variants.start(config, seed, data, device)
     trainer = DataParallel(
         run.model,
         building.loss_of(config),
@@ -100,12 +108,14 @@ def train_in_parallel(
             if not going:
                 report("which is complete: nothing is left to train")
 
+    step = variants.stepping(run, trainer.step)
+
     def ended() -> None:
         trainer.average_buffers()
 
     while going:
         trainer.timings.clear()
-        going = run.epoch(trainer.step, device, trainer.mean, ended)
+        going = run.epoch(step, device, trainer.mean, ended)
         names = ("total_s", "computation_s", "communication_s", "summation_s", "blocked_s")
         spent.append({n: sum(getattr(t, n) for t in trainer.timings) for n in names})
         if rank == 0:
@@ -198,13 +208,8 @@ def run_parallel(
     Raises:
         UsageError: An option is not one of its choices, or another process was lost.
     """
-    for name, value, allowed in (
-        ("task", task, settings.TASKS),
-        ("strategy", strategy, (*settings.STRATEGIES, "noise")),
-        ("averaging", averaging, METHODS),
-    ):
-        if value not in allowed:
-            raise UsageError(f"unknown {name} {value!r}; choose {', '.join(allowed)}")
+    strategies = (*settings.STRATEGIES, settings.GIVEN, settings.DECAY, "noise")
+    _check_choices(task, averaging, strategy, strategies)
     if seed < 0:
         raise UsageError(f"seed is {seed}; give at least 0")
     for name, number in (("epochs", epochs), ("micro-batch", micro_batch)):
@@ -228,3 +233,55 @@ def run_parallel(
         )
     except (PeerError, CheckpointError) as error:
         raise UsageError(str(error)) from error
+
+
+def _check_choices(task: str, averaging: str, strategy: str, strategies: Sequence[str]) -> None:
+    for name, value, allowed in (
+        ("task", task, settings.TASKS),
+        ("strategy", strategy, strategies),
+        ("averaging", averaging, METHODS),
+    ):
+        if value not in allowed:
+            raise UsageError(f"unknown {name} {value!r}; choose {', '.join(allowed)}")
+
+
+def record_steps(
+    task: str, averaging: str, profile: str, device: str, micro_batch: int | None = None
+) -> Path | None:
+    """Carry out ``parallel --record``: measure steps in all processes, and write their record.
+
+    Figures 7 to 9 and 11 then show it, whatever the number of processes.
+
+    Args:
+        task: Whose model at the profile's batch sizes.
+        averaging: One of `repro.adaptive.METHODS`.
+        profile: Whose scale.
+        device: ``cpu``, or an accelerator such as ``cuda``, one for each process.
+        micro_batch: Most samples that a process computes at a time.
+
+    Returns:
+        Where the record was written, in rank 0.
+
+    Raises:
+        UsageError: An option is not one of its choices, the measurement failed, or another process
+            was lost.
+    """
+    _check_choices(task, averaging, "theta", settings.STRATEGIES)
+    processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+    accelerated = accelerator.is_accelerator(device)
+    run = settings.recorded_job(profile, task, averaging, processes, accelerated, micro_batch)
+    if rank:
+        try:
+            record(nodes.steps)(run.config, 0, None, device)
+        except PeerError as error:
+            raise UsageError(str(error)) from error
+        return None
+    store = local_store(profile)
+    store.check_writable("adaptive")  # before the others are kept waiting
+    made = record_of(load_paper("adaptive"), run, 0, Setting(profile, device))
+    if made.status != "ok":
+        raise UsageError(f"nothing was recorded, for the measurement failed: {made.error}")
+    options = " ".join(map(shlex.quote, sys.argv[1:]))
+    started = f"torchrun --nproc-per-node {os.environ.get('LOCAL_WORLD_SIZE', '1')} "
+    started += f"--nnodes {made.metrics['machines']} -m repro {options}"
+    return store.write(replace(made, command=started))

@@ -1,5 +1,6 @@
 """Strong scaling: the model fitted to measured steps, to the paper's speed-ups, and projected."""
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -104,20 +105,24 @@ def steps_of(found: dict[str, Any], averaging: str) -> "list[MeasuredStep]":
     ]
 
 
-def fitted_here(found: dict[str, Any], without: int | None = None) -> "ScalingModel | None":
+def fitted_here(
+    found: dict[str, Any], without: int | None = None, averaging: str = OURS
+) -> "ScalingModel | None":
     """Fit the model to what was measured of a task here, without the steps of one batch size.
 
     The steps left out are those of several processes; what one process computes is always known.
-    None where times do not grow with the samples: steps of a toy model cost the same whatever they
-    compute, and two processes slow each other down.
+    None where nothing was measured together, or times do not grow with the samples: steps of a
+    toy model cost the same whatever they compute, and two processes slow each other down.
     """
     from repro.adaptive import ScalingModel
 
-    together = [step for step in steps_of(found, OURS) if step.batch_size != without]
+    together = [step for step in steps_of(found, averaging) if step.batch_size != without]
+    if not together:
+        return None
     try:
         return ScalingModel.fit(
             [*steps_of(found, "none"), *together],
-            [(size, processes, seconds) for size, processes, seconds in found["messages"][OURS]],
+            [(size, number, seconds) for size, number, seconds in found["messages"][averaging]],
             found["gradient_bytes"],
             found["buckets"],
         )
@@ -160,6 +165,56 @@ def two_processes(found: dict[str, Any], task: str, strategy: str) -> tuple[floa
         for name in totals:
             totals[name] += row[name] * epochs / size
     return totals["alone_s"] / totals["predicted_s"], totals["alone_s"] / totals["measured_s"]
+
+
+def end_to_end(found: dict[str, Any], task: str, strategy: str, averaging: str) -> list[float]:
+    """Return the seconds of the paper's training by measured steps, one value for each turn.
+
+    Its epochs to the target are the paper's, and so are the mini-batches of an epoch: what is
+    measured at the scale of other batch sizes counts as often as the paper's own.
+    """
+    steps = {s["batch"]: s["samples_s"] for s in found["steps"] if s["averaging"] == averaging}
+    if not steps:
+        return []
+    scale = min(steps) / PAPER[task]["best"]["batch"]
+    counts = {
+        size: epochs * math.ceil(PAPER[task]["samples"] / size)
+        for size, epochs in paper_schedule(task, strategy)
+    }
+    turns = [
+        [count * seconds for seconds in steps[round(size * scale)]]
+        for size, count in counts.items()
+    ]
+    return [math.fsum(turn) for turn in zip(*turns, strict=True)]
+
+
+def measured_breakdown(found: dict[str, Any], averaging: str) -> dict[str, float]:
+    """Return `breakdown` of the paper's training on DIV2K by measured steps."""
+    scale = min(s["batch"] for s in found["steps"]) / PAPER[DIV2K]["best"]["batch"]
+    by_size = {(s["averaging"], s["batch"]): s for s in found["steps"]}
+    totals = {"alone": 0.0, "computation": 0.0, "communication": 0.0, "blocked": 0.0}
+    schedule = paper_schedule(DIV2K, "theta")
+    last = schedule[-1][0]
+    ends = {"computation": 0.0, "total": 0.0}
+    whole = 0.0
+    for size, epochs in schedule:
+        count = epochs * math.ceil(PAPER[DIV2K]["samples"] / size)
+        own = by_size[averaging, round(size * scale)]
+        totals["alone"] += count * by_size["none", round(size * scale)]["computation_s"]
+        for name in ("computation", "communication", "blocked"):
+            totals[name] += count * own[f"{name}_s"]
+        whole += count * own["total_s"]
+        if size == last:
+            ends = {name: count * own[f"{name}_s"] for name in ends}
+    alone = totals.pop("alone")
+    shares = {name: value / alone for name, value in totals.items()}
+    return {
+        "computation": shares["computation"],
+        "computation at B_m": ends["computation"] / alone,
+        "communication": shares["communication"],
+        "blocked": shares["blocked"],
+        "before B_m": 1 - ends["total"] / whole,
+    }
 
 
 def breakdown(model: "ScalingModel", nodes: int) -> dict[str, float]:

@@ -5,8 +5,9 @@ from functools import cache, partial
 from typing import Any
 from unittest import mock
 
-from repro.experiments.adaptive import building, experiments
+from repro.experiments.adaptive import building, experiments, variants
 from repro.experiments.adaptive.captured import CapturedStep
+from repro.experiments.adaptive.settings import TRAININGS
 from repro.experiments.design import Run
 from repro.experiments.imagining import Work, first_steps, imagined, imagined_data, said
 from repro.experiments.rehearsing import Rehearsal
@@ -18,7 +19,7 @@ def rehearse(run: Run) -> Rehearsal | None:
     Which epochs have which size is found in the training: its time is that of all epochs at the
     first size, an upper bound.
     """
-    if run.experiment != "train":
+    if run.experiment not in TRAININGS:
         return None
     config = run.config
     own = config["controller"]
@@ -49,7 +50,7 @@ def _first_steps(text: str, batch: int) -> tuple[str, str, int, Work]:
         mock.patch.object(experiments, "full_cost", lambda *_, **__: 1.0),
     ):
         data = imagined_data(config["dataset"])
-        run = experiments.Training.start(config, 0, data, "cpu")
+        run = variants.start(config, 0, data, "cpu")
         run.loader.set_batch_size(batch)
         inputs, targets = next(iter(run.loader))
         step = CapturedStep(

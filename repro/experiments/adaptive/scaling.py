@@ -1,8 +1,8 @@
 """Does a growing batch scale further, and where does the time of a step go?
 
-Figures 7, 8 and 11: speed-ups, the paper's, those of a model of its cluster, and those of two
-processes of ours. Figure 9: the parts of a step, measured on two processes and modelled on many
-nodes. The model is in `projection`.
+Figures 7, 8 and 11: speed-ups, the paper's, those of a model of its cluster, those of two
+processes of ours, and those of jobs that a user recorded (``parallel --record``). Figure 9: the
+parts of a step, measured on two processes and modelled on many nodes. The model is in `projection`.
 """
 
 import math
@@ -50,9 +50,11 @@ from repro.experiments.judging import (
     in_all_cases,
     ratio,
 )
+from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Line = Sequence[tuple[float, float]]
@@ -104,9 +106,74 @@ def samples_of(found: Mapping[str, Any], averaging: str) -> dict[int, list[float
     return {step["batch"]: step["samples_s"] for step in steps}
 
 
-def _facts(results: Results, scaling: bool) -> Iterable[str]:
-    record = results.first("parallel")
-    if record is None:
+def jobs_of(results: Results, task: str) -> list[Record]:
+    """Return the recorded jobs of a task, by device, model and number of processes."""
+    found = [record for record in results.recorded if record.config["task"] == task]
+    return sorted(found, key=lambda r: (*_kind(r), r.metrics["processes"]))
+
+
+def _kind(record: Record) -> tuple[str, ...]:
+    """Return what jobs have in common whose numbers of processes compare."""
+    config = record.config
+    sizes = f"{config['sizes'][0]} to {config['sizes'][-1]}"
+    return record.device["name"], _network(config), f"B = {sizes}", config["averaging"]
+
+
+def _by_kind(results: Results, task: str) -> dict[tuple[str, ...], list[Record]]:
+    found: dict[tuple[str, ...], list[Record]] = {}
+    for record in jobs_of(results, task):
+        found.setdefault(_kind(record), []).append(record)
+    return found
+
+
+def _title(record: Record) -> str:
+    name, network, sizes, way = _kind(record)
+    return f"RECORDED: {name[:32]},\n{network},\n{sizes}, {way}"
+
+
+def _network(config: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
+    return f"{config['model']['name']}{f' ({options})' if options else ''}"
+
+
+def recorded_gap(record: Record, strategy: str) -> Gap:
+    """Return a recorded job's speed-up of the paper's training over one process, as a ratio."""
+    task, way = record.config["task"], record.config["averaging"]
+    both = [projection.end_to_end(record.metrics, task, strategy, name) for name in ("none", way)]
+    if record.metrics["processes"] == 1:
+        both[1] = both[0]
+    return ratio(both[0], both[1], trials="rounds")
+
+
+def recorded_points(results: Results, task: str, strategy: str) -> list[tuple[Record, float]]:
+    """Return the speed-ups of recorded jobs whose processes the strategy's batch can all use."""
+    own = PAPER[task][strategy]
+    largest = own.get("max_batch", own["batch"]) / PAPER[task]["best"]["batch"]
+    return [
+        (record, math.exp(recorded_gap(record, strategy).mean))
+        for record in jobs_of(results, task)
+        if record.metrics["processes"] <= largest * record.config["sizes"][0]
+    ]
+
+
+def _facts(results: Results, scaling: bool, task: str | None = None) -> Iterable[str]:
+    recorded = list(results.recorded) if task is None else jobs_of(results, task)
+    for record in recorded:
+        found, config = record.metrics, record.config
+        how = (
+            "computation and averaging timed by themselves, by the device's events"
+            if record.device["type"] != "cpu"
+            else "parts of a step as its threads tell them"
+        )
+        yield (
+            f"Recorded: {config['task']}, {_network(config)}, batches of {config['sizes'][0]} to "
+            f"{config['sizes'][-1]}, processes: {found['processes']}, machines: "
+            f"{found['machines']}, each with {record.device['name']}, {config['averaging']}; {how}."
+        )
+    if recorded and scaling:
+        yield "Recorded speed-ups are of measured steps and the paper's epochs to its target."
+    pair = results.first("parallel")
+    if pair is None:
         return
     yield (
         "Measured: training steps of one process, and of two on the same machine, on SYNTHETIC "
@@ -117,7 +184,7 @@ def _facts(results: Results, scaling: bool) -> Iterable[str]:
             "Projected: the paper's schedule on SIMULATED nodes that compute and communicate like "
             "our processes, with our small model."
         )
-    yield f"Processes on {record.metrics['device']}."
+    yield f"Processes on {pair.metrics['device']}."
 
 
 def table(results: Results, task: str) -> list[dict[str, Any]]:
@@ -129,6 +196,7 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
         nodes, value = PAPER[task]["speedups"][strategy]
         low, high = sorted(projection.predicted(task, strategy))
         alone = projection.best_speedup(projection.fitted_to_paper(task), task, strategy)
+        points = recorded_points(results, task, strategy)
         possible = projection.nodes_of(task, strategy)
         row: dict[str, Any] = {
             "strategy": NAMES[strategy],
@@ -140,6 +208,9 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
             "two processes, projected": DASH,
             "two processes, measured": DASH,
         }
+        if results.recorded:
+            told = [f"{value:.2f} on {r.metrics['processes']}" for r, value in points]
+            row["recorded jobs"] = ", ".join(told) or DASH
         if model is not None:
             most, at = projection.largest_speedup(model, task, strategy)
             row["projected, our machine"] = f"{most:.1f} on {at} node{'s' * (at > 1)}"
@@ -153,6 +224,11 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
 
 def steps_table(results: Results) -> list[dict[str, Any]]:
     """Return Figure 9 in numbers: where the time of a measured step goes."""
+    tasks = [*measured(results).items()]
+    for record in results.recorded:
+        config = record.config
+        where = f"{config['task']}, recorded: {_network(config)}, {record.device['name']}"
+        tasks.append((where, record.metrics))
     return [
         {
             "task": task,
@@ -165,13 +241,28 @@ def steps_table(results: Results) -> list[dict[str, Any]]:
             "summation (ms)": f"{1e3 * step['summation_s']:.2f}",
             "blocked (ms)": f"{1e3 * step['blocked_s']:.2f}",
         }
-        for task, own in measured(results).items()
+        for task, own in tasks
         for step in own["steps"]
     ]
 
 
 def nodes_table(results: Results) -> list[dict[str, Any]]:
-    """Return Figure 9 on the modelled cluster of the paper, by the number of nodes."""
+    """Return Figure 9 on the modelled cluster of the paper, by nodes; and of recorded jobs."""
+    recorded = [
+        {
+            "cost of small batches": f"RECORDED: {record.device['name']}, "
+            f"{_network(record.config)}",
+            "nodes": record.metrics["processes"],
+            **{
+                f"{name} (%)": f"{100 * value:.2f}"
+                for name, value in projection.measured_breakdown(
+                    record.metrics, record.config["averaging"]
+                ).items()
+            },
+        }
+        for record in jobs_of(results, DIV2K)
+        if record.metrics["processes"] > 1
+    ]
     return [
         {
             "cost of small batches": f"{label}: {model.overhead_s:.2f} samples",
@@ -180,14 +271,16 @@ def nodes_table(results: Results) -> list[dict[str, Any]]:
         }
         for label, (model, rows) in projection.breakdowns().items()
         for nodes, row in rows.items()
-    ]
+    ] + recorded
 
 
 def figure(results: Results, task: str) -> "Figure":
     """Draw training time and speed-ups against the number of nodes, both logarithmic.
 
     Stars are the paper's speed-ups in the panel of its cluster, and those measured here in the
-    panel of nodes like our processes.
+    panel of nodes like our processes. Bars there are predictions that have not seen the star
+    beside them. Jobs that were recorded have a panel for each kind, with the projection of the
+    largest.
     """
     from repro.plots import MARKERS, PALETTE, legend_below, new_axes
 
@@ -218,8 +311,10 @@ def figure(results: Results, task: str) -> "Figure":
             pace = projection.two_processes(here, task, strategy)[1]
             stars["nodes like our processes"][strategy] = (2.0, pace)
     colours = dict(zip(projection.SCALED, PALETTE, strict=False))
-    drawn, axes = new_axes(1, len(panels), 3.5 * len(panels), 3.4)
-    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+    jobs = _by_kind(results, task)
+    columns = len(panels) + len(jobs)
+    drawn, axes = new_axes(1, columns, 3.5 * columns, 3.4)
+    for axis, (title, lines) in zip(axes[0], panels.items(), strict=False):
         for (strategy, points), marker in zip(lines.items(), MARKERS, strict=False):
             look = {"color": colours[strategy], "marker": marker, "ms": 4, "lw": 1.5}
             axis.plot(*zip(*points, strict=True), label=f"{NAMES[strategy]}, modelled", **look)
@@ -229,14 +324,63 @@ def figure(results: Results, task: str) -> "Figure":
         timed = title.startswith("time")
         axis.set_ylabel("time over best fixed batch, 1 node" if timed else "speed-up")
     kinds = {"paper's cluster": "paper", "nodes like our processes": "measured"}
-    for axis, (name, dots) in zip(axes[0, 1:], stars.items(), strict=True):
+    for axis, (name, dots) in zip(axes[0, 1:], stars.items(), strict=False):
         for strategy, point in dots.items():
             look = {"color": colours[strategy], "marker": "*", "ms": 12, "mec": "white"}
             axis.plot(*point, ls="none", zorder=5, **look)
         if dots:
             axis.plot([], [], marker="*", ms=11, color="#48536a", ls="none", label=kinds[name])
+    _draw_held_out(axes[0, 1], task, colours)
+    for axis, own_jobs in zip(axes[0, len(panels) :], jobs.values(), strict=True):
+        _draw_recorded(axis, own_jobs, task, colours)
     legend_below(drawn, 3)
     return drawn
+
+
+def _draw_held_out(axis: "Axes", task: str, colours: Mapping[str, str]) -> None:
+    """Draw what the other two strategies' speed-ups foretell of each, beside the paper's star."""
+    label = "predicted from the other two (held out)"
+    for strategy, colour in colours.items():
+        if nodes := PAPER[task]["speedups"][strategy][0]:
+            ends = projection.predicted(task, strategy)
+            look: dict[str, Any] = {
+                "color": colour,
+                "marker": "_",
+                "ms": 12,
+                "mew": 1.5,
+                "ls": ":",
+                "zorder": 4,
+            }
+            axis.plot([nodes, nodes], sorted(ends), label=label, **look)
+
+
+def _draw_recorded(
+    axis: "Axes", jobs: Sequence[Record], task: str, colours: Mapping[str, str]
+) -> None:
+    """Draw the speed-ups of recorded jobs of one kind, and the projection of the largest."""
+    config, samples = jobs[-1].config, PAPER[task]["samples"]
+    model = projection.fitted_here(jobs[-1].metrics, averaging=config["averaging"])
+    results = Results((), (), ())
+    results.recorded = jobs
+    shown = [1.0]
+    for strategy, colour in colours.items():
+        schedule = projection.paper_schedule(task, strategy)
+        if model is not None:
+            nodes = projection.nodes_of(task, strategy)
+            speedups = [model.speedup(schedule, samples, n) for n in nodes]
+            axis.plot(nodes, speedups, color=colour, ls="--", lw=1, label="projected from recorded")
+            shown += nodes
+        points = recorded_points(results, task, strategy)
+        numbers = [float(record.metrics["processes"]) for record, _ in points]
+        look: dict[str, Any] = {"color": colour, "marker": "*", "ms": 12, "mec": "white"}
+        look |= {"ls": "none", "zorder": 5}
+        axis.plot(numbers, [value for _, value in points], **look)
+        shown += numbers
+    axis.plot([], [], marker="*", ms=11, color="#48536a", ls="none", label="recorded")
+    ticks_of_two(axis, shown, "processes")
+    axis.set_yscale("log", base=2)
+    axis.set_title(f"speed-up, {_title(jobs[-1])}", fontsize=7)
+    axis.set_ylabel("speed-up")
 
 
 def _colours() -> dict[str, str]:
@@ -278,12 +422,19 @@ def figure9(results: Results) -> "Figure":
 
 
 def nodes_figure(results: Results) -> "Figure":
-    """Draw times over one node's computation on the modelled cluster, and shares of all time."""
+    """Draw times over one node's computation on the modelled cluster, and shares of all time.
+
+    Jobs that were recorded have a panel for each kind: stars, and the projection of the largest.
+    """
     from repro.plots import legend_below, new_axes
 
     found, colours = projection.breakdowns(), _colours()
-    drawn, axes = new_axes(1, len(found), 4.3 * len(found), 3.4)
-    for axis, (label, (_, rows)) in zip(axes[0], found.items(), strict=True):
+    jobs = _by_kind(results, DIV2K)
+    columns = len(found) + len(jobs)
+    drawn, axes = new_axes(1, columns, 4.3 * columns, 3.4)
+    for axis, own in zip(axes[0, len(found) :], jobs.values(), strict=True):
+        _draw_breakdowns(axis, own, colours)
+    for axis, (label, (_, rows)) in zip(axes[0], found.items(), strict=False):
         for kind in next(iter(rows.values())):
             shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
             part = kind == "before B_m"
@@ -304,17 +455,49 @@ def nodes_figure(results: Results) -> "Figure":
     return drawn
 
 
-def foretold(task: str) -> Check:
-    """Return the check that two strategies' speed-ups foretell θ-adaptive's own."""
+def _draw_breakdowns(axis: "Axes", jobs: Sequence[Record], colours: Mapping[str, str]) -> None:
+    """Draw where the time of recorded jobs of one kind goes, beside the largest's projection."""
+    way = jobs[-1].config["averaging"]
+    model = projection.fitted_here(jobs[-1].metrics, averaging=way)
+    measured_ = {
+        record.metrics["processes"]: projection.measured_breakdown(record.metrics, way)
+        for record in jobs
+        if record.metrics["processes"] > 1
+    }
+    projected = {n: projection.breakdown(model, n) for n in projection.NODES} if model else {}
+    looks: list[tuple[dict[int, dict[str, float]], dict[str, Any]]] = [
+        (projected, {"ls": "--", "lw": 1, "label": "projected from recorded"}),
+        (measured_, {"ls": "none", "marker": "*", "ms": 11, "label": "recorded"}),
+    ]
+    for rows, look in looks:
+        for kind, colour in colours.items():
+            shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
+            if shown:
+                axis.plot(*zip(*shown, strict=True), color=colour, **look)
+    ticks_of_two(axis, [1, *measured_, *projected], "processes")
+    axis.set_yscale("log", base=2)
+    axis.set_title(_title(jobs[-1]), fontsize=7)
+    axis.set_ylabel("recorded, over computation on 1 process")
+
+
+_CALLED = {
+    "best": "the best fixed batch",
+    "scheduled": "an adaptive batch at a fixed rate",
+    "theta": "θ-adaptive training",
+}
+
+
+def foretold(task: str, strategy: str) -> Check:
+    """Return the check that the other two strategies' speed-ups foretell a strategy's own."""
 
     @check(
-        "The speed-ups of the other two strategies foretell θ-adaptive's own within "
-        f"{100 * FORETOLD:g} %, so that the paper's numbers fit one cluster (SIMULATED; our "
+        f"The speed-ups of the other two strategies foretell how far {_CALLED[strategy]} scales "
+        f"within {100 * FORETOLD:g} %, so that the paper's numbers fit one cluster (SIMULATED; our "
         "question)"
     )
     def near(results: Results) -> tuple[bool, str]:
-        paper = PAPER[task]["speedups"]["theta"][1]
-        values = projection.predicted(task, "theta")
+        paper = PAPER[task]["speedups"][strategy][1]
+        values = projection.predicted(task, strategy)
         said = " and ".join(f"{value:.1f} (×{value / paper:.2f})" for value in values)
         near = all(abs(math.log(value / paper)) <= math.log1p(FORETOLD) for value in values)
         return near, f"{said}, without and with VI-B's cost; paper {paper:g}"
@@ -337,6 +520,41 @@ def scales_further(task: str) -> Check:
         return min(values) > others, f"{said}, without and with VI-B's cost; others {others:g}"
 
     return further
+
+
+_WHERE = {DIV2K: "Section VI-A", PHANTOM: "Section VI-A", CIFAR: "Section VI-C"}
+
+
+def reaches(task: str, strategy: str) -> Claim:
+    """Return the claim that a strategy reaches the paper's speed-up over one node."""
+    nodes, value = PAPER[task]["speedups"][strategy]
+    at = f"on {nodes} nodes" if nodes else "(on how many nodes is not said)"
+    # A speed-up is at most the number of processes.
+    least = nodes or math.ceil(value)
+
+    @claim(
+        f"{strategy}_speedup",
+        f"{_CALLED[strategy]} reaches a speed-up of {value:.2f} {at}",
+        _WHERE[task],
+    )
+    def judge_speedup(results: Results, expected: Expectation) -> Verdict:
+        points = recorded_points(results, task, strategy)
+        found = [point for point in points if point[0].metrics["processes"] >= least]
+        if not found:
+            largest = max(points, key=lambda p: p[0].metrics["processes"], default=None)
+            told = "no job was recorded"
+            if largest is not None:
+                told = (
+                    f"the largest job that was recorded has {largest[0].metrics['processes']}, "
+                    f"with a speed-up of {largest[1]:.2f}"
+                )
+            raise NotRun(f"needs a job of {least} processes (parallel --record); {told}")
+        record, _ = max(found, key=lambda point: point[1])
+        name = f"{record.metrics['processes']} processes: speed-up over one"
+        gap = recorded_gap(record, strategy)
+        return combine([direction(name, gap, value, sign=expected.sign)])
+
+    return judge_speedup
 
 
 def steps_foretold(task: str) -> Claim:
@@ -498,10 +716,14 @@ def _exhibit(task: str, note: str = "") -> Exhibit:
         figure=partial(figure, task=task),
         caption=caption(
             f"Speed-ups over one node, by strategy.{note} {SIMULATED}",
-            partial(_facts, scaling=True),
+            partial(_facts, scaling=True, task=task),
         ),
-        claims=(steps_foretold(task),),
-        checks=(scales_further(task), foretold(task)),
+        claims=(steps_foretold(task), *(reaches(task, name) for name in projection.SCALED)),
+        checks=(
+            scales_further(task),
+            *(foretold(task, name) for name in reversed(projection.SCALED)),
+        ),
+        recorded=("nodes",),
     )
 
 
@@ -521,6 +743,7 @@ FIGURE9 = Exhibit(
         partial(_facts, scaling=False),
     ),
     claims=(few_samples, all_to_all_faster, same_weights),
+    recorded=("nodes",),
 )
 BREAKDOWN = Exhibit(
     runs=runs,
@@ -529,7 +752,8 @@ BREAKDOWN = Exhibit(
     caption=caption(
         "The paper's θ-adaptive training of EDSR on DIV2K. Times are over the computation on "
         f"one node; the last column is the share of all time before the batch is B_m. {SIMULATED}",
-        partial(_facts, scaling=True),
+        partial(_facts, scaling=True, task=DIV2K),
     ),
     checks=(blocked, blocked_grows, communication, not_linear),
+    recorded=("nodes",),
 )

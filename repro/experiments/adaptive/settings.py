@@ -20,6 +20,8 @@ TASKS = (CIFAR, DIV2K, PHANTOM)
 STRATEGIES = ("best", "linear", "scheduled", "theta")
 # Section III-E's SGD; and ours, not the paper's: what is used most today.
 MORE = ("large", "noise")
+# The paper's K instead of one that is found; and section III-E's decay where the cost saturates.
+GIVEN, DECAY = "given", "decay"
 NAMES = {
     "best": "best fixed batch",
     "linear": "linear scaling",
@@ -27,7 +29,11 @@ NAMES = {
     "theta": "θ-adaptive",
     "large": "SGD, large batch",
     "noise": "noise scale",
+    GIVEN: "θ-adaptive, paper's K",
+    DECAY: "θ-adaptive, decay on saturation",
 }
+TRAININGS = ("train", "variant")  # experiments
+LAYERWISE = ("LARS", "LAMB")
 AVERAGING = ("allreduce", "all_to_all", "reduce_scatter")
 
 _PICTURES = ("div2k", "bsds500", "photos")
@@ -140,7 +146,34 @@ _OPTIMIZERS = {
     DIV2K: {"name": "Adam", "betas": [0.9, 0.999], "eps": 1e-8},
     PHANTOM: {"name": "Adam", "betas": [0.9, 0.999], "eps": 1e-8},
 }
+# Momentum and weight decay are SGD's; the trust coefficient and the factor of SGD's rates are ours:
+# with them a layer moves by 0.2 to 1.6 % a step, and ten times that by its momentum.
+_LAYERWISE: dict[str, dict[str, Any]] = {
+    "LARS": {"name": "LARS", "momentum": 0.9, "weight_decay": 1e-4, "trust": 0.01},
+    "LAMB": {"name": "LAMB", "betas": [0.9, 0.999], "eps": 1e-6, "weight_decay": 1e-4},
+}
+_LAYERWISE_RATE = {"LARS": 1.0, "LAMB": 0.01}
+# What the paper leaves open, and may be changed by --set where a run has it; see `CHOICES`.
+_CHOSEN = {"last_batch": "full_rate"}
+_CHOSEN_PSNR = {"psnr": "rgb"}
+CHOICES = {
+    "last_batch": {
+        "full_rate": "a last, shorter mini-batch of an epoch is trained at the full rate, since "
+        "Algorithm 1 knows no other",
+        "in_proportion": "a last, shorter mini-batch of an epoch is trained at a rate in "
+        "proportion, which keeps equation 2's noise scale",
+    },
+    "psnr": {
+        "rgb": "PSNR is over all colours of whole crops, since section VI-A names neither colour "
+        "nor border",
+        "rgb_shaved": "PSNR is over all colours without a border of the scale and 6 pixels, as "
+        "EDSR's own validation on DIV2K has it",
+        "y_shaved": "PSNR is of the luma without a border of as many pixels as the scale, as "
+        "super-resolution's benchmarks have it",
+    },
+}
 NOISE = 0.1  # standard deviation of the noise on Phantom, as a share of the full range
+SATURATED = 0.01  # least share by which a cost that is not saturated falls; the paper names none
 # Of the embedded sets, where they are fewer than asked for.
 _SMALL_SETS = {"digits": (1_400, 355), "bsds500": (200, 200), "synthetic": (2_048, 512)}
 
@@ -151,8 +184,21 @@ def batch(profile: str, task: str, size: int) -> int:
 
 
 def epochs_of(profile: str, task: str, epochs: float) -> int:
-    """Return the number of epochs that stands for one of the paper's."""
-    return max(1, round(epochs * SCALE[profile][task]["epochs"] / PAPER[task]["epochs"]))
+    """Return the number of epochs that stands for one of the paper's.
+
+    That same number where trainings may last as long as the paper's, or longer by its stop rule.
+    """
+    share = min(1.0, SCALE[profile][task]["epochs"] / PAPER[task]["epochs"])
+    return max(1, round(epochs * share))
+
+
+def patience_of(profile: str, task: str) -> int:
+    """Return in how many epochs without a lower cost it is saturated (section III-E: not said).
+
+    Ten, which is `Saturation`'s own, and a twelfth of a training that is shorter, of three at
+    least.
+    """
+    return min(10, max(3, SCALE[profile][task]["epochs"] // 12))
 
 
 def _samples(profile: str, task: str, name: str) -> tuple[int, int]:
@@ -206,7 +252,7 @@ def _base(profile: str, task: str, chosen: Mapping[str, str]) -> dict[str, Any]:
 def _rates(profile: str, task: str, strategy: str) -> dict[str, Any]:
     """Return the controller of a strategy, with the paper's sizes, rates and epochs at scale."""
     paper = PAPER[task]
-    own, best = paper[strategy], paper["best"]
+    own, best = paper["theta" if strategy in (GIVEN, DECAY) else strategy], paper["best"]
     factor = SCALE[profile][task]["lr"]
     base = {"lr": factor * best["lr"], "batch": batch(profile, task, best["batch"])}
     decay = [epochs_of(profile, task, n) for n in paper.get("decay_at", [])]
@@ -233,14 +279,21 @@ def _rates(profile: str, task: str, strategy: str) -> dict[str, Any]:
     }
     if strategy == "scheduled":  # swaps the decays of the rate for growths of the batch
         return {"kind": "scheduled", **grown, "every": epochs_of(profile, task, own["every"])}
-    return {"kind": "theta", **grown, **decays, "tolerance": PAPER["tolerance"]}
+    found = {"kind": "theta", **grown, "tolerance": PAPER["tolerance"]}
+    if strategy == DECAY:
+        rule = {"patience": patience_of(profile, task), "threshold": SATURATED}
+        return found | {"decay": PAPER["decay"], "saturation": rule}
+    if strategy == GIVEN:
+        return found | decays | {"interval": epochs_of(profile, task, paper["interval"])}
+    return found | decays
 
 
 def training(profile: str, task: str, chosen: Mapping[str, str], strategy: str) -> Run:
     """Return the training of a task by a strategy.
 
-    One of the paper's four; on CIFAR ``large``, SGD at the large batch without scaling (section
-    III-E), or ``noise``, which is not in the paper.
+    One of the paper's four; `GIVEN` with the paper's K, or `DECAY` where the cost saturates; on
+    CIFAR ``large``, SGD at the large batch without scaling (section III-E), or ``noise``, which is
+    not in the paper.
     """
     paper = "theta" if strategy == "noise" else strategy
     controller = _rates(profile, task, paper)
@@ -250,7 +303,36 @@ def training(profile: str, task: str, chosen: Mapping[str, str], strategy: str) 
     config = _base(profile, task, chosen) | {"strategy": strategy, "controller": controller}
     if strategy in ("best", "linear", "large"):
         config["stands_for"] = PAPER[task][strategy]["batch"]
-    return Run("train", config, label=f"{task}, {NAMES[strategy]}")
+    return _training(profile, config, f"{task}, {NAMES[strategy]}")
+
+
+def _training(profile: str, config: dict[str, Any], label: str) -> Run:
+    """Return the run of a configuration; what `train` does not know is a ``variant``."""
+    if profile in ("gpu", "paper"):
+        config = config | _CHOSEN | ({} if config["task"] == CIFAR else _CHOSEN_PSNR)
+    own = config["optimizer"]["name"] in LAYERWISE or "saturation" in config["controller"]
+    return Run("variant" if own or "last_batch" in config else "train", config, label=label)
+
+
+def left_out(profile: str, optimizer: str) -> bool:
+    """Whether a profile has no time for an optimizer: what the paper does not name, under quick."""
+    return profile == "quick" and optimizer == "LAMB"
+
+
+def layerwise(profile: str, chosen: Mapping[str, str], optimizer: str, strategy: str) -> Run:
+    """Return the training of CIFAR by ``linear`` or ``theta`` with LARS or LAMB (section V)."""
+    controller = _rates(profile, CIFAR, strategy)
+    for name in ("lr", "base_lr"):
+        if name in controller:
+            controller[name] *= _LAYERWISE_RATE[optimizer]
+    own = {
+        "strategy": f"{strategy}_{optimizer}",
+        "controller": controller,
+        "optimizer": _LAYERWISE[optimizer],
+        "stands_for": PAPER[CIFAR][strategy]["batch"],
+    }
+    label = f"{CIFAR}, {NAMES[strategy]}, {optimizer}"
+    return _training(profile, _base(profile, CIFAR, chosen) | own, label)
 
 
 def fixed(profile: str, task: str, chosen: Mapping[str, str], size: int) -> Run:
@@ -266,7 +348,7 @@ def fixed(profile: str, task: str, chosen: Mapping[str, str], size: int) -> Run:
     }
     own = {"strategy": "fixed", "controller": controller, "stands_for": size}
     label = f"{task}, batch {controller['batch']}"
-    return Run("train", _base(profile, task, chosen) | own, label=label)
+    return _training(profile, _base(profile, task, chosen) | own, label)
 
 
 def norms(profile: str, task: str, chosen: Mapping[str, str]) -> Run:
@@ -330,16 +412,54 @@ def _job(profile: str, task: str) -> dict[str, Any]:
     }
 
 
+def recorded_job(
+    profile: str,
+    task: str,
+    averaging: str,
+    processes: int,
+    accelerated: bool,
+    micro_batch: int | None = None,
+) -> Run:
+    """Return the measurement of a task's steps in a job of so many processes, on its devices.
+
+    The profile's model at its batch sizes and precision; no plan has it: a user records it.
+    """
+    job = _job(profile, task)
+    # As `DataParallel` has them; of a small model there would be one alone.
+    bucket = 2**14 if profile in ("smoke", "quick") else (25 if accelerated else 1) * 2**20
+    return Run(
+        "nodes",
+        job
+        | {
+            "profile": profile,
+            "averaging": averaging,
+            "processes": processes,
+            "micro_batch": micro_batch,
+            "bucket_bytes": bucket,
+            "messages": [2**n for n in range(12, 23, 2)],
+            "warmup": 1,
+            "repeats": 3 if profile == "smoke" else 5,
+            "row": 4,
+            **{k: v for k, v in (_FAST if profile == "gpu" else _WHOLE).items() if k != "captured"},
+        },
+        seeds=(0,),
+        label=f"{task}, steps of {processes} processes",
+    )
+
+
 def trained(results: Results, task: str, strategy: str) -> list[Record]:
     """Return the trainings of a strategy that ended, diverged ones too."""
-    found = results.ok("train", task=task, strategy=strategy)
+    found = _trainings(results, task, strategy)
     return [record for record in found if record.metrics["completed"]]
 
 
 def diverged(results: Results, task: str, strategy: str) -> int:
     """Return how many trainings of a strategy ended in numbers that are not finite."""
-    found = results.ok("train", task=task, strategy=strategy)
-    return sum(record.metrics["diverged"] for record in found)
+    return sum(record.metrics["diverged"] for record in _trainings(results, task, strategy))
+
+
+def _trainings(results: Results, task: str, strategy: str) -> list[Record]:
+    return [r for name in TRAININGS for r in results.ok(name, task=task, strategy=strategy)]
 
 
 def by_batch(results: Results, task: str) -> dict[int, list[Record]]:
@@ -435,6 +555,7 @@ def facts(results: Results) -> Iterable[str]:
         yield _data(record)
     yield from dict.fromkeys(f"Model: {_model(record.config)}." for record in records)
     yield from dict.fromkeys(map(_extent, records))
+    yield from dict.fromkeys(said for record in records for said in _choices(record.config))
     yield (
         "F is the mean of the mini-batches' losses in an epoch; F(w_0) is computed before training."
     )
@@ -492,6 +613,25 @@ def _extent(record: Record) -> str:
     )
 
 
+def _choices(config: dict[str, Any]) -> Iterable[str]:
+    """Yield what was chosen where the paper is silent; records of before have the first of each."""
+    keys = ["last_batch"] if config["task"] == CIFAR else list(CHOICES)
+    if config["strategy"] == "norms":
+        return
+    for key in keys:
+        told = CHOICES[key][config.get(key, next(iter(CHOICES[key])))]
+        yield f"{told[0].upper()}{told[1:]}."
+    if rule := config["controller"].get("saturation"):
+        yield (
+            f"A cost that has not fallen by {100 * rule['threshold']:g} % in {rule['patience']} "
+            "epochs is taken for saturated (our choice): its rate decays, first to μ_0 β."
+        )
+    if interval := config["controller"].get("interval"):
+        paper = PAPER[config["task"]]["interval"]
+        short = f", at the scale of the epochs {interval}" if interval != paper else ""
+        yield f"{config['task']}: the paper's K is {paper}{short}."
+
+
 def _largest(config: dict[str, Any]) -> int:
     return int(config["controller"].get("max_batch", config["controller"]["batch"]))
 
@@ -499,8 +639,9 @@ def _largest(config: dict[str, Any]) -> int:
 def _paper_start(config: dict[str, Any]) -> float:
     if "stands_for" in config:
         return float(config["stands_for"])
-    strategy = {"norms": "best", "noise": "theta"}.get(config["strategy"], config["strategy"])
-    return float(PAPER[config["task"]][strategy]["batch"])
+    strategy = {"norms": "best"}.get(config["strategy"], config["strategy"])
+    own = PAPER[config["task"]]
+    return float(own.get(strategy, own["theta"])["batch"])
 
 
 def _paper_rate(config: dict[str, Any]) -> float:
@@ -510,4 +651,4 @@ def _paper_rate(config: dict[str, Any]) -> float:
         return float(own["best"]["lr"])
     if strategy == "fixed":
         return float(own["best"]["lr"] * config["stands_for"] / own["best"]["batch"])
-    return float(own[strategy]["lr"])
+    return float(own.get(strategy, own["theta"])["lr"])

@@ -1,0 +1,132 @@
+"""Optimizers whose step of a layer follows the layer's norm: LARS and LAMB (section V).
+
+Differs from the papers: vectors (biases, and what normalisation scales and shifts by) take the
+plain step, without weight decay, since the norm of what begins at 0 says nothing.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class _Layerwise(torch.optim.Optimizer):
+    """What both share: going through the parameters that have a gradient."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient; return what `closure` returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if p.grad is not None:
+                        self._update(p, p.grad, group, self.state[p])
+        return loss
+
+    def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
+        raise NotImplementedError
+
+
+def _ratio(weights: Tensor, update: Tensor, more: Tensor | float = 0.0) -> Tensor:
+    """Return ‖w‖ / (‖update‖ + more), 1 where either norm is 0."""
+    own, other = torch.linalg.vector_norm(weights), torch.linalg.vector_norm(update)
+    there = (own > 0) & (other > 0)
+    return torch.where(there, own / (other + more), torch.ones_like(own))
+
+
+class LARS(_Layerwise):
+    """Momentum SGD with a rate of each layer's own.
+
+    Source: You, Gitman, Ginsburg, "Scaling SGD batch size to 32K for ImageNet training"
+    (arXiv:1708.03888), equation 6 and Algorithm 1.
+
+    Args:
+        params: As torch's optimizers take them.
+        lr: γ, the global rate.
+        momentum: m.
+        weight_decay: β.
+        trust: η, the share of its norm by which a layer moves at a rate of 1.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        trust: float = 0.001,
+    ) -> None:
+        if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0 and trust > 0):
+            raise ValueError(
+                f"lr is {lr}, momentum {momentum}, weight_decay {weight_decay} and trust {trust}; "
+                "give at least 0, below 1 for momentum, above 0 for trust"
+            )
+        own = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, own)
+
+    def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
+        if p.ndim > 1:
+            decay = group["weight_decay"]
+            more = decay * torch.linalg.vector_norm(p)
+            local = group["trust"] * _ratio(p, gradient, more)  # equation 6
+            gradient = local * (gradient + decay * p)
+        if "velocity" not in state:
+            state["velocity"] = torch.zeros_like(p)
+        velocity = state["velocity"].mul_(group["momentum"]).add_(gradient, alpha=group["lr"])
+        p.sub_(velocity)
+
+
+class LAMB(_Layerwise):
+    """Adam with a rate of each layer's own.
+
+    Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes"
+    (arXiv:1904.00962), Algorithm 2, with φ the identity.
+
+    Args:
+        params: As torch's optimizers take them.
+        lr: η.
+        betas: Of the running means of gradient and squared gradient.
+        eps: ε.
+        weight_decay: λ.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        if not (lr >= 0 and all(0 <= b < 1 for b in betas) and eps > 0 and weight_decay >= 0):
+            raise ValueError(
+                f"lr is {lr}, betas {betas}, eps {eps} and weight_decay {weight_decay}; give at "
+                "least 0, below 1 for betas, above 0 for eps"
+            )
+        own = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, own)
+
+    def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
+        if not state:
+            state["step"] = 0
+            state["mean"], state["square"] = torch.zeros_like(p), torch.zeros_like(p)
+        state["step"] += 1
+        first, second = group["betas"]
+        mean = state["mean"].lerp_(gradient, 1 - first)
+        square = state["square"].lerp_(gradient.square(), 1 - second)
+        mean = mean / (1 - first ** state["step"])
+        update = mean / ((square / (1 - second ** state["step"])).sqrt() + group["eps"])
+        if p.ndim > 1:
+            update = update + group["weight_decay"] * p
+            update = _ratio(p, update) * update
+        p.sub_(update, alpha=group["lr"])
