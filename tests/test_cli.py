@@ -124,7 +124,7 @@ class TestCommands:
         code, out, err = run("status", "--json")
         assert (code, err) == (0, "")
         rows = {row["artefact"]: row for row in json.loads(out)}
-        assert len(rows) == 7
+        assert len(rows) == len(load_paper("mbs").artefacts)
         for row in rows.values():
             assert row["profile"] == "smoke"
             assert row["ok"] + row["out of memory"] == row["runs"] > 0
