@@ -1,0 +1,311 @@
+"""Does a plan solved from times measured here take k times as long, and does it gain accuracy?
+
+Our plans elsewhere have the paper's ratio of times. Here a and b are measured, the plan is trained,
+and real processes say what it costs by the clock on the wall.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    claim,
+)
+from repro.experiments.dualbatch.accuracy import gain, plan_cell, virtual_time
+from repro.experiments.dualbatch.settings import (
+    CIFAR,
+    IMAGENET_SCALE,
+    PAPER,
+    PARTS,
+    SCALE,
+    WORKERS,
+    K,
+    coefficients,
+    facts,
+    final,
+    pixels,
+    section51,
+    table5_training,
+    workers,
+)
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    combine,
+    difference,
+    direction,
+    each,
+    equivalence,
+    ratio,
+)
+from repro.records import Record
+from repro.report import DASH, Summary
+
+OWN_K, OWN_SMALL = K[1], WORKERS // 2  # of the plan that is trained
+ALONE = 1.0  # k of large batches alone
+ERROR_PERCENT = PAPER["claims"]["time_error"]
+_SIZES = (0.15, 0.3, 0.6, 1.0)  # shares of B_L whose steps are timed
+
+
+def _sizes(large: int) -> list[int]:
+    return sorted({max(2, round(share * large)) for share in _SIZES})
+
+
+def own_plan(profile: str, chosen: Chosen) -> Run:
+    """Return a training like Table 5's, but by a plan for the times that the run measures."""
+    run = table5_training(profile, chosen, OWN_K, OWN_SMALL)
+    (entry,) = run.config["sub_stages"]
+    plan = {name: value for name, value in entry["plan"].items() if name not in ("a", "b")}
+    return Run(
+        "own_plan",
+        run.config
+        | {
+            "sub_stages": [entry | {"plan": plan | {"rounding": "nearest"}}],
+            "measured": {
+                "resolution": pixels(profile, PAPER["section3_2"]["resolution"]),
+                "batch_sizes": _sizes(plan["large_batch"]),
+                "repeats": 5,
+            },
+        },
+        # One will do where the spread is known from Table 5's trainings.
+        seeds=(0,) if profile in ("smoke", "quick") else None,
+        label=f"own plan, {run.label}",
+    )
+
+
+def wall(profile: str) -> Run:
+    """Return the timing of two real workers, by plans solved from times measured in the run."""
+    parts: dict[str, Any] = {}
+    for role, name in PARTS.items():
+        scale = SCALE[profile] if role == CIFAR else IMAGENET_SCALE[profile]
+        table = PAPER["table6"][name]
+        least = 2 if role == CIFAR else 4
+        large = [max(least, round(n * scale["batches"])) for n in table["large_batches"]]
+        sides = [max(6, round(side * scale["pixels"])) for side in table["resolutions"]]
+        cifar = role == CIFAR
+        parts[role] = {
+            "model": scale["model"],
+            **scale["compute"],
+            "classes": 100 if cifar else 1000,
+            "resolutions": sides,
+            "large_batches": large,
+            "batch_sizes": _sizes(large[-1]),
+            "samples": SCALE[profile]["train_samples"] if cifar else 6 * large[0],
+            "k": [PAPER["table6"]["k"], *(k for k in K if cifar and k != PAPER["table6"]["k"])],
+            "syncs": ["asp", "bsp"] if cifar else ["asp"],
+        }
+    return Run(
+        "wall",
+        {"parts": parts, "rounds": 2 if profile == "smoke" else 5, "repeats": 3, "dataset": None},
+        seeds=(0,),
+        label="two real workers",
+    )
+
+
+def part_of(results: Results, role: str) -> dict[str, Any]:
+    """Return what was measured of a task with two real workers.
+
+    Raises:
+        NotRun: Nothing was; the text says why.
+    """
+    record = results.need("wall")
+    if role not in record.metrics["parts"]:
+        raise NotRun(
+            f"the machine has {record.metrics['devices']} core or accelerator for two workers, "
+            "which would wait for each other"
+        )
+    found: dict[str, Any] = record.metrics["parts"][role]
+    return found
+
+
+def epoch_seconds(part: Mapping[str, Any], resolution: int, k: float) -> list[float]:
+    """Return the wall seconds of an epoch in each round: until the slower worker has ended it.
+
+    Raises:
+        NotRun: There is no such plan for the times measured.
+    """
+    for entry in part["epochs"]:
+        if (entry["resolution"], entry["k"]) == (resolution, k) and entry["error"]:
+            raise NotRun(f"no plan at {resolution} px for the times measured: {entry['error']}")
+    for entry in part["seconds"]["asp"]:
+        if (entry["resolution"], entry["k"]) == (resolution, k):
+            return [max(both) for both in zip(*entry["by_worker_s"], strict=False)]
+    raise NotRun("no records")
+
+
+def whole_schedules(results: Results, role: str) -> tuple[list[float], list[float], str]:
+    """Return seconds of all epochs of the hybrid scheme and of dual-batch learning, by round.
+
+    Of the whole plan, small batches too, and of every epoch of Table 7 or 9.
+
+    Raises:
+        NotRun: There are no records, or no plan at one of the resolutions.
+    """
+    part = part_of(results, role)
+    spans = PAPER["table7" if role == CIFAR else "table9"]["epochs"]
+    sides = sorted({entry["resolution"] for entry in part["epochs"]})
+    epochs = [sum(b - a + 1 for a, b in spans[place :: len(sides)]) for place in range(len(sides))]
+    k = PAPER["table6"]["k"]
+    turns = list(zip(*(epoch_seconds(part, side, k) for side in sides), strict=False))
+    if not turns:
+        raise NotRun("no round was ended by both workers")
+    hybrid = [sum(n * t for n, t in zip(epochs, turn, strict=True)) for turn in turns]
+    dual = [sum(epochs) * turn[-1] for turn in turns]
+    told = " + ".join(f"{n} epochs at {side} px" for n, side in zip(epochs, sides, strict=True))
+    return hybrid, dual, f"{told} for {sum(epochs)}, two real workers, {len(turns)} rounds:"
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the baseline, the training by the paper's plan and by our own, and real workers."""
+    return [
+        table5_training(profile, chosen, 1.0, 0),
+        table5_training(profile, chosen, OWN_K, OWN_SMALL),
+        own_plan(profile, chosen),
+        wall(profile),
+    ]
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Return the plans with their a and b, and what they gain and cost."""
+    base = section51(results, 1.0, 0)
+    paper = {(row["k"], row["n_small"]): row for row in PAPER["table5"]["rows"]}
+    published = paper[OWN_K, OWN_SMALL]["accuracy"]
+    theirs = section51(results, OWN_K, OWN_SMALL)
+    own = results.ok("own_plan")
+    trained = [record for record in own if record.metrics["error"] is None]
+    found = [
+        _trained_row("trained, the paper's b / a", theirs, base, published),
+        _trained_row("trained, times measured here", trained, base, published),
+    ]
+    found[0] |= coefficients(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
+    for record in own[:1]:
+        found[1] |= coefficients(record.metrics["a"], record.metrics["b"])
+        found[1] |= {"k at most": _k_max(record.metrics)}
+    for record in own:
+        if record.metrics["error"] is not None:
+            found.append({"plan": f"no plan, seed {record.seed}: {record.metrics['error']}"})
+    for record in results.ok("wall"):
+        for role, part in record.metrics["parts"].items():
+            found += _wall_rows(role, part, record)
+        if not record.metrics["parts"]:
+            found.append({"plan": "real workers: they would share one core or accelerator"})
+    return found
+
+
+def _k_max(entry: Mapping[str, Any]) -> str:
+    return DASH if entry["k_max"] is None else f"{entry['k_max']:.3f}"
+
+
+def _trained_row(
+    what: str, records: list[Record], base: list[Record], published: float
+) -> dict[str, Any]:
+    before, virtual = virtual_time(base), virtual_time(records)
+    # Of another a and b the baseline's virtual time is no unit.
+    shared = records and records[0].experiment == "train" and before and virtual
+    return {
+        "plan": what,
+        "k": f"{OWN_K:.2f}",
+        "(n_S, n_L)": workers(OWN_SMALL),
+        "B_S": plan_cell(records, "small_batch"),
+        "B_L": plan_cell(records, "large_batch"),
+        "accuracy, paper (%)": f"{published:.1f}",
+        "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
+        "gain": gain(records, base),
+        "time over large batches": f"{virtual / before:.3f}, virtual" if shared else DASH,
+    }
+
+
+def _wall_rows(role: str, part: Mapping[str, Any], record: Record) -> list[dict[str, Any]]:
+    config = record.config["parts"][role]
+    fits = {fit["resolution"]: fit for fit in part["fits"]}
+    large = dict(zip(config["resolutions"], config["large_batches"], strict=True))
+    found = []
+    for entry in part["epochs"]:
+        side, k = entry["resolution"], entry["k"]
+        row: dict[str, Any] = {
+            "plan": f"two real workers, {role}, {side} px",
+            "k": f"{k:.2f}",
+            "(n_S, n_L)": "(0, 2)" if k == ALONE else "(1, 1)",
+            "B_L": large[side],
+            **coefficients(fits[side]["a"], fits[side]["b"]),
+        }
+        if entry["error"]:
+            found.append(row | {"plan": f"{row['plan']}: no plan, {entry['error']}"})
+            continue
+        if k != ALONE:
+            row |= {"B_S": entry["plan"]["small_batch"], "k at most": _k_max(entry)}
+        seconds = epoch_seconds(part, side, k)
+        row["wall of an epoch (s)"] = Summary.of(seconds).text(3)
+        if seconds and side == config["resolutions"][-1] and k != ALONE:
+            alone = epoch_seconds(part, side, ALONE)
+            row["time over large batches"] = f"{np.mean(seconds) / np.mean(alone):.3f}, wall"
+        found.append(row)
+    return found
+
+
+@claim(
+    "extra_time",
+    "A plan solved from times measured here takes k times as long as large batches alone, by the "
+    f"wall time of real processes (as we put it: to Table 4's {ERROR_PERCENT:g} %)",
+    "Section 3.3",
+)
+def extra_time(results: Results, expected: Expectation) -> Verdict:
+    """Judge each k at the images' own resolution, over k."""
+    part = part_of(results, CIFAR)
+    side = max(entry["resolution"] for entry in part["epochs"])
+    names = {f"k = {k:g}": k for k in K}
+
+    def judge(name: str) -> Part:
+        k = names[name]
+        alone = epoch_seconds(part, side, ALONE)
+        due = [k * seconds for seconds in alone]
+        gap = ratio(epoch_seconds(part, side, k), due, digits=3, trials="rounds")
+        return equivalence(f"{name}, measured over promised:", gap, ERROR_PERCENT / 100)
+
+    return combine(each(names, judge))
+
+
+@claim(
+    "gain",
+    f"The plan solved from times measured here gains accuracy over the baseline, at k = {OWN_K:g} "
+    f"with {OWN_SMALL} small-batch workers",
+    "Section 5.1.3",
+)
+def own_gain(results: Results, expected: Expectation) -> Verdict:
+    """Judge the training by our own plan; its spread is pooled with the paper's plan's."""
+    records = results.ok("own_plan")
+    trained = [record for record in records if record.metrics["error"] is None]
+    if records and not trained:
+        raise NotRun(f"no plan for the times measured: {records[0].metrics['error']}")
+    base = final(section51(results, 1.0, 0), "accuracy")
+    own = final(trained, "accuracy")
+    theirs = final(section51(results, OWN_K, OWN_SMALL), "accuracy")
+    gap: Gap = difference(own, base, Spread.pooled([base, theirs, own]), "points")
+    rows = {(row["k"], row["n_small"]): row for row in PAPER["table5"]["rows"]}
+    published = rows[OWN_K, OWN_SMALL]["accuracy"] - PAPER["table5"]["baseline"]["accuracy"]
+    return combine([direction("own plan:", gap, published, sign=expected.sign)])
+
+
+OWN_PLAN = Exhibit(
+    runs=runs,
+    table=table,
+    caption=caption(
+        "Not in the paper as a table: plans solved from a and b measured in the run itself, of "
+        "bare steps on random images. One is trained by four workers on the virtual clock, beside "
+        "Table 5's baseline and its plan by the paper's b / a. Epochs of two real processes are "
+        "timed on the wall in turns, large batches alone among them; an epoch ends with the "
+        "slower worker's share, from pull to merge.",
+        facts,
+    ),
+    claims=(extra_time, own_gain),
+)
