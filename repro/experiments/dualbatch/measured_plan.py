@@ -4,7 +4,7 @@ Our plans elsewhere have the paper's ratio of times. Here a and b are measured, 
 and real processes say what it costs by the clock on the wall.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from repro.experiments.design import (
 from repro.experiments.dualbatch.accuracy import gain, plan_cell, virtual_time
 from repro.experiments.dualbatch.settings import (
     CIFAR,
+    IMAGENET,
     IMAGENET_SCALE,
     PAPER,
     PARTS,
@@ -33,6 +34,7 @@ from repro.experiments.dualbatch.settings import (
     pixels,
     section51,
     table5_training,
+    time_coefficients,
     workers,
 )
 from repro.experiments.judging import (
@@ -53,6 +55,7 @@ from repro.report import DASH, Summary
 
 OWN_K, OWN_SMALL = K[1], WORKERS // 2  # of the plan that is trained
 ALONE = 1.0  # k of large batches alone
+OWN = "own"  # epochs by plans for times measured here
 ERROR_PERCENT = PAPER["claims"]["time_error"]
 _SIZES = (0.15, 0.3, 0.6, 1.0)  # shares of B_L whose steps are timed
 
@@ -84,63 +87,104 @@ def own_plan(profile: str, chosen: Chosen) -> Run:
 
 
 def wall(profile: str) -> Run:
-    """Return the timing of two real workers, by plans solved from times measured in the run."""
-    parts: dict[str, Any] = {}
-    for role, name in PARTS.items():
-        scale = SCALE[profile] if role == CIFAR else IMAGENET_SCALE[profile]
-        table = PAPER["table6"][name]
-        least = 2 if role == CIFAR else 4
-        large = [max(least, round(n * scale["batches"])) for n in table["large_batches"]]
-        sides = [max(6, round(side * scale["pixels"])) for side in table["resolutions"]]
-        cifar = role == CIFAR
-        parts[role] = {
-            "model": scale["model"],
-            **scale["compute"],
-            "classes": 100 if cifar else 1000,
-            "resolutions": sides,
-            "large_batches": large,
-            "batch_sizes": _sizes(large[-1]),
-            "samples": SCALE[profile]["train_samples"] if cifar else 6 * large[0],
-            "k": [PAPER["table6"]["k"], *(k for k in K if cifar and k != PAPER["table6"]["k"])],
-            "syncs": ["asp", "bsp"] if cifar else ["asp"],
-        }
+    """Return the timing of two real workers.
+
+    By plans for the times that the run measures, and, cycling the resolution, by plans for the
+    paper's ratio of times.
+    """
+    cifar, imagenet = (_kinds(profile, role) for role in PARTS)
+    ways = {"bsp": [*PARTS, OWN], "asp": [OWN]}
+    parts = [_part(profile, CIFAR, cifar, ways)]
+    if SCALE[profile]["batches"] < 1:  # starting processes takes longer than such epochs
+        parts[0]["epochs"] += imagenet
+    else:
+        parts.append(_part(profile, IMAGENET, imagenet, {"bsp": [IMAGENET]}))
+    rounds = 2 if profile == "smoke" else 3
     return Run(
         "wall",
-        {"parts": parts, "rounds": 2 if profile == "smoke" else 5, "repeats": 3, "dataset": None},
+        {"parts": parts, "rounds": rounds, "repeats": 3, "dataset": None},
         seeds=(0,),
         label="two real workers",
     )
 
 
-def part_of(results: Results, role: str) -> dict[str, Any]:
-    """Return what was measured of a task with two real workers.
+def _kinds(profile: str, role: str) -> list[dict[str, Any]]:
+    """Return the kinds of epoch of a task: at each resolution, and for CIFAR by our own times."""
+    scale = SCALE[profile] if role == CIFAR else IMAGENET_SCALE[profile]
+    table = PAPER["table6"][PARTS[role]]
+    found = []
+    for side, paper_large in zip(table["resolutions"], table["large_batches"], strict=True):
+        a, b = time_coefficients(side, scale["batches"])
+        large = max(4, round(paper_large * scale["batches"]))
+        sides = {"resolution": max(6, round(side * scale["pixels"])), "large_batch": large}
+        found.append({"in": role, **sides, "k": PAPER["table6"]["k"], "a": a, "b": b})
+    if role == CIFAR:
+        own = {"in": OWN, **sides, "a": None, "b": None}
+        found += [own | {"k": k} for k in (ALONE, *K)]
+    return found
+
+
+def _part(
+    profile: str, role: str, kinds: list[dict[str, Any]], ways: dict[str, list[str]]
+) -> dict[str, Any]:
+    scale = SCALE[profile] if role == CIFAR else IMAGENET_SCALE[profile]
+    most = max(kind["large_batch"] for kind in kinds)
+    return {
+        "model": scale["model"],
+        **scale["compute"],
+        "classes": 100 if role == CIFAR else 1000,
+        "samples": SCALE[profile]["train_samples"] if role == CIFAR else 8 * most,
+        "batch_sizes": _sizes(kinds[-1]["large_batch"]),
+        "epochs": list(kinds),
+        "syncs": ways,
+    }
+
+
+Kind = dict[str, Any]  # of epoch: what was asked for, what was solved, what was timed
+
+
+def kinds_of(results: Results, of: str) -> list[Kind]:
+    """Return the kinds of epoch of a task, or of our own plans, with their plan and times.
 
     Raises:
-        NotRun: Nothing was; the text says why.
+        NotRun: Nothing was timed; the text says why.
     """
     record = results.need("wall")
-    if role not in record.metrics["parts"]:
+    if not record.metrics["parts"]:
         raise NotRun(
             f"the machine has {record.metrics['devices']} core or accelerator for two workers, "
             "which would wait for each other"
         )
-    found: dict[str, Any] = record.metrics["parts"][role]
+    found = []
+    for asked, part in zip(record.config["parts"], record.metrics["parts"], strict=True):
+        for number, kind in enumerate(asked["epochs"]):
+            if kind["in"] == of:
+                shares = part["shares_s"].get(str(number), [])
+                found.append(kind | part["solved"][number] | {"shares_s": shares})
     return found
 
 
-def epoch_seconds(part: Mapping[str, Any], resolution: int, k: float) -> list[float]:
+def epoch_seconds(kind: Kind) -> list[float]:
     """Return the wall seconds of an epoch in each round: until the slower worker has ended it.
 
     Raises:
         NotRun: There is no such plan for the times measured.
     """
-    for entry in part["epochs"]:
-        if (entry["resolution"], entry["k"]) == (resolution, k) and entry["error"]:
-            raise NotRun(f"no plan at {resolution} px for the times measured: {entry['error']}")
-    for entry in part["seconds"]["asp"]:
-        if (entry["resolution"], entry["k"]) == (resolution, k):
-            return [max(both) for both in zip(*entry["by_worker_s"], strict=False)]
-    raise NotRun("no records")
+    if kind["error"]:
+        raise NotRun(f"no plan for the times measured: {kind['error']}")
+    return [max(both) for both in zip(*kind["shares_s"], strict=True)]
+
+
+def rounds(results: Results) -> dict[str, list[float]]:
+    """Return the wall seconds of an epoch of each kind by our own times, ``bsp`` and ``asp``.
+
+    Raises:
+        NotRun: Nothing was timed.
+    """
+    kinds = [kind for kind in kinds_of(results, OWN) if not kind["error"]]
+    synchronous = [sum(each_) for each_ in zip(*map(epoch_seconds, kinds), strict=True)]
+    part = results.need("wall").metrics["parts"][0]
+    return {"bsp": synchronous, **part["round_s"]}
 
 
 def whole_schedules(results: Results, role: str) -> tuple[list[float], list[float], str]:
@@ -149,20 +193,19 @@ def whole_schedules(results: Results, role: str) -> tuple[list[float], list[floa
     Of the whole plan, small batches too, and of every epoch of Table 7 or 9.
 
     Raises:
-        NotRun: There are no records, or no plan at one of the resolutions.
+        NotRun: There are no records.
     """
-    part = part_of(results, role)
+    kinds = kinds_of(results, role)
     spans = PAPER["table7" if role == CIFAR else "table9"]["epochs"]
-    sides = sorted({entry["resolution"] for entry in part["epochs"]})
-    epochs = [sum(b - a + 1 for a, b in spans[place :: len(sides)]) for place in range(len(sides))]
-    k = PAPER["table6"]["k"]
-    turns = list(zip(*(epoch_seconds(part, side, k) for side in sides), strict=False))
+    epochs = [sum(b - a + 1 for a, b in spans[place :: len(kinds)]) for place in range(len(kinds))]
+    turns = list(zip(*map(epoch_seconds, kinds), strict=True))
     if not turns:
         raise NotRun("no round was ended by both workers")
     hybrid = [sum(n * t for n, t in zip(epochs, turn, strict=True)) for turn in turns]
     dual = [sum(epochs) * turn[-1] for turn in turns]
-    told = " + ".join(f"{n} epochs at {side} px" for n, side in zip(epochs, sides, strict=True))
-    return hybrid, dual, f"{told} for {sum(epochs)}, two real workers, {len(turns)} rounds:"
+    sides = [f"{n} at {k['resolution']} px" for n, k in zip(epochs, kinds, strict=True)]
+    told = f"{' + '.join(sides)} for {sum(epochs)} epochs, two real workers, {len(turns)} rounds:"
+    return hybrid, dual, told
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -195,10 +238,11 @@ def table(results: Results) -> list[dict[str, Any]]:
         if record.metrics["error"] is not None:
             found.append({"plan": f"no plan, seed {record.seed}: {record.metrics['error']}"})
     for record in results.ok("wall"):
-        for role, part in record.metrics["parts"].items():
-            found += _wall_rows(role, part, record)
         if not record.metrics["parts"]:
             found.append({"plan": "real workers: they would share one core or accelerator"})
+            continue
+        for of in (OWN, *PARTS):
+            found += _wall_rows(of, kinds_of(results, of))
     return found
 
 
@@ -211,7 +255,7 @@ def _trained_row(
 ) -> dict[str, Any]:
     before, virtual = virtual_time(base), virtual_time(records)
     # Of another a and b the baseline's virtual time is no unit.
-    shared = records and records[0].experiment == "train" and before and virtual
+    shared = bool(records) and records[0].experiment == "train"
     return {
         "plan": what,
         "k": f"{OWN_K:.2f}",
@@ -221,33 +265,32 @@ def _trained_row(
         "accuracy, paper (%)": f"{published:.1f}",
         "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
         "gain": gain(records, base),
-        "time over large batches": f"{virtual / before:.3f}, virtual" if shared else DASH,
+        "time over large batches": f"{virtual / before:.3f}, virtual"
+        if shared and virtual and before
+        else DASH,
     }
 
 
-def _wall_rows(role: str, part: Mapping[str, Any], record: Record) -> list[dict[str, Any]]:
-    config = record.config["parts"][role]
-    fits = {fit["resolution"]: fit for fit in part["fits"]}
-    large = dict(zip(config["resolutions"], config["large_batches"], strict=True))
+def _wall_rows(of: str, kinds: Sequence[Kind]) -> list[dict[str, Any]]:
+    what = "times measured here" if of == OWN else f"{of}'s resolutions, the paper's b / a"
     found = []
-    for entry in part["epochs"]:
-        side, k = entry["resolution"], entry["k"]
+    for kind in kinds:
         row: dict[str, Any] = {
-            "plan": f"two real workers, {role}, {side} px",
-            "k": f"{k:.2f}",
-            "(n_S, n_L)": "(0, 2)" if k == ALONE else "(1, 1)",
-            "B_L": large[side],
-            **coefficients(fits[side]["a"], fits[side]["b"]),
+            "plan": f"two real workers, {what}, {kind['resolution']} px",
+            "k": f"{kind['k']:.2f}",
+            "(n_S, n_L)": "(0, 2)" if kind["k"] == ALONE else "(1, 1)",
+            "B_L": kind["large_batch"],
+            **coefficients(kind["a"], kind["b"]),
         }
-        if entry["error"]:
-            found.append(row | {"plan": f"{row['plan']}: no plan, {entry['error']}"})
+        if kind["error"]:
+            found.append(row | {"plan": f"{row['plan']}: no plan, {kind['error']}"})
             continue
-        if k != ALONE:
-            row |= {"B_S": entry["plan"]["small_batch"], "k at most": _k_max(entry)}
-        seconds = epoch_seconds(part, side, k)
+        if kind["plan"]:
+            row |= {"B_S": kind["plan"]["small_batch"], "k at most": _k_max(kind)}
+        seconds = epoch_seconds(kind)
         row["wall of an epoch (s)"] = Summary.of(seconds).text(3)
-        if seconds and side == config["resolutions"][-1] and k != ALONE:
-            alone = epoch_seconds(part, side, ALONE)
+        alone = epoch_seconds(kinds[0])
+        if of == OWN and seconds and alone and kind is not kinds[0]:
             row["time over large batches"] = f"{np.mean(seconds) / np.mean(alone):.3f}, wall"
         found.append(row)
     return found
@@ -261,15 +304,13 @@ def _wall_rows(role: str, part: Mapping[str, Any], record: Record) -> list[dict[
 )
 def extra_time(results: Results, expected: Expectation) -> Verdict:
     """Judge each k at the images' own resolution, over k."""
-    part = part_of(results, CIFAR)
-    side = max(entry["resolution"] for entry in part["epochs"])
-    names = {f"k = {k:g}": k for k in K}
+    alone, *others = kinds_of(results, OWN)
+    names = {f"k = {kind['k']:g}": kind for kind in others}
 
     def judge(name: str) -> Part:
-        k = names[name]
-        alone = epoch_seconds(part, side, ALONE)
-        due = [k * seconds for seconds in alone]
-        gap = ratio(epoch_seconds(part, side, k), due, digits=3, trials="rounds")
+        kind = names[name]
+        due = [kind["k"] * seconds for seconds in epoch_seconds(alone)]
+        gap = ratio(epoch_seconds(kind), due, digits=3, trials="rounds")
         return equivalence(f"{name}, measured over promised:", gap, ERROR_PERCENT / 100)
 
     return combine(each(names, judge))

@@ -41,7 +41,7 @@ def train_own_plan(config: Config, seed: int, data: ImageData | None, device: st
     assert data is not None
     torch.manual_seed(seed)
     measured = config["measured"] | {"classes": data.num_classes}
-    setting = config | measured
+    setting = {**config, **measured}
     fit, timed = _fitted(setting, measured["resolution"], {}, measured["repeats"], device)
     timings = dict(timed)
     (entry,) = config["sub_stages"]
@@ -49,7 +49,7 @@ def train_own_plan(config: Config, seed: int, data: ImageData | None, device: st
     found = {"a": fit.a, "b": fit.b, "seconds": list(fit.seconds)} | _solved(own)
     if found["error"] is not None:
         return Outcome(found, timings=timings)
-    trained = train(config | {"sub_stages": [entry | {"plan": own}]}, seed, data, device)
+    trained = train({**config, "sub_stages": [entry | {"plan": own}]}, seed, data, device)
     return Outcome(trained.metrics | found, timings=timings | dict(trained.timings))
 
 
@@ -109,26 +109,29 @@ def devices_here(device: str) -> int:
 
 
 def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
-    """Time epochs of two real workers by plans solved from times measured here, in turns.
+    """Time epochs of two real workers in turns, each kind of epoch by a plan of its own.
 
-    Every round has one epoch of each kind: large batches alone, the plan of each k, and the plans
-    at lower resolutions. The first round warms up.
+    Every round has one epoch of each kind; the first round warms up. Kinds are told apart under
+    ``bsp``, where both workers have the same kind at a time; under ``asp`` whole rounds are timed.
+    Plans are solved from times measured here where a kind has no ``a`` and ``b``; where no such
+    plan exists, why is noted.
     """
     torch.manual_seed(seed)
     there = devices_here(device)
     if there < TWO:
-        return Outcome({"devices": there, "parts": {}})
+        return Outcome({"devices": there, "parts": []})
     from repro.dualbatch.cluster import ClusterError, connected
 
     address = os.environ.get(RAY_ADDRESS) or None
     needed = {"CPU": TWO, "GPU": TWO if accelerator.is_accelerator(device) else 0}
-    parts: dict[str, Any] = {}
+    parts: list[dict[str, Any]] = []
     timings: dict[str, Timing] = {}
     try:
         with connected(address, needed, 2**26):
-            for name, own in config["parts"].items():
-                parts[name], more = _part(config | own, seed, device, address)
-                timings |= {f"{name}, {key}": value for key, value in more.items()}
+            for number, own in enumerate(config["parts"]):
+                found, more = _part({**config, **own}, seed, device, address)
+                parts.append(found)
+                timings |= {f"part {number}, {key}": value for key, value in more.items()}
     except ClusterError as error:
         raise UsageError(str(error)) from error  # it says nothing of the method
     return Outcome({"devices": there, "parts": parts}, timings=timings)
@@ -137,74 +140,61 @@ def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
 def _part(
     config: Config, seed: int, device: str, address: str | None
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
-    """Measure one task: its time models, its plans, and epochs by them."""
-    sides = config["resolutions"]
-    fits = {}
+    """Measure one model's times, solve its plans, and time epochs by them."""
+    fits: dict[int, TimeModel] = {}
     timings: dict[str, Timing] = {}
-    for side in sides:
+    for side in {kind["resolution"]: None for kind in config["epochs"] if kind["a"] is None}:
         fits[side], timed = _fitted(config, side, {}, config["repeats"], device)
         timings |= {f"{side}px, {key}": value for key, value in timed.items()}
-    epochs: list[dict[str, Any]] = []
-    for side, large in zip(sides, config["large_batches"], strict=True):
-        ks = config["k"] if side == sides[-1] else config["k"][:1]
-        epochs += [_entry(config, fits[side], side, large, k) for k in ks]
-    epochs.append({"resolution": sides[-1], "k": 1.0, "error": None})
-    found: dict[str, Any] = {
-        "fits": [{"resolution": s, "a": f.a, "b": f.b} for s, f in fits.items()],
-        "epochs": epochs,
-        "seconds": {},
-    }
-    subs = [
-        SubStage(e["resolution"], None, _plan(config, fits, e)) for e in epochs if not e["error"]
-    ]
-    for sync in config["syncs"]:
-        log, schedule = _run(config, subs, sync, seed, device, address)
-        seconds = share_seconds(log, schedule, len(subs))
-        kept = [e for e in epochs if not e["error"]]
-        found["seconds"][sync] = [
-            {"resolution": e["resolution"], "k": e["k"], "by_worker_s": seconds.get(place, [])}
-            for place, e in enumerate(kept, 1)
-        ]
-        found[f"{sync}_round_s"] = rounds(log, len(subs), sync)
+    solved: list[dict[str, Any]] = []
+    plans: list[DualBatchPlan | None] = []
+    for kind in config["epochs"]:
+        model = fits.get(kind["resolution"]) if kind["a"] is None else None
+        a, b = (model.a, model.b) if model else (kind["a"], kind["b"])
+        entry = {
+            "a": a,
+            "b": b,
+            "k": kind["k"],
+            "n_small": 1,
+            "n_large": TWO - 1,
+            "large_batch": kind["large_batch"],
+            "samples": config["samples"],
+        }
+        own = _solved(entry) if kind["k"] > 1 else {"error": None, "plan": None, "k_max": None}
+        solved.append({"a": a, "b": b} | own)
+        plans.append(None if own["error"] else plan_of(entry) if kind["k"] > 1 else _alone(entry))
+    found: dict[str, Any] = {"solved": solved, "shares_s": {}, "round_s": {}}
+    for sync, wanted in config["syncs"].items():
+        chosen = [n for n, plan in enumerate(plans) if plan and config["epochs"][n]["in"] in wanted]
+        subs = [SubStage(config["epochs"][n]["resolution"], None, plans[n]) for n in chosen]
+        log = _run(config, subs, sync, seed, device, address)
+        if sync == "bsp":
+            shares = share_seconds(log, len(subs))
+            found["shares_s"] = {str(n): shares[place] for place, n in enumerate(chosen)}
+        else:
+            found["round_s"][sync] = round_seconds(log, len(subs))
     return found, timings
 
 
-def _entry(config: Config, fit: TimeModel, side: int, large: int, k: float) -> dict[str, Any]:
-    arguments = {
-        "a": fit.a,
-        "b": fit.b,
-        "k": k,
-        "n_small": 1,
-        "n_large": TWO - 1,
-        "large_batch": large,
-        "samples": config["samples"],
-    }
-    return {"resolution": side, "k": k, **_solved(arguments), "arguments": arguments}
-
-
-def _plan(config: Config, fits: dict[int, TimeModel], entry: Config) -> DualBatchPlan:
-    if "arguments" in entry:
-        return plan_of(entry["arguments"])
-    # Large batches alone, as a plan of the same two workers.
-    large, samples = config["large_batches"][-1], config["samples"]
+def _alone(entry: Config) -> DualBatchPlan:
+    """Return large batches alone, as a plan of the same two workers."""
+    large, samples = entry["large_batch"], entry["samples"]
     share = samples // TWO
-    return DualBatchPlan(
-        fits[entry["resolution"]], 1.0, 1, TWO - 1, samples, large, large, share, share, 1.0
-    )
+    model = TimeModel(entry["a"], entry["b"])
+    return DualBatchPlan(model, 1.0, 1, TWO - 1, samples, large, large, share, share, 1.0)
 
 
 def _run(
     config: Config, subs: list[SubStage], sync: str, seed: int, device: str, address: str | None
-) -> tuple[list[Commit], CyclicProgressiveSchedule]:
+) -> list[Commit]:
     stages = [Stage(len(subs), RATE)] * (1 + config["rounds"])
-    schedule = CyclicProgressiveSchedule(stages, subs)
     plan = subs[-1].plan
     assert plan is not None
     result = train_dual_batch(
         partial(build_model, config, config["classes"]),
         RandomImages(config["classes"], device),
         plan,
-        schedule,
+        CyclicProgressiveSchedule(stages, subs),
         sync=sync,
         engine="ray",
         seed=seed,
@@ -213,42 +203,35 @@ def _run(
         channels_last=config["channels_last"],
         address=address,
     )
-    return result.log, schedule
+    return result.log
 
 
-def share_seconds(
-    log: list[Commit], schedule: CyclicProgressiveSchedule, warmup: int
-) -> dict[int, list[list[float]]]:
-    """Return, by sub-stage, the seconds of each worker's shares, from pull to merge.
+def share_seconds(log: list[Commit], kinds: int) -> list[list[list[float]]]:
+    """Return, by kind of epoch, then by worker, the seconds of its shares from pull to merge.
 
     Args:
-        log: Of a training; a share begins when the version that it pulled was there.
-        schedule: Of that training.
-        warmup: Shares of each worker that do not count.
+        log: Of a training with a barrier; a share begins when the version that it pulled was there.
+        kinds: So many epochs are a round; the first round is left out.
     """
     workers = 1 + max(commit.worker for commit in log)
-    found: dict[int, list[list[float]]] = defaultdict(lambda: [[] for _ in range(workers)])
+    found: list[list[list[float]]] = [[[] for _ in range(workers)] for _ in range(kinds)]
     for commit in log:
-        if commit.iteration < warmup:
-            continue
-        setting = schedule.at_progress(commit.pulled / workers)
-        start = log[commit.pulled - 1].time_s
-        found[setting.sub_stage][commit.worker].append(commit.time_s - start)
-    return dict(found)
+        if commit.iteration >= kinds:
+            seconds = commit.time_s - log[commit.pulled - 1].time_s
+            found[commit.iteration % kinds][commit.worker].append(seconds)
+    return found
 
 
-def rounds(log: list[Commit], length: int, sync: str) -> list[float]:
-    """Return the seconds of every round of `length` shares a worker, but the first.
+def round_seconds(log: list[Commit], kinds: int) -> list[float]:
+    """Return the seconds of every round but the first, of the worker that is the slower in all.
 
-    Until the last worker has ended it under ``bsp``; by the slowest worker's own clock under
-    ``asp``, where nobody waits for a round's end.
+    Args:
+        log: Of a training without a barrier, where each worker goes through rounds by itself.
+        kinds: So many shares of a worker are a round.
     """
-    by_worker: dict[int, list[float]] = defaultdict(list)
+    ends: dict[int, list[float]] = defaultdict(list)
     for commit in log:
-        by_worker[commit.worker].append(commit.time_s)
-    ends = [times[length - 1 :: length] for times in by_worker.values()]
-    if sync == "bsp":
-        ends = [[max(same) for same in zip(*ends, strict=True)]]
-    spans = [[b - a for a, b in itertools.pairwise(own)] for own in ends]
-    slowest = max(range(len(spans)), key=lambda number: sum(spans[number]))
-    return spans[slowest]
+        if commit.iteration % kinds == kinds - 1:
+            ends[commit.worker].append(commit.time_s)
+    spans = [[b - a for a, b in itertools.pairwise(own)] for own in ends.values()]
+    return max(spans, key=sum)

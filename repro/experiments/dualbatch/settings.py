@@ -602,12 +602,16 @@ def _on_the_wall(record: Record) -> Iterable[str]:
         yield f"Two real workers were not timed: they would share {there} core or accelerator."
         return
     parts = " and ".join(
-        f"{_model(own)} at {', '.join(map(str, own['resolutions']))} pixels, {own['samples']:,} "
-        f"samples in an epoch ({role}'s place)"
-        for role, own in record.config["parts"].items()
+        f"{_model(own)} at {', '.join(map(str, _sides(own)))} pixels, {own['samples']:,} samples "
+        "in an epoch"
+        for own in record.config["parts"]
     )
     yield (
         f"Two real workers on Ray, with a core or an accelerator each (there were {there}): "
         f"{parts}; SYNTHETIC images (random numbers), {record.config['rounds']} rounds in turns "
         "after one that warms up."
     )
+
+
+def _sides(part: Mapping[str, Any]) -> list[int]:
+    return sorted({kind["resolution"] for kind in part["epochs"]})

@@ -3,6 +3,7 @@
 import itertools
 import os
 from functools import partial
+from typing import Any
 
 from repro.datasets import ImageData
 from repro.dualbatch import train_dual_batch
@@ -23,6 +24,7 @@ def synchronise(config: Config, seed: int, data: ImageData | None, device: str) 
     assert data is not None
     images = TrainingData(config, data, device)
     on_ray = config["engine"] == "ray"
+    cluster: dict[str, Any] = {"address": os.environ.get(RAY_ADDRESS) or None} if on_ray else {}
     try:
         result = train_dual_batch(
             partial(build_model, config, data.num_classes),
@@ -39,7 +41,7 @@ def synchronise(config: Config, seed: int, data: ImageData | None, device: str) 
             autocast=low_precision(config),
             channels_last=config["channels_last"],
             evaluate=images.evaluation(config, device),
-            **({"address": os.environ.get(RAY_ADDRESS) or None} if on_ray else {}),
+            **cluster,
         )
     except RuntimeError as error:
         if type(error).__name__ != "ClusterError":  # whose module needs Ray
