@@ -100,7 +100,7 @@ PAPER = Paper(
             "engines",
             "Engines (not in the paper)",
             "Simulated and real workers",
-            f"{_HERE}.engines:TABLE",
+            f"{_HERE}.synchronisation:ENGINES_TABLE",
         ),
     ),
     datasets=DATASETS,

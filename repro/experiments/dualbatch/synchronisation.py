@@ -1,6 +1,7 @@
 """What do barriers, bounded staleness and none of them cost, by merge rule? (sections 2.4, 3.1)
 
-Also Figure 2, drawn from the logs of these trainings.
+Also Figure 2, drawn from the logs of these trainings, and our own question: do real processes and
+the simulation train the same?
 """
 
 import itertools
@@ -22,8 +23,10 @@ from repro.experiments.design import (
 from repro.experiments.dualbatch.accuracy import SAME_TIME, virtual_time, wall_cell
 from repro.experiments.dualbatch.measured_plan import rounds, wall
 from repro.experiments.dualbatch.settings import (
+    ENGINES,
     WORKERS,
     K,
+    clusters,
     facts,
     final,
     table5_training,
@@ -33,6 +36,7 @@ from repro.experiments.judging import (
     NotRun,
     Spread,
     Verdict,
+    certain,
     combine,
     difference,
     direction,
@@ -266,4 +270,59 @@ FIGURE2 = Exhibit(
         f"weights to its push, for {_EPOCHS} epochs of shares.",
         facts,
     ),
+)
+
+# Real processes and the simulation (our question, not the paper's).
+
+_SAID = {True: "yes", False: "NO", None: DASH}
+
+
+def engines_table(results: Results) -> list[dict[str, Any]]:
+    """Return one training by both engines."""
+    found = []
+    for engine in ENGINES:
+        for record in results.select("train", workers=2, engine=engine):
+            if record.status != "ok":
+                found.append({"engine": engine, "accuracy (%)": record.status})
+                continue
+            metrics = record.metrics
+            stale = metrics["staleness"]
+            found.append(
+                {
+                    "engine": engine,
+                    "accuracy (%)": f"{metrics['accuracy'][-1]:.2f}",
+                    "commits": metrics["commits"],
+                    "staleness, mean": f"{np.mean(stale):.2f}",
+                    "staleness, most": max(stale),
+                    "wall (s)": f"{metrics['wall_time_s'][-1]:.2f}",
+                    "same weights in the same order": _SAID[metrics["same_weights"]],
+                }
+            )
+    return found
+
+
+@claim(
+    "same_weights",
+    "Real processes and the simulation give the same weights for the same order of commits (our "
+    "question, not the paper's)",
+    "none",
+)
+def same_weights(results: Results, expected: Expectation) -> Verdict:
+    """Judge every bit of the weights that a training on Ray and its repetition end with."""
+    metrics = results.need("train", workers=2, engine="ray").metrics
+    if metrics["same_weights"] is None:
+        raise NotRun("too large to train twice")
+    return combine([certain(f"{metrics['commits']} commits, every bit", metrics["same_weights"])])
+
+
+ENGINES_TABLE = Exhibit(
+    runs=clusters,
+    table=engines_table,
+    caption=caption(
+        "One training with one small-batch and one large-batch worker, by the engine with a "
+        "virtual clock and by real processes on Ray, which commit in whatever order they end. "
+        "The last column trains again in the same order, on the local engine.",
+        facts,
+    ),
+    claims=(same_weights,),
 )
