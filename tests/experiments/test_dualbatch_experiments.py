@@ -365,6 +365,21 @@ class TestOwnPlan:
             assert why in metrics["error"] and metrics["plan"] is None
             assert "accuracy" not in metrics
 
+    def test_times_that_do_not_grow_are_no_failure(self, monkeypatch):
+        def flat(*arguments):
+            raise ValueError("seconds per step do not increase with the batch size")
+
+        monkeypatch.setattr(own_plan, "_fitted", flat)
+        metrics = own_plan.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+        assert "do not increase" in metrics["error"] and metrics["a"] is None
+        without_processes(monkeypatch)
+        monkeypatch.setattr(own_plan, "_fitted", flat)
+        (part,) = own_plan.wall_times(_WALL, 0, None, "cpu").metrics["parts"]
+        told = [str(solved["error"]) for solved in part["solved"]]
+        assert ["do not increase" in error for error in told] == [False] * 3 + [True] * 2 + [
+            False
+        ] * 3
+
 
 class TestWall:
     def test_every_kind_has_its_shares(self, toys):

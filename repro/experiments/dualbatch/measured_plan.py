@@ -57,6 +57,7 @@ OWN_K, OWN_SMALL = K[1], WORKERS // 2  # of the plan that is trained
 ALONE = 1.0  # k of large batches alone
 OWN = "own"  # epochs by plans for times measured here
 ERROR_PERCENT = PAPER["claims"]["time_error"]
+_SAMPLES = {"smoke": 80, "quick": 600}  # of an epoch of two real workers
 _SIZES = (0.15, 0.3, 0.6, 1.0)  # shares of B_L whose steps are timed
 
 
@@ -133,7 +134,7 @@ def _part(
         "model": scale["model"],
         **scale["compute"],
         "classes": 100 if role == CIFAR else 1000,
-        "samples": SCALE[profile]["train_samples"] if role == CIFAR else 8 * most,
+        "samples": _SAMPLES.get(profile, 8 * most),
         "batch_sizes": _sizes(kinds[-1]["large_batch"]),
         "epochs": list(kinds),
         "syncs": ways,
@@ -232,7 +233,7 @@ def table(results: Results) -> list[dict[str, Any]]:
     ]
     found[0] |= coefficients(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
     for record in own[:1]:
-        found[1] |= coefficients(record.metrics["a"], record.metrics["b"])
+        found[1] |= _coefficients(record.metrics)
         found[1] |= {"k at most": _k_max(record.metrics)}
     for record in own:
         if record.metrics["error"] is not None:
@@ -244,6 +245,10 @@ def table(results: Results) -> list[dict[str, Any]]:
         for of in (OWN, *PARTS):
             found += _wall_rows(of, kinds_of(results, of))
     return found
+
+
+def _coefficients(entry: Mapping[str, Any]) -> dict[str, str]:
+    return {} if entry["a"] is None else coefficients(entry["a"], entry["b"])
 
 
 def _k_max(entry: Mapping[str, Any]) -> str:
@@ -280,7 +285,7 @@ def _wall_rows(of: str, kinds: Sequence[Kind]) -> list[dict[str, Any]]:
             "k": f"{kind['k']:.2f}",
             "(n_S, n_L)": "(0, 2)" if kind["k"] == ALONE else "(1, 1)",
             "B_L": kind["large_batch"],
-            **coefficients(kind["a"], kind["b"]),
+            **_coefficients(kind),
         }
         if kind["error"]:
             found.append(row | {"plan": f"{row['plan']}: no plan, {kind['error']}"})

@@ -42,23 +42,37 @@ def train_own_plan(config: Config, seed: int, data: ImageData | None, device: st
     torch.manual_seed(seed)
     measured = config["measured"] | {"classes": data.num_classes}
     setting = {**config, **measured}
-    fit, timed = _fitted(setting, measured["resolution"], {}, measured["repeats"], device)
-    timings = dict(timed)
+    (a, b), timings, error = _line(setting, measured["resolution"], measured["repeats"], device)
     (entry,) = config["sub_stages"]
-    own = entry["plan"] | {"a": fit.a, "b": fit.b}
-    found = {"a": fit.a, "b": fit.b, "seconds": list(fit.seconds)} | _solved(own)
+    own = entry["plan"] | {"a": a, "b": b}
+    found = {"a": a, "b": b} | (_solved(own) if error is None else _no_plan(error))
     if found["error"] is not None:
         return Outcome(found, timings=timings)
     trained = train({**config, "sub_stages": [entry | {"plan": own}]}, seed, data, device)
     return Outcome(trained.metrics | found, timings=timings | dict(trained.timings))
 
 
+def _line(
+    config: Config, resolution: int, repeats: int, device: str
+) -> tuple[tuple[float, float] | tuple[None, None], dict[str, Timing], str | None]:
+    """Return a and b of steps timed now, the timings, and why there is no line, if so."""
+    try:
+        fit, timed = _fitted(config, resolution, {}, repeats, device)
+    except ValueError as error:  # times of larger batches that are no longer
+        return (None, None), {}, str(error)
+    return (fit.a, fit.b), dict(timed), None
+
+
+def _no_plan(error: str, k_max: float | None = None) -> dict[str, Any]:
+    return {"error": error, "plan": None, "k_max": k_max}
+
+
 def _solved(entry: Config) -> dict[str, Any]:
     """Return the plan's sizes and shares, or why there is none."""
     try:
         plan = plan_of(entry)
-    except ValueError as error:  # also of times that no line with a cost of a step fits
-        return {"error": str(error), "plan": None, "k_max": _largest_k(entry)}
+    except ValueError as error:
+        return _no_plan(str(error), _largest_k(entry))
     sizes = {
         "small_batch": plan.small_batch,
         "large_batch": plan.large_batch,
@@ -69,7 +83,7 @@ def _solved(entry: Config) -> dict[str, Any]:
 
 
 def _largest_k(entry: Config) -> float | None:
-    if entry["a"] <= 0 or entry["b"] <= 0:
+    if entry["b"] <= 0:
         return None
     model = TimeModel(entry["a"], entry["b"])
     return largest_k(model, entry["n_small"], entry["n_large"], entry["large_batch"])
@@ -141,16 +155,18 @@ def _part(
     config: Config, seed: int, device: str, address: str | None
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
     """Measure one model's times, solve its plans, and time epochs by them."""
-    fits: dict[int, TimeModel] = {}
+    lines: dict[int, tuple[tuple[float, float] | tuple[None, None], str | None]] = {}
     timings: dict[str, Timing] = {}
     for side in {kind["resolution"]: None for kind in config["epochs"] if kind["a"] is None}:
-        fits[side], timed = _fitted(config, side, {}, config["repeats"], device)
+        pair, timed, error = _line(config, side, config["repeats"], device)
+        lines[side] = pair, error
         timings |= {f"{side}px, {key}": value for key, value in timed.items()}
     solved: list[dict[str, Any]] = []
     plans: list[DualBatchPlan | None] = []
     for kind in config["epochs"]:
-        model = fits.get(kind["resolution"]) if kind["a"] is None else None
-        a, b = (model.a, model.b) if model else (kind["a"], kind["b"])
+        (a, b), error = (kind["a"], kind["b"]), None
+        if kind["a"] is None:
+            (a, b), error = lines[kind["resolution"]]
         entry = {
             "a": a,
             "b": b,
@@ -160,9 +176,15 @@ def _part(
             "large_batch": kind["large_batch"],
             "samples": config["samples"],
         }
-        own = _solved(entry) if kind["k"] > 1 else {"error": None, "plan": None, "k_max": None}
+        own: dict[str, Any] = {"error": None, "plan": None, "k_max": None}
+        plan: DualBatchPlan | None = None
+        if kind["k"] == 1:
+            plan = _alone(entry)
+        else:
+            own = _solved(entry) if error is None else _no_plan(error)
+            plan = None if own["error"] else plan_of(entry)
         solved.append({"a": a, "b": b} | own)
-        plans.append(None if own["error"] else plan_of(entry) if kind["k"] > 1 else _alone(entry))
+        plans.append(plan)
     found: dict[str, Any] = {"solved": solved, "shares_s": {}, "round_s": {}}
     for sync, wanted in config["syncs"].items():
         chosen = [n for n, plan in enumerate(plans) if plan and config["epochs"][n]["in"] in wanted]
@@ -180,8 +202,8 @@ def _alone(entry: Config) -> DualBatchPlan:
     """Return large batches alone, as a plan of the same two workers."""
     large, samples = entry["large_batch"], entry["samples"]
     share = samples // TWO
-    model = TimeModel(entry["a"], entry["b"])
-    return DualBatchPlan(model, 1.0, 1, TWO - 1, samples, large, large, share, share, 1.0)
+    unused = TimeModel(1.0, 0.0)  # real workers have no virtual clock
+    return DualBatchPlan(unused, 1.0, 1, TWO - 1, samples, large, large, share, share, 1.0)
 
 
 def _run(
