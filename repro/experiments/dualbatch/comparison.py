@@ -18,7 +18,7 @@ QUANTITIES = {
     "resolution": "resolution",
     "dropout": "dropout",
 }
-_COLOURS = ("#1c2230", "#e07a3f", "#1f6fb4")
+_COLOURS = ("#c3cad6", "#e07a3f", "#1f6fb4")
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -81,11 +81,12 @@ def draw(results: Results) -> "Figure":
         axes[0], ("resolution", "batches"), ("resolution (pixels)", "batch size"), strict=True
     ):
         axis.set(title=label.partition(" (")[0], xlabel="epoch", ylabel=label)
-        for scheme, colour in zip(TABLE["rows"], _COLOURS, strict=True):
+        for scheme, colour, width in zip(TABLE["rows"], _COLOURS, (7, 4, 1.5), strict=True):
             own = [row for row in _rows(results) if row["scheme"] == scheme]
             for values in _lines(own, key):
                 epochs = [e for row in own for e in (row["first"] - 1, row["last"])]
-                style = {"color": colour, "lw": 1.8, "alpha": 0.8, "label": scheme}
+                # The later ones lie on the earlier where they are the same.
+                style = {"color": colour, "lw": width, "label": scheme}
                 axis.plot(epochs, [v for value in values for v in (value, value)], **style)
     plots.legend_below(figure, 3)
     return figure

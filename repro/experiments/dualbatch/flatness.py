@@ -284,6 +284,10 @@ def figure1(results: Results) -> "Figure":
         axis.set_title(name, fontsize=9)
         axis.set_xlabel("place along the direction")
         _draw_line(axis, _of(results, kind))
+    # On one scale, else every minimum looks as sharp as the next.
+    ends = [axis.get_ylim() for axis in axes[0] if axis.get_lines()]
+    for axis in axes[0] if ends else ():
+        axis.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
     plots.legend_below(figure, 2)
     return figure
 

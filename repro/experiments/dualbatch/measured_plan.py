@@ -311,11 +311,13 @@ def extra_time(results: Results, expected: Expectation) -> Verdict:
     """Judge each k at the images' own resolution, over k."""
     alone, *others = kinds_of(results, OWN)
     names = {f"k = {kind['k']:g}": kind for kind in others}
+    timed = [kind for of in (OWN, *PARTS) for kind in kinds_of(results, of) if not kind["error"]]
+    spread = Spread.pooled_logs(map(epoch_seconds, timed))
 
     def judge(name: str) -> Part:
         kind = names[name]
         due = [kind["k"] * seconds for seconds in epoch_seconds(alone)]
-        gap = ratio(epoch_seconds(kind), due, digits=3, trials="rounds")
+        gap = ratio(epoch_seconds(kind), due, spread, digits=3, trials="rounds")
         return equivalence(f"{name}, measured over promised:", gap, ERROR_PERCENT / 100)
 
     return combine(each(names, judge))

@@ -131,7 +131,8 @@ def draw(results: Results) -> "Figure":
 def asp_faster(results: Results, expected: Expectation) -> Verdict:
     """Judge rounds of epochs of two real workers by the wall."""
     seconds = rounds(results)
-    gap = ratio(seconds["asp"], seconds["bsp"], trials="rounds")
+    spread = Spread.pooled_logs(seconds.values())
+    gap = ratio(seconds["asp"], seconds["bsp"], spread, trials="rounds")
     return combine([direction("ASP over BSP:", gap, sign=expected.sign)])
 
 
