@@ -236,9 +236,9 @@ class TestImageNet:
     def test_table(self):
         found = rows("table10", World(noise=0.0), "paper")
         assert [row["scheme"] for row in found[12:]] == [
-            f"steps at {side} px (the paper's {side})" for side in (160, 224, 288)
+            f"an epoch at {side} px (the paper's {side})" for side in (160, 224, 288)
         ]
-        assert [row["an epoch over the highest"] for row in found[12:]] == [
+        assert [row["over the highest"] for row in found[12:]] == [
             f"{(side / 288) ** 2:.2f}" for side in (160, 224, 288)
         ]
         trained = found[:10]

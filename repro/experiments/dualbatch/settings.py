@@ -365,30 +365,6 @@ def step_times(profile: str) -> Run:
     )
 
 
-def imagenet_times(profile: str) -> Run:
-    """Return the timing of steps at the three resolutions of section 5.2.3, at scale."""
-    scale, table = IMAGENET_SCALE[profile], PAPER["table6"]["imagenet"]
-    large = [max(4, round(n * scale["batches"])) for n in table["large_batches"]]
-    return Run(
-        "times",
-        {
-            "role": IMAGENET,
-            "classes": 1000,
-            "model": scale["model"],
-            "dataset": None,
-            **scale["compute"],
-            "resolutions": [max(8, round(side * scale["pixels"])) for side in table["resolutions"]],
-            "batch_sizes": sorted({max(2, n // d) for n in large[-1:] for d in (1, 2, 3, 4, 6, 8)}),
-            "large_batches": large,
-            "samples": (1 if profile == "smoke" else 4) * large[0],
-            "passes": False,
-            "repeats": 3 if profile == "smoke" else 5,
-        },
-        seeds=(0,),
-        label=IMAGENET,
-    )
-
-
 def memory(profile: str, role: str) -> Run:
     """Return the measurement of peak memory, and of the largest batch under a limit (Figure 13)."""
     figure = PAPER["figure13"]
