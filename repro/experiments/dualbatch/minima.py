@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from repro.datasets import ImageData, TensorLoader
+from repro.datasets import ImageData, TensorLoader, dense
 from repro.dualbatch import train_dual_batch
 from repro.experiments.dualbatch.building import (
     Config,
@@ -81,10 +81,13 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
 
 def _plain(images: TrainingData, of: Batch, count: int) -> Batch:
     """Return some images of all, the same for every seed, as the model is tested on them."""
-    order = torch.randperm(len(of[1]), generator=torch.Generator().manual_seed(0))
-    inputs, labels = (part[order[:count].to(part.device)] for part in of)
+    inputs, labels = of
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    chosen = order[:count].to(labels.device)
     mean, std = images.statistics
-    (batch,) = TensorLoader(inputs, labels, len(labels), shuffle=False, mean=mean, std=std)
+    (batch,) = TensorLoader(
+        dense(inputs[chosen]), labels[chosen], len(chosen), shuffle=False, mean=mean, std=std
+    )
     return batch
 
 

@@ -521,7 +521,7 @@ def _trained(records: Sequence[Record]) -> Iterable[str]:
         f"5e-4, starting anew with each share{'' if named else rule}."
     )
     first_plans = [record.config["sub_stages"][0]["plan"] for record in records]
-    if any("a" in plan and plan["samples"] < PAPER["cifar_samples"] for plan in first_plans):
+    if any(plan["samples"] < PAPER["cifar_samples"] for plan in first_plans):
         yield (
             "b is scaled like the batch sizes, so that B_S / B_L and the shares of the data are "
             "the paper's."
