@@ -106,7 +106,7 @@ def wall(profile: str) -> Run:
     rounds = 2 if profile == "smoke" else 3
     return Run(
         "wall",
-        {"parts": parts, "rounds": rounds, "repeats": 3, "dataset": None},
+        {"parts": parts, "rounds": rounds, "repeats": 3},
         seeds=(0,),
         label="two real workers",
     )
