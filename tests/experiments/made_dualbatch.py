@@ -10,7 +10,7 @@ import numpy as np
 from repro.datasets import TIMES
 from repro.experiments import load_paper
 from repro.experiments.design import Results, Run
-from repro.experiments.dualbatch import building, experiments
+from repro.experiments.dualbatch import building, experiments, schemes
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     IMAGENET,
@@ -116,7 +116,7 @@ class World:
         accuracy = self.accuracy(config) + off
         loss = self.loss(config) * (1 + off / 100)
         virtual, wall = self.virtual(config), self.wall(config) * (1 + off / 100)
-        ray = config["engine"] == "ray"
+        ray = config.get("engine") == "ray"
         return {
             "accuracy": [accuracy - 9, accuracy - 4, accuracy],
             "test_loss": [loss + 1, loss + 0.5, loss],
@@ -186,6 +186,63 @@ class World:
         timings = {name: {"samples_s": values, "warmup": 1} for name, values in taken.items()}
         return {"fits": fits, "passes": passes, "epoch_s": epoch_s, "shares": shares}, timings
 
+    def _synchronise(self, config: Config, seed: int) -> dict[str, Any]:
+        """Return a log of two epochs, in which the workers end one after the other."""
+        ends = [float(n) for n in range(1, 9)]
+        behind = {"bsp": 0, "ssp": 1, "asp": 3}[config["sync"]]
+        pulled = [0] * 4 + ([4] * 4 if config["sync"] == "bsp" else [1, 2, 3, 4])
+        accuracy = {"bsp": 70.0, "ssp": 69.0, "asp": 67.0}[config["sync"]]
+        return self._train(config, seed) | {
+            "accuracy": [10.0, accuracy + self.spread * (seed - 1)],
+            "virtual_time_s": [4.0, 8.0],
+            "worker": [0, 1, 2, 3] * 2,
+            "pulled": pulled,
+            "staleness": [behind] * 8,
+            "commit_s": ends,
+        }
+
+    def _flatness(self, config: Config, seed: int) -> dict[str, Any]:
+        steep = {"small": 1.0, "large": 3.0, "dual": 2.0}[config["batches"]]
+        noise = 1 + self.noise * (seed - 1)
+        return {
+            "accuracy": 70.0,
+            "test_loss": 1.0 + steep / 10 + self.noise * seed,
+            "train_loss": 0.5,
+            "wall_time_s": 10.0,
+            "variances": [noise * 5.0 / n**noise for n in config["variance_batches"]],
+            "rises": [[noise * steep * size**2] * config["directions"] for size in config["sizes"]],
+            "worst_rise": noise * steep / 10,
+            "line": {
+                name: [0.5 + steep * (place - shift) ** 2 for place in config["places"]]
+                for name, shift in (("train", 0.0), ("test", 0.1))
+            },
+        }
+
+    def _own_plan(self, config: Config, seed: int) -> dict[str, Any]:
+        (entry,) = config["sub_stages"]
+        own = entry | {"plan": entry["plan"] | {"a": 1e-4, "b": 3e-3}}
+        plan = {"small_batch": 9, "large_batch": 50, "small_samples": 9, "large_samples": 11}
+        found = {"a": 1e-4, "b": 3e-3, "error": None, "plan": plan, "k_max": 1.3}
+        return self._train({**config, "sub_stages": [own]}, seed) | found
+
+    def _wall(self, config: Config) -> dict[str, Any]:
+        """Return epochs that take k times as long, less at lower resolutions."""
+        parts = []
+        for part in config["parts"]:
+            solved, shares = [], {}
+            for number, kind in enumerate(part["epochs"]):
+                sides = [k["resolution"] for k in part["epochs"] if k["in"] == kind["in"]]
+                seconds = kind["k"] * self.cycled(kind["resolution"], max(sides))
+                plan = {"small_batch": 9} if kind["k"] > 1 else None
+                solved.append({"a": 1e-4, "b": 3e-3, "error": None, "plan": plan, "k_max": 1.3})
+                shares[str(number)] = [
+                    self._turns(share * seconds, f"{kind['in']}, {number}", config["rounds"])
+                    for share in (1.0, 0.9)
+                ]
+            rounds = {"asp": self._turns(2.5, "asp", config["rounds"])} if not parts else {}
+            parts.append({"solved": solved, "shares_s": shares, "round_s": rounds})
+        return {"devices": 2, "parts": parts}
+
     def __call__(self, run: Run, seed: int) -> dict[str, Any] | None:
         changed = self.status(run)
         if changed is None:
@@ -195,6 +252,11 @@ class World:
             "train": lambda: self._train(config, seed),
             "solve": lambda: experiments.solve(config, seed, None, "cpu").metrics,
             "published": _published,
+            "schemes": lambda: schemes.schemes(config, seed, None, "cpu").metrics,
+            "synchronise": lambda: self._synchronise(config, seed),
+            "flatness": lambda: self._flatness(config, seed),
+            "own_plan": lambda: self._own_plan(config, seed),
+            "wall": lambda: self._wall(config),
             "memory": lambda: _memory(config),
         }
         metrics: dict[str, Any] = {}

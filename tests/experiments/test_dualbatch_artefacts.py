@@ -86,19 +86,24 @@ class TestWhateverThereIs:
     @pytest.mark.parametrize("artefact", PAPER.artefacts)
     def test_the_papers_values_stand_without_records(self, artefact):
         frame = PAPER.artefacts[artefact].table(results(artefact, WORLDS["nothing"]))
-        if artefact in ("engines", "table7", "table9"):
+        if artefact in ("engines", "table7", "table9", "figure1", "figure2"):
             assert frame.empty  # not in the paper; and what the schedule yields, beside it
+            return
+        if artefact in ("synchronisation", "flatness"):  # the ways, without numbers
+            assert len(frame) in (8, 3)
             return
         numbers = {
             "figure3": "0.5661",
-            "figure4": "0.5661",
+            "figure4": "29.708",  # of the line that gives Table 2
+            "table1": "(B_S1, B_L1)",
+            "own_plan": "70.5",
             "table2": "0.936",
             "table3": "1.383",
             "table4": "8.222",
             "table5": "1.372",
             "table6": "314,954",
             "table8": "1.729",
-            "table10": "2330",
+            "table10": "22,161",
             "figure13": "11,147",
         }
         assert numbers[artefact] in repr(report.TableView(frame))
@@ -159,7 +164,7 @@ class TestCaptions:
     @pytest.mark.parametrize("device", [None, GPU])
     def test_the_simulated_limit(self, device):
         said = caption("figure13", World(device=device))
-        assert "SIMULATED" in said and f"{24e9 / 2**20:,.0f} MiB" in said
+        assert "SIMULATED" in said and "24,576 MiB" in said
 
     def test_the_papers_device_is_not_this_one(self):
         for artefact in ("figure3", "table3", "table4", "table8", "figure13"):
@@ -169,7 +174,7 @@ class TestCaptions:
     def test_model_and_extent(self):
         said = caption("table5")
         assert "Model: resnet18, bfloat16, channels last." in said
-        assert "50,000 samples; stages of 6/2/2 epochs" in said and "b is scaled" not in said
+        assert "50,000 samples; stages of 80/40/20 epochs" in said and "b is scaled" not in said
         said = caption("table5", profile="quick")
         assert "resnet_cifar (depth 8, width 8) in the place of ResNet-18" in said
         assert "An epoch is 1,000 samples; stages of 4/2/2 epochs" in said
@@ -182,8 +187,12 @@ class TestCaptions:
         assert "authors published" in caption("figure3")
         assert "authors published" not in caption("figure3", World(status=only(role=CIFAR)))
 
-    def test_the_table_of_figure_4_is_said_to_be_that_of_figure_3(self):
-        assert "table is Figure 3's" in caption("figure4")
+    def test_figures_3_and_4_do_not_show_one_table_twice(self):
+        batches, epochs = (
+            PAPER.artefacts[name].table(results(name)) for name in ("figure3", "figure4")
+        )
+        assert set(batches.columns) & set(epochs.columns) == {"where"}
+        assert "29.7" in repr(report.TableView(epochs))  # seconds of an epoch
 
     def test_two_workers_are_not_called_four(self):
         assert "four workers" not in caption("engines", profile="quick")

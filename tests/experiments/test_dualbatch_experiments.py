@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +13,19 @@ from watching import of_this_package, watching
 
 from repro import datasets
 from repro.datasets import EpochTimes
+from repro.dualbatch import Commit, cluster, train_dual_batch
 from repro.experiments import load_paper
 from repro.experiments.design import Outcome, reported
-from repro.experiments.dualbatch import building, experiments, settings
+from repro.experiments.dualbatch import (
+    building,
+    experiments,
+    flatness,
+    measured_plan,
+    minima,
+    own_plan,
+    settings,
+    synchronisation,
+)
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
 from repro.records import RecordStore
 from repro.source_code import present
@@ -45,6 +56,7 @@ _TIMES = settings.step_times("smoke").config | {
     "samples": 80,
 }
 _ABOVE = {
+    "passes": False,
     "model": MODEL,
     "repeats": 1,
     "batch_sizes": [4, 64],
@@ -53,7 +65,22 @@ _ABOVE = {
     "samples": 40,
 }
 _MEMORY = settings.memory("smoke", CIFAR).config | {"model": MODEL}
+_SYNC = shorter(synchronisation.training("smoke", DIGITS, "bsp", "average"))
+_FLAT = shorter(flatness.runs("smoke", DIGITS)[2], loss_samples=20, draws=3)
+_OWN = shorter(measured_plan.own_plan("smoke", DIGITS))
+_OWN["measured"] = {"resolution": 8, "batch_sizes": [4, 64], "repeats": 1}
+_WALL = measured_plan.wall("smoke").config
+_WALL = _WALL | {
+    "rounds": 2,
+    "repeats": 1,
+    "parts": [_WALL["parts"][0] | {"model": MODEL, "samples": 40}],
+}
 TOYS = {
+    "three schemes": ("schemes", {"n_small": 1, "stages": 2}),
+    "bsp": ("synchronise", _SYNC),
+    "flat": ("flatness", _FLAT),
+    "own plan": ("own_plan", _OWN),
+    "wall": ("wall", _WALL),
     "table2": ("solve", {"table": "table2"}),
     "table6": ("solve", {"table": "table6"}),
     "table7": ("solve", {"table": "table7"}),
@@ -63,7 +90,7 @@ TOYS = {
     "hybrid": ("train", _HYBRID),
     "two workers": ("train", shorter(settings.clusters("smoke", DIGITS)[0])),
     "times": ("times", _TIMES),
-    "imagenet times": ("times", settings.imagenet_times("smoke").config | _ABOVE),
+    "no passes": ("times", {k: v for k, v in _TIMES.items() if k != "plan_k"} | _ABOVE),
     "published": ("published", {"dataset": {"name": datasets.TIMES}}),
     "memory": ("memory", _MEMORY),
 }
@@ -88,17 +115,34 @@ class Toys:
     files: dict[str, set[str]] = field(default_factory=dict)
 
 
+def without_processes(patch: pytest.MonkeyPatch) -> None:
+    """Let workers take turns on the virtual clock, as if each had a core."""
+
+    def local(*arguments: Any, engine: str, address: str | None, **options: Any) -> Any:
+        assert engine == "ray"
+        return train_dual_batch(*arguments, **options)
+
+    patch.setattr(cluster, "connected", lambda *arguments: nullcontext())
+    patch.setattr(own_plan, "train_dual_batch", local)
+    patch.setattr(own_plan, "devices_here", lambda device: 2)
+    # Of a machine on which steps cost something beside their samples.
+    fitted = own_plan.TimeModel(1e-3, 1e-2)
+    patch.setattr(own_plan, "_fitted", lambda *arguments: (fitted, {}))
+
+
 @pytest.fixture(scope="module")
 def toys():
     made = Toys()
     for name, (experiment, config) in TOYS.items():
         data: Any = None
-        if experiment == "train":
+        if config.get("dataset") and experiment != "published":
             data = digits(config)
         elif experiment == "published":
             data = epoch_times()
         function = PAPER.experiments[experiment].function
-        with watching() as files:
+        with watching() as files, pytest.MonkeyPatch.context() as patch:
+            if experiment == "wall":
+                without_processes(patch)
             made.outcomes[name] = function(config, 0, data, "cpu")
         made.files[name] = of_this_package(files)
     return made
@@ -135,12 +179,12 @@ def test_the_code_of_a_record_is_all_that_ran_and_nothing_that_judges(toys):
         found = present().closure(PAPER.experiments[experiment].entry, config)
         assert any("dualbatch" in file for file in toys.files[name])
         assert toys.files[name] - found == set()
-        assert {file for file in found if file.startswith("repro/experiments/")} == {
-            "repro/experiments/dualbatch/building.py",
-            "repro/experiments/dualbatch/experiments.py",
-            "repro/experiments/outcome.py",
-            "repro/experiments/reported/dualbatch.toml",
-        }
+        own = {file.rpartition("/")[2] for file in found if file.startswith("repro/experiments/")}
+        entry = PAPER.experiments[experiment].entry.partition(":")[0].rpartition(".")[2]
+        shared = {"building.py", "outcome.py"}
+        paper = {"dualbatch.toml"} if entry in ("experiments", "own_plan", "schemes") else set()
+        base = {"experiments.py"} if entry == "own_plan" else set()
+        assert own == {f"{entry}.py"} | shared | paper | base, name
 
 
 class TestSolve:
@@ -264,6 +308,189 @@ class TestTrain:
         assert len(data.labels.unique()) == 10  # of every class
 
 
+class TestSchemes:
+    def test_rows_are_of_stages_and_sub_stages(self, toys):
+        rows = toys.outcomes["three schemes"].metrics["rows"]
+        assert [row["scheme"] for row in rows] == [
+            *["dual-batch learning"] * 2,
+            *["cyclic progressive learning"] * 4,
+            *["hybrid scheme"] * 4,
+        ]
+        assert [row["resolution"] for row in rows] == [32, 32, *[24, 32] * 4]
+        assert [row["batches"] for row in rows[:4]] == [[102, 560], [102, 560], [600], [560]]
+        assert [(row["first"], row["last"]) for row in rows[-4:]] == [
+            (1, 40), (41, 80), (81, 100), (101, 120),
+        ]  # fmt: skip
+
+
+class TestSynchronise:
+    def test_the_log_is_of_a_barrier(self, toys):
+        metrics = toys.outcomes["bsp"].metrics
+        assert metrics["pulled"] == [0] * 4 + [4] * 4
+        assert set(metrics["staleness"]) == {0}
+        assert sorted(metrics["worker"][:4]) == [0, 1, 2, 3]
+        assert metrics["commit_s"] == sorted(metrics["commit_s"])
+        assert len(metrics["accuracy"]) == len(metrics["virtual_time_s"]) == 2
+
+    def test_each_way_is_trained(self, toys):
+        data = digits(_SYNC)
+        losses = {}
+        for sync, merge in synchronisation.WAYS:
+            config = shorter(synchronisation.training("smoke", DIGITS, sync, merge))
+            metrics = PAPER.experiments["synchronise"].function(config, 0, data, "cpu").metrics
+            losses[sync, merge] = metrics["train_loss"][-1]
+            if sync == "asp":
+                assert max(metrics["staleness"]) > 0
+        assert losses["bsp", "average"] == toys.outcomes["bsp"].metrics["train_loss"][-1]
+        assert len({losses["asp", rule] for rule in synchronisation.RULES}) == 3
+        assert all(losses["asp", rule] != losses["bsp", rule] for rule in synchronisation.RULES)
+
+
+class TestOwnPlan:
+    def test_the_plan_follows_from_the_times_measured(self, monkeypatch):
+        for b in (1e-2, 2e-2):
+            model = own_plan.TimeModel(1e-3, b, (), (1.0,))
+            monkeypatch.setattr(own_plan, "_fitted", lambda *arguments, m=model: (m, {}))
+            metrics = own_plan.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+            due = building.plan_of(_OWN["sub_stages"][0]["plan"] | {"a": 1e-3, "b": b})
+            assert metrics["plan"]["small_batch"] == due.small_batch
+            assert metrics["plans"][0]["small_batch"] == due.small_batch
+            assert (metrics["a"], metrics["b"], metrics["error"]) == (1e-3, b, None)
+            assert len(metrics["accuracy"]) == 2
+
+    def test_where_there_is_no_plan_it_is_said_and_nothing_is_trained(self, monkeypatch):
+        for b, why in ((-1e-3, "without a fixed cost"), (1e-9, "feasible k")):
+            model = own_plan.TimeModel(1e-3, b)
+            monkeypatch.setattr(own_plan, "_fitted", lambda *arguments, m=model: (m, {}))
+            metrics = own_plan.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+            assert why in metrics["error"] and metrics["plan"] is None
+            assert "accuracy" not in metrics
+
+    def test_times_that_do_not_grow_are_no_failure(self, monkeypatch):
+        def flat(*arguments):
+            raise ValueError("seconds per step do not increase with the batch size")
+
+        monkeypatch.setattr(own_plan, "_fitted", flat)
+        metrics = own_plan.train_own_plan(_OWN, 0, digits(_OWN), "cpu").metrics
+        assert "do not increase" in metrics["error"] and metrics["a"] is None
+        without_processes(monkeypatch)
+        monkeypatch.setattr(own_plan, "_fitted", flat)
+        (part,) = own_plan.wall_times(_WALL, 0, None, "cpu").metrics["parts"]
+        told = [str(solved["error"]) for solved in part["solved"]]
+        assert ["do not increase" in error for error in told] == [False] * 3 + [True] * 2 + [
+            False
+        ] * 3
+
+
+class TestWall:
+    def test_every_kind_has_its_shares(self, toys):
+        (part,) = toys.outcomes["wall"].metrics["parts"]
+        kinds = _WALL["parts"][0]["epochs"]
+        assert set(part["shares_s"]) == {str(n) for n in range(len(kinds))}
+        for number, solved in enumerate(part["solved"]):
+            for own in part["shares_s"][str(number)]:
+                assert len(own) == _WALL["rounds"] and min(own) > 0
+            assert (solved["plan"] is None) == (kinds[number]["k"] == 1.0)
+        assert len(part["round_s"]["asp"]) == _WALL["rounds"]
+
+    def test_kinds_are_told_apart(self, toys):
+        """On the virtual clock, which has one time model for each resolution, times are known."""
+        (part,) = toys.outcomes["wall"].metrics["parts"]
+        kinds = _WALL["parts"][0]["epochs"]
+        models = {kind["resolution"]: kind for kind in reversed(kinds)}
+        for number, (kind, solved) in enumerate(zip(kinds, part["solved"], strict=True)):
+            entry = {key: kind[key] for key in ("k", "large_batch")}
+            entry |= {"samples": 40, "n_small": 1, "n_large": 1}
+            entry |= {key: solved[key] for key in ("a", "b")}
+            plan = building.plan_of(entry) if kind["k"] > 1 else own_plan._alone(entry)
+            first = models[kind["resolution"]]
+            a, b = (0.001, 0.01) if first["a"] is None else (first["a"], first["b"])
+            due = [plan.time_of(own, own_plan.TimeModel(a, b)) for own in plan.kinds]
+            for worker, seconds in enumerate(part["shares_s"][str(number)]):
+                assert seconds == pytest.approx([due[worker]] * _WALL["rounds"])
+
+    def test_workers_without_a_core_each_are_not_timed(self, monkeypatch):
+        monkeypatch.setattr(own_plan, "devices_here", lambda device: 1)
+        metrics = own_plan.wall_times(_WALL, 0, None, "cpu").metrics
+        assert metrics == {"devices": 1, "parts": []}
+
+    def test_a_kind_without_a_plan_is_left_out(self, monkeypatch):
+        without_processes(monkeypatch)
+        model = own_plan.TimeModel(1e-3, -1e-4)
+        monkeypatch.setattr(own_plan, "_fitted", lambda *arguments: (model, {}))
+        (part,) = own_plan.wall_times(_WALL, 0, None, "cpu").metrics["parts"]
+        told = [bool(solved["error"]) for solved in part["solved"]]
+        kinds = _WALL["parts"][0]["epochs"]
+        assert told == [kind["a"] is None and kind["k"] > 1 for kind in kinds]
+        assert {int(n) for n in part["shares_s"]} == {n for n, no in enumerate(told) if not no}
+
+
+def logged(*entries: tuple[int, int, int, float]) -> list[Commit]:
+    """Return a log of (worker, share, pulled version, second)."""
+    return [
+        Commit(number, worker, share, pulled, 0, 1.0, time_s, 1.0)
+        for number, (worker, share, pulled, time_s) in enumerate(entries)
+    ]
+
+
+def test_seconds_of_shares_begin_with_the_pull():
+    log = logged((0, 0, 0, 5.0), (1, 0, 0, 6.0), (1, 1, 2, 7.5), (0, 1, 2, 8.0))
+    assert own_plan.share_seconds(log, 1) == [[[2.0], [1.5]]]
+
+
+def test_rounds_without_a_barrier_are_the_slower_workers():
+    log = logged((0, 0, 0, 1.0), (0, 1, 1, 2.0), (1, 0, 0, 4.0), (0, 2, 2, 3.5), (1, 1, 3, 8.5))
+    assert own_plan.round_seconds(log, 1) == [4.5]
+
+
+class TestFlatness:
+    def test_what_tables_read(self, toys):
+        metrics = toys.outcomes["flat"].metrics
+        assert len(metrics["variances"]) == len(_FLAT["variance_batches"])
+        assert all(value > 0 for value in metrics["variances"])
+        assert [len(row) for row in metrics["rises"]] == [2] * len(_FLAT["sizes"])
+        assert {name: len(line) for name, line in metrics["line"].items()} == {
+            "train": len(flatness.PLACES),
+            "test": len(flatness.PLACES),
+        }
+        # In the middle of the line is the model itself.
+        assert metrics["line"]["train"][5] == pytest.approx(metrics["train_loss"])
+
+    def test_variance_of_gradients_against_all_batches(self):
+        """Of a model without batch normalisation: that of one sample over the batch size."""
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+        pool = torch.randn(30, 3, 2, 2), torch.randint(3, (30,))
+        each = torch.stack([minima._gradient(model, pool[0][n : n + 1], pool[1][n : n + 1])
+                            for n in range(30)]).double()  # fmt: skip
+        sigma2 = float((each - each.mean(0)).square().sum(1).mean())
+        for batch in (1, 4, 16):
+            generator = torch.Generator().manual_seed(batch)
+            found = minima.gradient_variance(model, pool, batch, 600, generator)
+            assert found == pytest.approx(sigma2 / batch, rel=0.1)
+
+    def test_directions_have_the_length_of_every_filter(self):
+        model = building.build_model({"model": MODEL}, 10)
+        direction = minima.filter_normalised(model, torch.Generator().manual_seed(0))
+        for weight, part in zip(model.parameters(), direction, strict=True):
+            if weight.dim() < 2:
+                assert not part.any()
+            else:
+                assert torch.allclose(part.flatten(1).norm(dim=1), weight.flatten(1).norm(dim=1))
+
+    def test_rises_of_a_known_bowl(self):
+        """Of a loss whose gradient is known, the step up has its length; the model stays."""
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 2, bias=False))
+        batch = torch.randn(8, 1, 2, 2), torch.randint(2, (8,))
+        before = [p.clone() for p in model.parameters()]
+        gradient = minima._gradient(model, *batch)
+        size = 1e-3
+        due = size * float(gradient.norm())
+        assert minima.worst_rise(model, batch, size) == pytest.approx(due, rel=1e-2)
+        assert all(map(torch.equal, before, model.parameters()))
+
+
 class TestBuilding:
     @pytest.mark.parametrize("profile", ["smoke", "gpu"])
     def test_models_have_one_dropout_before_the_last_layer(self, profile):
@@ -313,8 +540,8 @@ class TestTimes:
                 assert row["kind"] in ("small", "large")
                 assert row["measured_s"] > 0 and row["predicted_s"] > 0
 
-    def test_imagenets_have_neither_passes_nor_shares(self, toys):
-        metrics = toys.outcomes["imagenet times"].metrics
+    def test_passes_and_shares_can_be_left_out(self, toys):
+        metrics = toys.outcomes["no passes"].metrics
         assert metrics["passes"] == [[], []] and metrics["shares"] == []
         assert set(metrics["epoch_s"]) == {"8", "16"}
 

@@ -17,8 +17,22 @@ PAPER = Paper(
         Experiment("published", f"{_HERE}.experiments:published", measures=False),
         Experiment("memory", f"{_HERE}.experiments:memory"),
         Experiment("train", f"{_HERE}.experiments:train", trains=True),
+        Experiment("schemes", f"{_HERE}.schemes:schemes", measures=False),
+        Experiment("synchronise", f"{_HERE}.synchronising:synchronise", trains=True),
+        Experiment("flatness", f"{_HERE}.minima:flatness", trains=True),
+        Experiment("own_plan", f"{_HERE}.own_plan:train_own_plan", trains=True),
+        Experiment("wall", f"{_HERE}.own_plan:wall_times"),
     ),
     artefacts=by_name(
+        Artefact(
+            "figure1", "Figure 1", "Sharp and flat minima, as measured", f"{_HERE}.flatness:FIGURE1"
+        ),
+        Artefact(
+            "figure2",
+            "Figure 2",
+            "Parameter server and workers, as they ran",
+            f"{_HERE}.synchronisation:FIGURE2",
+        ),
         Artefact(
             "figure3", "Figure 3", "Time of a batch against its size", f"{_HERE}.times:FIGURE3"
         ),
@@ -28,6 +42,7 @@ PAPER = Paper(
             "Time of an epoch against the batch size",
             f"{_HERE}.times:FIGURE4",
         ),
+        Artefact("table1", "Table 1", "The three schemes", f"{_HERE}.comparison:TABLE1"),
         Artefact(
             "table2", "Table 2", "Batch sizes and shares of the data", f"{_HERE}.times:TABLE2"
         ),
@@ -54,15 +69,38 @@ PAPER = Paper(
             f"{_HERE}.hybrid:TABLE8",
         ),
         Artefact("table9", "Table 9", "Schedule on ImageNet", f"{_HERE}.hybrid:TABLE9"),
-        Artefact("table10", "Table 10", "ImageNet: settings and times", f"{_HERE}.hybrid:TABLE10"),
+        Artefact(
+            "table10",
+            "Table 10",
+            "ImageNet: settings, trainings and times",
+            f"{_HERE}.hybrid:TABLE10",
+        ),
         Artefact(
             "figure13", "Figure 13", "Memory against the batch size", f"{_HERE}.memory:FIGURE13"
+        ),
+        Artefact(
+            "synchronisation",
+            "Synchronisation (sections 2.4 and 3.1)",
+            "BSP, SSP and ASP by merge rule",
+            f"{_HERE}.synchronisation:SYNCHRONISATION",
+        ),
+        Artefact(
+            "flatness",
+            "Flatness (sections 2.1 and 2.2)",
+            "Gradients and minima by batch size",
+            f"{_HERE}.flatness:FLATNESS",
+        ),
+        Artefact(
+            "own_plan",
+            "Own plan (sections 3.2 and 3.3)",
+            "Plans solved from times measured here",
+            f"{_HERE}.measured_plan:OWN_PLAN",
         ),
         Artefact(
             "engines",
             "Engines (not in the paper)",
             "Simulated and real workers",
-            f"{_HERE}.engines:TABLE",
+            f"{_HERE}.synchronisation:ENGINES_TABLE",
         ),
     ),
     datasets=DATASETS,

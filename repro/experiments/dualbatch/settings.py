@@ -17,6 +17,8 @@ TIMES = "dualbatch_times"  # repro.datasets.TIMES, which torch stands behind
 SECTION_5_1, SECTION_5_2, SECTION_5_2_3 = "section 5.1", "section 5.2", "section 5.2.3"
 SCHEMES = {"dual-batch": "dual_batch", "hybrid": "hybrid"}  # in the paper's numbers
 ENGINES = ("local", "ray")
+SOLVED = {"solve", "schemes"}  # experiments that measure nothing
+TRAINED = {"train", "synchronise", "flatness", "own_plan"}
 MIB = 2**20
 
 _SETS = ("cifar100", "cifar10", "digits")
@@ -60,7 +62,7 @@ SCALE: dict[str, dict[str, Any]] = {
         "batches": 1.0,
         "train_samples": 50_000,
         "test_samples": 10_000,
-        "stages": (6, 2, 2),
+        "stages": (80, 40, 20),
         "compute": _FAST,
     },
     "paper": {
@@ -363,30 +365,6 @@ def step_times(profile: str) -> Run:
     )
 
 
-def imagenet_times(profile: str) -> Run:
-    """Return the timing of steps at the three resolutions of section 5.2.3, at scale."""
-    scale, table = IMAGENET_SCALE[profile], PAPER["table6"]["imagenet"]
-    large = [max(4, round(n * scale["batches"])) for n in table["large_batches"]]
-    return Run(
-        "times",
-        {
-            "role": IMAGENET,
-            "classes": 1000,
-            "model": scale["model"],
-            "dataset": None,
-            **scale["compute"],
-            "resolutions": [max(8, round(side * scale["pixels"])) for side in table["resolutions"]],
-            "batch_sizes": sorted({max(2, n // d) for n in large[-1:] for d in (1, 2, 3, 4, 6, 8)}),
-            "large_batches": large,
-            "samples": (1 if profile == "smoke" else 4) * large[0],
-            "passes": False,
-            "repeats": 3 if profile == "smoke" else 5,
-        },
-        seeds=(0,),
-        label=IMAGENET,
-    )
-
-
 def memory(profile: str, role: str) -> Run:
     """Return the measurement of peak memory, and of the largest batch under a limit (Figure 13)."""
     figure = PAPER["figure13"]
@@ -404,9 +382,9 @@ def memory(profile: str, role: str) -> Run:
             "channels_last": scale["compute"]["channels_last"],
             "resolution": max(8, round(side * scale["pixels"])),
             "batch_sizes": [size // divisor for size in figure["batch_sizes"]],
-            # As many times the largest probe as the paper's device has over it, or its 24 GB.
+            # As many times the largest probe as the paper's device has over it, or its 24 GiB.
             "limit_over_largest_probe": 4 if small else None,
-            "limit_bytes": None if small else int(figure["device_bytes"]),
+            "limit_bytes": None if small else figure["device_gib"] * 2**30,
         },
         seeds=(0,),
         label=role,
@@ -497,28 +475,30 @@ def facts(results: Results) -> Iterable[str]:
     """Yield what the records are: solved or measured, device, data, models, what is simulated."""
     records = results.records
     kinds = {record.experiment for record in records}
-    if "solve" in kinds:
+    if kinds & SOLVED:
         yield (
             "Solved, not measured: arithmetic of equations 4 to 8 with the paper's rounding. The "
             "paper prints neither a nor b: those of Table 2 and each b / a of Table 6 are the "
             "ones that give its values (the range is narrow)."
         )
-    if kinds - {"solve", "published"}:
-        ran = [r for r in records if r.experiment not in ("solve", "published")]
+    if kinds - SOLVED - {"published"}:
+        ran = [r for r in records if r.experiment not in SOLVED | {"published"}]
         yield f"Measured on {devices(ran)}."
-    trained = [r for r in records if r.experiment == "train"]
+    trained = [r for r in records if r.experiment in TRAINED]
     if trained:
         yield from _trained(trained)
     for record in records:
         if record.experiment in ("times", "memory") and record.status == "ok":
             yield _measured(record)
+        if record.experiment == "wall" and record.status == "ok":
+            yield from _on_the_wall(record)
     for record in records:
         if record.experiment == "published" and record.dataset:
             yield record.dataset["provenance"]
 
 
 def _trained(records: Sequence[Record]) -> Iterable[str]:
-    if any(record.config["engine"] == "local" for record in records):
+    if any(record.config.get("engine", "local") == "local" for record in records):
         yield (
             "The parameter server and its workers are SIMULATED on one device: the workers take "
             "turns, in the order of a virtual clock. Virtual time is what as many devices like "
@@ -526,16 +506,19 @@ def _trained(records: Sequence[Record]) -> Iterable[str]:
             "own, so that they show the balance and nothing new); wall time is measured, of all "
             "workers in turn."
         )
-    if any(record.config["engine"] == "ray" for record in records):
+    if any(record.config.get("engine") == "ray" for record in records):
         yield (
             "On Ray the workers are real processes, which share the cores of one machine unless a "
             "cluster was given; wall time is theirs, and there is no virtual time."
         )
     yield from {r.dataset["fingerprint"]: _data(r) for r in records if r.dataset}.values()
     yield from dict.fromkeys(f"Model: {_model(record.config)}." for record in records)
+    # Where the rule is what is compared, its table names it.
+    rule = "; commits merge by w ← (w + f w_i) / (1 + f)"
+    named = any("merge" in record.config for record in records)
     yield (
         f"{' '.join(dict.fromkeys(map(_extent, records)))} SGD with momentum 0.9 and weight decay "
-        "5e-4, starting anew with each share; commits merge by w ← (w + f w_i) / (1 + f)."
+        f"5e-4, starting anew with each share{'' if named else rule}."
     )
     first_plans = [record.config["sub_stages"][0]["plan"] for record in records]
     if any(plan["samples"] < PAPER["cifar_samples"] for plan in first_plans):
@@ -587,3 +570,24 @@ def _measured(record: Record) -> str:
         f"Memory in {config['role']}'s place: {_model(config)} at {config['resolution']} pixels, "
         f"SYNTHETIC images (random numbers), within {limit / MIB:,.0f} MiB (SIMULATED: {how})."
     )
+
+
+def _on_the_wall(record: Record) -> Iterable[str]:
+    there = record.metrics["devices"]
+    if not record.metrics["parts"]:
+        yield f"Two real workers were not timed: they would share {there} core or accelerator."
+        return
+    parts = " and ".join(
+        f"{_model(own)} at {', '.join(map(str, _sides(own)))} pixels, {own['samples']:,} samples "
+        "in an epoch"
+        for own in record.config["parts"]
+    )
+    yield (
+        f"Two real workers on Ray, with a core or an accelerator each (there were {there}): "
+        f"{parts}; SYNTHETIC images (random numbers), {record.config['rounds']} rounds in turns "
+        "after one that warms up."
+    )
+
+
+def _sides(part: Mapping[str, Any]) -> list[int]:
+    return sorted({kind["resolution"] for kind in part["epochs"]})

@@ -1,0 +1,362 @@
+"""Does a plan solved from times measured here take k times as long, and does it gain accuracy?
+
+Our plans elsewhere have the paper's ratio of times. Here a and b are measured, the plan is trained,
+and real processes say what it costs by the clock on the wall.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    claim,
+)
+from repro.experiments.dualbatch.accuracy import gain, plan_cell, virtual_time
+from repro.experiments.dualbatch.settings import (
+    CIFAR,
+    IMAGENET,
+    IMAGENET_SCALE,
+    PAPER,
+    PARTS,
+    SCALE,
+    WORKERS,
+    K,
+    coefficients,
+    facts,
+    final,
+    pixels,
+    section51,
+    table5_training,
+    time_coefficients,
+    workers,
+)
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Part,
+    Spread,
+    Verdict,
+    combine,
+    difference,
+    direction,
+    each,
+    equivalence,
+    ratio,
+)
+from repro.records import Record
+from repro.report import DASH, Summary
+
+OWN_K, OWN_SMALL = K[1], WORKERS // 2  # of the plan that is trained
+ALONE = 1.0  # k of large batches alone
+OWN = "own"  # epochs by plans for times measured here
+ERROR_PERCENT = PAPER["claims"]["time_error"]
+_SAMPLES = {"smoke": 80, "quick": 600}  # of an epoch of two real workers
+_SIZES = (0.15, 0.3, 0.6, 1.0)  # shares of B_L whose steps are timed
+
+
+def _sizes(large: int) -> list[int]:
+    return sorted({max(2, round(share * large)) for share in _SIZES})
+
+
+def own_plan(profile: str, chosen: Chosen) -> Run:
+    """Return a training like Table 5's, but by a plan for the times that the run measures.
+
+    Its a and b stand until these are there, for rehearsals.
+    """
+    run = table5_training(profile, chosen, OWN_K, OWN_SMALL)
+    (entry,) = run.config["sub_stages"]
+    plan = entry["plan"]
+    return Run(
+        "own_plan",
+        run.config
+        | {
+            "sub_stages": [entry | {"plan": plan | {"rounding": "nearest"}}],
+            "measured": {
+                "resolution": pixels(profile, PAPER["section3_2"]["resolution"]),
+                "batch_sizes": _sizes(plan["large_batch"]),
+                "repeats": 5,
+            },
+        },
+        # One will do where the spread is known from Table 5's trainings.
+        seeds=(0,) if profile in ("smoke", "quick") else None,
+        label=f"own plan, {run.label}",
+    )
+
+
+def wall(profile: str) -> Run:
+    """Return the timing of two real workers.
+
+    By plans for the times that the run measures, and, cycling the resolution, by plans for the
+    paper's ratio of times.
+    """
+    cifar, imagenet = (_kinds(profile, role) for role in PARTS)
+    ways = {"bsp": [*PARTS, OWN], "asp": [OWN]}
+    parts = [_part(profile, CIFAR, cifar, ways)]
+    if SCALE[profile]["batches"] < 1:  # starting processes takes longer than such epochs
+        parts[0]["epochs"] += imagenet
+    else:
+        parts.append(_part(profile, IMAGENET, imagenet, {"bsp": [IMAGENET]}))
+    rounds = 2 if profile == "smoke" else 3
+    return Run(
+        "wall",
+        {"parts": parts, "rounds": rounds, "repeats": 3},
+        seeds=(0,),
+        label="two real workers",
+    )
+
+
+def _kinds(profile: str, role: str) -> list[dict[str, Any]]:
+    """Return the kinds of epoch of a task: at each resolution, and for CIFAR by our own times."""
+    scale = SCALE[profile] if role == CIFAR else IMAGENET_SCALE[profile]
+    table = PAPER["table6"][PARTS[role]]
+    found = []
+    for side, paper_large in zip(table["resolutions"], table["large_batches"], strict=True):
+        a, b = time_coefficients(side, scale["batches"])
+        large = max(4, round(paper_large * scale["batches"]))
+        sides = {"resolution": max(6, round(side * scale["pixels"])), "large_batch": large}
+        found.append({"in": role, **sides, "k": PAPER["table6"]["k"], "a": a, "b": b})
+    if role == CIFAR:
+        own = {"in": OWN, **sides, "a": None, "b": None}
+        found += [own | {"k": k} for k in (ALONE, *K)]
+    return found
+
+
+def _part(
+    profile: str, role: str, kinds: list[dict[str, Any]], ways: dict[str, list[str]]
+) -> dict[str, Any]:
+    scale = SCALE[profile] if role == CIFAR else IMAGENET_SCALE[profile]
+    most = max(kind["large_batch"] for kind in kinds)
+    return {
+        "model": scale["model"],
+        **scale["compute"],
+        "classes": 100 if role == CIFAR else 1000,
+        "samples": _SAMPLES.get(profile, 8 * most),
+        "batch_sizes": _sizes(kinds[-1]["large_batch"]),
+        "epochs": list(kinds),
+        "syncs": ways,
+    }
+
+
+Kind = dict[str, Any]  # of epoch: what was asked for, what was solved, what was timed
+
+
+def kinds_of(results: Results, of: str) -> list[Kind]:
+    """Return the kinds of epoch of a task, or of our own plans, with their plan and times.
+
+    Raises:
+        NotRun: Nothing was timed; the text says why.
+    """
+    record = results.need("wall")
+    if not record.metrics["parts"]:
+        raise NotRun(
+            f"the machine has {record.metrics['devices']} core or accelerator for two workers, "
+            "which would wait for each other"
+        )
+    found = []
+    for asked, part in zip(record.config["parts"], record.metrics["parts"], strict=True):
+        for number, kind in enumerate(asked["epochs"]):
+            if kind["in"] == of:
+                shares = part["shares_s"].get(str(number), [])
+                found.append(kind | part["solved"][number] | {"shares_s": shares})
+    return found
+
+
+def epoch_seconds(kind: Kind) -> list[float]:
+    """Return the wall seconds of an epoch in each round: until the slower worker has ended it.
+
+    Raises:
+        NotRun: There is no such plan for the times measured.
+    """
+    if kind["error"]:
+        raise NotRun(f"no plan for the times measured: {kind['error']}")
+    return [max(both) for both in zip(*kind["shares_s"], strict=True)]
+
+
+def rounds(results: Results) -> dict[str, list[float]]:
+    """Return the wall seconds of an epoch of each kind by our own times, ``bsp`` and ``asp``.
+
+    Raises:
+        NotRun: Nothing was timed.
+    """
+    kinds = [kind for kind in kinds_of(results, OWN) if not kind["error"]]
+    synchronous = [sum(each_) for each_ in zip(*map(epoch_seconds, kinds), strict=True)]
+    part = results.need("wall").metrics["parts"][0]
+    return {"bsp": synchronous, **part["round_s"]}
+
+
+def whole_schedules(results: Results, role: str) -> tuple[list[float], list[float], str]:
+    """Return seconds of all epochs of the hybrid scheme and of dual-batch learning, by round.
+
+    Of the whole plan, small batches too, and of every epoch of Table 7 or 9.
+
+    Raises:
+        NotRun: There are no records.
+    """
+    kinds = kinds_of(results, role)
+    spans = PAPER["table7" if role == CIFAR else "table9"]["epochs"]
+    epochs = [sum(b - a + 1 for a, b in spans[place :: len(kinds)]) for place in range(len(kinds))]
+    turns = list(zip(*map(epoch_seconds, kinds), strict=True))
+    if not turns:
+        raise NotRun("no round was ended by both workers")
+    hybrid = [sum(n * t for n, t in zip(epochs, turn, strict=True)) for turn in turns]
+    dual = [sum(epochs) * turn[-1] for turn in turns]
+    sides = [f"{n} at {k['resolution']} px" for n, k in zip(epochs, kinds, strict=True)]
+    told = f"{' + '.join(sides)} for {sum(epochs)} epochs, two real workers, {len(turns)} rounds:"
+    return hybrid, dual, told
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the baseline, the training by the paper's plan and by our own, and real workers."""
+    return [
+        table5_training(profile, chosen, 1.0, 0),
+        table5_training(profile, chosen, OWN_K, OWN_SMALL),
+        own_plan(profile, chosen),
+        wall(profile),
+    ]
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Return the plans with their a and b, and what they gain and cost."""
+    base = section51(results, 1.0, 0)
+    paper = {(row["k"], row["n_small"]): row for row in PAPER["table5"]["rows"]}
+    published = paper[OWN_K, OWN_SMALL]["accuracy"]
+    theirs = section51(results, OWN_K, OWN_SMALL)
+    own = results.ok("own_plan")
+    trained = [record for record in own if record.metrics["error"] is None]
+    found = [
+        _trained_row("trained, the paper's b / a", theirs, base, published),
+        _trained_row("trained, times measured here", trained, base, published),
+    ]
+    found[0] |= coefficients(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
+    for record in own[:1]:
+        found[1] |= _coefficients(record.metrics)
+        found[1] |= {"k at most": _k_max(record.metrics)}
+    for record in own:
+        if record.metrics["error"] is not None:
+            found.append({"plan": f"no plan, seed {record.seed}: {record.metrics['error']}"})
+    for record in results.ok("wall"):
+        if not record.metrics["parts"]:
+            found.append({"plan": "real workers: they would share one core or accelerator"})
+            continue
+        for of in (OWN, *PARTS):
+            found += _wall_rows(of, kinds_of(results, of))
+    return found
+
+
+def _coefficients(entry: Mapping[str, Any]) -> dict[str, str]:
+    return {} if entry["a"] is None else coefficients(entry["a"], entry["b"])
+
+
+def _k_max(entry: Mapping[str, Any]) -> str:
+    return DASH if entry["k_max"] is None else f"{entry['k_max']:.3f}"
+
+
+def _trained_row(
+    what: str, records: list[Record], base: list[Record], published: float
+) -> dict[str, Any]:
+    before, virtual = virtual_time(base), virtual_time(records)
+    # Of another a and b the baseline's virtual time is no unit.
+    shared = bool(records) and records[0].experiment == "train"
+    return {
+        "plan": what,
+        "k": f"{OWN_K:.2f}",
+        "(n_S, n_L)": workers(OWN_SMALL),
+        "B_S": plan_cell(records, "small_batch"),
+        "B_L": plan_cell(records, "large_batch"),
+        "accuracy, paper (%)": f"{published:.1f}",
+        "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
+        "gain": gain(records, base),
+        "time over large batches": f"{virtual / before:.3f}, virtual"
+        if shared and virtual and before
+        else DASH,
+    }
+
+
+def _wall_rows(of: str, kinds: Sequence[Kind]) -> list[dict[str, Any]]:
+    what = "times measured here" if of == OWN else f"{of}'s resolutions, the paper's b / a"
+    found = []
+    for kind in kinds:
+        row: dict[str, Any] = {
+            "plan": f"two real workers, {what}, {kind['resolution']} px",
+            "k": f"{kind['k']:.2f}",
+            "(n_S, n_L)": "(0, 2)" if kind["k"] == ALONE else "(1, 1)",
+            "B_L": kind["large_batch"],
+            **_coefficients(kind),
+        }
+        if kind["error"]:
+            found.append(row | {"plan": f"{row['plan']}: no plan, {kind['error']}"})
+            continue
+        if kind["plan"]:
+            row |= {"B_S": kind["plan"]["small_batch"], "k at most": _k_max(kind)}
+        seconds = epoch_seconds(kind)
+        row["wall of an epoch (s)"] = Summary.of(seconds).text(3)
+        alone = epoch_seconds(kinds[0])
+        if of == OWN and seconds and alone and kind is not kinds[0]:
+            row["time over large batches"] = f"{np.mean(seconds) / np.mean(alone):.3f}, wall"
+        found.append(row)
+    return found
+
+
+@claim(
+    "extra_time",
+    "A plan solved from times measured here takes k times as long as large batches alone, by the "
+    f"wall time of real processes (as we put it: to Table 4's {ERROR_PERCENT:g} %)",
+    "Section 3.3",
+)
+def extra_time(results: Results, expected: Expectation) -> Verdict:
+    """Judge each k at the images' own resolution, over k."""
+    alone, *others = kinds_of(results, OWN)
+    names = {f"k = {kind['k']:g}": kind for kind in others}
+    timed = [kind for of in (OWN, *PARTS) for kind in kinds_of(results, of) if not kind["error"]]
+    spread = Spread.pooled_logs(map(epoch_seconds, timed))
+
+    def judge(name: str) -> Part:
+        kind = names[name]
+        due = [kind["k"] * seconds for seconds in epoch_seconds(alone)]
+        gap = ratio(epoch_seconds(kind), due, spread, digits=3, trials="rounds")
+        return equivalence(f"{name}, measured over promised:", gap, ERROR_PERCENT / 100)
+
+    return combine(each(names, judge))
+
+
+@claim(
+    "gain",
+    f"The plan solved from times measured here gains accuracy over the baseline, at k = {OWN_K:g} "
+    f"with {OWN_SMALL} small-batch workers",
+    "Section 5.1.3",
+)
+def own_gain(results: Results, expected: Expectation) -> Verdict:
+    """Judge the training by our own plan; its spread is pooled with the paper's plan's."""
+    records = results.ok("own_plan")
+    trained = [record for record in records if record.metrics["error"] is None]
+    if records and not trained:
+        raise NotRun(f"no plan for the times measured: {records[0].metrics['error']}")
+    base = final(section51(results, 1.0, 0), "accuracy")
+    own = final(trained, "accuracy")
+    theirs = final(section51(results, OWN_K, OWN_SMALL), "accuracy")
+    gap: Gap = difference(own, base, Spread.pooled([base, theirs, own]), "points")
+    rows = {(row["k"], row["n_small"]): row for row in PAPER["table5"]["rows"]}
+    published = rows[OWN_K, OWN_SMALL]["accuracy"] - PAPER["table5"]["baseline"]["accuracy"]
+    return combine([direction("own plan:", gap, published, sign=expected.sign)])
+
+
+OWN_PLAN = Exhibit(
+    runs=runs,
+    table=table,
+    caption=caption(
+        "Not in the paper as a table: plans solved from a and b measured in the run itself, of "
+        "bare steps on random images. One is trained by four workers on the virtual clock, beside "
+        "Table 5's baseline and its plan by the paper's b / a. Epochs of two real processes are "
+        "timed on the wall in turns, large batches alone among them; an epoch ends with the "
+        "slower worker's share, from pull to merge.",
+        facts,
+    ),
+    claims=(extra_time, own_gain),
+)

@@ -1,0 +1,259 @@
+"""Plans solved from times measured in the run itself, trained and timed: what is executed.
+
+Real processes on Ray need a core, or an accelerator, each: where they would share one their times
+would be of waiting for each other.
+"""
+
+import itertools
+import os
+from collections import defaultdict
+from functools import partial
+from typing import Any
+
+import torch
+
+from repro.datasets import ImageData
+from repro.dualbatch import (
+    Commit,
+    CyclicProgressiveSchedule,
+    DualBatchPlan,
+    Share,
+    Stage,
+    SubStage,
+    largest_k,
+    train_dual_batch,
+)
+from repro.dualbatch.worker import Batches
+from repro.experiments.dualbatch.building import Config, build_model, low_precision, plan_of
+from repro.experiments.dualbatch.experiments import _fitted, train
+from repro.experiments.outcome import RAY_ADDRESS, Outcome, UsageError
+from repro.measure import TimeModel, Timing, accelerator
+
+TWO = 2  # workers with a core or an accelerator each
+RATE = 0.01  # of trainings on random numbers, whose times alone count
+
+
+def train_own_plan(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Fit the time model to steps on this device, solve the plan with it, and train by the plan.
+
+    Where no such plan exists nothing is trained, and why is the result.
+    """
+    assert data is not None
+    torch.manual_seed(seed)
+    measured = config["measured"] | {"classes": data.num_classes}
+    setting = {**config, **measured}
+    (a, b), timings, error = _line(setting, measured["resolution"], measured["repeats"], device)
+    (entry,) = config["sub_stages"]
+    own = entry["plan"] | {"a": a, "b": b}
+    found = {"a": a, "b": b} | (_solved(own) if error is None else _no_plan(error))
+    if found["error"] is not None:
+        return Outcome(found, timings=timings)
+    trained = train({**config, "sub_stages": [entry | {"plan": own}]}, seed, data, device)
+    return Outcome(trained.metrics | found, timings=timings | dict(trained.timings))
+
+
+def _line(
+    config: Config, resolution: int, repeats: int, device: str
+) -> tuple[tuple[float, float] | tuple[None, None], dict[str, Timing], str | None]:
+    """Return a and b of steps timed now, the timings, and why there is no line, if so."""
+    try:
+        fit, timed = _fitted(config, resolution, {}, repeats, device)
+    except ValueError as error:  # times of larger batches that are no longer
+        return (None, None), {}, str(error)
+    return (fit.a, fit.b), dict(timed), None
+
+
+def _no_plan(error: str, k_max: float | None = None) -> dict[str, Any]:
+    return {"error": error, "plan": None, "k_max": k_max}
+
+
+def _solved(entry: Config) -> dict[str, Any]:
+    """Return the plan's sizes and shares, or why there is none."""
+    try:
+        plan = plan_of(entry)
+    except ValueError as error:
+        return _no_plan(str(error), _largest_k(entry))
+    sizes = {
+        "small_batch": plan.small_batch,
+        "large_batch": plan.large_batch,
+        "small_samples": plan.small_samples,
+        "large_samples": plan.large_samples,
+    }
+    return {"error": None, "plan": sizes, "k_max": _largest_k(entry)}
+
+
+def _largest_k(entry: Config) -> float | None:
+    if entry["b"] <= 0:
+        return None
+    model = TimeModel(entry["a"], entry["b"])
+    return largest_k(model, entry["n_small"], entry["n_large"], entry["large_batch"])
+
+
+class RandomImages:
+    """Random numbers as the mini-batches of any share: one batch of each size, used again.
+
+    Args:
+        classes: Of the labels.
+        device: Where they are drawn.
+    """
+
+    def __init__(self, classes: int, device: str) -> None:
+        self.classes, self.device = classes, device
+        self._made: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def __call__(self, share: Share) -> Batches:
+        """Yield the mini-batches of a share."""
+        assert share.resolution is not None
+        for piece in share.indices.split(share.batch_size):
+            size = (len(piece), share.resolution)
+            if size not in self._made:
+                images = torch.randn(size[0], 3, size[1], size[1], device=self.device)
+                labels = torch.randint(self.classes, (size[0],), device=self.device)
+                self._made[size] = images, labels
+            yield self._made[size]
+
+
+def devices_here(device: str) -> int:
+    """Return how many workers have a core, or an accelerator, to themselves."""
+    if accelerator.is_accelerator(device):
+        return accelerator.count(device)
+    if hasattr(os, "sched_getaffinity"):  # not everywhere
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
+    """Time epochs of two real workers in turns, each kind of epoch by a plan of its own.
+
+    Every round has one epoch of each kind; the first round warms up. Kinds are told apart under
+    ``bsp``, where both workers have the same kind at a time; under ``asp`` whole rounds are timed.
+    Plans are solved from times measured here where a kind has no ``a`` and ``b``; where no such
+    plan exists, why is noted.
+    """
+    torch.manual_seed(seed)
+    there = devices_here(device)
+    if there < TWO:
+        return Outcome({"devices": there, "parts": []})
+    from repro.dualbatch.cluster import ClusterError, connected
+
+    address = os.environ.get(RAY_ADDRESS) or None
+    needed = {"CPU": TWO, "GPU": TWO if accelerator.is_accelerator(device) else 0}
+    parts: list[dict[str, Any]] = []
+    timings: dict[str, Timing] = {}
+    try:
+        with connected(address, needed, 2**26):
+            for number, own in enumerate(config["parts"]):
+                found, more = _part({**config, **own}, seed, device, address)
+                parts.append(found)
+                timings |= {f"part {number}, {key}": value for key, value in more.items()}
+    except ClusterError as error:
+        raise UsageError(str(error)) from error  # it says nothing of the method
+    return Outcome({"devices": there, "parts": parts}, timings=timings)
+
+
+def _part(
+    config: Config, seed: int, device: str, address: str | None
+) -> tuple[dict[str, Any], dict[str, Timing]]:
+    """Measure one model's times, solve its plans, and time epochs by them."""
+    lines: dict[int, tuple[tuple[float, float] | tuple[None, None], str | None]] = {}
+    timings: dict[str, Timing] = {}
+    for side in {kind["resolution"]: None for kind in config["epochs"] if kind["a"] is None}:
+        pair, timed, error = _line(config, side, config["repeats"], device)
+        lines[side] = pair, error
+        timings |= {f"{side}px, {key}": value for key, value in timed.items()}
+    solved: list[dict[str, Any]] = []
+    plans: list[DualBatchPlan | None] = []
+    for kind in config["epochs"]:
+        (a, b), error = (kind["a"], kind["b"]), None
+        if kind["a"] is None:
+            (a, b), error = lines[kind["resolution"]]
+        entry = {
+            "a": a,
+            "b": b,
+            "k": kind["k"],
+            "n_small": 1,
+            "n_large": TWO - 1,
+            "large_batch": kind["large_batch"],
+            "samples": config["samples"],
+        }
+        own: dict[str, Any] = {"error": None, "plan": None, "k_max": None}
+        plan: DualBatchPlan | None = None
+        if kind["k"] == 1:
+            plan = _alone(entry)
+        else:
+            own = _solved(entry) if error is None else _no_plan(error)
+            plan = None if own["error"] else plan_of(entry)
+        solved.append({"a": a, "b": b} | own)
+        plans.append(plan)
+    found: dict[str, Any] = {"solved": solved, "shares_s": {}, "round_s": {}}
+    for sync, wanted in config["syncs"].items():
+        chosen = [n for n, plan in enumerate(plans) if plan and config["epochs"][n]["in"] in wanted]
+        subs = [SubStage(config["epochs"][n]["resolution"], None, plans[n]) for n in chosen]
+        log = _run(config, subs, sync, seed, device, address)
+        if sync == "bsp":
+            shares = share_seconds(log, len(subs))
+            found["shares_s"] = {str(n): shares[place] for place, n in enumerate(chosen)}
+        else:
+            found["round_s"][sync] = round_seconds(log, len(subs))
+    return found, timings
+
+
+def _alone(entry: Config) -> DualBatchPlan:
+    """Return large batches alone, as a plan of the same two workers."""
+    large, samples = entry["large_batch"], entry["samples"]
+    share = samples // TWO
+    unused = TimeModel(1.0, 0.0)  # real workers have no virtual clock
+    return DualBatchPlan(unused, 1.0, 1, TWO - 1, samples, large, large, share, share, 1.0)
+
+
+def _run(
+    config: Config, subs: list[SubStage], sync: str, seed: int, device: str, address: str | None
+) -> list[Commit]:
+    stages = [Stage(len(subs), RATE)] * (1 + config["rounds"])
+    plan = subs[-1].plan
+    assert plan is not None
+    result = train_dual_batch(
+        partial(build_model, config, config["classes"]),
+        RandomImages(config["classes"], device),
+        plan,
+        CyclicProgressiveSchedule(stages, subs),
+        sync=sync,
+        engine="ray",
+        seed=seed,
+        device=device,
+        autocast=low_precision(config),
+        channels_last=config["channels_last"],
+        address=address,
+    )
+    return result.log
+
+
+def share_seconds(log: list[Commit], kinds: int) -> list[list[list[float]]]:
+    """Return, by kind of epoch, then by worker, the seconds of its shares from pull to merge.
+
+    Args:
+        log: Of a training with a barrier; a share begins when the version that it pulled was there.
+        kinds: So many epochs are a round; the first round is left out.
+    """
+    workers = 1 + max(commit.worker for commit in log)
+    found: list[list[list[float]]] = [[[] for _ in range(workers)] for _ in range(kinds)]
+    for commit in log:
+        if commit.iteration >= kinds:
+            seconds = commit.time_s - log[commit.pulled - 1].time_s
+            found[commit.iteration % kinds][commit.worker].append(seconds)
+    return found
+
+
+def round_seconds(log: list[Commit], kinds: int) -> list[float]:
+    """Return the seconds of every round but the first, of the worker that is the slower in all.
+
+    Args:
+        log: Of a training without a barrier, where each worker goes through rounds by itself.
+        kinds: So many shares of a worker are a round.
+    """
+    ends: dict[int, list[float]] = defaultdict(list)
+    for commit in log:
+        if commit.iteration % kinds == kinds - 1:
+            ends[commit.worker].append(commit.time_s)
+    spans = [[b - a for a, b in itertools.pairwise(own)] for own in ends.values()]
+    return max(spans, key=sum)

@@ -1,0 +1,330 @@
+"""What do barriers, bounded staleness and none of them cost, by merge rule? (sections 2.4, 3.1)
+
+Also Figure 2, drawn from the logs of these trainings, and our own question: do real processes and
+the simulation train the same?
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    check,
+    claim,
+)
+from repro.experiments.dualbatch.accuracy import SAME_TIME, virtual_time, wall_cell
+from repro.experiments.dualbatch.measured_plan import rounds, wall
+from repro.experiments.dualbatch.settings import (
+    ENGINES,
+    WORKERS,
+    K,
+    clusters,
+    facts,
+    final,
+    table5_training,
+)
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Spread,
+    Verdict,
+    certain,
+    combine,
+    difference,
+    direction,
+    in_all_cases,
+    ratio,
+)
+from repro.records import Record
+from repro.report import DASH, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SMALL = WORKERS // 2
+BOUND = 1  # shares that SSP lets a worker run ahead
+RULES = ("journal", "conference", "delta")
+WAYS = [("bsp", "average"), *itertools.product(("bsp", "asp"), RULES), ("ssp", RULES[0])]
+NAMES = {"bsp": "BSP", "ssp": f"SSP, s = {BOUND}", "asp": "ASP"}
+# Epochs: fewer than Table 5's, for there are eight trainings a seed.
+_STAGES = {"quick": (1, 1, 1), "gpu": (8, 4, 2)}
+
+
+def training(profile: str, chosen: Chosen, sync: str, merge: str) -> Run:
+    """Return a training on the plan of Table 5 with so many small-batch workers."""
+    run = table5_training(profile, chosen, K[1], SMALL)
+    changed: dict[str, Any] = {
+        "sync": sync,
+        "staleness": BOUND if sync == "ssp" else None,
+        "merge": merge,
+    }
+    if profile in _STAGES:
+        rates = [rate for _, rate in run.config["stages"]]
+        changed["stages"] = [list(pair) for pair in zip(_STAGES[profile], rates, strict=True)]
+    seeds = (0, 1) if profile == "quick" else None
+    return Run("synchronise", run.config | changed, seeds, label=f"{NAMES[sync]}, {merge}")
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return a training for every way, and the timing of real workers."""
+    return [*(training(profile, chosen, *way) for way in WAYS), wall(profile)]
+
+
+def _of(results: Results, sync: str, merge: str) -> list[Record]:
+    return results.ok("synchronise", sync=sync, merge=merge)
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Return accuracy, times and staleness by synchronisation and merge rule."""
+    found: list[dict[str, Any]] = []
+    for sync, merge in WAYS:
+        records = _of(results, sync, merge)
+        stale = [value for record in records for value in record.metrics["staleness"]]
+        virtual = virtual_time(records)
+        found.append(
+            {
+                "synchronisation": NAMES[sync],
+                "merge": merge,
+                "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
+                "loss": Summary.of(final(records, "test_loss")).text(3),
+                "n": len(records),
+                "staleness, mean": f"{np.mean(stale):.2f}" if stale else DASH,
+                "staleness, most": max(stale) if stale else DASH,
+                "virtual (s)": DASH if virtual is None else f"{virtual:,.2f}",
+                "wall (s)": wall_cell(records),
+            }
+        )
+    for record in results.ok("wall"):
+        for sync in ("bsp", "asp") if record.metrics["parts"] else ():
+            seconds = Summary.of(rounds(results)[sync]).text(3)
+            row = {"synchronisation": f"{NAMES[sync]}, two real workers, a round of epochs"}
+            found.append(row | {"wall (s)": seconds})
+    return found
+
+
+def draw(results: Results) -> "Figure":
+    """Draw loss and accuracy by epoch, a line for each way."""
+    from repro import plots
+
+    lines = {f"{NAMES[sync]}, {merge}": _of(results, sync, merge) for sync, merge in WAYS}
+    panels = {
+        title: {label: [r.metrics[metric] for r in records] for label, records in lines.items()}
+        for title, metric in (("test loss", "test_loss"), ("test accuracy", "accuracy"))
+    }
+    return plots.epoch_curves(panels, ["test loss", "test accuracy (%)"])
+
+
+@claim(
+    "asp_faster",
+    "Asynchronous workers take less time than synchronous ones (as we put it: real processes with "
+    "batches of two sizes and their shares)",
+    "Sections 2.4, 3.1",
+)
+def asp_faster(results: Results, expected: Expectation) -> Verdict:
+    """Judge rounds of epochs of two real workers by the wall."""
+    seconds = rounds(results)
+    spread = Spread.pooled_logs(seconds.values())
+    gap = ratio(seconds["asp"], seconds["bsp"], spread, trials="rounds")
+    return combine([direction("ASP over BSP:", gap, sign=expected.sign)])
+
+
+@claim(
+    "asp_converges_worse",
+    "Without a barrier training converges worse (as we put it: lower final accuracy under ASP than "
+    "under BSP by the same merge rule)",
+    "Section 2.4",
+)
+def asp_converges_worse(results: Results, expected: Expectation) -> Verdict:
+    """Judge every merge rule that both have."""
+    cells = {way: final(_of(results, *way), "accuracy") for way in WAYS}
+    spread = Spread.pooled(cells.values())
+    cases: dict[str, tuple[Gap, float | None]] = {
+        f"{rule}:": (difference(cells["asp", rule], cells["bsp", rule], spread, "points"), None)
+        for rule in RULES
+    }
+    return in_all_cases(cases, sign=expected.sign)
+
+
+@check(
+    f"By the virtual clock ASP and SSP end when BSP does, to {100 * SAME_TIME:g} %: the plan gives "
+    "every worker shares of equal time, so that nobody waits long at a barrier"
+)
+def same_end(results: Results) -> tuple[bool, str]:
+    """Ask whether all ways take as long as BSP."""
+    times = {way: virtual_time(_of(results, *way)) for way in WAYS}
+    base = times["bsp", "average"]
+    ratios = {way: time / base for way, time in times.items() if time and base}
+    if len(ratios) < 2:
+        raise NotRun("no records with a virtual time")
+    told = ", ".join(f"{NAMES[s]}, {m} ×{ratio:.3f}" for (s, m), ratio in ratios.items())
+    return all(abs(ratio - 1) <= SAME_TIME for ratio in ratios.values()), told
+
+
+SYNCHRONISATION = Exhibit(
+    runs=runs,
+    table=table,
+    figure=draw,
+    caption=caption(
+        "Not in the paper as a table, which argues from it: one plan "
+        f"(k = {K[1]:g}, n_S = {SMALL}), trained with a barrier (BSP), with bounded staleness "
+        "(SSP) and with none (ASP), by each merge rule; mean ± standard deviation over seeds. "
+        "Staleness is the commits of others between a worker's pull and its merge. The last rows "
+        "are of real processes, timed on the wall.",
+        facts,
+    ),
+    claims=(asp_faster, asp_converges_worse),
+    checks=(same_end,),
+)
+
+# Figure 2: what the parameter server and its workers do.
+
+SHOWN = [("bsp", "average"), ("ssp", "journal"), ("asp", "journal")]
+_EPOCHS = 3  # that are drawn
+
+
+def figure2_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return the trainings whose logs are drawn."""
+    return [training(profile, chosen, *way) for way in SHOWN]
+
+
+def spans(record: Record) -> list[dict[str, Any]]:
+    """Return every share of a training's log: its worker, pull, merge and staleness.
+
+    A worker pulls the newest version as soon as it may, so that its share begins when that version
+    was made.
+    """
+    metrics = record.metrics
+    times = metrics["commit_s"]
+    entries = zip(metrics["worker"], metrics["pulled"], times, metrics["staleness"], strict=True)
+    return [
+        {
+            "worker": worker,
+            "pull_s": times[pulled - 1] if pulled else 0.0,
+            "merge_s": end,
+            "staleness": stale,
+        }
+        for worker, pulled, end, stale in entries
+    ]
+
+
+def figure2_table(results: Results) -> list[dict[str, Any]]:
+    """Return the first commits of each training: who pulled which version when."""
+    found = []
+    for way in SHOWN:
+        for record in _of(results, *way)[:1]:
+            for number, span in enumerate(spans(record)[: 2 * WORKERS]):
+                found.append(
+                    {
+                        "synchronisation": NAMES[way[0]],
+                        "commit": number + 1,
+                        "worker": span["worker"],
+                        "pulls at (s)": f"{span['pull_s']:.3f}",
+                        "of version": record.metrics["pulled"][number],
+                        "pushes at (s)": f"{span['merge_s']:.3f}",
+                        "staleness": span["staleness"],
+                    }
+                )
+    return found
+
+
+def figure2(results: Results) -> "Figure":
+    """Draw the shares of every worker, from pull to push, under each synchronisation."""
+    from repro import plots
+    from repro.experiments.dualbatch.explorer import COLOURS
+
+    figure, axes = plots.new_axes(len(SHOWN), 1, 8.5, 1.7 * len(SHOWN) + 0.5)
+    for axis, way in zip(axes[:, 0], SHOWN, strict=True):
+        axis.set_title(NAMES[way[0]], fontsize=9)
+        axis.set(xlabel="virtual time (s)", ylabel="worker")
+        for record in _of(results, *way)[:1]:
+            _draw_shares(axis, spans(record)[: _EPOCHS * WORKERS], COLOURS)
+        axis.set_yticks(range(WORKERS))
+        axis.set_ylim(WORKERS - 0.4, -0.6)
+        axis.grid(axis="y", visible=False)
+    plots.legend_below(figure, 4)
+    return figure
+
+
+def _draw_shares(axis: Any, shares: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
+    for share in shares:
+        kind = "small" if share["worker"] < SMALL else "large"
+        row, pull, merge = share["worker"], share["pull_s"], share["merge_s"]
+        axis.barh(row, merge - pull, left=pull, height=0.6, color=colours[kind], edgecolor="white")
+        label = f"{kind}-batch worker, from pull to push"
+        axis.plot([merge], [row], ">", color=colours[kind], mec="black", ms=5, label=label)
+
+
+FIGURE2 = Exhibit(
+    runs=figure2_runs,
+    table=figure2_table,
+    figure=figure2,
+    caption=caption(
+        "The paper's figure is a sketch of a server with workers; this is what ours did, drawn "
+        "from the logs of trainings: each bar is a worker's share, from its pull of the global "
+        f"weights to its push, for {_EPOCHS} epochs of shares.",
+        facts,
+    ),
+)
+
+# Real processes and the simulation (our question, not the paper's).
+
+_SAID = {True: "yes", False: "NO", None: DASH}
+
+
+def engines_table(results: Results) -> list[dict[str, Any]]:
+    """Return one training by both engines."""
+    found = []
+    for engine in ENGINES:
+        for record in results.select("train", workers=2, engine=engine):
+            if record.status != "ok":
+                found.append({"engine": engine, "accuracy (%)": record.status})
+                continue
+            metrics = record.metrics
+            stale = metrics["staleness"]
+            found.append(
+                {
+                    "engine": engine,
+                    "accuracy (%)": f"{metrics['accuracy'][-1]:.2f}",
+                    "commits": metrics["commits"],
+                    "staleness, mean": f"{np.mean(stale):.2f}",
+                    "staleness, most": max(stale),
+                    "wall (s)": f"{metrics['wall_time_s'][-1]:.2f}",
+                    "same weights in the same order": _SAID[metrics["same_weights"]],
+                }
+            )
+    return found
+
+
+@claim(
+    "same_weights",
+    "Real processes and the simulation give the same weights for the same order of commits (our "
+    "question, not the paper's)",
+    "none",
+)
+def same_weights(results: Results, expected: Expectation) -> Verdict:
+    """Judge every bit of the weights that a training on Ray and its repetition end with."""
+    metrics = results.need("train", workers=2, engine="ray").metrics
+    if metrics["same_weights"] is None:
+        raise NotRun("too large to train twice")
+    return combine([certain(f"{metrics['commits']} commits, every bit", metrics["same_weights"])])
+
+
+ENGINES_TABLE = Exhibit(
+    runs=clusters,
+    table=engines_table,
+    caption=caption(
+        "One training with one small-batch and one large-batch worker, by the engine with a "
+        "virtual clock and by real processes on Ray, which commit in whatever order they end. "
+        "The last column trains again in the same order, on the local engine.",
+        facts,
+    ),
+    claims=(same_weights,),
+)

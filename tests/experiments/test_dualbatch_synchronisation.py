@@ -1,0 +1,101 @@
+"""Ways to synchronise, and real processes against the simulation: what is read and judged."""
+
+import made
+from made_dualbatch import World, figure, judge, panels, results, rows
+
+from repro.experiments.dualbatch import synchronisation
+from repro.report import DASH
+
+COLUMN = "same weights in the same order"
+
+
+def differ(metrics, config):
+    metrics["same_weights"] = False
+
+
+def test_verdicts():
+    assert judge("engines/same_weights", "quick", edit={"train": differ})[0] == "not reproduced"
+    word, evidence = judge("engines/same_weights", "gpu")
+    assert word == "not run" and "too large" in evidence
+
+
+def test_the_local_engine_alone_proves_nothing():
+    def status(run):
+        return None if run.config["engine"] == "ray" else {}
+
+    assert judge("engines/same_weights", "quick", status=status)[0] == "not run"
+
+
+def test_table():
+    found = rows("engines", profile="quick")
+    assert [row["engine"] for row in found] == ["local", "ray"]
+    assert {row[COLUMN] for row in found} == {"yes"}
+    assert [row["staleness, mean"] for row in found] == ["2.00", "2.00"]
+    assert [row["staleness, most"] for row in found] == [3, 3]
+    wrong = rows("engines", World(edit={"train": differ}), "quick")
+    assert {row[COLUMN] for row in wrong} == {"NO"}
+    assert {row[COLUMN] for row in rows("engines")} == {DASH}
+
+
+def test_an_engine_that_failed_says_so():
+    def status(run):
+        return made.FAILED if run.config["engine"] == "ray" else {}
+
+    assert rows("engines", World(status=status), "quick")[1]["accuracy (%)"] == "failed"
+
+
+def slower(metrics, config):
+    metrics["parts"][0]["round_s"]["asp"] = [9.0, 9.1, 9.2]
+
+
+class TestSynchronisation:
+    def test_real_workers_decide_which_is_faster(self):
+        assert judge("synchronisation/asp_faster")[0] == "reproduced"
+        assert judge("synchronisation/asp_faster", edit={"wall": slower})[0] == "not reproduced"
+        assert judge("synchronisation/asp_faster", noise=0.8)[0] == "undecided"
+
+    def test_convergence_by_the_same_rule(self):
+        def alike(metrics, config):
+            metrics["accuracy"] = [10.0, 69.0]
+
+        def rule(metrics, config):
+            if (config["sync"], config["merge"]) == ("asp", "delta"):
+                metrics["accuracy"] = [10.0, 75.0]
+
+        key = "synchronisation/asp_converges_worse"
+        assert judge(key)[0] == "reproduced"
+        assert judge(key, edit={"synchronise": alike})[0] == "not reproduced"
+        word, evidence = judge(key, edit={"synchronise": rule})
+        assert word == "partly" and "certainly not for delta" in evidence
+
+    def test_check(self):
+        def late(metrics, config):
+            if config["sync"] == "asp":
+                metrics["virtual_time_s"] = [4.0, 8.4]
+
+        target = "dualbatch/synchronisation"
+        assert made.check_row(target, 0, results("synchronisation"))["holds"] == "yes"
+        found = results("synchronisation", World(edit={"synchronise": late}))
+        assert made.check_row(target, 0, found)["holds"] == "NO"
+
+    def test_table(self):
+        found = rows("synchronisation")
+        assert [(row["synchronisation"], row["merge"]) for row in found[:8]] == [
+            (synchronisation.NAMES[sync], merge) for sync, merge in synchronisation.WAYS
+        ]
+        assert [row["staleness, most"] for row in found[:8]] == [0] * 4 + [3] * 3 + [1]
+        assert {row["virtual (s)"] for row in found[:8]} == {"8.00"}
+        # Of large batches alone, k = 1.05 and k = 1.1: 3.15 s in turns at a barrier, 2.5 without.
+        bsp, asp = (float(row["wall (s)"].split()[0]) for row in found[8:])
+        assert (round(bsp, 2), round(asp, 2)) == (3.15, 2.5)
+
+
+class TestFigure2:
+    def test_shares_begin_with_their_pull(self):
+        found = results("figure2")
+        (asp, *_), (bsp, *_) = (found.ok("synchronise", sync=sync) for sync in ("asp", "bsp"))
+        assert [span["pull_s"] for span in synchronisation.spans(asp)] == [0] * 4 + [1, 2, 3, 4]
+        assert [span["pull_s"] for span in synchronisation.spans(bsp)] == [0] * 4 + [4] * 4
+        bars = panels(figure("figure2"))["ASP"].patches
+        assert [bar.get_x() for bar in bars[4:]] == [1, 2, 3, 4]
+        assert [bar.get_width() for bar in bars[4:]] == [4] * 4
