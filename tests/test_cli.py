@@ -298,7 +298,7 @@ def test_a_corrupt_record_is_named_and_skipped(run, reproduced, arguments):
 @pytest.mark.parametrize("command", [("show", "mbs/table3"), ("report",)])
 def test_a_record_without_what_its_table_needs_is_named(run, reproduced, command):
     records_ = {path: json.loads(path.read_text()) for path in reproduced.rglob("train-*.json")}
-    wanted = {"role": "U-Net", "mini_batch": 16}
+    wanted = {"role": "U-Net", "mini_batch": 16, "resolution": "high"}
     path = min(
         path
         for path, record in records_.items()

@@ -66,7 +66,7 @@ class TestCode:
         for name, config, files in smoke.calls:
             found = present().closure(PAPER.experiments[name].entry, config)
             ran = of_this_package(files)
-            assert "repro/experiments/mbs/experiments.py" in ran
+            assert "repro/experiments/mbs/building.py" in ran
             assert "repro/mbs/streamer.py" in ran or config.get("micro_batch", 0) is None
             assert ran - found <= set(IRRELEVANT), (name, config["role"])
 
@@ -114,7 +114,8 @@ class TestTraining:
         records = smoke.store.load("mbs")
         assert {record.status for record in records} == {"ok", "out_of_memory"}
         for record in records:
-            assert record.dataset["name"] == record.config["dataset"]["name"]
+            if record.experiment != "foretell":  # without data
+                assert record.dataset["name"] == record.config["dataset"]["name"]
             assert (record.error is None) == (record.status == "ok")
             if record.experiment != "train" or record.status != "ok":
                 continue
