@@ -277,7 +277,6 @@ def foretold(role: str) -> Run:
             "device_bytes": PAPER["device_bytes"],
             "resolution": "high",
             "augment": {"crop_size": side},
-            "dataset": None,
         },
         seeds=(0,),
         label=role,
