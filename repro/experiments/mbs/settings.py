@@ -72,7 +72,7 @@ FLOWERS_SPLIT = "random"  # or "official"
 _ALL: dict[str, int | None] = {"train_samples": None, "test_samples": None, "epochs": 100}
 _GPU: dict[str, int | None] = {"train_samples": 1024, "test_samples": 256, "epochs": 2}
 _SMOKE: dict[str, int | None] = {"train_samples": 64, "test_samples": 32, "epochs": 2}
-_QUICK: dict[str, int | None] = {"train_samples": 512, "test_samples": 512, "epochs": 4}
+_QUICK: dict[str, int | None] = {"train_samples": 256, "test_samples": 512, "epochs": 4}
 EXTENT = {
     "smoke": dict.fromkeys(ROLES, _SMOKE),
     "quick": dict.fromkeys(ROLES, _QUICK)
@@ -96,9 +96,9 @@ MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
     "quick": {
         # The sizes whose overhead section 4.3.3 gives, the optimum, and all of an epoch's samples.
         "ResNet-50": (16, 32, 128, 1024),
-        "ResNet-101": (8, 128, 512),
-        "AmoebaNet-D": (32, 256, 512),
-        "U-Net": (16, 128, 512),
+        "ResNet-101": (8, 128, 256),
+        "AmoebaNet-D": (32, 64, 256),
+        "U-Net": (16, 128, 256),
     },
     "gpu": {
         "ResNet-50": (16, 32, 128, 1024),
@@ -248,6 +248,8 @@ def gradient_errors(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
 def normalised_training(profile: str, chosen: Mapping[str, str], way: str | None) -> Run:
     """Return a training of ResNet-50 by a way of normalisation; undivided where it is None."""
     config = base_config(profile, "ResNet-50", chosen) | EXTENT[profile]["ResNet-50"]
+    if profile == "quick":
+        config["train_samples"] = 512
     mini, micro = PAPER["normalisation"]["ragged"]
     if profile == "smoke":
         mini, micro = mini // 4, micro // 4
