@@ -68,6 +68,13 @@ class TestSynchronisation:
         word, evidence = judge(key, edit={"synchronise": rule})
         assert word == "partly" and "certainly not for delta" in evidence
 
+        def idle(metrics, config):
+            if config["merge"] == "delta":
+                metrics["accuracy"] = [10.0, 10.0]
+
+        word, evidence = judge(key, edit={"synchronise": idle})
+        assert word == "reproduced" and "delta: neither learned anything" in evidence
+
     def test_check(self):
         def late(metrics, config):
             if config["sync"] == "asp":
