@@ -59,7 +59,7 @@ def learning_curves(
         for row, quantity in enumerate(rows):
             axis = axes[row, column]
             for (label, curves), (colour, line) in zip(
-                quantities[quantity].items(), styles, strict=False
+                quantities[quantity].items(), styles, strict=True
             ):
                 values = np.asarray(curves, dtype=float)  # (seeds, epochs)
                 if not values.size:

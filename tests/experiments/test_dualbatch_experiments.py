@@ -70,10 +70,11 @@ _FLAT = shorter(flatness.runs("smoke", DIGITS)[2], loss_samples=20, draws=3)
 _OWN = shorter(measured_plan.own_plan("smoke", DIGITS))
 _OWN["measured"] = {"resolution": 8, "batch_sizes": [4, 64], "repeats": 1}
 _WALL = measured_plan.wall("smoke").config
+_BOTH = {"syncs": measured_plan.wall("quick").config["parts"][0]["syncs"]}
 _WALL = _WALL | {
     "rounds": 2,
     "repeats": 1,
-    "parts": [_WALL["parts"][0] | {"model": MODEL, "samples": 40}],
+    "parts": [_WALL["parts"][0] | _BOTH | {"model": MODEL, "samples": 40}],
 }
 TOYS = {
     "three schemes": ("schemes", {"n_small": 1, "stages": 2}),

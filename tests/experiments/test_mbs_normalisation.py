@@ -53,6 +53,20 @@ class TestGradients:
         assert frozen[16, "exact"]["error"] < 1e-9 < 1e-4 < frozen[16, "paper"]["error"]
 
 
+def test_losses_of_all_ways_are_means():
+    """Before anything is learned they are alike, summed or not."""
+    found = {}
+    for way in (None, "none", "paper", "exact"):
+        run = settings.normalised_training("smoke", CHOSEN, way)
+        config = run.config | {"epochs": 1, "optimizer": run.config["optimizer"] | {"lr": 1e-9}}
+        dataset = dict(config["dataset"])
+        data = load(dataset.pop("name"), **dataset)
+        found[way] = normalising.normalised(config, 0, data, "cpu").metrics["train_loss"]
+    whole = found.pop(None)
+    for way, losses in found.items():
+        assert losses == pytest.approx(whole, rel=0.2), way
+
+
 class TestClaims:
     def test_the_gradient(self):
         found = judge("normalisation/same_gradient", plausible)

@@ -114,16 +114,15 @@ def figure(results: Results) -> "Figure":
     from repro import plots
 
     quantities = {"training loss": "train_loss", UNITS["accuracy"]: "accuracy"}
-    return plots.learning_curves(
+    return plots.epoch_curves(
         {
-            f"ResNet-50, mini-batches of {MINI_BATCH}": {
-                quantity: {
-                    label: [_finite(r.metrics[name]) for r in _trained(results, way)]
-                    for way, label in WAYS.items()
-                }
-                for quantity, name in quantities.items()
+            f"in ResNet-50's place: {quantity}": {
+                label: [_finite(r.metrics[name]) for r in _trained(results, way)]
+                for way, label in WAYS.items()
             }
-        }
+            for quantity, name in quantities.items()
+        },
+        list(quantities),
     )
 
 

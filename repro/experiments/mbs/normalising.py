@@ -131,8 +131,10 @@ def _step(config: Config, model: nn.Module, optimizer: torch.optim.Optimizer, de
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad(set_to_none=True)
-        loss: torch.Tensor = streamer.backward(inputs, targets).loss
+        result = streamer.backward(inputs, targets)
         optimizer.step()
-        return loss
+        # What is not normalised is a sum: the curves of all ways are of means.
+        loss: torch.Tensor = result.loss
+        return loss / result.num_micro_batches if way == "none" else loss
 
     return step
