@@ -99,7 +99,7 @@ def test_many_operations_without_leak_or_overlap(small_bytes, operations):
         assert c.peak_reserved_bytes <= 128 * PAGE
         assert c.live_blocks == len(live)
         assert small_bytes == 0 or c.shared_chunks > 0
-        assert c.ranges_reused > 100_000 < c.maps
+        assert c.ranges_reused > operations / 10 < c.maps
         assert c.event_waits > 0
         for address, _, _, stream in live:
             memory.free(address, stream)
