@@ -5,7 +5,12 @@ from repro.experiments.design import Paper, Run
 from repro.records import RecordStore
 
 # Other processes have no simulated device, and it has no times through which a line could go.
-_ELSEWHERE = {("engine", "ray"), ("experiment", "parallel"), ("experiment", "times")}
+_ELSEWHERE = {
+    ("engine", "ray"),
+    ("experiment", "parallel"),
+    ("experiment", "wall"),
+    ("experiment", "times"),
+}
 
 
 def runs_of(paper: Paper) -> list[Run]:

@@ -97,9 +97,7 @@ def wall(profile: str) -> Run:
     paper's ratio of times.
     """
     cifar, imagenet = (_kinds(profile, role) for role in PARTS)
-    ways = {"bsp": [*PARTS, OWN]}
-    if profile != "smoke":  # each way is a training of its own, which takes seconds to start
-        ways["asp"] = [OWN]
+    ways = {"bsp": [*PARTS, OWN], "asp": [OWN]}
     parts = [_part(profile, CIFAR, cifar, ways)]
     if SCALE[profile]["batches"] < 1:  # starting processes takes longer than such epochs
         parts[0]["epochs"] += imagenet
