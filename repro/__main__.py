@@ -194,16 +194,25 @@ def _rehearse(
     from repro.experiments.design import SEEDS
     from repro.report import to_rich
 
+    if profile not in rehearsing.PROFILES:
+        raise arguments.UsageError(
+            f"--rehearse builds what a GPU would run, and the profile is {profile}; "
+            f"add --profile {' or '.join(rehearsing.PROFILES)}"
+        )
     if on not in rehearsing.DEVICES:
         raise arguments.UsageError(f"--on is {on!r}; choose {', '.join(rehearsing.DEVICES)}")
     rows = []
     for paper, artefacts in named:
         # The papers' own data, at hand or not.
         chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
+        # Choices are of the whole plan: an artefact may lack the key, as where all is computed.
+        planned = arguments.plan(paper, artefacts, profile, chosen)
+        varied = arguments.changed_runs(paper, planned, changed)
+        wanted = set(arguments.only(list(varied.values()), kept))
+        count = len(seeds or SEEDS[profile])
         for artefact in artefacts:
-            runs = arguments.with_changes(paper, artefact.runs(profile, chosen), changed)
-            runs = arguments.only(runs, kept)
-            count = len(seeds or SEEDS[profile])
+            runs = [varied[run] for run in artefact.runs(profile, chosen)]
+            runs = [run for run in dict.fromkeys(runs) if run in wanted]
             rows += rehearsing.table(paper, artefact, runs, count, rehearsing.DEVICES[on])
     _console(Console).print(to_rich(rows, f"Rehearsed, profile {profile}"))
     typer.echo(rehearsing.GROUNDS)

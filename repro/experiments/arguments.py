@@ -267,7 +267,12 @@ def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
 
 
 def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Run]:
-    """Return the runs with other values of what their configuration has; the rest as they are.
+    """Return the runs of `changed_runs`, each once."""
+    return list(dict.fromkeys(changed_runs(paper, runs, choices).values()))
+
+
+def changed_runs(paper: Paper, runs: Sequence[Run], choices: Choices) -> dict[Run, Run]:
+    """Return for every run the same with other values of what its configuration has.
 
     Args:
         paper: Says which values some keys may have.
@@ -277,6 +282,7 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
     Raises:
         UsageError: No run has that key, the value is of another type, or not allowed.
     """
+    changed = {run: run for run in runs}
     for key, text in choices:
         present_ = [run.config[key] for run in runs if _is_plain(run.config.get(key, ...))]
         if not present_:
@@ -297,15 +303,10 @@ def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Ru
                 raise UsageError(f"unknown {key} {text!r}; choose among {', '.join(texts)}")
         if isinstance(value, int | float) and not isinstance(value, bool):
             _check_number(key, value, present_)
-        runs = list(
-            dict.fromkeys(
-                replace(run, config=run.config | {key: value})
-                if _is_plain(run.config.get(key, ...))
-                else run
-                for run in runs
-            )
-        )
-    return list(runs)
+        for run, now in changed.items():
+            if _is_plain(now.config.get(key, ...)):
+                changed[run] = replace(now, config=now.config | {key: value})
+    return changed
 
 
 def _keys_advice(runs: Sequence[Run]) -> str:

@@ -14,6 +14,7 @@ from repro.experiments.imagining import Work
 from repro.report import DASH
 
 GIB = 2**30
+PROFILES = ("gpu", "paper")  # whose data are imagined
 
 
 @dataclass(frozen=True)

@@ -124,3 +124,22 @@ def test_the_command_computes_nothing(tmp_path, monkeypatch, capsys):
     assert not any(tmp_path.iterdir())
     code, _, err = command(*given, "abacus")
     assert code == 2 and "--on is 'abacus'; choose GTX 1080, RTX 3090" in err
+
+
+@pytest.mark.parametrize("profile", [(), ("--profile", "quick"), ("--profile", "smoke")])
+def test_a_profile_for_a_cpu_is_not_rehearsed(profile, monkeypatch, capsys):
+    command = command_line(monkeypatch, capsys)
+    monkeypatch.setattr("repro.experiments.arguments.default_profile", lambda: "quick")
+    code, _, err = command("run", "mbs/table1", "--rehearse", *profile)
+    assert code == 2 and "add --profile gpu or paper" in err
+
+
+def test_choices_are_of_the_whole_plan_when_it_is_rehearsed(monkeypatch, capsys):
+    # Table 7 is arithmetic: its runs have no mini-batch to choose, nor a strategy.
+    command = command_line(monkeypatch, capsys)
+    given = ("run", "adaptive", "--profile", "paper", "--rehearse", "--only", "strategy=best")
+    code, out, err = command(*given)
+    assert code == 0, err
+    assert "adaptive/figure10" in out and "adaptive/table1" not in out
+    code, _, err = command(*given[:-1], "strategy=worst")
+    assert code == 2 and "no run of the plan has strategy=worst" in err
