@@ -32,7 +32,7 @@ ONLY_CUDA = {
     "repro.mbs.checking": "TF32",
     "repro.adaptive.loss_check": "TF32",
     "repro.experiments.microconv.building": "cuDNN, switched off",
-    "repro.experiments.adaptive.captured": "CUDA graphs",
+    "repro.experiments.captured": "CUDA graphs",
     "repro.experiments.replay": "CUDA graphs",
     "repro.experiments.selftests": "TF32, switched off",
     "repro.outofcore.native": "the driver's virtual memory",

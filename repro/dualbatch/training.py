@@ -19,7 +19,7 @@ from repro.dualbatch.engines import EpochResult, Job, LocalEngine, TimeModels, r
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule
 from repro.dualbatch.server import Commit, ParameterServer
-from repro.dualbatch.worker import Data, Recipe, resized
+from repro.dualbatch.worker import Data, Passes, Recipe, resized
 from repro.measure import TimeModel
 
 ENGINES = ("local", "ray")
@@ -71,6 +71,7 @@ def train_dual_batch(
     channels_last: bool = False,
     aspect: str | None = None,
     allow_enlarging: bool = False,
+    passes_fn: Passes | None = None,
     time_models: TimeModels | None = None,
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
     on_epoch: Callable[[EpochResult], None] | None = None,
@@ -122,6 +123,8 @@ def train_dual_batch(
             squares: ``keep`` resizes their short side to the resolution and the other one in
             proportion, ``squash`` both to the resolution. None refuses such images.
         allow_enlarging: Resize images to resolutions above their own, too, which adds no detail.
+        passes_fn: Given a worker's model and `loss_fn`, makes what computes a mini-batch's mean
+            loss and gradients, as to stream micro-batches; see `Recipe`.
         time_models: By resolution, what drives the virtual clock of the local engine; by default
             the plan's own.
         evaluate: Called with the global model after each epoch; its time is not counted.
@@ -189,6 +192,7 @@ def train_dual_batch(
         channels_last,
         aspect,
         allow_enlarging,
+        passes_fn,
     )
     if not callable(data):
         for setting in schedule:

@@ -53,6 +53,8 @@ class Share:
 
 
 Data = tuple[Tensor, Tensor] | Callable[[Share], Batches]
+Loss = Callable[[Tensor, Tensor], Tensor]
+Passes = Callable[[nn.Module, Loss], Callable[[Tensor, Tensor], Tensor | float]]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,11 @@ class Recipe:
             the short side to the resolution and the other one in proportion, ``squash`` both to
             the resolution; None refuses them.
         allow_enlarging: Resize images to resolutions above their own, too.
+        passes_fn: Given a worker's model and `loss_fn`, makes the forward and backward pass: a
+            function of inputs and targets on the device that leaves the gradients of the mean loss
+            in the model, which has none before, and returns that loss. So workers stream
+            micro-batches, or replay a captured graph. None for the ordinary passes. What it keeps
+            must not change what a share comes to; `autocast` is its own matter and refused here.
 
     Raises:
         ValueError: One of them is something else.
@@ -86,7 +93,7 @@ class Recipe:
 
     model_fn: Callable[[], nn.Module]
     data: Data
-    loss_fn: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
+    loss_fn: Loss = functional.cross_entropy
     optimizer_fn: Callable[[Any, float], torch.optim.Optimizer] | None = None
     factor: str = "linear"
     seed: int = 0
@@ -95,11 +102,13 @@ class Recipe:
     channels_last: bool = False
     aspect: str | None = None
     allow_enlarging: bool = False
+    passes_fn: Passes | None = None
 
     def __post_init__(self) -> None:
         function("model_fn", self.model_fn)
         function("loss_fn", self.loss_fn)
         function("optimizer_fn", self.optimizer_fn, optional=True)
+        function("passes_fn", self.passes_fn, optional=True)
         if self.factor not in FACTORS:
             raise ValueError(f"factor is {self.factor!r}; choose among {', '.join(FACTORS)}")
         if self.aspect not in (None, *ASPECTS):
@@ -111,6 +120,11 @@ class Recipe:
             raise ValueError(
                 f"autocast is {self.autocast}; give torch.bfloat16 or None (float16 would need its "
                 "loss scaled)"
+            )
+        if self.passes_fn is not None and self.autocast is not None:
+            raise ValueError(
+                f"autocast is {self.autocast} and there is a passes_fn, which makes the forward "
+                "pass itself; enter torch.autocast there and leave autocast out"
             )
 
     def make_model(self) -> nn.Module:
@@ -157,6 +171,38 @@ class Worker:
         self._optimizer_fn = recipe.optimizer_fn or sgd
         self._dropout = dropout_rates(self.model)
         self._unsaved = UnsavedBuffers(self.model)
+        if recipe.passes_fn is None:
+            self._passes = self._ordinary
+        else:
+            self._own_passes = recipe.passes_fn(self.model, recipe.loss_fn)
+            function("what passes_fn returns", self._own_passes)
+            self._passes = self._own
+
+    def _ordinary(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        recipe = self.recipe
+        kind, low = torch.device(recipe.device).type, recipe.autocast
+        with torch.autocast(kind, low) if low is not None else nullcontext():
+            loss = recipe.loss_fn(self.model(inputs), targets)
+        check_loss(loss)
+        loss.backward()
+        return loss.detach()
+
+    def _own(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = self._own_passes(inputs, targets)
+        if isinstance(loss, Tensor):
+            loss = loss.detach().clone()  # a graph's is another one after its next replay
+        elif isinstance(loss, float):
+            loss = torch.tensor(loss, device=self.recipe.device)
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+            raise ValueError(
+                f"what passes_fn made returns {_got(loss)}; give the mini-batch's mean loss"
+            )
+        if all(parameter.grad is None for parameter in self.model.parameters()):
+            raise ValueError(
+                "what passes_fn made leaves no gradient in the model; call backward() in it, or "
+                "give loss_fn alone"
+            )
+        return loss
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Make the model that of a state: its weights, and its unsaved buffers as at first."""
@@ -204,20 +250,14 @@ class Worker:
                 if recipe.channels_last and inputs.dim() == 4:
                     inputs = inputs.contiguous(memory_format=torch.channels_last)
                 optimizer.zero_grad(set_to_none=True)
-                low = recipe.autocast is not None
-                with torch.autocast(kind, recipe.autocast) if low else nullcontext():
-                    with _named(share, len(inputs), f"worker {number}, {epoch}"):
-                        outputs = model(inputs)
-                    loss = recipe.loss_fn(outputs, targets)
-                check_loss(loss)
-                losses.append(loss.detach())
+                with _named(share, len(inputs), f"worker {number}, {epoch}"):
+                    losses.append(self._passes(inputs, targets))
                 if kind in _AT_ONCE and not math.isfinite(losses[-1]):
                     raise diverged(f"the loss is {float(losses[-1])}", len(losses))
-                loss.backward()
                 optimizer.step()
                 # Kept on the device: reading it would wait for every step. A half-precision
                 # product would overflow long before the loss.
-                wide = torch.promote_types(loss.dtype, total.dtype)
+                wide = torch.promote_types(losses[-1].dtype, total.dtype)
                 total += losses[-1].to(wide) * len(inputs)
                 samples += len(inputs)
         if not math.isfinite(total):
@@ -237,16 +277,19 @@ class Worker:
 def check_loss(loss: Any) -> None:
     """Raise a ValueError where a loss is not one real number that depends on the weights."""
     if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
-        got = f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
         raise ValueError(
-            f"loss_fn returns {got}; give the mean over the samples, one number as a floating "
-            "tensor of shape (), such as with reduction='mean' or .mean()"
+            f"loss_fn returns {_got(loss)}; give the mean over the samples, one number as a "
+            "floating tensor of shape (), such as with reduction='mean' or .mean()"
         )
     if not loss.requires_grad:
         raise ValueError(
             "loss_fn returns a loss that depends on no weight which is trained; leave detach(), "
             "item() and no_grad() out of forward and loss"
         )
+
+
+def _got(loss: Any) -> str:
+    return f"{loss.dtype} {tuple(loss.shape)}" if isinstance(loss, Tensor) else str(type(loss))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What data functions must give for their shares, and what becomes of images' sizes."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from trainings import SAMPLES, TIMES, Recorder, make_data, make_model, make_plan
 from repro.dualbatch import (
     CyclicProgressiveSchedule,
     DualBatchPlan,
+    NonFiniteError,
     ParameterServer,
     Recipe,
     Stage,
@@ -203,6 +205,92 @@ class Counting(nn.Module):
         self.steps += 1
         self.longer = torch.cat([self.longer, self.steps[None]])
         return self.head(images.flatten(1)) * (1 + 0.1 * self.longer.mean()) * self.wide
+
+
+def by_hand(model, loss_fn):
+    """Two halves of a mini-batch, one after the other."""
+
+    def passes(inputs, targets):
+        total = 0.0
+        for half, wanted in zip(inputs.chunk(2), targets.chunk(2), strict=True):
+            loss = loss_fn(model(half), wanted) * (len(half) / len(inputs))
+            loss.backward()
+            total += loss.item()
+        return total
+
+    return passes
+
+
+class Linear(nn.Sequential):
+    """No statistics and no dropout: the parts of a mini-batch add up."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(72, 3, dtype=torch.float64))
+
+
+DOUBLE = (IMAGES.double(), LABELS)
+
+
+class TestPasses:
+    """Workers that compute their gradients otherwise: streamed, or captured."""
+
+    def test_ordinary_passes_of_ones_own_are_the_ordinary_ones(self):
+        def ordinary(model, loss_fn):
+            def passes(inputs, targets):
+                loss = loss_fn(model(inputs), targets)
+                loss.backward()
+                return loss
+
+            return passes
+
+        result = train(passes_fn=ordinary)
+        assert same(result.state, train().state)
+        assert [e.train_loss for e in result.history] == [e.train_loss for e in train().history]
+
+    def test_gradients_in_parts_train_as_those_of_the_whole(self):
+        options = {"model_fn": Linear, "data": DOUBLE}
+        whole, parts = train(**options), train(passes_fn=by_hand, **options)
+        for name, value in whole.state.items():
+            torch.testing.assert_close(parts.state[name], value, rtol=1e-12, atol=1e-14)
+        assert [e.train_loss for e in parts.history] == pytest.approx(
+            [e.train_loss for e in whole.history]
+        )
+
+    def test_a_loss_that_its_owner_overwrites_is_noted_before(self):
+        def captured(model, loss_fn):
+            kept = torch.zeros(())
+
+            def passes(inputs, targets):
+                loss = loss_fn(model(inputs), targets)
+                loss.backward()
+                return kept.copy_(loss.detach())
+
+            return passes
+
+        losses = [e.train_loss for e in train(passes_fn=captured).history]
+        assert losses == [e.train_loss for e in train().history]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"passes_fn": 3}, r"passes_fn"),
+            ({"passes_fn": lambda model, loss_fn: None}, r"what passes_fn returns"),
+            ({"passes_fn": lambda model, loss_fn: lambda x, y: None}, r"NoneType.*mean loss"),
+            ({"passes_fn": lambda model, loss_fn: lambda x, y: 1.0}, r"leaves no gradient"),
+            ({"passes_fn": by_hand, "autocast": torch.bfloat16}, r"leave autocast out"),
+        ],
+    )
+    def test_what_is_none_is_refused(self, options, message):
+        with pytest.raises(ValueError, match=message):
+            train(**options)
+
+    def test_a_loss_that_is_not_finite_is_named(self):
+        def broken(model, loss_fn):
+            passes = by_hand(model, loss_fn)
+            return lambda inputs, targets: passes(inputs, targets) * math.inf
+
+        with pytest.raises(NonFiniteError, match=r"the loss is inf"):
+            train(passes_fn=broken)
 
 
 class TestModels:

@@ -9,7 +9,8 @@ from torch import nn
 
 from repro import datasets
 from repro.adaptive import DataParallel
-from repro.experiments.adaptive import captured, experiments, nodes, settings
+from repro.experiments import captured
+from repro.experiments.adaptive import experiments, nodes, settings
 
 pytestmark = pytest.mark.gpu
 GRAPHS = pytest.mark.cuda_only("CUDA graphs are CUDA's alone")
@@ -54,8 +55,8 @@ def test_captured_steps_train_like_ordinary_ones(device, monkeypatch, kind, auto
                 group["lr"] = 0.01 * (1 + number % 3)
             own.append(float(step(x, y)))
         losses.append(own)
-        assert len(step._graphs) == (len(set(SIZES)) if capture else 0)
-        assert len({own.graph.pool() for own in step._graphs.values()}) == int(capture)
+        assert len(step.passes._graphs) == (len(set(SIZES)) if capture else 0)
+        assert len({own.graph.pool() for own in step.passes._graphs.values()}) == int(capture)
     tolerance = 1e-4 if autocast is None else 2e-2
     assert losses[0] == pytest.approx(losses[1], rel=tolerance)
     for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):

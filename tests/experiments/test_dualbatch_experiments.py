@@ -182,7 +182,7 @@ def test_the_code_of_a_record_is_all_that_ran_and_nothing_that_judges(toys):
         assert toys.files[name] - found == set()
         own = {file.rpartition("/")[2] for file in found if file.startswith("repro/experiments/")}
         entry = PAPER.experiments[experiment].entry.partition(":")[0].rpartition(".")[2]
-        shared = {"building.py", "outcome.py"}
+        shared = {"building.py", "captured.py", "outcome.py"}
         paper = {"dualbatch.toml"} if entry in ("experiments", "own_plan", "schemes") else set()
         base = {"experiments.py"} if entry == "own_plan" else set()
         assert own == {f"{entry}.py"} | shared | paper | base, name
@@ -278,6 +278,12 @@ class TestTrain:
         assert again | {"wall_time_s": None} == first | {"wall_time_s": None}
         other = experiments.train(_HYBRID, 1, data, "cpu").metrics
         assert other["train_loss"] != first["train_loss"]
+
+    def test_captured_steps_are_ordinary_ones_where_nothing_captures(self, toys):
+        under_gpu = settings.table5_training("gpu", DIGITS, 1.1, 2).config
+        assert under_gpu["captured"] and under_gpu["autocast"] == "bfloat16"
+        again = experiments.train(_DUAL | {"captured": True}, 0, digits(_DUAL), "cpu").metrics
+        assert again["train_loss"] == toys.outcomes["dual-batch"].metrics["train_loss"]
 
     def test_the_factor_and_the_sub_stages_matter(self, toys):
         data = digits(_DUAL)

@@ -20,7 +20,7 @@ from repro.adaptive import (
 from repro.datasets import ImageData
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config, Loader
-from repro.experiments.adaptive.captured import CapturedStep
+from repro.experiments.captured import CapturedStep
 from repro.experiments.outcome import Outcome
 from repro.measure import Timing
 from repro.training import fit

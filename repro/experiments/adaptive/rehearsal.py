@@ -6,8 +6,8 @@ from typing import Any
 from unittest import mock
 
 from repro.experiments.adaptive import building, experiments, variants
-from repro.experiments.adaptive.captured import CapturedStep
 from repro.experiments.adaptive.settings import TRAININGS
+from repro.experiments.captured import CapturedStep
 from repro.experiments.design import Run
 from repro.experiments.imagining import Work, first_steps, imagined, imagined_data, said
 from repro.experiments.rehearsing import Rehearsal

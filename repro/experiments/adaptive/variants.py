@@ -16,9 +16,9 @@ from repro.adaptive import NoImprovement, Saturation, set_lr
 from repro.datasets import ImageData, PatchLoader
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config
-from repro.experiments.adaptive.captured import CapturedStep
 from repro.experiments.adaptive.experiments import Training
 from repro.experiments.adaptive.layerwise import LAMB, LARS
+from repro.experiments.captured import CapturedStep
 from repro.experiments.outcome import Outcome
 from repro.measure import Timing
 from repro.restoration import evaluate_psnr

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from repro.dualbatch import (
     SubStage,
 )
 from repro.dualbatch.worker import resized
+from repro.experiments.captured import CapturedPasses
 from repro.measure import TimeModel
 from repro.training import evaluate_classifier
 
@@ -138,6 +140,15 @@ def low_precision(config: Config) -> torch.dtype | None:
     return None if name is None else getattr(torch, name)
 
 
+def compute_of(config: Config) -> dict[str, Any]:
+    """Return how workers compute, as `train_dual_batch` takes it: types, layout, captured steps."""
+    low, last = low_precision(config), config["channels_last"]
+    if not config.get("captured"):
+        return {"autocast": low, "channels_last": last}
+    passes = partial(CapturedPasses, autocast=low, channels_last=last)
+    return {"passes_fn": passes, "channels_last": last}
+
+
 def training_step(config: Config, resolution: int, batch: int, device: str) -> Callable[[], Any]:
     """Return a training step on random images, for measurements of time and memory."""
     model = build_model(config, config["classes"]).to(device).train()
@@ -154,13 +165,17 @@ def step_of(
     images = images.contiguous(memory_format=layout)
     labels = torch.randint(config["classes"], (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    low, kind = low_precision(config), torch.device(device).type
+    passes = CapturedPasses(
+        model,
+        nn.functional.cross_entropy,
+        low_precision(config),
+        config.get("captured", False),
+        config["channels_last"],
+    )
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(kind, low) if low else nullcontext():
-            loss = nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
+        passes(images, labels)
         optimizer.step()
 
     return step

@@ -21,7 +21,7 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
-    low_precision,
+    compute_of,
     plan_of,
     schedule_of,
     step_of,
@@ -150,8 +150,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
         factor=config["factor"],
         seed=seed,
         device=device,
-        autocast=low_precision(config),
-        channels_last=config["channels_last"],
+        **compute_of(config),
     )
     evaluate = images.evaluation(config, device)
     try:

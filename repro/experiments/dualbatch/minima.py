@@ -15,7 +15,7 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
-    low_precision,
+    compute_of,
     plan_of,
     schedule_of,
 )
@@ -42,8 +42,7 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
         factor=config["factor"],
         seed=seed,
         device=device,
-        autocast=low_precision(config),
-        channels_last=config["channels_last"],
+        **compute_of(config),
         evaluate=images.evaluation(config, device),
     )
     model = build_model(config, data.num_classes).to(device)

@@ -24,7 +24,7 @@ from repro.dualbatch import (
     train_dual_batch,
 )
 from repro.dualbatch.worker import Batches
-from repro.experiments.dualbatch.building import Config, build_model, low_precision, plan_of
+from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of
 from repro.experiments.dualbatch.experiments import _fitted, train
 from repro.experiments.outcome import RAY_ADDRESS, Outcome, UsageError
 from repro.measure import TimeModel, Timing, accelerator
@@ -221,8 +221,7 @@ def _run(
         engine="ray",
         seed=seed,
         device=device,
-        autocast=low_precision(config),
-        channels_last=config["channels_last"],
+        **compute_of(config),
         address=address,
     )
     return result.log

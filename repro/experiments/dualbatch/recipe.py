@@ -127,7 +127,8 @@ def _of_cifar() -> list[dict[str, str]]:
             "precision",
             SILENT,
             lambda p: _precision(first(p)),
-            "single where the paper is silent; gpu takes what the device is fast at",
+            "single where the paper is silent; gpu takes what the device is fast at, and replays "
+            "steps as CUDA graphs",
         ),
     ]
 

@@ -11,7 +11,7 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
-    low_precision,
+    compute_of,
     plan_of,
     schedule_of,
 )
@@ -38,8 +38,7 @@ def synchronise(config: Config, seed: int, data: ImageData | None, device: str) 
             engine=config["engine"],
             seed=seed,
             device=device,
-            autocast=low_precision(config),
-            channels_last=config["channels_last"],
+            **compute_of(config),
             evaluate=images.evaluation(config, device),
             **cluster,
         )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from repro.experiments.adaptive.captured import CapturedStep
+from repro.experiments.captured import CapturedPasses, CapturedStep
 
 
 class Graph:
@@ -45,6 +45,8 @@ def graphs(monkeypatch):
         "stream": entered,
         "Stream": lambda *_: stream,
         "current_stream": lambda *_: stream,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
 
@@ -54,11 +56,11 @@ def test_graphs_of_all_shapes_share_the_pool_of_the_first_and_keep_their_own_res
     step = CapturedStep(
         model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.0)
     )
-    step._captured = True
+    step.passes.captured = True
     results = {}
     for size in (4, 2, 4, 8, 2):
         results[size] = step(torch.randn(size, 3), torch.zeros(size, dtype=torch.long))
-    kept = list(step._graphs.values())
+    kept = list(step.passes._graphs.values())
     assert [own.graph.replays for own in kept] == [2, 2, 1]
     assert kept[0].graph.given is None and {own.graph.pool() for own in kept} == {(0, 1)}
     # What is returned lives for as long as its graph, so that no other takes its memory.
@@ -68,4 +70,26 @@ def test_graphs_of_all_shapes_share_the_pool_of_the_first_and_keep_their_own_res
     other = CapturedStep(
         model, nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), 0.0)
     )
-    assert other._pool is None
+    assert other.passes._pool is None
+
+
+def test_rates_of_dropout_have_graphs_of_their_own_and_a_capture_is_no_training(graphs):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    passes = CapturedPasses(model, nn.functional.cross_entropy)
+    passes.captured = True
+    torch.manual_seed(0)
+    batch = torch.randn(8, 3), torch.zeros(8, dtype=torch.long)
+    drawn = torch.get_rng_state()
+    for rate in (0.5, 0.1, 0.5):
+        model[2].p = rate
+        passes(*batch)
+    assert [own.graph.replays for own in passes._graphs.values()] == [2, 1]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    # A capture computes nothing on a GPU; the stand-in draws once for each of the two.
+    with torch.random.fork_rng():
+        torch.set_rng_state(drawn)
+        for _ in range(2):
+            model(batch[0])
+        expected = torch.get_rng_state()
+    assert torch.equal(torch.get_rng_state(), expected)
