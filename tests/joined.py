@@ -26,16 +26,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def both(context: ForkServerContext, work: Callable[..., None], folder: Path) -> list[Any]:
-    """Run ``work(rank, port, folder)`` in two processes; return what each saved as ``RANK.pt``."""
+def run(context: ForkServerContext, work: Callable[..., None], *given: Any) -> list[int | None]:
+    """Run ``work(rank, port, *given)`` in two processes; return their exit codes."""
     port = free_port()
     processes = [
-        context.Process(target=work, args=(rank, port, str(folder)), daemon=True)
-        for rank in range(2)
+        context.Process(target=work, args=(rank, port, *given), daemon=True) for rank in range(2)
     ]
     for process in processes:
         process.start()
     for process in processes:
         process.join(timeout=100)
         process.kill()
+        process.join()
+    return [process.exitcode for process in processes]
+
+
+def both(context: ForkServerContext, work: Callable[..., None], folder: Path) -> list[Any]:
+    """Run ``work(rank, port, folder)`` in two processes; return what each saved as ``RANK.pt``."""
+    run(context, work, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]

@@ -167,7 +167,7 @@ class TestLayout:
             artefact.question.partition(":")[0].rsplit(".", 1)[-1]
             for artefact in found.artefacts.values()
         }
-        assert 3 <= len(questions) <= 8
+        assert 3 <= len(questions) <= 10
         assert questions <= names
         old = {"checks", "claims", "tables", "figures", "captions", "grids", "runs", "artefacts"}
         assert not names & old

@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
+import joined
 import pytest
 import torch
-from joined import both, forked, free_port
 
 from repro.adaptive import NoLoopbackError, load_checkpoint, save_checkpoint
 from repro.experiments import load_paper
@@ -163,25 +163,15 @@ def measure(rank, port, folder):
 
 def trained(context, folder, checkpoint, elsewhere=False):
     """Train in two processes; return what the first of them said."""
-    port = free_port()
-    processes = [
-        context.Process(target=train, args=(rank, port, folder, checkpoint, elsewhere), daemon=True)
-        for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=100)
-        process.kill()
-        process.join()
+    codes = joined.run(context, train, folder, checkpoint, elsewhere)
     logs = [(folder / f"{rank}.log").read_text() for rank in range(2)]
-    assert [process.exitcode for process in processes] == [0, 0], logs
+    assert codes == [0, 0], logs
     return logs[0]
 
 
 @pytest.fixture(scope="module")
 def context():
-    return forked("repro.experiments.adaptive.parallel", "sklearn.datasets")
+    return joined.forked("repro.experiments.adaptive.parallel", "sklearn.datasets")
 
 
 @pytest.fixture(scope="module")
@@ -471,7 +461,7 @@ def test_the_first_process_reads_the_checkpoint_for_all(context, runs, tmp_path)
 
 
 def test_steps_of_a_job_are_recorded_and_shown(context, tmp_path, monkeypatch):
-    written, of_the_other = both(context, measure, tmp_path)
+    written, of_the_other = joined.both(context, measure, tmp_path)
     assert of_the_other == "None" and Path(written).exists()
     monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
     paper = load_paper("adaptive")

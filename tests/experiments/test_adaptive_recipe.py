@@ -9,6 +9,7 @@ from repro.experiments.adaptive import recipe as module
 from repro.experiments.adaptive import settings
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, GIVEN, PAPER, PHANTOM, SCALE, TASKS
 from repro.experiments.design import SEEDS
+from repro.experiments.recipes import NOT_STATED
 
 ROWS = {row["item"]: row for row in module.recipe()}
 COLUMNS = {"paper profile": "paper", "gpu": "gpu", "quick": "quick"}
@@ -22,7 +23,7 @@ def test_columns_are_the_same_everywhere_and_items_differ():
 
 
 def test_what_the_paper_does_not_state_has_its_ground():
-    silent = [row for row in ROWS.values() if module.NOT_STATED in row["paper"]]
+    silent = [row for row in ROWS.values() if NOT_STATED in row["paper"]]
     assert len(silent) > 20 and all(row["why they differ"] for row in silent)
     for row in ROWS.values():  # and so has what differs
         ours = {row[column] for column in COLUMNS}

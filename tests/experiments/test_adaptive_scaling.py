@@ -8,7 +8,7 @@ from made_adaptive import MODEL, World, checked, judge, nothing, recorded_job, r
 
 from repro.adaptive import ScalingModel
 from repro.experiments import load_paper, summary
-from repro.experiments.adaptive import projection, scaling
+from repro.experiments.adaptive import breakdown, projection, scaling
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
 from repro.experiments.sources import Source
 from repro.records import RecordError, RecordStore
@@ -287,7 +287,7 @@ class TestTables:
         assert [row[fitted] for row in without] == [row[fitted] for row in rows]
 
     def test_where_the_time_goes(self):
-        rows = scaling.steps_table(results_of("figure9"))
+        rows = breakdown.steps_table(results_of("figure9"))
         ways = {row["averaging"] for row in rows}
         assert ways == {"one process", "allreduce", "all_to_all", "reduce_scatter"}
         row = next(r for r in rows if (r["task"], r["averaging"]) == (CIFAR, "all_to_all"))
@@ -295,11 +295,11 @@ class TestTables:
         assert (row["batch size"], row["processes"]) == (8, 2)
         for name in ("computation", "blocked", "communication"):
             assert row[f"{name} (ms)"] == f"{1e3 * getattr(cost, f'{name}_s'):.2f}"
-        assert scaling.steps_table(results_of("figure9", World(status=nothing))) == []
+        assert breakdown.steps_table(results_of("figure9", World(status=nothing))) == []
 
     def test_where_the_time_goes_on_many_nodes(self):
-        rows = scaling.nodes_table(results_of("breakdown"))
-        assert rows == scaling.nodes_table(results_of("breakdown", World(status=nothing)))
+        rows = breakdown.nodes_table(results_of("breakdown"))
+        assert rows == breakdown.nodes_table(results_of("breakdown", World(status=nothing)))
         assert [row["nodes"] for row in rows] == list(projection.NODES) * 2
         costs = (None, projection.overhead())
         fitted, whole = (projection.fitted_to_paper(DIV2K, None, cost) for cost in costs)
@@ -342,7 +342,7 @@ class TestFigures:
         assert len(scaling.figure(results_of(artefact, World(status=nothing)), task).axes) == 2
 
     def test_bars(self):
-        drawn = scaling.figure9(results_of("figure9"))
+        drawn = breakdown.figure9(results_of("figure9"))
         assert len(drawn.axes) == 3
         first = drawn.axes[0]
         labels = [text.get_text() for text in first.get_yticklabels()]
@@ -352,7 +352,7 @@ class TestFigures:
         assert any(width == pytest.approx(1e3 * cost.blocked_s) for width in widths)
 
     def test_shares(self):
-        drawn = scaling.nodes_figure(results_of("breakdown"))
+        drawn = breakdown.nodes_figure(results_of("breakdown"))
         for axis, cost in zip(drawn.axes, (None, projection.overhead()), strict=True):
             model = projection.fitted_to_paper(DIV2K, None, cost)
             shares = projection.breakdown(model, 256)
@@ -481,11 +481,11 @@ class TestRecorded:
 
     def test_the_parts_of_a_step(self):
         job = recorded_job(DIV2K, 8)
-        rows = scaling.steps_table(with_jobs("figure9", job, world=World(status=nothing)))
+        rows = breakdown.steps_table(with_jobs("figure9", job, world=World(status=nothing)))
         assert {row["processes"] for row in rows} == {1, 8}
         assert all("recorded: edsr" in row["task"] for row in rows)
-        row = scaling.nodes_table(with_jobs("breakdown", job))[-1]
-        drawn = scaling.nodes_figure(with_jobs("breakdown", job))
+        row = breakdown.nodes_table(with_jobs("breakdown", job))[-1]
+        drawn = breakdown.nodes_figure(with_jobs("breakdown", job))
         stars = [line for line in drawn.axes[-1].get_lines() if line.get_marker() == "*"]
         assert sorted(float(line.get_ydata()[0]) for line in stars) == pytest.approx(
             sorted(v for v in projection.breakdown(MODEL, 8).values() if v > 1e-4), rel=0.01

@@ -3,9 +3,9 @@
 import pytest
 
 from repro.experiments.design import SEEDS
-from repro.experiments.dualbatch import recipe as module
 from repro.experiments.dualbatch import settings
 from repro.experiments.dualbatch.recipe import recipe
+from repro.experiments.recipes import NOT_STATED, PROFILES
 
 COLUMNS = ["item", "paper", "paper profile", "gpu", "quick", "why they differ"]
 
@@ -18,7 +18,7 @@ def rows():
 def test_every_difference_has_its_reason(rows):
     for item, row in rows.items():
         assert list(row) == COLUMNS and all(isinstance(cell, str) for cell in row.values())
-        differs = any(row[column] != row["paper"] for column in module.PROFILES)
+        differs = any(row[column] != row["paper"] for column in PROFILES)
         assert bool(row["why they differ"]) == differs, item
 
 
@@ -27,7 +27,7 @@ def test_the_paper_profile_is_the_papers_to_the_letter(rows):
     other = {
         item
         for item, row in rows.items()
-        if row["paper"] != row["paper profile"] and row["paper"] != module.SILENT
+        if row["paper"] != row["paper profile"] and row["paper"] != NOT_STATED
     }
     assert other - {"data"} == {
         "a and b",

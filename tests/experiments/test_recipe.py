@@ -7,6 +7,7 @@ import pytest
 
 from repro import paths
 from repro.experiments import PAPERS, load_paper
+from repro.experiments.recipes import compared
 
 COLUMNS = ["item", "paper", "paper profile", "gpu", "quick", "why they differ"]
 
@@ -24,3 +25,11 @@ def test_it_is_whole_and_shown(key):
         (paths.ROOT / "notebooks" / f"{load_paper(key).notebook}.ipynb").read_text(encoding="utf-8")
     )
     assert any("session.recipe()" in "".join(cell["source"]) for cell in notebook["cells"])
+
+
+def test_what_does_not_differ_has_no_reason():
+    same, other = (
+        compared("seeds", "3", lambda profile, n=few: n if profile == "quick" else "3", "short")
+        for few in ("3", "2")
+    )
+    assert (same["why they differ"], other["why they differ"]) == ("", "short")

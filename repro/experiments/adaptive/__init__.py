@@ -50,13 +50,13 @@ PAPER = Paper(
             "figure9",
             "Figure 9, section IV-B",
             "Where the time of a step goes",
-            f"{_HERE}.scaling:FIGURE9",
+            f"{_HERE}.breakdown:FIGURE9",
         ),
         Artefact(
             "breakdown",
             "Figure 9",
             "Where the time goes on many nodes",
-            f"{_HERE}.scaling:BREAKDOWN",
+            f"{_HERE}.breakdown:BREAKDOWN",
         ),
         Artefact(
             "figure10",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from repro.experiments.adaptive.describing import facts
 from repro.experiments.adaptive.settings import (
     CIFAR,
     DIV2K,
@@ -19,7 +20,6 @@ from repro.experiments.adaptive.settings import (
     TASKS,
     by_batch,
     curves,
-    facts,
     final,
     fixed,
     heading,

@@ -8,13 +8,13 @@ LAMB is ours: the same with Adam.
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.adaptive.batches import CURVES, intervals
+from repro.experiments.adaptive.describing import facts
 from repro.experiments.adaptive.settings import (
     CIFAR,
     LAYERWISE,
     NAMES,
     curves,
     diverged,
-    facts,
     final,
     kept_up,
     layerwise,

@@ -22,9 +22,8 @@ from repro.experiments.adaptive.settings import (
     TASKS,
 )
 from repro.experiments.design import SEEDS
+from repro.experiments.recipes import NOT_STATED, compared
 
-PROFILES = {"paper profile": "paper", "gpu": "gpu", "quick": "quick"}
-NOT_STATED = "not stated"
 _SMALL = "two cores have five minutes"
 _MODELS = {
     CIFAR: "ResNet-20",
@@ -45,7 +44,7 @@ def recipe() -> list[dict[str, str]]:
     """
     rows = [row for task in TASKS for row in _of_task(task)]
     rows += [
-        _row(
+        compared(
             f"{CIFAR}: {optimizer}",
             "goes together, no recipe given" if optimizer == "LARS" else "not named",
             lambda profile, optimizer=optimizer: _layerwise(profile, optimizer),  # type: ignore[misc]
@@ -54,11 +53,6 @@ def recipe() -> list[dict[str, str]]:
         for optimizer in LAYERWISE
     ]
     return rows
-
-
-def _row(item: str, paper: str, ours: Callable[[str], str], why: str) -> dict[str, str]:
-    values = {column: ours(profile) for column, profile in PROFILES.items()}
-    return {"item": item, "paper": paper, **values, "why they differ": why}
 
 
 def _config(profile: str, task: str, strategy: str) -> Config:
@@ -71,14 +65,14 @@ def _of_task(task: str) -> list[dict[str, str]]:
 
     def add(item: str, stated: str, ours: Callable[[Config], str], why: str = "") -> None:
         """Add an item that every strategy has alike."""
-        row = _row(f"{task}: {item}", stated, lambda p: ours(_config(p, task, "theta")), why)
+        row = compared(f"{task}: {item}", stated, lambda p: ours(_config(p, task, "theta")), why)
         rows.append(row)
 
     def by(
         item: str, strategy: str, stated: str, ours: Callable[[Config], str], why: str = ""
     ) -> None:
         name = f"{task}: {item}, {settings.NAMES[strategy]}"
-        rows.append(_row(name, stated, lambda p: ours(_config(p, task, strategy)), why))
+        rows.append(compared(name, stated, lambda p: ours(_config(p, task, strategy)), why))
 
     which = "which EDSR is not stated: its final one is taken, by gpu its baseline for time; "
     add("model", _MODELS[task], _model, f"{'' if task == CIFAR else which}{_SMALL}")
@@ -226,7 +220,7 @@ def _of_task(task: str) -> list[dict[str, str]]:
     )
     seeds = "± of the accuracies; of how many is not stated" if task == CIFAR else NOT_STATED
     rows.append(
-        _row(
+        compared(
             f"{task}: seeds",
             seeds,
             lambda profile: f"{len(SEEDS[profile])}",

@@ -1,8 +1,8 @@
-"""Does a growing batch scale further, and where does the time of a step go?
+"""Does a growing batch scale further?
 
 Figures 7, 8 and 11: speed-ups, the paper's, those of a model of its cluster, those of two
-processes of ours, and those of jobs that a user recorded (``parallel --record``). Figure 9: the
-parts of a step, measured on two processes and modelled on many nodes. The model is in `projection`.
+processes of ours, and those of jobs that a user recorded (``parallel --record``). The model is in
+`projection`; where the time of a step goes is in `breakdown`.
 """
 
 import math
@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.adaptive import projection
 from repro.experiments.adaptive.batches import contrast
 from repro.experiments.adaptive.settings import (
-    AVERAGING,
     CIFAR,
     DIV2K,
     NAMES,
     PAPER,
     PHANTOM,
-    TASKS,
     parallel,
     ticks_of_two,
 )
@@ -36,18 +34,13 @@ from repro.experiments.design import (
     claim,
 )
 from repro.experiments.judging import (
-    HALF,
     Gap,
     NotRun,
     Part,
-    Spread,
     Verdict,
-    certain,
     combine,
     direction,
-    each,
     equivalence,
-    in_all_cases,
     ratio,
 )
 from repro.records import Record
@@ -69,11 +62,8 @@ SIMULATED = (
     f"{PAPER[CIFAR]['scheduled']['every']} of {PAPER[CIFAR]['epochs']} epochs) the same share of "
     "the training is ASSUMED."
 )
-# Margins of the checks are ours, since the paper names none.
-BLOCKED = 0.1  # share of the time from which blocked time is significant: less is lost in a figure
+# The margin of the checks is ours, since the paper names none.
 FORETOLD = 0.2  # of a speed-up, as a share: as of the steps of two processes
-SIMILAR = 0.25  # of two times, as a share: twice the nodes change their ratio by more than ×2.5
-LESS = HALF  # share of the paper's effect that has to be there, as of what is measured
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -116,22 +106,25 @@ def _kind(record: Record) -> tuple[str, ...]:
     """Return what jobs have in common whose numbers of processes compare."""
     config = record.config
     sizes = f"{config['sizes'][0]} to {config['sizes'][-1]}"
-    return record.device["name"], _network(config), f"B = {sizes}", config["averaging"]
+    return record.device["name"], network_of(config), f"B = {sizes}", config["averaging"]
 
 
-def _by_kind(results: Results, task: str) -> dict[tuple[str, ...], list[Record]]:
+def jobs_by_kind(results: Results, task: str) -> dict[tuple[str, ...], list[Record]]:
+    """Return the recorded jobs of a task whose numbers of processes compare, together."""
     found: dict[tuple[str, ...], list[Record]] = {}
     for record in jobs_of(results, task):
         found.setdefault(_kind(record), []).append(record)
     return found
 
 
-def _title(record: Record) -> str:
+def title_of(record: Record) -> str:
+    """Return the title of the panel of recorded jobs of one kind, by one of them."""
     name, network, sizes, way = _kind(record)
     return f"RECORDED: {name[:32]},\n{network},\n{sizes}, {way}"
 
 
-def _network(config: Mapping[str, Any]) -> str:
+def network_of(config: Mapping[str, Any]) -> str:
+    """Return the model of a configuration, with its options."""
     options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
     return f"{config['model']['name']}{f' ({options})' if options else ''}"
 
@@ -156,7 +149,14 @@ def recorded_points(results: Results, task: str, strategy: str) -> list[tuple[Re
     ]
 
 
-def _facts(results: Results, scaling: bool, task: str | None = None) -> Iterable[str]:
+def step_facts(results: Results, scaling: bool, task: str | None = None) -> Iterable[str]:
+    """Yield what measured steps and recorded jobs are of.
+
+    Args:
+        results: Of an artefact.
+        scaling: Whether speed-ups are shown.
+        task: The recorded jobs of this one alone.
+    """
     recorded = list(results.recorded) if task is None else jobs_of(results, task)
     for record in recorded:
         found, config = record.metrics, record.config
@@ -166,7 +166,7 @@ def _facts(results: Results, scaling: bool, task: str | None = None) -> Iterable
             else "parts of a step as its threads tell them"
         )
         yield (
-            f"Recorded: {config['task']}, {_network(config)}, batches of {config['sizes'][0]} to "
+            f"Recorded: {config['task']}, {network_of(config)}, batches of {config['sizes'][0]} to "
             f"{config['sizes'][-1]}, processes: {found['processes']}, machines: "
             f"{found['machines']}, each with {record.device['name']}, {config['averaging']}; {how}."
         )
@@ -222,58 +222,6 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
     return rows
 
 
-def steps_table(results: Results) -> list[dict[str, Any]]:
-    """Return Figure 9 in numbers: where the time of a measured step goes."""
-    tasks = [*measured(results).items()]
-    for record in results.recorded:
-        config = record.config
-        where = f"{config['task']}, recorded: {_network(config)}, {record.device['name']}"
-        tasks.append((where, record.metrics))
-    return [
-        {
-            "task": task,
-            "averaging": step["averaging"].replace("none", "one process"),
-            "batch size": step["batch"],
-            "processes": step["processes"],
-            "step (ms)": f"{1e3 * step['total_s']:.2f}",
-            "computation (ms)": f"{1e3 * step['computation_s']:.2f}",
-            "communication (ms)": f"{1e3 * step['communication_s']:.2f}",
-            "summation (ms)": f"{1e3 * step['summation_s']:.2f}",
-            "blocked (ms)": f"{1e3 * step['blocked_s']:.2f}",
-        }
-        for task, own in tasks
-        for step in own["steps"]
-    ]
-
-
-def nodes_table(results: Results) -> list[dict[str, Any]]:
-    """Return Figure 9 on the modelled cluster of the paper, by nodes; and of recorded jobs."""
-    recorded = [
-        {
-            "cost of small batches": f"RECORDED: {record.device['name']}, "
-            f"{_network(record.config)}",
-            "nodes": record.metrics["processes"],
-            **{
-                f"{name} (%)": f"{100 * value:.2f}"
-                for name, value in projection.measured_breakdown(
-                    record.metrics, record.config["averaging"]
-                ).items()
-            },
-        }
-        for record in jobs_of(results, DIV2K)
-        if record.metrics["processes"] > 1
-    ]
-    return [
-        {
-            "cost of small batches": f"{label}: {model.overhead_s:.2f} samples",
-            "nodes": nodes,
-            **{f"{name} (%)": f"{100 * value:.2f}" for name, value in row.items()},
-        }
-        for label, (model, rows) in projection.breakdowns().items()
-        for nodes, row in rows.items()
-    ] + recorded
-
-
 def figure(results: Results, task: str) -> "Figure":
     """Draw training time and speed-ups against the number of nodes, both logarithmic.
 
@@ -311,7 +259,7 @@ def figure(results: Results, task: str) -> "Figure":
             pace = projection.two_processes(here, task, strategy)[1]
             stars["nodes like our processes"][strategy] = (2.0, pace)
     colours = dict(zip(projection.SCALED, PALETTE, strict=False))
-    jobs = _by_kind(results, task)
+    jobs = jobs_by_kind(results, task)
     columns = len(panels) + len(jobs)
     drawn, axes = new_axes(1, columns, 3.5 * columns, 3.4)
     for axis, (title, lines) in zip(axes[0], panels.items(), strict=False):
@@ -379,105 +327,8 @@ def _draw_recorded(
     axis.plot([], [], marker="*", ms=11, color="#48536a", ls="none", label="recorded")
     ticks_of_two(axis, shown, "processes")
     axis.set_yscale("log", base=2)
-    axis.set_title(f"speed-up, {_title(jobs[-1])}", fontsize=7)
+    axis.set_title(f"speed-up, {title_of(jobs[-1])}", fontsize=7)
     axis.set_ylabel("speed-up")
-
-
-def _colours() -> dict[str, str]:
-    from repro.plots import STAGES
-
-    return {
-        "computation": STAGES["compute"],
-        "communication": STAGES["copy"],
-        "blocked": "#d1495b",
-        "computation at B_m": "#7fb3e0",
-        "before B_m": "#48536a",
-    }
-
-
-def figure9(results: Results) -> "Figure":
-    """Draw where the time of measured steps goes, at the largest batch size of each task."""
-    from repro.plots import legend_below, new_axes
-
-    found, colours = measured(results), _colours()
-    columns = max(1, len(found))
-    drawn, axes = new_axes(1, columns, 3.4 * columns, 3.2)
-    for axis, (task, own) in zip(axes[0], found.items(), strict=False):
-        largest = max(step["batch"] for step in own["steps"])
-        steps = [step for step in own["steps"] if step["batch"] == largest]
-        for row, step in enumerate(steps):
-            for place, kind in enumerate(("computation", "communication", "blocked")):
-                value = 1e3 * step[f"{kind}_s"]
-                look = {"height": 0.24, "color": colours[kind]}
-                axis.barh(row + 0.26 * (place - 1), value, label=None if row else kind, **look)
-        ways = [step["averaging"].replace("_", "-") for step in steps]
-        labels = ["1 process" if way == "none" else f"2, {way}" for way in ways]
-        axis.set_yticks(range(len(labels)), labels, fontsize=8)
-        axis.invert_yaxis()
-        axis.grid(axis="y", visible=False)
-        axis.set_title(f"{task}, B = {largest}", fontsize=9)
-        axis.set_xlabel("measured, of a step (ms)")
-    legend_below(drawn, 3)
-    return drawn
-
-
-def nodes_figure(results: Results) -> "Figure":
-    """Draw times over one node's computation on the modelled cluster, and shares of all time.
-
-    Jobs that were recorded have a panel for each kind: stars, and the projection of the largest.
-    """
-    from repro.plots import legend_below, new_axes
-
-    found, colours = projection.breakdowns(), _colours()
-    jobs = _by_kind(results, DIV2K)
-    columns = len(found) + len(jobs)
-    drawn, axes = new_axes(1, columns, 4.3 * columns, 3.4)
-    for axis, own in zip(axes[0, len(found) :], jobs.values(), strict=True):
-        _draw_breakdowns(axis, own, colours)
-    for axis, (label, (_, rows)) in zip(axes[0], found.items(), strict=False):
-        for kind in next(iter(rows.values())):
-            shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
-            part = kind == "before B_m"
-            if shown:
-                axis.plot(
-                    *zip(*shown, strict=True),
-                    color=colours[kind],
-                    marker="o",
-                    ms=4,
-                    ls="--" if part else "-",
-                    label=f"{kind}, share of all time" if part else kind,
-                )
-        ticks_of_two(axis, rows, "nodes")
-        axis.set_yscale("log", base=2)
-        axis.set_title(f"cost of small batches: {label}", fontsize=9)
-        axis.set_ylabel("simulated, over computation on 1 node")
-    legend_below(drawn, 3)
-    return drawn
-
-
-def _draw_breakdowns(axis: "Axes", jobs: Sequence[Record], colours: Mapping[str, str]) -> None:
-    """Draw where the time of recorded jobs of one kind goes, beside the largest's projection."""
-    way = jobs[-1].config["averaging"]
-    model = projection.fitted_here(jobs[-1].metrics, averaging=way)
-    measured_ = {
-        record.metrics["processes"]: projection.measured_breakdown(record.metrics, way)
-        for record in jobs
-        if record.metrics["processes"] > 1
-    }
-    projected = {n: projection.breakdown(model, n) for n in projection.NODES} if model else {}
-    looks: list[tuple[dict[int, dict[str, float]], dict[str, Any]]] = [
-        (projected, {"ls": "--", "lw": 1, "label": "projected from recorded"}),
-        (measured_, {"ls": "none", "marker": "*", "ms": 11, "label": "recorded"}),
-    ]
-    for rows, look in looks:
-        for kind, colour in colours.items():
-            shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
-            if shown:
-                axis.plot(*zip(*shown, strict=True), color=colour, **look)
-    ticks_of_two(axis, [1, *measured_, *projected], "processes")
-    axis.set_yscale("log", base=2)
-    axis.set_title(_title(jobs[-1]), fontsize=7)
-    axis.set_ylabel("recorded, over computation on 1 process")
 
 
 _CALLED = {
@@ -584,131 +435,6 @@ def steps_foretold(task: str) -> Claim:
     return judge_steps
 
 
-@claim("few_samples", "A step of few samples uses the hardware badly", "Section VI-B")
-def few_samples(results: Results, expected: Expectation) -> Verdict:
-    """Judge the time of a sample in the smallest step over that in the largest, on one process.
-
-    The paper's effect is its own cost of a step in samples, at our sizes.
-    """
-    cost = projection.overhead()
-
-    def judge(task: str) -> Part:
-        times = samples_of(measured_of(results, task), "none")
-        each_s = {size: [time / size for time in own] for size, own in times.items()}
-        few, many = min(each_s), max(each_s)
-        gap = ratio(each_s[few], each_s[many], Spread.pooled_logs(each_s.values()), trials="rounds")
-        name = f"{task}: time of a sample at B = {few} over {many}"
-        return direction(name, gap, (1 + cost / few) / (1 + cost / many), sign=expected.sign)
-
-    return combine(each(TASKS, judge))
-
-
-@claim(
-    "all_to_all_faster",
-    "All-to-all and allgather hide more of the communication than an allreduce (as we put it: a "
-    "step takes less time)",
-    "Section IV-B",
-)
-def all_to_all_faster(results: Results, expected: Expectation) -> Verdict:
-    """Judge steps of two processes in turns, at every batch size."""
-    ours, plain = AVERAGING[1], AVERAGING[0]
-    cases: dict[str, tuple[Gap, float | None]] = {}
-    for task, found in measured(results).items():
-        times = {way: samples_of(found, way) for way in (ours, plain)}
-        spread = Spread.pooled_logs(own for by_size in times.values() for own in by_size.values())
-        for size in times[ours]:
-            gap = ratio(times[ours][size], times[plain][size], spread, trials="rounds")
-            cases[f"{task}, B = {size}"] = (gap, None)
-    return in_all_cases(cases, sign=expected.sign, what="time of a step, mean of all")
-
-
-@claim(
-    "same_weights",
-    "The three ways of averaging give the same weights (our question)",
-    "none",
-)
-def same_weights(results: Results, expected: Expectation) -> Verdict:
-    """Judge weights after batches that grow."""
-
-    def judge(task: str) -> Part:
-        largest = measured_of(results, task)["difference"]
-        return certain(f"{task}: largest difference {largest:.1g}", largest <= 1e-6)
-
-    return combine(each(TASKS, judge))
-
-
-def _blocked(row: Mapping[str, float]) -> float:
-    return row["blocked"] / (row["computation"] + row["blocked"])
-
-
-_SIGNIFICANT = PAPER["section6b"]["blocked_from_nodes"]
-_NOT_LINEAR = PAPER["section6b"]["not_linear_from_nodes"]
-
-
-@check(
-    f"Blocked time becomes significant at {_SIGNIFICANT} nodes (section VI-B; SIMULATED; as we put "
-    f"it: more than {100 * BLOCKED:g} % of the time, and no more at a quarter of them), with "
-    "either cost of small batches"
-)
-def blocked(results: Results) -> tuple[bool, str]:
-    """Compare the share of blocked time on the modelled cluster with what is significant."""
-    holds, said = [], []
-    for label, (_, rows) in projection.breakdowns().items():
-        shares = {n: _blocked(rows[n]) for n in (_SIGNIFICANT // 4, _SIGNIFICANT)}
-        few, many = shares.values()
-        holds.append(many > BLOCKED >= few)
-        listed = ", ".join(f"{100 * share:.0f} % on {n}" for n, share in shares.items())
-        said.append(f"cost {label}: {listed}")
-    return all(holds), "; ".join(said)
-
-
-@check("Blocked time only grows with the nodes: no smaller share of the time on twice as many")
-def blocked_grows(results: Results) -> tuple[bool, str]:
-    """Compare the shares where blocked time is to become significant and on twice the nodes."""
-    shares = [
-        [_blocked(rows[n]) for n in (_SIGNIFICANT, 2 * _SIGNIFICANT)]
-        for _, rows in projection.breakdowns().values()
-    ]
-    said = "; ".join(f"{100 * a:.0f} % and {100 * b:.0f} %" for a, b in shares)
-    return all(b >= a for a, b in shares), f"on {_SIGNIFICANT} and {2 * _SIGNIFICANT} nodes: {said}"
-
-
-@check(
-    f"Communication takes as long as computation at {_SIGNIFICANT} nodes (section VI-B; SIMULATED; "
-    f"as we put it: within {100 * SIMILAR:g} %), with either cost of small batches"
-)
-def communication(results: Results) -> tuple[bool, str]:
-    """Compare communication with computation on the modelled cluster."""
-    ratios = {
-        label: rows[_SIGNIFICANT]["communication"] / rows[_SIGNIFICANT]["computation"]
-        for label, (_, rows) in projection.breakdowns().items()
-    }
-    said = "; ".join(f"cost {label}: ×{ratio:.2f}" for label, ratio in ratios.items())
-    return all(abs(math.log(ratio)) <= math.log1p(SIMILAR) for ratio in ratios.values()), said
-
-
-@check(
-    f"Computation at B_m falls less than linearly from {_NOT_LINEAR} nodes on (section VI-B; "
-    "SIMULATED; as we put it: by the cost of small batches that is fitted to the speed-ups, and at "
-    f"least {100 * LESS:g} % of what the paper's times of one and two samples would have it short)"
-)
-def not_linear(results: Results) -> tuple[bool, str]:
-    """Compare the factor by which computation falls on twice the nodes with the linear one of 2.
-
-    With the paper's times as the cost of small batches the fall could not be linear.
-    """
-    cost, rows = projection.overhead(), projection.breakdowns()["fitted"][1]
-    largest = PAPER[DIV2K]["theta"]["max_batch"]
-    holds, said = [], []
-    for nodes in (_NOT_LINEAR, 2 * _NOT_LINEAR):
-        falls = rows[nodes]["computation at B_m"] / rows[2 * nodes]["computation at B_m"] / 2
-        samples = largest / nodes
-        paper = (samples + cost) / (samples / 2 + cost) / 2
-        holds.append(math.log(falls) <= LESS * math.log(paper))
-        said.append(f"{nodes} to {2 * nodes} nodes ×{falls:.2f} (by the paper's ×{paper:.2f})")
-    return all(holds), f"fall over a linear one: {'; '.join(said)}"
-
-
 def _exhibit(task: str, note: str = "") -> Exhibit:
     return Exhibit(
         runs=runs,
@@ -716,7 +442,7 @@ def _exhibit(task: str, note: str = "") -> Exhibit:
         figure=partial(figure, task=task),
         caption=caption(
             f"Speed-ups over one node, by strategy.{note} {SIMULATED}",
-            partial(_facts, scaling=True, task=task),
+            partial(step_facts, scaling=True, task=task),
         ),
         claims=(steps_foretold(task), *(reaches(task, name) for name in projection.SCALED)),
         checks=(
@@ -732,28 +458,4 @@ FIGURE11 = _exhibit(
     CIFAR,
     " The paper does not say on how many nodes the best fixed batch reaches "
     f"{PAPER[CIFAR]['speedups']['best'][1]:.2f}.",
-)
-FIGURE9 = Exhibit(
-    runs=runs,
-    table=steps_table,
-    figure=figure9,
-    caption=caption(
-        "Communication is the time in which gradients were under way, blocked the part in "
-        "which nothing was computed meanwhile. all_to_all is the paper's averaging.",
-        partial(_facts, scaling=False),
-    ),
-    claims=(few_samples, all_to_all_faster, same_weights),
-    recorded=("nodes",),
-)
-BREAKDOWN = Exhibit(
-    runs=runs,
-    table=nodes_table,
-    figure=nodes_figure,
-    caption=caption(
-        "The paper's θ-adaptive training of EDSR on DIV2K. Times are over the computation on "
-        f"one node; the last column is the share of all time before the batch is B_m. {SIMULATED}",
-        partial(_facts, scaling=True, task=DIV2K),
-    ),
-    checks=(blocked, blocked_grows, communication, not_linear),
-    recorded=("nodes",),
 )

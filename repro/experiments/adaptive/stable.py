@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.adaptive import batches
+from repro.experiments.adaptive.describing import facts
 from repro.experiments.adaptive.settings import (
     PAPER,
     SCALE,
     TASKS,
     by_batch,
-    facts,
     final,
     kept_up,
     metric,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.adaptive.batches import CURVES, contrast, intervals, rounding
+from repro.experiments.adaptive.describing import facts
 from repro.experiments.adaptive.settings import (
     CIFAR,
     DECAY,
@@ -26,7 +27,6 @@ from repro.experiments.adaptive.settings import (
     consecutive,
     curves,
     diverged,
-    facts,
     final,
     heading,
     kept_up,

@@ -44,7 +44,7 @@ PAPER = Paper(
         ),
         Artefact("table1", "Table 1", "The three schemes", f"{_HERE}.comparison:TABLE1"),
         Artefact(
-            "table2", "Table 2", "Batch sizes and shares of the data", f"{_HERE}.times:TABLE2"
+            "table2", "Table 2", "Batch sizes and shares of the data", f"{_HERE}.plans:TABLE2"
         ),
         Artefact(
             "table3", "Table 3, Figures 5 and 6", "Model-update factor", f"{_HERE}.accuracy:TABLE3"
@@ -59,7 +59,7 @@ PAPER = Paper(
             f"{_HERE}.accuracy:TABLE5",
         ),
         Artefact(
-            "table6", "Table 6", "Batch sizes at several resolutions", f"{_HERE}.times:TABLE6"
+            "table6", "Table 6", "Batch sizes at several resolutions", f"{_HERE}.plans:TABLE6"
         ),
         Artefact("table7", "Table 7", "Schedule on CIFAR-100", f"{_HERE}.hybrid:TABLE7"),
         Artefact(

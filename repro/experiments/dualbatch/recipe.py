@@ -21,9 +21,8 @@ from repro.experiments.dualbatch.settings import (
     table5_training,
     table8_training,
 )
+from repro.experiments.recipes import NOT_STATED, compared
 
-SILENT = "not stated"
-PROFILES = {"paper profile": "paper", "gpu": "gpu", "quick": "quick"}
 _SETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10"}
 _SMALLER = "quick runs in minutes on two cores"
 Config = Mapping[str, Any]
@@ -32,12 +31,6 @@ Config = Mapping[str, Any]
 def recipe() -> list[dict[str, str]]:
     """Return a row an item: the paper's value, that of three profiles, and why they differ."""
     return [*_of_cifar(), *_of_training(), *_of_workers(), *_of_imagenet(), *_of_memory()]
-
-
-def _row(item: str, paper: str, ours: Callable[[str], str], why: str = "") -> dict[str, str]:
-    cells = {column: ours(profile) for column, profile in PROFILES.items()}
-    same = all(cell == paper for cell in cells.values())
-    return {"item": item, "paper": paper, **cells, "why they differ": "" if same else why}
 
 
 def _chosen(profile: str) -> dict[str, str]:
@@ -97,35 +90,35 @@ def _of_cifar() -> list[dict[str, str]]:
         return str(second(profile)["sub_stages"][-1]["resolution"])
 
     return [
-        _row("model", PAPER["recipe"]["model"], lambda p: _model(first(p)["model"]), _SMALLER),
-        _row(
+        compared("model", PAPER["recipe"]["model"], lambda p: _model(first(p)["model"]), _SMALLER),
+        compared(
             "data",
             PAPER["recipe"]["cifar_data"],
             lambda p: " or ".join(_SETS.get(name, name) for name in DATASETS[p][CIFAR]),
             "the first that is at hand; captions name a stand-in",
         ),
-        _row(
+        compared(
             "samples of an epoch",
             f"{PAPER['cifar_samples']:,}",
             lambda p: f"{first(p)['sub_stages'][0]['plan']['samples']:,}",
             _SMALLER,
         ),
-        _row(
+        compared(
             "test samples",
             f"{PAPER['recipe']['cifar_test_samples']:,}",
             lambda p: f"{first(p)['test_samples']:,}",
             _SMALLER,
         ),
-        _row("pixels", str(resolution), side, _SMALLER),
-        _row(
+        compared("pixels", str(resolution), side, _SMALLER),
+        compared(
             "augmentation",
-            SILENT,
+            NOT_STATED,
             lambda p: _augmented(first(p)),
             "the paper names none; the field's usual one for these images",
         ),
-        _row(
+        compared(
             "precision",
-            SILENT,
+            NOT_STATED,
             lambda p: _precision(first(p)),
             "single where the paper is silent; gpu takes what the device is fast at, and replays "
             "steps as CUDA graphs",
@@ -154,86 +147,86 @@ def _of_training() -> list[dict[str, str]]:
     by_k = [row["small_batch"] for row in PAPER["table2"]["rows"] if row["k"] == K[1]]
     scaled = "batch sizes in proportion to the samples that quick can train"
     return [
-        _row(
+        compared(
             "B_L, section 5.1",
             str(PAPER["table2"]["large_batch"]),
             lambda p: str(_plans(first(p))[0].large_batch),
             scaled,
         ),
-        _row(
+        compared(
             f"B_S at k = {K[1]:g}, n_S = 1 to {WORKERS}",
             _listed(by_k),
             lambda p: _listed([_plans(first(p, n))[0].small_batch for n in range(1, WORKERS + 1)]),
             scaled,
         ),
-        _row(
+        compared(
             "B_L, section 5.2",
             _listed(table6["large_batches"]),
             lambda p: _listed([plan.large_batch for plan in _plans(second(p))]),
             scaled,
         ),
-        _row(
+        compared(
             "k, section 5.1",
             _listed(K),
             lambda p: _listed([first(p, k=k)["k"] for k in K]),
         ),
-        _row("k, section 5.2", str(PAPER["table6"]["k"]), lambda p: str(second(p)["k"])),
-        _row(
+        compared("k, section 5.2", str(PAPER["table6"]["k"]), lambda p: str(second(p)["k"])),
+        compared(
             "a and b",
             "not printed",
             lambda p: f"b / a {_ratio(first(p)):.3g} samples",
             "inferred: the ratio that gives every B_S of Table 2; b in proportion to batch sizes",
         ),
-        _row(
+        compared(
             "epochs and rates, section 5.1",
             _stages(training["stages"]),
             lambda p: _stages(first(p)["stages"]),
             _SMALLER,
         ),
-        _row(
+        compared(
             "epochs and rates, section 5.2",
             _stages(PAPER["table7"]["stages"]),
             lambda p: _stages(second(p)["stages"]),
             _SMALLER,
         ),
-        _row(
+        compared(
             "warm-up of the baseline, section 5.1",
             f"{training['warmup_epochs']} epochs from {rate:g}",
             lambda p: warmup(first(p, 0, 1.0)),
             "in proportion to the epochs",
         ),
-        _row(
+        compared(
             "warm-up, section 5.2",
-            SILENT,
+            NOT_STATED,
             lambda p: "none" if not second(p, 0)["warmup_epochs"] else "some",
             "section 5.1 gives it to its baseline alone",
         ),
-        _row(
+        compared(
             "optimizer",
-            SILENT,
+            NOT_STATED,
             optimizer,
             "equation 1 is of plain SGD; these are the usual values for ResNets on CIFAR",
         ),
-        _row(
+        compared(
             "resolutions, section 5.2",
             _listed(table6["resolutions"]),
             lambda p: _listed([entry["resolution"] for entry in second(p)["sub_stages"]]),
             _SMALLER,
         ),
-        _row(
+        compared(
             "dropout, section 5.2",
             _listed(PAPER["table7"]["dropouts"]),
             lambda p: _listed([entry["dropout"] for entry in second(p)["sub_stages"]]),
         ),
-        _row(
+        compared(
             "place of dropout",
-            SILENT,
+            NOT_STATED,
             lambda p: "before the last layer",
             "where classifiers of this family have it",
         ),
-        _row(
+        compared(
             "resolution of tests",
-            SILENT,
+            NOT_STATED,
             lambda p: "the images' own",
             "so that all schemes are tested alike",
         ),
@@ -261,36 +254,36 @@ def _of_workers() -> list[dict[str, str]]:
 
     factors = {"linear": "d_S/d_L"}
     return [
-        _row(
+        compared(
             "workers",
             f"{WORKERS}, a GPU each ({PAPER['recipe']['device']})",
             shown,
             "one device is what most have; real processes are timed for themselves",
         ),
-        _row(
+        compared(
             "synchronisation",
             PAPER["recipe"]["synchronisation"],
             lambda p: str(first(p)["sync"]).upper(),
         ),
-        _row(
+        compared(
             "model-update factor",
             PAPER["recipe"]["update_factor"],
             lambda p: factors.get(first(p)["factor"], str(first(p)["factor"])),
         ),
-        _row("merge rule", SILENT, merge, "that of the authors' later public code"),
-        _row(
+        compared("merge rule", NOT_STATED, merge, "that of the authors' later public code"),
+        compared(
             "momentum after a pull",
-            SILENT,
+            NOT_STATED,
             lambda p: "starts anew",
             "a worker without memory can be replaced, and its share done again to the same bits",
         ),
-        _row(
+        compared(
             "seeds",
-            SILENT,
+            NOT_STATED,
             lambda p: _listed(SEEDS[p]),
             "the paper shows one number a cell; --seeds takes fewer or more",
         ),
-        _row(
+        compared(
             "framework",
             PAPER["recipe"]["framework"],
             lambda p: "PyTorch",
@@ -310,57 +303,57 @@ def _of_imagenet() -> list[dict[str, str]]:
         return lambda p: _listed([round(v * IMAGENET_SCALE[p][key]) for v in values])
 
     return [
-        _row(
+        compared(
             "ImageNet: model",
             PAPER["recipe"]["model"],
             lambda p: _model(IMAGENET_SCALE[p]["model"]),
             _SMALLER,
         ),
-        _row(
+        compared(
             "ImageNet: samples of an epoch",
             f"{PAPER['imagenet_samples']:,}",
             only(lambda c: f"{c['sub_stages'][0]['plan']['samples']:,}"),
             why,
         ),
-        _row(
+        compared(
             "ImageNet: test samples",
             f"{PAPER['recipe']['imagenet_test_samples']:,}",
             only(lambda c: f"{c['test_samples']:,}"),
             why,
         ),
-        _row(
+        compared(
             "ImageNet: epochs and rates",
             _stages(PAPER["table9"]["stages"]),
             only(lambda c: _stages(c["stages"])),
             why,
         ),
-        _row(
+        compared(
             "ImageNet: resolutions",
             _listed(table["resolutions"]),
             at_scale(table["resolutions"], "pixels"),
             _SMALLER,
         ),
-        _row(
+        compared(
             "ImageNet: B_L",
             _listed(table["large_batches"]),
             at_scale(table["large_batches"], "batches"),
             _SMALLER,
         ),
-        _row(
+        compared(
             "ImageNet: dropout",
             _listed(PAPER["table9"]["dropouts"]),
             only(lambda c: _listed([entry["dropout"] for entry in c["sub_stages"]])),
             why,
         ),
-        _row(
+        compared(
             "ImageNet: precision",
             PAPER["recipe"]["imagenet_precision"],
             lambda p: _precision(IMAGENET_SCALE[p]["compute"]),
             "bfloat16 needs no scaling of the loss; a CPU gains nothing by it",
         ),
-        _row(
+        compared(
             "ImageNet: augmentation",
-            SILENT,
+            NOT_STATED,
             only(_augmented),
             "as on CIFAR, the shift in proportion; elsewhere nothing is trained",
         ),
@@ -375,13 +368,13 @@ def _of_memory() -> list[dict[str, str]]:
         return f"{config['limit_bytes'] / 2**30:g} GiB"
 
     return [
-        _row(
+        compared(
             "Figure 13: limit of memory",
             f"{PAPER['figure13']['device_bytes'] / 1e9:g} GB",
             limit,
             "a card sold as 24 GB has 24 GiB; quick's models are too small for a limit to bind",
         ),
-        _row(
+        compared(
             "Figure 13: batch sizes",
             _listed(PAPER["figure13"]["batch_sizes"]),
             lambda p: _listed(memory(p, CIFAR).config["batch_sizes"]),

@@ -1,6 +1,6 @@
-"""Is the time of a batch a line of its size, and do the equations then give the paper's plans?
+"""Is the time of a batch a line of its size, and does it predict epochs and workers' shares?
 
-Figures 3 and 4 and Table 4 are of times; Tables 2 and 6 are what equations 4 to 8 make of them.
+Figures 3 and 4 and Table 4; what equations 4 to 8 make of such times is in `plans`.
 """
 
 import math
@@ -21,16 +21,12 @@ from repro.experiments.design import (
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     PAPER,
-    PARTS,
-    WORKERS,
     coefficients,
     config_of,
     facts,
     frameworks,
     measured,
     published_times,
-    solved,
-    solved_rows,
     step_times,
     workers,
 )
@@ -48,7 +44,6 @@ from repro.experiments.judging import (
     Part,
     Spread,
     Verdict,
-    certain,
     combine,
     direction,
     equivalence,
@@ -62,7 +57,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ERROR_PERCENT = PAPER["claims"]["time_error"]  # the largest of Table 4, "accurate enough"
-ROUNDED = 6e-4  # a factor with three digits is one of this distance
 ALL_SIZES = PAPER["section3_2"]["largest_batch"]  # of the raw measurements, from 1 on
 AUTHORS = "GTX 1080"
 # Sizes, seconds measured at them, and seconds predicted.
@@ -200,7 +194,12 @@ def figure4(results: Results) -> "Figure":
     return draw_fits(panels, "time of an epoch (s)", ("measured", "predicted by equation 2"))
 
 
-def _published(results: Results) -> dict[str, dict[str, Any]]:
+def raw_fits(results: Results) -> dict[str, dict[str, Any]]:
+    """Return the fits to the authors' raw measurements, by framework.
+
+    Raises:
+        NotRun: There are none.
+    """
     found = frameworks(results)
     if not found:
         raise NotRun("the authors' raw data is not at hand")
@@ -239,7 +238,7 @@ def line_published(results: Results, expected: Expectation) -> Verdict:
     return combine(
         [
             equivalence(f"{AUTHORS}, {name}", bend(_single(fit, "per_batch_s")), ERROR_PERCENT)
-            for name, fit in _published(results).items()
+            for name, fit in raw_fits(results).items()
         ]
     )
 
@@ -257,7 +256,7 @@ def _single(fit: Mapping[str, Any], key: str) -> dict[int, list[float]]:
 )
 def predictable(results: Results, expected: Expectation) -> Verdict:
     """Judge the median error of equation 2 over all batch sizes."""
-    found = _published(results)
+    found = raw_fits(results)
     errors = {name: fit["median_error"] for name, fit in found.items()}
     told = "; ".join(
         f"{name}: median {100 * fit['median_error']:.1f} %, largest "
@@ -308,7 +307,7 @@ def falls_published(results: Results, expected: Expectation) -> Verdict:
                 doubling(_single(fit, "epoch_s")),
                 sign=expected.sign,
             )
-            for name, fit in _published(results).items()
+            for name, fit in raw_fits(results).items()
         ]
     )
 
@@ -352,7 +351,7 @@ def equation2(results: Results, expected: Expectation) -> Verdict:
 )
 def equation2_published(results: Results, expected: Expectation) -> Verdict:
     """Judge the largest error of all batch sizes."""
-    fit = _published(results)["TensorFlow"]
+    fit = raw_fits(results)["TensorFlow"]
     own = 100 * max(abs(value) for value in fit["plan_errors"].values())
     gap = exactly(100 * fit["largest_error"], unit="%", digits=1)
     word, told = equivalence("the largest error", gap, ERROR_PERCENT)
@@ -466,178 +465,4 @@ TABLE4 = Exhibit(
         facts,
     ),
     claims=(shares_predicted,),
-)
-
-
-def table2(results: Results) -> list[dict[str, Any]]:
-    """Return batch sizes and shares, solved."""
-    ours = {(row["k"], row["n_small"]): row for row in solved_rows(results, "table2")}
-    raw = frameworks(results).get("TensorFlow", {}).get("table2", [])
-    found = []
-    for number, paper in enumerate(PAPER["table2"]["rows"]):
-        own = ours.get((paper["k"], paper["n_small"]), {})
-        both = paper["n_small"] < WORKERS
-        found.append(
-            {
-                "k": f"{paper['k']:.2f}",
-                "(n_S, n_L)": workers(paper["n_small"]),
-                "B_S, paper": paper["small_batch"],
-                "B_S": own.get("small_batch"),
-                "d_S, paper": paper["small_samples"],
-                "d_S": own.get("small_samples"),
-                "d_L, paper": paper.get("large_samples"),
-                "d_L": own.get("large_samples") if both else None,
-                "d_S/d_L, paper": f"{paper['factor']:.3f}" if both else None,
-                "d_S/d_L": f"{own['factor']:.3f}" if both and own else None,
-                "B_S, raw data": raw[number] if raw else None,
-            }
-        )
-    return found
-
-
-Pairs = dict[str, list[tuple[float, float]]]  # by quantity: ours and the paper's
-QUANTITIES = {"small_batch": "B_S", "small_samples": "d_S", "large_samples": "d_L"}
-
-
-def _all_equal(pairs: Pairs) -> Verdict:
-    """Judge each quantity: to the last digit, but a factor as rounded."""
-    parts = []
-    for name, values in pairs.items():
-        allowed = ROUNDED if name == "d_S/d_L" else 0
-        wrong = [f"{own:g} for {paper:g}" for own, paper in values if abs(own - paper) > allowed]
-        told = f"{name}: {len(values) - len(wrong)} of {len(values)}"
-        parts.append(certain(f"{told}{f' (not {wrong[0]})' if wrong else ''}", not wrong))
-    return combine(parts)
-
-
-@claim(
-    "equations",
-    "Equations 4 to 8 give the values of Table 2 (with one b / a, chosen to give them)",
-    "Table 2",
-    kind="arithmetic",
-)
-def equations_table2(results: Results, expected: Expectation) -> Verdict:
-    """Judge every batch size, share and factor."""
-    ours = {(row["k"], row["n_small"]): row for row in solved_rows(results, "table2")}
-    pairs: Pairs = {}
-    for paper in PAPER["table2"]["rows"]:
-        own = ours.get((paper["k"], paper["n_small"]))
-        if own is None:
-            raise NotRun("no records")
-        for key, name in (*QUANTITIES.items(), ("factor", "d_S/d_L")):
-            if key in paper:
-                pairs.setdefault(name, []).append((own[key], paper[key]))
-    return _all_equal(pairs)
-
-
-@claim(
-    "raw_plan",
-    "The authors' raw measurements lead to Table 2's batch sizes (our question, not the paper's)",
-    "none",
-    kind="arithmetic",
-)
-def raw_plan(results: Results, expected: Expectation) -> Verdict:
-    """Judge the batch sizes solved with the line through TensorFlow's times."""
-    solved_raw = _published(results)["TensorFlow"]["table2"]
-    paper = [row["small_batch"] for row in PAPER["table2"]["rows"]]
-    pairs = list(zip(solved_raw, paper, strict=True))
-    farthest = max(abs(own / other - 1) for own, other in pairs)
-    told = ", ".join(f"{own} for {other}" for own, other in pairs)
-    same = all(own == other for own, other in pairs)
-    return combine([certain(f"{told}; at most {100 * farthest:.1f} % off", same)])
-
-
-TABLE2 = Exhibit(
-    runs=lambda profile, chosen: [solved("table2"), *published_times(chosen)],
-    table=table2,
-    caption=caption(
-        f"B_L = {PAPER['table2']['large_batch']}, {PAPER['cifar_samples']:,} samples, "
-        f"{WORKERS} workers. The last column solves with a and b fitted to the authors' raw "
-        "measurements in TensorFlow, where they are at hand, and so knows nothing of the table.",
-        facts,
-    ),
-    claims=(equations_table2, raw_plan),
-)
-
-
-def table6(results: Results) -> list[dict[str, Any]]:
-    """Return batch sizes at every resolution, solved."""
-    found = []
-    for role, name in PARTS.items():
-        part = PAPER["table6"][name]
-        sides = part["resolutions"]
-        label = f"{role}-100" if role == CIFAR else role
-        for n_small in range(WORKERS + 1):
-            own = [
-                row
-                for row in solved_rows(results, "table6")
-                if row["n_small"] == n_small and row["resolution"] in sides
-            ]
-            paper = part["small_batches"][n_small - 1] if n_small else []
-            given = part["small_samples"][n_small - 1] if n_small else part["baseline_samples"]
-            told = DASH
-            if own:
-                small, large = own[0]["small_samples"], own[0]["large_samples"]
-                told = _two_shares(n_small, small or large, large)
-            found.append(
-                {
-                    "data": f"{label}, {', '.join(map(str, sides))} px",
-                    "n_S": n_small,
-                    "B_L": listed(part["large_batches"]),
-                    "B_S, paper": listed(paper) if paper else DASH,
-                    "B_S": listed([row["small_batch"] for row in own]) if n_small else DASH,
-                    "d_S, d_L, paper": _two_shares(n_small, given, part["large_samples"]),
-                    "d_S, d_L": told,
-                }
-            )
-    return found
-
-
-def listed(values: Sequence[int]) -> str:
-    """Return numbers as a list in words."""
-    return ", ".join(f"{value:,}" for value in values)
-
-
-def _two_shares(n_small: int, own: int, large: int) -> str:
-    if n_small == 0:
-        return f"–, {own:,}"
-    return f"{own:,}, {large:,}" if n_small < WORKERS else f"{own:,}, –"
-
-
-@claim(
-    "equations",
-    "Equations 4 to 8 give the values of Table 6 (with one b / a for each B_L, chosen to give "
-    "its four B_S)",
-    "Table 6",
-    kind="arithmetic",
-)
-def equations_table6(results: Results, expected: Expectation) -> Verdict:
-    """Judge every batch size and share."""
-    ours = {(row["resolution"], row["n_small"]): row for row in solved_rows(results, "table6")}
-    pairs: Pairs = {}
-    for role, name in PARTS.items():
-        part = PAPER["table6"][name]
-        for place, side in enumerate(part["resolutions"]):
-            for n_small in range(WORKERS + 1):
-                if (side, n_small) not in ours:
-                    raise NotRun("no records")
-                paper = {"large_samples": part["large_samples"]}
-                if n_small == 0:
-                    paper = {"large_samples": part["baseline_samples"]}
-                else:
-                    paper["small_batch"] = part["small_batches"][n_small - 1][place]
-                    paper["small_samples"] = part["small_samples"][n_small - 1]
-                if n_small == WORKERS:
-                    del paper["large_samples"]
-                for key, value in paper.items():
-                    quantity = f"{role}, {QUANTITIES[key]}"
-                    pairs.setdefault(quantity, []).append((ours[side, n_small][key], value))
-    return _all_equal(pairs)
-
-
-TABLE6 = Exhibit(
-    runs=lambda profile, chosen: [solved("table6")],
-    table=table6,
-    caption=caption(f"k = {PAPER['table6']['k']:g}, {WORKERS} workers.", facts),
-    claims=(equations_table6,),
 )

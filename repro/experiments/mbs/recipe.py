@@ -14,9 +14,8 @@ from repro.experiments.mbs.settings import (
     ROLES,
     SMALL_BATCH,
 )
+from repro.experiments.recipes import NOT_STATED, compared
 
-NOT_STATED = "not stated"
-PROFILES = {"paper profile": "paper", "gpu": "gpu", "quick": "quick"}
 _MODELS = {
     "ResNet-50": "of a repository for CIFAR: stem of 3×3, stride 1, no pooling",
     "ResNet-101": "of the same repository",
@@ -35,11 +34,6 @@ def recipe() -> list[dict[str, str]]:
     return [row for role in ROLES for row in _of_role(role)] + _of_all()
 
 
-def _row(item: str, paper: str, ours: Callable[[str], str], why: str) -> dict[str, str]:
-    values = {column: ours(profile) for column, profile in PROFILES.items()}
-    return {"item": item, "paper": paper, **values, "why they differ": why}
-
-
 def _config(profile: str, role: str) -> Mapping[str, Any]:
     chosen = {task: names[0] for task, names in DATASETS[profile].items()}
     initial = PAPER["table2"][role]["mini_batch"]
@@ -48,7 +42,7 @@ def _config(profile: str, role: str) -> Mapping[str, Any]:
 
 def _of_role(role: str) -> list[dict[str, str]]:
     def add(item: str, paper: str, ours: Callable[[Mapping[str, Any]], str], why: str) -> None:
-        rows.append(_row(f"{role}: {item}", paper, lambda p: ours(_config(p, role)), why))
+        rows.append(compared(f"{role}: {item}", paper, lambda p: ours(_config(p, role)), why))
 
     rows: list[dict[str, str]] = []
     data = "Carvana" if role == "U-Net" else "Flowers-102"
@@ -85,7 +79,7 @@ def _of_role(role: str) -> list[dict[str, str]]:
         f"paper's times. Others: {_SMALL}, gpu 25 minutes",
     )
     rows.append(
-        _row(
+        compared(
             f"{role}: mini-batches with MBS",
             ", ".join(str(row["mini_batch"]) for row in settings.paper_rows(role)),
             lambda profile: ", ".join(map(str, MINI_BATCHES[profile][role])),
@@ -101,28 +95,30 @@ def _of_all() -> list[dict[str, str]]:
         return f"{found / 2**30:g} GiB (SIMULATED)" if found else "between the needs of two sizes"
 
     return [
-        _row("memory", PAPER["device"], limit, "on a CPU a budget over live tensors (SIMULATED)"),
-        _row(
+        compared(
+            "memory", PAPER["device"], limit, "on a CPU a budget over live tensors (SIMULATED)"
+        ),
+        compared(
             "micro-batch",
             "half the initial mini-batch; above it the largest that fits",
             lambda _: "the same",
             "",
         ),
-        _row(
+        compared(
             "Table 1: mini-batches",
             f"not legible, {LARGE_BATCH}",
             lambda profile: f"{SMALL_BATCH[profile]}, {LARGE_BATCH}",
             "2 is assumed; the shorter profiles spare themselves so small a mini-batch",
         ),
-        _row("seeds", "3", lambda profile: str(len(SEEDS[profile])), ""),
-        _row(
+        compared("seeds", "3", lambda profile: str(len(SEEDS[profile])), ""),
+        compared(
             "IoU",
             NOT_STATED,
             lambda _: "all pixels of all test images pooled",
             "a mean over images weighs small cars more",
         ),
-        _row("BatchNorm", "sees micro-batches", lambda _: "the same", ""),
-        _row("time of an epoch", "mean", lambda _: "median of all but the first", "noise"),
+        compared("BatchNorm", "sees micro-batches", lambda _: "the same", ""),
+        compared("time of an epoch", "mean", lambda _: "median of all but the first", "noise"),
     ]
 
 

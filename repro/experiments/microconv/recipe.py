@@ -1,7 +1,5 @@
 """The paper's recipe beside ours, item by item, computed from `settings`."""
 
-from collections.abc import Callable
-
 from repro.experiments.microconv.settings import (
     ALGORITHMS,
     BATCHES,
@@ -13,8 +11,8 @@ from repro.experiments.microconv.settings import (
     SETTINGS,
     policies,
 )
+from repro.experiments.recipes import compared
 
-PROFILES = {"paper profile": "paper", "gpu": "gpu", "quick": "quick"}
 _SMALL = "two cores have five minutes"
 
 
@@ -25,7 +23,7 @@ def recipe() -> list[dict[str, str]]:
         Rows with the columns item, paper, paper profile, gpu, quick, why they differ.
     """
     rows = [
-        _row(
+        compared(
             f"{role}: mini-batch, image side",
             f"{BATCHES[role]}, {NETWORKS['paper'][role]['image']}",
             lambda p, role=role: (  # type: ignore[misc]
@@ -38,9 +36,9 @@ def recipe() -> list[dict[str, str]]:
     limits = ", ".join(f"{limit} MiB" for limit in LIMITS_MIB)
     return [
         *rows,
-        _row("AlexNet's conv2: mini-batch", "256", lambda p: str(CONV2_BATCH[p]), _SMALL),
-        _row("workspace of each kernel", limits, lambda _: limits, ""),
-        _row(
+        compared("AlexNet's conv2: mini-batch", "256", lambda p: str(CONV2_BATCH[p]), _SMALL),
+        compared("workspace of each kernel", limits, lambda _: limits, ""),
+        compared(
             "policies",
             "undivided, powerOfTwo, all",
             lambda p: ", ".join(
@@ -48,22 +46,17 @@ def recipe() -> list[dict[str, str]]:
             ),
             "all measures every size: minutes for the large networks",
         ),
-        _row(
+        compared(
             "algorithms",
             "cuDNN 6.0 and 7.1",
             lambda p: ", ".join(ALGORITHMS[p]),
             "cuDNN needs its device; NNPACK has algorithms with explicit workspace on a CPU",
         ),
-        _row(
+        compared(
             "numbers",
             "float32",
             lambda p: ", ".join(SETTINGS[p]),
             "today's devices round float32 products (TF32) by default; both are measured",
         ),
-        _row("repeats", "50", lambda p: f"median of {REPEATS[p]}", _SMALL),
+        compared("repeats", "50", lambda p: f"median of {REPEATS[p]}", _SMALL),
     ]
-
-
-def _row(item: str, paper: str, ours: Callable[[str], str], why: str) -> dict[str, str]:
-    values = {column: ours(profile) for column, profile in PROFILES.items()}
-    return {"item": item, "paper": paper, **values, "why they differ": why}

@@ -1,7 +1,5 @@
 """The paper's recipe beside ours, item by item, computed from `settings`."""
 
-from collections.abc import Callable
-
 from repro.experiments.outofcore.settings import (
     BATCHES,
     GROWING,
@@ -12,9 +10,8 @@ from repro.experiments.outofcore.settings import (
     ROLES,
     THREADS,
 )
+from repro.experiments.recipes import NOT_STATED, compared
 
-NOT_STATED = "not stated"
-PROFILES = {"paper profile": "paper", "gpu": "gpu", "quick": "quick"}
 _SMALL = "two cores have five minutes"
 _SIDES = {"Pix2PixHD": "512×1024", "DeepLabv3+": "513×513"}
 
@@ -26,8 +23,8 @@ def recipe() -> list[dict[str, str]]:
         Rows with the columns item, paper, paper profile, gpu, quick, why they differ.
     """
     rows = [
-        _row("device", PAPER["device"], lambda _: "the machine's", "Table 1 is SIMULATED, too"),
-        _row(
+        compared("device", PAPER["device"], lambda _: "the machine's", "Table 1 is SIMULATED, too"),
+        compared(
             "memory",
             f"{PAPER['limit_gib']} GiB",
             lambda p: (
@@ -41,7 +38,7 @@ def recipe() -> list[dict[str, str]]:
     for role in ROLES:
         height, width = MODELS["paper"][role]["image"]
         rows.append(
-            _row(
+            compared(
                 f"{role}: network and image",
                 f"{role}, {_SIDES.get(role, f'{height}×{width}')}",
                 lambda p, role=role: _network(p, role),  # type: ignore[misc]
@@ -52,7 +49,7 @@ def recipe() -> list[dict[str, str]]:
         )
         batches = BATCHES if role == RESNET else {p: own[role] for p, own in GROWING.items()}
         rows.append(
-            _row(
+            compared(
                 f"{role}: batch sizes",
                 ", ".join(map(str, PAPER["table1"]["batches"])) if role == RESNET else "drawn",
                 lambda p, batches=batches: ", ".join(map(str, batches[p])),  # type: ignore[misc]
@@ -60,9 +57,9 @@ def recipe() -> list[dict[str, str]]:
             )
         )
     rows += [
-        _row("data", NOT_STATED, lambda _: "SYNTHETIC", "only speed and memory are looked at"),
-        _row("iterations averaged", "100", lambda p: f"median of {REPEATS[p]}", _SMALL),
-        _row(
+        compared("data", NOT_STATED, lambda _: "SYNTHETIC", "only speed and memory are looked at"),
+        compared("iterations averaged", "100", lambda p: f"median of {REPEATS[p]}", _SMALL),
+        compared(
             "threads",
             NOT_STATED,
             lambda p: str(THREADS[p] or "all"),
@@ -70,11 +67,6 @@ def recipe() -> list[dict[str, str]]:
         ),
     ]
     return rows
-
-
-def _row(item: str, paper: str, ours: Callable[[str], str], why: str) -> dict[str, str]:
-    values = {column: ours(profile) for column, profile in PROFILES.items()}
-    return {"item": item, "paper": paper, **values, "why they differ": why}
 
 
 def _network(profile: str, role: str) -> str:
