@@ -76,16 +76,16 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 	@$(REPRO) run $* $(RUN_FLAGS) && \
 	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
 
-# Two at a time, long ones first: each takes one core, most of the time.
+# Long ones first, one more than cores, since some wait for processes that they start.
 UNIT := unit-methods unit-experiments unit-rest unit-device
 METHODS := $(PAPERS:%=tests/%)
 SHORT := not gpu and not exhaustive
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
-	@$(MAKE) --no-print-directory -j2 --output-sync=target unit-methods unit-experiments smoke \
+	@$(MAKE) --no-print-directory -j3 --output-sync=target unit-methods unit-experiments smoke \
 		unit-rest unit-device nbval
 
 unit: $(STAMP)  ## unit tests alone
-	@$(MAKE) --no-print-directory -j2 --output-sync=target $(UNIT)
+	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
 
 unit-experiments: $(STAMP)
 	@$(BIN)/python -m pytest -m "$(SHORT)" tests/experiments

@@ -269,6 +269,7 @@ class TestFailures:
         # failed stay, with the server's name, and no other run starts (ActorAlreadyExistsError).
         wait_until_gone()
 
+    @pytest.mark.exhaustive
     def test_an_exception_of_the_model_function(self, clean):
         driver = os.getpid()
 
@@ -280,6 +281,7 @@ class TestFailures:
         with pytest.raises((OwnError, ClusterError), match=r"of a model function"):
             train(make_plan(1, 1), engine="ray", model_fn=model_fn, worker_restarts=0)
 
+    @pytest.mark.exhaustive
     def test_a_loss_that_is_not_finite(self, clean, tmp_path):
         plan, told, path = make_plan(1, 1), [], tmp_path / "training.pt"
         seen = []  # each process has its own
@@ -304,6 +306,7 @@ class TestFailures:
         state = load_checkpoint(path)["server"]["state"]
         assert all(tensor.isfinite().all() for tensor in state.values())
 
+    @pytest.mark.exhaustive
     def test_a_share_that_is_not_whole(self, clean):
         def data(share):
             yield from list(slow_data(share))[:-1]

@@ -71,6 +71,7 @@ def test_an_operation_takes_the_longer_of_computing_and_moving():
 
 
 class TestRuns:
+    @pytest.mark.exhaustive
     def test_resnet101_fits_the_papers_card_as_in_the_paper(self):
         paper = load_paper("mbs")
         found = [

@@ -41,6 +41,7 @@ _SMALL: dict[str, dict[str, Any]] = {
 }
 _TINY = _SMALL | {
     "ResNet-101": {"name": "resnet_cifar", "depth": 8, "width": 4},
+    "AmoebaNet-D": {"name": "amoebanet_d", "num_layers": 3, "num_filters": 8},
     "U-Net": {"name": "unet", "width": 2, "depth": 2},
 }
 MODELS = {"smoke": _TINY, "quick": _SMALL, "gpu": _PUBLISHED, "paper": _PUBLISHED}
