@@ -248,7 +248,8 @@ def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
 
     Args:
         runs: A plan.
-        choices: Keys and values, as text; several of one key admit any of them.
+        choices: Keys, or ``OUTER.INNER``, and values, as text; several of one key admit any of
+            them.
 
     Raises:
         UsageError: No run has that key, or that value of it.
@@ -256,14 +257,33 @@ def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
     kept = list(runs)
     for key in dict.fromkeys(key for key, _ in choices):
         wanted = [value for name, value in choices if name == key]
-        present_ = {_text(run.config[key]) for run in runs if key in run.config}
+        present_ = {_text(value_of(run, key)) for run in runs if value_of(run, key) is not ...}
         for value in wanted:
             if value not in present_:
                 known = ", ".join(sorted(present_, key=_naturally))
                 advice = f"choose among {known}" if known else _keys_advice(runs)
                 raise UsageError(f"no run of the plan has {key}={value}; {advice}")
-        kept = [run for run in kept if key in run.config and _text(run.config[key]) in wanted]
+        kept = [
+            run
+            for run in kept
+            if value_of(run, key) is not ... and _text(value_of(run, key)) in wanted
+        ]
     return kept
+
+
+def value_of(run: Run, key: str) -> Any:
+    """Return what a configuration has under a key, or ``OUTER.INNER``; ``...`` for nothing."""
+    found: Any = run.config
+    for part in key.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return ...
+        found = found[part]
+    return found
+
+
+def _with(config: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
+    outer, dot, inner = key.partition(".")
+    return {**config, outer: _with(config[outer], inner, value) if dot else value}
 
 
 def with_changes(paper: Paper, runs: Sequence[Run], choices: Choices) -> list[Run]:
@@ -277,14 +297,15 @@ def changed_runs(paper: Paper, runs: Sequence[Run], choices: Choices) -> dict[Ru
     Args:
         paper: Says which values some keys may have.
         runs: A plan.
-        choices: Keys and values, as text; a value is read as JSON where it is such.
+        choices: Keys, or ``OUTER.INNER``, and values, as text; a value is read as JSON where it is
+            such.
 
     Raises:
         UsageError: No run has that key, the value is of another type, or not allowed.
     """
     changed = {run: run for run in runs}
     for key, text in choices:
-        present_ = [run.config[key] for run in runs if _is_plain(run.config.get(key, ...))]
+        present_ = [value for run in runs if _is_plain(value := value_of(run, key))]
         if not present_:
             raise UsageError(f"no run of the plan has a {key!r} to set; {_keys_advice(runs)}")
         if sum(key == other for other, _ in choices) > 1:
@@ -304,8 +325,8 @@ def changed_runs(paper: Paper, runs: Sequence[Run], choices: Choices) -> dict[Ru
         if isinstance(value, int | float) and not isinstance(value, bool):
             _check_number(key, value, present_)
         for run, now in changed.items():
-            if _is_plain(now.config.get(key, ...)):
-                changed[run] = replace(now, config=now.config | {key: value})
+            if _is_plain(value_of(now, key)):
+                changed[run] = replace(now, config=_with(now.config, key, value))
     return changed
 
 
@@ -324,8 +345,8 @@ def _texts(paper: Paper, key: str) -> set[str]:
     for profile in COMPUTING_PROFILES:
         chosen = {task: names[-1] for task, names in paper.datasets[profile].items()}
         for run in plan(paper, paper.artefacts.values(), profile, chosen):
-            if isinstance(run.config.get(key), str):
-                found.add(run.config[key])
+            if isinstance(value := value_of(run, key), str):
+                found.add(value)
     return found
 
 

@@ -95,9 +95,18 @@ def imagined() -> Iterator[None]:
     Whoever asks one for a number, such as a loss for whether it is finite, gets 1.
     """
 
-    def to(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         # torch's own swaps tensors, which those that have no content refuse. All lie on one device,
         # and a layout changes no size.
+        _, kind, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if kind is not None:
+            for part in module.modules():
+                for name, own in part._parameters.items():
+                    if own is not None and own.is_floating_point():
+                        part._parameters[name] = nn.Parameter(own.to(kind), own.requires_grad)
+                for name, buffer in part._buffers.items():
+                    if buffer is not None and buffer.is_floating_point():
+                        part._buffers[name] = buffer.to(kind)
         return module
 
     with FakeTensorMode(), _Ones(), mock.patch.object(nn.Module, "to", to):

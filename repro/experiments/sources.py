@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from repro.experiments.arguments import Choices, default_profile, with_changes
+from repro.experiments.arguments import Choices, default_profile, value_of, with_changes
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results, UsageError
 from repro.experiments.running import is_current
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
@@ -162,7 +162,7 @@ def _of_profile(
         runs = artefact.runs(profile, dict(zip(tasks, names_, strict=True)))
         if changes:
             # An artefact without the key is shown as it is.
-            held = [(k, v) for k, v in changes if any(k in run.config for run in runs)]
+            held = [(k, v) for k, v in changes if any(value_of(run, k) is not ... for run in runs)]
             runs = with_changes(paper, runs, held)
         candidates.append(
             Results(runs, seeds, records, lambda record: is_current(paper, record), profile)

@@ -125,7 +125,7 @@ class TestThePapersProfile:
         chosen = {"classification": "flowers102", "segmentation": "carvana"}
         configs = {}
         for run in all_runs("paper", chosen):
-            if run.config["resolution"] == "high":
+            if run.config["resolution"] == "high" and run.experiment == "train":
                 configs[run.config["role"]] = run.config
         assert configs["ResNet-50"]["model"] == {"name": "resnet50"}
         assert configs["ResNet-101"]["model"] == {"name": "resnet101"}

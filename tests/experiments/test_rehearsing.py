@@ -18,6 +18,16 @@ from repro.training import plain_step
 OWN = {"classification": "flowers102", "segmentation": "carvana"}
 
 
+# What has no model on a device: arithmetic, simulations, kernels, processes on CPUs.
+COMPUTED = {
+    "mbs": {"foretell"},
+    "dualbatch": {"published", "schemes", "solve"},
+    "adaptive": {"parallel"},
+    "outofcore": {"simulated", "reach"},
+    "microconv": {"candidates", "deepbench", "cluster", "solver"},
+}
+
+
 def toy_step(count):
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -88,6 +98,24 @@ class TestRuns:
         (run,) = [settings.training("paper", "ResNet-50", OWN, 16, None, True)]
         assert rehearse(load_paper("mbs"), run).data == "6,551 images of 32×32"
 
+    def test_gradients_are_those_of_one_card_in_float64(self):
+        paper = load_paper("mbs")
+        for profile in ("gpu", "paper"):
+            found = rehearse(paper, settings.gradient_errors(profile, "ResNet-50", OWN))
+            single = rehearse(paper, settings.normalised_training(profile, OWN, None))
+            assert found.limit_bytes is single.limit_bytes is None
+            # Twice the bytes, but no optimizer's.
+            assert 1.8 < found.peak_bytes / single.peak_bytes < 2.1
+            assert found.peak_bytes < DEVICES["A100"].memory_bytes
+
+    def test_low_precision_is_of_all_parameters_and_buffers(self):
+        with imagined():
+            model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).to("cpu", torch.bfloat16)
+            kinds = {name: value.dtype for name, value in model.state_dict().items()}
+            assert kinds.pop("1.num_batches_tracked") == torch.int64
+            assert set(kinds.values()) == {torch.bfloat16}
+            model(torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)).sum().backward()
+
     def test_a_recipe_that_cannot_start_fails(self):
         paper = load_paper("mbs")
         run = settings.training("paper", "U-Net", OWN, 16, None, True)
@@ -105,15 +133,14 @@ class TestRuns:
         paper, runs = runs_of(key, profile)
         found = [(run, rehearse(paper, run)) for run in runs]
         trained = [(run, one) for run, one in found if one is not None]
-        built = {run for run, _ in trained}
-        kinds = ("train", "variant")
-        assert built and all(run in built for run in runs if run.experiment in kinds)
+        others = {run.experiment for run, one in found if one is None}
+        assert trained and others == COMPUTED[key]
         for run, one in trained:
             assert one.expected is None or one.fits == one.expected, (
                 str(run),
                 one.peak_bytes / GIB,
             )
-            assert 0 < one.seconds(DEVICES["H100"]) < 100 * 24 * 3600, str(run)
+            assert 0 < one.seconds(DEVICES["H100"]) < 100 * 24 * 3600 or not one.epochs, str(run)
 
 
 def test_the_command_computes_nothing(tmp_path, monkeypatch, capsys):

@@ -545,6 +545,16 @@ class TestArguments:
         )
         assert (seeded.config, seeded.seeds, seeded.label) == ({"lr": 1}, (7,), "mine")
 
+    def test_what_lies_deeper_is_named_with_its_outer_key(self, toy):
+        runs = [Run("train", {"data": {"split": side, "name": "d"}}) for side in ("a", "b")]
+        assert arguments.only(runs, [("data.split", "b")]) == runs[1:]
+        changed = arguments.with_changes(toy.paper, runs, [("data.split", "b")])
+        assert [run.config for run in changed] == [runs[1].config]
+        assert runs[0].config["data"]["split"] == "a"
+        for key in ("data.side", "data", "name", "data.split.a"):
+            with pytest.raises(UsageError, match=f"no run of the plan has a {key!r} to set"):
+                arguments.with_changes(toy.paper, runs, [(key, "b")])
+
     @pytest.mark.parametrize(
         ("choice", "advice"),
         [

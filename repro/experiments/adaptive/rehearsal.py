@@ -19,12 +19,14 @@ def rehearse(run: Run) -> Rehearsal | None:
     Which epochs have which size is found in the training: its time is that of all epochs at the
     first size, an upper bound.
     """
-    if run.experiment not in TRAININGS:
-        return None
+    if run.experiment not in (*TRAININGS, "norms"):
+        return None  # processes of their own time random numbers
     config = run.config
     own = config["controller"]
-    text, samples, epochs = json.dumps(config), config["train_samples"], config["epochs"]
-    found = [_first_steps(text, min(n, samples)) for n in {own["batch"], _largest(own)}]
+    text, samples = json.dumps(config), config["train_samples"]
+    epochs = config["epochs"] if run.experiment in TRAININGS else max(config["after"])
+    largest = max([_largest(own), *config.get("sizes", ())])
+    found = [_first_steps(text, min(n, samples)) for n in {own["batch"], largest}]
     model, data, _, work = _first_steps(text, min(own["batch"], samples))
     return Rehearsal(
         model,

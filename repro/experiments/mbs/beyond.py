@@ -1,6 +1,7 @@
 """Do mini-batches beyond memory train, do they pay, and what do they cost? (Tables 4 and 5)"""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from repro.experiments.design import (
     one_machine,
 )
 from repro.experiments.judging import (
+    Gap,
     NotRun,
     Part,
     Spread,
@@ -42,6 +44,7 @@ from repro.experiments.mbs.settings import (
     best,
     epoch_times,
     facts,
+    micro_batch_of,
     overhead,
     pairs,
     paper_rows,
@@ -55,8 +58,6 @@ if TYPE_CHECKING:
 
     from repro.plots import Point
 
-# The largest that section 4.3.3 gives.
-OVERHEAD_PERCENT = max(max(sizes.values()) for sizes in PAPER["overhead_percent"].values())
 LEAST_PERCENT = 1.0  # what repeated timings tell apart, where the paper's own overhead is less
 
 
@@ -69,7 +70,13 @@ def runs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
 def table(results: Results, name: str) -> list[dict[str, Any]]:
     """Return a row per model, mini-batch size and way of training."""
     rows = []
-    for row, streamed in itertools.product(PAPER[name], (False, True)):
+    whole = [
+        {"model": role, "mini_batch": size, "micro_batch": micro_batch_of(role, size)}
+        for role, size in _beyond_the_papers(results, name)
+    ]
+    for row, streamed in itertools.product([*PAPER[name], *whole], (False, True)):
+        if streamed is False and row in whole:
+            continue  # which the paper has no row for, and nobody tries undivided
         found = trainings(results, row["model"], row["mini_batch"], streamed)
         values = best(found)
         way = "with" if streamed else "without"
@@ -80,11 +87,11 @@ def table(results: Results, name: str) -> list[dict[str, Any]]:
                 "mini-batch": row["mini_batch"],
                 "μ-batch": row["micro_batch"] if streamed else DASH,
                 "MBS": way,
-                "paper (%)": mean_std(paper),
+                "paper (%)": DASH if row in whole else mean_std(paper),
                 "ours (%)": status_or(found, Summary.of(values).text()),
                 "n": len(values) or len(found),
                 "difference": f"{np.mean(values) - paper[0]:+.2f}" if values and paper else DASH,
-                "paper (s/epoch)": mean_std(row.get(f"time_{way}")),
+                "paper (s/epoch)": DASH if row in whole else mean_std(row.get(f"time_{way}")),
                 "ours (s/epoch)": status_or(found, Summary.of(epoch_times(found)).text()),
             }
         )
@@ -100,8 +107,9 @@ def figure(results: Results, name: str) -> "Figure":
     ours: dict[str, list[Point]] = {role: [] for role in roles}
     times: dict[str, list[Point]] = {role: [] for role in roles}
     for row in PAPER[name]:
-        role, size = row["model"], row["mini_batch"]
-        paper[role].append((size, *row["with"]))
+        paper[row["model"]].append((row["mini_batch"], *row["with"]))
+    in_the_paper = [(row["model"], row["mini_batch"]) for row in PAPER[name]]
+    for role, size in [*in_the_paper, *_beyond_the_papers(results, name)]:
         found = trainings(results, role, size, True)
         for series, values in ((ours, best(found)), (times, epoch_times(found))):
             if values:
@@ -113,11 +121,22 @@ def figure(results: Results, name: str) -> "Figure":
     return plots.against_mini_batch(panels, [unit, unit, "training time (s/epoch)"], 2 * initial)
 
 
+def _beyond_the_papers(results: Results, name: str) -> list[tuple[str, int]]:
+    """Return models and mini-batches above the paper's rows: all of a training set."""
+    largest = {row["model"]: row["mini_batch"] for row in PAPER[name]}
+    found = {
+        (r.config["role"], r.config["mini_batch"])
+        for r in results.select("train", resolution="high")
+        if r.config["mini_batch"] > largest.get(r.config["role"], math.inf)
+    }
+    return sorted(found)
+
+
 def _streamed(
     results: Results, role: str, values: Callable[..., list[float]] = best
 ) -> dict[int, list[float]]:
-    """Return what the trainings with MBS came to, by mini-batch size."""
-    sizes = sorted({r.config["mini_batch"] for r in results.select("train", role=role)})
+    """Return what the trainings with MBS came to, by mini-batch size of the paper's rows."""
+    sizes = [row["mini_batch"] for row in paper_rows(role)]
     found = {n: values(trainings(results, role, n, True)) for n in sizes}
     return {n: own for n, own in found.items() if own}
 
@@ -152,8 +171,10 @@ def _epoch_times(results: Results, role: str) -> list[Part]:
 
     def judge(size: str) -> Part:
         gap = ratio(times[int(size)], undivided, spread)
-        # The paper's own ratio with its own overhead on top: its very numbers are no slower.
-        allowed = paper[size] * (1 + OVERHEAD_PERCENT / 100) - 1
+        # The paper's own ratio, and on top what section 4.3.3 accepts of this very model: the
+        # paper's numbers are no slower.
+        accepted = max([LEAST_PERCENT, *PAPER["overhead_percent"].get(role, {}).values()])
+        allowed = max(paper[size] * (1 + accepted / 100) - 1, LEAST_PERCENT / 100)
         return equivalence(f"{role}, {size} (paper ×{paper[size]:.2f}):", gap, allowed, side=1)
 
     above = [str(n) for n in times if n > first["mini_batch"]]
@@ -271,6 +292,18 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
         ]
         return combine(each(cases, judge))
 
+    def growth(results: Results, role: str) -> tuple[str, Gap, float]:
+        one_machine(results.ok("train", role=role, resolution="high"))
+        times = _streamed(results, role, epoch_times)
+        initial = PAPER["table2"][role]["mini_batch"]
+        above = sorted(n for n in times if n > initial)
+        if len(above) < 2:
+            raise NotRun("no records")
+        small, large = above[0], above[-1]
+        paper = {r["mini_batch"]: r["time_with"][0] for r in paper_rows(role)}
+        gap = ratio(times[large], times[small], Spread.pooled_logs(times.values()), digits=3)
+        return f"{role}: {large} over {small}", gap, paper[large] / paper[small]
+
     @claim(
         "time_grows",
         "An epoch takes longer with the largest mini-batch than with the smallest that MBS alone "
@@ -279,19 +312,21 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
     )
     def time_grows(results: Results, expected: Expectation) -> Verdict:
         def judge(role: str) -> Part:
-            one_machine(results.ok("train", role=role, resolution="high"))
-            times = _streamed(results, role, epoch_times)
-            initial = PAPER["table2"][role]["mini_batch"]
-            above = sorted(n for n in times if n > initial)
-            if len(above) < 2:
-                raise NotRun("no records")
-            small, large = above[0], above[-1]
-            paper = {r["mini_batch"]: r["time_with"][0] for r in paper_rows(role)}
-            # The whole training set, where it was tried, is beyond the paper's rows.
-            large = max(n for n in above if n in paper)
-            gap = ratio(times[large], times[small], Spread.pooled_logs(times.values()), digits=3)
-            name = f"{role}: {large} over {small}"
-            return direction(name, gap, paper[large] / paper[small], sign=expected.sign)
+            name, gap, paper = growth(results, role)
+            return direction(name, gap, paper, sign=expected.sign)
+
+        return combine(each(roles, judge))
+
+    @claim(
+        "time_little",
+        "An epoch takes but little longer with the largest mini-batch than with the smallest that "
+        "MBS alone can train",
+        "Section 4.3.3",
+    )
+    def time_little(results: Results, expected: Expectation) -> Verdict:
+        def judge(role: str) -> Part:
+            name, gap, paper = growth(results, role)
+            return equivalence(f"{name} (paper ×{paper:.3f})", gap, paper**2 - 1, side=1)
 
         return combine(each(roles, judge))
 
@@ -341,6 +376,7 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
         overhead_sizes,
         epoch_time,
         time_grows,
+        time_little,
         whole_set,
     )
 

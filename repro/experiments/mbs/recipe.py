@@ -40,6 +40,11 @@ def _config(profile: str, role: str) -> Mapping[str, Any]:
     return settings.training(profile, role, chosen, initial, None).config
 
 
+def _hours(role: str) -> str:
+    times = [row["time_with"][0] for row in settings.paper_rows(role)]
+    return f"{100 * min(times) / 3600:.1f} to {100 * max(times) / 3600:.1f}"
+
+
 def _of_role(role: str) -> list[dict[str, str]]:
     def add(item: str, paper: str, ours: Callable[[Mapping[str, Any]], str], why: str) -> None:
         rows.append(compared(f"{role}: {item}", paper, lambda p: ours(_config(p, role)), why))
@@ -53,8 +58,9 @@ def _of_role(role: str) -> list[dict[str, str]]:
         "data",
         f"{data}, no split given",
         lambda c: _options(c["dataset"]),
-        "Flowers-102: 80 % of all 8,189 at random, since the official 1,020 are fewer than a "
-        "mini-batch of 1024 and do not fit the paper's epoch times; Carvana: every fifth car tests",
+        "Flowers-102: 80 % of all 8,189 at random, since the official 1,020 (--set "
+        "dataset.split=official) are fewer than a mini-batch of 1024 and do not fit the paper's "
+        "epoch times; Carvana: every fifth car tests",
     )
     add("image side", f"{side} px", lambda c: f"{settings.side(c)} px", _SMALL)
     add(
@@ -75,8 +81,8 @@ def _of_role(role: str) -> list[dict[str, str]]:
         "samples of an epoch, epochs",
         f"all, {NOT_STATED}",
         lambda c: f"{c['train_samples'] or 'all'}, {c['epochs']}",
-        "100 epochs: half of the footnote's repository's 200; 6.3 to 11 h a training by the "
-        f"paper's times. Others: {_SMALL}, gpu 25 minutes",
+        f"100 epochs: half of the footnote's repository's 200; {_hours(role)} h a training by "
+        f"the paper's times. Others: {_SMALL}, gpu 25 minutes",
     )
     rows.append(
         compared(

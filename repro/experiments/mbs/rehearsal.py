@@ -6,6 +6,8 @@ from functools import cache, partial
 from typing import Any
 from unittest import mock
 
+import torch
+
 from repro.experiments.design import Run
 from repro.experiments.imagining import Work, first_steps, imagined, imagined_data, said
 from repro.experiments.mbs import building
@@ -16,32 +18,54 @@ GREY = ((0.5,) * 3, (0.25,) * 3)  # in the place of statistics of images without
 
 
 def rehearse(run: Run) -> Rehearsal | None:
-    """Rehearse a training; a streamed one with two of its micro-batches for a mini-batch."""
-    if run.experiment != "train":
-        return None
+    """Rehearse a training; a streamed one with two of its micro-batches for a mini-batch.
+
+    Of a measurement the largest step that is sure to be made is built: its time is left out.
+    """
     config = run.config
-    whole, micro = config["mini_batch"], config["micro_batch"]
+    if run.experiment == "foretell":  # which itself computes nothing
+        return None
+    whole, micro = _sizes(run)
     batch = whole if micro is None else min(whole, 2 * micro)
     parts = {name: config[name] for name in ("role", "model", "dataset", "augment", "optimizer")}
+    wide = run.experiment == "gradients"
     model, images, samples, peak, work = _first_steps(
-        json.dumps(parts | {"micro_batch": micro}), batch, config["train_samples"]
+        json.dumps(parts | {"micro_batch": micro, "epochs": config.get("epochs", 1)}),
+        batch,
+        config.get("train_samples"),
+        wide,
     )
     initial = PAPER["table2"][config["role"]]["mini_batch"]
     # Of the lower resolution the paper says nothing.
-    told = config["resolution"] == "high"
+    told = run.experiment == "train" and config["resolution"] == "high"
+    epochs = config.get("epochs", 0)
     return Rehearsal(
         model,
         images,
-        config["epochs"],
-        ((config["epochs"] * samples / batch, work),),
+        epochs,
+        ((epochs * samples / batch, work),),
         peak,
         config.get("limit_bytes"),
         (micro is not None or whole <= initial) if told else None,
     )
 
 
+def _sizes(run: Run) -> tuple[int, int | None]:
+    """Return the mini-batch to build, and its micro-batch where it is streamed."""
+    config = run.config
+    if run.experiment == "gradients":
+        return max(mini for mini, _ in config["divisions"]), None
+    if run.experiment == "size":
+        return PAPER["table2"][config["role"]]["mini_batch"], None
+    if run.experiment == "normalised" and config["normalization"] is None:
+        return config["mini_batch"], None
+    return config["mini_batch"], config["micro_batch"]
+
+
 @cache
-def _first_steps(text: str, batch: int, samples: int | None) -> tuple[str, str, int, int, Work]:
+def _first_steps(
+    text: str, batch: int, samples: int | None, wide: bool
+) -> tuple[str, str, int, int, Work]:
     config: Mapping[str, Any] = json.loads(text)
     with imagined(), mock.patch.object(building, "_statistics", lambda *_: GREY):
         data = imagined_data(config["dataset"])
@@ -49,6 +73,8 @@ def _first_steps(text: str, batch: int, samples: int | None) -> tuple[str, str, 
         optimizer = building.build_optimizer(config, model)
         loader = building.train_loader(config, data, batch, 0, samples)
         inputs, targets = next(iter(loader))
+        if wide:
+            model, inputs = model.to(torch.float64), inputs.double()
         step = building.training_step(config, model, optimizer, "cpu")
         peak, work = first_steps(partial(step, inputs, targets), [model, inputs, targets])
         count = len(data.train) if samples is None else samples
