@@ -147,6 +147,17 @@ def run(
     named = _by_paper(targets)
     profile = arguments.check_profile(profile or arguments.default_profile())
     if rehearse:
+        for name, value in (
+            ("--device", device),
+            ("--data", data),
+            ("--dataset", dataset),
+            ("--address", address),
+        ):
+            if value:
+                raise arguments.UsageError(
+                    f"--rehearse needs neither data nor device, and takes no {name}; leave it out "
+                    "(--on names the device whose time is estimated)"
+                )
         _rehearse(named, profile, on, listed, kept, changed)
         return
     setting = running.Setting(
@@ -211,6 +222,8 @@ def _rehearse(
         wanted = set(arguments.only(list(varied.values()), kept))
         count = len(seeds or SEEDS[profile])
         for artefact in artefacts:
+            if sys.stderr.isatty():  # some take a minute
+                typer.echo(f"{paper.key}/{artefact.name} ...", err=True)
             runs = [varied[run] for run in artefact.runs(profile, chosen)]
             runs = [run for run in dict.fromkeys(runs) if run in wanted]
             rows += rehearsing.table(paper, artefact, runs, count, rehearsing.DEVICES[on])
@@ -300,10 +313,13 @@ def parallel(
             ("--checkpoint", checkpoint),
             ("--dataset", dataset),
             ("--data", data),
+            ("--strategy", strategy != "theta"),
+            ("--seed", seed),
         ):
             if value:
                 raise arguments.UsageError(
-                    f"--record measures steps on random images, and takes no {name}; leave it out"
+                    f"--record measures steps of all batch sizes on random images, and takes no "
+                    f"{name}; leave it out"
                 )
         from repro.experiments.adaptive.parallel import record_steps
 

@@ -104,10 +104,16 @@ def _folders_source(name: str, path: Path) -> Source:
         decoded = _decode_items(MASK_CLASSES[name], masked_items(contents, path), size, None)
         return _checked_masks(decoded, path)
 
+    def encoded(per_class: int | None) -> Encoded:
+        classes, items = labelled_items(read_folder(path), path)
+        return classes, {s: first_of_each_class(own, per_class) for s, own in items.items()}
+
     # Elsewhere the images may have been recompressed, which changes accuracies.
     record_name = f"{name}-jpeg" if name in _NATIVE else name
     kind = "archive" if is_archive else "folder"
-    return Source(record_name, f"{kind} {path.name}", path, files, read)
+    # An archive is read as a whole: where its images exceed the memory it has to be unpacked.
+    streams = encoded if name == "imagenet" and not is_archive else None
+    return Source(record_name, f"{kind} {path.name}", path, files, read, streams)
 
 
 def _decode_items(

@@ -12,10 +12,11 @@ from repro.experiments.dualbatch.building import TrainingData, low_precision
 PLAN = {"a": 1.0, "b": 0.0, "k": 1.0, "n_small": 0, "n_large": 2, "large_batch": 3}
 
 
-@pytest.fixture
-def root(tmp_path):
+@pytest.fixture(params=["val", "test"])
+def root(tmp_path, request):
+    """ImageNet as torchvision unpacks it, and as plain folders of classes."""
     folder = tmp_path / "imagenet"
-    for s, split in enumerate(("train", "val")):
+    for s, split in enumerate(("train", request.param)):
         for k, wnid in enumerate(("n01", "n02")):
             write_folder(
                 folder,
@@ -26,7 +27,8 @@ def root(tmp_path):
                     for i in range(6)
                 },
             )
-    torch.save(({"n01": ("tench",), "n02": ("shark",)}, ["n01"] * 4), folder / "meta.bin")
+    if request.param == "val":
+        torch.save(({"n01": ("tench",), "n02": ("shark",)}, ["n01"] * 4), folder / "meta.bin")
     return tmp_path
 
 

@@ -498,7 +498,8 @@ def test_one_process_on_an_accelerator_is_timed_by_its_events(monkeypatch):
 
 
 def test_what_a_record_takes_no_notice_of_is_refused(here):
-    for option in (["--epochs", "3"], ["--checkpoint", "x.pt"], ["--dataset", "digits"]):
+    options = ("--epochs 3", "--checkpoint x.pt", "--dataset digits", "--strategy best", "--seed 3")
+    for option in (given.split() for given in options):
         code, out, said = here(*SMOKE, "--record", *option)
         assert (code, out) == (2, "") and said.count("\n") == 1
         assert f"takes no {option[0]}" in said

@@ -428,6 +428,8 @@ class TestRecorded:
         assert found.word == "not run"
         assert f"needs a job of {nodes or math.ceil(value)} processes" in found.evidence
         assert "has 2, with a speed-up of 2.00" in found.evidence
+        toys = with_jobs(artefact, recorded_job(task, 512, FREE, profile="smoke"))
+        assert made.verdict(f"adaptive/{target}", toys).word == "not run"
 
     @pytest.mark.parametrize(("artefact", "strategy"), CLAIMED)
     @pytest.mark.parametrize(("share", "word"), [(0.9, "reproduced"), (0.15, "not reproduced")])
@@ -484,6 +486,10 @@ class TestRecorded:
         rows = breakdown.steps_table(with_jobs("figure9", job, world=World(status=nothing)))
         assert {row["processes"] for row in rows} == {1, 8}
         assert all("recorded: edsr" in row["task"] for row in rows)
+        figure = breakdown.figure9(with_jobs("figure9", job))
+        assert [axes.get_title().partition(",")[0] for axes in figure.axes] == [*TASKS, DIV2K]
+        labels = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
+        assert labels == ["1 process", "8, all-to-all"]
         row = breakdown.nodes_table(with_jobs("breakdown", job))[-1]
         drawn = breakdown.nodes_figure(with_jobs("breakdown", job))
         stars = [line for line in drawn.axes[-1].get_lines() if line.get_marker() == "*"]

@@ -173,7 +173,8 @@ class TestCaptions:
 
     def test_model_and_extent(self):
         said = caption("table5")
-        assert "Model: resnet18, bfloat16, channels last." in said
+        stem = "with a stem of 3×3 and stride 1 (our choice)"
+        assert f"Model: resnet18, bfloat16, channels last, {stem}." in said
         assert "50,000 samples; stages of 80/40/20 epochs" in said and "b is scaled" not in said
         said = caption("table5", profile="quick")
         assert "resnet_cifar (depth 8, width 8) in the place of ResNet-18" in said

@@ -171,3 +171,12 @@ def test_choices_are_of_the_whole_plan_when_it_is_rehearsed(monkeypatch, capsys)
     assert "adaptive/figure10" in out and "adaptive/table1" not in out
     code, _, err = command(*given[:-1], "strategy=worst")
     assert code == 2 and "no run of the plan has strategy=worst" in err
+
+
+@pytest.mark.parametrize(
+    "given", [("--device", "cpu"), ("--dataset", "digits"), ("--address", "auto"), ("--data", ".")]
+)
+def test_what_it_would_ignore_is_refused(given, monkeypatch, capsys):
+    command = command_line(monkeypatch, capsys)
+    code, _, err = command("run", "mbs/table1", "--profile", "gpu", "--rehearse", *given)
+    assert code == 2 and f"takes no {given[0]}; leave it out" in err

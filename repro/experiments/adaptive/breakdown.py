@@ -118,10 +118,13 @@ def figure9(results: Results) -> "Figure":
     """Draw where the time of measured steps goes, at the largest batch size of each task."""
     from repro.plots import legend_below, new_axes
 
-    found, colours = measured(results), _colours()
+    colours = _colours()
+    found = [*measured(results).items()]
+    for record in results.recorded:
+        found.append((f"{record.config['task']}, recorded", record.metrics))
     columns = max(1, len(found))
     drawn, axes = new_axes(1, columns, 3.4 * columns, 3.2)
-    for axis, (task, own) in zip(axes[0], found.items(), strict=False):
+    for axis, (task, own) in zip(axes[0], found, strict=False):
         largest = max(step["batch"] for step in own["steps"])
         steps = [step for step in own["steps"] if step["batch"] == largest]
         for row, step in enumerate(steps):
@@ -130,7 +133,10 @@ def figure9(results: Results) -> "Figure":
                 look = {"height": 0.24, "color": colours[kind]}
                 axis.barh(row + 0.26 * (place - 1), value, label=None if row else kind, **look)
         ways = [step["averaging"].replace("_", "-") for step in steps]
-        labels = ["1 process" if way == "none" else f"2, {way}" for way in ways]
+        labels = [
+            "1 process" if way == "none" else f"{step['processes']}, {way}"
+            for way, step in zip(ways, steps, strict=True)
+        ]
         axis.set_yticks(range(len(labels)), labels, fontsize=8)
         axis.invert_yaxis()
         axis.grid(axis="y", visible=False)

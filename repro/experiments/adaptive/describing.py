@@ -17,6 +17,7 @@ def facts(results: Results) -> Iterable[str]:
         yield _data(record)
     yield from dict.fromkeys(f"Model: {_model(record.config)}." for record in records)
     yield from dict.fromkeys(map(_extent, records))
+    yield from dict.fromkeys(_update(record.config) for record in records)
     yield from dict.fromkeys(said for record in records for said in _choices(record.config))
     yield (
         "F is the mean of the mini-batches' losses in an epoch; F(w_0) is computed before training."
@@ -36,7 +37,12 @@ def _data(record: Record) -> str:
             f"Data: {facts['provenance'].rstrip('.')}. To restore: noise of "
             f"{record.config['sigma']:g} of the full range was added (our choice, SYNTHETIC)."
         )
-    more = "; inputs are shrunk by bicubic interpolation" if task == DIV2K else ""
+    more = (
+        "; pictures are turned to lie and cut to the centre that all have, inputs are shrunk by "
+        "bicubic interpolation"
+        if task == DIV2K
+        else ""
+    )
     return dataset_phrase(facts, _DATA[task], more=more)
 
 
@@ -72,6 +78,24 @@ def _extent(record: Record) -> str:
         f"{said} Patches of {config['patch']} pixels, one crop of each to validate; rates "
         f"{best / _paper_rate(config):.3g} times the paper's; ended where PSNR has not risen by "
         f"{stop['least']:g} dB for {stop['patience']} epochs, or by the number of epochs."
+    )
+
+
+def _update(config: dict[str, Any]) -> str:
+    """Say what the paper leaves open: augmentation, momentum, weight decay."""
+    task, optimizer = config["task"], config["optimizer"]
+    if task == CIFAR:
+        ways = [f"shifts of {config['padding']} pixels"] + ["mirroring"] * config["flip"]
+    else:
+        ways = ["random crops", "mirroring both ways", "transposition"]
+    options = ", ".join(
+        f"{name.replace('_', ' ')} {value:g}"
+        for name, value in optimizer.items()
+        if isinstance(value, int | float) and value
+    )
+    return (
+        f"{task}, of our choice where the paper is silent: {optimizer['name'].upper()}"
+        f"{f' with {options}' if options else ''}; augmented by {', '.join(ways)}."
     )
 
 

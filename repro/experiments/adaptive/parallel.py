@@ -269,7 +269,10 @@ def record_steps(
     _check_choices(task, averaging, "theta", settings.STRATEGIES)
     processes, rank = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
     accelerated = accelerator.is_accelerator(device)
-    run = settings.recorded_job(profile, task, averaging, processes, accelerated, micro_batch)
+    machines = -(-processes // int(os.environ.get("LOCAL_WORLD_SIZE", processes)))
+    run = settings.recorded_job(
+        profile, task, averaging, processes, accelerated, micro_batch, machines
+    )
     if rank:
         try:
             record(nodes.steps)(run.config, 0, None, device)

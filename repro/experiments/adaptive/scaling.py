@@ -18,6 +18,7 @@ from repro.experiments.adaptive.settings import (
     NAMES,
     PAPER,
     PHANTOM,
+    SCALE,
     parallel,
     ticks_of_two,
 )
@@ -147,6 +148,15 @@ def recorded_points(results: Results, task: str, strategy: str) -> list[tuple[Re
         for record in jobs_of(results, task)
         if record.metrics["processes"] <= largest * record.config["sizes"][0]
     ]
+
+
+def of_the_papers(record: Record) -> bool:
+    """Whether a recorded job trains a model of the paper's at the paper's batch sizes."""
+    config = record.config
+    models = [SCALE[profile][config["task"]]["model"] for profile in ("gpu", "paper")]
+    return (
+        config["model"] in models and config["sizes"][0] == PAPER[config["task"]]["best"]["batch"]
+    )
 
 
 def step_facts(results: Results, scaling: bool, task: str | None = None) -> Iterable[str]:
@@ -389,7 +399,8 @@ def reaches(task: str, strategy: str) -> Claim:
         _WHERE[task],
     )
     def judge_speedup(results: Results, expected: Expectation) -> Verdict:
-        points = recorded_points(results, task, strategy)
+        # Toys scale otherwise.
+        points = [p for p in recorded_points(results, task, strategy) if of_the_papers(p[0])]
         found = [point for point in points if point[0].metrics["processes"] >= least]
         if not found:
             largest = max(points, key=lambda p: p[0].metrics["processes"], default=None)

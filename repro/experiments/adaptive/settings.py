@@ -191,6 +191,15 @@ def epochs_of(profile: str, task: str, epochs: float) -> int:
     return max(1, round(epochs * share))
 
 
+def _interval(profile: str, task: str) -> int:
+    """Return the paper's K; at the scale of the epochs where batches are no more the paper's."""
+    own: int = PAPER[task]["interval"]
+    scale = SCALE[profile][task]
+    # Twice, so that the batch grows within the training.
+    whole = scale["batches"] == 1 and 2 * own <= scale["epochs"]
+    return own if whole else epochs_of(profile, task, own)
+
+
 def patience_of(profile: str, task: str) -> int:
     """Return in how many epochs without a lower cost it is saturated (section III-E: not said).
 
@@ -283,7 +292,7 @@ def _rates(profile: str, task: str, strategy: str) -> dict[str, Any]:
         rule = {"patience": patience_of(profile, task), "threshold": SATURATED}
         return found | {"decay": PAPER["decay"], "saturation": rule}
     if strategy == GIVEN:
-        return found | decays | {"interval": epochs_of(profile, task, paper["interval"])}
+        return found | decays | {"interval": _interval(profile, task)}
     return found | decays
 
 
@@ -418,6 +427,7 @@ def recorded_job(
     processes: int,
     accelerated: bool,
     micro_batch: int | None = None,
+    machines: int = 1,
 ) -> Run:
     """Return the measurement of a task's steps in a job of so many processes, on its devices.
 
@@ -433,6 +443,7 @@ def recorded_job(
             "profile": profile,
             "averaging": averaging,
             "processes": processes,
+            "machines": machines,
             "micro_batch": micro_batch,
             "bucket_bytes": bucket,
             "messages": [2**n for n in range(12, 23, 2)],

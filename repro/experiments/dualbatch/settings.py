@@ -553,6 +553,8 @@ def _model(config: Mapping[str, Any]) -> str:
     end = f", {config['autocast']}, channels last" if config["autocast"] else ""
     name = config["model"]["name"]
     small = "" if name.endswith("resnet18") else " in the place of ResNet-18"
+    if not name.startswith("torchvision/"):
+        small += ", with a stem of 3×3 and stride 1 (our choice)"
     return f"{name}{f' ({options})' if options else ''}{end}{small}"
 
 
