@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -50,6 +50,51 @@ def peak_allocation(function: Callable[[], Any], device: torch.device | str) -> 
             live += event.nbytes()
             peak = max(peak, live)
     return peak
+
+
+def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> list[tuple[str, int]]:
+    """Return (operation, bytes) of every call of some operations while `function` runs on a CPU.
+
+    The bytes are how far the allocator rises inside the call, less what the call leaves allocated,
+    which is its result: what it takes for itself, seen from outside. Calls inside such a call are
+    a part of it.
+
+    Args:
+        function: Called once; call it before, so that what it keeps is not counted.
+        operations: Names, such as ``aten::convolution``.
+
+    Raises:
+        RuntimeError: A profiler is running, which this one would end.
+    """
+    if torch._C._autograd._profiler_enabled():
+        raise RuntimeError(
+            "peak_inside needs torch's profiler, and one is running; stop it first, and profile "
+            "afterwards"
+        )
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        result = function()
+    del result
+    events = list(profiler.profiler.kineto_results.events())
+    memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    calls = sorted(
+        (e.start_ns(), -e.duration_ns(), e.name()) for e in events if e.name() in operations
+    )
+    found: list[tuple[str, int]] = []
+    last_end = -1
+    for start, minus_duration, name in calls:
+        end = start - minus_duration
+        if start < last_end:
+            continue  # inside the one before
+        last_end = end
+        live = peak = 0
+        for moment, count in memory:
+            if start <= moment <= end:
+                live += count
+                peak = max(peak, live)
+        found.append((name, peak - max(0, live)))
+    return found
 
 
 _kept = False

@@ -6,10 +6,11 @@
 
 from repro.microconv.assignment import assign_workspaces
 from repro.microconv.backends import BackendMissingError, stated_error
-from repro.microconv.cache import BenchmarkCache, CacheError
+from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning
 from repro.microconv.cluster import split_batch
 from repro.microconv.conv import TunedConv2d
 from repro.microconv.kernels import Convolution, Kernel
+from repro.microconv.operators import LayerGoneError
 from repro.microconv.optimize import (
     POLICIES,
     Candidate,
@@ -19,20 +20,24 @@ from repro.microconv.optimize import (
     pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport
-from repro.microconv.tuning import find_kernels, tune, untune
+from repro.microconv.tuning import Progress, WorkspaceLimitError, find_kernels, tune, untune
 
 __all__ = [
     "POLICIES",
     "BackendMissingError",
     "BenchmarkCache",
     "CacheError",
+    "CacheWarning",
     "Candidate",
     "Convolution",
     "Division",
     "Kernel",
     "KernelReport",
+    "LayerGoneError",
+    "Progress",
     "TunedConv2d",
     "TuningReport",
+    "WorkspaceLimitError",
     "assign_workspaces",
     "best_division",
     "find_kernels",

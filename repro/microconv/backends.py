@@ -1,5 +1,6 @@
 """The backends by name, and how one micro-batch or a whole division is run with them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -7,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from repro.microconv.cudnn import NONDETERMINISTIC, CuDNNBackend
-from repro.microconv.kernels import Kernel
+from repro.microconv.kernels import Kernel, aligned
 from repro.microconv.nnpack import NNPACKBackend
 from repro.microconv.torch_backend import TorchBackend
 
@@ -144,8 +145,8 @@ def stated_error(algorithm: str, kernel: Kernel) -> float:
     """Return the relative error that an algorithm may have against exact arithmetic.
 
     It is the largest difference over the largest magnitude of the result, for operands of normal
-    random numbers. It is stated for float32; other data types and TF32 round more coarsely or
-    finely, by the ratio of their precisions.
+    random numbers: a small element may be off by a large share of itself. It is stated for float32;
+    other data types and TF32 round more coarsely or finely, by the ratio of their precisions.
     """
     backend, own = find(algorithm)
     precision = 2**-11 if kernel.math == "tf32" else torch.finfo(kernel.torch_dtype).eps
@@ -159,6 +160,13 @@ def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
     """
     backend, own = find(algorithm)
     return backend.given_bytes(own, kernel, b)
+
+
+def summing_bytes(kernel: Kernel) -> int:
+    """Return the bytes in which a division sums filter gradients of 16 bits; see `run_division`."""
+    if kernel.kind != "backward_filter" or kernel.torch_dtype.itemsize >= 4:
+        return 0
+    return aligned(4 * math.prod(kernel.conv.weight_shape))
 
 
 def run(

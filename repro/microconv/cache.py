@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,8 +31,16 @@ CREATE TABLE IF NOT EXISTS times_1 (
 """
 
 
+# Of a file that is a cache, and that nothing can be added to.
+_UNWRITABLE = tuple(f"SQLITE_{name}" for name in ("READONLY", "FULL", "CANTOPEN", "IOERR", "PERM"))
+
+
 class CacheError(ValueError):
     """A benchmark cache cannot be opened, or is something else."""
+
+
+class CacheWarning(UserWarning):
+    """A benchmark cache is kept in memory, since its file cannot be written."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ def _code() -> str:
         "kernels",
         "measuring",
         "nnpack",
+        "operators",
         "torch_backend",
     )
     files = [Path(__file__).with_name(f"{name}.py") for name in modules]
@@ -89,17 +99,21 @@ class BenchmarkCache:
     Any number of threads and processes may use a file at once. One row holds one measurement, so
     that writers never overwrite each other's; of two that measure the same, the first stays.
 
+    A file that can be read and not written, such as one that a cluster shares, is read; what is new
+    is kept in memory, with a warning.
+
     Args:
         path: The file, made with its folder where it is not there; None keeps everything in memory.
 
     Raises:
-        CacheError: The file cannot be written, or is no such cache.
+        CacheError: The file cannot be made or read, or is no such cache.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = None if path is None else Path(path).expanduser()
         self._lock = threading.RLock()
         self._memory: sqlite3.Connection | None = None
+        self._unwritten: BenchmarkCache | None = None  # what the file did not take
         if self.path is None:
             self._memory = sqlite3.connect(":memory:", check_same_thread=False)
             weakref.finalize(self, self._memory.close)
@@ -138,8 +152,27 @@ class BenchmarkCache:
                 if connection is not None:
                     connection.close()
 
+    def _instead(self, error: CacheError) -> "BenchmarkCache":
+        """Return what keeps in memory what the file does not take."""
+        reason = getattr(error.__cause__, "sqlite_errorname", "")
+        if not reason.startswith(_UNWRITABLE):
+            raise error
+        if self._unwritten is None:
+            warnings.warn(
+                f"the benchmark cache {self.path} cannot be written: {error.__cause__}; new "
+                f"results are kept in memory until the process ends",
+                CacheWarning,
+                stacklevel=3,
+            )
+            self._unwritten = BenchmarkCache(None)
+        return self._unwritten
+
     def listing(self, key: Key, micro_batch: int) -> list[tuple[str, int]] | None:
         """Return the algorithms and their workspace in bytes, None where not listed yet."""
+        if self._unwritten is not None:
+            found = self._unwritten.listing(key, micro_batch)
+            if found is not None:
+                return found
         with self._open() as connection:
             row = connection.execute(
                 "SELECT algorithms FROM listings_1 WHERE key = ? AND micro_batch = ?",
@@ -149,11 +182,14 @@ class BenchmarkCache:
 
     def store_listing(self, key: Key, micro_batch: int, algorithms: list[tuple[str, int]]) -> None:
         """Keep the algorithms of a micro-batch and their workspace."""
-        with self._open() as connection:
-            connection.execute(
-                "INSERT OR REPLACE INTO listings_1 VALUES (?, ?, ?)",
-                (key.text, micro_batch, json.dumps(algorithms)),
-            )
+        try:
+            with self._open() as connection:
+                connection.execute(
+                    "INSERT OR REPLACE INTO listings_1 VALUES (?, ?, ?)",
+                    (key.text, micro_batch, json.dumps(algorithms)),
+                )
+        except CacheError as error:
+            self._instead(error).store_listing(key, micro_batch, algorithms)
 
     def times(self, key: Key, micro_batch: int) -> dict[str, list[float]]:
         """Return the measured seconds by algorithm; none for one that turned out not to run."""
@@ -162,19 +198,37 @@ class BenchmarkCache:
                 "SELECT algorithm, samples_s FROM times_1 WHERE key = ? AND micro_batch = ?",
                 (key.text, micro_batch),
             ).fetchall()
-            return {algorithm: [*map(float, json.loads(samples))] for algorithm, samples in rows}
+            found = {algorithm: [*map(float, json.loads(samples))] for algorithm, samples in rows}
+        if self._unwritten is not None:
+            found |= self._unwritten.times(key, micro_batch)
+        return found
 
     def store_times(self, key: Key, micro_batch: int, times: Mapping[str, list[float]]) -> None:
         """Keep measured seconds by algorithm."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
+        rows = [
+            (key.text, micro_batch, algorithm, json.dumps(samples), now)
+            for algorithm, samples in times.items()
+        ]
+        try:
+            with self._open() as connection:
+                connection.executemany("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
+        except CacheError as error:
+            self._instead(error).store_times(key, micro_batch, times)
+
+    def take(self, other: "BenchmarkCache") -> int:
+        """Take over what another cache has and this one has not; return how many times.
+
+        Keys name the device, so that caches of several machines make one.
+        """
+        with other._open() as connection:
+            listings = connection.execute("SELECT * FROM listings_1").fetchall()
+            rows = connection.execute("SELECT * FROM times_1").fetchall()
+        before = len(self)
         with self._open() as connection:
-            connection.executemany(
-                "INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)",
-                [
-                    (key.text, micro_batch, algorithm, json.dumps(samples), now)
-                    for algorithm, samples in times.items()
-                ],
-            )
+            connection.executemany("INSERT OR IGNORE INTO listings_1 VALUES (?, ?, ?)", listings)
+            connection.executemany("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
+        return len(self) - before
 
     def clear(self) -> None:
         """Forget everything."""

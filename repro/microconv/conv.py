@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from repro.measure import accelerator, time_interleaved
 from repro.microconv import backends
 from repro.microconv.kernels import KINDS, Convolution, Kernel
+from repro.microconv.operators import TunedLayer, convolve
 from repro.microconv.optimize import Candidate, Division, best_division
 from repro.microconv.torch_backend import native
 
@@ -249,7 +250,7 @@ class TunedConv2d(nn.Conv2d):
         untuned_calls: How many calls torch computed for want of a tuning.
     """
 
-    tuned: dict[Signature, dict[str, TunedKernel]]
+    tuned: dict[Signature, TunedLayer]
     geometry: tuple[Any, ...]
     untuned_calls: int
 
@@ -261,19 +262,19 @@ class TunedConv2d(nn.Conv2d):
             or forward_ad._current_level >= 0
         ):
             return self._conv_forward(input, weight, bias)
-        kernels = self._kernels(input, weight, bias)
+        with _untraced():
+            kernels = self._kernels(input, weight, bias)
         if kernels is None:
             self.untuned_calls += 1
             return self._conv_forward(input, weight, bias)
         dtype = compute_dtype(input)
         bias = None if bias is None else bias.to(dtype)
         with torch.autocast(input.device.type, enabled=False):
-            result: torch.Tensor = _Divided.apply(input.to(dtype), weight.to(dtype), bias, kernels)
-        return result
+            return convolve(input.to(dtype), weight.to(dtype), bias, kernels)
 
     def _kernels(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-    ) -> dict[str, TunedKernel] | None:
+    ) -> TunedLayer | None:
         """Return the kernels for a call, None where torch is to compute it, or to complain."""
         given = [tensor for tensor in (input, weight, bias) if tensor is not None]
         plain = all(
@@ -307,62 +308,19 @@ class TunedConv2d(nn.Conv2d):
         return f"{super().extra_repr()}, tuned: {', '.join(sorted(kinds))}"
 
 
-class _Divided(torch.autograd.Function):
-    """Forward, data gradient and filter gradient, each by its own division."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        kernels: dict[str, TunedKernel],
-    ) -> torch.Tensor:
-        # Torch keeps the input for the filters' gradient alone.
-        ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, weight)
-        ctx.kernels, ctx.with_bias, ctx.shape = kernels, bias is not None, input.shape
-        forward = kernels["forward"]
-        shape = forward.kernel.conv.output_shape(len(input))
-        return forward.run(input, weight, shape, bias)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (gradient,) = gradients
-        input, weight = ctx.saved_tensors
-        kernels: dict[str, TunedKernel] = ctx.kernels
-        needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        input = gradient.new_empty(ctx.shape) if input is None else input
-        # With create_graph=True what follows must be differentiable; batched gradients must be
-        # seen by torch.
-        if torch.is_grad_enabled() or _batched(gradient):
-            conv = kernels["forward"].kernel.conv
-            sizes = [weight.shape[0]] if ctx.with_bias else None
-            found = torch.ops.aten.convolution_backward(
-                gradient,
-                input,
-                weight,
-                sizes,
-                conv.stride,
-                conv.padding,
-                conv.dilation,
-                False,
-                [0, 0],
-                conv.groups,
-                [needs_input, needs_weight, ctx.with_bias and needs_bias],
-            )
-            return (*found, None)
-        of_input = of_weight = of_bias = None
-        if needs_input:
-            of_input = kernels["backward_data"].run(gradient, weight, ctx.shape, like=input)
-        if needs_weight:
-            of_weight = kernels["backward_filter"].run(input, gradient, weight.shape, like=weight)
-        if ctx.with_bias and needs_bias:
-            of_bias = gradient.sum((0, 2, 3))
-        return of_input, of_weight, of_bias, None
-
-
-def _batched(tensor: torch.Tensor) -> bool:
-    return type(tensor) is not torch.Tensor or torch._C._functorch.is_legacy_batchedtensor(tensor)
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Pause ``torch.jit.trace``, under which the sizes of tensors are tensors."""
+    tracer: Any = torch._C
+    state = tracer._get_tracing_state()
+    if state is None:
+        yield
+        return
+    tracer._set_tracing_state(None)
+    try:
+        yield
+    finally:
+        tracer._set_tracing_state(state)
 
 
 def geometry_of(module: nn.Conv2d) -> tuple[Any, ...]:
@@ -406,4 +364,4 @@ def install(module: nn.Conv2d, call: Signature, kernels: dict[str, TunedKernel])
         cast(nn.Module, module).__class__ = TunedConv2d
         made.tuned, made.untuned_calls = {}, 0
         made.geometry = geometry_of(module)
-    made.tuned[call] = kernels
+    made.tuned[call] = TunedLayer(kernels)

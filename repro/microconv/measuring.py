@@ -15,7 +15,7 @@ from repro.microconv.cache import BenchmarkCache, Key
 from repro.microconv.conv import call_overhead
 from repro.microconv.cudnn import UnsupportedError
 from repro.microconv.kernels import Convolution, Kernel, precision
-from repro.microconv.optimize import Candidate
+from repro.microconv.optimize import Candidate, least_workspace
 from repro.microconv.torch_backend import native
 
 # An algorithm this many times slower than one that needs no more workspace is timed once: no noise
@@ -24,6 +24,7 @@ _HOPELESS = 3.0
 _ENOUGH_S = 1.0  # of rounds over all of them
 _ROUNDS = (5, 15)
 _TRIAL_ROUNDS = 5
+_MODEL_ROUNDS = 7  # of a whole model; five that agree are enough
 
 
 @dataclass
@@ -45,6 +46,16 @@ class Trial:
     def medians_s(self) -> tuple[float, float]:
         """Median seconds of the division and of the framework's own convolution."""
         return statistics.median(self.division_s), statistics.median(self.native_s)
+
+    @property
+    def pays(self) -> bool:
+        """Whether the division was faster in every round, or in all but one of seven or more."""
+        return self.slower == 0 or (self.slower == 1 and len(self.native_s) >= _MODEL_ROUNDS)
+
+    @property
+    def slower(self) -> int:
+        """In how many rounds the division was not faster."""
+        return sum(a >= b for a, b in zip(self.division_s, self.native_s, strict=True))
 
     @property
     def ratio(self) -> float:
@@ -93,7 +104,9 @@ class Bench:
             b: [
                 (key, name, size)
                 for key, name, size in self._listing(kernel, b)
-                if cap_bytes is None or size <= cap_bytes or name == backends.NATIVE
+                if cap_bytes is None
+                or name == backends.NATIVE
+                or self._needs(kernel, batch, b, name, size) <= cap_bytes
             ]
             for b in sorted(sizes)
         }
@@ -114,20 +127,41 @@ class Bench:
                     own = [name for k, name, _ in listings[b] if k == key and name in measured]
                     self.cache.store_times(key, b, {name: measured[name] for name in own})
                 known[b] |= measured
-        # Of a whole mini-batch, what torch's own convolution returns is the output itself.
-        output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
         return {
             b: [
                 Candidate(
                     name,
                     statistics.median(known[b][name]),
-                    max(0, size - output) if name == backends.NATIVE and b == batch else size,
+                    self._needs(kernel, batch, b, name, size),
                 )
                 for _, name, size in listing
                 if known[b].get(name)
             ]
             for b, listing in listings.items()
         }
+
+    def least_bytes(self, kernel: Kernel, batch: int, sizes: Iterable[int]) -> int:
+        """Return the smallest workspace that a division of these sizes takes, of all that is there.
+
+        Torch's own convolution counts, divided as well; nothing is timed.
+        """
+        known = {
+            b: [
+                Candidate(name, 0.0, self._needs(kernel, batch, b, name, size))
+                for _, name, size in self._listing(kernel, b)
+            ]
+            for b in sizes
+        }
+        return least_workspace(batch, known)
+
+    @staticmethod
+    def _needs(kernel: Kernel, batch: int, b: int, name: str, size: int) -> int:
+        """Return the workspace of an algorithm for `b` samples as a part of the mini-batch."""
+        if b == batch:
+            # Of a whole mini-batch, what torch's own convolution returns is the output itself.
+            output = math.prod(kernel.shapes(batch)[2]) * kernel.torch_dtype.itemsize
+            return max(0, size - output) if name == backends.NATIVE else size
+        return size + backends.summing_bytes(kernel)
 
     def _listing(self, kernel: Kernel, b: int) -> list[tuple[Key, str, int]]:
         found = []
@@ -268,6 +302,44 @@ class Bench:
         with precision(kernel), _undisturbed(kernel):
             timed = time_interleaved(calls, warmup=1, repeats=_TRIAL_ROUNDS, device=kernel.device)
         return {name: list(timing.samples_s) for name, timing in timed.items()}
+
+    def compare_models(
+        self,
+        what: str,
+        one: Kernel,
+        forms: tuple[Callable[[], None], Callable[[], None]],
+        step: Callable[[], None],
+    ) -> Trial:
+        """Time two forms of a whole model in turns, until it is clear which is faster.
+
+        Args:
+            what: All that decides the times besides the machine and its libraries, as text.
+            one: Any kernel of the model, for its device and libraries.
+            forms: Put the tuned and the untuned form into place, outside the time.
+            step: Runs the form that is in place.
+        """
+        backend = self.choice.backends[-1].name if self.choice.backends else "torch"
+        key = Key(f"{Key.of(one, 'torch').text} {Key.of(one, backend).text} {what}")
+        names = ("model divided", "native model")
+        known = self.cache.times(key, 1)
+        if all(name in known for name in names):
+            self.counts.cached += 2
+            return Trial(tuple(known[names[0]]), tuple(known[names[1]]))
+        self.counts.measured += 2
+        samples: dict[str, list[float]] = {name: [] for name in names}
+        with _undisturbed(one):
+            for turn in range(_MODEL_ROUNDS + 1):
+                pairs = list(zip(names, forms, strict=True))
+                for name, form in pairs if turn % 2 else reversed(pairs):
+                    form()
+                    timed = time_interleaved({"": step}, warmup=0, repeats=1, device=one.device)
+                    if turn:  # the first round makes buffers and plans
+                        samples[name].append(timed[""].samples_s[0])
+                trial = Trial(tuple(samples[names[0]]), tuple(samples[names[1]]))
+                if trial.slower > 1 or (turn >= _TRIAL_ROUNDS and not trial.slower):
+                    break
+        self.cache.store_times(key, 1, samples)
+        return trial
 
     def overhead_s(self, kernel: Kernel, training: bool) -> float:
         """Return what a call of a tuned layer costs more than one of torch's, in seconds."""

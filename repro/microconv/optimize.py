@@ -155,6 +155,15 @@ def pareto_front(
     return front
 
 
+def least_workspace(batch: int, candidates: Candidates) -> int:
+    """Return the smallest workspace into which a division of the mini-batch fits.
+
+    Raises:
+        ValueError: There are no candidates, or their sizes cannot sum to the mini-batch.
+    """
+    return _Table(batch, candidates, None, "the kernel").least
+
+
 class _Table:
     """T_μ of every usable micro-batch size (rows) at every workspace threshold (columns)."""
 
@@ -189,7 +198,7 @@ class _Table:
                 f"{kernel} fits no division of its mini-batch of {batch} into {limit_bytes} bytes "
                 f"of workspace; the smallest limit that would work is {least} bytes"
             )
-        self.batch = batch
+        self.batch, self.least = batch, least
         self.sizes = np.array(sorted(usable))
         self.ways = [usable[size] for size in self.sizes]
         needs = {way.workspace_bytes for ways in self.ways for way in ways}

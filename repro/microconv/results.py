@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from repro.microconv.kernels import Kernel
+from repro.microconv.measuring import Trial
 from repro.microconv.optimize import Division
 
 MIB = 2**20
@@ -21,7 +22,10 @@ class KernelReport:
         time_s: Median seconds of it, or of torch's own, allocating its result as in a step.
         native_s: Median seconds of torch's own convolution, measured in turns with it.
         native_bytes: What torch's own convolution allocates inside, measured.
-        error: The largest stated relative error of its algorithms; see `backends.stated_error`.
+        error: The largest stated error of its algorithms, relative to the largest magnitude of the
+            result; see `backends.stated_error`.
+        needed: Whether torch's own would take more than the limit, so that it runs divided whatever
+            time that takes.
     """
 
     layer: str
@@ -32,6 +36,12 @@ class KernelReport:
     native_s: float
     native_bytes: int
     error: float
+    needed: bool = False
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Temporary bytes of the kernel as it runs."""
+        return self.division.workspace_bytes if self.division else self.native_bytes
 
 
 @dataclass
@@ -45,6 +55,10 @@ class TuningReport:
         mode: ``WR`` or ``WD``.
         policy: Micro-batch sizes that were considered.
         limit_bytes: Workspace limit, of each kernel (WR) or of all (WD).
+        strict: Whether torch's own convolutions are held to it as well.
+        model: The whole model as it runs now beside the untuned one, round by round; None where
+            nothing is tuned or no gain was asked for.
+        untied: Layers that were left to torch since the whole model was no faster with them.
         allocated_bytes: Workspace that the model holds now.
         measured: Times that were measured.
         cached: Times that came from the cache.
@@ -55,6 +69,9 @@ class TuningReport:
     mode: str
     policy: str
     limit_bytes: int
+    strict: bool = True
+    model: Trial | None = None
+    untied: list[str] = field(default_factory=list)
     kernels: list[KernelReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     unavailable: list[str] = field(default_factory=list)
@@ -73,6 +90,12 @@ class TuningReport:
     def native_s(self) -> float:
         """Sum of all kernels as torch runs them, seconds."""
         return math.fsum(entry.native_s for entry in self.kernels)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Temporary bytes of the kernel that takes most (WR), or of all together (WD)."""
+        needs = [entry.workspace_bytes for entry in self.kernels]
+        return max(needs, default=0) if self.mode == "WR" else sum(needs)
 
     def __str__(self) -> str:
         header = ("layer", "kernel", "N", "runs as", "ms", "torch ms", "ratio", "MiB", "torch MiB")
@@ -110,6 +133,17 @@ class TuningReport:
             f"{self.measured} times measured in {self.benchmark_s:.2f} s, {self.cached} from the "
             f"cache; optimised in {1e3 * self.optimise_s:.1f} ms",
         ]
+        if self.model is not None:
+            tuned_s, untuned_s = self.model.medians_s
+            lines.append(
+                f"the whole model, measured: {1e3 * tuned_s:.2f} ms, untuned {1e3 * untuned_s:.2f} "
+                f"ms ({1 / self.model.ratio:.2f}×, {len(self.model.native_s)} rounds in turns)"
+            )
+        if (needed := sum(entry.needed for entry in self.kernels)) and self.strict:
+            lines.append(f"{needed} kernels run divided to keep to the limit, whatever that takes")
+        most = f"{self.workspace_bytes / MIB:.2f} MiB {each}"
+        if self.workspace_bytes > self.limit_bytes:
+            lines.append(f"NOT held to the limit: torch's own convolutions take up to {most}")
         lines += [f"left as it is: {name}: {reason}" for name, reason in self.skipped.items()]
         lines += [f"not available: {problem}" for problem in self.unavailable]
         return "\n".join(lines)

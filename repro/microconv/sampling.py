@@ -9,8 +9,10 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from repro.measure import accelerator
+from repro.measure.allocations import peak_allocation
 from repro.microconv.conv import Signature, TunedConv2d, kernels_of, signature
 from repro.microconv.kernels import KINDS, Kernel
 
@@ -31,12 +33,63 @@ class Call:
         return [by_kind[kind] for kind in self.kinds]
 
 
+@dataclass(frozen=True)
+class Untunable:
+    """A convolution that is called and left to torch, with what it was called with."""
+
+    name: str
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def temporary_bytes(self, training: bool) -> dict[str, int]:
+        """Return what each pass allocates at most beside what it returns, measured.
+
+        Args:
+            training: Whether to look at the backward pass as well.
+
+        Returns:
+            Bytes of ``forward``, and of ``backward`` where there is one.
+        """
+        tensors = [t for t in tree_leaves((self.args, self.kwargs)) if _is_tensor(t)]
+        if not tensors or tensors[0].device.type == "meta":
+            return {}
+        device = tensors[0].device
+
+        def forward() -> Any:
+            return type(self.module).forward(self.module, *self.args, **self.kwargs)
+
+        with torch.no_grad():
+            returned = _bytes_of(forward())
+            taken = {"forward": peak_allocation(forward, device) - returned}
+        if training and torch.is_grad_enabled():
+            wanted = [p for p in self.module.parameters() if p.requires_grad]
+            wanted += [t for t in tensors if t.requires_grad]
+            outputs = [t for t in tree_leaves(forward()) if _is_tensor(t) and t.requires_grad]
+            ones = [torch.ones_like(t) for t in outputs]
+
+            def backward() -> Any:
+                options = {"retain_graph": True, "allow_unused": True}
+                return torch.autograd.grad(outputs, wanted, ones, **options)
+
+            if outputs and wanted:
+                returned = _bytes_of(backward())
+                taken["backward"] = peak_allocation(backward, device) - returned
+        return {name: max(0, count) for name, count in taken.items()}
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _bytes_of(values: Any) -> int:
+    return sum(t.nbytes for t in tree_leaves(values) if _is_tensor(t))
+
+
 def _ineligible(module: nn.Module) -> str | None:
     if type(module) not in (nn.Conv2d, TunedConv2d):
         return f"it is a {type(module).__name__}; only nn.Conv2d itself is tuned"
     assert isinstance(module, nn.Conv2d)
-    if module.groups != 1:
-        return f"it has {module.groups} groups"
     if module.padding_mode != "zeros":
         return f"its padding mode is {module.padding_mode!r}"
     return None
@@ -44,8 +97,8 @@ def _ineligible(module: nn.Module) -> str | None:
 
 def record_calls(
     model: nn.Module, sample_input: Any, training: bool
-) -> tuple[list[Call], dict[str, str]]:
-    """Run the sample; return the calls of eligible convolutions, and why others are left out.
+) -> tuple[list[Call], dict[str, str], list[Untunable]]:
+    """Run the sample; return calls of eligible convolutions, why others are left out, their calls.
 
     Args:
         model: Its buffers and torch's random state are put back afterwards.
@@ -54,6 +107,7 @@ def record_calls(
     """
     calls: dict[tuple[str, Signature], Call] = {}
     skipped: dict[str, str] = {}
+    untunable: dict[Any, Untunable] = {}
     names = {m: name or "(model)" for name, m in model.named_modules() if isinstance(m, _ConvNd)}
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -62,6 +116,8 @@ def record_calls(
         if (reason := _reason(module, found)) is not None:
             if not any(called == name for called, _ in calls):
                 skipped[name] = reason
+            shapes = [t.shape for t in tree_leaves((args, kwargs)) if _is_tensor(t)]
+            untunable[name, *shapes] = Untunable(name, module, args, kwargs)
             return
         assert isinstance(module, nn.Conv2d) and isinstance(found, torch.Tensor)
         skipped.pop(name, None)
@@ -80,17 +136,35 @@ def record_calls(
         skipped[name] = _ineligible(module) or "the sample did not reach it"
         hooks.append(module.register_forward_pre_hook(note, with_kwargs=True))
     try:
-        with _undisturbed(model), torch.set_grad_enabled(training):
-            if isinstance(sample_input, Mapping):
-                model(**sample_input)
-            elif isinstance(sample_input, tuple | list):
-                model(*sample_input)
-            else:
-                model(sample_input)
+        with undisturbed(model), torch.set_grad_enabled(training):
+            run_sample(model, sample_input)
     finally:
         for hook in hooks:
             hook.remove()
-    return list(calls.values()), skipped
+    return list(calls.values()), skipped, list(untunable.values())
+
+
+def run_sample(model: nn.Module, sample_input: Any) -> Any:
+    """Call the model with a sample: a tensor, a tuple or a dictionary of arguments."""
+    if isinstance(sample_input, Mapping):
+        return model(**sample_input)
+    if isinstance(sample_input, tuple | list):
+        return model(*sample_input)
+    return model(sample_input)
+
+
+def training_step(model: nn.Module, sample_input: Any, training: bool) -> None:
+    """Run a forward pass, and a backward one in training; no gradient is kept."""
+    with torch.set_grad_enabled(training):
+        returned = run_sample(model, sample_input)
+    outputs = [t for t in tree_leaves(returned) if _is_tensor(t) and t.requires_grad]
+    if not training or not outputs:
+        return
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    wanted += [t for t in tree_leaves(sample_input) if _is_tensor(t) and t.requires_grad]
+    if wanted:
+        ones = [torch.ones_like(t) for t in outputs]
+        torch.autograd.grad(outputs, wanted, ones, allow_unused=True)
 
 
 def _reason(module: nn.Module, input: object) -> str | None:
@@ -112,7 +186,7 @@ def _reason(module: nn.Module, input: object) -> str | None:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
+def undisturbed(model: nn.Module) -> Iterator[None]:
     """Put buffers and torch's random state back at the end."""
     saved = [
         (module, name, buffer, buffer.detach().clone())

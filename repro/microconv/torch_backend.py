@@ -2,7 +2,6 @@
 
 import torch
 
-from repro.measure import accelerator
 from repro.measure.allocations import peak_allocation
 from repro.microconv.algorithms import FFT, Direct, Im2col, Winograd
 from repro.microconv.kernels import Kernel, aligned, buffers_bytes, carve, precision
@@ -19,8 +18,8 @@ class TorchBackend:
     """Runs the algorithms of this package on any device, and ``native``, torch's own convolution.
 
     What ``native`` allocates inside (reordered copies on a CPU, cuDNN's workspace on a GPU) is not
-    for us to give: it is measured, and counts as its workspace. The largest size that was measured
-    stands for those between powers of two.
+    for us to give: it is measured, and counts as its workspace. Every size is measured, since a
+    library may take another way, with another need, at a smaller one.
     """
 
     name = "torch"
@@ -101,12 +100,9 @@ class TorchBackend:
             out += bias.view(-1, 1, 1)
 
     def _native_workspace(self, kernel: Kernel, b: int) -> int:
-        sampled = 1 << (b - 1).bit_length()  # the next power of two
-        # An accelerator's may be asked for each size, and cuDNN's need is no line of it.
-        sampled = b if accelerator.is_accelerator(kernel.device) else sampled
-        key = (kernel, sampled, torch.get_num_threads())
+        key = (kernel, b, torch.get_num_threads())
         if key not in self._native_bytes:
-            first, second, out = kernel.tensors(sampled)
+            first, second, out = kernel.tensors(b)
             native(kernel, first, second, like=out)
             peak = peak_allocation(lambda: native(kernel, first, second, like=out), kernel.device)
             # Divided, its result is a buffer beside the output; see `run`.

@@ -1,17 +1,23 @@
 """`tune` a model's convolutions under a workspace limit, and what it reports."""
 
+import json
 import math
 import os
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import sha256
 from typing import Any, cast
 
 from torch import nn
 
 from repro.microconv import backends
 from repro.microconv.assignment import assign_workspaces
-from repro.microconv.cache import BenchmarkCache, default_path
+from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.conv import (
     TunedConv2d,
     TunedKernel,
@@ -21,7 +27,7 @@ from repro.microconv.conv import (
     segment_bytes,
 )
 from repro.microconv.kernels import Kernel
-from repro.microconv.measuring import Bench
+from repro.microconv.measuring import Bench, Trial
 from repro.microconv.optimize import (
     POLICIES,
     Candidate,
@@ -31,7 +37,7 @@ from repro.microconv.optimize import (
     pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport
-from repro.microconv.sampling import Call, record_calls
+from repro.microconv.sampling import Call, Untunable, record_calls, training_step, undisturbed
 
 MIB = 2**20
 MODES = ("WR", "WD")
@@ -39,26 +45,76 @@ _ROUNDS = 4
 _MEMORY = BenchmarkCache(None)
 
 
+class WorkspaceLimitError(ValueError):
+    """Kernels cannot be held to a workspace limit.
+
+    Attributes:
+        least_bytes: The smallest limit that would do.
+        kernels: By layer and kind, the smallest workspace of each kernel that does not fit.
+    """
+
+    def __init__(self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int) -> None:
+        self.least_bytes, self.kernels = least, kernels
+        largest = sorted(kernels, key=lambda name: -kernels[name])
+        told = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
+        more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
+        each = "for each kernel" if mode == "WR" else "in all"
+        super().__init__(
+            f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
+            f"{told} bytes{more}; the smallest limit that would do is {least} bytes: give that, "
+            f"or strict=False to leave torch's own convolution without a limit"
+        )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the measuring of a model's kernels is.
+
+    Attributes:
+        done: Kernels that are measured.
+        total: Kernels in all.
+        elapsed_s: Seconds so far.
+        left_s: Seconds that the rest will take, by its number of multiplications.
+    """
+
+    done: int
+    total: int
+    elapsed_s: float
+    left_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"microconv: {self.done} of {self.total} kernels measured in {self.elapsed_s:.0f} s, "
+            f"about {self.left_s:.0f} s left"
+        )
+
+
 def tune(
     model: nn.Module,
     sample_input: Any,
     workspace_limit: int = 64 * MIB,
-    policy: str = "powerOfTwo",
+    policy: str | None = None,
     mode: str = "WR",
     *,
+    strict: bool = True,
     algorithms: Sequence[str] | None = None,
     max_error: float = 1e-4,
     training: bool | None = None,
     min_gain: float = 0.05,
     cache: BenchmarkCache | str | os.PathLike[str] | None = "default",
+    progress: Callable[[Progress], None] | None = None,
 ) -> TuningReport:
-    """Make a model's convolutions run divided into micro-batches, each as fast as it can be.
+    """Make a model's convolutions run divided into micro-batches, within a limit, and faster.
 
     Every eligible ``nn.Conv2d`` is turned in place into one that runs the fastest division of its
     mini-batch found by measuring (WR, section III-B) or by sharing out one workspace (WD, section
     III-C); `untune` turns it back. Results differ by no more than the stated errors of the
-    algorithms. A kernel that torch's own convolution computes as fast is left to torch; its
-    internal memory is torch's own affair and not held to the limit, but measured and reported.
+    algorithms. A kernel that torch's own convolution computes as fast within the limit is left to
+    torch: what it allocates inside is measured, and counts as its workspace. Where that is more
+    than the limit, the kernel is divided or replaced, whatever time that takes.
+
+    A last trial runs the whole model, divided and not, in turns: layers of which the model is not
+    faster are untied again, those apart that only so keep to the limit.
 
     Differs from the paper: a chosen division must also win, by `min_gain`, a trial against torch's
     own convolution as a step runs it; under WR all kernels share one buffer, since they follow
@@ -69,29 +125,40 @@ def tune(
             first.
         sample_input: A tensor, a tuple of positional or a dictionary of keyword arguments of the
             model, with the mini-batch size, image size, data type and device to tune for. The
-            model is run once with it; buffers and random state are put back.
-        workspace_limit: Bytes, of each kernel (WR) or of all together (WD).
-        policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`.
+            model is run with it, up to some dozens of times; buffers, gradients and random state
+            are put back.
+        workspace_limit: Bytes, of each kernel (WR) or of all together (WD). They hold for calls
+            as the sample's, of its mini-batch and smaller ones.
+        policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
+            `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.
+        strict: Hold torch's own convolutions to the limit as well, or refuse. Without, they take
+            what they like, and are reported.
         algorithms: Backends (``torch``, ``nnpack``, ``cudnn``) or single algorithms such as
-            ``nnpack:ft8x8`` that divisions may be made of; None for all that are there.
-        max_error: Leave out algorithms that state a larger relative error in float32.
+            ``nnpack:ft8x8`` that divisions may be made of; None for all that are there. Under
+            `strict` torch's own is divided where nothing of these fits.
+        max_error: Leave out algorithms that state a larger error in float32, relative to the
+            largest magnitude of a result: a small element may be off by a larger share of itself.
         training: Whether gradients are computed, and their kernels tuned; None for
             ``model.training``.
-        min_gain: Share of time that a division must save in the trial; ``-math.inf`` takes the
-            best division even where torch's own convolution is faster.
+        min_gain: Share of time that a division must save in the trial; below 0 the whole model is
+            not tried, and ``-math.inf`` takes the best division even where torch's own is faster.
         cache: File of benchmark results, or a `BenchmarkCache`; ``"default"`` is
-            ``microconv.sqlite`` in `$REPRO_CACHE` or the user's cache folder; None keeps them in
-            memory until the process ends.
+            ``microconv.sqlite`` in `$REPRO_CACHE` or the user's cache folder, or memory where that
+            cannot be used; None keeps them in memory until the process ends.
+        progress: Called after each kernel that is measured; None writes to a terminal.
 
     Returns:
         What was chosen for each kernel, what was left alone and why.
 
     Raises:
         ValueError: An argument is not one of its choices.
+        WorkspaceLimitError: A kernel cannot be held to the limit; the model is as it was.
         BackendMissingError: A backend was named that is not there.
         CacheError: The cache cannot be used.
     """
+    if policy is None:
+        policy = os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
     if policy not in POLICIES:
         raise ValueError(f"unknown policy {policy!r}; choose {', '.join(POLICIES)}")
     if mode not in MODES:
@@ -107,10 +174,20 @@ def tune(
     backends.check_names(algorithms)
     store = _open_cache(cache)
     training = model.training if training is None else training
-    report = TuningReport(mode, policy, workspace_limit)
-    calls, report.skipped = record_calls(model, sample_input, training)
-    _Tuner(report, store, algorithms, max_error, min_gain).tune(model, calls)
+    report = TuningReport(mode, policy, workspace_limit, strict)
+    calls, report.skipped, others = record_calls(model, sample_input, training)
+    tuner = _Tuner(report, store, algorithms, max_error, min_gain, progress or _tell)
+    if strict:
+        with undisturbed(model):
+            tuner.beside(others, training)
+    tuner.tune(model, calls, lambda: training_step(model, sample_input, training))
     return report
+
+
+def _tell(progress: Progress) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if progress.done == progress.total else ""
+        print(f"\r{progress}\x1b[K", end=end, file=sys.stderr, flush=True)
 
 
 def find_kernels(
@@ -120,7 +197,7 @@ def find_kernels(
 
     Arguments as `tune`; without `training` only forward passes.
     """
-    calls, _ = record_calls(model, sample_input, training)
+    calls, _, _ = record_calls(model, sample_input, training)
     return [(call.name, kernel, call.batch) for call in calls for kernel in call.kernels()]
 
 
@@ -143,7 +220,17 @@ def _open_cache(cache: BenchmarkCache | str | os.PathLike[str] | None) -> Benchm
         return cache
     if cache is None:
         return _MEMORY
-    return BenchmarkCache(default_path() if cache == "default" else cache)
+    if cache != "default":
+        return BenchmarkCache(cache)
+    try:
+        return BenchmarkCache(default_path())
+    except CacheError as error:  # of a place that nobody asked for
+        warnings.warn(
+            f"{error}; results are kept in memory until the process ends",
+            CacheWarning,
+            stacklevel=3,
+        )
+        return _MEMORY
 
 
 class _Tuner:
@@ -156,21 +243,31 @@ class _Tuner:
         algorithms: Sequence[str] | None,
         max_error: float,
         min_gain: float,
+        progress: Callable[[Progress], None],
     ) -> None:
-        self.report, self.store = report, store
+        self.report, self.store, self.progress = report, store, progress
         self.algorithms, self.max_error, self.min_gain = algorithms, max_error, min_gain
         self.benches: dict[str, Bench] = {}
         self.measured: dict[tuple[Kernel, int], dict[int, list[Candidate]]] = {}
         self.unfit: set[tuple[Kernel, int]] = set()
         self.failed: set[tuple[Kernel, int, str]] = set()
+        self.own_divided: set[tuple[Kernel, int]] = set()  # torch's own, for want of anything else
+        self.spare = 0  # bytes that WD has given to no kernel
+        self.others: dict[str, int] = {}  # bytes of convolutions that cannot be divided
 
-    def tune(self, model: nn.Module, calls: Sequence[Call]) -> None:
+    def beside(self, others: Sequence[Untunable], training: bool) -> None:
+        """Measure what the convolutions take that are not tuned."""
+        for other in others:
+            for way, taken in other.temporary_bytes(training).items():
+                name = f"{other.name} {way}"
+                self.others[name] = max(taken, self.others.get(name, 0))
+
+    def tune(self, model: nn.Module, calls: Sequence[Call], step: Callable[[], None]) -> None:
         """Tune all calls and put the result into their modules."""
         report = self.report
         wanted = [(call, kernel) for call in calls for kernel in call.kernels()]
         start = time.perf_counter()
-        for call, kernel in wanted:
-            self._measure(kernel, call.batch)
+        self._measure_all(wanted)
         report.benchmark_s = time.perf_counter() - start
         # Under WD the workspace of a division that fails its trial goes to others: solved again.
         for _ in range(_ROUNDS if report.mode == "WD" else 1):
@@ -192,12 +289,28 @@ class _Tuner:
                 break
             self.failed |= failed
         start = time.perf_counter()
-        report.kernels = self._worthwhile(calls, chosen)
+        report.kernels = self._settle(model, calls, self._worthwhile(calls, chosen), step)
         report.benchmark_s += time.perf_counter() - start
         for bench in self.benches.values():
             report.measured += bench.counts.measured
             report.cached += bench.counts.cached
-        self._install(model, calls, report.kernels)
+
+    def _measure_all(self, wanted: Sequence[tuple[Call, Kernel]]) -> None:
+        """Measure every kernel once, and tell how far that is."""
+        keys = list(dict.fromkeys((kernel, call.batch) for call, kernel in wanted))
+        work = [self._work(*key) for key in keys]
+        start = time.perf_counter()
+        for number, key in enumerate(keys, start=1):
+            self._measure(*key)
+            elapsed = time.perf_counter() - start
+            left_s = elapsed * math.fsum(work[number:]) / math.fsum(work[:number])
+            self.progress(Progress(number, len(keys), elapsed, left_s))
+
+    def _work(self, kernel: Kernel, batch: int) -> float:
+        """Return what measuring a kernel takes, in multiplications of each algorithm."""
+        conv = kernel.conv
+        one = math.prod(conv.weight_shape) * math.prod(conv.out_size)
+        return float(one * sum(micro_batch_sizes(batch, self.report.policy)))
 
     def _bench(self, device: str) -> Bench:
         if device not in self.benches:
@@ -214,44 +327,124 @@ class _Tuner:
             )
 
     def _optimise(self, wanted: Sequence[tuple[Call, Kernel]]) -> list[Division | None]:
-        """Return a division for each kernel, None for torch's own undivided convolution."""
-        report = self.report
-        fronts: dict[tuple[Kernel, int], list[Division]] = {}
-        solved: dict[tuple[Kernel, int], Division | None] = {}
-        for call, kernel in wanted:
-            key = (kernel, call.batch)
-            if key in fronts or key in solved:
-                continue
-            candidates = self._divisible(kernel, call.batch)
-            try:
-                if report.mode == "WR":
-                    solved[key] = best_division(call.batch, candidates, report.limit_bytes)
-                else:
-                    # Undivided, torch's own takes none of the workspace that is shared out.
-                    whole = [w for w in candidates[call.batch] if w.algorithm != backends.NATIVE]
-                    candidates |= {call.batch: whole}
-                    front = pareto_front(call.batch, candidates, report.limit_bytes)
-                    fronts[key] = [d for d in front if (*key, str(d)) not in self.failed]
-            except ValueError:  # nothing fits: torch's own remains
-                solved[key], fronts[key] = None, []
-                self.unfit.add(key)
-        if report.mode == "WR":
+        """Return a division for each kernel, None for torch's own undivided convolution.
+
+        Raises:
+            WorkspaceLimitError: `strict`, and they cannot be held.
+        """
+        keys = list(dict.fromkeys((kernel, call.batch) for call, kernel in wanted))
+        if self.report.mode == "WR":
+            solved = {key: self._best(*key) for key in keys}
+            self._hold(wanted)
             return [solved[kernel, call.batch] for call, kernel in wanted]
+        strict, limit = self.report.strict, self.report.limit_bytes
+        limit -= sum(self.others.values()) if strict else 0
+        fronts = {key: self._front(*key) for key in keys}
         choices = {index: fronts[kernel, call.batch] for index, (call, kernel) in enumerate(wanted)}
-        own = {
-            index: Division(self._native(kernel, call.batch).time_s, 0, [])
-            for index, (call, kernel) in enumerate(wanted)
+        own: dict[int, Division] = {}
+        for index, (call, kernel) in enumerate(wanted):
+            native = self._native(kernel, call.batch)
+            own[index] = Division(native.time_s, native.workspace_bytes if strict else 0, [])
+        # Where divisions are asked for, torch's own is the last resort.
+        tries = [{index: [own[index], *front] for index, front in choices.items()}]
+        if self.min_gain == -math.inf:
+            tries.insert(0, {index: front or [own[index]] for index, front in choices.items()})
+        if strict:  # and what is smallest, whatever it is made of
+            every = {key: self._smallest(*key) for key in keys}
+            tries.append(
+                {
+                    index: [own[index], *choices[index], *every[kernel, call.batch]]
+                    for index, (call, kernel) in enumerate(wanted)
+                }
+            )
+        for options in tries:
+            with suppress(ValueError):
+                shares = assign_workspaces(options, max(0, limit))
+                self.spare = limit - sum(d.workspace_bytes for d in shares.values())
+                return [d if d.parts else None for d in (shares[i] for i in range(len(wanted)))]
+        raise self._refusal(wanted)
+
+    def _best(self, kernel: Kernel, batch: int) -> Division | None:
+        """Return the fastest division within the limit (WR), None where nothing fits."""
+        limit, key = self.report.limit_bytes, (kernel, batch)
+        with suppress(ValueError):
+            return best_division(batch, self._divisible(kernel, batch), limit)
+        if self.report.strict and self._native(kernel, batch).workspace_bytes > limit:
+            with suppress(ValueError):
+                found = best_division(batch, self.measured[key], limit)
+                self.own_divided.add(key)
+                return found
+        self.unfit.add(key)
+        return None
+
+    def _front(self, kernel: Kernel, batch: int) -> list[Division]:
+        """Return the divisions that WD may choose, torch's own undivided apart; often none."""
+        candidates = self._divisible(kernel, batch)
+        # Undivided, torch's own is a choice besides.
+        whole = [w for w in candidates[batch] if w.algorithm != backends.NATIVE]
+        candidates |= {batch: whole}
+        try:
+            front = pareto_front(batch, candidates, self.report.limit_bytes)
+        except ValueError:  # nothing fits: torch's own remains
+            self.unfit.add((kernel, batch))
+            return []
+        return [d for d in front if (kernel, batch, str(d)) not in self.failed]
+
+    def _smallest(self, kernel: Kernel, batch: int) -> list[Division]:
+        """Return what keeps a kernel small where that is needed, torch's own divided as well."""
+        with suppress(ValueError):
+            self.own_divided.add((kernel, batch))
+            return pareto_front(batch, self.measured[kernel, batch], self.report.limit_bytes)
+        return []
+
+    def _hold(self, wanted: Sequence[tuple[Call, Kernel]]) -> None:
+        """Refuse where a kernel takes more than the limit for each.
+
+        Raises:
+            WorkspaceLimitError: `strict`, and one does.
+        """
+        limit = self.report.limit_bytes
+        if not self.report.strict:
+            return
+        unfit = any(
+            (kernel, call.batch) in self.unfit
+            and self._native(kernel, call.batch).workspace_bytes > limit
+            for call, kernel in wanted
+        )
+        if unfit or any(taken > limit for taken in self.others.values()):
+            raise self._refusal(wanted)
+
+    def _refusal(self, wanted: Sequence[tuple[Call, Kernel]]) -> WorkspaceLimitError:
+        """Return the error that says what would do."""
+        report = self.report
+        least = {
+            f"{call.name} {kernel.kind}": self._bench(kernel.device).least_bytes(
+                kernel, call.batch, micro_batch_sizes(call.batch, report.policy)
+            )
+            for call, kernel in wanted
         }
-        try:  # where divisions are asked for, torch's own is the last resort
-            fallback = {index: front or [own[index]] for index, front in choices.items()}
-            forced = self.min_gain == -math.inf
-            shares = assign_workspaces(fallback, report.limit_bytes) if forced else {}
-        except ValueError:
-            shares = {}
-        if not shares:
-            every = {index: [own[index], *front] for index, front in choices.items()}
-            shares = assign_workspaces(every, report.limit_bytes)
-        return [shares[index] if shares[index].parts else None for index in range(len(wanted))]
+        least |= self.others
+        if report.mode == "WD":
+            return WorkspaceLimitError(report.limit_bytes, "WD", least, sum(least.values()))
+        beyond = {name: size for name, size in least.items() if size > report.limit_bytes}
+        return WorkspaceLimitError(report.limit_bytes, "WR", beyond, max(least.values()))
+
+    def _needed(self, kernel: Kernel, batch: int, division: Division) -> bool:
+        """Return whether torch's own convolution would take more than it may.
+
+        Under WD it may take what no kernel has, once: what is promised to one is not left to the
+        next.
+        """
+        if not self.report.strict:
+            return False
+        native = self._native(kernel, batch).workspace_bytes
+        if self.report.mode == "WR":
+            return native > self.report.limit_bytes
+        more = max(0, native - division.workspace_bytes)
+        if more > self.spare:
+            return True
+        self.spare -= more
+        return False
 
     def _divisible(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
         """Return what a division may be made of: without torch's own where it was not asked for."""
@@ -280,13 +473,14 @@ class _Tuner:
         time_s = native_s = native.time_s
         if division is not None and division.parts == [(call.batch, backends.NATIVE)]:
             division = None
+        needed = division is not None and self._needed(kernel, call.batch, division)
         if division is not None and division.time_s > (1 - self.min_gain) * native.time_s:
-            division = None
+            division = division if needed else None
         if division is not None:
             bench = self._bench(kernel.device)
             trial = bench.compare(kernel, call.batch, division.parts)
             time_s, native_s = trial.medians_s
-            if trial.ratio > 1 - self.min_gain:
+            if trial.ratio > 1 - self.min_gain and not needed:
                 division, time_s = None, native_s
         names = {name for _, name in division.parts} if division else set()
         return KernelReport(
@@ -298,6 +492,7 @@ class _Tuner:
             native_s=native_s,
             native_bytes=native.workspace_bytes,
             error=max((backends.stated_error(name, kernel) for name in names), default=0.0),
+            needed=needed and division is not None,
         )
 
     def _worthwhile(
@@ -305,21 +500,89 @@ class _Tuner:
     ) -> list[KernelReport]:
         """Leave those layers to torch whose kernels gain less than a call from Python costs."""
         kept: list[KernelReport] = []
-        remaining = iter(chosen)
-        for call in calls:
-            entries = [next(remaining) for _ in call.kinds]
+        for _, entries in _by_call(calls, chosen):
             saved_s = sum(entry.native_s - entry.time_s for entry in entries)
             may_stay = self.min_gain > -math.inf and any(entry.division for entry in entries)
+            may_stay = may_stay and not any(entry.needed for entry in entries)
             kernel, training = entries[0].kernel, len(entries) > 1
             if may_stay and saved_s < self._bench(kernel.device).overhead_s(kernel, training):
-                entries = [replace(e, division=None, time_s=e.native_s) for e in entries]
+                entries = [_untied(entry) for entry in entries]
             kept += entries
         return kept
 
-    def _install(
-        self, model: nn.Module, calls: Sequence[Call], chosen: Sequence[KernelReport]
-    ) -> None:
+    def _settle(
+        self,
+        model: nn.Module,
+        calls: Sequence[Call],
+        chosen: Sequence[KernelReport],
+        step: Callable[[], None],
+    ) -> list[KernelReport]:
+        """Put into place what makes the whole model faster, and what keeps it to the limit."""
         report = self.report
+        made = self._make(calls, chosen)  # before the model is changed: memory may run out
+        untune(model)
+        text = repr(model)
+        groups = list(_by_call(calls, chosen))
+        gains = {
+            number: math.fsum(e.native_s - e.time_s for e in entries if not e.needed)
+            for number, (_, entries) in enumerate(groups)
+            if any(entry.division and not entry.needed for entry in entries)
+        }
+
+        def with_layers(kept: Collection[int]) -> list[KernelReport]:
+            return [
+                entry if number in kept or entry.needed else _untied(entry)
+                for number, (_, entries) in enumerate(groups)
+                for entry in entries
+            ]
+
+        def trial(kept: Collection[int], base: Sequence[KernelReport]) -> Trial:
+            forms = [self._make(calls, with_layers(kept)), self._make(calls, base)]
+            places = [partial(_install, model, form) for form in forms]
+            divided = [
+                [f"{entry.layer} {entry.kernel.facts()} {entry.division}" for entry in form]
+                for form in (with_layers(kept), base)
+            ]
+            what = sha256(json.dumps([text, divided]).encode()).hexdigest()
+            bench = self._bench(chosen[0].kernel.device)
+            try:
+                return bench.compare_models(what, chosen[0].kernel, (places[0], places[1]), step)
+            finally:
+                untune(model)
+
+        def paying(group: list[int]) -> list[int]:
+            """Return the layers of a group that pay together, or the halves of it that do."""
+            if not group or trial(group, with_layers(())).pays:
+                return group
+            half = (len(group) + 1) // 2
+            return [] if half == len(group) else [*paying(group[:half]), *paying(group[half:])]
+
+        if self.min_gain >= 0:
+            with undisturbed(model):
+                order = sorted(gains, key=lambda number: -gains[number])
+                kept = paying(order)
+                if len(kept) < len(order) and kept and not trial(kept, with_layers(())).pays:
+                    kept = []  # not together
+                report.untied = [groups[n][0].name for n in order if n not in kept]
+                chosen = with_layers(kept)
+                made = self._make(calls, chosen)
+                if any(entry.division for entry in chosen):
+                    report.model = trial(kept, [_untied(entry) for entry in chosen])
+        _install(model, made)
+        for workspace in {
+            id(k.workspace): k.workspace for _, t in made for k in t.values()
+        }.values():
+            report.allocated_bytes += workspace.size
+        swapped = {call.name for call, _ in made}
+        for call in calls:
+            if call.name not in swapped:
+                report.skipped[call.name] = self._reason(call)
+        return list(chosen)
+
+    def _make(
+        self, calls: Sequence[Call], chosen: Sequence[KernelReport]
+    ) -> list[tuple[Call, dict[str, TunedKernel]]]:
+        """Return the kernels of the layers that run divided, with their workspace."""
         by_call = {(entry.layer, entry.kernel): entry for entry in chosen}
         workspaces: dict[str, Workspace] = {}
         made: list[tuple[Call, dict[str, TunedKernel]]] = []
@@ -329,40 +592,62 @@ class _Tuner:
             for kind, kernel in kernels_of(call.module, call.signature).items():
                 entry = by_call.get((call.name, kernel))
                 division = entry.division if entry else None
+                needed = entry is not None and entry.needed
                 tuned[kind] = TunedKernel(
                     kernel=kernel,
                     batch=call.batch,
                     parts=division.parts if division else None,
-                    candidates=self._divisible(kernel, call.batch) if division else {},
+                    candidates=self._ways(kernel, call.batch) if division else {},
                     limit_bytes=division.workspace_bytes if division else 0,
                     segment_bytes=segment_bytes(kernel, division),
                     offset=offsets.get(kernel.device, 0),
                     workspace=workspaces.setdefault(kernel.device, Workspace(kernel.device)),
-                    native_s=self._native_times(kernel, call.batch),
+                    # What only so keeps to the limit is divided at other sizes as well.
+                    native_s={} if needed else self._native_times(kernel, call.batch),
                 )
                 end = tuned[kind].offset + tuned[kind].segment_bytes
                 tuned[kind].workspace.reserve(end)
-                if report.mode == "WD":
+                if self.report.mode == "WD":
                     offsets[kernel.device] = end
             if any(kernel.parts is not None for kernel in tuned.values()):
                 made.append((call, tuned))
         for workspace in workspaces.values():
             if workspace.size:
-                workspace.allocate()  # before the model is changed: memory may run out
-                report.allocated_bytes += workspace.size
-        untune(model)
-        for call, tuned in made:
-            install(call.module, call.signature, tuned)
-        swapped = {call.name for call, _ in made}
-        for call in calls:
-            if call.name not in swapped:
-                report.skipped[call.name] = self._reason(call)
+                workspace.allocate()
+        return made
+
+    def _ways(self, kernel: Kernel, batch: int) -> dict[int, list[Candidate]]:
+        """Return what a mini-batch of another size may be divided into."""
+        if (kernel, batch) in self.own_divided:
+            return self.measured[kernel, batch]
+        return self._divisible(kernel, batch)
 
     def _reason(self, call: Call) -> str:
         """Say why a layer that could be tuned was not."""
+        if call.name in self.report.untied:
+            return "its divisions do not make the whole model faster"
         keys = [(kernel, call.batch) for kernel in call.kernels()]
         if any(key not in self.unfit for key in keys):
             return "torch's own convolution is as fast"
         if all(not ways for key in keys for ways in self._divisible(*key).values()):
             return "no algorithm that was asked for computes it"
         return "no division fits into the limit"
+
+
+def _by_call(
+    calls: Sequence[Call], entries: Sequence[KernelReport]
+) -> Iterator[tuple[Call, list[KernelReport]]]:
+    """Yield each call with its kernels' entries."""
+    remaining = iter(entries)
+    for call in calls:
+        yield call, [next(remaining) for _ in call.kinds]
+
+
+def _untied(entry: KernelReport) -> KernelReport:
+    return replace(entry, division=None, time_s=entry.native_s, error=0.0, needed=False)
+
+
+def _install(model: nn.Module, made: Sequence[tuple[Call, dict[str, TunedKernel]]]) -> None:
+    untune(model)
+    for call, tuned in made:
+        install(call.module, call.signature, tuned)

@@ -1,0 +1,386 @@
+"""A limit that is kept by whole networks, a gain that reaches them, and operators that are seen."""
+
+import copy
+import gc
+import io
+import math
+import os
+import sqlite3
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
+
+from repro.measure.allocations import peak_inside
+from repro.microconv import (
+    BenchmarkCache,
+    CacheWarning,
+    LayerGoneError,
+    TunedConv2d,
+    WorkspaceLimitError,
+    find_kernels,
+    tune,
+)
+from repro.microconv.cache import Key
+from repro.microconv.measuring import Trial
+
+OURS = ("convolution", "data_gradient", "filter_gradient")
+WATCHED = (*(f"repro_microconv::{name}" for name in OURS), "aten::convolution")
+WATCHED = (*WATCHED, "aten::convolution_backward")
+BATCH = 8
+
+
+class Net(nn.Module):
+    """Convolutions whose temporary bytes differ, one in groups and one transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Conv2d(3, 24, 5, padding=2)
+        self.grouped = nn.Conv2d(24, 16, 3, padding=1, groups=2)
+        self.norm = nn.BatchNorm2d(16)
+        self.up = nn.ConvTranspose2d(16, 2, 2, stride=2)
+        self.strided = nn.Conv2d(2, 8, 3, stride=2)
+
+    def forward(self, x):
+        x = torch.tanh(self.norm(self.grouped(torch.tanh(self.wide(x)))))
+        return self.strided(torch.tanh(self.up(x))).mean((2, 3))
+
+
+def images(num_samples=BATCH, side=20, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_samples, 3, side, side, generator=generator)
+
+
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+def step(model, x):
+    """A step whose gradients are laid out as a convolution's are."""
+    loss = F.cross_entropy(model(x), torch.arange(len(x)) % 8)
+    return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def held(model, x):
+    """Return what the convolutions of a step take at most, seen from outside, and all together."""
+    step(model, x)
+    taken = [peak for _, peak in peak_inside(lambda: step(model, x), WATCHED)]
+    assert len(taken) >= 8
+    return max(taken), sum(taken)
+
+
+@pytest.mark.parametrize("policy", ["all", "powerOfTwo"])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 1.0])
+def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
+    plain, model, x = net(), net(), images()
+    most, _ = held(plain, x)
+    options = {"policy": policy, "cache": None, "min_gain": 0.5}
+    with pytest.raises(WorkspaceLimitError) as refused:
+        tune(model, x, 0, **options)
+    least = refused.value.least_bytes
+    assert 0 < least < most and not any(type(m) is TunedConv2d for m in model.modules())
+    limit = least + int(share * (most - least))
+    report = tune(model, x, limit, **options)
+    assert report.workspace_bytes <= limit and report.allocated_bytes <= limit
+    taken, _ = held(model, x)
+    # A buffer that is given is not allocated inside.
+    given = max(
+        (k.segment_bytes for m in model.modules() if type(m) is TunedConv2d
+         for layer in m.tuned.values() for k in layer.values()), default=0,
+    )  # fmt: skip
+    assert max(taken, given) <= limit
+    assert share == 1.0 or any(entry.needed for entry in report.kernels)
+    for got, want in zip(step(model, x), step(plain, x), strict=True):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-6)
+    with pytest.raises(WorkspaceLimitError, match=f"would do is {least} bytes"):
+        tune(net(), x, least - 1, **options)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_wd_holds_all_convolutions_together(share):
+    plain, model, x = net(), net(), images()
+    _, whole = held(plain, x)
+    with pytest.raises(WorkspaceLimitError, match="in all: ") as refused:
+        tune(model, x, 0, mode="WD", cache=None)
+    least = refused.value.least_bytes
+    assert sum(refused.value.kernels.values()) == least and "up backward" in refused.value.kernels
+    limit = least + int(share * max(0, whole - least))
+    report = tune(model, x, limit, mode="WD", cache=None, min_gain=0.5)
+    assert report.workspace_bytes <= limit
+    _, taken = held(model, x)
+    assert taken + report.allocated_bytes <= limit
+    with pytest.raises(WorkspaceLimitError):
+        tune(net(), x, least - 1, mode="WD", cache=None)
+
+
+def test_a_smaller_last_batch_is_held_as_well():
+    model, x = net(), images()
+    with pytest.raises(WorkspaceLimitError) as refused:
+        tune(model, x, 0, cache=None)
+    limit = refused.value.least_bytes
+    tune(model, x, limit, cache=None)
+    for num_samples in (7, 5, 2):
+        assert held(model, images(num_samples))[0] <= limit
+
+
+def test_without_strict_torchs_own_takes_what_it_likes_and_the_report_says_so():
+    model, x = net(), images()
+    report = tune(model, x, 0, strict=False, cache=None)
+    assert not any(type(module) is TunedConv2d for module in model.modules())
+    assert report.workspace_bytes > 0 and "NOT held to the limit" in str(report)
+
+
+def test_a_convolution_that_cannot_be_divided_is_in_the_refusal():
+    model = nn.Sequential(nn.Conv1d(64, 64, 9, padding=4))
+    with pytest.raises(WorkspaceLimitError, match="0 backward needs "):
+        tune(model, torch.randn(16, 64, 300), 0, cache=None)
+    tune(model, torch.randn(16, 64, 300), 2**26, cache=None)
+
+
+# A gain that reaches the model
+
+
+class Slow(BenchmarkCache):
+    """Kernels win every trial; what a whole model takes is invented, by the layers it has."""
+
+    def __init__(self, slower):
+        super().__init__(None)
+        self.slower, self.tried = slower, []
+
+    def times(self, key, micro_batch):
+        listing = self.listing(key, micro_batch)
+        if listing is not None:
+            return {name: [10.0 if name == "torch:native" else 1.0] for name, _ in listing}
+        return Kernelwise()
+
+
+class Kernelwise(dict):
+    def __contains__(self, name):
+        return not name.startswith(("model", "native model"))
+
+    def __getitem__(self, name):
+        return [2.0 if name.startswith("native") else 0.0 if "overhead" in name else 1.0]
+
+
+@pytest.mark.parametrize("bad", [(), ("0",), ("2",), ("0", "2"), ("0", "2", "4")])
+def test_layers_of_which_the_model_is_not_faster_are_untied(bad, monkeypatch):
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3), nn.Tanh(), nn.Conv2d(4, 4, 3)
+    )
+
+    def compare(self, what, one, forms, run):
+        def cost():
+            tied = [name for name, m in model.named_modules() if type(m) is TunedConv2d]
+            return 10.0 + sum(1.0 if name in bad else -1.0 for name in tied)
+
+        seconds = []
+        for form in forms:
+            form()
+            run()
+            seconds.append(cost())
+        return Trial((seconds[0],) * 5, (seconds[1],) * 5)
+
+    monkeypatch.setattr("repro.microconv.measuring.Bench.compare_models", compare)
+    report = tune(model, images(4, 12), algorithms=["torch:im2col"], cache=Slow(bad))
+    good = [name for name in ("0", "2", "4") if name not in bad]
+    tied = [name for name, m in model.named_modules() if type(m) is TunedConv2d]
+    # The best of all, or everything where that pays as a whole.
+    assert tied == (["0", "2", "4"] if len(good) > len(bad) else good)
+    assert set(report.untied) == {"0", "2", "4"} - set(tied)
+    for name in report.untied:
+        assert "do not make the whole model faster" in report.skipped[name]
+    assert (report.model is None) == (not tied)
+    if tied:
+        assert report.model.pays and "the whole model, measured: " in str(report)
+
+
+def test_what_keeps_to_the_limit_is_not_untied(monkeypatch):
+    model, x = net(), images()
+    with pytest.raises(WorkspaceLimitError) as refused:
+        tune(model, x, 0, cache=None)
+    never = Trial((2.0,) * 5, (1.0,) * 5)
+    monkeypatch.setattr("repro.microconv.measuring.Bench.compare_models", lambda *a: never)
+    report = tune(model, x, refused.value.least_bytes, cache=None)
+    assert held(model, x)[0] <= refused.value.least_bytes
+    assert report.model is never and any(entry.needed for entry in report.kernels)
+
+
+@pytest.mark.parametrize(
+    ("tuned", "plain", "pays"),
+    [
+        ([1.0] * 5, [2.0] * 5, True),
+        ([1.0] * 4 + [2.0], [2.0] * 4 + [1.0], False),
+        ([1.0] * 6 + [2.0], [2.0] * 6 + [1.0], True),
+        ([1.0] * 5 + [2.0] * 2, [2.0] * 5 + [1.0] * 2, False),
+        ([1.0] * 5, [1.0] * 5, False),
+    ],
+)
+def test_a_gain_is_one_in_all_rounds_or_all_but_one_of_seven(tuned, plain, pays):
+    assert Trial(tuple(tuned), tuple(plain)).pays == pays
+
+
+def test_the_last_trial_leaves_nothing_behind():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout())
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = torch.get_rng_state()
+    tune(model, images(4, 10), algorithms=["torch:im2col"], min_gain=0.0, cache=Slow(()))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+# Operators
+
+
+def tied(algorithm="torch:im2col"):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 5, 3))
+    plain = copy.deepcopy(model)
+    tune(model, images(4, 9), algorithms=[algorithm], min_gain=-math.inf, cache=None)
+    assert type(model[0]) is TunedConv2d
+    return model, plain
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx_sees_what_a_tuned_model_does(mode):
+    model, plain = tied("nnpack:ft8x8")
+    names = [name for name, _ in model.named_parameters()]
+
+    def gradients(x, *parameters):
+        given = dict(zip(names, parameters, strict=True))
+        loss = torch.func.functional_call(model, given, (x,)).square().sum()
+        return torch.autograd.grad(loss, parameters)
+
+    parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    graph = make_fx(gradients, tracing_mode=mode)(images(4, 9), *parameters)
+    # On other values than it was traced with.
+    other = [p.detach() * 1.5 for p in parameters]
+    found = graph(images(4, 9, seed=1), *other)
+    for parameter, value in zip(plain.parameters(), other, strict=True):
+        parameter.data.copy_(value)
+    loss = plain(images(4, 9, seed=1)).square().sum()
+    wanted = torch.autograd.grad(loss, list(plain.parameters()))
+    for got, want in zip(found, wanted, strict=True):
+        assert torch.allclose(got, want, rtol=1e-3, atol=1e-2)
+
+
+def test_flops_are_counted_as_torchs():
+    counts = []
+    for model in tied():
+        with FlopCounterMode(display=False) as counter:
+            model(images(4, 9).requires_grad_()).sum().backward()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_traced_model_computes_any_input_and_says_where_its_layers_are_gone():
+    model, plain = tied("nnpack:ft8x8")
+    traced = torch.jit.trace(model, images(4, 9))
+    for x in (images(4, 9, seed=1), images(3, 9), images(2, 14)):  # the last was not tuned for
+        assert torch.allclose(traced(x), plain(x), rtol=1e-4, atol=1e-4)
+    grown = torch.autograd.grad(traced(images(4, 9)).sum(), list(traced.parameters()))
+    own = torch.autograd.grad(plain(images(4, 9)).sum(), list(plain.parameters()))
+    for got, want in zip(grown, own, strict=True):
+        assert torch.allclose(got, want, rtol=1e-3, atol=1e-2)
+    file = io.BytesIO()
+    torch.jit.save(traced, file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    del model, traced
+    gc.collect()
+    with pytest.raises((LayerGoneError, RuntimeError), match=r"tuned layer \d+, which is not"):
+        loaded(images(4, 9))
+
+
+def test_the_operators_keep_torchs_rules():
+    model, _ = tied()
+    layer = next(iter(model[0].tuned.values()))
+    x = images(4, 9).requires_grad_()
+    arguments = (x, model[0].weight, model[0].bias, layer.number)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(
+        torch.ops.repro_microconv.convolution.default, arguments, test_utils=tests
+    )
+
+
+# What the limit is made of
+
+
+def test_what_a_division_takes_is_what_it_lists():
+    """Of 16 bits filter gradients are summed in float32, in a buffer of its own."""
+    from repro.measure.allocations import peak_allocation
+    from repro.microconv import backends
+    from repro.microconv.measuring import Bench
+
+    for model in (net(), net().bfloat16()):
+        x = images().to(next(model.parameters()).dtype)
+        bench = Bench(backends.choose(["torch:native"], "cpu"), BenchmarkCache(None))
+        for _, kernel, batch in find_kernels(model, x):
+            found = bench.candidates(kernel, batch, [1, 3, 4, BATCH])
+            first, second, out = kernel.tensors(batch)
+            for sizes in ((3, 4, 1), (4, 4), (1,) * 8):
+                parts = [(size, backends.NATIVE) for size in sizes]
+                listed = max(found[size][0].workspace_bytes for size in sizes)
+                empty = torch.empty(0, dtype=torch.uint8)
+
+                def run(parts=parts, kernel=kernel, of=(first, second, out, empty)):
+                    backends.run_division(parts, kernel, *of)
+
+                run()
+                assert peak_allocation(run, "cpu") <= listed, (kernel, sizes)
+
+
+# Policy, progress, the cache
+
+
+def test_the_policy_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "undivided")
+    assert tune(nn.Conv2d(3, 4, 3), images(2, 6), cache=None).policy == "undivided"
+    assert tune(nn.Conv2d(3, 4, 3), images(2, 6), policy="all", cache=None).policy == "all"
+    monkeypatch.setenv("REPRO_MICROCONV_POLICY", "half")
+    with pytest.raises(ValueError, match="unknown policy 'half'"):
+        tune(nn.Conv2d(3, 4, 3), images(2, 6), cache=None)
+
+
+def test_progress_counts_kernels_and_estimates_the_rest(capsys):
+    told = []
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    tune(model, images(3, 8), policy="all", cache=BenchmarkCache(None), progress=told.append)
+    assert [p.done for p in told] == [1, 2, 3, 4, 5] and {p.total for p in told} == {5}
+    assert all(p.left_s > 0 for p in told[:-1]) and told[-1].left_s == 0
+    assert "about" in str(told[0]) and capsys.readouterr().err == ""
+
+
+def test_a_cache_that_cannot_be_written_is_read_and_the_rest_kept_in_memory(tmp_path, monkeypatch):
+    path = tmp_path / "shared.sqlite"
+    BenchmarkCache(path).store_times(Key("known"), 1, {"torch:fft": [1.0]})
+    connect = sqlite3.connect
+
+    def read_only(name, **options):
+        if name == str(path):
+            return connect(f"file:{path}?mode=ro", uri=True, **options)
+        return connect(name, **options)
+
+    monkeypatch.setattr(sqlite3, "connect", read_only)
+    cache = BenchmarkCache(path)
+    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
+    with pytest.warns(CacheWarning, match="cannot be written: .*; new results are kept in memory"):
+        cache.store_times(Key("new"), 1, {"torch:fft": [2.0]})
+    cache.store_listing(Key("new"), 1, [("torch:fft", 3)])  # told once
+    assert cache.times(Key("new"), 1) == {"torch:fft": [2.0]}
+    assert cache.listing(Key("new"), 1) == [("torch:fft", 3)]
+    assert cache.times(Key("known"), 1) == {"torch:fft": [1.0]}
+    assert BenchmarkCache(path).times(Key("new"), 1) == {}
+
+
+def test_the_default_cache_falls_back_to_memory(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REPRO_CACHE", os.fspath(tmp_path / "file" / "below"))
+    with pytest.warns(CacheWarning, match="kept in memory until the process ends"):
+        report = tune(nn.Conv2d(3, 4, 3), images(2, 6))
+    assert report.measured + report.cached > 0
