@@ -13,6 +13,7 @@ PAPER = Paper(
     experiments=by_name(
         Experiment("candidates", f"{_HERE}.experiments:candidates"),
         Experiment("network", f"{_HERE}.experiments:network"),
+        Experiment("iterations", f"{_HERE}.iterating:iterations"),
         Experiment("deepbench", f"{_HERE}.experiments:bench_layers"),
         Experiment("cluster", f"{_HERE}.experiments:cluster"),
         Experiment("solver", f"{_HERE}.experiments:solver"),
@@ -40,6 +41,12 @@ PAPER = Paper(
         Artefact("figure13", "Figure 13", "A heterogeneous cluster", f"{_HERE}.devices:FIGURE13"),
         Artefact(
             "table5", "Table V", "AlexNet, ResNet-50 and DenseNet-40", f"{_HERE}.networks:TABLE5"
+        ),
+        Artefact(
+            "iterations",
+            "Sections IV-B1 to IV-B3",
+            "Whole iterations under limits that bind",
+            f"{_HERE}.iterations:ITERATIONS",
         ),
         Artefact(
             "optimisation",

@@ -149,6 +149,73 @@ def wd_total(role: str, limit_mib: int) -> int:
     return limit_mib * kernels
 
 
+# Whole iterations, by network: what is changed of it, the limit for each kernel in MiB, and in what
+# ways it is run: mode, total under WD, policy. On a CPU the limit is one at which undivided still
+# fits, and torch's own convolutions do not: filters that are reordered take bytes that no smaller
+# mini-batch saves, so that the paper's bytes per sample are out of reach for some kernels.
+Way = tuple[str, float | None, str]
+_UNDIVIDED, _TWO, _ALL = (("WR", None, policy) for policy in POLICIES)
+_SMALL_WAYS: tuple[Way, ...] = (_UNDIVIDED, _TWO)
+
+
+def _wd(total_mib: float, policy: str) -> Way:
+    return "WD", total_mib, policy
+
+
+_RESNET18 = {"name": "torchvision/resnet18"}
+_ITERATED: dict[str, dict[str, tuple[dict[str, Any], float, tuple[Way, ...]]]] = {
+    "smoke": {
+        "AlexNet": ({}, 0.05, (*_SMALL_WAYS, _ALL, _wd(0.4, "all"))),
+        "ResNet-50": ({}, 0.05, _SMALL_WAYS),
+        "DenseNet-40": ({}, 0.02, _SMALL_WAYS),
+        "ResNet-18": (
+            {"model": {"name": "resnet18", "width": 4}, "image": 16, "batch": 2},
+            0.05,
+            _SMALL_WAYS,
+        ),
+    },
+    "quick": {
+        # WD with what WR has in all, and with 75 MiB.
+        "AlexNet": ({}, 8, (*_SMALL_WAYS, _wd(120, "powerOfTwo"), _wd(75, "powerOfTwo"))),
+        "ResNet-50": ({}, 4, _SMALL_WAYS),
+        "DenseNet-40": ({}, 2.5, _SMALL_WAYS),
+        "ResNet-18": ({"model": _RESNET18, "image": 64, "batch": 8}, 4, _SMALL_WAYS),
+    },
+}
+_ON_A_GPU: dict[str, tuple[dict[str, Any], float, tuple[Way, ...]]] = {
+    "AlexNet": (
+        {},
+        LIMITS_MIB[1],
+        (*_SMALL_WAYS, _ALL, _wd(120, "all"), _wd(960, "all")),
+    ),
+    "ResNet-50": ({}, LIMITS_MIB[1], _SMALL_WAYS),
+    "DenseNet-40": ({}, LIMITS_MIB[1], _SMALL_WAYS),
+    "ResNet-18": (
+        {"model": _RESNET18, "image": 224, "batch": BATCHES["ResNet-18"]},
+        LIMITS_MIB[1],
+        _SMALL_WAYS,
+    ),
+}
+ITERATED = (*ROLES, "ResNet-18")
+_PROCESSES = {"smoke": 1, "quick": 3, "gpu": 3, "paper": 5}
+_LOW_MEMORY = {"quick": ["torch:direct", "torch:im2col"]}  # as cuDNN's implicit GEMM
+
+
+def iterations(profile: str, role: str) -> Run:
+    """Return a network's whole iterations under a limit that binds, by policy, in turns."""
+    changes, limit_mib, ways = _ITERATED.get(profile, _ON_A_GPU)[role]
+    own = base(profile, "AlexNet" if role == "ResNet-18" else role)
+    config = own | {"role": role} | changes
+    config["algorithms"] = [*own["algorithms"], *_LOW_MEMORY.get(profile, [])]
+    config |= {
+        "limit_mib": limit_mib,
+        "ways": [list(way) for way in ways],
+        "processes": _PROCESSES[profile],
+        "repeats": REPEATS[profile],
+    }
+    return Run("iterations", config, seeds=(0,), label=f"{role}, iterations")
+
+
 def settings(profile: str) -> tuple[str, ...]:
     """Return the settings of precision of a profile."""
     return tuple(SETTINGS[profile])

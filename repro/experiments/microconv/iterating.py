@@ -1,0 +1,151 @@
+"""Whole iterations of a network held to a workspace limit, each policy in turns, by processes."""
+
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from repro.datasets import ImageData
+from repro.experiments.machine import machine
+from repro.experiments.microconv.building import (
+    Config,
+    build_network,
+    difference,
+    iteration,
+    own_difference,
+    rounding,
+)
+from repro.experiments.outcome import Outcome
+from repro.measure import time_interleaved
+from repro.measure.allocations import peak_inside
+from repro.microconv import BenchmarkCache, TuningReport, WorkspaceLimitError, tune
+
+MIB = 2**20
+PLAIN, AGAIN, FREE = "plain", "plain again", "tuned, no limit"
+_WATCHED = ("aten::convolution", "aten::convolution_backward") + tuple(
+    f"repro_microconv::{name}" for name in ("convolution", "data_gradient", "filter_gradient")
+)
+
+
+def iterations(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Time a network's iteration untuned, and held to a limit with each policy, all in turns.
+
+    Forms are torch's own twice, which shows what the same thing scatters by; `tune` without a
+    binding limit; and `tune` held to the limit by each policy. A form that cannot be held is told
+    with the smallest limit that would do. This process measures and divides; the iterations are
+    timed in it and in others after each other, which find the measurements in a file.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "times.sqlite"
+        first, described = _timed(config, device, path, measured=True)
+        samples = [first]
+        for _ in range(config["processes"] - 1):
+            told = json.dumps([dict(config), device, str(path)])
+            done = subprocess.run(
+                [sys.executable, "-c", _CHILD, told], capture_output=True, text=True
+            )
+            if done.returncode:
+                raise RuntimeError(f"a process that times iterations failed: {done.stderr[-2000:]}")
+            samples.append(json.loads(done.stdout.splitlines()[-1]))
+    return Outcome(metrics=described | {"samples_s": samples})
+
+
+_CHILD = """
+import json, sys
+from repro.experiments.microconv.iterating import child
+print(json.dumps(child(*json.loads(sys.argv[1]))))
+"""
+
+
+def child(config: Config, device: str, path: str) -> dict[str, list[float]]:
+    """Return the seconds of each form's iterations in another process."""
+    return _timed(config, device, Path(path), measured=False)[0]
+
+
+def _timed(
+    config: Config, device: str, path: Path, measured: bool
+) -> tuple[dict[str, list[float]], dict[str, Any]]:
+    with machine(config, device), rounding(config, device):
+        plain, images, labels = build_network(config, device)
+        cache = BenchmarkCache(path)
+        forms: dict[str, nn.Module] = {PLAIN: plain, AGAIN: copy.deepcopy(plain)}
+        told: dict[str, Any] = {}
+        for name, options in _forms(config).items():
+            model = copy.deepcopy(plain)
+            try:
+                report = tune(
+                    model, images, algorithms=config["algorithms"], cache=cache, **options
+                )
+            except WorkspaceLimitError as refused:
+                told[name] = {"least_bytes": refused.least_bytes, "kernels": len(refused.kernels)}
+                continue
+            forms[name] = model
+            if measured:
+                told[name] = _described(report, model, plain, images, labels)
+        steps: dict[str, Callable[[], Any]] = {
+            name: _bound(model, images, labels) for name, model in forms.items()
+        }
+        timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device)
+        return {name: list(timing.samples_s) for name, timing in timed.items()}, {"forms": told}
+
+
+def _forms(config: Config) -> dict[str, dict[str, Any]]:
+    limit = int(config["limit_mib"] * MIB)
+    found: dict[str, dict[str, Any]] = {FREE: {"strict": False, "workspace_limit": 512 * MIB}}
+    for mode, total, policy in config["ways"]:
+        bound = limit if mode == "WR" else int(total * MIB)
+        found[form_name(mode, total, policy)] = {
+            "mode": mode,
+            "policy": policy,
+            "workspace_limit": bound,
+            # Held to a limit, every gain that the sum of kernels promises is taken.
+            "min_gain": 0.0,
+        }
+    return found
+
+
+def form_name(mode: str, total_mib: float | None, policy: str) -> str:
+    """Return the name of a form, such as ``WR powerOfTwo`` or ``WD 75 MiB powerOfTwo``."""
+    return f"WR {policy}" if mode == "WR" else f"WD {total_mib:g} MiB {policy}"
+
+
+def _bound(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], Any]:
+    return lambda: iteration(model, images, labels)
+
+
+def _described(
+    report: TuningReport,
+    model: nn.Module,
+    plain: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+) -> dict[str, Any]:
+    """Return what became of the kernels, and whether losses and gradients are the same."""
+    loss_error, gradient_error = difference(model, plain, images, labels)
+    own = own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
+    seen: int | None = None
+    if images.device.type == "cpu":
+        inside = peak_inside(lambda: iteration(model, images, labels), _WATCHED)
+        seen = max((taken for _, taken in inside), default=0)
+    ways: Mapping[str, Any] = {
+        "kernels": len(report.kernels),
+        "divided": sum(entry.division is not None for entry in report.kernels),
+        "needed": sum(entry.needed for entry in report.kernels),
+        "untied": len(report.untied),
+        "predicted_s": report.time_s,
+        "native_s": report.native_s,
+        "workspace_bytes": report.workspace_bytes,
+        "allocated_bytes": report.allocated_bytes,
+        "seen_bytes": seen,
+        "loss_error": loss_error,
+        "gradient_error": gradient_error,
+        "own_gradient_error": own,
+    }
+    return dict(ways)
