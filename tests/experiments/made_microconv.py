@@ -249,6 +249,46 @@ def solved(small_s: Sequence[float] = (0.9, 0.1, 0.1), large_s: Sequence[float] 
     return {"metrics": {"fronts": "made up at random"}, "timings": timings}
 
 
+def iterations(run: Run, **relative: Any) -> dict[str, Any]:
+    """Return a network's iterations, each form `relative` times as slow as torch's own.
+
+    Args:
+        run: Whose forms are made.
+        relative: By form, its blanks as ``_``: a number, one for each process, or bytes that would
+            do as ``"1000 bytes"``.
+    """
+    names = ["plain", "plain again", "tuned, no limit"]
+    for mode, total, policy in run.config["ways"]:
+        names.append(f"WR {policy}" if mode == "WR" else f"WD {total:g} MiB {policy}")
+    forms: dict[str, Any] = {}
+    samples: list[dict[str, list[float]]] = [{} for _ in range(3)]
+    for name in names:
+        value = relative.get(name.replace(" ", "_").replace(",", ""), 1.0)
+        if isinstance(value, str):
+            forms[name] = {"least_bytes": int(value.split()[0]), "kernels": 2}
+            continue
+        each = value if isinstance(value, tuple) else (value, value * 1.001, value / 1.001)
+        each = (1.0, 1.0, 1.0) if name == "plain" else each
+        for process, factor in enumerate(each):
+            samples[process][name] = [0.1 * factor * (1 + process)] * 3
+        if not name.startswith("plain"):
+            forms[name] = {
+                "kernels": 14,
+                "divided": 0 if "undivided" in name else 5,
+                "needed": 2,
+                "untied": 1,
+                "predicted_s": 0.05,
+                "native_s": 0.06,
+                "workspace_bytes": int(run.config["limit_mib"] * MIB),
+                "allocated_bytes": 0,
+                "seen_bytes": int(run.config["limit_mib"] * MIB) - 1,
+                "loss_error": 1e-7,
+                "gradient_error": 1e-6,
+                "own_gradient_error": 0.0,
+            }
+    return {"metrics": {"forms": forms, "samples_s": samples}}
+
+
 def plausible(run: Run) -> dict[str, Any]:
     """Return an outcome of any run, as the paper has it."""
     divided = run.config.get("policy") != "undivided"
@@ -267,6 +307,8 @@ def plausible(run: Run) -> dict[str, Any]:
     if run.experiment == "network":
         variables = 30 if run.config["mode"] == "WD" else 0
         return network(0.5 if divided else 1.0, variables=variables)
+    if run.experiment == "iterations":
+        return iterations(run, WR_undivided=1.3, **{"WD_82.5_MiB_powerOfTwo": 0.9})
     if run.experiment == "deepbench":
         return bench(("3×3", 1.0, 0.5), ("5×5", 1.0, 0.8), ("1×1", None, 2.0))
     if run.experiment == "cluster":

@@ -103,11 +103,16 @@ class TestFigure13:
         ratio = other[16] / fastest_split(32, [one, other])
         assert together["even is slower by"] == f"{ratio:.2f}×"
         assert three["even split (ms)"] == three["even is slower by"] == DASH  # 32 / 3 is no size
-        assert three["paper"] == "2.12×" and together["paper"] == DASH
+        own = frame.set_index("devices")
+        assert own.loc["the paper's K80 (two GK210) + K20Xm"]["paper"] == "2.12×"
+        shares = own.loc["the paper's K80 (two GK210) + K20Xm"]["batch sizes"]
+        assert shares == "K20Xm: 8, GK210 (1): 12, GK210 (2): 12"
+        assert own.loc["the paper's all its GPUs"]["paper"] == "2.20×"
+        assert three["paper"] == together["paper"] == DASH
         assert "CPU, 2 threads" in three["devices"] and "CPU, 1 thread" in together["devices"]
 
     def test_the_papers_own_row_is_there_without_records(self):
-        (row,) = table(lambda run: None).to_dict("records")
+        *_, row = table(lambda run: None).to_dict("records")
         assert "750Ti" in row["devices"] and row["even split (ms)"] == "168.4"
         times = [{b: t * b / 16 for b in range(4, 33, 4)} for t in (168.43, 83.03)]
         assert row["slowest (ms)"] == f"{fastest_split(32, times):.1f}"

@@ -47,6 +47,7 @@ TOYS: dict[str, tuple[Run, dict[str, Any]]] = {
         {"largest_mmacs": 105},
     ),
     "Vision": (settings.deepbench("smoke", "Vision", "fp32"), {"largest_mmacs": 1}),
+    "iterations": (settings.iterations("smoke", "ResNet-50"), {"processes": 2}),
     "cluster": (settings.cluster("smoke"), {"repeats": 1}),
     "solver": (settings.solver("smoke"), {"sizes": [[5, 20], [9, 40]], "repeats": 2}),
 }
@@ -80,7 +81,7 @@ def toys() -> Iterator[Toys]:
         # It would hold for the whole process, and so for all tests that follow.
         for module in (machine_module, experiments):
             patch.setattr(module, "keep_freed_memory", lambda: kept.append(1))
-        patch.setattr(experiments, "_caches", {})
+        patch.setattr(building, "caches", {})
         for name, (run, _) in TOYS.items():
             function = PAPER.experiments[run.experiment].function
             with watching() as files:
@@ -227,38 +228,23 @@ class TestCandidates:
 
     def test_it_starts_from_an_empty_cache_and_leaves_its_own(self, monkeypatch):
         monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: None)
-        monkeypatch.setattr(experiments, "_caches", {})
+        monkeypatch.setattr(building, "caches", {})
         config = settings.candidates("smoke", "AlexNet", "undivided").config
         first = experiments.candidates(config, 0, None, "cpu")
         again = experiments.candidates(config, 0, None, "cpu")
         assert first.metrics["measured"] == again.metrics["measured"] > 0
-        (cache,) = experiments._caches.values()
+        (cache,) = building.caches.values()
         conv2 = dict(settings.conv2("smoke").config) | {"policy": "undivided"}
         experiments.candidates(conv2, 0, None, "cpu")  # another batch size, kept to itself
-        assert list(experiments._caches.values()) == [cache]
+        assert list(building.caches.values()) == [cache]
 
 
 class TestNetwork:
     @pytest.mark.parametrize("name", NETWORKS)
-    def test_keys_and_timings(self, toys, name):
+    def test_keys(self, toys, name):
         outcome = toys.outcomes[name]
-        assert set(outcome.metrics) == {
-            "kernels",
-            "variables",
-            "optimise_s",
-            "tuned_kernels",
-            "tuned_s",
-            "tuned_native_s",
-            "allocated_bytes",
-            "loss_error",
-            "gradient_error",
-            "own_gradient_error",
-        }
-        tuned = outcome.metrics["tuned_kernels"] > 0  # else there is nothing to compare
-        assert set(outcome.timings) == ({"tuned", "plain"} if tuned else {"plain"})
-        for timing in outcome.timings.values():
-            assert len(timing.samples_s) == config_of(name)["repeats"]
-            assert min(timing.samples_s) > 0
+        assert set(outcome.metrics) == {"kernels", "variables", "optimise_s"}
+        assert not outcome.timings
 
     @pytest.mark.parametrize("name", NETWORKS)
     def test_parts_make_the_batch_of_sizes_of_the_policy(self, toys, name):
@@ -326,20 +312,6 @@ class TestNetwork:
             if config_of(name)["mode"] == "WR":
                 assert toys.outcomes[name].metrics["variables"] == 0
 
-    @pytest.mark.parametrize("name", NETWORKS)
-    def test_errors_are_small(self, toys, name):
-        metrics = toys.outcomes[name].metrics
-        assert 0 <= metrics["loss_error"] <= 1e-4
-        assert 0 <= metrics["gradient_error"] <= 0.1  # a unit may lie at the edge of its ReLU
-        assert (metrics["own_gradient_error"] > 0) <= (metrics["gradient_error"] > 1e-4)
-
-    @pytest.mark.parametrize("name", NETWORKS)
-    def test_what_tune_reports(self, toys, name):
-        metrics = toys.outcomes[name].metrics
-        assert 0 <= metrics["tuned_kernels"] <= len(metrics["kernels"])
-        assert 0 < metrics["tuned_s"] <= metrics["tuned_native_s"] * (1 + 1e-9)
-        assert metrics["allocated_bytes"] >= 0
-
     def test_densenets_39_convolutions(self, toys):
         rows = toys.outcomes["DenseNet-40"].metrics["kernels"]
         assert len(rows) == 3 * 39 - 1
@@ -347,10 +319,10 @@ class TestNetwork:
 
     def test_measured_times_are_shared_within_a_network(self, monkeypatch):
         monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: None)
-        monkeypatch.setattr(experiments, "_caches", {})
+        monkeypatch.setattr(building, "caches", {})
         config = settings.network("smoke", "AlexNet", "WR", 8, "undivided").config
         found = [experiments.network(config, 0, None, "cpu").metrics["kernels"] for _ in range(2)]
-        assert found[0] == found[1] and len(experiments._caches) == 1
+        assert found[0] == found[1] and len(building.caches) == 1
 
 
 class Broken(Exception):
@@ -362,7 +334,7 @@ class TestTrouble:
     def quiet(self, monkeypatch) -> Iterator[None]:
         monkeypatch.setattr(machine_module, "keep_freed_memory", lambda: None)
         monkeypatch.setattr(experiments, "keep_freed_memory", lambda: None)
-        monkeypatch.setattr(experiments, "_caches", {})
+        monkeypatch.setattr(building, "caches", {})
         threads = torch.get_num_threads()
         torch.set_num_threads(2)
         yield

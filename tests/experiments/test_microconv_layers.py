@@ -35,7 +35,7 @@ class TestSmallLimit:
         _, evidence = judge("figure1/fast_needs_more", lambda run: candidates(self.EXCLUDED))
         # Undivided, 8 samples: 8 ms against 4 ms and a microsecond.
         assert f"up to {8 / 4.001:.2f} times as slow" in evidence
-        assert "8 MiB at a mini-batch of 16 stand for 128 at the paper's" in evidence
+        assert "8 MiB at a mini-batch of 8 stand for 256 at the paper's" in evidence
 
     def test_not_run(self):
         assert judge("figure1/fast_needs_more", lambda run: None) == ("not run", "no records")
@@ -198,7 +198,7 @@ class TestFigure10:
         assert row["over undivided"] == "2.00×" and row["paper"] == "2.33×"
         assert frame.loc[64, "powerOfTwo"]["over undivided"] == "1.25×"
         assert frame.loc[64, "powerOfTwo"]["paper"] == "48.9 MiB, 32s"
-        assert frame.loc[64, "undivided"]["paper"] == "4.3 KiB"
+        assert frame.loc[64, "undivided"]["paper"] == "GEMM, 4.3 KiB; FFT, 213 MiB"
         # In the quick plan `all` is not tried.
         assert frame.loc[8, "undivided"]["division"] == "does not fit"
         assert frame.loc[8, "undivided"]["time (ms)"] == DASH

@@ -1,6 +1,5 @@
 """What a network gains under a limit for each kernel: Figure 9, Table V."""
 
-import itertools
 import math
 import random
 from typing import Any
@@ -269,36 +268,6 @@ class TestThreeNetworks:
         if values[0] == 0.8:
             assert "×1.25 [" in evidence and f"paper ×{229 / 186:.2f}" in evidence
 
-    @pytest.mark.parametrize(
-        ("errors", "loss", "gradients"),
-        [
-            ([(1e-7, 1e-6, 0.0)], "reproduced", "reproduced"),
-            ([(1e-7, 2e-2, 2e-2)], "reproduced", "reproduced"),  # as far as torch's own are apart
-            ([(1e-7, 2e-2, 1e-2)], "reproduced", "not reproduced"),
-            ([(2e-4, 1e-6, 0.0)], "not reproduced", "reproduced"),
-            ([(1e-7, 1e-6, 0.0), (2e-4, 2e-2, 0.0)], "not reproduced", "not reproduced"),
-            ([(math.nan, math.nan, 0.0)], "not reproduced", "not reproduced"),
-        ],
-    )
-    def test_results_do_not_change(self, errors, loss, gradients):
-        names = ("loss_error", "gradient_error", "own_gradient_error")
-        given = itertools.cycle(errors)
-
-        def make(run):
-            if run.config["setting"] != "fp32":
-                return network(loss_error=0.1, gradient_error=0.1)  # rounds coarsely: not judged
-            return network(**dict(zip(names, next(given), strict=True)))
-
-        for key, word in (("same_loss", loss), ("same_gradients", gradients)):
-            found, evidence = judge(f"table5/{key}", make, "gpu")
-            assert found == word, evidence
-        assert ("edge of its ReLU" in evidence) == any(not gap <= 1e-4 for _, gap, _ in errors)
-
-    def test_networks_left_to_torch_say_nothing(self):
-        for key in ("same_loss", "same_gradients"):
-            word, evidence = judge(f"table5/{key}", lambda run: network(tuned_kernels=0))
-            assert word == "not run" and "no kernel of them left torch's own" in evidence
-
 
 class TestFigure9:
     def make(self, run):
@@ -319,15 +288,13 @@ class TestFigure9:
         assert row["torch's own (ms)"] == "120.0"
         assert row["over undivided"] == "2.50×"
         assert row["workspace in all (MiB)"] == "8.0"
-        assert row["tune(): iteration (ms)"] == "500.0" and row["untuned (ms)"] == "600.0"
-        assert row["faster"] == "1.20×" and row["n"] == "3"
-        assert row["paper, P100"] == "1.63×"
+        assert row["paper, P100"] == "1.63×" and row["paper, K80"] == "2.10×"
+        assert row["paper, V100"] == "1.60×" and row["iteration"] == "1.81×, 1.40×, 1.45×"
         assert set(frame["paper, P100"]) == {DASH, "1.63×"}
-        assert set(frame.loc[64, "powerOfTwo"].iloc[4:]) == {DASH}
+        assert set(frame.loc[64, "powerOfTwo"].iloc[6:]) == {DASH}
         unfit = frame.loc[8, "undivided"]
         assert unfit["convolutions within the limit (ms)"] == "does not fit: 2 kernels"
         assert unfit["torch's own (ms)"] == unfit["over undivided"] == DASH
-        assert unfit["tune(): iteration (ms)"] == "500.0"  # which does not hold torch to the limit
         assert frame.loc[8, "all"]["over undivided"] == DASH
         assert frame.loc[64, "undivided"]["over undivided"] == "1.00×"
 

@@ -31,7 +31,7 @@ class TestTuning:
         word, evidence = judge("optimisation/power_of_two_saves", tuned(every, 1.0))
         assert word == "undecided"
         assert f"×{1 / every:.2f} (no spread known), paper ×{3.82 / 34.16:.2f}" in evidence
-        assert "34 for 34 times measured at a mini-batch of 16" in evidence
+        assert "34 for 34 times measured at a mini-batch of 8" in evidence
 
     def test_not_run(self):
         word, _ = judge("optimisation/power_of_two_saves", tuned(10.0, None))

@@ -17,6 +17,9 @@ from repro.microconv.kernels import precision
 from repro.microconv.measuring import Bench
 from repro.models import build
 
+# Measured times, shared by the experiments on one network within a process.
+caches: dict[str, BenchmarkCache] = {}
+
 Config = Mapping[str, Any]
 Named = tuple[str, Kernel, int]  # layer, kernel, mini-batch size
 _MAX_ERROR = 1e-4
@@ -72,8 +75,18 @@ def make_bench(config: Config, device: str, cache: BenchmarkCache) -> Bench:
 
 def cache_key(config: Config, device: str) -> str:
     """Return what the measured times of a network depend on."""
-    parts = ("role", "model", "image", "batch", "setting", "algorithms", "threads")
+    parts = ("role", "model", "image", "batch", "setting", "threads")
     return repr([config.get(part) for part in parts] + [device])
+
+
+def share(config: Config, device: str, cache: BenchmarkCache) -> None:
+    """Let the experiments on a network that follow use what was measured."""
+    caches[cache_key(config, device)] = cache
+
+
+def shared(config: Config, device: str) -> BenchmarkCache:
+    """Return what the experiments on a network have measured so far in this process."""
+    return caches.setdefault(cache_key(config, device), BenchmarkCache(None))
 
 
 def iteration(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

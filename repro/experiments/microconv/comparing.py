@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from repro.experiments.design import Results, one_machine
 from repro.experiments.judging import Gap, NotRun, Part, Spread
 from repro.experiments.microconv.settings import (
@@ -41,12 +39,6 @@ def workspace_bytes(record: Record) -> int:
 def unfit(record: Record | None) -> list[str]:
     """Return the kernels that have no division within the limit."""
     return [label(row) for row in kernels_of(record) if "time_s" not in row]
-
-
-def paired_ratio(record: Record, slower: str, faster: str) -> float:
-    """Return the median over rounds of one timing over another that was taken in turns."""
-    pairs = zip(*(record.timings[name]["samples_s"] for name in (slower, faster)), strict=True)
-    return float(np.median([a / b for a, b in pairs]))
 
 
 def speedup(slower: Record | None, faster: Record | None) -> float | None:

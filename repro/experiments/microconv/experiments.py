@@ -1,6 +1,5 @@
 """The experiments of μ-cuDNN: what is executed and measured."""
 
-import copy
 import itertools
 import os
 import random
@@ -18,13 +17,12 @@ from repro.experiments.microconv.building import (
     Config,
     Named,
     build_network,
-    cache_key,
-    difference,
     iteration,
     make_bench,
     network_kernels,
-    own_difference,
     rounding,
+    share,
+    shared,
 )
 from repro.experiments.outcome import Outcome
 from repro.measure import time_interleaved
@@ -39,7 +37,6 @@ from repro.microconv import (
     best_division,
     micro_batch_sizes,
     pareto_front,
-    tune,
 )
 from repro.microconv.backends import BACKENDS, NATIVE
 from repro.microconv.measuring import Bench
@@ -48,9 +45,6 @@ from repro.microconv.torch_backend import TorchBackend
 MIB = 2**20
 CHECKED_MIB = (8, 64)  # limits at which the divisions of a single layer are run
 _CAP_MIB = 512  # the largest limit of the paper; algorithms that need more are not measured
-
-# Measured times, shared by the experiments on one network within a process.
-_caches: dict[str, BenchmarkCache] = {}
 
 
 def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -79,7 +73,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         optimise_s = time.perf_counter() - start
         checked: list[dict[str, Any]] = []
         if not config.get("layer"):
-            _caches[cache_key(config, device)] = cache
+            share(config, device, cache)
         else:
             (_, kernel, batch), *_ = named
             policies = POLICIES if config["policy"] == "all" else ("undivided", config["policy"])
@@ -171,16 +165,14 @@ def _shape(kernel: Kernel) -> str:
 
 
 def network(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Divide a network's kernels under a limit, run them, and time a whole iteration of it.
+    """Divide a network's kernels under a limit and run them, kernel by kernel.
 
-    Twice: with every byte of temporary memory held to the limit, torch's own convolution
-    included, kernel by kernel; and as `tune` does it, which leaves a kernel to torch where that
-    is fastest.
+    Every byte of temporary memory is held to the limit, torch's own convolution included. Whole
+    iterations are `iterating.iterations`.
     """
     with machine(config, device), rounding(config, device):
-        model, images, labels = build_network(config, device)
-        named = network_kernels(config, device, model)
-        cache = _caches.setdefault(cache_key(config, device), BenchmarkCache(None))
+        named = network_kernels(config, device)
+        cache = shared(config, device)
         bench = make_bench(config, device, cache)
         limit = config["limit_mib"] * MIB
         sizes = {batch: micro_batch_sizes(batch, config["policy"]) for _, _, batch in named}
@@ -208,38 +200,7 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
                 }
             rows.append(row)
 
-        plain = copy.deepcopy(model)
-        report = tune(
-            model,
-            images,
-            limit,
-            config["policy"],
-            config["mode"],
-            algorithms=config["algorithms"],
-            cache=cache,
-        )
-        loss_error, gradient_error = difference(model, plain, images, labels)
-        own_error = own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
-        steps: dict[str, Callable[[], Any]] = {"plain": lambda: iteration(plain, images, labels)}
-        # Where every kernel was left to torch there is nothing to compare.
-        if any(entry.division is not None for entry in report.kernels):
-            steps["tuned"] = lambda: iteration(model, images, labels)
-        timings = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device)
-        return Outcome(
-            metrics={
-                "kernels": rows,
-                "variables": solved,
-                "optimise_s": optimise_s,
-                "tuned_kernels": sum(entry.division is not None for entry in report.kernels),
-                "tuned_s": report.time_s,
-                "tuned_native_s": report.native_s,
-                "allocated_bytes": report.allocated_bytes,
-                "loss_error": loss_error,
-                "gradient_error": gradient_error,
-                "own_gradient_error": own_error,
-            },
-            timings=timings,
-        )
+        return Outcome(metrics={"kernels": rows, "variables": solved, "optimise_s": optimise_s})
 
 
 def _hold(

@@ -21,6 +21,7 @@ from repro.experiments.microconv.building import (
     iteration,
     own_difference,
     rounding,
+    shared,
 )
 from repro.experiments.outcome import Outcome
 from repro.measure import time_interleaved
@@ -29,8 +30,11 @@ from repro.microconv import BenchmarkCache, TuningReport, WorkspaceLimitError, t
 
 MIB = 2**20
 PLAIN, AGAIN, FREE = "plain", "plain again", "tuned, no limit"
-_WATCHED = ("aten::convolution", "aten::convolution_backward") + tuple(
-    f"repro_microconv::{name}" for name in ("convolution", "data_gradient", "filter_gradient")
+_OURS = ("convolution", "data_gradient", "filter_gradient")
+_WATCHED = (
+    "aten::convolution",
+    "aten::convolution_backward",
+    *(f"repro_microconv::{name}" for name in _OURS),
 )
 
 
@@ -44,6 +48,7 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "times.sqlite"
+        BenchmarkCache(path).take(shared(config, device))
         first, described = _timed(config, device, path, measured=True)
         samples = [first]
         for _ in range(config["processes"] - 1):
@@ -80,9 +85,7 @@ def _timed(
         for name, options in _forms(config).items():
             model = copy.deepcopy(plain)
             try:
-                report = tune(
-                    model, images, algorithms=config["algorithms"], cache=cache, **options
-                )
+                report = tune(model, images, cache=cache, **options)
             except WorkspaceLimitError as refused:
                 told[name] = {"least_bytes": refused.least_bytes, "kernels": len(refused.kernels)}
                 continue
@@ -98,15 +101,22 @@ def _timed(
 
 def _forms(config: Config) -> dict[str, dict[str, Any]]:
     limit = int(config["limit_mib"] * MIB)
-    found: dict[str, dict[str, Any]] = {FREE: {"strict": False, "workspace_limit": 512 * MIB}}
+    found: dict[str, dict[str, Any]] = {
+        FREE: {
+            "strict": False,
+            "workspace_limit": 512 * MIB,
+            "algorithms": config["algorithms"][: config["free"]],
+        }
+    }
     for mode, total, policy in config["ways"]:
         bound = limit if mode == "WR" else int(total * MIB)
         found[form_name(mode, total, policy)] = {
             "mode": mode,
             "policy": policy,
             "workspace_limit": bound,
-            # Held to a limit, every gain that the sum of kernels promises is taken.
-            "min_gain": 0.0,
+            "algorithms": config["algorithms"],
+            # What the sum of kernels promises is taken: the iterations that follow are the trial.
+            "min_gain": -1e-9,
         }
     return found
 

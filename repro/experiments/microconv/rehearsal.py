@@ -15,16 +15,17 @@ from repro.experiments.rehearsing import Rehearsal
 def rehearse(run: Run) -> Rehearsal | None:
     """Rehearse a network's iterations, untuned; of kernels by themselves there is nothing to."""
     config = run.config
-    if run.experiment != "network":
+    if run.experiment != "iterations":
         return None
     wanted = {name: config[name] for name in ("model", "image", "batch", "dtype")}
     model, peak, work = _first_steps(json.dumps(wanted))
-    # Plain and tuned, in turns.
+    # Torch's own twice, tuned without a limit, and held to one, in turns.
+    rounds = (3 + len(config["ways"])) * config["processes"] * config["repeats"]
     return Rehearsal(
         f"{config['role']}: {model}",
         f"{config['batch']} images of {config['image']}×{config['image']}, random numbers",
-        2 * config["repeats"],
-        ((2 * config["repeats"], work),),
+        rounds,
+        ((rounds, work),),
         peak,
     )
 

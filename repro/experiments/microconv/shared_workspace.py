@@ -217,6 +217,19 @@ def wd_saves(results: Results, expected: Expectation) -> Verdict:
 
 
 @claim(
+    "wd_over_wr",
+    "Divided both ways, WD is faster than WR with the same workspace in all",
+    "Section IV-B2",
+)
+def wd_over_wr(results: Results, expected: Expectation) -> Verdict:
+    """Judge AlexNet with all sizes at the small limit; the paper names no number of it."""
+    wr = need(results, "AlexNet", "WR", SMALL, "all")
+    wd = need(results, "AlexNet", "WD", wd_total("AlexNet", SMALL), "all")
+    judge = partial(direction, sign=expected.sign)
+    return combine([gained(wr, wd).judged("AlexNet:", judge)])
+
+
+@claim(
     "wd_resnet",
     "ResNet-50 with WD is faster with half of undivided's workspace",
     "Section IV-B2",
@@ -257,7 +270,7 @@ FIGURE11 = Exhibit(
         f"{HELD} {TUNED}",
         facts,
     ),
-    claims=(wd_faster, wd_saves, wd_resnet),
+    claims=(wd_faster, wd_saves, wd_over_wr, wd_resnet),
     checks=(within_limits,),
 )
 

@@ -1,0 +1,163 @@
+"""Whole iterations under limits that bind: what is judged of made records."""
+
+import itertools
+import math
+
+import made_microconv as made
+import pytest
+from made import check_row
+from made_microconv import MIB, iterations, judge, table
+
+from repro.experiments.microconv import settings
+
+NAMES = ("AlexNet", "ResNet-50", "DenseNet-40", "ResNet-18")
+
+
+def world(**by_network):
+    """Return a maker: by network the forms' times over torch's own, `iterations`."""
+
+    def make(run):
+        if run.experiment != "iterations":
+            return None
+        own = by_network.get(run.config["role"].replace("-", ""), by_network.get("rest"))
+        return None if own is None else iterations(run, **own)
+
+    return make
+
+
+class TestDividedFaster:
+    @pytest.mark.parametrize(
+        ("forms", "word"),
+        [
+            ({"WR_undivided": 1.3}, "reproduced"),
+            ({"WR_undivided": 0.9}, "not reproduced"),
+            ({"WR_undivided": (1.5, 1.0, 0.8)}, "undecided"),
+            ({"WR_undivided": "9000000 bytes"}, "reproduced"),  # only divided it fits
+            ({"WR_undivided": 1.3, "WR_powerOfTwo": "9000000 bytes"}, "not run"),
+        ],
+    )
+    def test_words(self, forms, word):
+        found, evidence = judge("iterations/divided_faster", world(rest=forms))
+        assert found == word, evidence
+        for name in NAMES:
+            assert name in evidence
+
+    def test_processes_are_what_is_compared_and_rounds_are_pairs(self):
+        # Each process met another speed of the machine: its own ratio counts.
+        forms = {"WR_undivided": (1.25, 1.26, 1.24)}
+        found, evidence = judge("iterations/divided_faster", world(rest=forms))
+        assert found == "reproduced" and "×1.25 [×1.2" in evidence
+
+    def test_where_no_limit_binds_there_is_nothing_to_judge(self):
+        def make(run):
+            made_ = world(rest={"WR_undivided": 1.3})(run)
+            if made_:
+                made_["metrics"]["forms"]["WR undivided"]["needed"] = 0
+            return made_
+
+        word, evidence = judge("iterations/divided_faster", make)
+        assert word == "not run" and "no limit binds" in evidence
+
+
+@pytest.mark.parametrize(
+    ("wd", "word"),
+    [(0.9, "reproduced"), (1.1, "not reproduced"), ((0.8, 1.1, 1.0), "undecided")],
+)
+def test_wd_over_wr_with_the_same_workspace(wd, word):
+    found, evidence = judge("iterations/wd_over_wr", world(AlexNet={"WD_82.5_MiB_powerOfTwo": wd}))
+    assert found == word and "82.5 MiB in all, powerOfTwo" in evidence
+
+
+@pytest.mark.parametrize(
+    ("tuned", "word"),
+    [
+        (0.9, "reproduced"),
+        (1.0, "reproduced"),
+        (1.1, "not reproduced"),
+        ((0.9, 1, 1.1), "undecided"),
+    ],
+)
+def test_no_network_is_slower_tuned(tuned, word):
+    found, evidence = judge("iterations/no_slower", world(rest={"tuned_no_limit": tuned}))
+    assert found == word and "torch's own over itself" in evidence
+
+
+def test_one_process_decides_nothing():
+    def make(run):
+        made_ = iterations(run, WR_undivided=2.0)
+        made_["metrics"]["samples_s"] = made_["metrics"]["samples_s"][:1]
+        return made_
+
+    assert judge("iterations/divided_faster", make)[0] == "undecided"
+
+
+class TestChecks:
+    def holds(self, position, make):
+        row = check_row("microconv/iterations", position, made.results("iterations", make))
+        return row["holds"] == "yes"
+
+    @pytest.mark.parametrize(("name", "extra", "holds"), [
+        ("seen_bytes", 0, True), ("seen_bytes", 1, False), ("workspace_bytes", 1, False),
+    ])  # fmt: skip
+    def test_a_byte_beyond_the_limit_is_found(self, name, extra, holds):
+        def make(run):
+            made_ = iterations(run)
+            limit = int(run.config["limit_mib"] * MIB)
+            made_["metrics"]["forms"]["WR powerOfTwo"][name] = limit + extra
+            return made_
+
+        assert self.holds(0, make) == holds
+
+
+class TestResults:
+    @pytest.mark.parametrize(
+        ("errors", "loss", "gradients"),
+        [
+            ([(1e-7, 1e-6, 0.0)], "reproduced", "reproduced"),
+            ([(1e-7, 2e-2, 2e-2)], "reproduced", "reproduced"),  # as far as torch's own are apart
+            ([(1e-7, 2e-2, 1e-2)], "reproduced", "not reproduced"),
+            ([(2e-4, 1e-6, 0.0)], "not reproduced", "reproduced"),
+            ([(1e-7, 1e-6, 0.0), (2e-4, 2e-2, 0.0)], "not reproduced", "not reproduced"),
+            ([(math.nan, math.nan, 0.0)], "not reproduced", "not reproduced"),
+        ],
+    )
+    def test_they_do_not_change(self, errors, loss, gradients):
+        names = ("loss_error", "gradient_error", "own_gradient_error")
+        given = itertools.cycle(errors)
+
+        def make(run):
+            made_ = iterations(run)
+            for told in made_["metrics"]["forms"].values():
+                told |= dict(zip(names, next(given), strict=True))
+            return made_
+
+        for key, word in (("same_loss", loss), ("same_gradients", gradients)):
+            found, evidence = judge(f"iterations/{key}", make)
+            assert found == word, evidence
+        assert ("edge of its ReLU" in evidence) == any(not gap <= 1e-4 for _, gap, _ in errors)
+
+    def test_networks_left_to_torch_say_nothing(self):
+        def make(run):
+            made_ = iterations(run)
+            for told in made_["metrics"]["forms"].values():
+                told["divided"] = 0
+            return made_
+
+        for key in ("same_loss", "same_gradients"):
+            word, evidence = judge(f"iterations/{key}", make)
+            assert word == "not run" and "no kernel of them left torch's own" in evidence
+
+
+def test_the_table():
+    frame = table("iterations", world(rest={"WR_undivided": "3145728 bytes"}))
+    frame = frame.set_index(["network", "form"])
+    row = frame.loc["AlexNet", "WR undivided"]
+    assert row["iteration (ms)"] == "cannot be held: 3.0 MiB would do"
+    row = frame.loc["AlexNet", "WR powerOfTwo"]
+    assert row["limit (MiB)"] == "5.5 each" and row["at the paper's mini-batch"] == "176"
+    assert row["paper"] == "1.23×" and row["kernels alone"] == "1.20×"
+    assert row["divided kernels"] == "5 of 14" and row["for the limit"] == "2"
+    assert row["over torch's own"].startswith("×1.00")
+    assert frame.loc["ResNet-18", "WR powerOfTwo"]["paper"] == "1.21×"
+    assert frame.loc["AlexNet", "WD 50 MiB powerOfTwo"]["limit (MiB)"] == "50 in all"
+    assert list(dict.fromkeys(frame.index.get_level_values(0))) == list(settings.ITERATED)
