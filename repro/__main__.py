@@ -507,6 +507,27 @@ def data_(
         typer.echo(_printable(f"{name}: {' '.join(outcome.split())}"))
 
 
+caches = typer.Typer(help="Measured convolutions of several machines.", no_args_is_help=True)
+app.add_typer(caches, name="microconv-cache")
+
+
+@caches.command()
+def merge(
+    into: Annotated[str, typer.Argument(help="The cache that takes over; made if need be.")],
+    sources: Annotated[list[str], typer.Argument(help="Caches of other machines.")],
+) -> None:
+    """Take over what the caches of other nodes hold, for `repro.microconv.cached_times`."""
+    from repro.experiments.microconv.merging import merge as take_over
+
+    for line in take_over(into, sources):
+        typer.echo(_printable(line))
+
+
+@caches.callback()
+def _caches() -> None:
+    pass
+
+
 def _by_paper(targets: list[str] | None) -> list[Any]:
     from repro.experiments import PAPERS, find_artefacts
 

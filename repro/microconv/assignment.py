@@ -54,9 +54,16 @@ def assign_workspaces(
 def _core(fronts: Mapping[K, list[Division]], total_bytes: int) -> dict[K, list[Division]]:
     """Drop the divisions that no optimal assignment holds, by Lagrangian bounds.
 
-    With a price λ per byte, Σ_k min_c (T + λ M) - λ M_total is at most the optimum; a division
-    whose own priced time exceeds its kernel's least by more than the gap between that bound and a
-    known assignment is in no better one.
+    The solver alone finds the same optimum, in some ten times the time (562 variables: 0.2 to 0.3 s
+    for 0.02 to 0.06).
+
+    Let a byte cost λ >= 0. An assignment within the total M has Σ_k (T_k + λ M_k) - λ M <= Σ_k T_k,
+    since its bytes are no more than M; and each priced term is at least its kernel's cheapest one,
+    p_k = min over c of T_k(c) + λ M_k(c). So no assignment takes less than L = Σ_k p_k - λ M. One
+    that holds a division c of kernel j takes at least L plus what c costs beyond p_j. Where that
+    is more than the time of an assignment that is known, c is in no better one. Any λ is valid;
+    that at which the greedy choice along the convex hulls runs out of bytes makes L highest, and
+    the greedy choice is the known assignment.
     """
     least = {kernel: divisions[0] for kernel, divisions in fronts.items()}
     capacity = total_bytes - sum(division.workspace_bytes for division in least.values())

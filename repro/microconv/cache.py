@@ -230,6 +230,16 @@ class BenchmarkCache:
             connection.executemany("INSERT OR IGNORE INTO times_1 VALUES (?, ?, ?, ?, ?)", rows)
         return len(self) - before
 
+    def contents(
+        self,
+    ) -> Iterator[tuple[str, int, list[tuple[str, int]], dict[str, list[float]]]]:
+        """Yield (key, micro-batch, algorithms with their bytes, seconds by algorithm)."""
+        with self._open() as connection:
+            rows = connection.execute("SELECT * FROM listings_1 ORDER BY 1, 2").fetchall()
+        for key, micro_batch, algorithms in rows:
+            listed = [(name, size) for name, size in json.loads(algorithms)]
+            yield key, micro_batch, listed, self.times(Key(key), micro_batch)
+
     def clear(self) -> None:
         """Forget everything."""
         with self._open() as connection:

@@ -1,11 +1,71 @@
 """Share a mini-batch out among devices of unequal speed (section III-E, Figure 13)."""
 
+import json
 import math
-from collections.abc import Hashable, Mapping
+import re
+import statistics
+from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from numbers import Integral
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from repro.microconv.cache import BenchmarkCache
+from repro.microconv.kernels import Kernel
+from repro.microconv.optimize import Candidate, best_division
 
 D = TypeVar("D", bound=Hashable)
+
+
+def cached_times(
+    kernels: Sequence[tuple[str, Kernel, int]],
+    cache: BenchmarkCache,
+    limit_bytes: int | None = None,
+) -> dict[str, dict[int, float]]:
+    """Return what a network's convolutions take on each device whose measurements a cache holds.
+
+    Each node measures by `tune` and one cache takes over those of all (`BenchmarkCache.take`), as
+    the paper's nodes share a file (section III-E). As there, the convolutions stand for the pass.
+
+    Args:
+        kernels: As from `find_kernels`; on which device they are does not matter.
+        cache: Of one or several machines.
+        limit_bytes: Workspace of each kernel; None for no limit.
+
+    Returns:
+        By device, a CPU with its threads, then by batch size up to the kernels' own, the seconds
+        of all kernels, each divided best. Devices of which a kernel is missing are left out, and
+        sizes that no measured micro-batches make up. For `split_batch`.
+    """
+    wanted = [(_shape_of(kernel.facts()), batch) for _, kernel, batch in kernels]
+    shapes = {shape for shape, _ in wanted}
+    ways: dict[str, dict[str, dict[int, list[Candidate]]]] = {}
+    for key, micro_batch, listed, times in cache.contents():
+        facts = json.loads(key)
+        shape = _shape_of(facts["kernel"])
+        if shape not in shapes:
+            continue
+        threads = re.search(r"threads (\d+)", facts["backend"])
+        device = facts["device"] + (f", {threads[1]} threads" if threads else "")
+        found = ways.setdefault(device, {}).setdefault(shape, {}).setdefault(micro_batch, [])
+        found += [
+            Candidate(name, statistics.median(times[name]), size)
+            for name, size in listed
+            if times.get(name)
+        ]
+    totals: dict[str, dict[int, float]] = {}
+    for device, by_shape in ways.items():
+        for size in range(1, max((batch for _, batch in wanted), default=0) + 1):
+            with suppress(ValueError, KeyError):
+                seconds = [
+                    best_division(size, by_shape[shape], limit_bytes).time_s for shape, _ in wanted
+                ]
+                totals.setdefault(device, {})[size] = math.fsum(seconds)
+    return totals
+
+
+def _shape_of(facts: Mapping[str, Any]) -> str:
+    """Return a kernel without its device, whose name is another on each machine."""
+    return json.dumps({k: v for k, v in facts.items() if k != "device"}, sort_keys=True)
 
 
 def split_batch(batch: int, times: Mapping[D, Mapping[int, float]]) -> dict[D, int]:

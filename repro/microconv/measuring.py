@@ -22,7 +22,7 @@ from repro.microconv.torch_backend import native
 # makes it win.
 _HOPELESS = 3.0
 _ENOUGH_S = 1.0  # of rounds over all of them
-_ROUNDS = (5, 15)
+_ROUNDS = (5, 9)
 _TRIAL_ROUNDS = 5
 _MODEL_ROUNDS = 7  # of a whole model; five that agree are enough
 

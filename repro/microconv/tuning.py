@@ -42,6 +42,7 @@ from repro.microconv.sampling import Call, Untunable, record_calls, training_ste
 MIB = 2**20
 MODES = ("WR", "WD")
 _ROUNDS = 4
+_MOST_TRIALS = 6  # of the whole model, to find the layers that pay
 _MEMORY = BenchmarkCache(None)
 
 
@@ -550,9 +551,15 @@ class _Tuner:
             finally:
                 untune(model)
 
+        trials = 0
+
         def paying(group: list[int]) -> list[int]:
             """Return the layers of a group that pay together, or the halves of it that do."""
-            if not group or trial(group, with_layers(())).pays:
+            nonlocal trials
+            if not group or trials == _MOST_TRIALS:
+                return []
+            trials += 1
+            if trial(group, with_layers(())).pays:
                 return group
             half = (len(group) + 1) // 2
             return [] if half == len(group) else [*paying(group[:half]), *paying(group[half:])]

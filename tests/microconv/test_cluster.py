@@ -1,12 +1,23 @@
 import itertools
+import json
 import math
 import random
 import re
 
 import numpy as np
 import pytest
+import torch
 
-from repro.microconv import split_batch
+from repro.microconv import (
+    BenchmarkCache,
+    Convolution,
+    Kernel,
+    cached_times,
+    find_kernels,
+    split_batch,
+    tune,
+)
+from repro.microconv.cache import Key
 
 
 def exhaustive(batch, times):
@@ -127,3 +138,60 @@ class TestErrors:
     def test_one_device_does_not_take_two_sizes(self):
         with pytest.raises(ValueError, match=r"'a': \[2, 4\]"):
             split_batch(6, {"a": {4: 1.0, 2: 1.0}})
+
+
+class TestFromCaches:
+    """What `split_batch` is given by the measurements of several machines."""
+
+    @staticmethod
+    def kernel(device="cpu", kind="forward"):
+        return Kernel(kind, Convolution(3, 8, 8, 4, (3, 3)), device=device)
+
+    def node(self, name, seconds, sizes=(1, 2, 4), threads=1, kinds=("forward", "backward_filter")):
+        """A cache as another machine has it: a micro-batch of b takes `seconds` × b."""
+        cache = BenchmarkCache(None)
+        for kind in kinds:
+            facts = {
+                "kernel": self.kernel("cuda:0", kind).facts(),
+                "backend": f"torch 2, threads {threads}",
+                "device": name,
+            }
+            key = Key(json.dumps(facts, sort_keys=True))
+            for b in sizes:
+                cache.store_listing(key, b, [("torch:fft", 100 * b), ("torch:native", 0)])
+                times = {"torch:fft": [seconds * b], "torch:native": [3 * seconds * b]}
+                cache.store_times(key, b, times)
+        return cache
+
+    def network(self, batch=4):
+        return [("conv", self.kernel(kind=kind), batch) for kind in ("forward", "backward_filter")]
+
+    def test_one_cache_takes_over_those_of_all_nodes_and_the_split_is_by_speed(self):
+        merged = self.node("fast", 1.0)
+        assert merged.take(self.node("slow", 3.0)) == 12
+        assert merged.take(self.node("slow", 9.0)) == 0  # known: the first stays
+        times = cached_times(self.network(), merged)
+        assert times == {
+            "fast, 1 threads": {b: pytest.approx(2.0 * b) for b in (1, 2, 3, 4)},
+            "slow, 1 threads": {b: pytest.approx(6.0 * b) for b in (1, 2, 3, 4)},
+        }
+        assert split_batch(4, times) == {"fast, 1 threads": 3, "slow, 1 threads": 1}
+
+    def test_a_limit_leaves_slower_algorithms(self):
+        node = self.node("fast", 1.0)
+        assert cached_times(self.network(), node, 0)["fast, 1 threads"][4] == pytest.approx(24.0)
+        assert cached_times(self.network(), node, 100)["fast, 1 threads"][4] == pytest.approx(8.0)
+
+    def test_a_device_without_all_kernels_and_sizes_that_are_no_sum_are_left_out(self):
+        merged = self.node("fast", 1.0, sizes=(2,))
+        merged.take(self.node("part", 0.1, kinds=("forward",)))
+        assert set(cached_times(self.network(), merged)) == {"fast, 1 threads"}
+        assert set(cached_times(self.network(), merged)["fast, 1 threads"]) == {2, 4}
+        assert cached_times([], merged) == {}
+
+    def test_what_tune_has_measured(self, tmp_path):
+        model, x = torch.nn.Conv2d(3, 4, 3), torch.zeros(4, 3, 8, 8)
+        cache = BenchmarkCache(tmp_path / "node.sqlite")
+        tune(model, x, cache=cache)
+        ((device, times),) = cached_times(find_kernels(model, x), cache).items()
+        assert "threads" in device and set(times) == {1, 2, 3, 4} and min(times.values()) > 0
