@@ -100,7 +100,7 @@ class TestOtherLimits:
             assert found == word and f"{100 * MARGIN:.3g} %" in evidence
             word, evidence = judge(f"figure9/{key}", make, "quick")
             assert word == "not run"
-            assert f"stand for {16 * limit:,} at the paper's" in evidence
+            assert f"stand for {32 * limit:,} at the paper's" in evidence
 
     def test_what_fits_divided_only_is_a_gain(self):
         word, evidence = judge("figure9/small_no_gain", two(UNFIT, 1.0, 8), "gpu")

@@ -206,6 +206,7 @@ _ON_A_GPU: dict[str, tuple[dict[str, Any], float, tuple[Way, ...]]] = {
 }
 ITERATED = (*ROLES, "ResNet-18")
 _PROCESSES = {"smoke": 1, "quick": 3, "gpu": 3, "paper": 5}
+_MORE_REPEATS = {("quick", "ResNet-50"): 7, ("quick", "ResNet-18"): 7}  # they take 0.1 s each
 _LOW_MEMORY = {"quick": ["torch:direct", "torch:im2col"]}  # as cuDNN's implicit GEMM
 
 
@@ -220,7 +221,7 @@ def iterations(profile: str, role: str) -> Run:
         "limit_mib": limit_mib,
         "ways": [list(way) for way in ways],
         "processes": _PROCESSES[profile],
-        "repeats": REPEATS[profile],
+        "repeats": _MORE_REPEATS.get((profile, role), REPEATS[profile]),
     }
     return Run("iterations", config, seeds=(0,), label=f"{role}, iterations")
 
