@@ -418,17 +418,25 @@ class _Tuner:
     def _refusal(self, wanted: Sequence[tuple[Call, Kernel]]) -> WorkspaceLimitError:
         """Return the error that says what would do."""
         report = self.report
-        least = {
-            f"{call.name} {kernel.kind}": self._bench(kernel.device).least_bytes(
-                kernel, call.batch, micro_batch_sizes(call.batch, report.policy)
+        needs = [
+            (
+                f"{call.name} {kernel.kind}",
+                self._bench(kernel.device).least_bytes(
+                    kernel, call.batch, micro_batch_sizes(call.batch, report.policy)
+                ),
             )
             for call, kernel in wanted
-        }
-        least |= self.others
-        if report.mode == "WD":
-            return WorkspaceLimitError(report.limit_bytes, "WD", least, sum(least.values()))
-        beyond = {name: size for name, size in least.items() if size > report.limit_bytes}
-        return WorkspaceLimitError(report.limit_bytes, "WR", beyond, max(least.values()))
+        ]
+        needs += self.others.items()
+        limit = report.limit_bytes
+        beyond: dict[str, int] = {}
+        for name, size in needs:  # a layer that is called with two shapes is there twice
+            if report.mode == "WD" or size > limit:
+                known = beyond.get(name, 0)
+                beyond[name] = known + size if report.mode == "WD" else max(known, size)
+        sizes = [size for _, size in needs]
+        least = sum(sizes) if report.mode == "WD" else max(sizes)
+        return WorkspaceLimitError(limit, report.mode, beyond, least)
 
     def _needed(self, kernel: Kernel, batch: int, division: Division) -> bool:
         """Return whether torch's own convolution would take more than it may.

@@ -117,6 +117,26 @@ def test_wd_holds_all_convolutions_together(share):
         tune(net(), x, least - 1, mode="WD", cache=None)
 
 
+@pytest.mark.parametrize("mode", ["WR", "WD"])
+def test_a_layer_of_two_shapes_is_refused_with_both(mode):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1)
+
+        def forward(self, x):
+            return self.conv(x).mean() + self.conv(x[:, :, :10]).mean()
+
+    options = {"mode": mode, "cache": None, "training": False}
+    with pytest.raises(WorkspaceLimitError) as refused:
+        tune(Twice(), images(), 0, **options)
+    least = refused.value.least_bytes
+    assert refused.value.kernels == {"conv forward": least}
+    tune(Twice(), images(), least, **options)
+    with pytest.raises(WorkspaceLimitError):
+        tune(Twice(), images(), least - 1, **options)
+
+
 def test_a_smaller_last_batch_is_held_as_well():
     model, x = net(), images()
     with pytest.raises(WorkspaceLimitError) as refused:
