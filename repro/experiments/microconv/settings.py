@@ -183,7 +183,7 @@ _ITERATED: dict[str, dict[str, tuple[dict[str, Any], float, tuple[Way, ...]]]] =
         "AlexNet": (
             {},
             5.5,
-            (*_SMALL_WAYS, _ALL, _wd(82.5, "powerOfTwo"), _wd(50, "powerOfTwo")),
+            (*_SMALL_WAYS, _wd(82.5, "powerOfTwo"), _wd(50, "powerOfTwo")),
         ),
         "ResNet-50": (_narrow("resnet50", 8), 1.5, _SMALL_WAYS),
         "DenseNet-40": ({}, 2.5, _SMALL_WAYS),
