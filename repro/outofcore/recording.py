@@ -36,6 +36,8 @@ class Signature(NamedTuple):
         grouped: It works on lists of tensors one by one, so that it can be run in parts.
         makes: It may return tensors of storages that it was not given.
         view: It makes a tensor of a storage that it was given.
+        resizes: It may change the size of a storage that it was given.
+        collective: It works on with other processes after it has returned.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Signature(NamedTuple):
     grouped: bool
     makes: bool
     view: bool
+    resizes: bool
+    collective: bool
 
 
 def signature(operation: OpOverload) -> Signature:
@@ -66,6 +70,7 @@ def _signature(operation: OpOverload) -> Signature:
     writes = tuple(
         bool(argument.alias_info is not None and argument.alias_info.is_write)
         or argument.name in unsaid
+        or operation.namespace == "c10d"  # whose schemas do not say it either
         for argument in schema.arguments
     )
     named = frozenset(a.name for a, write in zip(schema.arguments, writes, strict=True) if write)
@@ -78,7 +83,18 @@ def _signature(operation: OpOverload) -> Signature:
     ) and any(writes)
     ignored = name in _WITHOUT_ACCESS or operation.namespace in ("prim", "profiler")
     makes = not (in_place or operation.is_view)
-    return Signature(name, ignored, writes, named, grouped, makes, operation.is_view)
+    changes_values = operation._opname.endswith("_") and not operation._opname.startswith("resize")
+    return Signature(
+        name,
+        ignored,
+        writes,
+        named,
+        grouped,
+        makes,
+        operation.is_view,
+        resizes=any(writes) and not changes_values,
+        collective=operation.namespace == "c10d",
+    )
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -87,6 +103,19 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, list | tuple):
         return [tensor for item in value for tensor in tensors_in(item)]
+    return []
+
+
+def components(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors in which a sparse or nested tensor keeps what it holds; else none."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return [tensor.values()]
     return []
 
 
