@@ -26,6 +26,7 @@ from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.outofcore.following import Step
 from repro.outofcore.host import (
+    MOVER,
     HostStore,
     Mover,
     StreamMover,
@@ -64,6 +65,7 @@ if hasattr(os, "register_at_fork"):
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout})
 _COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation that chooses the window
 _PATIENCE_S = 300.0  # for other threads and collectives to end what they do with a tensor
+_AT_ONCE = 2000  # functions of a trace whose window is chosen in no time
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
 
 
@@ -95,7 +97,8 @@ class OutOfCore:
         device: The device whose tensors are managed; None for the current accelerator, or else the
             CPU.
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
-            with less memory; None keeps them in memory beside the budget. With a folder, this
+            with less memory; None keeps them in memory beside the budget, so that the process takes
+            more than ordinary training does. With a folder, this
             process returns what it frees to the system from then on, which costs page faults.
         exclude: Tensors to leave alone and not to count, such as a whole dataset.
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
@@ -218,6 +221,7 @@ class OutOfCore:
             WeakValueDictionary()
         )
         self._kept: dict[Variable, torch.UntypedStorage] = {}  # for who reads addresses of a copy
+        self._tuned: list[SwapPlan] = []  # filled by another thread
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
         guard.install()
@@ -356,6 +360,7 @@ class OutOfCore:
         self._kept.clear()
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             self._iterations.end(self._residency.clock)
+            self._take_tuned()
 
     def _make_plan(self, recorded: Recording, careful: bool) -> SwapPlan:
         for variable in self._residency.variables():
@@ -363,13 +368,38 @@ class OutOfCore:
         trace, budget_bytes = recorded.trace, self.budget_bytes
         if self.window_bytes != "auto":
             plan = plan_swaps(trace, budget_bytes, self.window_bytes)
-        elif careful:
+        elif careful and len(trace.functions) <= _AT_ONCE:
             rates = self._mover.bandwidth()
             plan = tune_window(trace, budget_bytes, recorded.times, rates, _COPY_LATENCY_S)
         else:
             plan = plan_swaps(trace, budget_bytes)
+            if careful:
+                self._tune_beside(recorded)
         self._store.reserve(plan.host_bytes)
         return plan
+
+    def _tune_beside(self, recorded: Recording) -> None:
+        """Choose the window in another thread, while training goes on by a first plan."""
+        rates, tuned = self._mover.bandwidth(), []
+
+        def tune() -> None:
+            given = recorded.trace, self.budget_bytes, recorded.times, rates, _COPY_LATENCY_S
+            tuned.append(tune_window(*given))
+
+        threading.Thread(target=tune, name=f"{MOVER}-tuner", daemon=True).start()
+        self._tuned = tuned
+
+    def _take_tuned(self) -> None:
+        """Follow the plan that was tuned beside, where it is one of what is followed."""
+        if not self._tuned:
+            return
+        plan, self._tuned = self._tuned[0], []
+        follower = self._iterations.follower
+        if follower is not None and plan.trace == follower.trace:
+            self._store.reserve(plan.host_bytes)
+            follower.replan(plan)
+            self._iterations.plan = plan
+            self._statistics.plans += 1
 
     # ---- operations
 
