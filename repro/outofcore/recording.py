@@ -1,7 +1,7 @@
 """From the operations that ran in an iteration to its trace."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 
 from repro.measure import accelerator
 from repro.outofcore.residency import Variable
+from repro.outofcore.sums import ADD_INTO
 from repro.outofcore.trace import Function, Trace
 
 # They make a tensor of a storage without looking at the storage, even where it has no bytes now.
@@ -127,6 +128,7 @@ class Entry:
     inputs: list[Variable]
     written: list[Variable]
     made: list[Variable]
+    into: Variable | None = None  # a gradient that this may be a sum into, if it ends here
     seconds: float = 0.0
     events: tuple[accelerator.Event, accelerator.Event] | None = None
 
@@ -152,6 +154,44 @@ class Recording:
     order: list[Variable]
     times: list[float]
     operations: list[OpOverload] = field(repr=False)
+
+
+def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
+    """Return operations as they are once sums of gradients go into what ends with them.
+
+    The result of such a sum stands for the operand that it goes into from that one's birth on.
+
+    Args:
+        entries: The operations in order.
+        origin: The clock at the start of the iteration.
+    """
+    stands: dict[Variable, Variable] = {}
+    for number in reversed(range(len(entries))):
+        entry = entries[number]
+        into = entry.into
+        if into is None or len(entry.made) != 1 or into.died != origin + number + 1:
+            continue
+        total = stands.get(entry.made[0], entry.made[0])
+        if into.since >= origin and total.nbytes == into.nbytes:
+            stands[into] = total
+            total.since = into.since
+    if not stands:
+        return list(entries)
+
+    def now(variables: list[Variable]) -> list[Variable]:
+        return [stands.get(variable, variable) for variable in variables]
+
+    result = []
+    for entry in entries:
+        inputs, written, made = now(entry.inputs), now(entry.written), now(entry.made)
+        if entry.into in stands and stands[entry.into] in made:
+            place = inputs.index(made[0])
+            inputs = [made[0], *inputs[:place], *inputs[place + 1 :]]
+            entry = replace(entry, operation=ADD_INTO, inputs=inputs, written=made, made=[])
+        elif inputs != entry.inputs or written != entry.written or made != entry.made:
+            entry = replace(entry, inputs=inputs, written=written, made=made)
+        result.append(entry)
+    return result
 
 
 def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> Recording:

@@ -48,6 +48,7 @@ from repro.outofcore.plan import Kind, SwapPlan
 from repro.outofcore.recording import Recording, Signature, components, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
+from repro.outofcore.sums import ADD, ADD_INTO, Sums
 from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace
 
@@ -222,6 +223,7 @@ class OutOfCore:
         )
         self._kept: dict[Variable, torch.UntypedStorage] = {}  # for who reads addresses of a copy
         self._tuned: list[SwapPlan] = []  # filled by another thread
+        self._sums = Sums(torch.device("cpu") if self.device.type == "meta" else self.device)
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
         guard.install()
@@ -422,6 +424,12 @@ class OutOfCore:
 
     def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         residency, iterations, lock = self._residency, self._iterations, self._lock
+        into: int | None = None
+        if operation is ADD and (place := self._sums.into(args, kwargs)) is not None:
+            if iterations.sums_in_place():
+                operation, args = ADD_INTO, args if place == 0 else args[::-1]
+            else:
+                into = place
         step: Step | None
         lock.acquire()
         try:
@@ -507,7 +515,8 @@ class OutOfCore:
                 return result
             residency.clock = clock + 1
             if made or iterations.log is not None or step is None or step.births:
-                step = iterations.ran(step, operation, inputs, written, made, timed)
+                summed = None if into is None else residency.look_up(args[into])
+                step = iterations.ran(step, operation, inputs, written, made, timed, summed)
             elif iterations.follower is not None:  # the plan's, which makes nothing
                 iterations.follower.cursor += 1
             if step is not None and step.after:

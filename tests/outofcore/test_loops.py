@@ -560,3 +560,50 @@ class TestOperations:
             assert train(20 * KIB) == train(None)
             with pytest.raises(BudgetTooSmall, match=r"aten\.addmm"):
                 train(4 * KIB)
+
+
+class TestSums:
+    """Autograd sums gradients in place, and so does a block; but not into what others hold."""
+
+    def step(self, kept: list[torch.Tensor] | None = None):
+        torch.manual_seed(0)
+        layers = [nn.Linear(32, 32) for _ in range(4)]
+        x = torch.randn(64, 32)
+
+        def run() -> list[torch.Tensor]:
+            y = x
+            for layer in layers:
+                layer.zero_grad()
+                z = layer(y).tanh()
+                if kept is not None:
+                    z.register_hook(lambda grad: kept.append(grad))
+                    y.requires_grad and y.register_hook(lambda grad: kept.append(grad))
+                y = y + z + y.sin()
+            y.square().sum().backward()
+            return [p.grad.clone() for layer in layers for p in layer.parameters()]
+
+        return run
+
+    def test_they_are_in_place(self):
+        trace = record(self.step(), warmup=1)
+        backward = [f.name for f in trace.functions].index("aten.ones_like")
+        names = [f.name for f in trace.functions[backward:]]
+        assert "aten.add" not in names
+        assert names.count("aten.add_") == 6  # two for each layer but the first, whose x is given
+
+    @pytest.mark.parametrize("hold", [False, True])
+    def test_every_bit_is_kept(self, hold):
+        kept: list[torch.Tensor] = []
+        step = self.step(kept if hold else None)
+        plain, seen = step(), [grad.clone() for grad in kept]
+        kept.clear()
+        step = self.step(kept if hold else None)
+        with OutOfCore(80 * KIB) as block:
+            for _ in range(5):
+                ours = step()
+                block.step()
+                assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+                assert all(torch.equal(a, b) for a, b in zip(kept, seen, strict=True))
+                kept.clear()
+            assert block.statistics.replayed >= 2
+            assert block.statistics.bytes_out > 0
