@@ -514,12 +514,11 @@ class TestInterrupts:
 
 class TestOperations:
     def test_without_a_meta_kernel_the_smallest_budget_does(self):
-        data = torch.arange(4 * KIB) % 3
+        data = torch.zeros(4 * KIB)
+        data[7] = 1
 
         def step() -> None:
-            y = (data * 2).float()
-            torch.histc(y, 4)
-            torch.unique(data)
+            torch.nonzero(data)  # how long it is depends on values: the guess is 16 KiB
 
         trace = record(step)
         with OutOfCore(trace.smallest_budget):
