@@ -8,9 +8,10 @@ from repro.outofcore.baselines import (
     tune_fixed_distance,
 )
 from repro.outofcore.iterations import Statistics
+from repro.outofcore.operations import OutOfCoreWarning
 from repro.outofcore.plan import Action, Kind, PlanError, Simulation, SwapPlan, Transfer
 from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
-from repro.outofcore.swapper import OutOfCore
+from repro.outofcore.swapper import OutOfCore, SwappedOutError
 from repro.outofcore.trace import KINDS, Function, Trace, TraceError
 from repro.outofcore.tracing import record
 
@@ -22,10 +23,12 @@ __all__ = [
     "Function",
     "Kind",
     "OutOfCore",
+    "OutOfCoreWarning",
     "PlanError",
     "Simulation",
     "Statistics",
     "SwapPlan",
+    "SwappedOutError",
     "Trace",
     "TraceError",
     "Transfer",

@@ -1,6 +1,6 @@
 """Which function of a recorded iteration an operation is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch._ops import OpOverload
 
@@ -66,6 +66,18 @@ class Follower:
                     tuple((kind, number[name]) for kind, name in plan.after[f]),
                 )
             )
+
+    def replan(self, plan: SwapPlan) -> None:
+        """Follow another plan of the same trace from now on."""
+        number = {name: v for v, name in enumerate(self.trace.accesses)}
+        self.steps = [
+            replace(
+                step,
+                before=tuple((kind, number[name]) for kind, name in before),
+                after=tuple((kind, number[name]) for kind, name in after),
+            )
+            for step, before, after in zip(self.steps, plan.before, plan.after, strict=True)
+        ]
 
     @property
     def done(self) -> bool:

@@ -6,6 +6,7 @@ direction, `StreamMover` by one stream a direction. Both return tickets that are
 """
 
 import ctypes
+import mmap
 import os
 import tempfile
 import threading
@@ -56,6 +57,7 @@ class Piece(NamedTuple):
     nbytes: int
 
 
+_kept: list[torch.Tensor] = []  # slabs in which storages lie to the end of the process
 Place = tuple[Piece, ...]  # one variable's, in order; a multiple of the alignment but for the last
 
 
@@ -67,6 +69,7 @@ class HostStore:
         path: A folder for a file that holds the slabs instead of memory. The file has no name, so
             that nothing of it stays behind.
         slab_bytes: The size of a slab, a multiple of 64.
+        whole: Every place is one piece, at an `address`; a slab is then as large as it has to be.
     """
 
     def __init__(
@@ -74,8 +77,10 @@ class HostStore:
         device: torch.device | str = "cpu",
         path: Path | None = None,
         slab_bytes: int = SLAB_BYTES,
+        whole: bool = False,
     ) -> None:
         self.device = torch.device(device)
+        self.whole = whole
         self.file: int | None = None
         if path is not None:
             if not path.is_dir():
@@ -84,6 +89,8 @@ class HostStore:
             self.file = self._handle.fileno()
         self.slab_bytes = slab_bytes
         self.slabs: list[torch.Tensor] = []
+        self._offsets: list[int] = []  # of each slab in the file
+        self._bases: list[int] = []  # of each slab the address
         self.total_bytes = self.used_bytes = self.peak_bytes = 0
         self._free: list[tuple[int, int, int]] = []  # (nbytes, slab, offset), ascending
         # The same pieces by (slab, offset) of where they start and of where they end.
@@ -97,7 +104,7 @@ class HostStore:
             HostMemoryError: The host has not that much; what it gave stays.
         """
         while self.total_bytes < nbytes:
-            self._grow()
+            self._grow(nbytes - self.total_bytes)
 
     def take(self, nbytes: int) -> Place:
         """Hand out a place: the best-fitting free piece, else several; the store grows by slabs.
@@ -107,6 +114,8 @@ class HostStore:
         """
         size = aligned(nbytes)
         self.reserve(self.used_bytes + size)
+        if self.whole and self._free[-1][0] < size:
+            self._grow(size)
         self.used_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.used_bytes)
         pieces = []
@@ -142,14 +151,28 @@ class HostStore:
         del self._starts[slab, offset], self._ends[slab, offset + nbytes]
         return nbytes, slab, offset
 
-    def _grow(self) -> None:
+    def _grow(self, nbytes: int) -> None:
+        size = self.slab_bytes
+        if self.whole and nbytes > size:
+            size = -(-nbytes // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
         if self.file is None:
-            slab = accelerator.empty_pinned(self.slab_bytes, self.device, torch.uint8)
+            slab = accelerator.empty_pinned(size, self.device, torch.uint8)
             self.slabs.append(slab)
         else:
-            os.ftruncate(self.file, self.total_bytes + self.slab_bytes)
-        self._insert(self.slab_bytes, self.total_bytes // self.slab_bytes, 0)
-        self.total_bytes += self.slab_bytes
+            os.ftruncate(self.file, self.total_bytes + size)
+            if self.whole:
+                view = mmap.mmap(self.file, size, offset=self.total_bytes)
+                self.slabs.append(torch.frombuffer(view, dtype=torch.uint8))
+        if len(self.slabs) > len(self._bases):
+            self._bases.append(self.slabs[-1].data_ptr())
+        self._offsets.append(self.total_bytes)
+        self._insert(size, len(self._offsets) - 1, 0)
+        self.total_bytes += size
+
+    def address(self, place: Place) -> int:
+        """Return where a whole place can be read and written; a file's is a mapping of it."""
+        ((slab, offset, _),) = place
+        return self._bases[slab] + offset
 
     def views(self, place: Place) -> list[torch.Tensor]:
         """Return the pieces of a place of memory, each (nbytes,) uint8."""
@@ -159,18 +182,18 @@ class HostStore:
         """Copy a place to host memory at an address."""
         for slab, offset, nbytes in place:
             if self.file is None:
-                ctypes.memmove(address, self.slabs[slab].data_ptr() + offset, nbytes)
+                ctypes.memmove(address, self._bases[slab] + offset, nbytes)
             else:
-                self._transfer(os.preadv, slab * self.slab_bytes + offset, nbytes, address)
+                self._transfer(os.preadv, self._offsets[slab] + offset, nbytes, address)
             address += nbytes
 
     def write(self, place: Place, address: int) -> None:
         """Copy host memory at an address to a place."""
         for slab, offset, nbytes in place:
             if self.file is None:
-                ctypes.memmove(self.slabs[slab].data_ptr() + offset, address, nbytes)
+                ctypes.memmove(self._bases[slab] + offset, address, nbytes)
             else:
-                self._transfer(os.pwritev, slab * self.slab_bytes + offset, nbytes, address)
+                self._transfer(os.pwritev, self._offsets[slab] + offset, nbytes, address)
             address += nbytes
 
     def _transfer(
@@ -190,8 +213,14 @@ class HostStore:
                 raise OSError(f"the swap file ended after {start + done} bytes")
             done += moved
 
-    def close(self) -> None:
-        """Give everything back to the system; no copy may be under way."""
+    def close(self, keep: bool = False) -> None:
+        """Give everything back to the system; no copy may be under way.
+
+        Args:
+            keep: Storages could not be brought back and go on lying here: memory stays taken.
+        """
+        if keep:
+            _kept.extend(self.slabs)
         self.slabs.clear()
         for pieces in (self._free, self._starts, self._ends):  # variables go on ending
             pieces.clear()
@@ -225,6 +254,8 @@ class Mover(Protocol):
         """End what copies; nothing may be under way."""
 
 
+_submit = ThreadPoolExecutor.submit  # as it is before `threads` looks at what is submitted
+MOVER = "outofcore-mover"  # the name of threads that are none of the user's
 _DONE: Future[None] = Future()
 _DONE.set_result(None)
 
@@ -234,7 +265,7 @@ class ThreadMover:
 
     def __init__(self, store: HostStore) -> None:
         self.store = store
-        self._pools = (ThreadPoolExecutor(1), ThreadPoolExecutor(1))
+        self._pools = [ThreadPoolExecutor(1, MOVER) for _ in range(2)]
         self._open: set[Future[None]] = set()
         self._lock = threading.Lock()
         self._moved = [[0, 0.0], [0, 0.0]]  # bytes and seconds, for each direction
@@ -266,7 +297,7 @@ class ThreadMover:
                 self._moved[direction][0] += nbytes
                 self._moved[direction][1] += time.perf_counter() - start
 
-        future = self._pools[direction].submit(run)
+        future = _submit(self._pools[direction], run)
         self._open.add(future)
         future.add_done_callback(self._open.discard)
         return future

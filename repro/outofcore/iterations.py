@@ -8,8 +8,9 @@ from torch._ops import OpOverload
 from repro.outofcore.following import Follower, Step
 from repro.outofcore.operations import Timer
 from repro.outofcore.plan import SwapPlan
-from repro.outofcore.recording import Entry, Recording, build
+from repro.outofcore.recording import Entry, Recording, build, sum_in_place
 from repro.outofcore.residency import Variable
+from repro.outofcore.sums import ADD_INTO
 
 _REFINEMENTS = 2  # careful plans, made for better known ends of variables, at most
 
@@ -86,6 +87,15 @@ class Iterations:
             self.leave()
         return step
 
+    def sums_in_place(self) -> bool:
+        """Whether the plan at hand has a sum in place here."""
+        follower = self.follower
+        return (
+            follower is not None
+            and 0 <= follower.cursor < len(follower.steps)
+            and follower.steps[follower.cursor].operation is ADD_INTO
+        )
+
     def leave(self) -> None:
         """Go on by demand; what ran by the plan so far is written into the log."""
         assert self.follower is not None
@@ -101,6 +111,7 @@ class Iterations:
         written: list[Variable],
         made: list[Variable],
         timer: Timer | None,
+        into: Variable | None = None,
     ) -> Step | None:
         """Note an operation that ran; return its step where it went as planned."""
         follower = self.follower
@@ -108,7 +119,7 @@ class Iterations:
             self.leave()
             step = None
         if self.log is not None:
-            entry = Entry(operation, inputs, written, made)
+            entry = Entry(operation, inputs, written, made, into)
             if timer is not None:
                 entry.seconds, entry.events = timer.seconds, timer.events
             self.log.append(entry)
@@ -142,7 +153,8 @@ class Iterations:
 
     def _end_recording(self, done: bool) -> None:
         assert self.log is not None
-        recorded = build(self.log, self.origin, self.recorded)
+        log = sum_in_place(self.log, self.origin)
+        recorded = build(log, self.origin, self.recorded)
         same = self._refined > 0 and self.plan is not None and recorded.trace == self.plan.trace
         known = done and (self._settled or same or self._refined == _REFINEMENTS)
         # One strange iteration, such as with an evaluation before it, does not end a good plan; and

@@ -2,7 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any, Protocol
 
@@ -30,12 +31,26 @@ class Observer(Protocol):
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
         """Have a tensor's bytes where its address says, for good where `lock`."""
 
-    def snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host."""
+    def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
+        """Return a copy of a tensor's storage on the host, that stands for a while if to `keep`."""
+
+    def hold_sizes(self, values: Iterable[object]) -> None:
+        """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
 
 
 def _dispatch(self: "Operations", func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    for of in types:
+        if of is not torch.Tensor and _dispatches(of):
+            return NotImplemented  # a tensor around others, whose operations come here after
+    if torch._C._is_torch_function_mode_enabled():  # as in a scripted module: we look at addresses
+        with torch._C.DisableTorchFunction():
+            return self.owner.run(func, args, kwargs or {})
     return self.owner.run(func, args, kwargs or {})
+
+
+def _dispatches(of: type) -> bool:
+    how = getattr(of, "__torch_dispatch__", None)
+    return how is not torch._C._disabled_torch_dispatch_impl and of.__name__ != "FakeTensor"
 
 
 def _left_alone(code: CodeType) -> bool:
@@ -82,6 +97,21 @@ class RawAccess(TorchFunctionMode):
             "share_memory_",
         }
     )
+    # Their C++ code keeps the address of lengths or sizes while other operations run.
+    READ_SIZES = frozenset(
+        {
+            "lstm",
+            "gru",
+            "rnn_tanh",
+            "rnn_relu",
+            "quantized_lstm",
+            "quantized_gru",
+            "_pack_padded_sequence",
+            "_pad_packed_sequence",
+            "tensor_split",
+            "ctc_loss",
+        }
+    )
     WATCHED = LOCKS | {"__deepcopy__", "tolist", "__repr__", "__format__", "pin_memory"}
 
     def __init__(self, owner: Observer) -> None:
@@ -91,21 +121,54 @@ class RawAccess(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in self.WATCHED and args and isinstance(args[0], torch.Tensor):
-            if name == "untyped_storage" and _is_pickling():
-                return self.owner.snapshot(args[0])
+            if name in ("untyped_storage", "data_ptr") and (by := _serialiser()):
+                if name == "untyped_storage":
+                    return self.owner.snapshot(args[0], keep=by == "safetensors")
+                if by == "safetensors":
+                    start = args[0].storage_offset() * args[0].element_size()
+                    return self.owner.snapshot(args[0], keep=True).data_ptr() + start
             self.owner.bring(args[0], lock=name in self.LOCKS)
+        elif name in self.READ_SIZES:
+            self.owner.hold_sizes(tensors_in([args, list((kwargs or {}).values())]))
+            result = func(*args, **(kwargs or {}))
+            self.owner.hold_sizes(tensors_in(result))
+            return result
+        elif name == "multi_head_attention_forward" and not torch.is_grad_enabled():
+            say_once(
+                "fast path",
+                "within OutOfCore attention in evaluation does not take torch's fast path: padded "
+                "positions of nn.TransformerEncoder hold other numbers than without it (zeros "
+                "there); all other positions agree up to rounding",
+            )
         return func(*args, **kwargs) if kwargs else func(*args)
 
 
-def _is_pickling() -> bool:
+class OutOfCoreWarning(UserWarning):
+    """Something runs otherwise within a block than it would outside."""
+
+
+_said: set[str] = set()
+
+
+def say_once(key: str, text: str) -> None:
+    """Warn, once in a process."""
+    if key not in _said:
+        _said.add(key)
+        warnings.warn(text, OutOfCoreWarning, stacklevel=4)
+
+
+def _serialiser() -> str:
+    """Return which serialiser asks for an address, to read there and soon; else nothing."""
     frame = sys._getframe(2)
+    if frame.f_globals.get("__name__", "").startswith("safetensors"):
+        return "safetensors"
     for _ in range(4):
         if frame.f_code.co_name == "_reduce_ex_internal":
-            return True
+            return "pickle"
         if frame.f_back is None:
-            return False
+            break
         frame = frame.f_back
-    return False
+    return ""
 
 
 class Timer:
@@ -127,27 +190,41 @@ class Timer:
         self.seconds = time.perf_counter() - self._start
 
 
-def result_bytes(operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the bytes of new storages that an operation makes, from a run without values."""
+def result_bytes(
+    operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[int, bool]:
+    """Return the bytes that an operation makes, from a run without values, and whether that is so.
 
-    def meta(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return torch.empty_strided(
-                value.size(), value.stride(), dtype=value.dtype, device="meta"
-            )
-        if isinstance(value, list | tuple):
-            return type(value)(map(meta, value))
-        return torch.device("meta") if isinstance(value, torch.device) else value
-
-    given = [meta(value) for value in args]
-    named = {name: meta(value) for name, value in kwargs.items()}
+    They are those of new storages, and what given ones grow by. Where there is no such run, the
+    bytes of its inputs are as good a guess as any.
+    """
+    pairs: list[tuple[torch.Tensor, torch.Tensor, int]] = []
     try:
+        given = [_meta(value, pairs) for value in args]
+        named = {name: _meta(value, pairs) for name, value in kwargs.items()}
         result = operation(*given, **named)
-    except Exception:  # no such run for this operation: its inputs are as good a guess as any
-        return sum(tensor.nbytes for tensor in tensors_in(args))
-    old = {t.untyped_storage()._cdata for t in tensors_in([*given, *named.values()])}
-    new = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(result)}
-    return sum(nbytes for key, nbytes in new.items() if key not in old)
+        old = {made.untyped_storage()._cdata for _, made, _ in pairs}
+        storages = [tensor.untyped_storage() for tensor in tensors_in(result)]
+    except Exception:
+        known = (t for t in tensors_in([*args, *kwargs.values()]) if t.layout is torch.strided)
+        return sum(tensor.nbytes for tensor in known), False
+    new = {storage._cdata: storage.nbytes() for storage in storages}
+    total = sum(nbytes for key, nbytes in new.items() if key not in old)
+    for value, made, before in pairs:
+        after = made.untyped_storage().nbytes()
+        if after > before:
+            total += max(0, after - value.untyped_storage().nbytes())
+    return total, True
+
+
+def _meta(value: Any, pairs: list[tuple[torch.Tensor, torch.Tensor, int]]) -> Any:
+    if isinstance(value, torch.Tensor):
+        made = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        pairs.append((value, made, made.untyped_storage().nbytes()))
+        return made
+    if isinstance(value, list | tuple):
+        return type(value)(_meta(item, pairs) for item in value)
+    return torch.device("meta") if isinstance(value, torch.device) else value
 
 
 def divide(args: tuple[Any, ...], limit_bytes: float) -> list[slice]:

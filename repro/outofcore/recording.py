@@ -1,7 +1,7 @@
 """From the operations that ran in an iteration to its trace."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 
 from repro.measure import accelerator
 from repro.outofcore.residency import Variable
+from repro.outofcore.sums import ADD_INTO
 from repro.outofcore.trace import Function, Trace
 
 # They make a tensor of a storage without looking at the storage, even where it has no bytes now.
@@ -36,6 +37,8 @@ class Signature(NamedTuple):
         grouped: It works on lists of tensors one by one, so that it can be run in parts.
         makes: It may return tensors of storages that it was not given.
         view: It makes a tensor of a storage that it was given.
+        resizes: It may change the size of a storage that it was given.
+        collective: It works on with other processes after it has returned.
     """
 
     name: str
@@ -45,6 +48,8 @@ class Signature(NamedTuple):
     grouped: bool
     makes: bool
     view: bool
+    resizes: bool
+    collective: bool
 
 
 def signature(operation: OpOverload) -> Signature:
@@ -66,6 +71,7 @@ def _signature(operation: OpOverload) -> Signature:
     writes = tuple(
         bool(argument.alias_info is not None and argument.alias_info.is_write)
         or argument.name in unsaid
+        or operation.namespace == "c10d"  # whose schemas do not say it either
         for argument in schema.arguments
     )
     named = frozenset(a.name for a, write in zip(schema.arguments, writes, strict=True) if write)
@@ -78,7 +84,18 @@ def _signature(operation: OpOverload) -> Signature:
     ) and any(writes)
     ignored = name in _WITHOUT_ACCESS or operation.namespace in ("prim", "profiler")
     makes = not (in_place or operation.is_view)
-    return Signature(name, ignored, writes, named, grouped, makes, operation.is_view)
+    changes_values = operation._opname.endswith("_") and not operation._opname.startswith("resize")
+    return Signature(
+        name,
+        ignored,
+        writes,
+        named,
+        grouped,
+        makes,
+        operation.is_view,
+        resizes=any(writes) and not changes_values,
+        collective=operation.namespace == "c10d",
+    )
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -90,6 +107,19 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def components(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensors in which a sparse or nested tensor keeps what it holds; else none."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return [tensor.values()]
+    return []
+
+
 @dataclass(slots=True)
 class Entry:
     """One operation that ran: what it read, what of that it wrote, and what it made."""
@@ -98,6 +128,7 @@ class Entry:
     inputs: list[Variable]
     written: list[Variable]
     made: list[Variable]
+    into: Variable | None = None  # a gradient that this may be a sum into, if it ends here
     seconds: float = 0.0
     events: tuple[accelerator.Event, accelerator.Event] | None = None
 
@@ -123,6 +154,44 @@ class Recording:
     order: list[Variable]
     times: list[float]
     operations: list[OpOverload] = field(repr=False)
+
+
+def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
+    """Return operations as they are once sums of gradients go into what ends with them.
+
+    The result of such a sum stands for the operand that it goes into from that one's birth on.
+
+    Args:
+        entries: The operations in order.
+        origin: The clock at the start of the iteration.
+    """
+    stands: dict[Variable, Variable] = {}
+    for number in reversed(range(len(entries))):
+        entry = entries[number]
+        into = entry.into
+        if into is None or len(entry.made) != 1 or into.died != origin + number + 1:
+            continue
+        total = stands.get(entry.made[0], entry.made[0])
+        if into.since >= origin and total.nbytes == into.nbytes:
+            stands[into] = total
+            total.since = into.since
+    if not stands:
+        return list(entries)
+
+    def now(variables: list[Variable]) -> list[Variable]:
+        return [stands.get(variable, variable) for variable in variables]
+
+    result = []
+    for entry in entries:
+        inputs, written, made = now(entry.inputs), now(entry.written), now(entry.made)
+        if entry.into in stands and stands[entry.into] in made:
+            place = inputs.index(made[0])
+            inputs = [made[0], *inputs[:place], *inputs[place + 1 :]]
+            entry = replace(entry, operation=ADD_INTO, inputs=inputs, written=made, made=[])
+        elif inputs != entry.inputs or written != entry.written or made != entry.made:
+            entry = replace(entry, inputs=inputs, written=written, made=made)
+        result.append(entry)
+    return result
 
 
 def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> Recording:

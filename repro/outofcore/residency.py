@@ -1,13 +1,17 @@
 """Which storages are on the device, within a byte budget.
 
 A storage is swapped out by resizing it to nothing: autograd, views and the user go on holding it,
-and their values are back once it has its bytes again.
+and their values are back once it has its bytes again. On a CPU it keeps its size and lies where its
+copy on the host is: whoever reads it without a word to us (a forked process, a serialiser, C++
+code) reads what it holds.
 """
 
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from typing import Any
 
 import torch
 
@@ -25,7 +29,9 @@ class Variable:
         valid: Whether the host's copy is right, or will be once `outgoing` is done.
         incoming: The copy to the device that nobody has waited for, with the storage.
         outgoing: The copy to the host, likewise.
+        fresh: On a CPU, the memory that the copy to the device goes to.
         locked: It is never swapped out: somebody has its address.
+        pins: How many operations of other threads, and collectives, are at work on it.
         used: The number of the operation that used it last, over all iterations.
         died: Likewise, the operation before which it was gone; None while it is alive.
         kind: What is known of it, one of `trace.KINDS`, or empty.
@@ -37,6 +43,8 @@ class Variable:
     place: Place | None = None
     incoming: tuple[object, torch.UntypedStorage] | None = None
     outgoing: tuple[object, torch.UntypedStorage] | None = None
+    fresh: torch.UntypedStorage | None = None
+    pins = 0
     died: int | None = None
     kind = ""
     bound = -1  # the trace's variable that it stands for in this iteration
@@ -65,6 +73,11 @@ class Residency:
         store: Where swapped-out ones lie.
         mover: What copies them.
         excluded: Storages to leave alone.
+
+    Attributes:
+        lock: To be held by whoever changes anything here.
+        wait: Waits until an operation of another thread or a collective has ended; returns whether
+            one has.
     """
 
     def __init__(
@@ -79,9 +92,13 @@ class Residency:
         self.used_bytes = self.peak_bytes = self.bytes_in = self.bytes_out = 0
         self.clock = 0  # operations so far
         self.leaving: deque[Variable] = deque()  # those with a copy to the host under way, at least
+        self.ended: deque[Variable] = deque()  # what is still to be counted as such
         self.known: dict[int, Variable | None] = {}  # by address; None: left alone
         self._excluded = frozenset(excluded)
         self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self.lock = threading.RLock()
+        self.wait: Callable[[], bool] = lambda: False
+        self.lies = store.whole
 
     def find(self, tensor: torch.Tensor, made: bool = False) -> Variable | None:
         """Return a tensor's variable, made known where it is new; None where it is left alone.
@@ -112,9 +129,10 @@ class Residency:
         self, key: int, storage: torch.UntypedStorage, tensor: torch.Tensor, made: bool
     ) -> Variable | None:
         nbytes = storage.nbytes()
+        if nbytes == 0:
+            return None  # it may grow yet
         managed = (
-            nbytes > 0
-            and (made or tensor.requires_grad or 2 * tensor.nbytes > nbytes)
+            (made or tensor.requires_grad or 2 * tensor.nbytes > nbytes)
             and storage.device == self.device
             and storage.resizable()
             and key not in self._excluded
@@ -126,8 +144,15 @@ class Residency:
             # The address may be used again from now on.
             known.pop(key, None)
             watches.pop(key, None)
-            if variable is not None:
+            if variable is None:
+                return
+            variable.died = self.clock
+            # Whatever thread this is (a copying one, which collects garbage), it must not wait.
+            if self.lock.acquire(blocking=False):
                 self._end(variable)
+                self.lock.release()
+            else:
+                self.ended.append(variable)
 
         reference = weakref.ref(storage, end)
         watches[key] = reference
@@ -137,8 +162,12 @@ class Residency:
             self.used_bytes += variable.nbytes
         return variable
 
+    def bury(self) -> None:
+        """Count no more what ended while another thread was at work here."""
+        while self.ended:
+            self._end(self.ended.popleft())
+
     def _end(self, variable: Variable) -> None:
-        variable.died = self.clock
         if variable.resident:
             self.used_bytes -= variable.nbytes
             variable.resident = False
@@ -163,25 +192,40 @@ class Residency:
             return
         if variable.place is None:
             raise RuntimeError("a variable is neither on the device nor on the host")
-        storage = variable.storage()
-        storage.resize_(variable.nbytes)
+        storage = target = variable.storage()
+        if self.lies:  # who reads it until the copy is done, reads the host's
+            target = variable.fresh = torch.UntypedStorage(variable.nbytes)
+        else:
+            storage.resize_(variable.nbytes)
         variable.resident = True
         self.used_bytes += variable.nbytes
         self.note_peak()
-        variable.incoming = self.mover.start_in(storage, variable.place), storage
+        variable.incoming = self.mover.start_in(target, variable.place), storage
         self.bytes_in += variable.nbytes
 
     def arrive(self, variable: Variable) -> None:
         """Let the device wait for a variable's copy."""
         if variable.incoming is not None:
-            ticket, variable.incoming = variable.incoming[0], None
-            self.mover.wait(ticket)
+            ticket, storage = variable.incoming
+            variable.incoming = None
+            fresh, variable.fresh = variable.fresh, None
+            try:
+                self.mover.wait(ticket)
+            except OSError:
+                if fresh is not None:  # it still lies on the host
+                    variable.resident = False
+                    self.used_bytes -= variable.nbytes
+                raise
+            if fresh is not None:
+                storage._swap_data_ptr_(fresh)  # type: ignore[attr-defined]
 
     def swap_out(self, variable: Variable) -> None:
         """Start the copy of a variable to the host, where the host's is not right."""
-        if not variable.resident or variable.valid or variable.died is not None:
+        if not variable.resident or variable.valid or variable.died is not None or variable.pins:
             return  # such as one that is still coming
-        storage = variable.storage()
+        storage = variable.storage_ref() if variable.storage_ref else None
+        if storage is None:
+            return  # it ends just now, in another thread
         if variable.place is None:
             variable.place = self.store.take(variable.nbytes)
         variable.outgoing = self.mover.start_out(storage, variable.place), storage
@@ -215,14 +259,23 @@ class Residency:
 
     def release(self, variable: Variable) -> None:
         """Free a variable's device memory, when its copy to the host is done."""
-        if not variable.resident or variable.locked or variable.died is not None:
+        if not variable.resident or variable.locked or variable.died is not None or variable.pins:
             return
         self.swap_out(variable)
         self.arrive(variable)
         self.settle(variable)
-        if variable.died is not None:  # the copy held its storage until now
+        held: Any = variable.storage_ref() if variable.storage_ref else None
+        if variable.died is not None or held is None:  # the copy held its storage until now
             return
-        variable.storage().resize_(0)
+        if self.lies:
+            assert variable.place is not None
+            address = self.store.address(variable.place)
+            there = torch._C._construct_storage_from_data_pointer(
+                address, self.device, variable.nbytes
+            )
+            held._swap_data_ptr_(there)  # what was here ends with `there`
+        else:
+            held.resize_(0)
         variable.resident = False
         self.used_bytes -= variable.nbytes
 
@@ -231,31 +284,57 @@ class Residency:
         self.settle(variable)
         variable.valid = False
 
-    def make_room(self, nbytes: int, keep: Iterable[Variable], what: Callable[[], str]) -> None:
+    def resized(self, variable: Variable) -> None:
+        """Note the bytes of a variable whose storage an operation, or its holder, has resized."""
+        nbytes = variable.storage().nbytes()
+        if variable.resident and variable.incoming is None and nbytes != variable.nbytes:
+            self.settle(variable)
+            self._forget_place(variable)
+            self.used_bytes += nbytes - variable.nbytes
+            variable.nbytes = nbytes
+
+    def make_room(
+        self, nbytes: int, keep: Iterable[Variable], what: Callable[[], str], strict: bool = True
+    ) -> None:
         """Free device memory for `nbytes`, of what was used longest ago and is not to `keep`.
 
         Raises:
-            BudgetTooSmall: All that may be released is not enough.
+            BudgetTooSmall: All that may be released is not enough, where `strict`.
         """
-        if self.used_bytes + nbytes <= self.budget_bytes:
-            return
         kept = set(keep)
-        while self.leaving:  # some may have ended, but for the copy
-            variable = self.leaving.popleft()
-            self.settle(variable)
-        candidates = sorted(
-            (v for v in self.variables() if v.resident and not v.locked and v not in kept),
-            key=lambda v: (v.bound >= 0, v.used),  # first what no plan knows
-        )
-        for variable in candidates:
-            if self.used_bytes + nbytes <= self.budget_bytes:
+        while self.used_bytes + nbytes > self.budget_bytes:
+            while self.leaving:  # some may have ended, but for the copy
+                variable = self.leaving.popleft()
+                self.settle(variable)
+            self.bury()
+            candidates = sorted(
+                (
+                    v
+                    for v in self.variables()
+                    if v.resident and not (v.locked or v.pins) and v not in kept
+                ),
+                key=lambda v: (v.bound >= 0, v.used),  # first what no plan knows
+            )
+            for variable in candidates:
+                if self.used_bytes + nbytes <= self.budget_bytes:
+                    return
+                self.release(variable)
+            for variable in self.variables():
+                if variable.locked:
+                    self.resized(variable)
+            if self.used_bytes + nbytes <= self.budget_bytes or not strict:
                 return
-            self.release(variable)
-        if self.used_bytes + nbytes > self.budget_bytes:
-            name, needed = what(), self.used_bytes + nbytes
-            held = sum(v.nbytes for v in self.variables() if v.locked)
-            because = f", {held} of them of variables whose address is in use" if held else ""
-            raise BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
+            if not self.ended and not self.wait():
+                break
+        else:
+            return
+        name, needed = what(), self.used_bytes + nbytes
+        held = sum(v.nbytes for v in self.variables() if v.locked)
+        because = f", {held} of them of variables whose address is in use" if held else ""
+        busy = sum(v.nbytes for v in self.variables() if v.pins)
+        if busy:
+            because += f", {busy} of them in use by other threads or collectives"
+        raise BudgetTooSmall(name, needed, self.budget_bytes, f"{name}{because}", final=False)
 
     def restore(self) -> None:
         """Bring every variable back, whatever the budget, and wait until all are there.

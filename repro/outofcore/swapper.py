@@ -1,15 +1,21 @@
 """Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
 
 import os
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
 import torch
+from torch import nn
 from torch._ops import OpOverload
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -20,12 +26,14 @@ from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.outofcore.following import Step
 from repro.outofcore.host import (
+    MOVER,
     HostStore,
     Mover,
     StreamMover,
     ThreadMover,
     give_back_freed_memory,
 )
+from repro.outofcore.interrupts import Uninterrupted
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.operations import (
     Operations,
@@ -34,11 +42,14 @@ from repro.outofcore.operations import (
     divide,
     result_bytes,
     run_in_parts,
+    say_once,
 )
 from repro.outofcore.plan import Kind, SwapPlan
-from repro.outofcore.recording import Recording, Signature, signature, tensors_in
+from repro.outofcore.recording import Recording, Signature, components, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
-from repro.outofcore.schedule import plan_swaps, tune_window
+from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
+from repro.outofcore.sums import ADD, ADD_INTO, Sums
+from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace
 
 _process = os.getpid()
@@ -54,7 +65,13 @@ if hasattr(os, "register_at_fork"):
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout})
 _COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation that chooses the window
+_PATIENCE_S = 300.0  # for other threads and collectives to end what they do with a tensor
+_AT_ONCE = 2000  # functions of a trace whose window is chosen in no time
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
+
+
+class SwappedOutError(RuntimeError):
+    """A value is asked for where it cannot be brought to."""
 
 
 class OutOfCore:
@@ -65,6 +82,10 @@ class OutOfCore:
     the schedule that the recording gives (Hayakawa and Narihira, section 3). What runs otherwise
     (a changed step, an evaluation) swaps on demand, and is planned anew where it recurs. Values are
     those of ordinary training, bit for bit.
+
+    Threads that are started within the block, and work that is submitted to pools of threads, are
+    seen too; tensors that a collective works on stay until it is done. `docs/outofcore.md` lists
+    what is not supported.
 
     An iteration ends when the first optimizer that stepped within the block has stepped again; call
     `step` where that does not fit, such as without an optimizer.
@@ -77,12 +98,17 @@ class OutOfCore:
         device: The device whose tensors are managed; None for the current accelerator, or else the
             CPU.
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
-            with less memory; None keeps them in memory beside the budget. With a folder, this
+            with less memory; None keeps them in memory beside the budget, so that the process takes
+            more than ordinary training does. With a folder, this
             process returns what it frees to the system from then on, which costs page faults.
         exclude: Tensors to leave alone and not to count, such as a whole dataset.
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
             `Trace.host_bytes` predicts it. Beyond it, or with None, more is taken as it is needed.
             All of it is given back at the end.
+        model: A module, or some, whose parameters, buffers and gradients count from the start;
+            those of another one count from its first use on (of the first one that is called, from
+            that call on).
+        optimizer: An optimizer, or some, whose parameters and state count from the start.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
@@ -99,6 +125,8 @@ class OutOfCore:
         swap_folder: str | Path | None = None,
         exclude: Iterable[torch.Tensor] = (),
         host_bytes: int | None = None,
+        model: nn.Module | Iterable[nn.Module] = (),
+        optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
     ) -> None:
         if not is_whole(budget_bytes, 1):
             raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes above 0")
@@ -117,6 +145,17 @@ class OutOfCore:
         self.host_bytes = host_bytes or 0
         self.swap_folder = Path(swap_folder) if swap_folder is not None else None
         self._excluded = tuple(exclude)
+        self._models = (model,) if isinstance(model, nn.Module) else tuple(model)
+        self._optimizers = (
+            (optimizer,) if isinstance(optimizer, torch.optim.Optimizer) else tuple(optimizer)
+        )
+        for given, kind in ((self._models, nn.Module), (self._optimizers, torch.optim.Optimizer)):
+            for value in given:
+                if not isinstance(value, kind):
+                    raise ValueError(
+                        f"{value!r} is a {type(value).__name__}: give modules as model= and "
+                        "optimizers as optimizer="
+                    )
         self._statistics = Statistics()
         self._iterations = Iterations(self._make_plan, self._statistics)
         self._stack: ExitStack | None = None
@@ -142,12 +181,16 @@ class OutOfCore:
         if self._stack is not None:
             raise RuntimeError("this OutOfCore block is entered already: leave it first")
         for mode in _get_current_dispatch_mode_stack():
-            if isinstance(mode, Operations) and mode.owner.device == self.device:
+            if not isinstance(mode, Operations) or mode.owner.device != self.device:
+                continue
+            if not isinstance(mode.owner, Beside) or mode.owner.block.entered:
                 raise RuntimeError(
                     f"another OutOfCore block of {self.device} is entered here already: leave it "
                     "first, as both would move the same tensors"
                 )
-        self._store = HostStore(self.device, self.swap_folder)
+        # What lies on the host stays readable on a CPU, by torch 2.13's way to exchange pointers.
+        whole = self.device.type == "cpu" and hasattr(torch.UntypedStorage, "_swap_data_ptr_")
+        self._store = HostStore(self.device, self.swap_folder, whole=whole)
         try:
             self._store.reserve(self.host_bytes)
         except accelerator.HostMemoryError:
@@ -160,34 +203,82 @@ class OutOfCore:
             mover = StreamMover(self._store, self.device)
         else:
             mover = ThreadMover(self._store)
-        self._process = _process
+        self._process, self._thread = _process, threading.get_ident()
+        self._computes = self.device.type != "meta"  # where nothing is, nothing takes room
         excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
         self._mover = mover
-        self._residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
+        residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
+        residency.wait = self._wait
+        self._residency, self._lock = residency, residency.lock
+        self._changed = threading.Condition(residency.lock)  # nobody works on some tensor any more
+        self._waiting = 0
+        self._active: Iterable[Variable] = ()  # what this thread's operation works on
+        self._promised: int | None = None  # bytes that it makes; None where none runs
+        self._works: list[tuple[list[Any], list[Variable]]] = []  # collectives under way
         self._statistics = Statistics()
         self._iterations = Iterations(self._make_plan, self._statistics)
         self._leader: object = None  # the optimizer whose steps end the iterations
         self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
             WeakValueDictionary()
         )
-        self._stack = ExitStack()
-        hook = register_optimizer_step_post_hook(self._stepped)
-        self._stack.callback(hook.remove)
-        self._stack.enter_context(RawAccess(self))
-        self._stack.enter_context(Operations(self))
+        self._kept: dict[Variable, torch.UntypedStorage] = {}  # for who reads addresses of a copy
+        self._tuned: list[SwapPlan] = []  # filled by another thread
+        self._sums = Sums(torch.device("cpu") if self.device.type == "meta" else self.device)
+        self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
+        self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
+        guard.install()
+        try:
+            with guard, ExitStack() as stack:
+                self._take_in()
+                stack.callback(watch(self))
+                stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+                self._first_call = register_module_forward_pre_hook(self._called)
+                stack.callback(self._first_call.remove)
+                stack.enter_context(RawAccess(self))
+                stack.enter_context(Operations(self))
+                self._stack = stack.pop_all()
+        except BaseException:
+            guard.remove()
+            self._close()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        assert self._stack is not None
-        self._stack.close()
+        """Bring everything back.
+
+        Raises:
+            BudgetTooSmall: It was raised within a scripted module, which left nothing of it.
+        """
+        guard = self._guard
+        guard.depth += 1
+        try:
+            with self._lock:
+                assert self._stack is not None
+                stack, self._stack = self._stack, None
+                stack.close()
+                self._close()
+        finally:
+            guard.depth -= 1
+            guard.remove()
+            guard.deliver()
+        error = exception[1] if exception else None
+        if self._failed is not None and "TorchScript interpreter" in str(error):
+            raise self._failed
+
+    def _close(self) -> None:
         self._count()
         try:
             self._residency.restore()
         finally:
-            self._stack = None
             self._mover.close()
-            self._store.close()
+            self._store.close(keep=any(not v.resident for v in self._residency.variables()))
+            self._kept.clear()
             self._iterations.log = self._iterations.follower = None
+
+    @property
+    def entered(self) -> bool:
+        """Whether the block is entered."""
+        return self._stack is not None
 
     def _count(self) -> None:
         residency, statistics = self._residency, self._statistics
@@ -197,9 +288,47 @@ class OutOfCore:
         statistics.host_bytes = self._store.peak_bytes
         statistics.locked_bytes = sum(v.nbytes for v in residency.variables() if v.locked)
 
+    # ---- what is there before
+
+    def _take_in(self) -> None:
+        """Count what the user has named, and hold the budget."""
+        for model in self._models:
+            self._take_in_module(model)
+        for optimizer in self._optimizers:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            self._meet("parameter", parameters)
+            self._meet("gradient", [p.grad for p in parameters])
+            for parameter in parameters:
+                self._meet("optimizer state", optimizer.state.get(parameter, {}).values())
+        self._residency.make_room(0, (), lambda: "what was there before", strict=False)
+
+    def _take_in_module(self, module: nn.Module) -> None:
+        parameters = list(module.parameters())
+        self._meet("parameter", parameters)
+        self._meet("gradient", [p.grad for p in parameters])
+        self._meet("buffer", module.buffers())
+
+    def _meet(self, kind: str, values: Iterable[object]) -> None:
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                variable = self._residency.find(value, made=True)
+                if variable is not None and not variable.kind:
+                    variable.kind = kind
+
+    def _called(self, module: nn.Module, _: object) -> None:
+        """Count what the first module that is called has, before its first operation."""
+        self._first_call.remove()
+        with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
+            self._take_in_module(module)
+            self._residency.make_room(0, (), lambda: "what was there before", strict=False)
+
     # ---- iterations
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        with self._guard, self._lock:
+            self._end_step(optimizer)
+
+    def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if not any(self._knows(parameter) for parameter in parameters):
             return  # it has stepped out of our sight
@@ -226,11 +355,14 @@ class OutOfCore:
         if self._stack is None:
             raise RuntimeError("step() belongs inside the block: with OutOfCore(...) as ooc")
         self._leader = self
-        self._end_iteration()
+        with self._guard, self._lock:
+            self._end_iteration()
 
     def _end_iteration(self) -> None:
+        self._kept.clear()
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             self._iterations.end(self._residency.clock)
+            self._take_tuned()
 
     def _make_plan(self, recorded: Recording, careful: bool) -> SwapPlan:
         for variable in self._residency.variables():
@@ -238,79 +370,298 @@ class OutOfCore:
         trace, budget_bytes = recorded.trace, self.budget_bytes
         if self.window_bytes != "auto":
             plan = plan_swaps(trace, budget_bytes, self.window_bytes)
-        elif careful:
+        elif careful and len(trace.functions) <= _AT_ONCE:
             rates = self._mover.bandwidth()
             plan = tune_window(trace, budget_bytes, recorded.times, rates, _COPY_LATENCY_S)
         else:
             plan = plan_swaps(trace, budget_bytes)
+            if careful:
+                self._tune_beside(recorded)
         self._store.reserve(plan.host_bytes)
         return plan
+
+    def _tune_beside(self, recorded: Recording) -> None:
+        """Choose the window in another thread, while training goes on by a first plan."""
+        rates, tuned = self._mover.bandwidth(), []
+
+        def tune() -> None:
+            given = recorded.trace, self.budget_bytes, recorded.times, rates, _COPY_LATENCY_S
+            tuned.append(tune_window(*given))
+
+        threading.Thread(target=tune, name=f"{MOVER}-tuner", daemon=True).start()
+        self._tuned = tuned
+
+    def _take_tuned(self) -> None:
+        """Follow the plan that was tuned beside, where it is one of what is followed."""
+        if not self._tuned:
+            return
+        plan, self._tuned = self._tuned[0], []
+        follower = self._iterations.follower
+        if follower is not None and plan.trace == follower.trace:
+            self._store.reserve(plan.host_bytes)
+            follower.replan(plan)
+            self._iterations.plan = plan
+            self._statistics.plans += 1
 
     # ---- operations
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation with its inputs on the device and room for its results."""
-        residency, iterations = self._residency, self._iterations
         if _process != self._process:  # such as a loader's worker
+            self._check_there(args, kwargs)
             return operation(*args, **kwargs)
+        guard = self._guard
+        guard.depth += 1
+        try:
+            return self._run(operation, args, kwargs)
+        except BudgetTooSmall as error:
+            self._failed = error
+            raise
+        finally:
+            guard.depth -= 1
+            if guard.pending is not None:
+                guard.deliver()
+
+    def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        residency, iterations, lock = self._residency, self._iterations, self._lock
+        into: int | None = None
+        if operation is ADD and (place := self._sums.into(args, kwargs)) is not None:
+            if iterations.sums_in_place():
+                operation, args = ADD_INTO, args if place == 0 else args[::-1]
+            else:
+                into = place
         step: Step | None
-        found = self._next(operation, args, kwargs) if iterations.log is None else None
-        if found is not None:
-            step, inputs, written = found
-            known = step.signature
-        else:
-            known = signature(operation)
-            if known.ignored:
-                return operation(*args, **kwargs)
-            if known.grouped:
-                parts = divide(args, self.budget_bytes / _PART)
-                if len(parts) > 1:
-                    return run_in_parts(self.run, operation, parts, args, kwargs)
-            inputs, written = self._variables(known, args, kwargs)
-            step = iterations.expected(operation, inputs)
-        if residency.leaving:
-            residency.let_go()
-        clock = residency.clock
-        if step is not None and step.before:
-            self._act(step.before, inputs, partial(self._name, known))
-        for variable in inputs:
-            variable.used = clock
-            if not variable.resident:
-                self._statistics.on_demand += 1
-                residency.make_room(variable.nbytes, inputs, partial(self._name, known))
-                residency.swap_in(variable)
-            if variable.incoming is not None:
-                residency.arrive(variable)
-        if step is not None:
-            nbytes = step.birth_bytes
-        else:
-            # Where nothing is computed, nothing takes room.
-            takes_none = not known.makes or self.device.type == "meta"
-            nbytes = 0 if takes_none else result_bytes(operation, args, kwargs)
-        if residency.used_bytes + nbytes > residency.budget_bytes:
-            residency.make_room(nbytes, inputs, partial(self._name, known))
-        for variable in written:
-            if variable.valid:
-                residency.written(variable)
+        lock.acquire()
+        try:
+            found = self._next(operation, args, kwargs) if iterations.log is None else None
+            if found is not None:
+                step, inputs, written = found
+                known = step.signature
+            else:
+                known = signature(operation)
+                if known.ignored:
+                    return operation(*args, **kwargs)
+                if known.grouped:
+                    parts = divide(args, self.budget_bytes / _PART)
+                    if len(parts) > 1:
+                        return run_in_parts(self._run, operation, parts, args, kwargs)
+                inputs, written = self._variables(known, args, kwargs)
+                step = iterations.expected(operation, inputs)
+                if not self._statistics.iterations:
+                    _say_what_is_not_compiled()
+            self._active = inputs
+            if residency.ended:
+                residency.bury()
+            if residency.leaving:
+                residency.let_go()
+            if self._works:
+                self._let_works_go()
+            clock = residency.clock
+            if step is not None and step.before:
+                self._act(step.before, inputs, partial(self._name, known))
+            for variable in inputs:
+                variable.used = clock
+                if not variable.resident:
+                    self._statistics.on_demand += 1
+                    residency.make_room(variable.nbytes, inputs, partial(self._name, known))
+                    residency.swap_in(variable)
+                if variable.incoming is not None:
+                    residency.arrive(variable)
+            certain = True
+            if step is not None:
+                nbytes = step.birth_bytes
+            elif (known.makes or known.resizes) and not known.collective and self._computes:
+                nbytes, certain = result_bytes(operation, args, kwargs)
+            else:
+                nbytes = 0
+            if residency.used_bytes + nbytes > residency.budget_bytes:
+                residency.make_room(nbytes, inputs, partial(self._name, known), strict=certain)
+            for variable in written:
+                if variable.valid:
+                    residency.written(variable)
+            if self._kept and written:
+                self._kept.clear()
+            self._promised = nbytes
+        except BaseException:
+            self._active = ()
+            raise
+        finally:
+            lock.release()
         timed = Timer(self.device) if iterations.log is not None else None
-        result = operation._op(*args, **kwargs)
+        try:
+            result = operation._op(*args, **kwargs)
+        except BaseException:
+            with lock:
+                self._active, self._promised = (), None
+            raise
         if timed:
             timed.stop()
-        made = self._made(result, inputs) if known.makes else []
-        if residency.used_bytes > residency.peak_bytes:
-            residency.peak_bytes = residency.used_bytes
-        if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
-            residency.make_room(0, (*inputs, *made), partial(self._name, known))
-        if not inputs and not made:
-            return result
-        residency.clock = clock + 1
-        if made or iterations.log is not None or step is None or step.births:
-            step = iterations.ran(step, operation, inputs, written, made, timed)
-        elif iterations.follower is not None:  # the plan's, which makes nothing
-            iterations.follower.cursor += 1
-        if step is not None and step.after:
-            self._act(step.after, (), partial(self._name, known))
+        with lock:
+            self._active, self._promised = (), None
+            made = self._made(result, inputs) if known.makes else []
+            if known.resizes:
+                self._resized(known, args, kwargs, written, made)
+            if known.collective:
+                self._work_on(result, inputs)
+            elif operation.namespace == "_c10d_functional":
+                self._wait_for(operation, result)
+            if residency.used_bytes > residency.peak_bytes:
+                residency.peak_bytes = residency.used_bytes
+            if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
+                residency.make_room(0, (*inputs, *made), partial(self._name, known))
+            if self._waiting:
+                self._changed.notify_all()
+            if not inputs and not made:
+                return result
+            residency.clock = clock + 1
+            if made or iterations.log is not None or step is None or step.births:
+                summed = None if into is None else residency.look_up(args[into])
+                step = iterations.ran(step, operation, inputs, written, made, timed, summed)
+            elif iterations.follower is not None:  # the plan's, which makes nothing
+                iterations.follower.cursor += 1
+            if step is not None and step.after:
+                self._act(step.after, (), partial(self._name, known))
         return result
+
+    def _resized(
+        self,
+        known: Signature,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        written: list[Variable],
+        made: list[Variable],
+    ) -> None:
+        """Count anew what an operation may have resized, and what had no bytes before."""
+        for variable in written:
+            if variable.died is None:
+                self._residency.resized(variable)
+        values = [a for a, write in zip(args, known.writes, strict=False) if write]
+        values += [value for name, value in kwargs.items() if name in known.writes_named]
+        made += (v for v in self._made(values, written) if v not in made)
+
+    # ---- other threads, processes and collectives
+
+    def run_beside(
+        self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
+        known = signature(operation)
+        if known.ignored or _process != self._process:
+            return operation(*args, **kwargs)
+        residency = self._residency
+
+        def what() -> str:
+            return f"an operation of another thread ({known.name})"
+
+        with self._lock:
+            inputs, written = self._variables(known, args, kwargs)
+            nbytes, certain = 0, True
+            while True:
+                for variable in inputs:
+                    keep = (*inputs, *self._active)
+                    if not variable.resident:
+                        self._statistics.on_demand += 1
+                        need = variable.nbytes + (self._promised or 0)
+                        residency.make_room(need, keep, what)
+                        residency.swap_in(variable)
+                    residency.arrive(variable)
+                    variable.used = residency.clock
+                if known.makes or known.resizes:
+                    nbytes, certain = result_bytes(operation, args, kwargs)
+                need = nbytes + (self._promised or 0)
+                residency.make_room(need, (*inputs, *self._active), what, strict=certain)
+                if all(variable.resident for variable in inputs):  # also where we had to wait
+                    break
+            for variable in inputs:
+                variable.pins += 1
+            for variable in written:
+                residency.written(variable)
+            residency.used_bytes += nbytes
+        try:
+            self._other_streams()
+            result = operation._op(*args, **kwargs)
+            self._other_streams()
+        finally:
+            with self._lock:
+                residency.used_bytes -= nbytes
+                for variable in inputs:
+                    variable.pins -= 1
+                self._changed.notify_all()
+        with self._lock:
+            made = self._made(result, inputs) if known.makes else []
+            if known.resizes:
+                self._resized(known, args, kwargs, written, made)
+            residency.note_peak()
+            keep = (*inputs, *made, *self._active)
+            residency.make_room(self._promised or 0, keep, what, strict=False)
+        return result
+
+    def _other_streams(self) -> None:
+        if accelerator.is_accelerator(self.device):  # each thread has a current stream of its own
+            accelerator.synchronize(self.device)
+
+    def _wait(self) -> bool:
+        """Wait until nobody else works on some tensor: other threads, or collectives."""
+        until = time.monotonic() + _PATIENCE_S
+        before = sum(v.pins for v in self._residency.variables())
+        if not before and self._promised is None:
+            return False
+        self._waiting += 1
+        try:
+            while time.monotonic() < until and self._guard.pending is None:
+                self._changed.wait(0.002)
+                self._let_works_go()
+                if sum(v.pins for v in self._residency.variables()) < before:
+                    return True
+                if not before and self._promised is None:
+                    return True
+        finally:
+            self._waiting -= 1
+        return False
+
+    def _work_on(self, result: Any, inputs: list[Variable]) -> None:
+        """Keep where they are what a collective works on, until it is done."""
+        handles = [value for value in result if isinstance(value, torch.ScriptObject)]
+        for variable in inputs:
+            variable.pins += 1
+        works = [torch._C._distributed_c10d.Work.unbox(handle) for handle in handles]
+        self._works.append((works, inputs))
+        self._let_works_go()
+
+    def _let_works_go(self) -> None:
+        under_way = []
+        for works, variables in self._works:
+            if all(work.is_completed() for work in works):
+                for variable in variables:
+                    variable.pins -= 1
+            else:
+                under_way.append((works, variables))
+        self._works = under_way
+
+    def _wait_for(self, operation: OpOverload, result: Any) -> None:
+        """Wait for a collective whose tensors only its result tells of."""
+        if operation._opname != "wait_tensor":
+            for tensor in tensors_in(result):
+                torch.ops._c10d_functional.wait_tensor(tensor)
+
+    def _check_there(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse what a forked process cannot read: of memory it has its own copy, not of a file.
+
+        Raises:
+            SwappedOutError: A tensor was swapped out when the process was forked.
+        """
+        if self._residency.lies and self.swap_folder is None:
+            return
+        for tensor in tensors_in([*args, *kwargs.values()]):
+            variable = self._residency.look_up(tensor)
+            if variable is not None and not (variable.resident and variable.incoming is None):
+                raise SwappedOutError(
+                    f"a process that was forked within an OutOfCore block reads a tensor of "
+                    f"{variable.nbytes} bytes that is swapped out"
+                    f"{' to a file' if self.swap_folder else ''}: name it in exclude=, or start "
+                    "such processes (a DataLoader's workers) before the block, or by "
+                    'multiprocessing_context="spawn"'
+                )
 
     def _name(self, known: Signature) -> str:
         return f"function {self._residency.clock - self._iterations.origin} ({known.name})"
@@ -367,6 +718,8 @@ class OutOfCore:
         made: list[Variable] = []
         for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
             variable = residency.find(tensor, made=True)
+            if variable is None:
+                self._hold_components(tensor)
             if variable is None or variable in inputs or variable in made:
                 continue
             variable.used = residency.clock
@@ -386,6 +739,7 @@ class OutOfCore:
                 for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
                     variable = find(tensor)
                     if variable is None:
+                        self._hold_components(tensor)
                         continue
                     if variable not in inputs:
                         inputs.append(variable)
@@ -399,12 +753,18 @@ class OutOfCore:
             for tensor in tensors_in(value):
                 variable = find(tensor)
                 if variable is None:
+                    self._hold_components(tensor)
                     continue
                 if variable not in inputs:
                     inputs.append(variable)
                 if name in known.writes_named and variable not in written:
                     written.append(variable)
         return inputs, written
+
+    def _hold_components(self, tensor: torch.Tensor) -> None:
+        """Keep what a sparse or nested tensor consists of, which C++ code holds on to, for good."""
+        for part in components(tensor):
+            self._bring(part, lock=True)
 
     def _act(
         self,
@@ -431,7 +791,10 @@ class OutOfCore:
 
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
         """Have a tensor's bytes on the device for who reads its address."""
-        with _disable_current_modes():
+        if _process != self._process:
+            self._check_there((tensor,), {})
+            return
+        with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
             self._bring(tensor, lock)
 
     def _bring(self, tensor: torch.Tensor, lock: bool) -> None:
@@ -448,18 +811,59 @@ class OutOfCore:
         variable.used = residency.clock
         variable.locked = variable.locked or lock
 
-    def snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
-        """Return a copy of a tensor's storage on the host, for whoever pickles it."""
-        with _disable_current_modes():
-            return self._snapshot(tensor)
+    def unlock(self, tensor: torch.Tensor | None = None) -> None:
+        """Let a tensor be swapped out again whose address was asked for, or all such tensors.
 
-    def _snapshot(self, tensor: torch.Tensor) -> torch.UntypedStorage:
+        Whoever asked for its address (``data_ptr``, ``numpy``, DLPack) must not use it any more: on
+        an accelerator, what was given it must have run.
+        """
+        if self._stack is None:
+            raise RuntimeError("unlock() belongs inside the block: with OutOfCore(...) as ooc")
+        with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
+            if tensor is None:
+                variables = self._residency.variables()
+            else:
+                known = self._residency.look_up(tensor)
+                variables = [] if known is None else [known]
+            for variable in variables:
+                if variable.locked:
+                    self._residency.resized(variable)
+                    variable.locked = False
+
+    def hold_sizes(self, values: Iterable[object]) -> None:
+        """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
+        for value in values:
+            if (
+                isinstance(value, torch.Tensor)
+                and not value.dtype.is_floating_point
+                and value.device == self.device
+                and self.device.type == "cpu"
+            ):
+                self.bring(value, lock=True)
+
+    def snapshot(self, tensor: torch.Tensor, keep: bool = False) -> torch.UntypedStorage:
+        """Return a copy of a tensor's storage on the host, for whoever pickles it.
+
+        Args:
+            tensor: Any tensor.
+            keep: The copy stands until the iteration ends or an operation writes to some tensor.
+        """
+        if _process != self._process:
+            self._check_there((tensor,), {})
+            return tensor.untyped_storage()
+        with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
+            return self._snapshot(tensor, keep)
+
+    def _mine(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def _snapshot(self, tensor: torch.Tensor, keep: bool) -> torch.UntypedStorage:
         residency = self._residency
         variable = residency.find(tensor)
         if variable is None:
             return tensor.untyped_storage()
         key = id(variable), residency.clock
-        saved = self._saved.get(key)
+        saved = self._kept.get(variable) if keep else self._saved.get(key)
         if saved is None:
             if variable.resident:
                 residency.arrive(variable)
@@ -471,5 +875,23 @@ class OutOfCore:
                 self._mover.finish()
                 saved = torch.UntypedStorage(variable.nbytes)
                 self._store.read(variable.place, saved.data_ptr())
-            self._saved[key] = saved
+            if keep:
+                self._kept[variable] = saved
+            else:
+                self._saved[key] = saved
         return saved
+
+
+def _say_what_is_not_compiled() -> None:
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return
+    frame: FrameType | None = sys._getframe(3)
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper":
+            say_once(
+                "compile",
+                "within OutOfCore a compiled function runs as if it were not compiled, as every "
+                "operation has to be seen: its values are those of the function itself",
+            )
+            return
+        frame = frame.f_back

@@ -3,6 +3,7 @@ import io
 import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +15,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from repro.models import resnet20, unet
 from repro.models.densenet import DenseNet
-from repro.outofcore import BudgetTooSmall, OutOfCore, Statistics, Trace, record
+from repro.outofcore import (
+    BudgetTooSmall,
+    OutOfCore,
+    Statistics,
+    Trace,
+    operations,
+    record,
+    swapper,
+)
 from repro.outofcore.host import HostStore
 
 AMPLE = 1 << 40
@@ -249,6 +258,39 @@ def test_windows(window):
     assert_same(ours, run(None))
     if isinstance(window, int):
         assert ours.block.plan.window_bytes == window
+
+
+def test_a_window_that_is_chosen_while_training_goes_on(monkeypatch):
+    monkeypatch.setattr(swapper, "_AT_ONCE", 10)
+    began, go = threading.Event(), threading.Event()
+    tune = swapper.tune_window
+
+    def slowly(*arguments):
+        began.set()
+        go.wait(20)
+        return tune(*arguments)
+
+    monkeypatch.setattr(swapper, "tune_window", slowly)
+    plans: list[object] = []
+
+    def watch(training: Training, i: int, where: str) -> None:
+        if where == "end":
+            plans.append(block.plan)
+            if i == 5:  # training went on by the first plan
+                assert began.is_set()
+                go.set()
+                for thread in threading.enumerate():
+                    if thread.name.endswith("tuner"):
+                        thread.join(20)
+
+    training = Training(iterations=9)
+    with OutOfCore(2_000_000) as block:
+        training.loop(watch)
+        block.plan.verify()
+    assert plans[4] is plans[5] is not plans[8]
+    assert plans[8].trace == plans[5].trace
+    assert block.statistics.replayed >= 5
+    assert_same(Run(training.seen, training.state()), run(None, n=9))
 
 
 def clip(training: Training, i: int, where: str) -> None:
@@ -495,8 +537,9 @@ def test_what_is_left_alone():
         model(data.index_select(0, torch.arange(10))).sum().backward()
 
 
-def test_a_compiled_model():
+def test_a_compiled_model(monkeypatch):
     """torch.compile looks into no code of the block's, and values are those of the same model."""
+    monkeypatch.setattr(operations, "_said", {"compile"})
 
     def train(budget: int | None) -> list[float]:
         torch._dynamo.reset()

@@ -230,7 +230,7 @@ def _arrive(where: str) -> Omission:
 WRITTEN = "Residency.written"
 BRING, SNAPSHOT = "OutOfCore._bring", "OutOfCore._snapshot"
 OUT = "self.mover.start_out(storage, variable.place), storage"
-IN = "self.mover.start_in(storage, variable.place), storage"
+IN = "self.mover.start_in(target, variable.place), storage"
 OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (memory_of_another, Omission(host, "stream.wait_stream(current)")),
     (there_and_back, Omission(host, "stream.wait_stream(current)")),
@@ -251,8 +251,8 @@ OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (restored, _settle("restore")),
     (restored, _arrive("restore")),
     (restored, Omission(residency, "self.mover.finish()")),
-    (trained, Omission(swapper, "residency.arrive(variable)", within="OutOfCore.run")),
-    (trained, Omission(swapper, "residency.written(variable)", within="OutOfCore.run")),
+    (trained, Omission(swapper, "residency.arrive(variable)", within="OutOfCore._run")),
+    (trained, Omission(swapper, "residency.written(variable)", within="OutOfCore._run")),
     (trained, Omission(operations, "            begin.record()", "            pass")),
     (trained, Omission(operations, "self.events[1].record()")),
     (trained, Omission(accelerator, "end.synchronize()")),
