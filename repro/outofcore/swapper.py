@@ -39,6 +39,7 @@ from repro.outofcore.plan import Kind, SwapPlan
 from repro.outofcore.recording import Recording, Signature, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.schedule import plan_swaps, tune_window
+from repro.outofcore.schedules import Name, Scheduler, check_schedule, make_plan
 from repro.outofcore.trace import Trace
 
 _process = os.getpid()
@@ -83,6 +84,9 @@ class OutOfCore:
         host_bytes: Host memory to reserve before the first swap, pinned for an accelerator:
             `Trace.host_bytes` predicts it. Beyond it, or with None, more is taken as it is needed.
             All of it is given back at the end.
+        schedule: What plans the iterations: ``"window"``, the paper's with our changes;
+            ``"packed"``, which looks at the whole iteration; ``"paper"`` to the letter, ``"lms"``,
+            ``"vdnn"`` or ``"on_demand"``, to compare with; or a function (`schedules.Scheduler`).
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
@@ -99,6 +103,7 @@ class OutOfCore:
         swap_folder: str | Path | None = None,
         exclude: Iterable[torch.Tensor] = (),
         host_bytes: int | None = None,
+        schedule: Name | Scheduler = "window",
     ) -> None:
         if not is_whole(budget_bytes, 1):
             raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes above 0")
@@ -106,6 +111,8 @@ class OutOfCore:
             raise ValueError(f'window_bytes is {window_bytes!r}: give bytes, None or "auto"')
         if host_bytes is not None and not is_whole(host_bytes, 0):
             raise ValueError(f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None")
+        check_schedule(schedule)
+        self.schedule = schedule
         self.device = accelerator.resolve(device)
         if self.device.type == "meta":
             raise ValueError("the device meta is not supported: choose cpu or an accelerator")
@@ -236,7 +243,19 @@ class OutOfCore:
         for variable in self._residency.variables():
             variable.bound = -1
         trace, budget_bytes = recorded.trace, self.budget_bytes
-        if self.window_bytes != "auto":
+        if self.schedule != "window":
+            window = None if isinstance(self.window_bytes, str) else self.window_bytes
+            rates = self._mover.bandwidth()
+            plan = make_plan(
+                self.schedule,
+                trace,
+                budget_bytes,
+                recorded.times,
+                rates,
+                _COPY_LATENCY_S,
+                window,
+            )
+        elif self.window_bytes != "auto":
             plan = plan_swaps(trace, budget_bytes, self.window_bytes)
         elif careful:
             rates = self._mover.bandwidth()
@@ -419,6 +438,8 @@ class OutOfCore:
             if variable is None or variable.died is not None:
                 continue
             if kind is Kind.SWAP_OUT:
+                if self._iterations.plan is not None and self._iterations.plan.copies_again:
+                    residency.written(variable)  # as if it were: the plan wants the copy
                 residency.swap_out(variable)
             elif kind is Kind.RELEASE:
                 residency.release(variable)
