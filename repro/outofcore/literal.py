@@ -6,9 +6,9 @@ there; (b) where that exceeds the budget, wait for the oldest swap-outs first; r
 what f_i used; (d) but for what is never used again, or lies within the window. All begins and ends
 on the host, and what the host has unchanged is copied to it again.
 
-What the paper leaves open is as in the authors' code (nnabla): the window ends at what does not fit;
-and where a function's results do not fit, what was prefetched for the latest use is taken back, as
-if it had not been asked for yet.
+What the paper leaves open is as in the authors' code (nnabla): the window ends at what does not
+fit; and where a function's results do not fit, what was prefetched for the latest use is taken
+back, as if it had not been asked for yet.
 
 Differs from the paper: a value that is overwritten next is not copied, and a copy to the host that
 would be under way while its variable is written is not made, since its memory is not released.

@@ -68,8 +68,8 @@ def make_plan(
     if plan.trace != trace or plan.budget_bytes > budget_bytes:
         raise PlanError(
             f"the schedule's plan is of {len(plan.trace.functions)} functions within "
-            f"{plan.budget_bytes} bytes: plan the given trace, of {len(trace.functions)} functions, "
-            f"within {budget_bytes}"
+            f"{plan.budget_bytes} bytes: plan the given trace, of {len(trace.functions)} "
+            f"functions, within {budget_bytes}"
         )
     plan.verify()
     return plan

@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
@@ -23,8 +25,10 @@ from repro.experiments.outofcore.fitting import (
     chunked,
     in_core,
     largest_budget,
+    literal,
     lms,
     lms_can_train,
+    mapping,
     serve,
     tuned,
 )
@@ -37,7 +41,7 @@ from repro.measure import (
     time_interleaved,
 )
 from repro.measure.accelerator import HostMemoryError
-from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, plan_swaps
+from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, Trace, bound, plan_swaps
 from repro.outofcore.native import Installed, install
 
 Config = Mapping[str, Any]
@@ -58,9 +62,7 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
     """Schedule a recorded iteration at a published GPU's memory and rates; nothing is computed."""
     limit, batch = limit_bytes(config), config["batch"]
     trace = trace_at(config, batch)
-    base = config["baseline"]
-    times = Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
-    rate = float(config["bandwidth"])
+    times, rate = modelled_times(config, trace), float(config["bandwidth"])
     metrics: dict[str, Any] = {
         "limit_bytes": limit,
         "peak_bytes": trace.peak_bytes,
@@ -68,32 +70,57 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
         "functions": len(trace.functions),
         "rows": {},
     }
+    if trace.smallest_budget <= limit:
+        metrics["bound_s"] = bound(trace, limit, times, rate)
     whole = in_core(trace, partial(best_fit, limit))
     if whole is not None:
         metrics["rows"]["in_core"] = {
             "time_s": float(times.sum()),
             "reserved_bytes": whole.peak_reserved_bytes,
         }
-    fittings: dict[str, Fitting | None] = {}
     for name, allocator in ALLOCATORS.items():
         make: Make = partial(allocator, limit)
-        found = fittings[name] = largest_budget(trace, limit, make)
-        if found is not None and config["tune"]:
-            fittings[name] = tuned(trace, found.plan.budget_bytes, times, rate, make) or found
+        found = largest_budget(trace, limit, make)
+        if found is None:
+            continue
+        mapped_s = config["map_s"] if name == "schedule_va" else 0.0
+        best = tuned(found, limit, times, rate, make, mapped_s, config["tune"])
+        metrics["rows"][name] = modelled_row(best, times, rate, make, mapped_s)
+        if name == "schedule" and config["tune"]:
+            paper = literal(trace, found.plan.budget_bytes, times, rate, make)
+            if paper is not None:
+                metrics["rows"]["paper"] = modelled_row(paper, times, rate, make, 0.0)
     if config["lms"]:
-        fittings["lms"] = lms(trace, limit, times, rate, partial(best_fit, limit))
-    for name, found in fittings.items():
-        if found is not None:
-            simulation = found.plan.simulate(times, rate)
-            metrics["rows"][name] = _described(found.plan) | {
-                "time_s": simulation.time_s,
-                "stall_s": simulation.stall_s,
-                "held_bytes": simulation.peak_bytes,
-                "reserved_bytes": found.report.peak_reserved_bytes,
-                "internal_bytes": found.report.peak_internal_fragmentation_bytes,
-                "map_operations": found.report.map_operations,
-            }
+        make = partial(best_fit, limit)
+        theirs = lms(trace, limit, times, rate, make)
+        if theirs is not None:
+            metrics["rows"]["lms"] = modelled_row(theirs, times, rate, make, 0.0)
     return Outcome(metrics)
+
+
+def modelled_times(config: Config, trace: Trace) -> NDArray[np.float64]:
+    """Return the seconds of a trace's functions on the published GPU."""
+    base = config["baseline"]
+    return Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
+
+
+def modelled_row(
+    found: Fitting, times: NDArray[np.float64], rate: float, make: Make, map_s: float
+) -> dict[str, Any]:
+    """Return what a plan takes; each chunk that is mapped or unmapped, on the compute stream."""
+    alone = found.plan.simulate(times, rate)
+    mapped = mapping(found.plan, make) if map_s else np.zeros(len(times), dtype=np.int64)
+    taken = found.plan.simulate(times + map_s * mapped, rate) if map_s else alone
+    return _described(found.plan) | {
+        "scheduler": found.plan.scheduler,
+        "time_s": taken.time_s,
+        "unmapped_s": alone.time_s,
+        "stall_s": alone.stall_s,
+        "held_bytes": alone.peak_bytes,
+        "reserved_bytes": found.report.peak_reserved_bytes,
+        "internal_bytes": found.report.peak_internal_fragmentation_bytes,
+        "map_operations": int(mapped.sum()),
+    }
 
 
 def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:

@@ -95,6 +95,8 @@ def _simulated_points(results: Results, role: str, mode: str) -> Points:
         if mode == "lms" and not record.config["lms"]:
             continue
         row = rows.get(mode)
+        if mode == "bound" and "bound_s" in record.metrics:
+            row = {"time_s": record.metrics["bound_s"], "reserved_bytes": None, "held_bytes": None}
         if mode == "lms" and row is None:
             row = rows.get(IN_CORE)  # what fits is not swapped
         if row is None:
@@ -355,6 +357,8 @@ _STYLES = {  # colour, marker, line
     "schedule": ("#3a9d6e", "s", "-"),
     "schedule + VA": ("#e07a3f", "D", "-"),
     "LMS": ("#8d99ae", "^", "--"),
+    "schedule, to the letter": ("#7a5c3e", "<", "--"),
+    "no schedule beats": ("#c0392b", "", "-."),
     "checkpointing": ("#7b5ea7", "v", ":"),
     "save_on_cpu": ("#c2a83e", "P", ":"),
     "in core, expandable segments": ("#4aa3c0", "X", ":"),
