@@ -35,6 +35,7 @@ from repro.outofcore.operations import (
     result_bytes,
     run_in_parts,
 )
+from repro.outofcore.paced import PacedMover
 from repro.outofcore.plan import Kind, SwapPlan
 from repro.outofcore.recording import Recording, Signature, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
@@ -87,6 +88,8 @@ class OutOfCore:
         schedule: What plans the iterations: ``"window"``, the paper's with our changes;
             ``"packed"``, which looks at the whole iteration; ``"paper"`` to the letter, ``"lms"``,
             ``"vdnn"`` or ``"on_demand"``, to compare with; or a function (`schedules.Scheduler`).
+        link_bytes_per_s: On the CPU, the rate each way that copies are slowed down to, for studies
+            of what a link costs; None for as fast as the memory.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
@@ -104,6 +107,7 @@ class OutOfCore:
         exclude: Iterable[torch.Tensor] = (),
         host_bytes: int | None = None,
         schedule: Name | Scheduler = "window",
+        link_bytes_per_s: float | None = None,
     ) -> None:
         if not is_whole(budget_bytes, 1):
             raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes above 0")
@@ -112,13 +116,18 @@ class OutOfCore:
         if host_bytes is not None and not is_whole(host_bytes, 0):
             raise ValueError(f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None")
         check_schedule(schedule)
-        self.schedule = schedule
+        self.schedule, self.link_bytes_per_s = schedule, link_bytes_per_s
         self.device = accelerator.resolve(device)
         if self.device.type == "meta":
             raise ValueError("the device meta is not supported: choose cpu or an accelerator")
         if swap_folder is not None and self.device.type != "cpu":
             raise ValueError(
                 f"swap_folder is for the CPU: {self.device} swaps to pinned memory, give None"
+            )
+        if link_bytes_per_s is not None and (self.device.type != "cpu" or link_bytes_per_s <= 0):
+            raise ValueError(
+                f"link_bytes_per_s is {link_bytes_per_s!r} on {self.device}: give bytes/s above 0 "
+                "on a CPU, or None"
             )
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
         self.host_bytes = host_bytes or 0
@@ -165,6 +174,8 @@ class OutOfCore:
         mover: Mover
         if accelerator.is_accelerator(self.device):
             mover = StreamMover(self._store, self.device)
+        elif self.link_bytes_per_s is not None:
+            mover = PacedMover(self._store, self.link_bytes_per_s)
         else:
             mover = ThreadMover(self._store)
         self._process = _process

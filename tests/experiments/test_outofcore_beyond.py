@@ -81,12 +81,18 @@ class TestClaims:
         assert word(key, World("gpu", places=(own,))) == "reproduced"
         assert word(key, World("gpu", places=(other,))) == "not run"
 
-    @pytest.mark.parametrize(
-        "key",
-        ["largest_speed_here", "alone_speed_here", "larger_than_alone_here", "alone_ends_here"],
-    )
-    def test_a_cpu_has_no_link_and_no_allocator_to_measure(self, key):
+    @pytest.mark.parametrize("key", ["larger_than_alone_here", "alone_ends_here"])
+    def test_a_cpu_has_no_allocator_to_measure(self, key):
         verdict = judged(f"table1/{key}", World())
+        assert verdict.word == "not run" and verdict.evidence.startswith("needs a GPU")
+
+    @pytest.mark.parametrize("key", ["largest_speed_here", "alone_speed_here"])
+    def test_on_a_cpu_a_speed_needs_a_link(self, key):
+        assert word(key, World()) == "reproduced"
+        found = results("table1", World())
+        for record in found.records:
+            record.config.pop("link_share", None)
+        verdict = made.verdict(f"outofcore/table1/{key}", found)
         assert verdict.word == "not run" and verdict.evidence.startswith("needs a GPU")
 
     @pytest.mark.parametrize("key", ["faster_with_chunks_here", "largest_batch_here"])

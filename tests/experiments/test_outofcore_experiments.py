@@ -9,7 +9,7 @@ import torch
 from repro.experiments import load_paper, machine
 from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore import child, experiments, settings
-from repro.experiments.outofcore.fitting import GIB, largest_budget
+from repro.experiments.outofcore.fitting import GIB, largest_budget, serve
 from repro.experiments.outofcore.modelled import Rates, trace_at
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
@@ -40,6 +40,7 @@ TOYS = {
     "in core": ("measured", _MEASURED | {"mode": "in_core", "batch": 8}),
     "schedule": ("measured", _MEASURED | {"mode": "schedule", "batch": 32}),
     "chunks": ("measured", _MEASURED | {"mode": "schedule_va", "batch": 32}),
+    "paced": ("measured", _MEASURED | {"mode": "schedule", "batch": 32, "link_share": 0.5}),
     "checkpointing": ("measured", _MEASURED | {"mode": "checkpointing", "batch": 8}),
     "reach": ("reach", _TOY | {"role": settings.RESNET, "limit_between": [8, 16], "lms": True}),
     "simulated": ("simulated", _SIMULATED | {"batch": 32}),
@@ -145,6 +146,25 @@ class TestMeasured:
         assert metrics["iterations"] == 5 + 3 + 2  # to settle, to warm up, timed
         assert metrics["replayed"] >= 2  # all that are timed
         assert set(toys.outcomes[name].timings) == {"iteration", "reference"}
+
+    def test_on_a_link_it_is_slower(self, toys):
+        paced = toys.outcomes["paced"]
+        metrics, samples = paced.metrics, paced.timings["iteration"].samples_s
+        assert min(samples) >= metrics["bytes_moved"] / 2 / metrics["link_bytes_per_s"]
+
+    def test_a_plan_that_runs_otherwise_than_it_was_fitted_gets_a_smaller_budget(self, monkeypatch):
+        config = _MEASURED | {"mode": "schedule", "batch": 32}
+        refused = []
+
+        def once(plan, make):
+            if not refused:
+                refused.append(plan.budget_bytes)
+                return None
+            return serve(plan, make)
+
+        monkeypatch.setattr(experiments, "serve", once)
+        metrics = experiments.measured(config, 0, None, "cpu").metrics
+        assert metrics["budget_bytes"] == pytest.approx(0.9 * refused[0], rel=0.01)
 
     def test_checkpointing_holds_less(self, toys):
         plain, recomputed = (toys.outcomes[name].metrics for name in ("in core", "checkpointing"))

@@ -171,4 +171,4 @@ def test_the_figure_has_a_panel_for_each_network_and_place():
     found = curves(shown["DeepLabv3+, simulated, V100"])
     assert found["in core"][-1] == pytest.approx((9, 100))
     assert found["schedule"][-1] == pytest.approx((48, 120))
-    assert [size for size, _ in found["schedule + VA"]] == [4, 9, 48, 144]
+    assert [size for size, _ in found["schedule + VA"]] == [6, 9, 32, 48, 144]

@@ -1,6 +1,7 @@
 """Schedules by name: their plans, and that training by each gives the bits of ordinary training."""
 
 import random
+import time
 from dataclasses import replace
 from typing import get_args
 
@@ -120,6 +121,28 @@ PEAK = 250_000
 @pytest.fixture(scope="module")
 def plain():
     return trained("window", 0.0)
+
+
+class TestLink:
+    def test_copies_take_their_bytes_time_and_change_no_bit(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+        copies = [parameter.detach().clone() for parameter in model.parameters()]
+        start = time.perf_counter()
+        with OutOfCore(80_000, device="cpu", link_bytes_per_s=4e6) as block:
+            for _ in range(3):
+                model(torch.ones(64, 64)).sum().backward()
+                model.zero_grad()
+                block.step()
+            moved = block.statistics.bytes_in
+        assert moved > 0
+        assert time.perf_counter() - start >= moved / 4e6
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), copies, strict=True))
+
+    @pytest.mark.parametrize("rate", [0, -1.0])
+    def test_a_rate_that_is_none(self, rate):
+        with pytest.raises(ValueError, match="link_bytes_per_s is"):
+            OutOfCore(1000, device="cpu", link_bytes_per_s=rate)
 
 
 class TestRunning:

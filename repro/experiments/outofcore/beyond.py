@@ -33,6 +33,7 @@ from repro.experiments.outofcore.points import (
     batches,
     both,
     curves,
+    has_link,
     in_core_batch,
     larger,
     largest_trained,
@@ -213,7 +214,7 @@ def largest_batch(results: Results, expected: Expectation, where: str) -> list[P
 
 def _speed_kept(results: Results, where: str, mode: str, batch: int, kept: float) -> list[Part]:
     """Judge whether an image takes at most 1 / `kept` of its time in core."""
-    if where == MEASURED and on_cpu(results, RESNET):
+    if where == MEASURED and on_cpu(results, RESNET) and not has_link(results, RESNET, mode):
         raise NotRun(NO_LINK)
     size, point = point_at(results, where, batch, mode)
     if point is None:

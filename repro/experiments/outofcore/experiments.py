@@ -240,8 +240,8 @@ def _swapped(config: Config, device: str) -> Outcome:
     """Train within the largest budget that an allocator can serve within the limit.
 
     On a CPU the allocators are simulated, their sizes in proportion to the limit, as are chunks on
-    whatever is not CUDA. On a GPU they are the real ones, and the budget shrinks until they are
-    content, as the paper's did by hand.
+    whatever is not CUDA. On a GPU they are the real ones. The budget shrinks until they are
+    content with what runs, as the paper's did by hand.
     """
     name, limit = config["mode"], limit_bytes(config)
     make: Make = partial(ALLOCATORS[name], limit)
@@ -249,7 +249,7 @@ def _swapped(config: Config, device: str) -> Outcome:
     if found is None:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
     if device == "cpu":
-        return _within(config, device, found.plan, limit, make)
+        return _shrinking(config, device, found.plan, limit, make)
     if name == "schedule":
         limit = max(limit, _LEAST_LIMIT)
         with accelerator.limited(device, limit):
@@ -258,6 +258,15 @@ def _swapped(config: Config, device: str) -> Outcome:
         installed = install(chunk_bytes(limit), limit)
         return _shrinking(config, device, found.plan, limit, installed=installed)
     return _shrinking(config, device, found.plan, limit, make)
+
+
+def _link_rate(config: Config) -> float:
+    """Return bytes/s, in proportion to what the largest iteration in core holds and takes here."""
+    reference = _reference(config)
+    step = {"reference": training_step(reference, "cpu")}
+    taken = time_interleaved(step, warmup=1, repeats=3, device="cpu")["reference"]
+    held = trace_at(config, reference["batch"]).peak_bytes
+    return float(config["link_share"] * held / np.median(taken.samples_s))
 
 
 def _shrinking(
@@ -312,7 +321,10 @@ def _within(
     plain = training_step(config, device)
     window: Any = "auto" if make is None else None
     host_bytes = plan.trace.host_bytes(budget) if device != "cpu" else None
-    block = OutOfCore(budget, window_bytes=window, device=device, host_bytes=host_bytes)
+    link = _link_rate(config) if "link_share" in config else None
+    block = OutOfCore(
+        budget, window_bytes=window, device=device, host_bytes=host_bytes, link_bytes_per_s=link
+    )
 
     def step() -> None:
         plain()
@@ -330,6 +342,9 @@ def _within(
     with block:
         for _ in range(_SETTLING):
             step()
+        # The trace of what runs may differ from the one that was fitted, in copies of views.
+        if make is not None and block.plan is not None and serve(block.plan, make) is None:
+            raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
         timings = _time(config, device, steps)
         done, followed = block.statistics, block.plan
     assert followed is not None
@@ -341,6 +356,8 @@ def _within(
         "replayed": done.replayed,
         "on_demand": done.on_demand,
     }
+    if link is not None:
+        metrics["link_bytes_per_s"] = link
     if make is not None:
         report = serve(followed, make)
         if report is None:

@@ -203,6 +203,12 @@ def on_cpu(results: Results, role: str) -> bool:
     return any(r.device["type"] == "cpu" for r in results.select(MEASURED, role=role))
 
 
+def has_link(results: Results, role: str, mode: str) -> bool:
+    """Return whether what swapped had a link between its memories, if only a simulated one."""
+    records = results.select(MEASURED, role=role, mode=mode)
+    return bool(records) and all("link_share" in record.config for record in records)
+
+
 def need_real_allocators(results: Results, where: str, roles: Sequence[str]) -> None:
     """Refuse to count what was measured with simulated allocators.
 
