@@ -30,8 +30,8 @@ OWN = PAPER["claims"]["chunk_mib"]
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the one analysis."""
-    return [chunk_sizes()]
+    """Return the one analysis, of all sizes."""
+    return [chunk_sizes(profile)]
 
 
 def _rows(results: Results) -> dict[int, dict[str, Any]]:
