@@ -94,8 +94,10 @@ class OutOfCore:
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
         HostMemoryError: The host (not the device) has not the memory to swap to.
-        ValueError: The budget is not positive, `host_bytes` is negative, the device is not here, or
-            `swap_folder` is given for an accelerator.
+        DoesNotFit: The schedule is "lms" or "vdnn", and holds more than the budget.
+        PlanError: The schedule is a function, and its plan breaks a rule.
+        ValueError: The budget is not positive, `host_bytes` is negative, the device is not here,
+            `swap_folder` is given for an accelerator, or the schedule or the link's rate is none.
     """
 
     def __init__(

@@ -28,14 +28,14 @@ from repro.outofcore.allocator import (
 from repro.outofcore.packing import packed_plans
 from repro.outofcore.pooled import ALIGNMENT, PooledChunkedAllocator
 from repro.outofcore.requests import by_function, requests
-from repro.outofcore.schedule import WINDOW_SHARES
 
 GIB = 2**30
 _PAPER_LIMIT = 16 * GIB
 _STEPS = 4  # of bisection, within a quarter of the way
 # Of a budget that is served, from the smallest one on.
-_PACKED_PARTS = {True: (1.1, 1.0, 0.95, 0.9, 0.8), False: (1.0,)}
-_SERVED = 6  # plans, the fastest first, whose mapping is looked at
+_PACKED_PARTS = {True: (1.1, 1.0, 0.9), False: (1.0,)}
+_WINDOWS = (0.25, 0.5, 0.7, 1.0, 2.0, 3.0)  # shares of the budget, beside the default
+_SERVED = 4  # plans, the fastest first, whose mapping is looked at
 _LMS_SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6)  # of the limit
 _LMS_THRESHOLDS, _LMS_AHEADS = (1, 4, 16, 64, 256), (1, 4, 16, 64)
 _ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the first
@@ -148,7 +148,7 @@ def tuned(
         smaller = min(limit_bytes, low + int(part * (budget - low)))
         plans += packed_plans(trace, smaller, times, rate, margins=(0.0,))
     if windows and budget < trace.peak_bytes:
-        plans += [plan_swaps(trace, budget, int(k * budget)) for k in (*WINDOW_SHARES, 2.0, 3.0)]
+        plans += [plan_swaps(trace, budget, int(k * budget)) for k in _WINDOWS]
     ordered = sorted((p.simulate(times, rate).time_s, k) for k, p in enumerate(plans))
     best, least, served = found, float("inf"), 0
     for unmapped_s, k in ordered:
@@ -176,7 +176,7 @@ def literal(
     low = trace.smallest_budget
     for part in (1.0, 0.9, 0.8, 0.6, 0.4):
         budget = low + int(part * (budget_bytes - low))
-        plans = (plan_literally(trace, budget, int(share * budget)) for share in (1.0, 1.5, 3.0))
+        plans = (plan_literally(trace, budget, int(share * budget)) for share in (1.5, 3.0))
         found = _fastest_served(plans, times, rate, make)
         if found is not None:
             return found

@@ -30,7 +30,7 @@ LABELS = {
 LINK_BATCHES = (928, 1120, 1440)
 LINK_RATES = tuple(factor * PAPER["bandwidth_bytes_per_s"] for factor in (0.5, 1, 1.25, 2))
 FEWER_BYTES = 0.8
-CHUNK_BATCH, CHUNKS_MIB = 928, (2, 10, 20, 40, 80, 160, 320)
+CHUNK_BATCH, CHUNKS_MIB = 928, (2, 10, 20, 40, 80, 160)
 # The experiments whose records have throughput and memory by batch size.
 SIMULATED, MEASURED = "simulated", "measured"
 PLACES = {SIMULATED: "simulated, V100", MEASURED: "measured here"}
@@ -55,11 +55,11 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "quick": {
         RESNET: {"model": {"name": "resnet50", "width": 16}, "image": [20, 20]},
-        DENSENET: {"model": {"name": "densenet40", "growth": 12}, "image": [16, 16]},
+        DENSENET: {"model": {"name": "densenet40", "growth": 6}, "image": [16, 16]},
         # Channels at full resolution are scaled down with the width.
         PIX2PIXHD: {
             "model": {"name": "pix2pixhd", "in_channels": 4, "width": 8, "blocks": 3},
-            "image": [64, 128],
+            "image": [32, 64],
         },
         DEEPLAB: {
             "model": {"name": "deeplabv3plus", "num_classes": 3, "width": 8},
