@@ -6,9 +6,13 @@ from repro.outofcore.baselines import (
     on_demand,
     swap_everything,
     tune_fixed_distance,
+    vdnn,
 )
+from repro.outofcore.bounds import bound
 from repro.outofcore.iterations import Statistics
+from repro.outofcore.literal import plan_literally
 from repro.outofcore.operations import OutOfCoreWarning
+from repro.outofcore.packing import plan_packed
 from repro.outofcore.plan import Action, Kind, PlanError, Simulation, SwapPlan, Transfer
 from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
 from repro.outofcore.swapper import OutOfCore, SwappedOutError
@@ -32,11 +36,15 @@ __all__ = [
     "Trace",
     "TraceError",
     "Transfer",
+    "bound",
     "fixed_distance",
     "on_demand",
+    "plan_literally",
+    "plan_packed",
     "plan_swaps",
     "record",
     "swap_everything",
     "tune_fixed_distance",
     "tune_window",
+    "vdnn",
 ]

@@ -10,7 +10,7 @@ host, which favours them.
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,29 @@ def on_demand(trace: Trace, budget_bytes: int) -> SwapPlan:
     run = _Run(trace, budget_bytes, "on demand")
     for a, function in enumerate(trace.functions):
         run.leaves[a] = list(function.variables)
+    return run.plan()
+
+
+def vdnn(trace: Trace, budget_bytes: int) -> SwapPlan:
+    """Return the plan of early works: out after the last forward use, in one function ahead.
+
+    Of a variable that does not persist, the longest stretch without a use is taken for the one from
+    the forward to the backward pass; in between it is away, whether or not there is room, and the
+    next function waits until it is. All else stays.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+        DoesNotFit: What stays does not fit the budget.
+    """
+    check_budget(trace, budget_bytes)
+    n = len(trace.functions)
+    run = _Run(trace, budget_bytes, "vdnn", eager=True)
+    for name in trace.lifetimes:
+        used = trace.accesses[name]
+        length, a, b = max(((b - a, a, b) for a, b in pairwise(used)), default=(0, 0, 0))
+        if length > 2:
+            run.leaves[a].append(name)
+            run.enters[(b - 1) % n].append(name)
     return run.plan()
 
 

@@ -126,7 +126,7 @@ class _Run:
             elif name not in self.device:
                 raise PlanError(f"{what}: it is not on the device")
             elif kind is Kind.SWAP_OUT:
-                if name in self.valid:
+                if name in self.valid and not self.plan.copies_again:
                     raise PlanError(f"{what}: the host's copy is right already")
                 if not self.needed(name, after):
                     raise PlanError(f"{what}: its value is dead")

@@ -101,6 +101,7 @@ class SwapPlan:
             memory has not been released.
         scheduler: The name of what made it.
         window_bytes: The window, where it has one.
+        copies_again: It copies to the host what the host has already, as the paper's own does.
     """
 
     trace: Trace = field(repr=False)
@@ -112,6 +113,7 @@ class SwapPlan:
     outgoing: frozenset[str] = field(default=frozenset(), repr=False)
     scheduler: str = "window"
     window_bytes: int | None = None
+    copies_again: bool = False
 
     @property
     def bytes_in(self) -> int:
@@ -199,3 +201,18 @@ class SwapPlan:
         from repro.outofcore.simulation import simulate  # it needs this module
 
         return simulate(self, compute_times, bandwidth, latency_s)
+
+    def bound(
+        self,
+        compute_times: Sequence[float] | NDArray[np.float64],
+        bandwidth: float | tuple[float, float],
+        latency_s: float = 0.0,
+    ) -> float:
+        """Return the seconds that no plan of this trace within this budget can beat.
+
+        The arguments are those of `simulate`, whose `Simulation.time_s` it is never above: see
+        `bounds`.
+        """
+        from repro.outofcore.bounds import bound  # it needs this module
+
+        return bound(self.trace, self.budget_bytes, compute_times, bandwidth, latency_s)

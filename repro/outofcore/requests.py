@@ -14,25 +14,35 @@ def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:
         plan: Any plan; one without transfers gives the requests of training in core.
         iterations: How often it is run; the first starts with what the plan says is resident.
     """
+    return [event for _, event in by_function(plan, iterations)]
+
+
+def by_function(plan: SwapPlan, iterations: int = 2) -> list[tuple[int, Event]]:
+    """Return the requests of `requests`, each with the number of the function that makes it.
+
+    Functions are counted on through the iterations; what is resident at first is of the first.
+    """
     sizes, n = plan.trace.sizes, len(plan.trace.functions)
     deaths: dict[int, list[str]] = {}
     for name, (_, death) in plan.trace.lifetimes.items():
         deaths.setdefault(death % n, []).append(name)
     device = dict.fromkeys(sorted(name for name in plan.resident if sizes[name]))
-    events = [Event(name, sizes[name]) for name in device]
+    events = [(0, Event(name, sizes[name])) for name in device]
+    now = 0
 
     def place(name: str) -> None:
         if name not in device and sizes[name]:
             device[name] = None
-            events.append(Event(name, sizes[name]))
+            events.append((now, Event(name, sizes[name])))
 
     def remove(name: str) -> None:
         if name in device:
             del device[name]
-            events.append(Event(name, None))
+            events.append((now, Event(name, None)))
 
-    for _ in range(iterations):
+    for iteration in range(iterations):
         for number, function in enumerate(plan.trace.functions):
+            now = iteration * n + number
             for name in deaths.get(number, ()):
                 remove(name)
             for kind, name in plan.before[number]:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from repro.outofcore.plan import Kind, Simulation, SwapPlan, Transfer
+from repro.outofcore.trace import Trace
 
 _CYCLES = 8  # iterations after which a time that still alternates is taken as it is
 
@@ -17,21 +18,7 @@ def simulate(
     latency_s: float,
 ) -> Simulation:
     """Simulate a plan until its iterations repeat: `SwapPlan.simulate`."""
-    times = np.asarray(compute_times, dtype=np.float64)
-    n = len(plan.trace.functions)
-    if times.shape != (n,):
-        raise ValueError(
-            f"compute_times has the shape {times.shape}, but the trace has {n} functions: give "
-            "one time for each"
-        )
-    rates = bandwidth if isinstance(bandwidth, tuple) else (bandwidth, bandwidth)
-    if not np.isfinite(times).all() or (times < 0).any() or latency_s < 0:
-        raise ValueError("compute_times and latency_s must be finite seconds of 0 or more")
-    if len(rates) != 2 or not min(rates) > 0:
-        raise ValueError(
-            f"bandwidth is {bandwidth!r}: give bytes/s above 0, or a pair (to the device, to the "
-            "host)"
-        )
+    times, rates = checked_times(plan.trace, compute_times, latency_s), checked_rates(bandwidth)
     device = _Device(plan, times.tolist(), rates, latency_s)
     before = None
     for _ in range(_CYCLES):
@@ -53,6 +40,33 @@ def simulate(
         ends_s=np.array(device.ends) - began,
         transfers=transfers,
     )
+
+
+def checked_times(
+    trace: Trace, compute_times: Sequence[float] | NDArray[np.float64], latency_s: float
+) -> NDArray[np.float64]:
+    """Return the times of a trace's functions, (n,), if they are such."""
+    times = np.asarray(compute_times, dtype=np.float64)
+    n = len(trace.functions)
+    if times.shape != (n,):
+        raise ValueError(
+            f"compute_times has the shape {times.shape}, but the trace has {n} functions: give "
+            "one time for each"
+        )
+    if not np.isfinite(times).all() or (times < 0).any() or not latency_s >= 0:
+        raise ValueError("compute_times and latency_s must be finite seconds of 0 or more")
+    return times
+
+
+def checked_rates(bandwidth: float | tuple[float, float]) -> tuple[float, float]:
+    """Return bytes/s (to the device, to the host), if they are such."""
+    rates = bandwidth if isinstance(bandwidth, tuple) else (bandwidth, bandwidth)
+    if len(rates) != 2 or not min(rates) > 0:
+        raise ValueError(
+            f"bandwidth is {bandwidth!r}: give bytes/s above 0, or a pair (to the device, to the "
+            "host)"
+        )
+    return rates
 
 
 class _Device:

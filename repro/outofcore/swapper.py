@@ -44,10 +44,12 @@ from repro.outofcore.operations import (
     run_in_parts,
     say_once,
 )
+from repro.outofcore.paced import PacedMover
 from repro.outofcore.plan import Kind, SwapPlan
 from repro.outofcore.recording import Recording, Signature, components, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
+from repro.outofcore.schedules import Name, Scheduler, check_schedule, make_plan
 from repro.outofcore.sums import ADD, ADD_INTO, Sums
 from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace
@@ -109,12 +111,19 @@ class OutOfCore:
             those of another one count from its first use on (of the first one that is called, from
             that call on).
         optimizer: An optimizer, or some, whose parameters and state count from the start.
+        schedule: What plans the iterations: ``"window"``, the paper's with our changes;
+            ``"packed"``, which looks at the whole iteration; ``"paper"`` to the letter, ``"lms"``,
+            ``"vdnn"`` or ``"on_demand"``, to compare with; or a function (`schedules.Scheduler`).
+        link_bytes_per_s: On the CPU, the rate each way that copies are slowed down to, for studies
+            of what a link costs; None for as fast as the memory.
 
     Raises:
         BudgetTooSmall: An operation alone needs more than the budget.
         HostMemoryError: The host (not the device) has not the memory to swap to.
-        ValueError: The budget is not positive, `host_bytes` is negative, the device is not here, or
-            `swap_folder` is given for an accelerator.
+        DoesNotFit: The schedule is "lms" or "vdnn", and holds more than the budget.
+        PlanError: The schedule is a function, and its plan breaks a rule.
+        ValueError: The budget is not positive, `host_bytes` is negative, the device is not here,
+            `swap_folder` is given for an accelerator, or the schedule or the link's rate is none.
     """
 
     def __init__(
@@ -127,6 +136,8 @@ class OutOfCore:
         host_bytes: int | None = None,
         model: nn.Module | Iterable[nn.Module] = (),
         optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+        schedule: Name | Scheduler = "window",
+        link_bytes_per_s: float | None = None,
     ) -> None:
         if not is_whole(budget_bytes, 1):
             raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes above 0")
@@ -134,12 +145,19 @@ class OutOfCore:
             raise ValueError(f'window_bytes is {window_bytes!r}: give bytes, None or "auto"')
         if host_bytes is not None and not is_whole(host_bytes, 0):
             raise ValueError(f"host_bytes is {host_bytes!r}: give whole bytes, 0 or more, or None")
+        check_schedule(schedule)
+        self.schedule, self.link_bytes_per_s = schedule, link_bytes_per_s
         self.device = accelerator.resolve(device)
         if self.device.type == "meta":
             raise ValueError("the device meta is not supported: choose cpu or an accelerator")
         if swap_folder is not None and self.device.type != "cpu":
             raise ValueError(
                 f"swap_folder is for the CPU: {self.device} swaps to pinned memory, give None"
+            )
+        if link_bytes_per_s is not None and (self.device.type != "cpu" or link_bytes_per_s <= 0):
+            raise ValueError(
+                f"link_bytes_per_s is {link_bytes_per_s!r} on {self.device}: give bytes/s above 0 "
+                "on a CPU, or None"
             )
         self.budget_bytes, self.window_bytes = budget_bytes, window_bytes
         self.host_bytes = host_bytes or 0
@@ -201,6 +219,8 @@ class OutOfCore:
         mover: Mover
         if accelerator.is_accelerator(self.device):
             mover = StreamMover(self._store, self.device)
+        elif self.link_bytes_per_s is not None:
+            mover = PacedMover(self._store, self.link_bytes_per_s)
         else:
             mover = ThreadMover(self._store)
         self._process, self._thread = _process, threading.get_ident()
@@ -368,7 +388,19 @@ class OutOfCore:
         for variable in self._residency.variables():
             variable.bound = -1
         trace, budget_bytes = recorded.trace, self.budget_bytes
-        if self.window_bytes != "auto":
+        if self.schedule != "window":
+            window = None if isinstance(self.window_bytes, str) else self.window_bytes
+            rates = self._mover.bandwidth()
+            plan = make_plan(
+                self.schedule,
+                trace,
+                budget_bytes,
+                recorded.times,
+                rates,
+                _COPY_LATENCY_S,
+                window,
+            )
+        elif self.window_bytes != "auto":
             plan = plan_swaps(trace, budget_bytes, self.window_bytes)
         elif careful and len(trace.functions) <= _AT_ONCE:
             rates = self._mover.bandwidth()
@@ -779,6 +811,8 @@ class OutOfCore:
             if variable is None or variable.died is not None:
                 continue
             if kind is Kind.SWAP_OUT:
+                if self._iterations.plan is not None and self._iterations.plan.copies_again:
+                    residency.written(variable)  # as if it were: the plan wants the copy
                 residency.swap_out(variable)
             elif kind is Kind.RELEASE:
                 residency.release(variable)

@@ -33,6 +33,15 @@ class TestExplorer:
         rate = 256 / shown.times.sum()
         assert f"{rate:,.0f} images/s" in text
 
+    def test_what_no_schedule_beats_is_told_where_the_link_limits(self, shown):
+        budget = explorer.budget_bytes(shown, 0)
+        result, least = explorer.simulate(shown, budget, 100), explorer.least_s(shown, budget)
+        assert result.compute_s < least <= result.time_s
+        text = explorer.describe(shown, budget, 100)
+        assert f"link-limited: at best {256 / least:,.0f} images/s" in text
+        lines = explorer.draw(shown, budget, 100).axes[1].get_lines()
+        assert [line.get_xdata()[0] for line in lines] == [least]
+
     def test_what_is_drawn(self, shown):
         budget = explorer.budget_bytes(shown, 10)
         figure = explorer.draw(shown, budget, 100)

@@ -14,6 +14,8 @@ PAPER = Paper(
         Experiment("simulated", f"{_HERE}.experiments:simulated", measures=False),
         Experiment("reach", f"{_HERE}.experiments:reach", measures=False),
         Experiment("measured", f"{_HERE}.experiments:measured"),
+        Experiment("link", f"{_HERE}.analysing:link", measures=False),
+        Experiment("chunk_sizes", f"{_HERE}.analysing:chunk_sizes", measures=False),
     ),
     artefacts=by_name(
         Artefact(
@@ -34,6 +36,13 @@ PAPER = Paper(
             "Memory of DenseNet, Pix2PixHD and DeepLabv3+",
             f"{_HERE}.fragmentation:FIGURE5",
         ),
+        Artefact(
+            "link",
+            "Table 1, analysed",
+            "Where the paper's figures come from",
+            f"{_HERE}.rates:LINK",
+        ),
+        Artefact("chunks", "Section 4", "The size of a chunk", f"{_HERE}.chunking:CHUNK_SIZES"),
     ),
     datasets={profile: {} for profile in COMPUTING_PROFILES},
 )

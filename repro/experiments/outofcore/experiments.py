@@ -5,7 +5,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
@@ -23,8 +25,10 @@ from repro.experiments.outofcore.fitting import (
     chunked,
     in_core,
     largest_budget,
+    literal,
     lms,
     lms_can_train,
+    mapping,
     serve,
     tuned,
 )
@@ -37,7 +41,7 @@ from repro.measure import (
     time_interleaved,
 )
 from repro.measure.accelerator import HostMemoryError
-from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, plan_swaps
+from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, Trace, bound, plan_swaps
 from repro.outofcore.native import Installed, install
 
 Config = Mapping[str, Any]
@@ -58,9 +62,7 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
     """Schedule a recorded iteration at a published GPU's memory and rates; nothing is computed."""
     limit, batch = limit_bytes(config), config["batch"]
     trace = trace_at(config, batch)
-    base = config["baseline"]
-    times = Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
-    rate = float(config["bandwidth"])
+    times, rate = modelled_times(config, trace), float(config["bandwidth"])
     metrics: dict[str, Any] = {
         "limit_bytes": limit,
         "peak_bytes": trace.peak_bytes,
@@ -68,32 +70,57 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
         "functions": len(trace.functions),
         "rows": {},
     }
+    if trace.smallest_budget <= limit:
+        metrics["bound_s"] = bound(trace, limit, times, rate)
     whole = in_core(trace, partial(best_fit, limit))
     if whole is not None:
         metrics["rows"]["in_core"] = {
             "time_s": float(times.sum()),
             "reserved_bytes": whole.peak_reserved_bytes,
         }
-    fittings: dict[str, Fitting | None] = {}
     for name, allocator in ALLOCATORS.items():
         make: Make = partial(allocator, limit)
-        found = fittings[name] = largest_budget(trace, limit, make)
-        if found is not None and config["tune"]:
-            fittings[name] = tuned(trace, found.plan.budget_bytes, times, rate, make) or found
+        found = largest_budget(trace, limit, make)
+        if found is None:
+            continue
+        mapped_s = config["map_s"] if name == "schedule_va" else 0.0
+        best = tuned(found, limit, times, rate, make, mapped_s, config["tune"])
+        metrics["rows"][name] = modelled_row(best, times, rate, make, mapped_s)
+        if name == "schedule" and config["tune"]:
+            paper = literal(trace, found.plan.budget_bytes, times, rate, make)
+            if paper is not None:
+                metrics["rows"]["paper"] = modelled_row(paper, times, rate, make, 0.0)
     if config["lms"]:
-        fittings["lms"] = lms(trace, limit, times, rate, partial(best_fit, limit))
-    for name, found in fittings.items():
-        if found is not None:
-            simulation = found.plan.simulate(times, rate)
-            metrics["rows"][name] = _described(found.plan) | {
-                "time_s": simulation.time_s,
-                "stall_s": simulation.stall_s,
-                "held_bytes": simulation.peak_bytes,
-                "reserved_bytes": found.report.peak_reserved_bytes,
-                "internal_bytes": found.report.peak_internal_fragmentation_bytes,
-                "map_operations": found.report.map_operations,
-            }
+        make = partial(best_fit, limit)
+        theirs = lms(trace, limit, times, rate, make)
+        if theirs is not None:
+            metrics["rows"]["lms"] = modelled_row(theirs, times, rate, make, 0.0)
     return Outcome(metrics)
+
+
+def modelled_times(config: Config, trace: Trace) -> NDArray[np.float64]:
+    """Return the seconds of a trace's functions on the published GPU."""
+    base = config["baseline"]
+    return Rates.fit(base, base["batches"], base["images_per_s"]).times(trace)
+
+
+def modelled_row(
+    found: Fitting, times: NDArray[np.float64], rate: float, make: Make, map_s: float
+) -> dict[str, Any]:
+    """Return what a plan takes; each chunk that is mapped or unmapped, on the compute stream."""
+    alone = found.plan.simulate(times, rate)
+    mapped = mapping(found.plan, make) if map_s else np.zeros(len(times), dtype=np.int64)
+    taken = found.plan.simulate(times + map_s * mapped, rate) if map_s else alone
+    return _described(found.plan) | {
+        "scheduler": found.plan.scheduler,
+        "time_s": taken.time_s,
+        "unmapped_s": alone.time_s,
+        "stall_s": alone.stall_s,
+        "held_bytes": alone.peak_bytes,
+        "reserved_bytes": found.report.peak_reserved_bytes,
+        "internal_bytes": found.report.peak_internal_fragmentation_bytes,
+        "map_operations": int(mapped.sum()),
+    }
 
 
 def reach(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -213,8 +240,8 @@ def _swapped(config: Config, device: str) -> Outcome:
     """Train within the largest budget that an allocator can serve within the limit.
 
     On a CPU the allocators are simulated, their sizes in proportion to the limit, as are chunks on
-    whatever is not CUDA. On a GPU they are the real ones, and the budget shrinks until they are
-    content, as the paper's did by hand.
+    whatever is not CUDA. On a GPU they are the real ones. The budget shrinks until they are
+    content with what runs, as the paper's did by hand.
     """
     name, limit = config["mode"], limit_bytes(config)
     make: Make = partial(ALLOCATORS[name], limit)
@@ -222,7 +249,7 @@ def _swapped(config: Config, device: str) -> Outcome:
     if found is None:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
     if device == "cpu":
-        return _within(config, device, found.plan, limit, make)
+        return _shrinking(config, device, found.plan, limit, make)
     if name == "schedule":
         limit = max(limit, _LEAST_LIMIT)
         with accelerator.limited(device, limit):
@@ -231,6 +258,15 @@ def _swapped(config: Config, device: str) -> Outcome:
         installed = install(chunk_bytes(limit), limit)
         return _shrinking(config, device, found.plan, limit, installed=installed)
     return _shrinking(config, device, found.plan, limit, make)
+
+
+def _link_rate(config: Config) -> float:
+    """Return bytes/s, in proportion to what the largest iteration in core holds and takes here."""
+    reference = _reference(config)
+    step = {"reference": training_step(reference, "cpu")}
+    taken = time_interleaved(step, warmup=1, repeats=3, device="cpu")["reference"]
+    held = trace_at(config, reference["batch"]).peak_bytes
+    return float(config["link_share"] * held / np.median(taken.samples_s))
 
 
 def _shrinking(
@@ -285,7 +321,10 @@ def _within(
     plain = training_step(config, device)
     window: Any = "auto" if make is None else None
     host_bytes = plan.trace.host_bytes(budget) if device != "cpu" else None
-    block = OutOfCore(budget, window_bytes=window, device=device, host_bytes=host_bytes)
+    link = _link_rate(config) if "link_share" in config else None
+    block = OutOfCore(
+        budget, window_bytes=window, device=device, host_bytes=host_bytes, link_bytes_per_s=link
+    )
 
     def step() -> None:
         plain()
@@ -303,6 +342,9 @@ def _within(
     with block:
         for _ in range(_SETTLING):
             step()
+        # The trace of what runs may differ from the one that was fitted, in copies of views.
+        if make is not None and block.plan is not None and serve(block.plan, make) is None:
+            raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
         timings = _time(config, device, steps)
         done, followed = block.statistics, block.plan
     assert followed is not None
@@ -314,6 +356,8 @@ def _within(
         "replayed": done.replayed,
         "on_demand": done.on_demand,
     }
+    if link is not None:
+        metrics["link_bytes_per_s"] = link
     if make is not None:
         report = serve(followed, make)
         if report is None:

@@ -16,12 +16,13 @@ from repro.experiments.outofcore.settings import (
     RESNET,
     simulated,
 )
-from repro.outofcore import Kind, Simulation, Trace, plan_swaps
+from repro.outofcore import Kind, Simulation, Trace, bound, plan_swaps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LIMIT = "#c0392b"
+_BOUND = "#7b5ea7"
 _COPY_IN, _COPY_OUT, _COMPUTE, _STALL = "#3a9d6e", "#e07a3f", "#1f6fb4", "#c0392b"
 
 BATCHES = {
@@ -67,15 +68,23 @@ def simulate(shown: Iteration, budget: int, window_percent: float) -> Simulation
     return plan.simulate(shown.times, PAPER["bandwidth_bytes_per_s"])
 
 
+def least_s(shown: Iteration, budget: int) -> float:
+    """Return the seconds that no schedule beats within a budget."""
+    return bound(shown.trace, budget, shown.times, PAPER["bandwidth_bytes_per_s"])
+
+
 def describe(shown: Iteration, budget: int, window_percent: float) -> str:
     """Return in a few words what a budget and a window do."""
     result = simulate(shown, budget, window_percent)
     _, needed = shown.limits
+    least = least_s(shown, budget)
+    limited = f"; link-limited: at best {shown.batch / least:,.0f} images/s by any schedule"
     return (
         f"{shown.role}, batch {shown.batch}: budget {budget / GIB:.2f} of {needed / GIB:.2f} GiB, "
         f"window {window_percent:.0f} % of it: {shown.batch / result.time_s:,.0f} images/s "
         f"({result.compute_s / result.time_s:.0%} of in core), stall {result.stall_s:.2f} of "
         f"{result.time_s:.2f} s, {result.bytes_moved / 1e9:.1f} GB moved"
+        f"{limited if least > 1.001 * result.compute_s else ''}"
     )
 
 
@@ -83,11 +92,11 @@ def draw(shown: Iteration, budget: int, window_percent: float) -> "Figure":
     """Draw the memory timeline, the copies beside the computation, and the stall."""
     result = simulate(shown, budget, window_percent)
     alone = np.array(shown.trace.live_bytes) / GIB
-    return _timeline(result, budget / GIB, alone)
+    return _timeline(result, budget / GIB, alone, least_s(shown, budget))
 
 
 def _timeline(
-    simulation: Simulation, budget_gib: float, alone_gib: NDArray[np.float64]
+    simulation: Simulation, budget_gib: float, alone_gib: NDArray[np.float64], bound_s: float
 ) -> "Figure":
     """Draw an iteration: memory over time, and what computes, copies and waits.
 
@@ -95,6 +104,7 @@ def _timeline(
         simulation: The iteration.
         budget_gib: The budget, in GiB.
         alone_gib: (n,) what training in core would hold while each function runs, in GiB.
+        bound_s: Seconds that no schedule beats.
     """
     from repro.plots import legend_below, new_axes
 
@@ -130,11 +140,12 @@ def _timeline(
     ):
         bars = [(t.start_s, t.end_s - t.start_s) for t in simulation.transfers if t.kind is kind]
         lanes.broken_barh(bars, (lane[name] - 0.38, 0.76), color=colour)
+    lanes.axvline(bound_s, color=_BOUND, ls="-.", lw=1.2, label="no schedule ends sooner")
     lanes.set_yticks(list(lane.values()), list(lane))
     lanes.set_ylim(-0.6, 2.6)
     lanes.grid(axis="y", visible=False)
     lanes.set_xlabel("time of one iteration (s)")
     for axis in (memory, lanes):
         axis.set_xlim(0, max(simulation.time_s, 1e-9))
-    legend_below(figure, 4)
+    legend_below(figure, 5)
     return figure

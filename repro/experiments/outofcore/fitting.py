@@ -13,6 +13,7 @@ from repro.outofcore import (
     SwapPlan,
     Trace,
     fixed_distance,
+    plan_literally,
     plan_swaps,
 )
 from repro.outofcore.allocator import (
@@ -24,13 +25,17 @@ from repro.outofcore.allocator import (
     OutOfMemory,
     replay,
 )
+from repro.outofcore.packing import packed_plans
 from repro.outofcore.pooled import ALIGNMENT, PooledChunkedAllocator
-from repro.outofcore.requests import requests
-from repro.outofcore.schedule import WINDOW_SHARES
+from repro.outofcore.requests import by_function, requests
 
 GIB = 2**30
 _PAPER_LIMIT = 16 * GIB
 _STEPS = 4  # of bisection, within a quarter of the way
+# Of a budget that is served, from the smallest one on.
+_PACKED_PARTS = {True: (1.1, 1.0, 0.9), False: (1.0,)}
+_WINDOWS = (0.25, 0.5, 0.7, 1.0, 2.0, 3.0)  # shares of the budget, beside the default
+_SERVED = 4  # plans, the fastest first, whose mapping is looked at
 _LMS_SHARES = (1.0, 0.95, 0.9, 0.8, 0.7, 0.6)  # of the limit
 _LMS_THRESHOLDS, _LMS_AHEADS = (1, 4, 16, 64, 256), (1, 4, 16, 64)
 _ITERATIONS = 3  # whose requests are replayed; fragmentation settles in the first
@@ -56,9 +61,9 @@ def best_fit(limit_bytes: int) -> BestFitAllocator:
     )
 
 
-def chunked(limit_bytes: int) -> PooledChunkedAllocator:
+def chunked(limit_bytes: int, chunk: int | None = None) -> PooledChunkedAllocator:
     """Return the chunked allocator; its chunks in proportion where the limit is not the paper's."""
-    return PooledChunkedAllocator(chunk_bytes(limit_bytes), limit_bytes)
+    return PooledChunkedAllocator(chunk or chunk_bytes(limit_bytes), limit_bytes)
 
 
 def chunk_bytes(limit_bytes: int) -> int:
@@ -114,15 +119,82 @@ def can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
 
 
 def tuned(
+    found: Fitting,
+    limit_bytes: int,
+    times: NDArray[np.float64],
+    rate: float,
+    make: Make,
+    map_s: float = 0.0,
+    windows: bool = True,
+) -> Fitting:
+    """Return the fastest plan that is served, given one that is.
+
+    Tried are that one, packed plans of about its budget and, with `windows`, windows of several
+    shares of it; of the first few that are served, that with the least time, mapping included.
+
+    Args:
+        found: A plan and what its allocator makes of it.
+        limit_bytes: No budget is above it.
+        times: (n,) seconds of each function.
+        rate: Bytes/s of the copies, each way.
+        make: The allocator.
+        map_s: Seconds that mapping or unmapping a chunk takes on the compute stream.
+        windows: Whether to try windows.
+    """
+    trace, budget = found.plan.trace, found.plan.budget_bytes
+    low = trace.smallest_budget
+    plans = [found.plan]
+    for part in _PACKED_PARTS[windows] if budget < trace.peak_bytes else ():
+        smaller = min(limit_bytes, low + int(part * (budget - low)))
+        plans += packed_plans(trace, smaller, times, rate, margins=(0.0,))
+    if windows and budget < trace.peak_bytes:
+        plans += [plan_swaps(trace, budget, int(k * budget)) for k in _WINDOWS]
+    ordered = sorted((p.simulate(times, rate).time_s, k) for k, p in enumerate(plans))
+    best, least, served = found, float("inf"), 0
+    for unmapped_s, k in ordered:
+        if unmapped_s >= least or served == _SERVED:
+            break
+        report = serve(plans[k], make)
+        if report is None:
+            continue
+        served += 1
+        taken = unmapped_s
+        if map_s:
+            taken = plans[k].simulate(times + map_s * mapping(plans[k], make), rate).time_s
+        if taken < least:
+            best, least = Fitting(plans[k], report), taken
+    return best
+
+
+def literal(
     trace: Trace, budget_bytes: int, times: NDArray[np.float64], rate: float, make: Make
 ) -> Fitting | None:
-    """Return the fastest plan that is served, of windows of several shares of the budget in bytes.
+    """Return the paper's schedule to the letter, at the fastest of several windows.
 
-    Like the paper's, which has one window in bytes as its only parameter.
+    Where none is served within the budget, smaller ones are tried.
     """
-    shares = (*WINDOW_SHARES, 2.0, 3.0)
-    plans = (plan_swaps(trace, budget_bytes, int(share * budget_bytes)) for share in shares)
-    return _fastest_served(plans, times, rate, make)
+    low = trace.smallest_budget
+    for part in (1.0, 0.9, 0.8, 0.6, 0.4):
+        budget = low + int(part * (budget_bytes - low))
+        plans = (plan_literally(trace, budget, int(share * budget)) for share in (1.5, 3.0))
+        found = _fastest_served(plans, times, rate, make)
+        if found is not None:
+            return found
+    return None
+
+
+def mapping(plan: SwapPlan, make: Make) -> NDArray[np.int64]:
+    """Return the chunks that are mapped and unmapped before each function, once it repeats."""
+    allocator, n = make(), len(plan.trace.functions)
+    counts = np.zeros(_ITERATIONS * n, dtype=np.int64)
+    for number, (name, nbytes) in by_function(plan, _ITERATIONS):
+        before = allocator.map_operations
+        if nbytes is None:
+            allocator.free(name)
+        else:
+            allocator.malloc(name, nbytes)
+        counts[number] += allocator.map_operations - before
+    return counts[-n:]
 
 
 def lms(
@@ -154,9 +226,12 @@ def _lms_plans(
 def _fastest_served(
     plans: Iterable[SwapPlan], times: NDArray[np.float64], rate: float, make: Make
 ) -> Fitting | None:
-    timed = sorted(
-        ((plan.simulate(times, rate).time_s, number, plan) for number, plan in enumerate(plans)),
-    )
+    timed = []
+    for number, plan in enumerate(plans):
+        timed.append((plan.simulate(times, rate).time_s, number, plan))
+        if not plan.bytes_moved:
+            break  # it cannot be beaten
+    timed.sort()
     for _, _, plan in timed:
         report = serve(plan, make)
         if report is not None:

@@ -95,6 +95,8 @@ def _simulated_points(results: Results, role: str, mode: str) -> Points:
         if mode == "lms" and not record.config["lms"]:
             continue
         row = rows.get(mode)
+        if mode == "bound" and "bound_s" in record.metrics:
+            row = {"time_s": record.metrics["bound_s"], "reserved_bytes": None, "held_bytes": None}
         if mode == "lms" and row is None:
             row = rows.get(IN_CORE)  # what fits is not swapped
         if row is None:
@@ -199,6 +201,12 @@ NO_LINK = "needs a GPU: a CPU swaps to its own memory, over no link"
 def on_cpu(results: Results, role: str) -> bool:
     """Return whether a network was measured on a CPU, where the allocators are simulated."""
     return any(r.device["type"] == "cpu" for r in results.select(MEASURED, role=role))
+
+
+def has_link(results: Results, role: str, mode: str) -> bool:
+    """Return whether what swapped had a link between its memories, if only a simulated one."""
+    records = results.select(MEASURED, role=role, mode=mode)
+    return bool(records) and all("link_share" in record.config for record in records)
 
 
 def need_real_allocators(results: Results, where: str, roles: Sequence[str]) -> None:
@@ -355,6 +363,8 @@ _STYLES = {  # colour, marker, line
     "schedule": ("#3a9d6e", "s", "-"),
     "schedule + VA": ("#e07a3f", "D", "-"),
     "LMS": ("#8d99ae", "^", "--"),
+    "schedule, to the letter": ("#7a5c3e", "<", "--"),
+    "no schedule beats": ("#c0392b", "", "-."),
     "checkpointing": ("#7b5ea7", "v", ":"),
     "save_on_cpu": ("#c2a83e", "P", ":"),
     "in core, expandable segments": ("#4aa3c0", "X", ":"),

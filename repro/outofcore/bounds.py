@@ -1,0 +1,175 @@
+"""What no schedule of a trace can beat, on a device with one compute and two copy streams.
+
+While function p runs, its own variables are on the device, and of all others at most what the
+budget leaves beside them. What is read up to function r beyond that is copied in after p has ended
+and before r starts; what was last written from function a on, and is still needed after p, is
+copied out after a has ended and before p starts. Each such pair is an edge between the ends and
+the starts of functions, as long as its copies take; the longest path through an iteration, with the
+functions' own times on it, is a time that every plan takes.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repro.outofcore.simulation import checked_rates, checked_times
+from repro.outofcore.trace import Trace
+
+Vector = NDArray[np.float64]
+_NEVER = -1
+
+
+def bound(
+    trace: Trace,
+    budget_bytes: int,
+    compute_times: Sequence[float] | Vector,
+    bandwidth: float | tuple[float, float],
+    latency_s: float = 0.0,
+) -> float:
+    """Return seconds that an iteration of every schedule takes at least.
+
+    It holds for every plan that `SwapPlan.verify` accepts and `SwapPlan.simulate` repeats: for any
+    order of copies and any choice of what stays, whole variables moved. Of what has to be away, as
+    much is taken to be away as does not fit beside a function; a variable that does not fit beside
+    it alone is away whole. The choices of two functions are bound apart, so that it may be below
+    the best schedule.
+
+    Args:
+        trace: The iteration.
+        budget_bytes: Device memory that may be taken at any time.
+        compute_times: (n,) seconds of each function.
+        bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
+        latency_s: Seconds that each copy takes beside its bytes.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+        ValueError: As of `SwapPlan.simulate`.
+    """
+    from repro.outofcore.schedule import check_budget  # it needs plans, which need this module
+
+    check_budget(trace, budget_bytes)
+    times, rates = checked_times(trace, compute_times, latency_s), checked_rates(bandwidth)
+    if trace.peak_bytes <= budget_bytes:
+        return float(times.sum())
+    uses = _Uses(trace)
+    peak = int(np.argmax(trace.live_bytes))
+    # A path from the end of any function to its end in the next iteration will do.
+    starts = {peak, len(times) - 1}
+    return max(_longest(uses, budget_bytes, times, rates, latency_s, at) for at in starts)
+
+
+class _Uses:
+    """For each use of a variable: what comes after it, and what was written before it.
+
+    Attributes:
+        size: (v,) bytes of each variable.
+        own: For each function its variables.
+        following: For each function, of each of its variables, after how many functions it is used
+            next and read then; `_NEVER` where nothing needs its value.
+        written: For each function, of each of its variables, whether it has a new value after it.
+        kept: Likewise, how long the value has to be kept, in functions.
+    """
+
+    def __init__(self, trace: Trace) -> None:
+        n = len(trace.functions)
+        number = {name: v for v, name in enumerate(trace.accesses)}
+        self.size = np.array([trace.sizes[name] for name in number], dtype=np.float64)
+        self.needs = np.array(trace.needs_bytes, dtype=np.float64)
+        self.own = [np.array([number[x] for x in f.variables], dtype=int) for f in trace.functions]
+        self.following: list[list[int]] = []
+        self.written: list[list[bool]] = []
+        self.kept: list[list[int]] = []
+        inputs = [frozenset(f.inputs) for f in trace.functions]
+        outputs = [frozenset(f.outputs) for f in trace.functions]
+        after: dict[tuple[str, int], int] = {}
+        for name, used in trace.accesses.items():
+            for a, b in pairwise(used):
+                after[name, a] = b
+            if name in trace.persistent:
+                after[name, used[-1]] = used[0] + n
+        for f, function in enumerate(trace.functions):
+            following, written, kept = [], [], []
+            for name in function.variables:
+                then = after.get((name, f))
+                read = then is not None and name in inputs[then % n]
+                born = name not in trace.persistent and trace.accesses[name][0] == f
+                following.append(then - f if then is not None and read else _NEVER)
+                written.append(name in outputs[f] or born)
+                if then is not None:
+                    kept.append(then - f if read else 0)
+                else:  # nobody uses it again, but it may be looked at until it ends
+                    kept.append(max(0, trace.lifetimes[name][1] - f))
+            self.following.append(following)
+            self.written.append(written)
+            self.kept.append(kept)
+
+
+def _longest(
+    uses: _Uses,
+    budget: int,
+    times: Vector,
+    rates: tuple[float, float],
+    latency_s: float,
+    at: int,
+) -> float:
+    """Return the longest path from the end of function `at` to its end one iteration later."""
+    n, count = len(times), len(uses.size)
+    size, largest = uses.size, float(uses.size.max())
+    ends = np.full(n + 1, -np.inf)  # of function at + i
+    ends[0] = 0.0
+    starts = np.full(n + 1, -np.inf)
+    # Of each variable, counted from `at`: the next use that reads it, the last function that gave
+    # it its value, and the first one from which its value is needed no more.
+    read = np.full(count, _NEVER)
+    wrote = np.full(count, -n - 1)
+    until = np.full(count, -n - 1)
+    for step in range(-n, n + 1):
+        f = (at + step) % n
+        own = uses.own[f]
+        room = budget - uses.needs[f]
+        others = np.ones(count, dtype=bool)
+        others[own] = False
+        if step > 0:
+            away = np.flatnonzero(others & (until > step) & (wrote >= 0))
+            start = ends[step - 1]
+            if away.size:
+                # demand[a] is of what was written last by function a or later.
+                demand = _beyond(wrote[away], size[away], room, step)
+                copies = _copies(demand, rates[1], latency_s, largest)
+                start = max(start, float(np.where(demand > 0, ends[:step] + copies, start).max()))
+            starts[step] = max(starts[step], start)
+            ends[step] = starts[step] + times[f]
+        for v, then, new, kept in zip(
+            own, uses.following[f], uses.written[f], uses.kept[f], strict=True
+        ):
+            read[v] = step + then if then != _NEVER else _NEVER
+            until[v] = step + kept
+            if new:
+                wrote[v] = step
+        if 0 <= step < n:
+            coming = np.flatnonzero(others & (read > step) & (read <= n))
+            if coming.size:
+                demand = _beyond(n - read[coming], size[coming], room, n - step)[::-1]
+                copies = _copies(demand, rates[0], latency_s, largest)
+                reached = ends[step] + np.where(demand > 0, copies, -np.inf)
+                # demand[i] is of reads up to function step + 1 + i.
+                starts[step + 1 :] = np.maximum(starts[step + 1 :], reached)
+    return float(ends[n])
+
+
+def _beyond(place: NDArray[np.int64], size: Vector, room: float, length: int) -> Vector:
+    """Return for i < length the bytes at places of i and more that do not fit into the room.
+
+    Larger variables than the room do not fit at all.
+    """
+    summed = np.bincount(place, size, length)[::-1].cumsum()[::-1]
+    small = size <= room
+    fitting = np.bincount(place[small], size[small], length)[::-1].cumsum()[::-1]
+    return np.maximum(0.0, summed - np.minimum(fitting, room))
+
+
+def _copies(demand: Vector, rate: float, latency_s: float, largest: float) -> Vector:
+    seconds = demand / rate
+    return seconds + latency_s * np.ceil(demand / largest) if latency_s else seconds

@@ -1,0 +1,204 @@
+"""The paper's schedule to the letter, to see what our changes to it bring.
+
+Source: Hayakawa and Narihira, section 3 and figure 2. At each function f_i: (a) swap in what of the
+variable-sequence enters the window, each of its places counted, however often a variable stands
+there; (b) where that exceeds the budget, wait for the oldest swap-outs first; run f_i; (c) swap out
+what f_i used; (d) but for what is never used again, or lies within the window. All begins and ends
+on the host, and what the host has unchanged is copied to it again.
+
+What the paper leaves open is as in the authors' code (nnabla): the window ends at what does not
+fit; and where a function's results do not fit, what was prefetched for the latest use is taken
+back, as if it had not been asked for yet.
+
+Differs from the paper: a value that is overwritten next is not copied, and a copy to the host that
+would be under way while its variable is written is not made, since its memory is not released.
+"""
+
+from repro.outofcore.plan import Action, Kind, SwapPlan
+from repro.outofcore.schedule import check_budget
+from repro.outofcore.trace import Trace
+
+_DEFAULT_SHARE = 1.5  # of the budget: the authors' default
+
+
+def plan_literally(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:
+    """Schedule the swaps of an iteration as section 3 has it.
+
+    Args:
+        trace: The iteration.
+        budget_bytes: Device memory that may be taken at any time, transfers under way included.
+        window_bytes: The schedule-window; None for 1.5 times the budget.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+        ValueError: The window is negative.
+    """
+    check_budget(trace, budget_bytes)
+    if window_bytes is None:
+        window_bytes = int(_DEFAULT_SHARE * budget_bytes)
+    if window_bytes < 0:
+        raise ValueError(f"window_bytes is {window_bytes}: give 0 or more, or None")
+    return _Literal(trace, budget_bytes, window_bytes).plan()
+
+
+class _Literal:
+    """One iteration, from everything on the host to everything on the host."""
+
+    def __init__(self, trace: Trace, budget: int, window: int) -> None:
+        self.trace, self.budget, self.window = trace, budget, window
+        self.sizes = trace.sizes
+        self.n = n = len(trace.functions)
+        self.sequence = [(a, x) for a, f in enumerate(trace.functions) for x in f.variables]
+        self.deaths: list[list[str]] = [[] for _ in range(n)]
+        self.alive = set(trace.persistent)
+        for name, (_, death) in trace.lifetimes.items():
+            self.deaths[death % n].append(name)
+            if death > n:  # the iteration before left it
+                self.alive.add(name)
+        self.host = frozenset(self.alive)
+        self.device: set[str] = set()
+        self.used = 0
+        self.before: list[list[Action]] = [[] for _ in range(n)]
+        self.after: list[list[Action]] = [[] for _ in range(n)]
+        self.leaving: dict[str, int] = {}  # after which function it began to leave, oldest first
+        self.ahead: dict[str, int] = {}  # before which function it was asked for, and not used yet
+        self.late: list[str] = []  # what was taken back, and is within the window
+        self.begun: dict[str, int] = {}  # after which function a copy of what is there began
+
+    def plan(self) -> SwapPlan:
+        """Return the plan."""
+        head, entered, last = 0, 0, 0  # of the window: its end, its bytes, its start
+        for a, function in enumerate(self.trace.functions):
+            for name in self.deaths[a]:
+                self._end(name)
+            own = function.variables
+            while last < len(self.sequence) and self.sequence[last][0] < a:
+                if last < head:
+                    entered -= self.sizes[self.sequence[last][1]]
+                last += 1
+            head, entered = (last, 0) if head < last else (head, entered)
+            self._make(a, own)
+            for name in [x for x in self.late if x not in own]:
+                if not self._ask(a, name):
+                    break
+            while head < len(self.sequence):
+                b, name = self.sequence[head]
+                if b > a and entered + self.sizes[name] > self.window:
+                    break
+                born = self.trace.lifetimes.get(name, (-1, 0))[0] <= a
+                if b > a and born and not self._ask(a, name):
+                    break
+                entered += self.sizes[name]
+                head += 1
+            inside = {x for b, x in self.sequence[last:head] if b > a}
+            for name in own:
+                if name not in inside and self._next(name, a) is not None:
+                    self._leave(a, name)
+        for name in sorted(self.device):
+            if name in self.alive and self.trace.lifetimes.get(name, (0, 0))[1] != self.n:
+                if name not in self.leaving:
+                    self._leave(self.n - 1, name)
+                self.after[-1].append(Action(Kind.RELEASE, name))
+        return SwapPlan(
+            self.trace,
+            self.budget,
+            tuple(map(tuple, self.before)),
+            tuple(map(tuple, self.after)),
+            resident=frozenset(),
+            host_valid=self.host,
+            scheduler="paper",
+            window_bytes=self.window,
+            copies_again=True,
+        )
+
+    def _next(self, name: str, a: int) -> tuple[int, bool] | None:
+        """Return the next use after function a and whether it reads; None where nobody looks."""
+        for b in self.trace.accesses[name]:
+            if b > a:
+                return b, name in self.trace.functions[b].inputs
+        if name in self.trace.persistent:
+            first = self.trace.accesses[name][0]
+            return self.n + first, name in self.trace.functions[first].inputs
+        death = self.trace.lifetimes[name][1]
+        return (death, True) if death > a + 1 else None
+
+    def _end(self, name: str) -> None:
+        if name in self.device:
+            self.device.discard(name)
+            self.used -= self.sizes[name]
+        for kept in (self.leaving, self.ahead, self.begun):
+            kept.pop(name, None)
+        self.alive.discard(name)
+
+    def _place(self, name: str) -> None:
+        self.device.add(name)
+        self.used += self.sizes[name]
+
+    def _make(self, a: int, own: tuple[str, ...]) -> None:
+        """Have a function's variables on the device, and room for those that are born."""
+        function = self.trace.functions[a]
+        for name in own:
+            self.leaving.pop(name, None)
+            self.ahead.pop(name, None)
+            if name in self.late:
+                self.late.remove(name)
+        for name in own:
+            if name not in self.device:
+                self._room(a, self.sizes[name], own)
+                if name in self.alive:
+                    kind = Kind.SWAP_IN if name in function.inputs else Kind.ALLOCATE
+                    self.before[a].append(Action(kind, name))
+                self.alive.add(name)
+                self._place(name)
+            if name in function.outputs and name in self.begun:
+                self.after[self.begun.pop(name)].remove(Action(Kind.SWAP_OUT, name))
+
+    def _room(self, a: int, nbytes: int, own: tuple[str, ...]) -> None:
+        while self.used + nbytes > self.budget:
+            if self.leaving:
+                self._release(a, next(iter(self.leaving)))
+            elif self.ahead:
+                name = max(self.ahead, key=lambda x: (self._next(x, a - 1) or (0, True))[0])
+                self.before[self.ahead.pop(name)].remove(Action(Kind.SWAP_IN, name))
+                self.device.discard(name)
+                self.used -= self.sizes[name]
+                self.late.append(name)
+            else:  # it had stayed, for it lies within the window
+                name = next(x for x in sorted(self.device) if x not in own)
+                self._leave(max(u for u in (-1, *self.trace.accesses[name]) if u < a), name)
+                self.late.append(name)
+
+    def _ask(self, a: int, name: str) -> bool:
+        """Take a variable into the window; return whether there is room for it."""
+        if name in self.device:
+            self.leaving.pop(name, None)  # figure 2 (d)
+            return True
+        following = self._next(name, a)
+        if following is None or not following[1]:
+            return True  # it is overwritten whole, and taken then
+        may_go = sum(self.sizes[x] for x in self.leaving)
+        if self.used - may_go + self.sizes[name] > self.budget:
+            return False
+        while self.used + self.sizes[name] > self.budget:
+            self._release(a, next(iter(self.leaving)))
+        self.before[a].append(Action(Kind.SWAP_IN, name))
+        self._place(name)
+        self.ahead[name] = a
+        if name in self.late:
+            self.late.remove(name)
+        return True
+
+    def _leave(self, a: int, name: str) -> None:
+        """Reserve the swap-out of a variable after function a, and begin its copy."""
+        following = self._next(name, a)
+        if following is not None and following[1] and name not in self.begun:
+            self.after[a].append(Action(Kind.SWAP_OUT, name))
+            self.begun[name] = a
+        self.leaving[name] = a
+
+    def _release(self, a: int, name: str) -> None:
+        del self.leaving[name]
+        self.begun.pop(name, None)
+        self.before[a].append(Action(Kind.RELEASE, name))
+        self.device.discard(name)
+        self.used -= self.sizes[name]

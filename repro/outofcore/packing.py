@@ -1,0 +1,311 @@
+"""Schedules that know the times: what stays is packed, and copies fill what room is left.
+
+The window of `schedule` decides function by function. Here the whole iteration is looked at.
+Between two uses a variable may stay on the device or be away. First the stretches in which
+variables stay are packed into the budget, the shortest first, less a margin for copies under way.
+Then a variable that goes is held until its copy is done, where there is room, and one that comes is
+let in as early as there is room for it up to its use, in the order of the uses. When copies are
+done is known from simulating the plan before; so a few plans are made, each from the last.
+
+Differs from the paper: all of it. The paper calls its own schedule not optimal and leaves the rest
+to future work (section 6).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repro.outofcore.plan import Action, Kind, Simulation, SwapPlan
+from repro.outofcore.schedule import check_budget, fastest, plan_swaps
+from repro.outofcore.trace import Trace
+
+MARGINS = (0.0, 0.03)  # of the budget
+_ROUNDS = 2  # plans of each margin
+Times = NDArray[np.float64]
+
+
+def plan_packed(
+    trace: Trace,
+    budget_bytes: int,
+    compute_times: Sequence[float] | Times,
+    bandwidth: float | tuple[float, float],
+    latency_s: float = 0.0,
+    margins: Sequence[float] = MARGINS,
+) -> SwapPlan:
+    """Return the fastest of the packed plans when simulated, of equal ones that with fewer bytes.
+
+    Args:
+        trace: The iteration.
+        budget_bytes: Device memory that may be taken at any time, transfers under way included.
+        compute_times: (n,) seconds of each function.
+        bandwidth: Bytes/s of the copies; a pair gives (to the device, to the host).
+        latency_s: Seconds that each copy takes beside its bytes.
+        margins: Shares of the budget that what stays leaves free, each tried.
+
+    Raises:
+        BudgetTooSmall: One function alone needs more than the budget.
+        ValueError: `margins` holds none, or what is no share below 1.
+    """
+    plans = packed_plans(trace, budget_bytes, compute_times, bandwidth, latency_s, margins)
+    best = fastest(plans, np.asarray(compute_times, dtype=np.float64), bandwidth, latency_s)
+    assert best is not None  # there is a margin
+    return best
+
+
+def packed_plans(
+    trace: Trace,
+    budget_bytes: int,
+    compute_times: Sequence[float] | Times,
+    bandwidth: float | tuple[float, float],
+    latency_s: float = 0.0,
+    margins: Sequence[float] = MARGINS,
+) -> Iterator[SwapPlan]:
+    """Yield the plans of which `plan_packed` returns the fastest."""
+    check_budget(trace, budget_bytes)
+    if not margins or not all(0 <= margin < 1 for margin in margins):
+        raise ValueError(f"margins is {margins!r}: give shares of the budget, 0 or more, below 1")
+    if trace.peak_bytes <= budget_bytes:
+        yield plan_swaps(trace, budget_bytes)
+        return
+    for margin in margins:
+        packing = _Packing(trace, budget_bytes, int(margin * budget_bytes))
+        done: dict[tuple[str, int], int] | None = None
+        for _ in range(_ROUNDS):
+            plan = packing.plan(done)
+            yield plan
+            found = _copied_before(plan.simulate(compute_times, bandwidth, latency_s), trace)
+            if found == done:
+                break
+            done = found
+
+
+@dataclass(slots=True)
+class _Gap:
+    """The functions between two uses of a variable, or between the last one and its end.
+
+    Attributes:
+        name: The variable.
+        nbytes: Its bytes.
+        use: The function before the gap.
+        then: The one after it, or before which the variable is gone; n or more in the iteration
+            that follows.
+        ends: The variable is gone after it.
+        needed: Its value outlives the gap, or may be looked at within it.
+        dirty: It has been written since the gap before.
+        stays: It is on the device all the while.
+        release: Before which function it leaves, where it does not stay.
+        enter: Before which it comes back.
+    """
+
+    name: str
+    nbytes: int
+    use: int
+    then: int
+    ends: bool
+    needed: bool
+    dirty: bool
+    stays: bool = False
+    release: int = 0
+    enter: int = 0
+
+
+def _gaps(trace: Trace) -> dict[str, list[_Gap]]:
+    """Return the gaps of each variable, in order."""
+    n = len(trace.functions)
+    inputs = [frozenset(f.inputs) for f in trace.functions]
+    outputs = [frozenset(f.outputs) for f in trace.functions]
+    found: dict[str, list[_Gap]] = {}
+    for name, used in trace.accesses.items():
+        persists = name in trace.persistent
+        then = [*used[1:], used[0] + n if persists else trace.lifetimes[name][1]]
+        found[name] = []
+        for a, b in zip(used, then, strict=True):
+            ends = not persists and a == used[-1]
+            dirty = name in outputs[a] or (not persists and a == used[0])
+            needed = ends or name in inputs[b % n]
+            found[name].append(_Gap(name, trace.sizes[name], a, b, ends, needed, dirty))
+    return found
+
+
+class _Packing:
+    """Plans of one margin: what stays is the same in all of them."""
+
+    def __init__(self, trace: Trace, budget: int, margin: int) -> None:
+        self.trace, self.budget = trace, budget
+        self.n = len(trace.functions)
+        self.gaps = _gaps(trace)
+        every = [gap for own in self.gaps.values() for gap in own]
+        needs = np.array(trace.needs_bytes, dtype=np.int64)
+        self.load = needs.copy()  # bytes while each function runs
+        limit = np.maximum(needs, budget - margin)
+        for gap in sorted(every, key=lambda gap: (gap.then - gap.use, -gap.nbytes)):
+            places = self._between(gap.use + 1, gap.then)
+            gap.stays = all((self.load[p] + gap.nbytes <= limit[p]).all() for p in places)
+            if gap.stays:
+                self._add(self.load, places, gap.nbytes)
+        self.away = [gap for gap in every if not gap.stays]
+
+    def _between(self, start: int, end: int) -> list[slice]:
+        """Return functions `start` to `end` - 1, which may lie in the next iteration."""
+        n = self.n
+        if end <= n:
+            return [slice(start, end)]
+        return [slice(start - n, end - n)] if start >= n else [slice(start, n), slice(0, end - n)]
+
+    @staticmethod
+    def _add(load: NDArray[np.int64], places: list[slice], nbytes: int) -> None:
+        for place in places:
+            load[place] += nbytes
+
+    def _fits(self, load: NDArray[np.int64], start: int, end: int, nbytes: int) -> NDArray[np.bool]:
+        parts = [load[place] for place in self._between(start, end)]
+        return np.concatenate(parts) + nbytes <= self.budget
+
+    def plan(self, done: dict[tuple[str, int], int] | None) -> SwapPlan:
+        """Return a plan.
+
+        Args:
+            done: Before which function a variable's copy to the host was done, by the function
+                after which it began; None where nothing is known.
+        """
+        load = self.load.copy()
+        # The latest first: where there is no room for all, the oldest copies are done soonest.
+        for gap in sorted(self.away, key=lambda gap: -gap.use):
+            start = gap.use + 1
+            until = gap.then if done is None else done.get((gap.name, gap.use), start)
+            fits = self._fits(load, start, min(until, gap.then), gap.nbytes)
+            gap.release = start + (len(fits) if fits.all() else int(np.argmin(fits)))
+            self._add(load, self._between(start, gap.release), gap.nbytes)
+        for gap in sorted(self.away, key=lambda gap: gap.then):
+            gap.enter = gap.then
+            if gap.needed and not gap.ends:
+                fits = self._fits(load, gap.release, gap.then, gap.nbytes)[::-1]
+                gap.enter -= len(fits) if fits.all() else int(np.argmin(fits))
+                self._add(load, self._between(gap.enter, gap.then), gap.nbytes)
+        return _Writing(self.trace, self.budget, self.gaps).plan()
+
+
+class _Writing:
+    """From where variables stay, leave and enter to the actions of a plan, and its start."""
+
+    def __init__(self, trace: Trace, budget: int, gaps: dict[str, list[_Gap]]) -> None:
+        self.trace, self.budget, self.n = trace, budget, len(trace.functions)
+        self.begins: list[list[_Gap]] = [[] for _ in range(self.n)]
+        self.releases: list[list[_Gap]] = [[] for _ in range(self.n)]
+        self.enters: list[list[_Gap]] = [[] for _ in range(self.n)]
+        self.deaths: list[list[str]] = [[] for _ in range(self.n)]
+        for own in gaps.values():
+            for gap in own:
+                if gap.ends:
+                    self.deaths[gap.then % self.n].append(gap.name)
+                # What comes back as soon as it has left has stayed; what ends needs no release.
+                if gap.stays or gap.release >= (gap.then if gap.ends else gap.enter):
+                    continue
+                self.begins[gap.use].append(gap)
+                self.releases[gap.release % self.n].append(gap)
+                if not gap.ends:
+                    self.enters[gap.enter % self.n].append(gap)
+        for entering in self.enters:
+            entering.sort(key=lambda gap: gap.then)
+        # On the device when the iteration starts: what is alive then and has not left, or is back.
+        self.device = {
+            gap.name
+            for own in gaps.values()
+            for gap in own
+            if gap.use < self.n <= gap.then
+            and not (gap.ends and gap.then == self.n)
+            and (gap.stays or gap.release >= self.n or (gap.enter < self.n and not gap.ends))
+        }
+        self.held = sum(trace.sizes[name] for name in self.device)
+        self.valid = set(trace.persistent)
+        self.outgoing: set[str] = set()
+
+    def plan(self) -> SwapPlan:
+        """Walk until an iteration starts as the one before it did, and write that down."""
+        started = None
+        while True:
+            start = frozenset(self.device), frozenset(self.valid), frozenset(self.outgoing)
+            if start == started:
+                break
+            started = start
+            before, after = self._iteration()
+        return SwapPlan(
+            self.trace,
+            self.budget,
+            before,
+            after,
+            resident=start[0],
+            host_valid=start[1],
+            outgoing=start[2],
+            scheduler="packed",
+        )
+
+    def _iteration(self) -> tuple[tuple[tuple[Action, ...], ...], tuple[tuple[Action, ...], ...]]:
+        before: list[tuple[Action, ...]] = []
+        after: list[tuple[Action, ...]] = []
+        for f, function in enumerate(self.trace.functions):
+            if f:
+                self._die(f)
+            before.append(tuple(self._moves(f)))
+            for name in function.variables:
+                self._place(name)
+            self.valid.difference_update(function.outputs)
+            copies = []
+            for gap in self.begins[f]:
+                if gap.needed and gap.name not in self.valid:
+                    copies.append(Action(Kind.SWAP_OUT, gap.name))
+                    self.valid.add(gap.name)
+                    self.outgoing.add(gap.name)
+            after.append(tuple(copies))
+        self._die(0)
+        return tuple(before), tuple(after)
+
+    def _moves(self, f: int) -> Iterator[Action]:
+        """Yield what leaves and enters before a function: what enters as soon as there is room."""
+        leaving = [gap.name for gap in self.releases[f] if gap.name in self.device]
+        for gap in self.enters[f]:
+            while leaving and self.held + gap.nbytes > self.budget:
+                yield self._release(leaving.pop(0))
+            if gap.name in leaving:  # it comes back for the same function
+                leaving.remove(gap.name)
+                yield self._release(gap.name)
+            if gap.name not in self.device:
+                self._place(gap.name)
+                yield Action(Kind.SWAP_IN if gap.needed else Kind.ALLOCATE, gap.name)
+        for name in leaving:
+            yield self._release(name)
+
+    def _release(self, name: str) -> Action:
+        self.device.discard(name)
+        self.outgoing.discard(name)
+        self.held -= self.trace.sizes[name]
+        return Action(Kind.RELEASE, name)
+
+    def _place(self, name: str) -> None:
+        if name not in self.device:
+            self.device.add(name)
+            self.held += self.trace.sizes[name]
+
+    def _die(self, f: int) -> None:
+        for name in self.deaths[f]:
+            if name in self.device:
+                self.device.discard(name)
+                self.held -= self.trace.sizes[name]
+            self.valid.discard(name)
+            self.outgoing.discard(name)
+
+
+def _copied_before(simulation: Simulation, trace: Trace) -> dict[tuple[str, int], int]:
+    """Return before which function each copy to the host was done, by that after which it began."""
+    n = len(trace.functions)
+    ends = np.concatenate([simulation.ends_s, simulation.ends_s + simulation.time_s])
+    found = {}
+    for kind, name, start, end in simulation.transfers:
+        if kind is Kind.SWAP_OUT:
+            used = [u for u in trace.accesses[name] if simulation.ends_s[u] <= start + 1e-12]
+            if used:
+                done = int(np.searchsorted(ends, end - 1e-12)) + 1
+                found[name, used[-1]] = min(done, used[-1] + n)
+    return found
