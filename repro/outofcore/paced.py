@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
-from repro.outofcore.host import HostStore, Place, ThreadMover
+from repro.outofcore.host import MOVER, HostStore, Place, ThreadMover, _submit
 
 
 class PacedMover(ThreadMover):
@@ -28,7 +28,8 @@ class PacedMover(ThreadMover):
         super().__init__(store)
         self.bytes_per_s = float(bytes_per_s)
         self._free_at = [0.0, 0.0]  # when each direction's last copy is over
-        self._waits = ThreadPoolExecutor(1), ThreadPoolExecutor(1)  # one copy after another
+        # One copy after another.
+        self._waits = [ThreadPoolExecutor(1, MOVER) for _ in range(2)]
 
     def start_in(self, storage: torch.UntypedStorage, place: Place) -> Future[None]:
         """Start the copy of a place to a storage of the device."""
@@ -47,7 +48,7 @@ class PacedMover(ThreadMover):
             self._free_at[direction] = over
             time.sleep(max(0.0, over - time.perf_counter()))
 
-        future = self._waits[direction].submit(wait)
+        future = _submit(self._waits[direction], wait)
         self._open.add(future)
         future.add_done_callback(self._open.discard)
         return future

@@ -613,13 +613,12 @@ class OutOfCore:
             self._other_streams()
             result = operation._op(*args, **kwargs)
             self._other_streams()
-        finally:
+        except BaseException:
             with self._lock:
-                residency.used_bytes -= nbytes
-                for variable in inputs:
-                    variable.pins -= 1
-                self._changed.notify_all()
-        with self._lock:
+                self._end_beside(inputs, nbytes)
+            raise
+        with self._lock:  # without a gap, in which another thread could take what was kept free
+            self._end_beside(inputs, nbytes)
             made = self._made(result, inputs) if known.makes else []
             if known.resizes:
                 self._resized(known, args, kwargs, written, made)
@@ -627,6 +626,12 @@ class OutOfCore:
             keep = (*inputs, *made, *self._active)
             residency.make_room(self._promised or 0, keep, what, strict=False)
         return result
+
+    def _end_beside(self, inputs: list[Variable], nbytes: int) -> None:
+        self._residency.used_bytes -= nbytes
+        for variable in inputs:
+            variable.pins -= 1
+        self._changed.notify_all()
 
     def _other_streams(self) -> None:
         if accelerator.is_accelerator(self.device):  # each thread has a current stream of its own
