@@ -87,15 +87,16 @@ test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
 unit: $(STAMP)  ## unit tests alone
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
 
+# The commands' tests go along, for they share toy records with those of the experiments.
 unit-experiments: $(STAMP)
-	@$(BIN)/python -m pytest -m "$(SHORT)" tests/experiments
+	@$(BIN)/python -m pytest -m "$(SHORT)" tests/experiments tests/test_cli.py
 
 unit-methods: $(STAMP)
 	@$(BIN)/python -m pytest -m "$(SHORT)" $(METHODS)
 
 unit-rest: $(STAMP)
-	@$(BIN)/python -m pytest -m "$(SHORT)" tests --ignore tests/experiments --ignore tests/simulated_device \
-		$(METHODS:%=--ignore %)
+	@$(BIN)/python -m pytest -m "$(SHORT)" tests --ignore tests/experiments --ignore tests/test_cli.py \
+		--ignore tests/simulated_device $(METHODS:%=--ignore %)
 
 test-exhaustive: $(STAMP)  ## what make test leaves out: long tests of what others show in small
 	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device

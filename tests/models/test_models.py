@@ -97,7 +97,15 @@ def test_channels_last_changes_nothing_but_the_layout(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["resnet_cifar", "resnet18", "unet", "amoebanet_d", "deeplabv3plus"]
+    "name",
+    [
+        "resnet_cifar",
+        "unet",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("resnet18", "amoebanet_d", "deeplabv3plus")
+        ),
+    ],
 )
 def test_one_graph_under_torch_compile(name):
     model, x, _ = small(name)

@@ -371,7 +371,17 @@ def keep(training: Training, i: int, where: str) -> None:
 
 @pytest.mark.parametrize(
     "at",
-    [clip, rate, evaluate, changed_step, save, copied, loaded, addresses, average, keep],
+    [
+        clip,
+        evaluate,
+        changed_step,
+        save,
+        addresses,
+        *(
+            pytest.param(at, marks=pytest.mark.exhaustive)
+            for at in (rate, copied, loaded, average, keep)
+        ),
+    ],
     ids=lambda at: at.__name__,
 )
 def test_what_people_do_in_their_loops(at):
