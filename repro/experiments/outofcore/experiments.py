@@ -321,7 +321,8 @@ def _within(
     plain = training_step(config, device)
     window: Any = "auto" if make is None else None
     host_bytes = plan.trace.host_bytes(budget) if device != "cpu" else None
-    link = _link_rate(config) if "link_share" in config else None
+    paced = "link_share" in config and device == "cpu"  # an accelerator has a link
+    link = _link_rate(config) if paced else None
     block = OutOfCore(
         budget, window_bytes=window, device=device, host_bytes=host_bytes, link_bytes_per_s=link
     )
