@@ -20,7 +20,8 @@ from repro.microconv.optimize import (
     pareto_front,
 )
 from repro.microconv.results import KernelReport, TuningReport
-from repro.microconv.tuning import Progress, WorkspaceLimitError, find_kernels, tune, untune
+from repro.microconv.tuner import Progress, WorkspaceLimitError, untune
+from repro.microconv.tuning import find_kernels, tune
 
 __all__ = [
     "POLICIES",
