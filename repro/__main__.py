@@ -127,6 +127,10 @@ def run(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Compute nothing; say what the runs come to.")
     ] = False,
+    workers: Annotated[
+        int | None,
+        _option(min=1, help="Processes for runs that measure nothing, on a CPU (quick: 2)."),
+    ] = None,
     on: Annotated[
         str, _option(help="With --rehearse: the device whose time is estimated.")
     ] = "H100",
@@ -139,6 +143,7 @@ def run(
     """
     from repro.experiments import arguments, running
     from repro.experiments.outcome import RAY_ADDRESS
+    from repro.experiments.workers import Workers, default_count
     from repro.records import local_store
 
     kept = [arguments.parse_choice(text) for text in only or ()]
@@ -160,9 +165,15 @@ def run(
                 )
         _rehearse(named, profile, on, listed, kept, changed)
         return
+    device = arguments.check_device(device or arguments.default_device())
+    if device != "cpu" and (workers or 1) > 1:
+        raise arguments.UsageError(
+            f"--workers is {workers}, and runs on {device} share its memory: leave it out, or "
+            "give --device cpu"
+        )
     setting = running.Setting(
         profile=profile,
-        device=arguments.check_device(device or arguments.default_device()),
+        device=device,
         root=data,
         seeds=listed,
         retry_failed=retry_failed,
@@ -189,10 +200,11 @@ def run(
         running.load_data(runs, data)
         running.survey(paper, runs, setting, local_store(profile))
     failed = 0
-    for paper, runs, used in plans:
-        tally = running.execute(paper, runs, setting)
-        typer.echo(f"{paper.key}, profile {profile}: {tally}; data: {used}")
-        failed += tally.failed + tally.failed_before
+    with Workers(workers or default_count(profile, setting.device)) as side_by_side:
+        for paper, runs, used in plans:
+            tally = running.execute(paper, runs, setting, workers=side_by_side)
+            typer.echo(f"{paper.key}, profile {profile}: {tally}; data: {used}")
+            failed += tally.failed + tally.failed_before
     raise typer.Exit(1 if failed else 0)
 
 

@@ -53,6 +53,7 @@ class Experiment:
             device); `data` is the loaded ``config["dataset"]``, `ImageData` or `EpochTimes`, None
             where there is none. What this module imports is the code that a record depends on.
         measures: Whether the result is a time or a memory size, and so belongs to a device.
+        measures_where: A key and a value of a configuration under which it measures, too.
         trains: Whether it is a training, whose first steps its record keeps.
     """
 
@@ -60,6 +61,12 @@ class Experiment:
     entry: str
     measures: bool = True
     trains: bool = False
+    measures_where: tuple[str, Any] | None = None
+
+    def measured(self, config: Mapping[str, Any]) -> bool:
+        """Whether a run's result is a measurement, which needs the machine for itself."""
+        where = self.measures_where
+        return self.measures or (where is not None and config.get(where[0]) == where[1])
 
     @property
     def function(self) -> Callable[[Mapping[str, Any], int, Any, str], Outcome]:

@@ -14,12 +14,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments import claims
 from repro.experiments.arguments import check_device
 from repro.experiments.design import SEEDS, Experiment, Outcome, Paper, Run, UsageError
+from repro.experiments.workers import WorkerDied, Workers
 from repro.records import (
     CorruptRecordWarning,
     Record,
@@ -117,11 +118,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Step:
-    """A run with one of its seeds, and the key of its record."""
+    """A run with one of its seeds, the key of its record, and the hash of the code it runs."""
 
     run: Run
     seed: int
     key: str
+    code: str
 
 
 def survey(
@@ -165,9 +167,9 @@ def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
                 seed,
                 fingerprint=data.fingerprint if data else None,
                 code=code,
-                device=machine if experiment.measures else None,
+                device=machine if experiment.measured(run.config) else None,
             )
-            steps.append(Step(run, seed, key))
+            steps.append(Step(run, seed, key, code))
     # Seed by seed: whatever stops it early leaves whole tables with a smaller n.
     return sorted(steps, key=lambda step: step.seed)
 
@@ -182,6 +184,7 @@ def execute(
     setting: Setting,
     store: RecordStore | None = None,
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    workers: Workers | None = None,
 ) -> Tally:
     """Carry out the runs that have no record yet; each writes its record as it ends.
 
@@ -189,6 +192,8 @@ def execute(
     progress bar on a terminal, and a line per computed run elsewhere; why a run failed is said
     in both, also of a failure that stands. What another process computes at the same time is left
     to it (see `claims`), and waited for at the end; where that one dies, it is computed here.
+    Runs that measure nothing are given to `workers`, where there are any; all others follow when
+    those have ended, one at a time in this process.
 
     Raises:
         UsageError: The device is not there, or the machine lacks something that a run needs.
@@ -224,49 +229,61 @@ def execute(
             why = _first_line(record.error)
             tell(f"{named(step)}: failed before, again with --retry-failed: {why}")
 
-    def settle(step: Step) -> None:
-        """Compute a run that is claimed, unless another process did so since the survey."""
-        before = known.get(step.key)
-        found = store.find(paper.key, step.run.experiment, step.key)
-        if found is not None and found != before:
-            tally.elsewhere += 1
-            note(step, found)
-            return
-        start = time.perf_counter()
-        record = _carry_out(paper, step, setting)
-        store.write(record)
+    def account(step: Step, record: Record, took_s: float | None) -> None:
+        """Count a record that was made after the survey: here, unless `took_s` is None."""
         known[step.key] = record
-        done.add(step.key)
+        counted.add(step.key)
+        bar.update()
+        if took_s is None:
+            tally.elsewhere += 1
+            note(step, record)
+            return
         tally.done += 1
         tally.out_of_memory += record.status == "out_of_memory"
         tally.failed += record.status == "failed"
         why = f": {record.error}" if record.status == "failed" else ""
         if why or not interactive:
-            tell(f"{named(step)}: {record.status} ({time.perf_counter() - start:.1f} s){why}")
+            tell(f"{named(step)}: {record.status} ({took_s:.1f} s){why}")
 
-    done: set[str] = set()
+    counted: set[str] = set()
     with (
         accelerator.on(setting.device),
         tqdm(total=len(steps), unit="run", disable=not interactive, desc=paper.key) as bar,
     ):
+        shared = [
+            (step, known.get(step.key))
+            for step in steps
+            if not paper.experiments[step.run.experiment].measured(step.run.config)
+            and _is_left(known.get(step.key), setting)
+        ]
+        if workers and len(shared) > 1:
+            bar.set_postfix_str(f"{workers.count} processes")
+            try:
+                for (step, _), made in workers.map(partial(settle, paper, setting, store), shared):
+                    if made is not None:
+                        account(step, *made)
+            except WorkerDied as died:
+                tell(f"{paper.key}: {died}; what is left is computed by this process")
         left, waiting = steps, False
         while left:
             taken = []
             for step in left:
+                if step.key in counted:
+                    continue
                 bar.set_postfix_str(str(step.run))
                 standing = known.get(step.key)
-                if standing and (step.key in done or not _is_left(standing, setting)):
+                if standing and not _is_left(standing, setting):
                     tally.stood += 1
+                    counted.add(step.key)
                     note(step, standing)
                     bar.update()
                     continue
-                path = store.path(paper.key, step.run.experiment, step.key)
-                with claims.claimed(path) as mine:
-                    if mine:
-                        settle(step)
-                        bar.update()
-                    else:
-                        taken.append((step, claims.holder(path)))
+                made = settle(paper, setting, store, (step, standing))
+                if made is not None:
+                    account(step, *made)
+                else:
+                    path = store.path(paper.key, step.run.experiment, step.key)
+                    taken.append((step, claims.holder(path)))
             left = [step for step, _ in taken]
             if left and not waiting:
                 who = ", ".join(sorted({holder for _, holder in taken}))
@@ -275,6 +292,34 @@ def execute(
             if left:
                 time.sleep(POLL_S)
     return tally
+
+
+def settle(
+    paper: Paper, setting: Setting, store: RecordStore, work: tuple[Step, Record | None]
+) -> tuple[Record, float | None] | None:
+    """Compute a run and write its record, unless another process does or did so.
+
+    Args:
+        paper: The run's paper.
+        setting: Where and how.
+        store: Where records lie.
+        work: The run, and the record that it had when all were looked through.
+
+    Returns:
+        The record and the seconds that it took, None where another process has made it since;
+        nothing where another process is at it.
+    """
+    step, before = work
+    with claims.claimed(store.path(paper.key, step.run.experiment, step.key)) as mine:
+        if not mine:
+            return None
+        found = store.find(paper.key, step.run.experiment, step.key)
+        if found is not None and found != before:
+            return found, None
+        start = time.perf_counter()
+        record = _carry_out(paper, step, setting)
+        store.write(record)
+        return record, time.perf_counter() - start
 
 
 def _first_line(text: str | None) -> str:
@@ -342,7 +387,7 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
             "provenance": data.provenance,
             "kind": data.kind,
         },
-        code=code_of(experiment, run.config),
+        code=step.code,
         device=describe_device(setting.device),
         versions=library_versions(),
         commit=commit,
@@ -398,7 +443,8 @@ def standing_keys(paper: Paper, record: Record) -> list[str]:
     experiment = paper.experiments.get(record.experiment)
     if experiment is None:
         return []
-    machine = _machine(record.device["name"], record.versions) if experiment.measures else None
+    measured = experiment.measured(record.config)
+    machine = _machine(record.device["name"], record.versions) if measured else None
     fingerprint = record.dataset["fingerprint"] if record.dataset else None
     return [
         record_key(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,6 +28,7 @@ from repro.experiments.dualbatch import (
     synchronisation,
 )
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
+from repro.measure import Timing
 from repro.records import RecordStore
 from repro.source_code import present
 
@@ -116,6 +118,14 @@ class Toys:
     files: dict[str, set[str]] = field(default_factory=dict)
 
 
+def growing(functions: Any, *, warmup: int, repeats: int, device: str) -> dict[str, Timing]:
+    """Call each once; it takes longer the larger its batch, or side, is, on a busy machine too."""
+    for function in functions.values():
+        function()
+    sizes = {name: int(re.search(r"\d+", name)[0]) for name in functions}
+    return {name: Timing((0.01 + 1e-4 * n,) * repeats, warmup) for name, n in sizes.items()}
+
+
 def without_processes(patch: pytest.MonkeyPatch) -> None:
     """Let workers take turns on the virtual clock, as if each had a core."""
 
@@ -142,6 +152,7 @@ def toys():
             data = epoch_times()
         function = PAPER.experiments[experiment].function
         with watching() as files, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(experiments, "time_interleaved", growing)
             if experiment == "wall":
                 without_processes(patch)
             made.outcomes[name] = function(config, 0, data, "cpu")
@@ -551,6 +562,24 @@ class TestTimes:
         metrics = toys.outcomes["no passes"].metrics
         assert metrics["passes"] == [[], []] and metrics["shares"] == []
         assert set(metrics["epoch_s"]) == {"8", "16"}
+
+    def test_where_smaller_batches_look_slower_all_is_measured_again(self, monkeypatch):
+        asked = []
+
+        def busy(functions, *, warmup, repeats, device):
+            asked.append(repeats)
+            times = growing(functions, warmup=warmup, repeats=repeats, device=device)
+            return times if len(asked) > quiet else dict(zip(times, reversed(times.values())))
+
+        monkeypatch.setattr(experiments, "time_interleaved", busy)
+        monkeypatch.setattr(experiments, "_pass", lambda *arguments: lambda: None)
+        quiet = 1
+        fit, _ = experiments._fitted(_TIMES, 8, {}, 5, "cpu")
+        assert fit.a > 0 and asked == [5, 10]
+        asked, quiet = [], 9
+        with pytest.raises(ValueError, match="do not increase"):
+            experiments._fitted(_TIMES, 8, {}, 5, "cpu")
+        assert asked == [5, 10, 20]
 
     def test_a_pass_ends_with_a_short_batch(self, monkeypatch):
         made = []

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from made_dualbatch import (
     CHOSEN,
-    GPU,
     PAPER,
     REPORTED,
     World,
@@ -82,7 +81,7 @@ class TestAccuracy:
         assert (dual["B_S"], dual["B_L"]) == ("102", "560")
         assert (hybrid["B_S"], hybrid["B_L"]) == ("294, 243", "600, 560")
         assert (hybrid["gain, paper"], hybrid["virtual (s)"]) == ("+3.3", "1,385")
-        assert hybrid["gain"].startswith("+3.30 [") and hybrid["wall (s)"] == "85.00 ± 0.02"
+        assert hybrid["gain"].startswith("+3.30 [") and hybrid["wall (s)"] == DASH
         assert found[0]["gain"] == DASH and found[5]["gain"] != DASH
 
     def test_schemes_are_kept_apart(self):
@@ -158,24 +157,6 @@ class TestSaving:
 
         word, evidence = judge("table8/saving", edit={"wall": alone})
         assert word == "not run" and "1 core or accelerator for two workers" in evidence
-
-    def test_trainings(self):
-        def hybrid(seconds):
-            return {"wall": lambda c: seconds if c["scheme"] == "hybrid" else 100.0}
-
-        assert judge("table8/saving_trainings", **hybrid(110.0))[0] == "not reproduced"
-        assert judge("table8/saving_trainings", **hybrid(96.0))[0] == "partly"
-        assert judge("table8/saving_trainings", spread=30.0)[0] == "undecided"
-
-    def test_trainings_of_two_machines_do_not_compare(self):
-        class Two(World):
-            def __call__(self, run, seed):
-                found = super().__call__(run, seed)
-                hybrid = run.config.get("scheme") == "hybrid"
-                return found | ({"device": GPU} if hybrid else {})
-
-        verdict = made.verdict("dualbatch/table8/saving_trainings", results("table8", Two()))
-        assert verdict.word == "not run" and "do not compare" in verdict.evidence
 
 
 class TestImageNet:

@@ -88,8 +88,9 @@ def virtual_time(records: Sequence[Record]) -> float | None:
 
 
 def wall_cell(records: Sequence[Record]) -> str:
-    """Return the seconds that trainings took, as a cell."""
-    return Summary.of(final(records, "wall_time_s")).text()
+    """Return the seconds that trainings took, as a cell; simulated workers have none."""
+    real = [record for record in records if record.config.get("engine", "local") != "local"]
+    return Summary.of(final(real, "wall_time_s")).text() if real else DASH
 
 
 def draw_curves(groups: Groups) -> "Figure":

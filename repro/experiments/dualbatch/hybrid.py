@@ -19,7 +19,6 @@ from repro.experiments.design import (
     Run,
     check,
     claim,
-    one_machine,
 )
 from repro.experiments.dualbatch.accuracy import (
     draw_curves,
@@ -297,27 +296,6 @@ def saving_claim(role: str, text: str, source: str) -> Claim:
     return saving
 
 
-@claim(
-    "saving_trainings",
-    f"Whole trainings by the hybrid scheme take less time (the paper {SAVINGS[CIFAR]:g} %)",
-    "Section 5.2.2",
-)
-def saving_trainings(results: Results, expected: Expectation) -> Verdict:
-    """Judge the wall time of trainings, whose workers take turns here."""
-    trained = results.ok("train")
-    one_machine(trained)
-    cells = _cells(results, "wall_time_s")
-    spread = Spread.pooled_logs(cells.values())
-    cases: dict[str, tuple[Gap, float | None]] = {
-        f"n_S = {n}:": (
-            ratio(cells["hybrid", n], cells["dual-batch", n], spread),
-            PAPER_RATIOS[CIFAR],
-        )
-        for n in range(WORKERS + 1)
-    }
-    return in_all_cases(cases, sign=expected.sign)
-
-
 _K = PAPER["table6"]["k"]
 _OVER_BASELINE = 100 * (1 - _K * PAPER_RATIOS[CIFAR])
 
@@ -345,7 +323,6 @@ TABLE8 = Exhibit(
             f"by real workers with batches of both sizes (the paper {SAVINGS[CIFAR]:g} %)",
             "Section 5.2.2",
         ),
-        saving_trainings,
     ),
 )
 

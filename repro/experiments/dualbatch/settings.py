@@ -504,8 +504,7 @@ def _trained(records: Sequence[Record]) -> Iterable[str]:
             "The parameter server and its workers are SIMULATED on one device: the workers take "
             "turns, in the order of a virtual clock. Virtual time is what as many devices like "
             "the paper's would take by its time model (its absolute times follow from the paper's "
-            "own, so that they show the balance and nothing new); wall time is measured, of all "
-            "workers in turn."
+            "own, so that they show the balance and nothing new)."
         )
     if any(record.config.get("engine") == "ray" for record in records):
         yield (

@@ -73,7 +73,7 @@ FLOWERS_SPLIT = "random"  # or "official"
 _ALL: dict[str, int | None] = {"train_samples": None, "test_samples": None, "epochs": 100}
 _GPU: dict[str, int | None] = {"train_samples": 1024, "test_samples": 256, "epochs": 2}
 _SMOKE: dict[str, int | None] = {"train_samples": 64, "test_samples": 32, "epochs": 2}
-_QUICK: dict[str, int | None] = {"train_samples": 256, "test_samples": 512, "epochs": 4}
+_QUICK: dict[str, int | None] = {"train_samples": 256, "test_samples": 256, "epochs": 3}
 EXTENT = {
     "smoke": dict.fromkeys(ROLES, _SMOKE),
     "quick": dict.fromkeys(ROLES, _QUICK)
@@ -98,7 +98,7 @@ MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
         # The sizes whose overhead section 4.3.3 gives, the optimum, and all of an epoch's samples.
         "ResNet-50": (16, 32, 128, 1024),
         "ResNet-101": (8, 128, 256),
-        "AmoebaNet-D": (32, 64, 256),
+        "AmoebaNet-D": (32, 256),
         "U-Net": (16, 128, 256),
     },
     "gpu": {

@@ -1,0 +1,134 @@
+"""Runs that measure nothing, carried out by processes side by side."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from repro.experiments import running
+from repro.experiments.design import PROFILES, Artefact, Experiment, Outcome, Paper, Run, by_name
+from repro.experiments.running import Setting, UsageError
+from repro.experiments.workers import Workers, default_count
+from repro.records import RecordStore
+
+PAPER = Paper(
+    "toy",
+    "Toy",
+    "Nobody",
+    "09_toy",
+    by_name(
+        Experiment("learn", f"{__name__}:where", measures=False),
+        Experiment("time", f"{__name__}:where"),
+    ),
+    by_name(Artefact("a", "Table 0", "Sums", f"{__name__}:A")),
+    dict.fromkeys(PROFILES, {}),
+)
+
+
+@pytest.fixture(autouse=True)
+def code(monkeypatch):
+    monkeypatch.setattr(running, "code_of", lambda experiment, config: "now")
+
+
+def where(config, seed, data, device) -> Outcome:
+    worker = multiprocessing.parent_process() is not None
+    if config.get("kill") == seed and worker:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if config.get("refuse") == seed and worker:
+        raise UsageError("no cluster is here")
+    if config.get("wait"):
+        time.sleep(config["wait"])
+    return Outcome({"process": os.getpid(), "threads": torch.get_num_threads()})
+
+
+def execute(store: RecordStore, **config) -> tuple[running.Tally, list[str]]:
+    runs = [Run("time", config), Run("learn", config), Run("learn", {**config, "x": 1})]
+    said: list[str] = []
+    with Workers(2) as workers:
+        tally = running.execute(
+            PAPER, runs, Setting("smoke", "cpu", seeds=(0, 1)), store, said.append, workers
+        )
+    return tally, said
+
+
+def test_measurements_wait_until_the_processes_have_ended(tmp_path):
+    store = RecordStore(tmp_path)
+    tally, said = execute(store, wait=0.2)
+    assert tally == replace(running.Tally(), done=6) and len(said) == 6
+    records = store.load("toy")
+    learnt = [r for r in records if r.experiment == "learn"]
+    timed = [r for r in records if r.experiment == "time"]
+    assert {r.metrics["process"] for r in timed} == {os.getpid()}
+    assert len({r.metrics["process"] for r in learnt}) == 2  # and neither is this one
+    assert os.getpid() not in {r.metrics["process"] for r in learnt}
+    assert {r.metrics["threads"] for r in learnt} == {1}
+    assert max(r.finished for r in learnt) <= min(r.started for r in timed)
+    again, _ = execute(store, wait=0.2)
+    assert again == replace(running.Tally(), stood=6)
+
+
+def test_what_a_killed_process_leaves_is_computed_here(tmp_path):
+    store = RecordStore(tmp_path)
+    tally, said = execute(store, kill=1)
+    assert tally.done == 6 and not tally.failed
+    assert any("was killed" in line and "computed by this process" in line for line in said)
+    assert len(store.load("toy")) == 6 and not list(tmp_path.rglob(".*.claim"))
+
+
+def test_what_is_no_result_ends_all(tmp_path):
+    with pytest.raises(UsageError, match="no cluster is here"):
+        execute(RecordStore(tmp_path), refuse=0)
+    assert not any(r.experiment == "time" for r in RecordStore(tmp_path).load("toy"))
+
+
+SCRIPT = """
+import os, sys, time
+from repro.experiments.workers import Workers
+
+def work(item):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    with Workers(2) as workers:
+        list(workers.map(work, [0]))
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_the_one_that_started_it(tmp_path, how):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    parent = subprocess.Popen(
+        [sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    child = int(parent.stdout.readline())
+    parent.send_signal(how)
+    assert parent.wait(30) != 0
+    end = time.monotonic() + 30
+    while time.monotonic() < end and alive(child):
+        time.sleep(0.05)
+    assert not alive(child)
+    parent.stdout.close()
+
+
+def alive(process: int) -> bool:
+    try:
+        text = Path(f"/proc/{process}/stat").read_text(encoding="utf-8")
+        return text.rpartition(")")[2].split()[0] != "Z"  # dead, and nobody has asked
+    except FileNotFoundError:
+        return False
+
+
+def test_only_a_cpus_longer_runs_are_worth_a_process():
+    cores = len(os.sched_getaffinity(0))
+    assert default_count("quick", "cpu") == (2 if cores > 1 else 1)
+    assert default_count("smoke", "cpu") == default_count("quick", "cuda:0") == 1
+    assert not Workers(1) and Workers(2)
