@@ -569,7 +569,11 @@ class TestTimes:
         def busy(functions, *, warmup, repeats, device):
             asked.append(repeats)
             times = growing(functions, warmup=warmup, repeats=repeats, device=device)
-            return times if len(asked) > quiet else dict(zip(times, reversed(times.values())))
+            return (
+                times
+                if len(asked) > quiet
+                else dict(zip(times, reversed(times.values()), strict=True))
+            )
 
         monkeypatch.setattr(experiments, "time_interleaved", busy)
         monkeypatch.setattr(experiments, "_pass", lambda *arguments: lambda: None)

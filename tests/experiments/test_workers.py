@@ -24,11 +24,11 @@ PAPER = Paper(
     "Nobody",
     "09_toy",
     by_name(
-        Experiment("learn", f"{__name__}:where", measures=False),
+        Experiment("learn", f"{__name__}:where", measures=False, measures_where=("real", 1)),
         Experiment("time", f"{__name__}:where"),
     ),
     by_name(Artefact("a", "Table 0", "Sums", f"{__name__}:A")),
-    dict.fromkeys(PROFILES, {}),
+    {profile: {} for profile in PROFILES},
 )
 
 
@@ -49,7 +49,8 @@ def where(config, seed, data, device) -> Outcome:
 
 
 def execute(store: RecordStore, **config) -> tuple[running.Tally, list[str]]:
-    runs = [Run("time", config), Run("learn", config), Run("learn", {**config, "x": 1})]
+    runs = [Run("time", config), Run("learn", {**config, "real": 1})]
+    runs += [Run("learn", config), Run("learn", {**config, "x": 1})]
     said: list[str] = []
     with Workers(2) as workers:
         tally = running.execute(
@@ -61,25 +62,25 @@ def execute(store: RecordStore, **config) -> tuple[running.Tally, list[str]]:
 def test_measurements_wait_until_the_processes_have_ended(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, wait=0.2)
-    assert tally == replace(running.Tally(), done=6) and len(said) == 6
+    assert tally == replace(running.Tally(), done=8) and len(said) == 8
     records = store.load("toy")
-    learnt = [r for r in records if r.experiment == "learn"]
-    timed = [r for r in records if r.experiment == "time"]
+    learnt = [r for r in records if r.experiment == "learn" and not r.config.get("real")]
+    timed = [r for r in records if r not in learnt]
     assert {r.metrics["process"] for r in timed} == {os.getpid()}
     assert len({r.metrics["process"] for r in learnt}) == 2  # and neither is this one
     assert os.getpid() not in {r.metrics["process"] for r in learnt}
     assert {r.metrics["threads"] for r in learnt} == {1}
     assert max(r.finished for r in learnt) <= min(r.started for r in timed)
     again, _ = execute(store, wait=0.2)
-    assert again == replace(running.Tally(), stood=6)
+    assert again == replace(running.Tally(), stood=8)
 
 
 def test_what_a_killed_process_leaves_is_computed_here(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, kill=1)
-    assert tally.done == 6 and not tally.failed
+    assert tally.done == 8 and not tally.failed
     assert any("was killed" in line and "computed by this process" in line for line in said)
-    assert len(store.load("toy")) == 6 and not list(tmp_path.rglob(".*.claim"))
+    assert len(store.load("toy")) == 8 and not list(tmp_path.rglob(".*.claim"))
 
 
 def test_what_is_no_result_ends_all(tmp_path):
