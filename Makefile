@@ -43,8 +43,8 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab data test test-exhaustive unit unit-methods unit-experiments unit-rest unit-device \
-	nbval smoke smoke-simulated recipes doctor reproduce-all \
+.PHONY: help setup lab data test test-exhaustive unit unit-methods unit-dualbatch unit-experiments unit-rest \
+	unit-device nbval smoke smoke-simulated recipes doctor reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
@@ -77,12 +77,11 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
 
 # Long ones first, one more than cores, since some wait for processes that they start.
-UNIT := unit-methods unit-experiments unit-rest unit-device
-METHODS := $(PAPERS:%=tests/%)
+UNIT := unit-experiments unit-methods unit-dualbatch unit-rest unit-device
+METHODS := $(patsubst %,tests/%,$(filter-out dualbatch,$(PAPERS)))
 SHORT := not gpu and not exhaustive
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
-	@$(MAKE) --no-print-directory -j3 --output-sync=target unit-methods unit-experiments smoke \
-		unit-rest unit-device nbval
+	@$(MAKE) --no-print-directory -j3 --output-sync=target smoke $(UNIT) nbval
 
 unit: $(STAMP)  ## unit tests alone
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
@@ -94,9 +93,13 @@ unit-experiments: $(STAMP)
 unit-methods: $(STAMP)
 	@$(BIN)/python -m pytest -m "$(SHORT)" $(METHODS)
 
+# By itself, as it waits for the processes of clusters.
+unit-dualbatch: $(STAMP)
+	@$(BIN)/python -m pytest -m "$(SHORT)" tests/dualbatch
+
 unit-rest: $(STAMP)
 	@$(BIN)/python -m pytest -m "$(SHORT)" tests --ignore tests/experiments --ignore tests/test_cli.py \
-		--ignore tests/simulated_device $(METHODS:%=--ignore %)
+		--ignore tests/simulated_device --ignore tests/dualbatch $(METHODS:%=--ignore %)
 
 test-exhaustive: $(STAMP)  ## what make test leaves out: long tests of what others show in small
 	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device
