@@ -394,6 +394,7 @@ def test_a_negative_seed(here):
     assert code == 2 and "seed" in said and said.count("\n") == 1
 
 
+@pytest.mark.exhaustive
 def test_a_worker_that_fails_is_named():
     job = settings.parallel("smoke").config | {"jobs": {"CIFAR": {}}, "seed": 0}
     with pytest.raises(RuntimeError, match=r"(?s)2 processes ended with 1:.*rank\s*: \d") as caught:

@@ -277,6 +277,7 @@ class TestChild:
         with pytest.raises(torch.OutOfMemoryError, match="simulated limit"):
             child.measure_in_child(_MEASURED | {"mode": "in_core", "batch": 32}, "cpu")
 
+    @pytest.mark.exhaustive
     def test_another_error_is_told(self):
         with pytest.raises(RuntimeError, match=r"(?s)the measuring process failed: .*nonsense"):
             child.measure_in_child(

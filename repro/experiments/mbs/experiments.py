@@ -185,7 +185,7 @@ def size(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
         undivided = dict(config) | {"micro_batch": None}
         step = training_step(undivided, model, build_optimizer(config, model), device)
         steps[str(count)] = _bind(step, _first_batch(config, data, count, device))
-    timings = time_interleaved(steps, warmup=2, repeats=7, device=device)
+    timings = time_interleaved(steps, warmup=2, repeats=config["repeats"], device=device)
     return Outcome(
         metrics={
             "limit_bytes": limit,

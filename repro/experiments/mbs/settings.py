@@ -228,8 +228,10 @@ def initial_pair(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run
 
 def sizing(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     """Return the measurement of how memory and time grow with the mini-batch."""
-    largest = 32 if profile == "smoke" else 128
-    config = base_config(profile, role, chosen) | {"largest": largest}
+    extent = {"largest": 128, "repeats": 7}
+    if profile == "smoke":
+        extent = {"largest": 32, "repeats": 2}
+    config = base_config(profile, role, chosen) | extent
     return Run("size", config, seeds=(0,), label=role)
 
 
