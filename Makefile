@@ -86,9 +86,10 @@ test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
 unit: $(STAMP)  ## unit tests alone
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
 
-# The commands' tests go along, for they share toy records with those of the experiments.
+# Some other tests go along, for they share toy records with those of the experiments.
+WITH_RECORDS := tests/experiments tests/test_cli.py tests/test_notebooks.py
 unit-experiments: $(STAMP)
-	@$(BIN)/python -m pytest -m "$(SHORT)" tests/experiments tests/test_cli.py
+	@$(BIN)/python -m pytest -m "$(SHORT)" $(WITH_RECORDS)
 
 unit-methods: $(STAMP)
 	@$(BIN)/python -m pytest -m "$(SHORT)" $(METHODS)
@@ -98,8 +99,8 @@ unit-dualbatch: $(STAMP)
 	@$(BIN)/python -m pytest -m "$(SHORT)" tests/dualbatch
 
 unit-rest: $(STAMP)
-	@$(BIN)/python -m pytest -m "$(SHORT)" tests --ignore tests/experiments --ignore tests/test_cli.py \
-		--ignore tests/simulated_device --ignore tests/dualbatch $(METHODS:%=--ignore %)
+	@$(BIN)/python -m pytest -m "$(SHORT)" tests $(WITH_RECORDS:%=--ignore %) $(METHODS:%=--ignore %) \
+		--ignore tests/simulated_device --ignore tests/dualbatch
 
 test-exhaustive: $(STAMP)  ## what make test leaves out: long tests of what others show in small
 	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device
