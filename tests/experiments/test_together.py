@@ -311,7 +311,7 @@ class TestLearning:
         assert learning.line([1, 2], [5.0, 3.0]) == pytest.approx((0.0, 4.0), abs=1.5)
         assert min(learning.line([1, 2], [5.0, 3.0])) >= 0
 
-    @pytest.fixture(scope="class")
+    @pytest.fixture
     def images(self):
         made = torch.Generator().manual_seed(0)
         shapes = {"train": 96, "test": 32}
@@ -347,8 +347,9 @@ class TestLearning:
 class TestThePage:
     def test_its_numbers_are_those_of_the_records(self):
         rows = {row["tool"]: row for row in decision.table(trainings("decision"))}
-        assert "keeps 1.00 of undivided images/s at 16 times" in (
-            rows["Micro-Batch Streaming"]["what it gives and costs"]
+        assert (
+            "keeps 1.00 of undivided images/s at 16 times"
+            in (rows["Micro-Batch Streaming"]["what it gives and costs"])
         )
         assert "updates over fixed: 0.50" in rows["θ-adaptive + MBS"]["what it gives and costs"]
         changed = trainings("decision", accuracies={"theta_mbs": 33.0})
