@@ -94,8 +94,12 @@ MULTIPLES: Mapping[str, Sequence[int]] = {
     "gpu": (1, 2, 4, 8, 16),
     "paper": (1, 2, 4, 8, 16),
 }
-# On a CPU tuning takes longer than what is tuned.
-_TUNED_MULTIPLES = {"smoke": (4,), "quick": (4,), "gpu": (1, 4, 16), "paper": (1, 2, 4, 8, 16)}
+# On a CPU tuning takes longer than what is tuned, and swapping within each micro-batch longest.
+_FEWER: Mapping[str, Mapping[str, Sequence[int]]] = {
+    "mbs_in_outofcore": {"quick": (1, 4)},
+    "tuned_mbs": {"smoke": (4,), "quick": (4,)},
+    "tuned_outofcore": {"smoke": (4,), "quick": (4,)},
+}
 _TUNED_POLICY = {"smoke": "undivided", "quick": "undivided", "gpu": "powerOfTwo", "paper": "all"}
 WARMUP = {"smoke": 0, "quick": 0, "gpu": 2, "paper": 2}  # beside the steps that are watched before
 REPEATS = {"smoke": 2, "quick": 3, "gpu": 10, "paper": 30}
@@ -125,7 +129,7 @@ def under_limit(profile: str) -> list[Run]:
                 **_MODELS[profile][network],
                 "mode": mode,
                 "fits": FITS[profile],
-                "multiples": list((_TUNED_MULTIPLES if tuned else MULTIPLES)[profile]),
+                "multiples": list(_FEWER.get(mode, {}).get(profile, MULTIPLES[profile])),
                 "warmup": WARMUP[profile],
                 "repeats": REPEATS[profile],
                 "threads": 1 if profile in ("smoke", "quick") else None,
