@@ -201,7 +201,7 @@ def figure(results: Results) -> "Figure":
             )
         axis.set(xlabel=xlabel)
         if "updates" in xlabel:
-            axis.set_xscale("log")
+            axis.set_xscale("log", base=2)
     for row in axes:
         row[0].set_ylabel("test accuracy (%)")
     legend_below(drawn, 3)

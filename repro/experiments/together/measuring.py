@@ -1,8 +1,8 @@
 """What is measured under one memory limit: whether it fits, how fast it is, what it computes."""
 
 import gc
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -39,16 +39,14 @@ def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     """
     with machine(config, device):
         allowed = limit_bytes(config, device)
-        fits = config["fits"]
-        reference = _undivided(config, fits, device)
         points: list[dict[str, Any]] = []
         timings: dict[str, Timing] = {}
         for multiple in config["multiples"]:
-            batch = multiple * fits
+            batch = multiple * config["fits"]
             problem = build_problem(config, batch)
             point: dict[str, Any] = {"multiple": multiple, "batch": batch}
             try:
-                found = _measure(config, problem, allowed, device, reference.step)
+                found = _measure(config, problem, allowed, device)
             except Refused as why:
                 points.append(point | {"fits": None, "why": str(why)})
                 continue
@@ -72,6 +70,8 @@ def limit_bytes(config: Config, device: str) -> int:
             for _ in range(STEPS):
                 way.step()
         peaks.append(meter.peak_reserved_bytes)
+        del way  # before the next: an accelerator's limit is on all that lives there
+        _release(device)
     least = LEAST_LIMIT if accelerator.is_accelerator(device) else 1
     return max(sum(peaks) // 2, least)
 
@@ -82,13 +82,13 @@ def _undivided(config: Config, batch: int, device: str) -> Way:
 
 
 def _measure(
-    config: Config, problem: Problem, allowed: int, device: str, reference: Callable[[], None]
+    config: Config, problem: Problem, allowed: int, device: str
 ) -> tuple[dict[str, Any], dict[str, Timing]] | str:
     """Measure the largest micro-batch that fits; return why where none does."""
     why = ""
     for micro in micro_batches(config["mode"], config["fits"], len(problem.inputs)):
         try:
-            return _within(config, problem, micro, allowed, device, reference)
+            return _within(config, problem, micro, allowed, device)
         except BudgetTooSmall as error:
             why = str(error)
         except (RuntimeError, MemoryError) as error:
@@ -112,41 +112,50 @@ def _within(
     micro: int | None,
     allowed: int,
     device: str,
-    reference: Callable[[], None],
 ) -> tuple[dict[str, Any], dict[str, Timing]]:
     way = make_way(config, problem, micro, allowed, device)
     if config["mode"] in SWAPS:
-        peak, timed = _swapping(config, way, allowed, reference)
+        peak, timed = _swapping(config, way, allowed)
     else:
         with MemoryBudget(allowed, device, resident=way.model) as held:
             for _ in range(STEPS):
                 way.step()
         peak = held.peak_reserved_bytes
-        timed = _timed(config, device, way.step, reference)
+        timed = _timed(config, device, way.step, _undivided(config, config["fits"], device).step)
     host_bytes = way.block.statistics.host_bytes if way.block else way.host_bytes
     errors = _errors(config, problem, micro, allowed, device)
     return {"micro": micro, "peak_bytes": peak, "host_bytes": host_bytes} | errors, timed
 
 
-def _swapping(
-    config: Config, way: Way, allowed: int, reference: Callable[[], None]
-) -> tuple[int, dict[str, Timing]]:
-    def unseen() -> None:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            reference()
-
+def _swapping(config: Config, way: Way, allowed: int) -> tuple[int, dict[str, Timing]]:
     queued = accelerator.is_accelerator(way.device)
-    with accelerator.limited(way.device, allowed) if queued else nullcontext(), way.within():
+    with way.within():
         assert way.block is not None
-        for _ in range(SETTLING):
-            way.step()
+        with accelerator.limited(way.device, allowed) if queued else nullcontext():
+            for _ in range(SETTLING):
+                way.step()
+        with _unseen():
+            reference = _undivided(config, config["fits"], way.device)
+
+        def unseen() -> None:
+            with _unseen():
+                reference.step()
+
         timed = _timed(config, way.device, way.step, unseen)
         return way.block.statistics.peak_bytes, timed
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Compute beside a block that sees every operation, and not within it."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def _timed(
     config: Config, device: str, step: Callable[[], None], reference: Callable[[], None]
 ) -> dict[str, Timing]:
+    reference()  # its optimizer makes its state
     return time_interleaved(
         {"step": step, "reference": reference},
         warmup=config["warmup"],
