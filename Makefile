@@ -5,12 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 REPRO := $(BIN)/python -m repro
 STAMP := $(VENV)/.installed
-PAPERS := mbs dualbatch adaptive outofcore microconv
+PAPERS := mbs dualbatch adaptive outofcore microconv together
 NOTEBOOK_mbs := 01_mbs
 NOTEBOOK_dualbatch := 02_dualbatch
 NOTEBOOK_adaptive := 03_adaptive
 NOTEBOOK_outofcore := 04_outofcore
 NOTEBOOK_microconv := 05_microconv
+NOTEBOOK_together := 06_together
 
 # Threads that wait by spinning stop each other for seconds where cores are shared.
 export OMP_WAIT_POLICY ?= passive
@@ -78,7 +79,7 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 
 # Long ones first, one more than cores, since some wait for processes that they start.
 UNIT := unit-experiments unit-methods unit-dualbatch unit-rest unit-device
-METHODS := $(patsubst %,tests/%,$(filter-out dualbatch,$(PAPERS)))
+METHODS := $(patsubst %,tests/%,$(filter-out dualbatch together,$(PAPERS)))
 SHORT := not gpu and not exhaustive
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
 	@$(MAKE) --no-print-directory -j3 --output-sync=target smoke $(UNIT) nbval

@@ -24,7 +24,8 @@ exit "${FAILS_WITH:-0}"
 """
 TARGETS = (
     *("help", "setup", "doctor", "lab", "data", "test", "unit", "nbval", "smoke", "reproduce-all"),
-    *("reproduce-mbs", "reproduce-microconv", "report", "status", "lint", "typecheck"),
+    *("reproduce-mbs", "reproduce-microconv", "reproduce-together"),
+    *("report", "status", "lint", "typecheck"),
 )
 
 

@@ -138,7 +138,8 @@ class TestClosure:
             assert names <= {"outcome.py", "machine.py", "imagining.py", "captured.py"}
             files = present().closure(experiment.entry, config)
             assert not files & {"repro/report.py", "repro/plots.py", "repro/records.py"}
-            assert any(file.startswith(f"repro/{paper}/") for file in files)
+            own = source_code.METHODS if paper == "together" else [paper]
+            assert any(file.startswith(f"repro/{name}/") for file in files for name in own)
 
 
 class TestStyle:

@@ -1,10 +1,10 @@
-"""The five papers: what is run, what is shown, what is claimed."""
+"""The five papers, and all of them together: what is run, what is shown, what is claimed."""
 
 import importlib
 
 from repro.experiments.design import Artefact, Paper, UsageError
 
-PAPERS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
+PAPERS = ("mbs", "dualbatch", "adaptive", "outofcore", "microconv", "together")
 
 
 def load_paper(key: str) -> Paper:

@@ -25,6 +25,7 @@ COMPUTED = {
     "adaptive": {"parallel"},
     "outofcore": {"simulated", "reach"},
     "microconv": {"candidates", "deepbench", "cluster", "solver"},
+    "together": {"pace"},
 }
 
 

@@ -1,0 +1,24 @@
+"""The five answers side by side, and together: a study of our own, run as a paper is."""
+
+from repro.experiments.design import Artefact, Experiment, Paper, by_name
+from repro.experiments.together.settings import DATASETS
+
+_HERE = "repro.experiments.together"
+
+PAPER = Paper(
+    key="together",
+    title="Together",
+    citation="No paper: the five methods side by side on one machine, and combined",
+    notebook="06_together",
+    experiments=by_name(
+        Experiment("limit", f"{_HERE}.measuring:limit"),
+        Experiment("train", f"{_HERE}.learning:train", measures=False, trains=True),
+        Experiment("pace", f"{_HERE}.learning:pace"),
+    ),
+    artefacts=by_name(
+        Artefact("limit", "Part 1", "Under one memory limit", f"{_HERE}.limit:UNDER_LIMIT"),
+        Artefact("accuracy", "Part 2", "Towards one accuracy", f"{_HERE}.accuracy:ACCURACY"),
+        Artefact("decision", "Part 3", "Which of the five, and when", f"{_HERE}.decision:DECISION"),
+    ),
+    datasets=DATASETS,
+)

@@ -1,0 +1,382 @@
+"""What trains towards one accuracy: every strategy on the same images, in as many samples."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor, nn
+from torch.nn import functional
+
+from repro import models
+from repro.adaptive import (
+    BatchController,
+    DivergedError,
+    FixedBatch,
+    LinearScaling,
+    NoiseScaleBatch,
+    ThetaController,
+    full_cost,
+    noise_scale,
+    set_lr,
+)
+from repro.datasets import ImageData, TensorLoader, channel_statistics
+from repro.dualbatch import (
+    CyclicProgressiveSchedule,
+    DualBatchPlan,
+    NonFiniteError,
+    Share,
+    Stage,
+    SubStage,
+    train_dual_batch,
+)
+from repro.experiments.machine import machine
+from repro.experiments.outcome import Outcome
+from repro.mbs import MicroBatchStreamer
+from repro.measure import TimeModel, time_interleaved
+
+Config = Mapping[str, Any]
+Passes = Callable[[Tensor, Tensor], Tensor | float]
+
+STREAMED = {"theta_mbs", "dual_mbs"}
+CYCLED = {"hybrid", "cyclic_theta"}
+DUAL = {"dual", "hybrid", "dual_mbs"}
+MOMENTUM, WEIGHT_DECAY = 0.9, 5e-4
+NOISE_BATCHES = 4
+AT_ONCE = 500  # images of a pass that makes no gradient
+
+
+class Images:
+    """The images of a training: some to train, some held out of these, some to test.
+
+    Args:
+        config: With ``train_samples``, ``held_out``, ``test_samples``, ``padding`` and ``flip``.
+        data: Labelled images; grey ones are taken three times.
+        device: Where they lie.
+    """
+
+    def __init__(self, config: Config, data: ImageData, device: str) -> None:
+        count, held = config["train_samples"], config["held_out"]
+        some = data.train.evenly(count + held)
+        # Sets on disk are ordered by class; the same are held out of every training.
+        order = torch.randperm(count + held, generator=torch.Generator().manual_seed(0))
+        assert some.labels is not None
+        images, labels = _three_channels(some.images)[order], some.labels[order]
+        test = data.test.evenly(min(config["test_samples"], len(data.test)))
+        assert test.labels is not None
+        self.train = images[held:].to(device), labels[held:].to(device)
+        self.held_out = images[:held].to(device), labels[:held].to(device)
+        self.test = _three_channels(test.images).to(device), test.labels.to(device)
+        self.statistics = channel_statistics(self.train[0])
+        self.side = int(self.train[0].shape[-1])
+        self._augment = {"padding": config["padding"], "flip": config["flip"]}
+
+    def loader(self, batch: int, seed: int) -> TensorLoader:
+        """Return the augmented training images."""
+        mean, std = self.statistics
+        return TensorLoader(*self.train, batch, seed=seed, mean=mean, std=std, **self._augment)
+
+    def share(self, share: Share) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the augmented mini-batches of a worker's share, in its order."""
+        images, labels = self.train
+        chosen = share.indices.to(labels.device)
+        mean, std = self.statistics
+        yield from TensorLoader(
+            images[chosen],
+            labels[chosen],
+            share.batch_size,
+            seed=share.seed,
+            shuffle=False,
+            resolution=share.resolution,
+            mean=mean,
+            std=std,
+            **self._augment,
+        )
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the accuracy on held-out and on test images, in percent."""
+        mean, std = self.statistics
+        model.eval()
+        found = {}
+        with torch.no_grad():
+            for name, (images, labels) in {"held_out": self.held_out, "test": self.test}.items():
+                batches = TensorLoader(images, labels, AT_ONCE, shuffle=False, mean=mean, std=std)
+                right = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches)
+                found[name] = 100 * right / len(labels)
+        model.train()
+        return found
+
+
+def _three_channels(images: Tensor) -> Tensor:
+    return images.expand(-1, 3, -1, -1).contiguous() if images.shape[1] == 1 else images
+
+
+class Work:
+    """What a training has done so far: updates, and images and passes by resolution.
+
+    Args:
+        config: With ``memory``, ``devices`` and ``step_images``.
+        side: Pixels of the images' own side.
+    """
+
+    def __init__(self, config: Config, side: int) -> None:
+        self._config, self._side = config, side
+        self.updates = 0
+        self.parallel = 0.0
+        self.by_side: dict[int, list[int]] = {}
+
+    def count(
+        self,
+        batch: int,
+        side: int,
+        micro: int | None,
+        *,
+        alone: bool = False,
+        updates: bool = True,
+    ) -> None:
+        """Count the passes of a mini-batch.
+
+        Args:
+            batch: Its images.
+            side: Their pixels.
+            micro: Most images of a pass; None where all are computed at once.
+            alone: Whether one device computes it beside others (a parameter server's worker).
+            updates: Whether the model is updated.
+        """
+        done = self.by_side.setdefault(side, [0, 0])
+        done[0] += batch
+        done[1] += 1 if micro is None else math.ceil(batch / micro)
+        self.updates += updates
+        if alone:
+            return
+        share = math.ceil(batch / self._config["devices"])
+        passes = 1 if micro is None else math.ceil(share / micro)
+        self.parallel += share * self.cost_of(side) + passes * self._config["step_images"]
+
+    def cost_of(self, side: int) -> float:
+        """Return what an image costs, in images of the own side: by its pixels."""
+        return (side / self._side) ** 2
+
+
+class History:
+    """The rows of a training, one after each epoch."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        names = ("held_out", "test", "updates", "work", "parallel", "batch")
+        self.rows: dict[str, list[Any]] = {name: [] for name in names}
+
+    def add(self, found: Mapping[str, float], parallel: float, batch: int) -> None:
+        """Add the epoch that has ended: accuracies, and all that was done until then."""
+        row = {
+            **found,
+            "updates": self._work.updates,
+            "work": [[side, *done] for side, done in sorted(self._work.by_side.items())],
+            "parallel": parallel,
+            "batch": batch,
+        }
+        for name, values in self.rows.items():
+            values.append(row[name])
+
+
+def train(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Train by one strategy at one rate; a training that diverges ends there, which is a result."""
+    assert data is not None
+    images = Images(config, data, device)
+    run = _dual if config["strategy"] in DUAL else _controlled
+    history, diverged = run(config, seed, images, data.num_classes, device)
+    return Outcome(history.rows | {"diverged": diverged})
+
+
+def _model(config: Config, classes: int) -> nn.Module:
+    options = dict(config["model"])
+    return models.build(options.pop("name"), num_classes=classes, **options)
+
+
+def passes_of(config: Config, model: nn.Module, loss_fn: Any, device: str) -> Passes:
+    """Return what computes a mini-batch's gradients and returns its loss, streamed or at once."""
+    if config["strategy"] in STREAMED:
+        streamer = MicroBatchStreamer(model, loss_fn, config["memory"], device=device, check="off")
+        return lambda inputs, targets: streamer.backward(inputs, targets).loss
+
+    def at_once(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss: Tensor = loss_fn(model(inputs), targets)
+        loss.backward()
+        return loss.detach()
+
+    return at_once
+
+
+def _controller(
+    config: Config, model: nn.Module, loader: TensorLoader, work: Work, seed: int
+) -> BatchController:
+    small, large, rate = config["small"], config["large"], config["rate"]
+    decay: dict[str, Any] = {"decay": config["decay"], "decay_at": (config["decay_at"],)}
+    if config["strategy"] == "fixed":
+        return FixedBatch(small, rate, **decay)
+    if config["strategy"] == "linear":
+        return LinearScaling(large, small, rate, warmup=config["warmup"], **decay)
+    if config["strategy"] == "noise":
+
+        def measure() -> float:
+            for _ in range(NOISE_BATCHES):  # it has its price, and trains nothing
+                work.count(small, loader.resolution[0], None, updates=False)
+            return noise_scale(model, loader, small, batches=NOISE_BATCHES, seed=seed)
+
+        return NoiseScaleBatch(small, large, rate, measure, **decay)
+    return ThetaController(small, large, rate, **decay)
+
+
+def _controlled(
+    config: Config, seed: int, images: Images, classes: int, device: str
+) -> tuple[History, bool]:
+    """Train in one process, by a controller that sets batch and rate for each epoch."""
+    torch.manual_seed(seed)
+    model = _model(config, classes).to(device).train()
+    loader = images.loader(config["small"], seed)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=config["rate"], momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+    )
+    work = Work(config, images.side)
+    history = History(work)
+    controller = _controller(config, model, loader, work, seed)
+    passes = passes_of(config, model, functional.cross_entropy, device)
+    micro = config["memory"] if config["strategy"] in STREAMED else None
+    sides = [entry.resolution or images.side for entry in _schedule(config)]
+    cost = full_cost(model, loader, AT_ONCE)
+    try:
+        setting = controller.observe(cost, model.parameters())
+        for number, side in enumerate(sides):
+            loader.set_batch_size(setting.batch_size)
+            loader.set_resolution(side)
+            loader.set_epoch(number)
+            total, steps = torch.zeros((), device=device), len(loader)
+            for done, (inputs, targets) in enumerate(loader, 1):
+                set_lr(optimizer, setting.lr_at(done / steps))
+                optimizer.zero_grad(set_to_none=True)
+                total += passes(inputs, targets) * len(targets)
+                optimizer.step()
+                work.count(len(targets), side, micro)
+            batch = setting.batch_size
+            setting = controller.observe(float(total) / len(images.train[1]), model.parameters())
+            history.add(images.evaluate(model), work.parallel, batch)
+    except DivergedError:
+        return history, True
+    return history, False
+
+
+def _schedule(config: Config) -> CyclicProgressiveSchedule:
+    """Return the epochs' rates and resolutions; None is the images' own side."""
+    cycled = config["strategy"] in CYCLED
+    sides = config["sides"] if cycled else [None]
+    early = config["decay_at"]
+    rates = config["rate"], config["rate"] * config["decay"]
+    return CyclicProgressiveSchedule(
+        [Stage(early, rates[0]), Stage(config["epochs"] - early, rates[1])],
+        [SubStage(side) for side in sides],
+    )
+
+
+def _dual(
+    config: Config, seed: int, images: Images, classes: int, device: str
+) -> tuple[History, bool]:
+    """Train on a parameter server with workers of two batch sizes, on a virtual clock."""
+    large = config["large" if config["strategy"] in STREAMED else "memory"]
+    times = TimeModel(1.0, config["step_images"])
+    workers = config["devices"]
+    plan = DualBatchPlan.solve(
+        times,
+        config["k"],
+        workers // 2,
+        workers - workers // 2,
+        large,
+        config["train_samples"],
+    )
+    schedule = _schedule(config)
+    work = Work(config, images.side)
+    history = History(work)
+    micro = config["memory"] if config["strategy"] in STREAMED else None
+
+    def counted(share: Share) -> Iterator[tuple[Tensor, Tensor]]:
+        for inputs, targets in images.share(share):
+            work.count(len(targets), share.resolution or images.side, micro, alone=True)
+            yield inputs, targets
+
+    by_side = {
+        side: TimeModel(work.cost_of(side or images.side), config["step_images"])
+        for side in {entry.resolution for entry in schedule}
+    }
+    found: list[dict[str, float]] = []
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        found.append(images.evaluate(model))
+        return found[-1]
+
+    def ended(epoch: Any) -> None:
+        history.add(found[-1], epoch.virtual_time_s, large)
+
+    try:
+        train_dual_batch(
+            partial(_model, config, classes),
+            counted,
+            plan,
+            schedule,
+            seed=seed,
+            device=device,
+            passes_fn=lambda model, loss_fn: passes_of(config, model, loss_fn, device),
+            time_models=by_side,
+            evaluate=evaluate,
+            on_epoch=ended,
+        )
+    except NonFiniteError:
+        return history, True
+    return history, False
+
+
+def pace(config: Config, seed: int, data: None, device: str) -> Outcome:
+    """Time training steps by size and resolution, in turns, and fit what images and passes cost."""
+    with machine(config, device):
+        steps = {
+            f"{side}px, {batch}": _step(config, side, batch, device)
+            for side in config["sides"]
+            for batch in config["sizes"]
+        }
+        timings = time_interleaved(
+            steps, warmup=config["warmup"], repeats=config["repeats"], device=device
+        )
+    fits = []
+    for side in config["sides"]:
+        medians = [timings[f"{side}px, {batch}"].median_s for batch in config["sizes"]]
+        image_s, pass_s = line(config["sizes"], medians)
+        fits.append({"side": side, "image_s": image_s, "pass_s": pass_s})
+    return Outcome({"fits": fits}, timings)
+
+
+def line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
+    """Return seconds of an image and of a pass by least squares, neither below 0.
+
+    On small steps noise may outweigh what images cost.
+    """
+    columns = np.column_stack([np.asarray(sizes, float), np.ones(len(sizes))])
+    (image_s, pass_s), _ = nnls(columns, np.asarray(seconds, float))
+    return float(image_s), float(pass_s)
+
+
+def _step(config: Config, side: int, batch: int, device: str) -> Callable[[], None]:
+    torch.manual_seed(0)
+    model = _model(config, 10).to(device).train()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=1e-3, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+    )
+    inputs = torch.randn(batch, 3, side, side, device=device)
+    targets = torch.randint(10, (batch,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+
+    return step

@@ -1,0 +1,438 @@
+"""Under one memory limit: what fits, how fast, and is it still the same mathematics? (Part 1)"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    check,
+    claim,
+)
+from repro.experiments.judging import (
+    Gap,
+    NotRun,
+    Part,
+    Verdict,
+    certain,
+    combine,
+    direction,
+    each,
+    equivalence,
+    exactly,
+    in_all_cases,
+    ratio,
+    unsure,
+)
+from repro.experiments.together.settings import (
+    BATCHNORM,
+    KEEPS,
+    LABELS,
+    LIMIT,
+    MODES,
+    NETWORKS,
+    PREDICTED,
+    SPLITS,
+    TRANSFORMER,
+    Point,
+    facts,
+    points,
+    under_limit,
+)
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MIB = 2**20
+OURS = "our own question"
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return every way to train every network under its limit."""
+    return under_limit(profile)
+
+
+def multiples(results: Results) -> list[int]:
+    """Return the multiples of what fits that any record has."""
+    return sorted({row["multiple"] for r in results.ok(LIMIT) for row in r.metrics["points"]})
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Return a row for each network and way, with the speed kept at each multiple."""
+    heads = multiples(results)
+    rows = []
+    for network in NETWORKS:
+        for mode in MODES:
+            found = points(results, network, mode)
+            if not found:
+                continue
+            last = largest(found)
+            rows.append(
+                {
+                    "network": network,
+                    "way": LABELS[mode],
+                    **{f"images/s over undivided, ×{m}": _speed(found.get(m)) for m in heads},
+                    "peak (% of the limit)": _share(results, network, mode, last),
+                    "on the host (MiB)": _mib(last),
+                    "micro-batch": DASH if last is None or not last.micro else str(last.micro),
+                    "gradient, relative error": DASH if last is None else _error(last),
+                    "BatchNorm's statistics, relative error": _running(network, last),
+                    "where it ends": _end(found),
+                }
+            )
+    return rows
+
+
+def largest(found: dict[int, Point]) -> Point | None:
+    """Return the point of the largest mini-batch that fits."""
+    fitting = [point for point in found.values() if point.fits]
+    return max(fitting, key=lambda point: point.batch, default=None)
+
+
+def _speed(point: Point | None) -> str:
+    if point is None or point.fits is None:
+        return DASH
+    return f"{point.speed:.2f}" if point.fits else "x"
+
+
+def _share(results: Results, network: str, mode: str, point: Point | None) -> str:
+    if point is None:
+        return DASH
+    limit = results.need(LIMIT, network=network, mode=mode).metrics["limit_bytes"]
+    return f"{100 * point.peak_bytes / limit:.0f}"
+
+
+def _mib(point: Point | None) -> str:
+    return DASH if point is None or not point.host_bytes else f"{point.host_bytes / MIB:.1f}"
+
+
+def _error(point: Point) -> str:
+    return f"{point.gradient_error:.1g}" if point.gradient_error else "0"
+
+
+def _running(network: str, point: Point | None) -> str:
+    if network not in BATCHNORM:
+        return "no BatchNorm"
+    if point is None or point.batchnorm_error is None:
+        return DASH
+    return f"{point.batchnorm_error:.1g}"
+
+
+def _end(found: dict[int, Point]) -> str:
+    for multiple, point in sorted(found.items()):
+        if point.fits is None:
+            return f"refused: {point.why}"
+        if not point.fits:
+            return f"does not fit at ×{multiple}"
+    return f"beyond ×{max(found)}"
+
+
+def figure(results: Results) -> "Figure":
+    """Draw images/s over undivided against the mini-batch over what fits, a line a way."""
+    from repro.plots import MARKERS, PALETTE, legend_below, new_axes
+
+    shown = [network for network in NETWORKS if points(results, network, "undivided")]
+    drawn, axes = new_axes(1, max(1, len(shown)), 3.4 * max(1, len(shown)) + 0.6, 4.2)
+    for axis, network in zip(axes[0], shown, strict=False):
+        for number, mode in enumerate(MODES):
+            found = points(results, network, mode)
+            line = [(m, p.speed) for m, p in sorted(found.items()) if p.fits]
+            if not line:
+                continue
+            style = "-" if number < 10 else ":"
+            axis.plot(
+                [m for m, _ in line],
+                [speed for _, speed in line],
+                style,
+                color=PALETTE[number % len(PALETTE)],
+                marker=MARKERS[number % len(MARKERS)],
+                ms=5,
+                lw=1.5,
+                label=LABELS[mode],
+            )
+        ticks = multiples(results)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ticks, [f"{tick}×" for tick in ticks])
+        axis.minorticks_off()
+        axis.axhline(1, color="#8d99ae", lw=1, ls="--")
+        axis.set_ylim(bottom=0)
+        axis.set(title=network, xlabel="mini-batch over what fits undivided")
+    axes[0, 0].set_ylabel("images/s over undivided")
+    simulated = any(record.device["type"] == "cpu" for record in results.ok(LIMIT))
+    drawn.suptitle("Under one memory limit" + (" (SIMULATED)" if simulated else ""), fontsize=10)
+    legend_below(drawn, 4)
+    return drawn
+
+
+@check("No way holds more than the limit")
+def within(results: Results) -> tuple[bool, str]:
+    """Ask whether peaks keep to the limit, as they are counted."""
+    shares = {
+        f"{record.config['network']}, {LABELS[record.config['mode']]}": record.peak_bytes
+        / record.metrics["limit_bytes"]
+        for record in results.ok(LIMIT)
+        if record.peak_bytes
+    }
+    if not shares:
+        raise NotRun("no records")
+    most = max(shares, key=lambda name: shares[name])
+    return shares[most] <= 1, f"the most is {100 * shares[most]:.1f} % of it: {most}"
+
+
+def _trained(results: Results, modes: Iterable[str]) -> Iterator[tuple[str, str, dict[int, Point]]]:
+    """Yield network, way and points of those that have records."""
+    for network in NETWORKS:
+        for mode in modes:
+            if found := points(results, network, mode):
+                yield network, mode, found
+
+
+def _reaches(results: Results, modes: Iterable[str]) -> list[Part]:
+    last = max(multiples(results), default=0)
+    if last < 2:
+        raise NotRun("no records beyond what fits")
+    parts = []
+    for network, mode, found in _trained(results, modes):
+        if last not in found:
+            continue
+        end = largest(found)
+        times = end.batch * last // found[last].batch if end else 0
+        parts.append(certain(f"{network}, {LABELS[mode]}: up to ×{times}", times == last))
+    return parts
+
+
+@claim(
+    "dividing_always_fits",
+    "Whatever divides the mini-batch by samples trains the largest one that was tried, on every "
+    "network, within a limit that undivided training meets at the smallest",
+    OURS,
+)
+def dividing_always_fits(results: Results, expected: Expectation) -> Verdict:
+    """Judge accumulation and MBS."""
+    return combine(_reaches(results, SPLITS))
+
+
+@claim(
+    "swapping_always_fits",
+    "Out-of-core training alone trains the largest mini-batch that was tried, on every network",
+    OURS,
+)
+def swapping_always_fits(results: Results, expected: Expectation) -> Verdict:
+    """Judge swapping to memory: one operation has to fit with all that it reads and writes."""
+    return combine(_reaches(results, ["outofcore"]))
+
+
+@claim(
+    "recomputing_ends",
+    "Checkpointing and save_on_cpu end before the largest mini-batch that was tried, on every "
+    "network: they keep less of each sample, and not none",
+    OURS,
+)
+def recomputing_ends(results: Results, expected: Expectation) -> Verdict:
+    """Judge what does not bound memory."""
+    parts = _reaches(results, ["checkpointing", "save_on_cpu"])
+    opposite = {"reproduced": "not reproduced", "not reproduced": "reproduced"}
+    return combine([(opposite[word], told) for word, told in parts])
+
+
+def _gradient(found: dict[int, Point]) -> float:
+    """Return the largest error of the gradients of a way."""
+    errors = [point.gradient_error for point in found.values() if point.fits]
+    if not errors:
+        raise NotRun("nothing fits")
+    return max(errors)
+
+
+def _same_gradient(
+    results: Results, expected: Expectation, modes: Iterable[str], networks: Iterable[str]
+) -> Verdict:
+    cases = [
+        (network, mode, found)
+        for network, mode, found in _trained(results, modes)
+        if network in networks and any(point.fits for point in found.values())
+    ]
+    if not cases:
+        raise NotRun("no records")
+    parts = [
+        equivalence(
+            f"{network}, {LABELS[mode]}:",
+            exactly(_gradient(found), digits=7),
+            expected.allowed(),
+            side=1,
+        )
+        for network, mode, found in cases
+    ]
+    return combine(parts)
+
+
+@claim(
+    "same_without_batchnorm",
+    "Where no layer looks at more than one sample, a divided mini-batch has the gradient of the "
+    "whole one",
+    OURS,
+)
+def same_without_batchnorm(results: Results, expected: Expectation) -> Verdict:
+    """Judge the transformer."""
+    return _same_gradient(results, expected, SPLITS, [TRANSFORMER])
+
+
+@claim(
+    "same_undivided",
+    "What swaps or recomputes has the gradient of the whole mini-batch, BatchNorm or not",
+    OURS,
+)
+def same_undivided(results: Results, expected: Expectation) -> Verdict:
+    """Judge every network."""
+    return _same_gradient(results, expected, KEEPS, NETWORKS)
+
+
+def _closer(
+    results: Results,
+    better: str,
+    worse: str,
+    what: Callable[[Point], float | None],
+    expected: Expectation,
+) -> Verdict:
+    """Judge whether one way's error is the smaller, on every network with BatchNorm."""
+
+    def judge(network: str) -> Part:
+        ours, theirs = (points(results, network, mode) for mode in (better, worse))
+        both = [m for m in ours if m > 1 and ours[m].fits and m in theirs and theirs[m].fits]
+        if not both:
+            raise NotRun("no mini-batch that both train")
+        last = max(both)
+        own, other = what(ours[last]), what(theirs[last])
+        if not own or not other:
+            raise NotRun("no error to compare")
+        told = f"{network} at ×{last}: {own:.3g} for {other:.3g},"
+        return direction(told, exactly(own / other, log=True), sign=expected.sign)
+
+    known = [n for n in BATCHNORM if points(results, n, better) and points(results, n, worse)]
+    return combine(each(known, judge))
+
+
+@claim(
+    "deferred_closer",
+    "Deferred BatchNorm leaves running statistics closer to those of the whole mini-batch than "
+    "updates by micro-batch do",
+    OURS,
+)
+def deferred_closer(results: Results, expected: Expectation) -> Verdict:
+    """Judge running statistics after one step."""
+    return _closer(results, "mbs_deferred", "mbs", lambda p: p.batchnorm_error, expected)
+
+
+@claim(
+    "recomputing_helps_streaming",
+    "Checkpointing makes room for larger micro-batches, whose gradient with BatchNorm is closer to "
+    "the whole mini-batch's than that of MBS alone",
+    OURS,
+)
+def recomputing_helps_streaming(results: Results, expected: Expectation) -> Verdict:
+    """Judge gradients where both train."""
+    return _closer(results, "checkpointing_mbs", "mbs", lambda p: p.gradient_error, expected)
+
+
+@claim(
+    "swapping_helps_streaming",
+    "MBS inside out-of-core takes larger micro-batches, whose gradient with BatchNorm is closer to "
+    "the whole mini-batch's than that of MBS alone",
+    OURS,
+)
+def swapping_helps_streaming(results: Results, expected: Expectation) -> Verdict:
+    """Judge gradients where both train."""
+    return _closer(results, "mbs_in_outofcore", "mbs", lambda p: p.gradient_error, expected)
+
+
+def _slowdown(point: Point) -> Gap:
+    """Return seconds of an image over those undivided, of rounds in turns."""
+    rounds = point.slowdowns
+    if len(rounds) < 2:
+        return unsure(rounds[0], log=True)
+    return ratio(rounds, [1.0] * len(rounds), trials="rounds")
+
+
+@claim(
+    "streaming_keeps_speed",
+    "At the largest mini-batch that was tried, MBS keeps the speed of undivided training, on every "
+    "network",
+    OURS,
+)
+def streaming_keeps_speed(results: Results, expected: Expectation) -> Verdict:
+    """Judge the time of an image, which may be longer by the margin."""
+
+    def judge(network: str) -> Part:
+        end = largest(points(results, network, "mbs"))
+        if end is None:
+            raise NotRun("nothing fits")
+        told = f"{network}, time of an image of {end.batch}"
+        return equivalence(told, _slowdown(end), expected.allowed(), side=1)
+
+    return combine(each([n for n in NETWORKS if points(results, n, "mbs")], judge))
+
+
+@claim(
+    "recomputing_costs",
+    "Checkpointing computes a third more and keeps so much less of the speed where undivided "
+    "training fits, on every network",
+    OURS,
+)
+def recomputing_costs(results: Results, expected: Expectation) -> Verdict:
+    """Judge images/s against the prediction, at the mini-batch that fits undivided."""
+    cases = {}
+    for network, _, found in _trained(results, ["checkpointing"]):
+        if 1 in found and found[1].fits:
+            rounds = [1 / slow for slow in found[1].slowdowns]
+            gap = ratio(rounds, [1.0] * len(rounds), trials="rounds")
+            cases[network] = gap, PREDICTED["recomputing_speed"]
+    return in_all_cases(cases, sign=expected.sign)
+
+
+@claim(
+    "streaming_over_swapping",
+    "Beyond what fits, MBS trains more images a second than out-of-core training, on every network",
+    OURS,
+)
+def streaming_over_swapping(results: Results, expected: Expectation) -> Verdict:
+    """Judge the largest mini-batch that both train, each against its own reference."""
+    cases = {}
+    for network in NETWORKS:
+        ours, theirs = (points(results, network, mode) for mode in ("mbs", "outofcore"))
+        both = [m for m in ours if m > 1 and ours[m].fits and m in theirs and theirs[m].fits]
+        if both:
+            slow, fast = theirs[max(both)].slowdowns, ours[max(both)].slowdowns
+            gap = ratio(slow, fast, trials="rounds")
+            cases[f"{network} at ×{max(both)}"] = gap, PREDICTED["streaming_over_swapping"]
+    return in_all_cases(cases, sign=expected.sign)
+
+
+UNDER_LIMIT = Exhibit(
+    runs=runs,
+    table=table,
+    figure=figure,
+    caption=caption(
+        "Images a second over those of the largest mini-batch that fits undivided, by how many "
+        "times as large the mini-batch is; x: it does not fit. Errors are of the largest that "
+        "fits, against one undivided pass: norms of differences over norms.",
+        facts,
+    ),
+    claims=(
+        dividing_always_fits,
+        swapping_always_fits,
+        recomputing_ends,
+        same_without_batchnorm,
+        same_undivided,
+        deferred_closer,
+        recomputing_helps_streaming,
+        swapping_helps_streaming,
+        streaming_keeps_speed,
+        recomputing_costs,
+        streaming_over_swapping,
+    ),
+    checks=(within,),
+)

@@ -1,0 +1,207 @@
+"""What is measured under one memory limit: whether it fits, how fast it is, what it computes."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from repro.datasets import ImageData
+from repro.experiments.machine import machine
+from repro.experiments.outcome import Outcome
+from repro.experiments.together.methods import SWAPS, Refused, Way, make_way, micro_batches
+from repro.experiments.together.networks import Config, Problem, build_problem
+from repro.measure import (
+    MemoryBudget,
+    MemoryMeter,
+    Timing,
+    accelerator,
+    is_out_of_memory,
+    time_interleaved,
+)
+from repro.outofcore import BudgetTooSmall
+
+UNDIVIDED = "undivided"
+STEPS = 2  # that are watched: the optimizer has its state from the second on
+SETTLING = 3  # of out-of-core: two are recorded, one is the first by a plan
+LEAST_LIMIT = 64 * 2**20  # on an accelerator, whose allocator takes blocks of 20 MiB
+_NO_LIMIT = 2**62
+
+
+def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Train by one way under the limit of one network, at each multiple of what fits undivided.
+
+    Times are taken in turns with undivided steps of the largest mini-batch that fits, without the
+    watching of memory, which costs time.
+    """
+    with machine(config, device):
+        allowed = limit_bytes(config, device)
+        points: list[dict[str, Any]] = []
+        timings: dict[str, Timing] = {}
+        for multiple in config["multiples"]:
+            batch = multiple * config["fits"]
+            problem = build_problem(config, batch)
+            point: dict[str, Any] = {"multiple": multiple, "batch": batch}
+            try:
+                found = _measure(config, problem, allowed, device)
+            except Refused as why:
+                points.append(point | {"fits": None, "why": str(why)})
+                continue
+            if isinstance(found, str):
+                points.append(point | {"fits": False, "why": found})
+                continue
+            row, timed = found
+            points.append(point | {"fits": True, "why": ""} | row)
+            timings |= {f"{name} ×{multiple}": timing for name, timing in timed.items()}
+            _release(device)
+    peaks = [point["peak_bytes"] for point in points if point["fits"]]
+    return Outcome({"limit_bytes": allowed, "points": points}, timings, max(peaks, default=None))
+
+
+def limit_bytes(config: Config, device: str) -> int:
+    """Return the limit: halfway between what `fits` samples need undivided and one more."""
+    peaks = []
+    for batch in (config["fits"], config["fits"] + 1):
+        way = _undivided(config, batch, device)
+        with MemoryMeter(device, resident=way.model) as meter:
+            for _ in range(STEPS):
+                way.step()
+        peaks.append(meter.peak_reserved_bytes)
+        del way  # before the next: an accelerator's limit is on all that lives there
+        _release(device)
+    least = LEAST_LIMIT if accelerator.is_accelerator(device) else 1
+    return max(sum(peaks) // 2, least)
+
+
+def _undivided(config: Config, batch: int, device: str) -> Way:
+    own = dict(config) | {"mode": UNDIVIDED}
+    return make_way(own, build_problem(config, batch), None, _NO_LIMIT, device)
+
+
+def _measure(
+    config: Config, problem: Problem, allowed: int, device: str
+) -> tuple[dict[str, Any], dict[str, Timing]] | str:
+    """Measure the largest micro-batch that fits; return why where none does."""
+    why = ""
+    for micro in micro_batches(config["mode"], config["fits"], len(problem.inputs)):
+        try:
+            return _within(config, problem, micro, allowed, device)
+        except BudgetTooSmall as error:
+            why = str(error)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            why = str(error)
+        _release(device)
+    return why
+
+
+def _release(device: str) -> None:
+    """Give an accelerator back what cycles still hold; a CPU's limit is on what is made inside."""
+    if accelerator.is_accelerator(device):
+        gc.collect()
+        accelerator.empty_cache(device)
+
+
+def _within(
+    config: Config,
+    problem: Problem,
+    micro: int | None,
+    allowed: int,
+    device: str,
+) -> tuple[dict[str, Any], dict[str, Timing]]:
+    way = make_way(config, problem, micro, allowed, device)
+    if config["mode"] in SWAPS:
+        peak, timed = _swapping(config, way, allowed)
+    else:
+        with MemoryBudget(allowed, device, resident=way.model) as held:
+            for _ in range(STEPS):
+                way.step()
+        peak = held.peak_reserved_bytes
+        timed = _timed(config, device, way.step, _undivided(config, config["fits"], device).step)
+    host_bytes = way.block.statistics.host_bytes if way.block else way.host_bytes
+    errors = _errors(config, problem, micro, allowed, device)
+    return {"micro": micro, "peak_bytes": peak, "host_bytes": host_bytes} | errors, timed
+
+
+def _swapping(config: Config, way: Way, allowed: int) -> tuple[int, dict[str, Timing]]:
+    queued = accelerator.is_accelerator(way.device)
+    with way.within():
+        assert way.block is not None
+        with accelerator.limited(way.device, allowed) if queued else nullcontext():
+            for _ in range(SETTLING):
+                way.step()
+        with _unseen():
+            reference = _undivided(config, config["fits"], way.device)
+
+        def unseen() -> None:
+            with _unseen():
+                reference.step()
+
+        timed = _timed(config, way.device, way.step, unseen)
+        return way.block.statistics.peak_bytes, timed
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Compute beside a block that sees every operation, and not within it."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _timed(
+    config: Config, device: str, step: Callable[[], None], reference: Callable[[], None]
+) -> dict[str, Timing]:
+    reference()  # its optimizer makes its state
+    return time_interleaved(
+        {"step": step, "reference": reference},
+        warmup=config["warmup"],
+        repeats=config["repeats"],
+        device=device,
+    )
+
+
+def _errors(
+    config: Config, problem: Problem, micro: int | None, allowed: int, device: str
+) -> dict[str, float | None]:
+    """Return how far gradients and running statistics are from those of an undivided pass."""
+    if config["mode"] == UNDIVIDED:
+        return {"gradient_error": 0.0, "batchnorm_error": None}
+    whole = _undivided(config, len(problem.inputs), device)
+    whole.passes()
+    expected = _taken(whole.model)
+    del whole
+    way = make_way(config, problem, micro, allowed, device)
+    with way.within():
+        way.passes()
+    found = _taken(way.model)
+    gradient, running = (relative(a, b) for a, b in zip(found, expected, strict=True))
+    return {"gradient_error": gradient, "batchnorm_error": running}
+
+
+def _taken(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """Return gradients and BatchNorm's running statistics, on the CPU."""
+    gradients = [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+    running = [
+        value.detach().cpu()
+        for name, value in model.named_buffers()
+        if name.endswith(("running_mean", "running_var"))
+    ]
+    return gradients, running
+
+
+def relative(found: list[Tensor], expected: list[Tensor]) -> float | None:
+    """Return the norm of the difference over that of what was expected; None for no tensors.
+
+    Raises:
+        ValueError: They are not as many, or of other shapes.
+    """
+    if [t.shape for t in found] != [t.shape for t in expected]:
+        raise ValueError(f"{len(found)} tensors for {len(expected)}, or of other shapes")
+    if not expected:
+        return None
+    ours, theirs = (torch.cat([t.flatten().double() for t in own]) for own in (found, expected))
+    return float((ours - theirs).norm() / theirs.norm())

@@ -1,0 +1,407 @@
+"""The study of all five: what it measures on toys, what it makes of records, and its page."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from made import claim_of, made_results, verdict
+from torch import nn
+
+from repro.datasets import ImageData, Split
+from repro.experiments import load_paper, machine
+from repro.experiments.design import Results
+from repro.experiments.together import accuracy, decision, learning, measuring, networks, settings
+from repro.experiments.together.methods import micro_batches
+from repro.experiments.together.settings import CIFAR, LABELS, MODES, NETWORKS, STRATEGIES
+
+CHOSEN = {CIFAR: "cifar10"}
+_TOY = {"fits": 4, "multiples": [1, 4], "warmup": 0, "repeats": 2, "threads": 1}
+RESNET = _TOY | {
+    "network": "ResNet-18",
+    "model": {"name": "resnet_cifar", "depth": 8, "width": 4},
+    "image": [12, 12],
+}
+WORDS = {"name": "transformer", "vocabulary": 16, "length": 8, "width": 8, "heads": 2, "layers": 3}
+TRANSFORMER = _TOY | {"network": "Transformer", "model": WORDS}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def memory_is_not_kept():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "keep_freed_memory", lambda: None)
+        yield
+
+
+def measured(config, mode):
+    """Return the points of a way at what fits and at four times that."""
+    found = measuring.limit(config | {"mode": mode}, 0, None, "cpu")
+    assert all(point.get("peak_bytes", 0) <= found.metrics["limit_bytes"]
+               for point in found.metrics["points"])  # fmt: skip
+    return found.metrics["points"]
+
+
+class TestUnderALimit:
+    def test_undivided_training_ends_at_what_fits(self):
+        first, last = measured(RESNET, "undivided")
+        assert first["fits"] and not last["fits"]
+        assert "simulated limit" in last["why"]
+
+    @pytest.mark.parametrize("mode", ["accumulation", "mbs"])
+    def test_dividing_fits_and_is_exact_without_batchnorm(self, mode):
+        for point in measured(TRANSFORMER, mode):
+            assert point["fits"] and 1 <= point["micro"] <= 4
+            assert point["gradient_error"] < 1e-5 and point["batchnorm_error"] is None
+
+    def test_deferred_batchnorm_mends_statistics_and_not_gradients(self):
+        plain, deferred = (measured(RESNET, mode)[1] for mode in ("mbs", "mbs_deferred"))
+        assert plain["gradient_error"] > 0.01 and deferred["gradient_error"] > 0.01
+        assert deferred["batchnorm_error"] < plain["batchnorm_error"] / 2
+
+    @pytest.mark.parametrize("mode", ["outofcore", "outofcore_file"])
+    def test_swapping_has_the_gradient_of_the_whole(self, mode):
+        for point in measured(RESNET, mode):
+            assert point["fits"] and point["gradient_error"] == point["batchnorm_error"] == 0
+
+    def test_save_on_cpu_holds_less_within_the_limit(self):
+        saved, whole = (measured(RESNET, mode)[0] for mode in ("save_on_cpu", "undivided"))
+        assert saved["peak_bytes"] < whole["peak_bytes"] and saved["host_bytes"] > 0
+        assert saved["gradient_error"] == 0
+
+    def test_recomputing_makes_room_and_counts_statistics_twice(self):
+        alone, with_mbs, mbs = (
+            measured(RESNET, mode) for mode in ("checkpointing", "checkpointing_mbs", "mbs")
+        )
+        assert alone[0]["gradient_error"] < 1e-5 and alone[0]["batchnorm_error"] > 0.01
+        assert with_mbs[1]["micro"] > mbs[1]["micro"]
+
+    def test_mbs_inside_out_of_core_takes_larger_micro_batches(self):
+        assert measured(RESNET, "mbs_in_outofcore")[1]["micro"] == 8
+
+    def test_a_wrong_gradient_would_be_seen(self, monkeypatch):
+        streamer = partial(measuring.make_way.__globals__["MicroBatchStreamer"])
+        wrong = partial(streamer, normalization="none")
+        monkeypatch.setitem(measuring.make_way.__globals__, "MicroBatchStreamer", wrong)
+        assert measured(TRANSFORMER, "mbs")[1]["gradient_error"] > 0.5
+
+    def test_errors_are_of_as_many_tensors(self):
+        one = [torch.ones(3)]
+        assert measuring.relative(one, [torch.full((3,), 2.0)]) == 0.5
+        assert measuring.relative([], []) is None
+        with pytest.raises(ValueError, match="0 tensors for 1"):
+            measuring.relative([], one)
+
+    @pytest.mark.parametrize(
+        "model",
+        [RESNET["model"], WORDS, {"name": "densenet", "depth": 10, "growth": 2},
+         {"name": "unet", "width": 2, "depth": 2}],
+    )  # fmt: skip
+    def test_recomputed_networks_have_the_same_gradients_in_the_same_order(self, model):
+        config = {"model": model, "image": [8, 8]}
+        problem, gradients = networks.build_problem(config, 2), []
+        for recomputed in (False, True):
+            built = networks.build_model(config, "cpu")
+            if recomputed:
+                networks.recompute(built)
+                assert any(isinstance(m, networks.Recomputed) for m in built.modules())
+            problem.loss(built(problem.inputs), problem.targets).backward()
+            gradients.append([p.grad for p in built.parameters()])
+        torch.testing.assert_close(*gradients)
+
+    def test_sizes_that_are_tried(self):
+        assert micro_batches("outofcore", 8, 128) == [None]
+        assert micro_batches("mbs", 8, 128) == [8, 6, 4, 2, 1]
+        assert micro_batches("checkpointing_mbs", 8, 32)[:3] == [32, 16, 8]
+        assert micro_batches("mbs_in_outofcore", 8, 128)[0] == 16
+
+
+def limited(run, seed, **changes):
+    """Make the record of a way: all fit but undivided beyond, each image takes as long."""
+    config = run.config
+    if run.experiment != settings.LIMIT:
+        return None
+    points, timings = [], {}
+    divided = config["mode"] in ("accumulation", "mbs", "mbs_deferred")
+    for multiple in config["multiples"]:
+        fits = multiple == 1 or config["mode"] not in (
+            "undivided", "checkpointing", "save_on_cpu", "outofcore"
+        )  # fmt: skip
+        point = {"multiple": multiple, "batch": multiple * config["fits"], "fits": fits, "why": ""}
+        if fits:
+            point |= {
+                "micro": 4 if divided else None, "peak_bytes": 100, "host_bytes": 0,
+                "gradient_error": 1e-7, "batchnorm_error": 0.1,
+            } | changes.get(config["mode"], {})  # fmt: skip
+            slow = changes.get("slow", {}).get(config["mode"], 1.0)
+            rounds = [0.99, 1.0, 1.01]
+            timings[f"step ×{multiple}"] = {
+                "samples_s": [slow * multiple * t for t in rounds], "warmup": 0
+            }  # fmt: skip
+            timings[f"reference ×{multiple}"] = {"samples_s": [1.0, 1.0, 1.0], "warmup": 0}
+        points.append(point)
+    return {
+        "metrics": {"limit_bytes": 100, "points": points}, "timings": timings, "peak_bytes": 100,
+    }  # fmt: skip
+
+
+def limits(**changes):
+    return made_results("together/limit", partial(limited, **changes), CHOSEN, "quick")
+
+
+class TestClaimsUnderALimit:
+    def test_the_speed_kept_is_of_an_image(self):
+        found = settings.points(limits(slow={"mbs": 1.25}), "U-Net", "mbs")
+        assert found[16].speed == pytest.approx(0.8) == found[1].speed
+        assert found[16].slowdowns == pytest.approx([1.2375, 1.25, 1.2625])
+
+    @pytest.mark.parametrize(
+        ("key", "changes", "word"),
+        [
+            ("dividing_always_fits", {}, "reproduced"),
+            ("swapping_always_fits", {}, "not reproduced"),
+            ("recomputing_ends", {}, "reproduced"),
+            ("same_without_batchnorm", {}, "reproduced"),
+            ("same_without_batchnorm", {"mbs": {"gradient_error": 0.01}}, "partly"),
+            ("same_undivided", {}, "reproduced"),
+            ("same_undivided", {"checkpointing": {"gradient_error": 0.01}}, "partly"),
+            ("deferred_closer", {"mbs_deferred": {"batchnorm_error": 0.01}}, "reproduced"),
+            ("deferred_closer", {"mbs_deferred": {"batchnorm_error": 0.2}}, "not reproduced"),
+            ("recomputing_helps_streaming", {"mbs": {"gradient_error": 1.0}}, "reproduced"),
+            ("swapping_helps_streaming", {"mbs": {"gradient_error": 1e-9}}, "not reproduced"),
+            ("streaming_keeps_speed", {}, "reproduced"),
+            ("streaming_keeps_speed", {"slow": {"mbs": 1.5}}, "not reproduced"),
+            ("recomputing_costs", {"slow": {"checkpointing": 4 / 3}}, "reproduced"),
+            ("recomputing_costs", {}, "not reproduced"),
+            ("streaming_over_swapping", {}, "not run"),  # nothing swaps beyond what fits
+        ],
+    )
+    def test_verdicts_follow_the_records(self, key, changes, word):
+        found = verdict(f"together/limit/{key}", limits(**changes))
+        assert found.word == word, found.evidence
+
+    def test_without_records_nothing_is_judged(self):
+        nothing = Results(settings.under_limit("quick"), (0,), [])
+        artefact = load_paper("together").artefacts["limit"]
+        for claim in artefact.claims:
+            assert verdict(f"together/limit/{claim.key}", nothing).word == "not run"
+        assert not len(artefact.table(nothing)) and "Not run yet" in artefact.caption(nothing)
+        artefact.figure(nothing)
+
+    def test_what_is_simulated_is_said_where_the_numbers_stand(self):
+        artefact, found = load_paper("together").artefacts["limit"], limits()
+        assert "SIMULATED" in artefact.caption(found)
+        drawn = artefact.figure(found)
+        assert "SIMULATED" in drawn.get_suptitle()
+        assert [axis.get_title() for axis in drawn.axes] == list(NETWORKS)
+        lines = {line.get_label() for line in drawn.axes[0].lines}
+        assert set(LABELS.values()) <= lines
+
+
+def history(run, seed, accuracies=None, diverged=(), held=None):
+    """Make a training's record: accuracy by strategy and rate, and updates by strategy."""
+    config = run.config
+    if run.experiment == settings.PACE:
+        fits = [{"side": side, "image_s": 0.001, "pass_s": 0.01} for side in config["sides"]]
+        return {"metrics": {"fits": fits}}
+    if run.experiment != settings.TRAIN:
+        return limited(run, seed)
+    name, rate, epochs = config["strategy"], config["rate"], config["epochs"]
+    final = (accuracies or {}).get(name, 30.0) + (seed - 1) * 0.1
+    shown = (held or {}).get(rate, 40.0 if rate == 0.2 else 20.0)
+    images = config["train_samples"]
+    updates = {"fixed": 40, "theta_mbs": 20}.get(name, 30)
+    return {
+        "metrics": {
+            "held_out": [shown] * epochs, "test": [final + (rate == 0.05) * 50] * epochs,
+            "updates": [updates * (n + 1) for n in range(epochs)],
+            "work": [[[16, images * (n + 1), updates * (n + 1)]] for n in range(epochs)],
+            "parallel": [100.0 * (n + 1) * (0.5 if name == "cyclic_theta" else 1)
+                         for n in range(epochs)],
+            "batch": [config["small"]] * epochs, "diverged": (name, rate) in diverged,
+        },
+        "dataset": {"name": "cifar10", "fingerprint": "f", "provenance": "all", "kind": "real"},
+    }  # fmt: skip
+
+
+def trainings(target="accuracy", **changes):
+    return made_results(f"together/{target}", partial(history, **changes), CHOSEN, "quick")
+
+
+class TestTowardsOneAccuracy:
+    def test_the_rate_is_that_of_held_out_images_not_of_the_test(self):
+        found = trainings()
+        assert {r.config["rate"] for r in accuracy.trained(found, "fixed")} == {0.2}
+        assert accuracy.accuracies(found, "fixed") == pytest.approx([29.9, 30.0, 30.1])
+
+    def test_a_rate_that_diverged_is_not_chosen(self):
+        found = trainings(diverged={("fixed", 0.2)})
+        assert {r.config["rate"] for r in accuracy.trained(found, "fixed")} == {0.05}
+
+    def test_a_search_over_fewer_rates_is_none(self):
+        found = trainings()
+        found.records = [
+            r for r in found.records
+            if (r.config.get("strategy"), r.config.get("rate")) != ("theta", 0.05)
+        ]  # fmt: skip
+        assert accuracy.trained(found, "theta") == [] and accuracy.trained(found, "fixed")
+        judged = verdict("together/accuracy/streamed_as_undivided", found)
+        assert judged.word == "not run"
+
+    def test_seconds_are_of_images_and_passes(self):
+        found = trainings()
+        (record, *_) = accuracy.trained(found, "fixed")
+        assert accuracy.seconds(found, record)[-1] == pytest.approx(640 * 10 * 0.001 + 400 * 0.01)
+
+    @pytest.mark.parametrize(
+        ("key", "accuracies", "word"),
+        [
+            ("streamed_as_undivided", {}, "reproduced"),
+            ("streamed_as_undivided", {"theta": 40.0}, "not reproduced"),
+            ("fewer_updates", {}, "reproduced"),
+            ("growth_keeps_accuracy", {"theta_mbs": 35.0}, "reproduced"),
+            ("growth_keeps_accuracy", {"theta_mbs": 25.0}, "not reproduced"),
+            ("linear_loses", {"linear": 27.0}, "reproduced"),
+            ("linear_loses", {"linear": 31.0}, "not reproduced"),
+            ("larger_workers", {"dual_mbs": 25.0}, "not reproduced"),
+            ("cycling_saves", {}, "reproduced"),
+            ("together_wins", {"dual_mbs": 35.0}, "reproduced"),
+            ("together_wins", {"hybrid": 35.0}, "not reproduced"),
+        ],
+    )
+    def test_verdicts_follow_the_records(self, key, accuracies, word):
+        found = verdict(f"together/accuracy/{key}", trainings(accuracies=accuracies))
+        assert found.word == word, found.evidence
+
+    def test_simulated_time_is_named(self):
+        assert claim_of("together/accuracy/cycling_saves").kind == "simulated"
+        artefact, found = load_paper("together").artefacts["accuracy"], trainings()
+        assert "SIMULATED" in artefact.caption(found)
+        assert "SIMULATED" in artefact.figure(found).axes[3].get_xlabel()
+        assert [row["strategy"] for row in accuracy.table(found)] == list(STRATEGIES.values())
+
+
+class TestLearning:
+    CONFIG = {"devices": 4, "memory": 32, "step_images": 10.0}  # noqa: RUF012
+
+    def test_work_by_hand(self):
+        work = learning.Work(self.CONFIG, 16)
+        work.count(128, 16, None)
+        assert (work.updates, work.by_side, work.parallel) == (1, {16: [128, 1]}, 32 + 10)
+        work.count(128, 8, 16)  # a quarter of the pixels, two passes on each device
+        assert work.by_side[8] == [128, 8]
+        assert work.parallel == 42 + 32 / 4 + 2 * 10
+        work.count(16, 16, None, updates=False)
+        assert work.updates == 2
+
+    def test_streamed_passes_leave_the_gradient_of_the_batch(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
+        inputs, targets = torch.randn(10, 3, 2, 2), torch.arange(10)
+        gradients = []
+        for strategy in ("theta", "theta_mbs"):
+            model.zero_grad()
+            config = {"strategy": strategy, "memory": 4}
+            passes = learning.passes_of(config, model, nn.functional.cross_entropy, "cpu")
+            passes(inputs, targets)
+            gradients.append(model[1].weight.grad.clone())
+        torch.testing.assert_close(*gradients)
+
+    def test_a_pace_that_noise_turns_over_is_not_below_zero(self):
+        assert learning.line([1, 2], [3.0, 5.0]) == pytest.approx((2.0, 1.0))
+        assert learning.line([1, 2], [5.0, 3.0]) == pytest.approx((0.0, 4.0), abs=1.5)
+        assert min(learning.line([1, 2], [5.0, 3.0])) >= 0
+
+    @pytest.fixture
+    def images(self):
+        made = torch.Generator().manual_seed(0)
+        shapes = {"train": 96, "test": 32}
+        splits = {
+            name: Split(
+                torch.randint(256, (count, 3, 8, 8), generator=made, dtype=torch.uint8),
+                torch.arange(count) % 10,
+            )
+            for name, count in shapes.items()
+        }
+        classes = tuple(map(str, range(10)))
+        return ImageData("toy", "toy", "synthetic", "random", "0" * 16, classes, **splits)
+
+    @pytest.mark.parametrize("strategy", ["noise", "theta_mbs", "dual_mbs", "cyclic_theta"])
+    def test_every_kind_trains_its_samples_at_its_resolutions(self, images, strategy):
+        runs = settings.trainings("smoke", {CIFAR: "digits"})
+        (run,) = [run for run in runs if run.config.get("strategy") == strategy]
+        found = learning.train(run.config, 0, images, "cpu").metrics
+        assert not found["diverged"] and len(found["test"]) == run.config["epochs"]
+        work = {side: count for side, count, _ in found["work"][-1]}
+        wanted = run.config["epochs"] * run.config["train_samples"]
+        assert set(work) == ({6, 8} if strategy == "cyclic_theta" else {8})
+        extra = 4 * 8 * run.config["epochs"] if strategy == "noise" else 0
+        assert sum(work.values()) == pytest.approx(wanted + extra, rel=0.02)
+
+    def test_a_training_that_diverges_ends_there(self, images):
+        (run,) = [r for r in settings.trainings("smoke", {CIFAR: "digits"})
+                  if r.config.get("strategy") == "dual"]  # fmt: skip
+        found = learning.train(run.config | {"rate": 1e30}, 0, images, "cpu").metrics
+        assert found["diverged"] and len(found["test"]) < run.config["epochs"]
+
+
+class TestThePage:
+    def test_its_numbers_are_those_of_the_records(self):
+        rows = {row["tool"]: row for row in decision.table(trainings("decision"))}
+        assert (
+            "keeps 1.00 of undivided images/s at 16 times"
+            in (rows["Micro-Batch Streaming"]["what it gives and costs"])
+        )
+        assert "updates over fixed: 0.50" in rows["θ-adaptive + MBS"]["what it gives and costs"]
+        changed = trainings("decision", accuracies={"theta_mbs": 33.0})
+        rows = {row["tool"]: row for row in decision.table(changed)}
+        assert "+3.0 points" in rows["θ-adaptive + MBS"]["what it gives and costs"]
+
+    def test_every_row_points_at_a_figure_that_there_is(self):
+        artefacts = load_paper("together").artefacts
+        for row in decision.table(trainings("decision")):
+            name = row["figure"].partition("together/")[2].rstrip(")")
+            assert artefacts[name].draws
+
+    def test_without_records_it_says_so_and_no_number(self):
+        nothing = Results([], (0,), [])
+        for row in decision.table(nothing):
+            told = row["what it gives and costs"] + row["the wrong tool"]
+            assert decision.NOT_RUN in told and not any(c.isdigit() for c in told)
+
+
+class TestPlans:
+    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu", "paper"])
+    def test_all_profiles_have_all_networks_and_strategies(self, profile):
+        runs = settings.under_limit(profile)
+        assert {run.config["network"] for run in runs} == set(NETWORKS)
+        modes = {run.config["mode"] for run in runs}
+        assert modes == set(MODES) - ({"outofcore_file"} if profile in ("gpu", "paper") else set())
+        trained = settings.trainings(profile, CHOSEN if profile != "smoke" else {CIFAR: "digits"})
+        by_strategy = {}
+        for run in trained[:-1]:
+            own = {k: v for k, v in run.config.items() if k not in ("strategy", "rate")}
+            by_strategy.setdefault(run.config["strategy"], []).append((run.config["rate"], own))
+        assert list(by_strategy) == list(STRATEGIES)
+        # The same images, epochs, sizes and rates for all.
+        assert len({repr(found) for found in by_strategy.values()}) == 1
+
+    def test_predictions_are_used_by_checks(self):
+        assert set(settings.PREDICTED) == {
+            "recomputing_speed", "streaming_over_swapping", "updates_over_fixed",
+            "linear_points", "cycled_time",
+        }  # fmt: skip
+
+
+def test_a_file_is_refused_where_an_accelerator_swaps():
+    from repro.experiments.together.methods import Refused, Way
+
+    config = TRANSFORMER | {"mode": "outofcore_file"}
+    problem, model = networks.build_problem(config, 4), networks.build_model(config, "cpu")
+    way = replace(Way("outofcore_file", problem, model, "cpu", None, 10**6), device="meta")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(Refused, match="an accelerator swaps to the host"),
+    ):
+        patch.setattr("repro.measure.accelerator.is_accelerator", lambda device: True)
+        with way.within():
+            pass
