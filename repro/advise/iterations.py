@@ -105,14 +105,13 @@ class Iteration:
 
     def touched(self, batch: int, without: frozenset[str] = frozenset()) -> Vector:
         """Return the bytes that each function reads and writes, some left out, (n,)."""
-        both = (self.small, self.large)
         if not without:
-            return self._line(*(trace.needs_bytes for trace in both), batch)
-        needs = (
+            return self._line(self.small.needs_bytes, self.large.needs_bytes, batch)
+        low, high = (
             [sum(t.sizes[v] for v in f.variables if v not in without) for f in t.functions]
-            for t in both
+            for t in (self.small, self.large)
         )
-        return self._line(*needs, batch)
+        return self._line(low, high, batch)
 
     @cached_property
     def phases(self) -> NDArray[np.str_]:
@@ -226,9 +225,7 @@ def repeated(trace: Trace, iteration: Iteration, times: int) -> tuple[Trace, lis
         order.append(number)
     last = {name: number for number, f in enumerate(functions) for name in f.variables}
     deaths = {
-        name: number + 1
-        for name, number in last.items()
-        if name.partition(".")[0] not in lasting
+        name: number + 1 for name, number in last.items() if name.partition(".")[0] not in lasting
     }
     return Trace(
         tuple(functions),

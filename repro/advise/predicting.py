@@ -18,8 +18,8 @@ from repro.outofcore import Trace, bound, plan_swaps, tune_window
 
 METHODS = (
     "undivided",
-    "accumulation",
     "mbs",
+    "accumulation",
     "outofcore",
     "outofcore_file",
     "checkpointing",
@@ -276,7 +276,9 @@ def _recomputing(
         found = case.workload.checkpointed
         if isinstance(found, Iteration):
             told = answer(case, found)
-            return replace(told, settings={"blocks": case.workload.told_blocks} | told.settings)
+            blocks = case.workload.blocks
+            names = None if callable(blocks) else tuple(blocks)
+            return replace(told, settings={"blocks": names} | told.settings)
         peak = case.undivided_bytes(case.plain, case.batch)
         return case.answer(method, peak, None, reason=found)
 

@@ -165,8 +165,7 @@ def probe(
         link = _link(device)
     sizes = tuple(sorted(found))
     measured = {
-        phase: tuple(found[size][phase] for size in sizes)
-        for phase in (FORWARD, BACKWARD, UPDATE)
+        phase: tuple(found[size][phase] for size in sizes) for phase in (FORWARD, BACKWARD, UPDATE)
     }
     listed = ", ".join(map(str, sizes))
     where = accelerator.name(device) if queued else "this CPU"
@@ -248,4 +247,3 @@ def _link(device: torch.device) -> tuple[float, float]:
         into.copy_(of)
         rates.append(_LINK_BYTES / min(_took(lambda: into.copy_(of), device) for _ in range(3)))  # noqa: B023
     return rates[0], rates[1]
-

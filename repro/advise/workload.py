@@ -126,9 +126,7 @@ class Workload:
             elif not callable(blocks):
                 blocks = tuple(blocks)
             samples = _images(model, image) if example is None else partial(_resized, example)
-        return cls(
-            name, None, make, samples, loss_fn or default_loss, optimizer, blocks
-        )
+        return cls(name, None, make, samples, loss_fn or default_loss, optimizer, blocks)
 
     @cached_property
     def plain(self) -> Iteration:
@@ -229,7 +227,8 @@ class Workload:
             if callable(self.blocks):
                 self.blocks(model)
             else:
-                checkpoint_blocks(model, self.blocks)
+                # Without content there is no random state to keep.
+                checkpoint_blocks(model, self.blocks, keep_randomness=device is not None)
         loss_fn = self.loss_fn
         if isinstance(loss_fn, nn.Module):
             loss_fn = _twin(loss_fn)
@@ -306,24 +305,47 @@ def _is_block(module: nn.Module) -> bool:
     return type(module) not in none and inside > 1
 
 
-def checkpoint_blocks(model: nn.Module, blocks: Iterable[str]) -> None:
-    """Have a model recompute its outermost modules of some classes in the backward pass."""
+def checkpoint_blocks(
+    model: nn.Module, blocks: Iterable[str], keep_randomness: bool = True
+) -> None:
+    """Have a model recompute its outermost modules of some classes in the backward pass.
+
+    By torch's `checkpoint`, without reentry. BatchNorm then updates its running statistics twice.
+
+    Args:
+        model: Changed in place; its parameters keep their names.
+        blocks: Names of classes.
+        keep_randomness: Recompute with the random numbers of the forward pass.
+
+    Raises:
+        AdviceError: The model has no module of such a class.
+    """
     names = set(blocks)
 
     def wrap(module: nn.Module) -> None:
         for child in module.children():
             if type(child).__name__ in names:
-                child.forward = partial(  # type: ignore[method-assign]
-                    checkpoint, child.forward, use_reentrant=False, preserve_rng_state=False
+                child.forward = partial(
+                    checkpoint,
+                    child.forward,
+                    use_reentrant=False,
+                    preserve_rng_state=keep_randomness,
                 )
+                wrapped.append(child)
             else:
                 wrap(child)
 
+    wrapped: list[nn.Module] = []
     wrap(model)
+    if not wrapped:
+        inside = sorted({type(part).__name__ for part in model.modules() if part is not model})
+        raise AdviceError(
+            f"the model has no module of {', '.join(sorted(names))}: choose of {', '.join(inside)}"
+        )
 
 
 def _twin(module: nn.Module) -> nn.Module:
-    """Return a copy; where tensors are made without content, one whose tensors have shapes and no content."""
+    """Return a copy; where tensors are made without content, one without it."""
     if not _without_content():
         return copy.deepcopy(module)
     memo: dict[int, Any] = {}
@@ -331,7 +353,9 @@ def _twin(module: nn.Module) -> nn.Module:
         own = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
         for value in own:
             if isinstance(value, Tensor) and id(value) not in memo:
-                if isinstance(value, nn.parameter.UninitializedTensorMixin):
+                if isinstance(
+                    value, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer
+                ):
                     raise AdviceError("the model has lazy parameters: run it once before")
                 empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
                 trained = isinstance(value, nn.Parameter)
