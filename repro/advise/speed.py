@@ -4,7 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -129,12 +129,16 @@ def probe(
     Raises:
         Exception: Whatever the step itself raises on real tensors.
     """
-    device = torch.device(device)
+    device = accelerator.resolve(device)
     queued = accelerator.is_accelerator(device)
     room = min(limit_bytes, memory_state(device).free_bytes)
     found: dict[int, dict[str, float]] = {}
     begun, beside = time.perf_counter(), 0
-    with accelerator.on(device), machine({}, device.type), torch.enable_grad():
+    forked: dict[str, Any] = {"devices": []}
+    if queued:
+        forked = {"devices": [device.index], "device_type": device.type}
+    kept = torch.random.fork_rng(**forked)
+    with kept, accelerator.on(device), machine({}, device.type), torch.enable_grad():
         size, step_s = min(batch, _SMALLEST), 0.0
         while workload.plain.trace(size).peak_bytes <= room:
             try:
