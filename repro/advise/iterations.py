@@ -119,6 +119,12 @@ class Iteration:
         return np.array([cost.phase for cost in self.costs])
 
     @cached_property
+    def blocks(self) -> int:
+        """How many blocks are recomputed."""
+        again = self.phases == RECOMPUTE
+        return int(again[:1].sum() + (again[1:] & ~again[:-1]).sum())
+
+    @cached_property
     def inputs(self) -> frozenset[str]:
         """Variables of the batch: given to the step, and as large as it has samples."""
         given = {

@@ -14,7 +14,7 @@ from repro.advise.workload import AdviceError, Workload
 from repro.dualbatch import DualBatchPlan, InfeasiblePlan
 from repro.measure import TimeModel, largest_batch
 from repro.measure.checks import is_whole
-from repro.outofcore import Trace, bound, plan_swaps, tune_window
+from repro.outofcore import Simulation, SwapPlan, Trace, bound, plan_swaps, tune_window
 
 METHODS = (
     "undivided",
@@ -199,13 +199,22 @@ class _Case:
                 continue
             seconds = self.speed.seconds(iteration, self.plain, size)
             update = iteration.phases == UPDATE
-            total += times * float(seconds[~update].sum())
+            total += times * (float(seconds[~update].sum()) + iteration.blocks * self.block_s)
             last = float(seconds[update].sum())
         if count > 1:  # each gradient is added to the sum: read, read and written
             nbytes = iteration.bytes_of(iteration.gradients, iteration.few)
             sums = sum(1 for name in iteration.gradients)
             total += (count - 1) * self.adding_s(nbytes, sums)
         return total + last
+
+    @property
+    def block_s(self) -> float:
+        """What the host takes for a recomputed block; an accelerator's goes on meanwhile."""
+        return self.speed.block_s if self.on_cpu else 0.0
+
+    def moving_s(self, simulated: Simulation) -> float:
+        """Return the seconds of an iteration that swaps."""
+        return simulated.time_s + len(simulated.transfers) * self.speed.moved_s
 
     def adding_s(self, nbytes: int, count: int) -> float:
         from repro.experiments.rehearsing import LAUNCH_S, REACHED
@@ -291,7 +300,7 @@ def _checkpointing(case: _Case, iteration: Iteration) -> Prediction:
     return case.answer(
         "checkpointing",
         case.undivided_bytes(iteration, case.batch),
-        float(seconds.sum()),
+        float(seconds.sum()) + iteration.blocks * case.block_s,
         largest=largest,
         reason="" if largest >= case.batch else f"at most {largest} samples fit",
     )
@@ -344,7 +353,7 @@ def _swapped(
     return case.answer(
         method,
         simulated.peak_bytes + case.speed.beside_bytes,
-        simulated.time_s,
+        case.moving_s(simulated),
         min(least, simulated.time_s),
         host_bytes=plan.host_bytes,
         largest=largest,
@@ -376,7 +385,9 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         plan = _plan(trace, budget, seen, case.speed.link)
         done = plan.simulate(seen, case.speed.link, LATENCY_S)
         least = bound(trace, budget, seen, case.speed.link, LATENCY_S)
-        found.append((done.time_s, min(least, done.time_s), done.peak_bytes, plan.host_bytes))
+        found.append(
+            (case.moving_s(done), min(least, done.time_s), done.peak_bytes, plan.host_bytes)
+        )
     times_s, leasts, peaks, hosts = zip(*found, strict=True)
     more = count - 2
     beside = 0 if case.on_cpu else case.batch_bytes(case.batch)
@@ -390,7 +401,7 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
     )
 
 
-def _plan(trace: Trace, budget: int, times: Vector, link: tuple[float, float]) -> Any:
+def _plan(trace: Trace, budget: int, times: Vector, link: tuple[float, float]) -> SwapPlan:
     if len(trace.functions) <= _TUNED:
         return tune_window(trace, budget, times, link, LATENCY_S)
     return plan_swaps(trace, budget)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils.checkpoint import checkpoint
 
 from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iteration
 from repro.experiments.machine import machine
 from repro.experiments.rehearsing import DEVICES, LAUNCH_S, REACHED, Device
 from repro.measure import MemoryMeter, accelerator, is_out_of_memory, memory_state
-from repro.outofcore import OutOfCore
+from repro.outofcore import BudgetTooSmall, OutOfCore, plan_swaps
 
 if TYPE_CHECKING:
     from repro.advise.workload import Step, Workload
@@ -24,6 +25,8 @@ LINK = 25e9  # bytes/s each way between host and device, where nobody measures i
 FILE = 1e9  # bytes/s of a file on an SSD
 SEEN_S = 2e-5  # that an operation takes longer under OutOfCore, on the host
 _REPEATS, _SMALLEST, _GROWTH = 3, 2, 4
+_SWAPPING = 0.6  # of what a step needs: the budget of one that is to swap
+_ENOUGH_S = 3.0  # of steps that swap
 _LINK_BYTES = 2**26
 # In the place of a data sheet of a CPU, to share measured times out among operations.
 _CPU = Device("cpu", 1e11, 1e11, 4e10, 0)
@@ -38,6 +41,8 @@ class Speed:
         grounds: What the seconds come from.
         link: Bytes/s of copies (to the device, to the host).
         seen_s: What `OutOfCore` adds to each operation.
+        moved_s: What each of its copies adds to an iteration beside what a simulation tells.
+        block_s: What a recomputed block adds beside its operations.
         measured: By phase of a step, its seconds at each of `sizes`; empty where nothing was.
         sizes: Batch sizes that were measured, ascending.
         beside_bytes: Held by the allocator beside live tensors, as measured.
@@ -47,6 +52,8 @@ class Speed:
     grounds: str
     link: tuple[float, float] = (LINK, LINK)
     seen_s: float = SEEN_S
+    moved_s: float = 0.0
+    block_s: float = 0.0
     measured: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     beside_bytes: int = 0
@@ -143,7 +150,7 @@ def probe(
         while workload.plain.trace(size).peak_bytes <= room:
             try:
                 with MemoryMeter(device) if queued else _Nothing() as meter:
-                    timed = _timed_phases(workload, size, device)
+                    timed = _timed_phases(workload, size, device, begun + seconds / 2)
             except RuntimeError as error:
                 if not found or not is_out_of_memory(error):
                     raise
@@ -153,7 +160,7 @@ def probe(
                 live = workload.plain.trace(size).peak_bytes
                 beside = max(beside, meter.peak_reserved_bytes - meter.start_bytes - live)
             step_s = sum(timed.values())
-            left = seconds - (time.perf_counter() - begun)
+            left = seconds / 2 - (time.perf_counter() - begun)  # the rest is for what follows
             growth = next((g for g in (_GROWTH, 2) if g * step_s * (_REPEATS + 1) <= left), 0)
             if size == batch or not growth:
                 break
@@ -165,8 +172,11 @@ def probe(
                 grounds=f"no step fits to be measured: {size} samples take {smallest:,} bytes; "
                 "proportions of a data sheet, ESTIMATED",
             )
-        seen = _seen_s(workload, min(found), device, sum(found[min(found)].values()))
-        link = _link(device)
+        smallest_s = sum(found[min(found)].values())
+        seen = SEEN_S
+        if (2 + _REPEATS) * smallest_s < begun + seconds - time.perf_counter():
+            seen = _seen_s(workload, min(found), device, smallest_s)
+        link, block = _link(device), _block_s(device)
     sizes = tuple(sorted(found))
     measured = {
         phase: tuple(found[size][phase] for size in sizes) for phase in (FORWARD, BACKWARD, UPDATE)
@@ -177,7 +187,12 @@ def probe(
     sheet = _CPU if not queued else next(
         (d for name, d in DEVICES.items() if name in where), DEVICES["H100"]
     )  # fmt: skip
-    return Speed(sheet, grounds, link, seen, measured, sizes, beside)
+    speed = Speed(sheet, grounds, link, seen, 0.0, block, measured, sizes, beside)
+    middle_s = sum(found[sizes[len(sizes) // 2]].values())
+    if (4 + _REPEATS) * middle_s > begun + seconds - time.perf_counter():
+        return speed  # so long a step that what is beside it matters little
+    with torch.random.fork_rng(**forked), accelerator.on(device), machine({}, device.type):
+        return replace(speed, moved_s=_moved_s(workload, speed, device))
 
 
 class _Nothing:
@@ -186,8 +201,17 @@ class _Nothing:
     def __exit__(self, *_: object) -> None: ...
 
 
-def _timed_phases(workload: "Workload", size: int, device: torch.device) -> dict[str, float]:
-    """Return the median seconds of a step's phases; a warm-up comes before."""
+def _timed_phases(
+    workload: "Workload", size: int, device: torch.device, until: float
+) -> dict[str, float]:
+    """Return the least seconds of a step's phases, as others may use the machine.
+
+    A warm-up comes before; from a time on there is one round alone, and no other.
+    """
+
+    def late() -> bool:
+        return len(rounds) > 1 and time.perf_counter() > until
+
     rounds: list[dict[str, float]] = []
     if workload.step is not None:  # whose phases nobody sees
         step = workload.step(size)
@@ -195,6 +219,8 @@ def _timed_phases(workload: "Workload", size: int, device: torch.device) -> dict
         for _ in range(_REPEATS + 1):
             took = _took(step, device)
             rounds.append({phase: took * share for phase, share in shares.items()})
+            if late():
+                break
     else:
         parts, _ = workload.built(size, device)
         loss: list[torch.Tensor] = []
@@ -204,7 +230,9 @@ def _timed_phases(workload: "Workload", size: int, device: torch.device) -> dict
             backward = _took(lambda: loss.pop().backward(), device)
             update = _took(parts.optimizer.step, device)
             rounds.append({FORWARD: forward, BACKWARD: backward, UPDATE: update})
-    return {phase: statistics.median(one[phase] for one in rounds[1:]) for phase in rounds[0]}
+            if late():
+                break
+    return {phase: min(one[phase] for one in rounds[1:]) for phase in rounds[0]}
 
 
 def _shares(workload: "Workload", size: int) -> dict[str, float]:
@@ -237,7 +265,54 @@ def _seen_s(workload: "Workload", size: int, device: torch.device, plain_s: floa
             took.append(_took(step, device))
             block.step()
     count = len(workload.plain.small.functions)
-    return max(0.0, statistics.median(took) - plain_s) / count
+    return max(0.0, min(took) - plain_s) / count
+
+
+def _moved_s(workload: "Workload", speed: Speed, device: torch.device) -> float:
+    """Return what a copy takes of an iteration beside what a simulation tells, by one that swaps.
+
+    Threads, locks and caches are not simulated.
+    """
+    size = speed.sizes[len(speed.sizes) // 2]
+    trace = workload.plain.trace(size)
+    budget = max(trace.smallest_budget, int(_SWAPPING * trace.peak_bytes))
+    plan = plan_swaps(trace, budget)
+    times = speed.seconds(workload.plain, workload.plain, size) + speed.seen_s
+    simulated = plan.simulate(times, speed.link)
+    if not simulated.transfers:
+        return 0.0
+    step = workload.step(size) if workload.step is not None else workload.built(size, device)[1]
+    took = []
+    try:
+        with OutOfCore(budget, window_bytes=None, device=device) as block:
+            for number in range(_REPEATS + 3):  # recorded, planned, and once more
+                took.append(_took(step, device))
+                block.step()
+                if number >= 3 and sum(took) > _ENOUGH_S:
+                    break  # it swaps so much slower
+    except BudgetTooSmall:  # what the first iteration holds of the one before
+        return 0.0
+    return max(0.0, min(took[3:]) - simulated.time_s) / len(simulated.transfers)
+
+
+def _block_s(device: torch.device) -> float:
+    """Return what recomputing takes for a block of one small operation."""
+    given = torch.ones(4, device=device, requires_grad=True)
+
+    def recomputed() -> None:
+        checkpoint(torch.relu, given, use_reentrant=False).sum().backward()
+
+    def plain() -> None:
+        torch.relu(given).sum().backward()
+
+    for function in (recomputed, plain):
+        function()
+    several = range(5 * _REPEATS)
+    longer, shorter = (
+        statistics.median(_took(function, device) for _ in several)
+        for function in (recomputed, plain)
+    )
+    return max(0.0, longer - shorter)
 
 
 def _link(device: torch.device) -> tuple[float, float]:
