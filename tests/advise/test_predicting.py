@@ -184,7 +184,7 @@ def test_within_a_block_micro_batches_are_planned_as_one_iteration():
 def fixed_speed(**measured: tuple[float, ...]) -> Speed:
     phases = {"forward": (2.0, 8.0), "backward": (4.0, 16.0), "update": (1.0, 1.0)} | measured
     own = Speed.of("cpu")
-    return Speed(own.device, "made up", own.link, 0.0, phases, (2, 8))
+    return Speed(own.device, "made up", own.link, seen_s=0.0, measured=phases, sizes=(2, 8))
 
 
 def test_seconds_are_those_that_were_measured():
