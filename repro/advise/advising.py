@@ -217,6 +217,8 @@ def advise(
         if here and probe_seconds:
             try:
                 speed = probe(workload, device, batch, memory_bytes, probe_seconds)
+            except AdviceError:
+                raise
             except Exception as error:
                 raise AdviceError(
                     f"a training step of {workload.name} failed on {device} "

@@ -178,6 +178,8 @@ class Workload:
                 if not any(cost.name == "aten._safe_softmax" for cost in found.costs):
                     break
             return found
+        except AdviceError:
+            raise
         except Exception as error:
             raise AdviceError(
                 f"a training step of {self.name} on tensors without content failed "

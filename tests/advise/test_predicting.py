@@ -286,6 +286,12 @@ def test_what_cannot_be_trained_is_refused(given, told):
         Workload.of(*given)
 
 
+def test_an_example_of_unequal_parts_is_refused_in_its_own_words():
+    own = Workload.of(nn.Linear(4, 4), example=(torch.randn(3, 4), torch.arange(2)))
+    with pytest.raises(AdviceError, match=r"^the example's tensors have \[2, 3\] samples"):
+        predict(own, "undivided", 4, PLENTY)
+
+
 def test_a_step_that_depends_on_values_is_refused():
     class Deciding(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
