@@ -116,13 +116,24 @@ class TestArrows:
             for path in (paths.PACKAGE / folder).rglob("*.py"):
                 assert not [name for name in imports(path) if under(name, *forbidden)]
 
-    def test_methods_are_used_by_experiments_only(self):
+    def test_methods_are_used_by_experiments_and_advice_only(self):
         methods = [f"repro.{method}" for method in METHODS]
         for path in MODULES:
             name = module_name(path)
-            if under(name, *methods, "repro.experiments"):
+            if under(name, *methods, "repro.experiments", "repro.advise"):
                 continue
             assert not [n for n in imports(path) if under(n, *methods)], name
+
+    def test_advice_stands_above_methods_and_beside_experiments(self):
+        """Only the command line and what sets methods side by side ask it."""
+        for path in MODULES:
+            name = module_name(path)
+            if under(name, "repro.advise", "repro.experiments.together", "repro.__main__"):
+                continue
+            assert not [n for n in imports(path) if under(n, "repro.advise")], name
+        forbidden = [f"repro.experiments.{method}" for method in METHODS]
+        for path in (paths.PACKAGE / "advise").glob("*.py"):
+            assert not [n for n in imports(path) if under(n, *forbidden)], path.name
 
     def test_an_experiment_uses_its_own_method_only(self):
         for method in METHODS:

@@ -130,6 +130,11 @@ class DataParallel:
         shared: Sequence[Any] = (),
         check: LossCheck = "first",
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(
+                f"model is a {type(model).__name__}, which is no module; give the model itself, "
+                "and micro_batch= to compute a mini-batch in parts"
+            )
         if averaging not in METHODS:
             raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
         if micro_batch is not None and micro_batch < 1:

@@ -213,6 +213,13 @@ def check_no_graph(inputs: Any) -> None:
 
 def resolve_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
     """Return the device, with its index, on which the model's parameters must be."""
+    if not isinstance(model, nn.Module):
+        kind = getattr(model, "__name__", type(model).__name__)
+        raise MicroBatchError(
+            f"model is {kind}, which is no module: a mini-batch is streamed through a model. What "
+            "trains or decides by mini-batches goes around it: stream inside θ-adaptive or "
+            "dual-batch training (passes_fn=), not around them"
+        )
     parameter = next(model.parameters(), None)
     if device is None:
         return parameter.device if parameter is not None else torch.device("cpu")

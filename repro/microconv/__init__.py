@@ -4,6 +4,7 @@
 `assign_workspaces` and `split_batch` are its optimisers, for anyone's own measurements.
 """
 
+from repro.microconv.asked import NotTunableError
 from repro.microconv.assignment import assign_workspaces
 from repro.microconv.backends import BackendMissingError, stated_error
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning
@@ -35,6 +36,7 @@ __all__ = [
     "Kernel",
     "KernelReport",
     "LayerGoneError",
+    "NotTunableError",
     "Progress",
     "TunedConv2d",
     "TuningReport",

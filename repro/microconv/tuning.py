@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from repro.microconv import backends
+from repro.microconv.asked import check_asked
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
 from repro.microconv.optimize import (
@@ -86,11 +87,13 @@ def tune(
         What was chosen for each kernel, what was left alone and why.
 
     Raises:
+        NotTunableError: It is no module, or `tune` is called within a mode that watches operations.
         ValueError: An argument is not one of its choices.
         WorkspaceLimitError: A kernel cannot be held to the limit; the model is as it was.
         BackendMissingError: A backend was named that is not there.
         CacheError: The cache cannot be used.
     """
+    check_asked(model)
     if policy is None:
         policy = os.environ.get("REPRO_MICROCONV_POLICY") or "powerOfTwo"
     if policy not in POLICIES:

@@ -1,0 +1,31 @@
+"""Which method trains this batch within that memory, told before anything is trained.
+
+Example:
+    >>> from repro.advise import Workload, advise
+    >>> told = advise("torchvision/resnet18", 256, 2 * 2**30, image=224, device="H100")
+    >>> print(told.text())  # doctest: +SKIP
+
+From a training step recorded on tensors that have shapes and no content, the planners of
+`repro.outofcore`, and a data sheet's rates or, where the device is here, a few measured steps.
+"""
+
+from repro.advise.advising import Advice, advise
+from repro.advise.predicting import METHODS, PAIRS, Prediction, predict
+from repro.advise.snippets import snippet
+from repro.advise.speed import Speed, probe
+from repro.advise.workload import AdviceError, Workload, checkpoint_blocks
+
+__all__ = [
+    "METHODS",
+    "PAIRS",
+    "Advice",
+    "AdviceError",
+    "Prediction",
+    "Speed",
+    "Workload",
+    "advise",
+    "checkpoint_blocks",
+    "predict",
+    "probe",
+    "snippet",
+]

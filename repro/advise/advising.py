@@ -1,0 +1,258 @@
+"""All methods beside each other for one batch and one memory, ranked."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from repro.advise.predicting import METHODS, PAIRS, Prediction, predict
+from repro.advise.snippets import snippet
+from repro.advise.speed import Speed, probe
+from repro.advise.workload import AdviceError, Workload
+from repro.experiments.rehearsing import DEVICES
+from repro.measure import accelerator
+from repro.measure.checks import is_whole
+from repro.report import DASH
+
+TITLES = {
+    "undivided": "undivided",
+    "accumulation": "gradient accumulation",
+    "mbs": "Micro-Batch Streaming",
+    "mbs_deferred": "MBS, deferred BatchNorm",
+    "outofcore": "out-of-core, to host memory",
+    "outofcore_file": "out-of-core, to a file",
+    "checkpointing": "activation checkpointing",
+    "save_on_cpu": "torch's save_on_cpu",
+    "theta": "θ-adaptive batch size",
+    "dualbatch": "dual-batch learning",
+    "microconv": "tuned convolutions (μ-cuDNN)",
+    "checkpointing_mbs": "checkpointing + MBS",
+    "mbs_in_outofcore": "MBS in out-of-core",
+    "checkpointing_in_outofcore": "checkpointing in out-of-core",
+}
+_DIVIDED = "none where the loss is a mean over samples"
+_STATISTICS = "; BatchNorm normalises by its micro-batch"
+_CHANGES = {
+    "undivided": "nothing",
+    "accumulation": "none where the loss is a mean over samples and the weights are right",
+    "mbs": "none: the mini-batch's gradient, for any loss that can be divided",
+    "mbs_deferred": "as MBS; running statistics are pooled",
+    "outofcore": "nothing, to the last bit",
+    "outofcore_file": "nothing, to the last bit",
+    "checkpointing": "none but that BatchNorm's running statistics are updated twice",
+    "save_on_cpu": "nothing",
+    "theta": "another training: the batch grows from small to this one, with the rate",
+    "dualbatch": "another training: small and large batches, workers merged asynchronously",
+    "microconv": "rounding of other algorithms, within max_error",
+    "checkpointing_mbs": "as of both",
+    "mbs_in_outofcore": "as MBS",
+    "checkpointing_in_outofcore": "as checkpointing",
+}
+_DIVIDES = ("accumulation", "mbs", "mbs_deferred", "checkpointing_mbs", "mbs_in_outofcore")
+_OTHERS = ("theta", "dualbatch")  # they answer what learns best, not what fits
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What each method makes of a batch; best first.
+
+    Attributes:
+        workload: What is trained.
+        batch: Samples of the mini-batch.
+        memory_bytes: That may be taken.
+        device: For which.
+        grounds: What seconds come from.
+        rows: A prediction for each method: those that fit, by their time; then those that answer
+            another question; then those that do not fit.
+        took_s: Seconds that it took to tell.
+    """
+
+    workload: Workload
+    batch: int
+    memory_bytes: int
+    device: str
+    grounds: str
+    rows: tuple[Prediction, ...]
+    took_s: float
+
+    def __getitem__(self, method: str) -> Prediction:
+        """Return one method's prediction."""
+        for row in self.rows:
+            if row.method == method:
+                return row
+        raise KeyError(f"{method!r}: there are {', '.join(row.method for row in self.rows)}")
+
+    @property
+    def best(self) -> Prediction | None:
+        """The fastest that fits; None where nothing does."""
+        return self.rows[0] if self.rows[0].fits else None
+
+    def changes(self, method: str) -> str:
+        """Return what a method changes in the mathematics."""
+        told = _CHANGES[method]
+        if not self.workload.has_batch_statistics:
+            return told.partition(" but that BatchNorm")[0]
+        return told + _STATISTICS if method in _DIVIDES else told
+
+    def code(self, method: str | None = None) -> str:
+        """Return the lines that use a method; the best one's by default."""
+        if method is None:
+            return snippet(self.best) if self.best else ""
+        return snippet(self[method])
+
+    def table(self) -> list[dict[str, str]]:
+        """Return a row for each method, in words."""
+        return [
+            {
+                "method": TITLES[row.method],
+                "fits": "yes" if row.fits else "no",
+                "peak (GiB)": f"{row.peak_bytes / GIB:.3g}",
+                "time over undivided": _times(row.slowdown),
+                "at least": _times(row.bound),
+                "host (GiB)": f"{row.host_bytes / GIB:.3g}" if row.host_bytes else DASH,
+                "largest batch": DASH if row.largest is None else f"{row.largest:,}",
+                "changes": self.changes(row.method),
+                "note": _note(row),
+            }
+            for row in self.rows
+        ]
+
+    def text(self, method: str | None = None) -> str:
+        """Return the table, what it rests on, and the code of the best method or another."""
+        from rich.console import Console
+
+        from repro.report import to_rich
+
+        console = Console(width=180)
+        title = (
+            f"{self.workload.name}, batches of {self.batch:,} within "
+            f"{self.memory_bytes / GIB:.3g} GiB on {self.device}"
+        )
+        with console.capture() as captured:
+            console.print(to_rich(self.table(), title))
+        lines = [
+            captured.get().rstrip(),
+            f"Times: {self.grounds}. Peaks: live tensors of a recorded step; what kernels take "
+            "inside comes on top. At least: no schedule of the method is faster.",
+        ]
+        chosen = method or (self.best.method if self.best else None)
+        if chosen is not None and (code := self.code(chosen)):
+            lines += ["", f"{TITLES[chosen]}:", "", code]
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "workload": self.workload.name,
+            "batch": self.batch,
+            "memory_bytes": self.memory_bytes,
+            "device": self.device,
+            "grounds": self.grounds,
+            "seconds_to_tell": self.took_s,
+            "methods": [
+                asdict(row) | {"changes": self.changes(row.method), "code": snippet(row)}
+                for row in self.rows
+            ],
+        }
+
+
+def _times(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2f}"
+
+
+def _note(row: Prediction) -> str:
+    size = row.settings.get("micro_batch")
+    parts = [f"micro-batches of {size}" if size else "", row.reason]
+    return "; ".join(part for part in parts if part) or DASH
+
+
+def advise(
+    step_or_model: Any,
+    batch: int,
+    memory_bytes: int,
+    *,
+    device: str = "cpu",
+    speed: Speed | None = None,
+    probe_seconds: float = 6.0,
+    simulated: bool = False,
+    methods: Sequence[str] = METHODS,
+    **given: Any,
+) -> Advice:
+    """Say for each method whether a batch fits, what it costs and what it changes.
+
+    Nothing is computed but, where the device is here, some steps of small batches that are
+    measured. Nothing that was given is changed.
+
+    Args:
+        step_or_model: As of `Workload.of`: a model, its name, or what makes steps of a batch size.
+        batch: Samples of the mini-batch.
+        memory_bytes: That may be taken on the device.
+        device: ``"cpu"``, an accelerator of torch's such as ``"cuda"``, or a name with a data sheet
+            (``"H100"``). Where it is not here, a data sheet's rates are taken; ``"cuda"`` is then
+            an H100.
+        speed: Of the device; then nothing is measured.
+        probe_seconds: To measure for, at most; 0 to leave it.
+        simulated: As of `predict`.
+        methods: Of `METHODS` or `PAIRS`.
+        **given: As of `Workload.of`: `example`, `image`, `loss_fn`, `optimizer`, `blocks`.
+
+    Raises:
+        AdviceError: A number or a name is none, or the step cannot be recorded.
+    """
+    begun = time.perf_counter()
+    for name, value in (("batch", batch), ("memory_bytes", memory_bytes)):
+        if not is_whole(value, 1):
+            raise AdviceError(f"{name} is {value!r}: give a whole number of at least 1")
+    if unknown := [name for name in methods if name not in (*METHODS, *PAIRS)]:
+        raise AdviceError(f"methods has {unknown[0]!r}: choose {', '.join((*METHODS, *PAIRS))}")
+    if not probe_seconds >= 0:
+        raise AdviceError(f"probe_seconds is {probe_seconds!r}: give seconds, 0 or more")
+    here = _here(device)
+    workload = Workload.of(step_or_model, **given)
+    if speed is None:
+        speed = Speed.of(device if device in DEVICES else "cpu" if device == "cpu" else "H100")
+        if here and probe_seconds:
+            try:
+                speed = probe(workload, device, batch, memory_bytes, probe_seconds)
+            except AdviceError:
+                raise
+            except Exception as error:
+                raise AdviceError(
+                    f"a training step of {workload.name} failed on {device} "
+                    f"({type(error).__name__}: {error}): the example must be what model and loss "
+                    "take; probe_seconds=0 measures nothing"
+                ) from error
+    kind = "cpu" if device == "cpu" else "accelerator"
+    told = [
+        predict(workload, m, batch, memory_bytes, speed, device=kind, simulated=simulated)
+        for m in methods
+    ]
+    told.sort(key=_rank)
+    took = time.perf_counter() - begun
+    return Advice(workload, batch, memory_bytes, device, speed.grounds, tuple(told), took)
+
+
+def _rank(row: Prediction) -> tuple[int, float]:
+    group = 2 if not row.fits else 1 if row.method in _OTHERS else 0
+    # What is not known is put behind undivided training, of which it is a variation.
+    return group, row.slowdown if row.slowdown is not None else 1.0 + 1e-6
+
+
+def _here(device: str) -> bool:
+    if device == "cpu":
+        return True
+    if device in DEVICES:
+        return False
+    try:
+        kind = torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise AdviceError(
+            f"the device {device!r} is not known: give cpu, an accelerator of torch's such as "
+            f"cuda, or one of {', '.join(DEVICES)}"
+        ) from error
+    if kind == "meta":
+        raise AdviceError("the device meta computes nothing: give the one that is to train")
+    return accelerator.present() == kind

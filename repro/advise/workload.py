@@ -1,0 +1,427 @@
+"""What is trained: a step of any batch size, of shapes alone or of real tensors."""
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from repro.advise.iterations import Iteration, recorded, recorded_again
+from repro.experiments.imagining import imagined
+from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
+from repro.measure.checks import is_whole
+
+Step = Callable[[], object]
+_FIRST = 2  # samples; normalisation by the batch takes no fewer
+Blocks = Iterable[str] | Callable[[nn.Module], None]
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=1e-3),
+    "adamw": partial(torch.optim.AdamW, lr=1e-3),
+}
+
+
+class AdviceError(ValueError):
+    """Nothing can be told of what was given; the text says what to give."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training step of any batch size; see `Workload.of`.
+
+    Attributes:
+        name: What to call it.
+        step: Given a batch size, returns a function that trains one step; used on imagined tensors.
+        model: Returns the model anew; None where a step alone was given.
+        samples: Returns inputs and targets of a batch size; None where a step alone was given.
+        loss_fn: Called with outputs and targets; None where a step alone was given.
+        optimizer: Makes the optimizer of some parameters.
+        blocks: Names of the classes that activation checkpointing recomputes as a whole, or a
+            function that makes a model do so.
+    """
+
+    name: str
+    step: Callable[[int], Step] | None
+    model: Callable[[], nn.Module] | None = None
+    samples: Callable[[int], tuple[Any, Any]] | None = None
+    loss_fn: Callable[..., Tensor] | None = None
+    optimizer: Callable[..., torch.optim.Optimizer] = OPTIMIZERS["sgd"]
+    blocks: Blocks = ()
+
+    @classmethod
+    def of(
+        cls,
+        step_or_model: "Workload | nn.Module | str | Callable[[int], Step]",
+        *,
+        example: tuple[Any, Any] | None = None,
+        image: int | tuple[int, int] | None = None,
+        loss_fn: Callable[..., Tensor] | None = None,
+        optimizer: str | Callable[..., torch.optim.Optimizer] = "sgd",
+        blocks: Blocks | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> "Workload":
+        """Return what is to be trained.
+
+        Args:
+            step_or_model: A model; its name, as of `repro.models.build`; or a function that, given
+                a batch size, makes model, optimizer and batch and returns a function that trains
+                one step (as of `repro.measure.probe`). Of a model a copy without content is made:
+                it is neither changed nor run, but for probes, which run a copy.
+            example: (inputs, targets) of one or more samples, samples first, as the model is called
+                and the loss takes them. Left out, images of `image` pixels with 3 channels, and a
+                class for each output.
+            image: Height and width of the images, where `example` is left out; by default 224.
+            loss_fn: Left out, cross-entropy over the model's outputs.
+            optimizer: ``"sgd"`` (with momentum), ``"adam"``, ``"adamw"``, or a function that makes
+                one of parameters.
+            blocks: Names of the classes of modules that checkpointing recomputes, or a function
+                that makes a model recompute what it wants, in place; left out, the outermost
+                classes that the model has more than once.
+            options: Of a named model, such as `num_classes`.
+
+        Raises:
+            AdviceError: What was given cannot be trained, such as a model without an example
+                that does not take images.
+        """
+        if isinstance(step_or_model, Workload):
+            return step_or_model
+        if isinstance(optimizer, str):
+            if optimizer not in OPTIMIZERS:
+                raise AdviceError(
+                    f"optimizer is {optimizer!r}: choose {', '.join(OPTIMIZERS)}, or give a "
+                    "function that makes one of parameters"
+                )
+            optimizer = OPTIMIZERS[optimizer]
+        make: Callable[[], nn.Module]
+        if isinstance(step_or_model, str):
+            from repro.models import build
+
+            name = step_or_model
+            make = partial(build, step_or_model, **dict(options or {}))
+        elif isinstance(step_or_model, nn.Module):
+            name = type(step_or_model).__name__
+            make = partial(_twin, step_or_model)
+        elif callable(step_or_model):
+            called = getattr(step_or_model, "__name__", type(step_or_model).__name__)
+            return cls(called, step_or_model, optimizer=optimizer)
+        else:
+            raise AdviceError(
+                f"{step_or_model!r} is a {type(step_or_model).__name__}: give a model, its name, "
+                "or a function that makes a training step of a batch size"
+            )
+        with torch.device("meta"):
+            try:
+                model = make()
+            except ValueError as error:  # its own texts say what there is
+                raise AdviceError(str(error)) from error
+            if blocks is None:
+                blocks = repeated_blocks(model)
+            elif not callable(blocks):
+                blocks = tuple(blocks)
+            samples = _images(model, image) if example is None else partial(_resized, example)
+        return cls(name, None, make, samples, loss_fn or default_loss, optimizer, blocks)
+
+    @cached_property
+    def plain(self) -> Iteration:
+        """The undivided step, recorded."""
+        return self._recorded(False)
+
+    @cached_property
+    def checkpointed(self) -> Iteration | str:
+        """The step with its blocks recomputed; where it cannot be, a text that says why."""
+        if self.model is None:
+            return "of a step alone nothing is known of its blocks: give the model"
+        if not self.blocks:
+            return "the model has no class of blocks more than once: name some by blocks="
+        try:
+            return self._recorded(True)
+        except AdviceError as error:  # such as of blocks that change what they are given
+            return f"recomputing {self.told_blocks} failed ({error}): name others by blocks="
+
+    @property
+    def told_blocks(self) -> str:
+        """What is recomputed, in words."""
+        return "by a function" if callable(self.blocks) else ", ".join(self.blocks)
+
+    @cached_property
+    def _shape(self) -> nn.Module:
+        """The model without content."""
+        assert self.model is not None
+        with torch.device("meta"):
+            return self.model()
+
+    @cached_property
+    def has_batch_statistics(self) -> bool:
+        """Whether the model normalises by its batch, so that dividing it changes what it computes.
+
+        Taken to be so where a step alone was given and runs batch normalisation.
+        """
+        names = {function.name for function in self.plain.trace(self.plain.few).functions}
+        return any("batch_norm" in name for name in names)
+
+    def _recorded(self, checkpointing: bool) -> Iteration:
+        try:
+            if self.step is not None:
+                return recorded(self.step)
+            # Tensors on the device "meta" are quicker, but take attention apart where no device
+            # does: then tensors that say they are a CPU's.
+            for inside in (partial(torch.device, "meta"), imagined):
+                with inside():
+                    found = recorded_again(self._recordable(checkpointing))
+                if not any(cost.name == "aten._safe_softmax" for cost in found.costs):
+                    break
+            return found
+        except AdviceError:
+            raise
+        except Exception as error:
+            raise AdviceError(
+                f"a training step of {self.name} on tensors without content failed "
+                f"({type(error).__name__}: {error}): it must not depend on values, and the example "
+                "must be what model and loss take"
+            ) from error
+
+    def _recordable(self, checkpointing: bool) -> Callable[[int], Step]:
+        """Return what makes steps that leave no gradient; the optimizer has its state."""
+        parts, _ = self.built(_FIRST, checkpointing=checkpointing)
+        for group in parts.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.empty_like(parameter)
+        parts.optimizer.step()
+        parts.optimizer.zero_grad(set_to_none=True)
+
+        def step_of(batch: int) -> Step:
+            assert self.samples is not None
+            parts.inputs, parts.targets = self.samples(batch)
+
+            def step() -> None:
+                parts.forward().backward()
+                parts.optimizer.step()
+                parts.optimizer.zero_grad(set_to_none=True)
+
+            return step
+
+        return step_of
+
+    def built(
+        self,
+        batch: int,
+        device: str | torch.device | None = None,
+        checkpointing: bool = False,
+    ) -> tuple["Parts", Step]:
+        """Return model, optimizer and batch, and a step that trains them.
+
+        Args:
+            batch: Samples.
+            device: Where; None where tensors are made without content, in a context for that.
+            checkpointing: Recompute the blocks.
+        """
+        assert self.model is not None and self.loss_fn is not None and self.samples is not None
+        # What initial weights are drawn by may never end on tensors without content.
+        model = (self.model() if device is not None else _twin(self._shape)).train()
+        if checkpointing:
+            if callable(self.blocks):
+                self.blocks(model)
+            else:
+                # Without content there is no random state to keep.
+                checkpoint_blocks(model, self.blocks, keep_randomness=device is not None)
+        loss_fn = self.loss_fn
+        if isinstance(loss_fn, nn.Module):
+            loss_fn = _twin(loss_fn)
+        inputs, targets = self.samples(batch)
+        if device is not None:
+            model = model.to(device)
+            loss_fn = loss_fn.to(device) if isinstance(loss_fn, nn.Module) else loss_fn
+            inputs, targets = to_device((inputs, targets), torch.device(device))
+        trained = [p for p in model.parameters() if p.requires_grad]
+        parts = Parts(model, loss_fn, self.optimizer(trained), inputs, targets)
+        return parts, parts.step
+
+
+@dataclass
+class Parts:
+    """A model, its loss, its optimizer and one batch.
+
+    Attributes:
+        model: In training mode.
+        loss_fn: Of outputs and targets.
+        optimizer: Of the model's parameters.
+        inputs: Of the batch.
+        targets: Of the batch.
+    """
+
+    model: nn.Module
+    loss_fn: Callable[..., Tensor]
+    optimizer: torch.optim.Optimizer
+    inputs: Any
+    targets: Any
+
+    def forward(self) -> Tensor:
+        """Return the loss."""
+        return self.loss_fn(call_model(self.model, self.inputs), self.targets)
+
+    def step(self) -> None:
+        """Train one step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.forward().backward()
+        self.optimizer.step()
+
+
+def repeated_blocks(model: nn.Module) -> tuple[str, ...]:
+    """Return the outermost classes that a model has more than once, containers of torch left out.
+
+    Where there is none, the classes of its own parts that have parts themselves.
+    """
+    counts = Counter(type(module).__name__ for module in model.modules() if _is_block(module))
+    found: dict[str, None] = {}
+
+    def look(module: nn.Module) -> None:
+        for child in module.children():
+            name = type(child).__name__
+            if _is_block(child) and counts[name] > 1:
+                found[name] = None
+            else:
+                look(child)
+
+    look(model)
+    if not found:
+        found = {
+            type(child).__name__: None
+            for child in model.children()
+            if isinstance(child, nn.Sequential) and len(child) > 1
+        }
+    return tuple(found)
+
+
+def _is_block(module: nn.Module) -> bool:
+    inside = sum(1 for part in module.modules() if not list(part.children()))
+    # Attention is a layer of torch's, whatever it consists of. What inherits from a container, as
+    # torchvision's blocks do, may be a block.
+    none = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.MultiheadAttention)
+    return type(module) not in none and inside > 1
+
+
+def checkpoint_blocks(
+    model: nn.Module, blocks: Iterable[str], keep_randomness: bool = True
+) -> None:
+    """Have a model recompute its outermost modules of some classes in the backward pass.
+
+    By torch's `checkpoint`, without reentry. BatchNorm then updates its running statistics twice.
+
+    Args:
+        model: Changed in place; its parameters keep their names.
+        blocks: Names of classes.
+        keep_randomness: Recompute with the random numbers of the forward pass.
+
+    Raises:
+        AdviceError: The model has no module of such a class.
+    """
+    names = set(blocks)
+
+    def wrap(module: nn.Module) -> None:
+        for child in module.children():
+            if type(child).__name__ in names:
+                child.forward = partial(
+                    checkpoint,
+                    child.forward,
+                    use_reentrant=False,
+                    preserve_rng_state=keep_randomness,
+                )
+                wrapped.append(child)
+            else:
+                wrap(child)
+
+    wrapped: list[nn.Module] = []
+    wrap(model)
+    if not wrapped:
+        inside = sorted({type(part).__name__ for part in model.modules() if part is not model})
+        raise AdviceError(
+            f"the model has no module of {', '.join(sorted(names))}: choose of {', '.join(inside)}"
+        )
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """Return a copy; where tensors are made without content, one without it."""
+    if not _without_content():
+        return copy.deepcopy(module)
+    memo: dict[int, Any] = {}
+    for part in module.modules():
+        own = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
+        for value in own:
+            if isinstance(value, Tensor) and id(value) not in memo:
+                if isinstance(
+                    value, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer
+                ):
+                    raise AdviceError("the model has lazy parameters: run it once before")
+                empty = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+                trained = isinstance(value, nn.Parameter)
+                memo[id(value)] = nn.Parameter(empty, value.requires_grad) if trained else empty
+    return copy.deepcopy(module, memo)
+
+
+def _without_content() -> bool:
+    made = torch.empty(0)
+    return made.is_meta or isinstance(made, FakeTensor)
+
+
+def _images(
+    model: nn.Module, image: int | tuple[int, int] | None
+) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Return what makes images and their classes, for what the model makes of them."""
+    sides = (image, image) if isinstance(image, int) else tuple(image or (224, 224))
+    if len(sides) != 2 or not all(is_whole(side, 1) for side in sides):
+        raise AdviceError(f"image is {image!r}: give pixels, or height and width")
+    try:
+        with torch.no_grad():
+            _, classes, *places = _first(model.train()(torch.empty(2, 3, *sides))).shape
+    except Exception as error:
+        raise AdviceError(
+            f"{type(model).__name__} does not take images of 3×{sides[0]}×{sides[1]} "
+            f"({type(error).__name__}: {error}): give example=(inputs, targets) and loss_fn="
+        ) from error
+
+    def make(batch: int) -> tuple[Tensor, Tensor]:
+        return torch.rand(batch, 3, *sides), torch.randint(classes, (batch, *places))
+
+    return make
+
+
+def _resized(example: tuple[Any, Any], batch: int) -> tuple[Any, Any]:
+    """Return a batch of as many samples, an example's over and over."""
+    counts = {len(leaf) for leaf in leaves_of(example) if isinstance(leaf, Tensor) and leaf.dim()}
+    if len(counts) != 1 or 0 in counts:
+        raise AdviceError(
+            f"the example's tensors have {sorted(counts)} samples: give inputs and targets of as "
+            "many, at least 1, samples first"
+        )
+
+    def resize(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or not leaf.dim():
+            return leaf
+        if _without_content():
+            return torch.empty(batch, *leaf.shape[1:], dtype=leaf.dtype)
+        return leaf[torch.arange(batch, device=leaf.device) % len(leaf)]
+
+    both: tuple[Any, Any] = map_leaves(resize, example)
+    return both
+
+
+def _first(outputs: Any) -> Tensor:
+    while not isinstance(outputs, Tensor):
+        outputs = next(iter(outputs.values() if isinstance(outputs, Mapping) else outputs))
+    return outputs
+
+
+def default_loss(outputs: Any, targets: Tensor) -> Tensor:
+    """Return the cross-entropy; of several outputs their mean."""
+    if isinstance(outputs, Tensor):
+        return functional.cross_entropy(outputs, targets)
+    found = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)
+    losses = [functional.cross_entropy(one, targets) for one in found]
+    return torch.stack(losses).mean()

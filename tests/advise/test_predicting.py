@@ -1,0 +1,311 @@
+"""What is foretold, beside what small networks take on a CPU."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
+
+from repro.advise import METHODS, AdviceError, Speed, Workload, checkpoint_blocks, predict
+from repro.mbs import MicroBatchStreamer
+from repro.measure import MemoryMeter
+from repro.models import build
+from repro.outofcore import BudgetTooSmall, OutOfCore
+
+BATCH, MICRO, PLENTY = 12, 4, 1 << 40
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, t, c = x.shape
+        query, key, value = self.qkv(self.norm(x)).view(b, t, 3, 2, c // 2).permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + mixed.transpose(1, 2).reshape(b, t, c)
+        return x + self.down(functional.gelu(self.up(x)))
+
+
+class Transformer(nn.Module):
+    """No convolution, no BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, 16)
+        self.layers = nn.Sequential(*(Attention(16) for _ in range(4)))
+        self.head = nn.Linear(16, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.layers(self.embed(tokens))).transpose(1, 2)
+
+
+def images(side: int = 16) -> tuple[Tensor, Tensor]:
+    return torch.randn(3, 3, side, side), torch.arange(3)
+
+
+def masks(side: int = 16) -> tuple[Tensor, Tensor]:
+    return torch.randn(3, 3, side, side), torch.ones(3, 1, side, side)
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    both = torch.randint(32, (3, 25))
+    return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+NETWORKS = {
+    "ResNet": (partial(build, "resnet18", width=8, num_classes=10), images, None),
+    "DenseNet": (partial(build, "densenet40", growth=4), images, None),
+    "U-Net": (
+        partial(build, "unet", width=4, depth=2),
+        masks,
+        functional.binary_cross_entropy_with_logits,
+    ),
+    "transformer": (Transformer, tokens, None),
+}
+_KEPT: dict[str, Workload] = {}
+
+
+def workload(name: str) -> Workload:
+    if name not in _KEPT:
+        make, example, loss_fn = NETWORKS[name]
+        _KEPT[name] = Workload.of(make(), example=example(), loss_fn=loss_fn)
+    return _KEPT[name]
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    with _disable_current_modes():
+        return tensor.detach().clone()
+
+
+def measured(name: str, method: str) -> int:
+    """Return the peak of two steps on a CPU, without the mini-batch."""
+    parts, step = workload(name).built(BATCH, "cpu", checkpointing=method == "checkpointing")
+    parts.loss_fn = loss_fn = NETWORKS[name][2] or functional.cross_entropy
+    passes = step
+    if method == "save_on_cpu":
+
+        def passes() -> None:
+            with torch.autograd.graph.saved_tensors_hooks(to_host, torch.clone):
+                loss = parts.forward()
+            loss.backward()
+
+    elif method == "mbs":
+        streamer = MicroBatchStreamer(parts.model, loss_fn, MICRO, check="off")
+        passes = partial(streamer.backward, parts.inputs, parts.targets)
+    elif method == "accumulation":
+
+        def passes() -> None:
+            pairs = zip(parts.inputs.split(MICRO), parts.targets.split(MICRO), strict=True)
+            for some, wanted in pairs:
+                (loss_fn(parts.model(some), wanted) / 3).backward()
+
+    with MemoryMeter("cpu", resident=parts.model) as meter:
+        for _ in range(2):
+            parts.optimizer.zero_grad(set_to_none=True)
+            passes()
+            if passes is not step:
+                parts.optimizer.step()
+    return meter.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        *(("ResNet", m) for m in ("undivided", "accumulation", "mbs", "checkpointing")),
+        ("DenseNet", "undivided"),
+        *(("U-Net", m) for m in ("undivided", "save_on_cpu")),
+        *(("transformer", m) for m in ("mbs", "checkpointing", "save_on_cpu")),
+    ],
+)
+def test_peaks_are_those_of_small_networks(name, method):
+    told = predict(workload(name), method, BATCH, PLENTY, micro_batch=MICRO, simulated=True)
+    assert told.peak_bytes == pytest.approx(measured(name, method), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["ResNet", "transformer"])
+def test_what_fits_is_told_to_the_sample(name):
+    """Also of what streams and recomputes, and for a mini-batch that counts."""
+    own = workload(name)
+    for method in ("undivided", "checkpointing", "save_on_cpu", "theta", "dualbatch"):
+        for simulated in (True, False):
+            foretell = partial(predict, own, method, simulated=simulated, device="cuda")
+            limit = foretell(BATCH, PLENTY).peak_bytes
+            there, short = foretell(BATCH, limit), foretell(BATCH, limit - 1)
+            assert there.fits and there.largest == BATCH
+            assert not short.fits and short.largest == BATCH - 1
+            assert not foretell(BATCH + 1, limit).fits
+    limit = predict(own, "mbs", 50, PLENTY, micro_batch=5).peak_bytes
+    assert predict(own, "mbs", 50, limit).settings == {"micro_batch": 5}
+    assert predict(own, "mbs", 50, limit - 1).settings == {"micro_batch": 4}
+
+
+def test_out_of_core_runs_at_the_budget_that_is_told_and_not_below():
+    own = workload("transformer")
+    needed = predict(own, "outofcore", BATCH, 1000, simulated=True)
+    assert not needed.fits and needed.slowdown is None and "one operation alone" in needed.reason
+    least = needed.peak_bytes
+    told = predict(own, "outofcore", BATCH, least, simulated=True)
+    assert told.fits and told.peak_bytes <= least and told.host_bytes > 0
+    assert 1 <= told.bound <= told.slowdown
+    for budget, fits in ((least, True), (least - 1, False)):
+        parts, step = own.built(BATCH, "cpu")
+        block = OutOfCore(
+            budget, window_bytes=None, device="cpu", exclude=(parts.inputs, parts.targets)
+        )
+        with block:
+            if fits:
+                for _ in range(4):
+                    step()
+                assert block.statistics.peak_bytes <= budget
+            else:
+                with pytest.raises(BudgetTooSmall):
+                    step()
+
+
+def test_within_a_block_micro_batches_are_planned_as_one_iteration():
+    own = workload("ResNet")
+    limit = predict(own, "undivided", 4, PLENTY).peak_bytes
+    told = predict(own, "mbs_in_outofcore", 40, limit, micro_batch=8)
+    assert told.fits and told.settings["micro_batch"] == 8 and told.host_bytes > 0
+    assert told.peak_bytes <= limit
+    alone = predict(own, "mbs_in_outofcore", 8, PLENTY, micro_batch=8)
+    roomy = predict(own, "mbs_in_outofcore", 40, PLENTY, micro_batch=8)
+    assert roomy.host_bytes == 0
+    # Five passes, one update, and four sums of gradients.
+    passes = roomy.seconds / alone.seconds
+    assert 3.5 < passes < 6.5
+
+
+def fixed_speed(**measured: tuple[float, ...]) -> Speed:
+    phases = {"forward": (2.0, 8.0), "backward": (4.0, 16.0), "update": (1.0, 1.0)} | measured
+    own = Speed.of("cpu")
+    return Speed(own.device, "made up", own.link, seen_s=0.0, measured=phases, sizes=(2, 8))
+
+
+def test_seconds_are_those_that_were_measured():
+    """Between and beyond measured sizes on lines; the update is whatever the batch."""
+    own, speed = workload("ResNet"), fixed_speed()
+    for batch, seconds in ((2, 7), (8, 25), (5, 16), (32, 97)):
+        told = predict(own, "undivided", batch, PLENTY, speed)
+        assert told.seconds == pytest.approx(seconds) and told.slowdown == 1
+    divided = predict(own, "accumulation", 32, PLENTY, speed, micro_batch=8)
+    assert divided.seconds == pytest.approx(4 * 24 + 1, rel=1e-2)
+    slow_few = fixed_speed(forward=(6.0, 8.0), backward=(12.0, 16.0))
+    assert predict(own, "mbs", 32, PLENTY, slow_few, micro_batch=2).slowdown > 2
+    recomputed = predict(own, "checkpointing", 8, PLENTY, speed)
+    assert 25 + 4 < recomputed.seconds <= 25 + 8 + 1e-6  # at most the forward pass once more
+    plenty = predict(own, "outofcore", 8, PLENTY, speed)
+    assert plenty.seconds == pytest.approx(25) and "nothing has to be swapped" in plenty.reason
+
+
+def test_nothing_is_done_to_what_is_given():
+    model = build("resnet18", width=4, num_classes=10).eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    example, state = images(), torch.get_rng_state()
+    own = Workload.of(model, example=example)
+    assert predict(own, "mbs", 64, PLENTY).fits and predict(own, "checkpointing", 64, PLENTY).fits
+    assert not model.training and torch.equal(torch.get_rng_state(), state)
+    assert all(p.grad is None and not p.is_meta for p in model.parameters())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_step_of_ones_own():
+    """Without a model, what has to change the model cannot be told."""
+    made = []
+
+    def make_step(batch: int):
+        made.append(batch)
+        model, (inputs, labels) = (
+            nn.Linear(40, 5),
+            (torch.randn(batch, 40), torch.arange(batch) % 5),
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+
+        return step
+
+    own = Workload.of(make_step)
+    whole, divided = (predict(own, m, 1000, PLENTY, micro_batch=10) for m in ("undivided", "mbs"))
+    assert divided.peak_bytes < whole.peak_bytes and made == [2, 4]
+    told = predict(own, "checkpointing", 1000, PLENTY)
+    assert told.slowdown is None and "give the model" in told.reason
+
+
+def test_blocks_are_the_outermost_classes_that_come_again():
+    resnet = build("resnet18", width=4)
+    with pytest.raises(AdviceError, match="no module of Nothing: choose of"):
+        checkpoint_blocks(resnet, ["Nothing"])
+    names = [name for name, _ in resnet.named_parameters()]
+    checkpoint_blocks(resnet, ["ResidualBlock"])
+    assert [name for name, _ in resnet.named_parameters()] == names
+
+    def recompute(model: nn.Module) -> None:
+        checkpoint_blocks(model, ["ResidualBlock"], keep_randomness=False)
+
+    own = Workload.of(build("resnet18", width=4), example=images(), blocks=recompute)
+    other = Workload.of(build("resnet18", width=4), example=images(), blocks=["ResidualBlock"])
+    one, two = (predict(w, "checkpointing", 9, PLENTY).peak_bytes for w in (own, other))
+    assert one == two < predict(own, "undivided", 9, PLENTY).peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"method": "faster"}, "choose undivided"),
+        ({"batch": 0}, "batch is 0"),
+        ({"memory_bytes": 0.5}, "memory_bytes is 0.5"),
+        ({"micro_batch": 0}, "micro_batch is 0"),
+    ],
+)
+def test_refused(given, told):
+    asked = {"method": "undivided", "batch": 4, "memory_bytes": 10, **given}
+    with pytest.raises(AdviceError, match=told):
+        predict(workload("transformer"), **asked)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ((3,), "give a model, its name"),
+        (("resnet1",), "is not known: choose one of"),
+        ((nn.LazyLinear(3),), "lazy"),
+        ((nn.Linear(3, 3),), "does not take images"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(given, told):
+    with pytest.raises(AdviceError, match=told):
+        Workload.of(*given)
+
+
+def test_an_example_of_unequal_parts_is_refused_in_its_own_words():
+    own = Workload.of(nn.Linear(4, 4), example=(torch.randn(3, 4), torch.arange(2)))
+    with pytest.raises(AdviceError, match=r"^the example's tensors have \[2, 3\] samples"):
+        predict(own, "undivided", 4, PLENTY)
+
+
+def test_a_step_that_depends_on_values_is_refused():
+    class Deciding(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * (2 if x.sum() > 0 else 1)
+
+    own = Workload.of(Deciding(4, 4), example=(torch.randn(2, 4), torch.arange(2)))
+    with pytest.raises(AdviceError, match="must not depend on values"):
+        predict(own, "undivided", 4, PLENTY)
+
+
+def test_every_method_answers():
+    own = workload("transformer")
+    for device in ("cpu", "cuda"):
+        for method in METHODS:
+            told = predict(own, method, 64, 10**6, device=device)
+            assert told.method == method and told.peak_bytes > 0
+            assert told.slowdown is None or told.bound <= told.slowdown

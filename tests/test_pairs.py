@@ -1,0 +1,404 @@
+"""Every ordered pair of the five methods: it works, it is refused, or it means nothing."""
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from repro import paths
+from repro.adaptive import DataParallel, FixedBatch, ScheduledBatch, ThetaController, set_lr
+from repro.dualbatch import (
+    CyclicProgressiveSchedule,
+    DualBatchPlan,
+    Share,
+    Stage,
+    train_dual_batch,
+)
+from repro.mbs import MicroBatchError, MicroBatchStreamer
+from repro.measure import TimeModel
+from repro.microconv import NotTunableError, TunedConv2d, tune
+from repro.outofcore import OutOfCore
+
+METHODS = {
+    "mbs": "Micro-Batch Streaming",
+    "dualbatch": "dual-batch learning",
+    "adaptive": "θ-adaptive batch size",
+    "outofcore": "out-of-core training",
+    "microconv": "tuned convolutions",
+}
+SAMPLES, BATCH, MICRO, BUDGET = 48, 16, 6, 80_000
+LOSS = functional.cross_entropy
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(6, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(24, 3),
+    )
+
+
+def made_data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(SAMPLES, 2, 8, 8, generator=generator)
+    return images, torch.randint(3, (SAMPLES,), generator=generator)
+
+
+def tuned(model: nn.Module | None = None) -> nn.Module:
+    """Return a network whose convolutions run by an algorithm that torch would not take."""
+    model = network() if model is None else model
+    images, _ = made_data()
+    tune(model, images[:BATCH], algorithms=["torch:im2col"], policy="undivided", strict=False,
+         min_gain=-float("inf"), cache=None)  # fmt: skip
+    assert any(isinstance(part, TunedConv2d) for part in model.modules())
+    return model
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def cost(model: nn.Module) -> float:
+    images, labels = made_data()
+    with torch.no_grad():
+        parts = zip(images.split(BATCH), labels.split(BATCH), strict=True)
+        return float(torch.stack([LOSS(model(some), wanted) for some, wanted in parts]).mean())
+
+
+Passes = Callable[[Tensor, Tensor], Any]
+
+
+def ordinary(model: nn.Module) -> Passes:
+    return lambda inputs, targets: LOSS(model(inputs), targets).backward()
+
+
+def streamed(model: nn.Module) -> Passes:
+    return MicroBatchStreamer(model, LOSS, MICRO).backward
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def trained(
+    model: nn.Module, passes: Callable[[nn.Module], Passes] = ordinary, block: Any = None
+) -> dict[str, Tensor]:
+    """Train for two epochs in a loop of one's own, within a block or none."""
+    optimizer, compute = optimizer_of(model), passes(model)
+    images, labels = made_data()
+    with contextlib.nullcontext() if block is None else block:
+        for _ in range(2):
+            for inputs, targets in zip(images.split(BATCH), labels.split(BATCH), strict=True):
+                optimizer.zero_grad()
+                compute(inputs, targets)
+                optimizer.step()
+    return weights(model)
+
+
+def controlled(
+    model: nn.Module, passes: Callable[[nn.Module], Passes] = ordinary, block: Any = None
+) -> dict[str, Tensor]:
+    """Train for as long as a controller that grows the batch says."""
+    images, labels = made_data()
+    optimizer, compute = optimizer_of(model), passes(model)
+    controller = ThetaController(8, 16, 0.1, interval=1)
+    with contextlib.nullcontext() if block is None else block:
+        step = controller.observe(cost(model), model.parameters())
+        sizes = []
+        while step.epoch <= 3:
+            sizes.append(step.batch_size)
+            set_lr(optimizer, step.lr)
+            pairs = zip(images.split(step.batch_size), labels.split(step.batch_size), strict=True)
+            for inputs, targets in pairs:
+                optimizer.zero_grad()
+                compute(inputs, targets)
+                optimizer.step()
+            step = controller.observe(cost(model), model.parameters())
+    assert len(set(sizes)) > 1  # it grew
+    return weights(model)
+
+
+def parallel(model: nn.Module, block: Any = None) -> dict[str, Tensor]:
+    trainer = DataParallel(model, LOSS, optimizer_of(model), micro_batch=MICRO)
+    images, labels = made_data()
+    with contextlib.nullcontext() if block is None else block:
+        for inputs, targets in zip(images.split(BATCH), labels.split(BATCH), strict=True):
+            trainer.step(inputs, targets)
+        trainer.finish()
+    return weights(model)
+
+
+PLAN = DualBatchPlan.solve(TimeModel(1e-3, 1e-2), 1.1, 1, 1, BATCH, SAMPLES)
+
+
+def dual(make: Callable[[], nn.Module] = network, lr: float = 0.1, **given: Any) -> Any:
+    schedule = CyclicProgressiveSchedule([Stage(given.pop("epochs", 2), lr)])
+    return train_dual_batch(
+        make, given.pop("data", made_data()), given.pop("plan", PLAN), schedule, **given
+    ).state
+
+
+def block(budget: int = BUDGET) -> OutOfCore:
+    return OutOfCore(budget, device="cpu", window_bytes=None)
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+    before = network().state_dict()
+    assert any((before[name] - value).abs().max() > 1e-3 for name, value in found.items())
+
+
+# ---- what works: outer, then inner
+
+
+def mbs_outofcore() -> None:
+    """A block in each forward pass ends with it: right, and nothing is saved."""
+    blocks = []
+
+    class Within(nn.Sequential):
+        def forward(self, inputs: Tensor) -> Tensor:
+            blocks.append(block())
+            with blocks[-1]:
+                return super().forward(inputs)
+
+    same(trained(Within(*network()), streamed), trained(network()))
+    # Of what a micro-batch saves for its backward pass, none is away when that begins.
+    assert blocks and all(one.statistics.bytes_out <= one.statistics.bytes_in for one in blocks)
+
+
+def mbs_microconv() -> None:
+    same(trained(tuned(), streamed), trained(network()))
+
+
+def dualbatch_mbs() -> None:
+    def passes(model: nn.Module, loss_fn: Any) -> Any:
+        streamer = MicroBatchStreamer(model, loss_fn, MICRO)
+        return lambda inputs, targets: streamer.backward(inputs, targets).loss
+
+    same(dual(passes_fn=passes), dual())
+
+
+def dualbatch_outofcore() -> None:
+    moved = []
+
+    def passes(model: nn.Module, loss_fn: Any) -> Any:
+        def compute(inputs: Tensor, targets: Tensor) -> Tensor:
+            with block() as within:
+                loss = loss_fn(model(inputs), targets)
+                loss.backward()
+            moved.append(within.statistics.bytes_out)
+            return loss.detach()
+
+        return compute
+
+    same(dual(passes_fn=passes), dual())
+    assert max(moved) > 0
+
+
+def dualbatch_microconv() -> None:
+    same(dual(tuned), dual())
+
+
+def adaptive_mbs() -> None:
+    same(controlled(network(), streamed), controlled(network()))
+
+
+def adaptive_dualbatch() -> None:
+    """The controller's epochs are trainings of one epoch, each from the weights of the last."""
+
+    def epoch_from(model: nn.Module, size: int, lr: float, seed: int) -> None:
+        def again(state: dict[str, Tensor]) -> nn.Module:
+            fresh = network()
+            fresh.load_state_dict(state)
+            return fresh
+
+        plan = DualBatchPlan.solve(TimeModel(1e-3, 1e-2), 1.1, 1, 1, size, SAMPLES)
+        make = partial(again, weights(model))
+        model.load_state_dict(dual(make, lr, plan=plan, epochs=1, seed=seed))
+
+    model, settings = network(), []
+    controller = ScheduledBatch(8, 16, 0.1, every=1, lr_growth=2)
+    step = controller.observe(cost(model), model.parameters())
+    while step.epoch <= 3:
+        settings.append((step.batch_size, step.lr, step.epoch))
+        epoch_from(model, *settings[-1])
+        step = controller.observe(cost(model), model.parameters())
+    assert len({size for size, _, _ in settings}) > 1
+    alone = network()
+    for setting in settings:
+        epoch_from(alone, *setting)
+    same(weights(model), weights(alone))
+
+
+def adaptive_outofcore() -> None:
+    """A block around each mini-batch's passes, and around those of DataParallel's step."""
+    moved = []
+
+    def within(model: nn.Module) -> Passes:
+        def compute(inputs: Tensor, targets: Tensor) -> None:
+            with block() as one:
+                LOSS(model(inputs), targets).backward()
+            moved.append(one.statistics.bytes_out)
+
+        return compute
+
+    same(controlled(network(), within), controlled(network()))
+    assert max(moved) > 0
+
+
+def adaptive_microconv() -> None:
+    same(controlled(tuned()), controlled(network()))
+    same(parallel(tuned()), parallel(network()))
+
+
+def outofcore_mbs() -> None:
+    within = block(BUDGET // 2)  # of a micro-batch there is less
+    same(trained(network(), streamed, within), trained(network()))
+    assert within.statistics.bytes_out > 0
+
+
+def outofcore_dualbatch() -> None:
+    with block() as within:
+        found = dual()
+    same(found, dual())
+    assert within.statistics.bytes_out > 0
+
+
+def outofcore_adaptive() -> None:
+    within = block()
+    same(controlled(network(), block=within), controlled(network()))
+    assert within.statistics.bytes_out > 0
+    same(parallel(network(), block()), parallel(network()))
+
+
+def outofcore_microconv() -> None:
+    within = block()
+    same(trained(tuned(), block=within), trained(network()))
+    assert within.statistics.bytes_out > 0
+
+
+# ---- what is refused
+
+
+def dualbatch_adaptive() -> None:
+    """The plan says how large batches are, and the schedule the rate: nothing inside changes it."""
+    controller = ThetaController(4, 8, 0.1)
+    images, labels = made_data()
+
+    def data(share: Share) -> Iterator[tuple[Tensor, Tensor]]:
+        size = controller.initial_batch
+        for index in share.indices.split(size):
+            yield images[index], labels[index]
+
+    with pytest.raises(ValueError, match=r"batch_size|mini-batch"):
+        dual(data=data)
+
+
+def microconv_outofcore() -> None:
+    """Tuning within a block would measure what the block takes."""
+    before = network()
+    with block(), pytest.raises(NotTunableError, match=r"Call tune\(\) before, outside of OutOf"):
+        tuned(before)
+    assert not any(isinstance(part, TunedConv2d) for part in before.modules())
+
+
+# ---- what means nothing: an error says what goes into which
+
+
+def mbs_dualbatch() -> None:
+    with pytest.raises(MicroBatchError, match="stream inside θ-adaptive or dual-batch"):
+        MicroBatchStreamer(train_dual_batch, LOSS, MICRO)
+
+
+def mbs_adaptive() -> None:
+    model = network()
+    for inner in (
+        DataParallel(model, LOSS, optimizer_of(model)),
+        FixedBatch(8, 0.1),
+        ThetaController(8, 16, 0.1),
+    ):
+        with pytest.raises(MicroBatchError, match="stream inside θ-adaptive or dual-batch"):
+            MicroBatchStreamer(inner, LOSS, MICRO)
+    # The other way round the micro-batches are DataParallel's own.
+    with pytest.raises(ValueError, match="and micro_batch= to compute a mini-batch in parts"):
+        DataParallel(MicroBatchStreamer(model, LOSS, MICRO), LOSS, optimizer_of(model))
+
+
+def not_tuned(inner: Any) -> None:
+    images, _ = made_data()
+    with pytest.raises(NotTunableError, match="tune the model first, and give that to whatever"):
+        tune(inner, images[:BATCH], cache=None)
+
+
+def microconv_mbs() -> None:
+    not_tuned(MicroBatchStreamer(network(), LOSS, MICRO))
+
+
+def microconv_dualbatch() -> None:
+    not_tuned(train_dual_batch)
+
+
+def microconv_adaptive() -> None:
+    model = network()
+    not_tuned(ThetaController(8, 16, 0.1))
+    not_tuned(DataParallel(model, LOSS, optimizer_of(model)))
+
+
+OUTCOMES: dict[str, tuple[Callable[[], None], ...]] = {
+    "works": (
+        mbs_outofcore, mbs_microconv,
+        dualbatch_mbs, dualbatch_outofcore, dualbatch_microconv,
+        adaptive_mbs, adaptive_dualbatch, adaptive_outofcore, adaptive_microconv,
+        outofcore_mbs, outofcore_dualbatch, outofcore_adaptive, outofcore_microconv,
+    ),
+    "refused": (dualbatch_adaptive, microconv_outofcore),
+    "meaningless": (
+        mbs_dualbatch, mbs_adaptive, microconv_mbs, microconv_dualbatch, microconv_adaptive,
+    ),
+}  # fmt: skip
+PAIRS = {
+    tuple(function.__name__.split("_")): (outcome, function)
+    for outcome, functions in OUTCOMES.items()
+    for function in functions
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="_".join)
+def test_pair(pair):
+    _, outcome = PAIRS[pair]
+    outcome()
+
+
+def test_the_table_says_what_the_tests_found():
+    """One row for each ordered pair, with the outcome that its test stands for."""
+    page = paths.ROOT / "docs" / "combining.md"
+    if not page.exists():
+        pytest.skip("not a checkout")
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| \*\*(\w+)\*\* \|", page.read_text("utf-8"), re.M)
+    names = {title: key for key, title in METHODS.items()}
+    told = {(names[outer], names[inner]): outcome for outer, inner, outcome in rows}
+    pairs = {(outer, inner) for outer in METHODS for inner in METHODS if outer != inner}
+    assert told == {pair: outcome for pair, (outcome, _) in PAIRS.items()}
+    assert told.keys() == pairs and len(rows) == len(pairs)
+
+
+def test_what_is_compared_can_differ():
+    other = {name: value + 1e-3 for name, value in trained(network()).items()}
+    with pytest.raises(AssertionError):
+        same(other, trained(network()))
+    with pytest.raises(AssertionError):  # what has not been trained
+        same(copy.deepcopy(network().state_dict()), network().state_dict())
