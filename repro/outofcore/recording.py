@@ -12,6 +12,7 @@ from repro.outofcore.residency import Variable
 from repro.outofcore.sums import ADD_INTO
 from repro.outofcore.trace import Function, Trace
 
+_SKIPPED = 16  # functions at the start of an iteration that may belong to the one before
 # They make a tensor of a storage without looking at the storage, even where it has no bytes now.
 _WITHOUT_ACCESS = frozenset(
     {"aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.lift_fresh"}
@@ -198,12 +199,13 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
     """Return an iteration as a trace.
 
     A variable that is alive at the end dies in the next iteration where its counterpart of the
-    iteration before died in this one; where that is not known, it lives until its successor comes.
+    iteration before died in this one, as far as both ran the same functions; where that is not
+    known, it lives until its successor comes.
 
     Args:
         entries: The operations in order; at least one.
         origin: The clock at the start of the iteration.
-        previous: The iteration before; used where it ran the same functions.
+        previous: The iteration before.
     """
     names: dict[Variable, str] = {}
     born: set[Variable] = set()
@@ -226,23 +228,20 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
         )
     order = list(names)
     sizes = {name: variable.nbytes for variable, name in names.items()}
-    twins: list[Variable] | None = None
-    if previous and previous.trace.functions == tuple(functions) and previous.trace.sizes == sizes:
-        twins = previous.order
-    left: set[Variable] = set()  # the iteration before made it, and this one looks at it: its loss
-    if twins is not None:
-        left = {v for v, name in zip(twins, sizes, strict=True) if names.get(v, name) != name}
+    twins = _twins(previous, functions, sizes) if previous else {}
+    # The iteration before made it, and this one looks at it: its loss.
+    left = {v for name, v in twins.items() if names.get(v, name) != name}
     n = len(functions)
     deaths: dict[str, int] = {}
     kinds: dict[str, str] = {}
-    for number, (variable, name) in enumerate(names.items()):
+    for variable, name in names.items():
         lasting = variable.kind in ("parameter", "buffer", "optimizer state")
         if variable.died is not None:
             deaths[name] = min(max(variable.died - origin, last[variable] + 1), n)
         elif variable in born or variable in left or not (variable.since < origin or lasting):
             death = first[variable] + n
-            if twins is not None:
-                twin = twins[number]
+            if name in twins:
+                twin = twins[name]
                 if twin in first:  # it is looked at once more, and counts as given there
                     death = min(death, n + first[twin])
                 elif twin.died is not None:
@@ -254,3 +253,35 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
     trace = Trace(tuple(functions), sizes, kinds, deaths)
     times = [entry.time_s() for entry in entries]
     return Recording(trace, order, times, [entry.operation for entry in entries])
+
+
+def _twins(
+    previous: Recording, functions: list[Function], sizes: dict[str, int]
+) -> dict[str, Variable]:
+    """Return the variables of the iteration before that did what some of this one do, by name.
+
+    The two are laid beside each other for as long as they run the same functions. What ran after
+    the end of the iteration before, such as reading its loss, stands at the start of this one.
+    """
+    variables = dict(zip(previous.trace.accesses, previous.order, strict=True))
+    best: dict[str, str] = {}
+    for skipped in range(min(_SKIPPED, len(functions))):
+        pairs: dict[str, str] = {}
+        back: dict[str, str] = {}
+        for ours, theirs in zip(functions[skipped:], previous.trace.functions, strict=False):
+            if _shape(ours) != _shape(theirs) or not all(
+                pairs.get(a, b) == b and back.get(b, a) == a and sizes[a] == previous.trace.sizes[b]
+                for a, b in zip(ours.variables, theirs.variables, strict=True)
+            ):
+                break
+            pairs.update(zip(ours.variables, theirs.variables, strict=True))
+            back.update(zip(theirs.variables, ours.variables, strict=True))
+        if len(pairs) > len(best):
+            best = pairs
+        if len(pairs) == len(variables):
+            break
+    return {ours: variables[theirs] for ours, theirs in best.items()}
+
+
+def _shape(function: Function) -> tuple[str, int, int, int]:
+    return function.name, len(function.inputs), len(function.outputs), len(function.variables)

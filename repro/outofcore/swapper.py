@@ -26,7 +26,6 @@ from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.outofcore.following import Step
 from repro.outofcore.host import (
-    MOVER,
     HostStore,
     Mover,
     StreamMover,
@@ -46,10 +45,11 @@ from repro.outofcore.operations import (
 )
 from repro.outofcore.paced import PacedMover
 from repro.outofcore.plan import Kind, SwapPlan
+from repro.outofcore.planning import Planner
 from repro.outofcore.recording import Recording, Signature, components, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
-from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
-from repro.outofcore.schedules import Name, Scheduler, check_schedule, make_plan
+from repro.outofcore.schedule import BudgetTooSmall
+from repro.outofcore.schedules import Name, Scheduler, check_schedule
 from repro.outofcore.sums import ADD, ADD_INTO, Sums
 from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace
@@ -66,9 +66,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)  # to ask the system at every operation takes time
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout})
-_COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation that chooses the window
 _PATIENCE_S = 300.0  # for other threads and collectives to end what they do with a tensor
-_AT_ONCE = 2000  # functions of a trace whose window is chosen in no time
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
 
 
@@ -95,8 +93,9 @@ class OutOfCore:
     Args:
         budget_bytes: Bytes of tensor storages that may be on the device at once. What operations
             take inside for themselves comes on top.
-        window_bytes: How far to look ahead (`plan_swaps`); ``"auto"`` chooses by simulation with
-            measured times.
+        window_bytes: How far to look ahead (`plan_swaps`), None for 1.5 times the budget;
+            ``"auto"`` chooses by simulation with measured times, at most 1 s at once and then 5 %
+            of the training's.
         device: The device whose tensors are managed; None for the current accelerator, or else the
             CPU.
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
@@ -112,8 +111,10 @@ class OutOfCore:
             that call on).
         optimizer: An optimizer, or some, whose parameters and state count from the start.
         schedule: What plans the iterations: ``"window"``, the paper's with our changes;
-            ``"packed"``, which looks at the whole iteration; ``"paper"`` to the letter, ``"lms"``,
-            ``"vdnn"`` or ``"on_demand"``, to compare with; or a function (`schedules.Scheduler`).
+            ``"packed"``, which looks at the whole iteration; ``"auto"``, the faster of these when
+            simulated, or the window where `window_bytes` gives one; ``"paper"`` to the letter,
+            ``"lms"``, ``"vdnn"`` or ``"on_demand"``, to compare with; or a function
+            (`schedules.Scheduler`).
         link_bytes_per_s: On the CPU, the rate each way that copies are slowed down to, for studies
             of what a link costs; None for as fast as the memory.
 
@@ -136,7 +137,7 @@ class OutOfCore:
         host_bytes: int | None = None,
         model: nn.Module | Iterable[nn.Module] = (),
         optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
-        schedule: Name | Scheduler = "window",
+        schedule: Name | Scheduler = "auto",
         link_bytes_per_s: float | None = None,
     ) -> None:
         if not is_whole(budget_bytes, 1):
@@ -175,7 +176,7 @@ class OutOfCore:
                         "optimizers as optimizer="
                     )
         self._statistics = Statistics()
-        self._iterations = Iterations(self._make_plan, self._statistics)
+        self._iterations = Iterations(None, None, self._statistics)
         self._stack: ExitStack | None = None
 
     @property
@@ -236,13 +237,16 @@ class OutOfCore:
         self._promised: int | None = None  # bytes that it makes; None where none runs
         self._works: list[tuple[list[Any], list[Variable]]] = []  # collectives under way
         self._statistics = Statistics()
-        self._iterations = Iterations(self._make_plan, self._statistics)
+        self._planner = Planner(
+            self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
+        )
+        self._iterations = Iterations(self._make_plan, self._planner.settle, self._statistics)
+        self._ended = time.perf_counter()  # when the last iteration did
         self._leader: object = None  # the optimizer whose steps end the iterations
         self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
             WeakValueDictionary()
         )
         self._kept: dict[Variable, torch.UntypedStorage] = {}  # for who reads addresses of a copy
-        self._tuned: list[SwapPlan] = []  # filled by another thread
         self._sums = Sums(torch.device("cpu") if self.device.type == "meta" else self.device)
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
@@ -345,17 +349,18 @@ class OutOfCore:
     # ---- iterations
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        with self._guard, self._lock:
+        with self._guard:
             self._end_step(optimizer)
 
     def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if not any(self._knows(parameter) for parameter in parameters):
-            return  # it has stepped out of our sight
-        for parameter in parameters if self._iterations.log is not None else ():
-            self._classify("parameter", [parameter])
-            self._classify("gradient", [parameter.grad])
-            self._classify("optimizer state", optimizer.state.get(parameter, {}).values())
+        with self._lock:
+            if not any(self._knows(parameter) for parameter in parameters):
+                return  # it has stepped out of our sight
+            for parameter in parameters if self._iterations.log is not None else ():
+                self._classify("parameter", [parameter])
+                self._classify("gradient", [parameter.grad])
+                self._classify("optimizer state", optimizer.state.get(parameter, {}).values())
         if self._leader is None:
             self._leader = optimizer
         if self._leader is optimizer:
@@ -375,65 +380,35 @@ class OutOfCore:
         if self._stack is None:
             raise RuntimeError("step() belongs inside the block: with OutOfCore(...) as ooc")
         self._leader = self
-        with self._guard, self._lock:
+        with self._guard:
             self._end_iteration()
 
     def _end_iteration(self) -> None:
-        self._kept.clear()
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            self._iterations.end(self._residency.clock)
-            self._take_tuned()
+            with self._lock:
+                self._kept.clear()
+                self._iterations.end(self._residency.clock)
+            self._follow_better()  # other threads may go on meanwhile
 
-    def _make_plan(self, recorded: Recording, careful: bool) -> SwapPlan:
+    def _make_plan(self, recorded: Recording) -> SwapPlan:
         for variable in self._residency.variables():
             variable.bound = -1
-        trace, budget_bytes = recorded.trace, self.budget_bytes
-        if self.schedule != "window":
-            window = None if isinstance(self.window_bytes, str) else self.window_bytes
-            rates = self._mover.bandwidth()
-            plan = make_plan(
-                self.schedule,
-                trace,
-                budget_bytes,
-                recorded.times,
-                rates,
-                _COPY_LATENCY_S,
-                window,
-            )
-        elif self.window_bytes != "auto":
-            plan = plan_swaps(trace, budget_bytes, self.window_bytes)
-        elif careful and len(trace.functions) <= _AT_ONCE:
-            rates = self._mover.bandwidth()
-            plan = tune_window(trace, budget_bytes, recorded.times, rates, _COPY_LATENCY_S)
-        else:
-            plan = plan_swaps(trace, budget_bytes)
-            if careful:
-                self._tune_beside(recorded)
+        plan = self._planner.plan(recorded)
         self._store.reserve(plan.host_bytes)
         return plan
 
-    def _tune_beside(self, recorded: Recording) -> None:
-        """Choose the window in another thread, while training goes on by a first plan."""
-        rates, tuned = self._mover.bandwidth(), []
-
-        def tune() -> None:
-            given = recorded.trace, self.budget_bytes, recorded.times, rates, _COPY_LATENCY_S
-            tuned.append(tune_window(*given))
-
-        threading.Thread(target=tune, name=f"{MOVER}-tuner", daemon=True).start()
-        self._tuned = tuned
-
-    def _take_tuned(self) -> None:
-        """Follow the plan that was tuned beside, where it is one of what is followed."""
-        if not self._tuned:
-            return
-        plan, self._tuned = self._tuned[0], []
+    def _follow_better(self) -> None:
+        """Try other plans of what repeats, for a bounded time, and follow one that is better."""
+        now = time.perf_counter()
+        plan = self._planner.better(now - self._ended)
+        self._ended = time.perf_counter()
         follower = self._iterations.follower
-        if follower is not None and plan.trace == follower.trace:
-            self._store.reserve(plan.host_bytes)
-            follower.replan(plan)
-            self._iterations.plan = plan
-            self._statistics.plans += 1
+        if plan is not None and follower is not None:
+            with self._lock:
+                self._store.reserve(plan.host_bytes)
+                follower.replan(plan)
+                self._iterations.plan = plan
+                self._statistics.tuned += 1
 
     # ---- operations
 
