@@ -17,6 +17,12 @@ _SKIPPED = 16  # functions at the start of an iteration that may belong to the o
 _WITHOUT_ACCESS = frozenset(
     {"aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.lift_fresh"}
 )
+_KINDS = ("int", "SymInt", "float", "bool", "number", "Scalar", "str", "Device", "Layout")
+# Types of arguments that hold no tensor, as schemas write them.
+_WITHOUT_TENSORS = frozenset(
+    [form.format(kind) for kind in _KINDS for form in ("{}", "Optional[{}]", "List[{}]")]
+    + [f"Optional[List[{kind}]]" for kind in _KINDS]
+)
 # Their schemas do not say that they write the running statistics.
 _WRITES_UNSAID = {
     "aten.native_batch_norm": ("running_mean", "running_var"),
@@ -33,6 +39,8 @@ class Signature(NamedTuple):
     Attributes:
         name: Without the overload, such as ``"aten.convolution"``.
         ignored: It does not touch what its tensors hold.
+        takes: The positions of arguments that may be or hold tensors, ascending.
+        takes_named: Their names.
         writes: For each argument by position, whether it is written.
         writes_named: Names of arguments that are written.
         grouped: It works on lists of tensors one by one, so that it can be run in parts.
@@ -40,10 +48,13 @@ class Signature(NamedTuple):
         view: It makes a tensor of a storage that it was given.
         resizes: It may change the size of a storage that it was given.
         collective: It works on with other processes after it has returned.
+        awaited: Its results come from other processes, and are to be waited for.
     """
 
     name: str
     ignored: bool
+    takes: tuple[int, ...]
+    takes_named: frozenset[str]
     writes: tuple[bool, ...]
     writes_named: frozenset[str]
     grouped: bool
@@ -51,6 +62,7 @@ class Signature(NamedTuple):
     view: bool
     resizes: bool
     collective: bool
+    awaited: bool
 
 
 def signature(operation: OpOverload) -> Signature:
@@ -86,9 +98,13 @@ def _signature(operation: OpOverload) -> Signature:
     ignored = name in _WITHOUT_ACCESS or operation.namespace in ("prim", "profiler")
     makes = not (in_place or operation.is_view)
     changes_values = operation._opname.endswith("_") and not operation._opname.startswith("resize")
+    # By exclusion: what may hold a tensor in a way that no name here says is looked at.
+    takes = [n for n, a in enumerate(schema.arguments) if str(a.type) not in _WITHOUT_TENSORS]
     return Signature(
         name,
         ignored,
+        tuple(takes),
+        frozenset(schema.arguments[n].name for n in takes),
         writes,
         named,
         grouped,
@@ -96,6 +112,7 @@ def _signature(operation: OpOverload) -> Signature:
         operation.is_view,
         resizes=any(writes) and not changes_values,
         collective=operation.namespace == "c10d",
+        awaited=operation.namespace == "_c10d_functional" and operation._opname != "wait_tensor",
     )
 
 

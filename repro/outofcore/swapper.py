@@ -420,7 +420,7 @@ class OutOfCore:
         guard = self._guard
         guard.depth += 1
         try:
-            return self._run(operation, args, kwargs)
+            return self._follow(operation, args, kwargs)
         except BudgetTooSmall as error:
             self._failed = error
             raise
@@ -429,66 +429,135 @@ class OutOfCore:
             if guard.pending is not None:
                 guard.deliver()
 
+    def _follow(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation by the shortest way where it is just the plan's next step."""
+        iterations = self._iterations
+        follower = iterations.follower
+        if follower is None or iterations.log is not None:
+            return self._run(operation, args, kwargs)
+        step = follower.upcoming(operation)
+        given = args
+        if step is None and operation is ADD and (step := follower.upcoming(ADD_INTO)) is not None:
+            place = self._sums.into(args, kwargs)
+            if place is None:
+                step = None
+            elif place:
+                given = args[::-1]
+        if step is None or step.signature.resizes or step.signature.collective:
+            return self._run(operation, args, kwargs)
+        residency, lock, known = self._residency, self._lock, step.signature
+        lock.acquire()
+        try:
+            found = follower.operands(step, residency.known, given, kwargs)
+            if found is not None:
+                inputs, written = found
+                self._bring_in(step, known, inputs)
+                self._promise(known, inputs, written, step.birth_bytes, True)
+        except BaseException:
+            self._active = ()
+            raise
+        finally:
+            lock.release()
+        if found is None:
+            return self._run(operation, args, kwargs)
+        try:
+            result = step.operation._op(*given, **kwargs)
+        except BaseException:
+            with lock:
+                self._active, self._promised = (), None
+            raise
+        with lock:
+            self._active, self._promised = (), None
+            if known.makes:
+                made = self._made(result, inputs)
+                if residency.used_bytes > residency.peak_bytes:
+                    residency.peak_bytes = residency.used_bytes
+                if residency.used_bytes > residency.budget_bytes:
+                    residency.make_room(0, (*inputs, *made), partial(self._name, known))
+            if known.awaited:
+                self._wait_for(result)
+            if self._waiting:
+                self._changed.notify_all()
+            residency.clock += 1
+            if step.births or (known.makes and made):
+                step = iterations.ran(step, step.operation, inputs, written, made, None)
+            else:
+                follower.cursor += 1
+            if step is not None and step.after:
+                self._act(step.after, (), partial(self._name, known))
+        return result
+
+    def _bring_in(self, step: Step | None, known: Signature, inputs: list[Variable]) -> None:
+        """Have an operation's inputs on the device."""
+        residency = self._residency
+        self._active = inputs
+        if residency.ended:
+            residency.bury()
+        if residency.leaving:
+            residency.let_go()
+        if self._works:
+            self._let_works_go()
+        clock = residency.clock
+        if step is not None and step.before:
+            self._act(step.before, inputs, partial(self._name, known))
+        for variable in inputs:
+            variable.used = clock
+            if not variable.resident:
+                self._statistics.on_demand += 1
+                residency.make_room(variable.nbytes, inputs, partial(self._name, known))
+                residency.swap_in(variable)
+            if variable.incoming is not None:
+                residency.arrive(variable)
+
+    def _promise(
+        self,
+        known: Signature,
+        inputs: list[Variable],
+        written: list[Variable],
+        nbytes: int,
+        certain: bool,
+    ) -> None:
+        """Have room for what an operation makes, and take note of what it writes."""
+        residency = self._residency
+        if residency.used_bytes + nbytes > residency.budget_bytes:
+            residency.make_room(nbytes, inputs, partial(self._name, known), strict=certain)
+        for variable in written:
+            if variable.valid:
+                residency.written(variable)
+        if written and self._kept:
+            self._kept.clear()
+        self._promised = nbytes
+
     def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         residency, iterations, lock = self._residency, self._iterations, self._lock
+        known = signature(operation)
+        if known.ignored:
+            return operation(*args, **kwargs)
         into: int | None = None
         if operation is ADD and (place := self._sums.into(args, kwargs)) is not None:
             if iterations.sums_in_place():
                 operation, args = ADD_INTO, args if place == 0 else args[::-1]
+                known = signature(operation)
             else:
                 into = place
-        step: Step | None
         lock.acquire()
         try:
-            found = self._next(operation, args, kwargs) if iterations.log is None else None
-            if found is not None:
-                step, inputs, written = found
-                known = step.signature
-            else:
-                known = signature(operation)
-                if known.ignored:
-                    return operation(*args, **kwargs)
-                if known.grouped:
-                    parts = divide(args, self.budget_bytes / _PART)
-                    if len(parts) > 1:
-                        return run_in_parts(self._run, operation, parts, args, kwargs)
-                inputs, written = self._variables(known, args, kwargs)
-                step = iterations.expected(operation, inputs)
-                if not self._statistics.iterations:
-                    _say_what_is_not_compiled()
-            self._active = inputs
-            if residency.ended:
-                residency.bury()
-            if residency.leaving:
-                residency.let_go()
-            if self._works:
-                self._let_works_go()
-            clock = residency.clock
-            if step is not None and step.before:
-                self._act(step.before, inputs, partial(self._name, known))
-            for variable in inputs:
-                variable.used = clock
-                if not variable.resident:
-                    self._statistics.on_demand += 1
-                    residency.make_room(variable.nbytes, inputs, partial(self._name, known))
-                    residency.swap_in(variable)
-                if variable.incoming is not None:
-                    residency.arrive(variable)
-            certain = True
+            if known.grouped:
+                parts = divide(args, self.budget_bytes / _PART)
+                if len(parts) > 1:
+                    return run_in_parts(self._follow, operation, parts, args, kwargs)
+            inputs, written = self._variables(known, args, kwargs)
+            step = iterations.expected(operation, inputs)
+            if not self._statistics.iterations:
+                _say_what_is_not_compiled()
+            self._bring_in(step, known, inputs)
+            nbytes, certain = 0, True
             if step is not None:
                 nbytes = step.birth_bytes
             elif (known.makes or known.resizes) and not known.collective and self._computes:
                 nbytes, certain = result_bytes(operation, args, kwargs)
-            else:
-                nbytes = 0
-            if residency.used_bytes + nbytes > residency.budget_bytes:
-                residency.make_room(nbytes, inputs, partial(self._name, known), strict=certain)
-            for variable in written:
-                if variable.valid:
-                    residency.written(variable)
-            if self._kept and written:
-                self._kept.clear()
-            self._promised = nbytes
+            self._promise(known, inputs, written, nbytes, certain)
+            clock = residency.clock
         except BaseException:
             self._active = ()
             raise
@@ -510,8 +579,8 @@ class OutOfCore:
                 self._resized(known, args, kwargs, written, made)
             if known.collective:
                 self._work_on(result, inputs)
-            elif operation.namespace == "_c10d_functional":
-                self._wait_for(operation, result)
+            elif known.awaited:
+                self._wait_for(result)
             if residency.used_bytes > residency.peak_bytes:
                 residency.peak_bytes = residency.used_bytes
             if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
@@ -521,11 +590,8 @@ class OutOfCore:
             if not inputs and not made:
                 return result
             residency.clock = clock + 1
-            if made or iterations.log is not None or step is None or step.births:
-                summed = None if into is None else residency.look_up(args[into])
-                step = iterations.ran(step, operation, inputs, written, made, timed, summed)
-            elif iterations.follower is not None:  # the plan's, which makes nothing
-                iterations.follower.cursor += 1
+            summed = None if into is None else residency.look_up(args[into])
+            step = iterations.ran(step, operation, inputs, written, made, timed, summed)
             if step is not None and step.after:
                 self._act(step.after, (), partial(self._name, known))
         return result
@@ -650,11 +716,10 @@ class OutOfCore:
                 under_way.append((works, variables))
         self._works = under_way
 
-    def _wait_for(self, operation: OpOverload, result: Any) -> None:
+    def _wait_for(self, result: Any) -> None:
         """Wait for a collective whose tensors only its result tells of."""
-        if operation._opname != "wait_tensor":
-            for tensor in tensors_in(result):
-                torch.ops._c10d_functional.wait_tensor(tensor)
+        for tensor in tensors_in(result):
+            torch.ops._c10d_functional.wait_tensor(tensor)
 
     def _check_there(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse what a forked process cannot read: of memory it has its own copy, not of a file.
@@ -677,52 +742,6 @@ class OutOfCore:
 
     def _name(self, known: Signature) -> str:
         return f"function {self._residency.clock - self._iterations.origin} ({known.name})"
-
-    def _next(
-        self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Step, list[Variable], list[Variable]] | None:
-        """Return the plan's next step with its inputs and those written, where this is just it.
-
-        None where it is not, or where more has to be found out, such as of a new mini-batch.
-        """
-        follower = self._iterations.follower
-        assert follower is not None
-        if follower.done or operation is not follower.steps[follower.cursor].operation:
-            return None
-        step = follower.steps[follower.cursor]
-        known, bound, numbers, writes = (
-            self._residency.known,
-            follower.bound,
-            step.inputs,
-            step.signature.writes,
-        )
-        inputs: list[Variable] = []
-        written: list[Variable] = []
-        n, expected = 0, len(numbers)
-        for position, value in enumerate((*args, *kwargs.values()) if kwargs else args):
-            if type(value) in _PLAIN:
-                continue
-            for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
-                try:
-                    variable = known[tensor.untyped_storage()._cdata]
-                except (KeyError, NotImplementedError, RuntimeError):
-                    return None
-                if variable is None:
-                    continue
-                if n < expected and bound[numbers[n]] is variable:
-                    inputs.append(variable)
-                    n += 1
-                elif variable not in inputs:
-                    return None
-                if step.written and variable not in written:
-                    if position < len(args):
-                        write = writes[position]
-                    else:
-                        name = list(kwargs)[position - len(args)]
-                        write = name in step.signature.writes_named
-                    if write:
-                        written.append(variable)
-        return (step, inputs, written) if n == expected else None
 
     def _made(self, result: Any, inputs: list[Variable]) -> list[Variable]:
         """Return the variables that an operation has made."""
