@@ -24,6 +24,7 @@ AT_ONCE_S = 1.0  # for better plans when an iteration is known to repeat
 SHARE = 0.05  # of the training's time for better plans after that
 _COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation
 _MARGIN = 0.01  # of an iteration, that a better plan has to win
+_OF_FIRST = 2  # times as long as the first plan, another and its simulation are taken to take
 _TUNED = {"auto", "window", "packed"}
 
 
@@ -56,7 +57,9 @@ class Planner:
         self._best = (0.0, 0)
         self._times: NDArray[np.float64] = np.zeros(0)
         self._link = (1.0, 1.0)
-        self._credit_s = self._longest_s = 0.0
+        self._credit_s = 0.0
+        self._guess_s = 0.0  # what the next plan takes, until one was tried
+        self._longest_s = 0.0  # what the longest plan took
 
     def plan(self, recorded: Recording) -> SwapPlan:
         """Return a plan of an iteration, soon.
@@ -85,10 +88,12 @@ class Planner:
         other = len(recorded.times) != len(plan.trace.functions)
         if self.schedule not in _TUNED or fixed or other or not plan.bytes_moved:
             return
+        began = self._clock()
         self._times, self._link = np.asarray(recorded.times), self._rates()
         self._candidates = self._plans(plan.trace)
         self._best = self._score(plan)
-        self._credit_s = AT_ONCE_S
+        self._credit_s = AT_ONCE_S - (self._clock() - began)
+        self._guess_s, self._longest_s = _OF_FIRST * self._longest_s, 0.0
 
     def better(self, elapsed_s: float) -> SwapPlan | None:
         """Try other plans for a while, and return the best where it beats the one at hand.
@@ -101,7 +106,7 @@ class Planner:
         self._credit_s += SHARE * elapsed_s
         found: SwapPlan | None = None
         began = self._clock()
-        while self._longest_s <= self._credit_s:
+        while (self._longest_s or self._guess_s) <= self._credit_s:
             try:
                 plan = next(self._candidates)
             except StopIteration:

@@ -532,7 +532,7 @@ class OutOfCore:
         residency, iterations, lock = self._residency, self._iterations, self._lock
         known = signature(operation)
         if known.ignored:
-            return operation(*args, **kwargs)
+            return operation._op(*args, **kwargs)
         into: int | None = None
         if operation is ADD and (place := self._sums.into(args, kwargs)) is not None:
             if iterations.sums_in_place():
