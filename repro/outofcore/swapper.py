@@ -78,10 +78,13 @@ class OutOfCore:
     """Train within a budget of device memory: what does not fit is swapped to the host.
 
     Within the block every operation of this thread, of its backward passes and of its optimizers is
-    seen. The first iteration runs by swapping on demand and is recorded; the following ones run by
-    the schedule that the recording gives (Hayakawa and Narihira, section 3). What runs otherwise
-    (a changed step, an evaluation) swaps on demand, and is planned anew where it recurs. Values are
-    those of ordinary training, bit for bit.
+    seen. The first two iterations run by swapping on demand and are recorded: an optimizer makes
+    its state in the first. The following ones run by the schedule that the recording gives
+    (Hayakawa and Narihira, section 3), and by better ones that are found between iterations. What
+    runs otherwise (a changed step, an evaluation) swaps on demand, and is planned anew where it
+    recurs. Values are those of ordinary training, bit for bit.
+
+    Differs from the paper: one more iteration runs on demand, so that one plan is enough.
 
     Threads that are started within the block, and work that is submitted to pools of threads, are
     seen too; tensors that a collective works on stay until it is done. `docs/outofcore.md` lists
