@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import (
 
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
+from repro.outofcore.collectives import Collectives, wait_for
 from repro.outofcore.following import Step
 from repro.outofcore.host import (
     HostStore,
@@ -34,6 +35,7 @@ from repro.outofcore.host import (
 )
 from repro.outofcore.interrupts import Uninterrupted
 from repro.outofcore.iterations import Iterations, Statistics
+from repro.outofcore.operands import Operands
 from repro.outofcore.operations import (
     Operations,
     RawAccess,
@@ -46,7 +48,7 @@ from repro.outofcore.operations import (
 from repro.outofcore.paced import PacedMover
 from repro.outofcore.plan import Kind, SwapPlan
 from repro.outofcore.planning import Planner
-from repro.outofcore.recording import Recording, Signature, components, signature, tensors_in
+from repro.outofcore.recording import Recording, Signature, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.schedule import BudgetTooSmall
 from repro.outofcore.schedules import Name, Scheduler, check_schedule
@@ -234,11 +236,12 @@ class OutOfCore:
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
         residency.wait = self._wait
         self._residency, self._lock = residency, residency.lock
+        self._operands = Operands(residency, partial(self._bring, lock=True))
         self._changed = threading.Condition(residency.lock)  # nobody works on some tensor any more
         self._waiting = 0
         self._active: Iterable[Variable] = ()  # what this thread's operation works on
         self._promised: int | None = None  # bytes that it makes; None where none runs
-        self._works: list[tuple[list[Any], list[Variable]]] = []  # collectives under way
+        self._collectives = Collectives()
         self._statistics = Statistics()
         self._planner = Planner(
             self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
@@ -472,13 +475,13 @@ class OutOfCore:
         with lock:
             self._active, self._promised = (), None
             if known.makes:
-                made = self._made(result, inputs)
+                made = self._operands.made(result, inputs)
                 if residency.used_bytes > residency.peak_bytes:
                     residency.peak_bytes = residency.used_bytes
                 if residency.used_bytes > residency.budget_bytes:
                     residency.make_room(0, (*inputs, *made), partial(self._name, known))
             if known.awaited:
-                self._wait_for(result)
+                wait_for(result)
             if self._waiting:
                 self._changed.notify_all()
             residency.clock += 1
@@ -498,8 +501,8 @@ class OutOfCore:
             residency.bury()
         if residency.leaving:
             residency.let_go()
-        if self._works:
-            self._let_works_go()
+        if self._collectives.works:
+            self._collectives.let_go()
         clock = residency.clock
         if step is not None and step.before:
             self._act(step.before, inputs, partial(self._name, known))
@@ -549,7 +552,7 @@ class OutOfCore:
                 parts = divide(args, self.budget_bytes / _PART)
                 if len(parts) > 1:
                     return run_in_parts(self._follow, operation, parts, args, kwargs)
-            inputs, written = self._variables(known, args, kwargs)
+            inputs, written = self._operands.of(known, args, kwargs)
             step = iterations.expected(operation, inputs)
             if not self._statistics.iterations:
                 _say_what_is_not_compiled()
@@ -577,13 +580,13 @@ class OutOfCore:
             timed.stop()
         with lock:
             self._active, self._promised = (), None
-            made = self._made(result, inputs) if known.makes else []
+            made = self._operands.made(result, inputs) if known.makes else []
             if known.resizes:
-                self._resized(known, args, kwargs, written, made)
+                self._operands.resized(known, args, kwargs, written, made)
             if known.collective:
-                self._work_on(result, inputs)
+                self._collectives.work_on(result, inputs)
             elif known.awaited:
-                self._wait_for(result)
+                wait_for(result)
             if residency.used_bytes > residency.peak_bytes:
                 residency.peak_bytes = residency.used_bytes
             if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
@@ -598,22 +601,6 @@ class OutOfCore:
             if step is not None and step.after:
                 self._act(step.after, (), partial(self._name, known))
         return result
-
-    def _resized(
-        self,
-        known: Signature,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: list[Variable],
-        made: list[Variable],
-    ) -> None:
-        """Count anew what an operation may have resized, and what had no bytes before."""
-        for variable in written:
-            if variable.died is None:
-                self._residency.resized(variable)
-        values = [a for a, write in zip(args, known.writes, strict=False) if write]
-        values += [value for name, value in kwargs.items() if name in known.writes_named]
-        made += (v for v in self._made(values, written) if v not in made)
 
     # ---- other threads, processes and collectives
 
@@ -630,7 +617,7 @@ class OutOfCore:
             return f"an operation of another thread ({known.name})"
 
         with self._lock:
-            inputs, written = self._variables(known, args, kwargs)
+            inputs, written = self._operands.of(known, args, kwargs)
             nbytes, certain = 0, True
             while True:
                 for variable in inputs:
@@ -663,9 +650,9 @@ class OutOfCore:
             raise
         with self._lock:  # without a gap, in which another thread could take what was kept free
             self._end_beside(inputs, nbytes)
-            made = self._made(result, inputs) if known.makes else []
+            made = self._operands.made(result, inputs) if known.makes else []
             if known.resizes:
-                self._resized(known, args, kwargs, written, made)
+                self._operands.resized(known, args, kwargs, written, made)
             residency.note_peak()
             keep = (*inputs, *made, *self._active)
             residency.make_room(self._promised or 0, keep, what, strict=False)
@@ -691,7 +678,7 @@ class OutOfCore:
         try:
             while time.monotonic() < until and self._guard.pending is None:
                 self._changed.wait(0.002)
-                self._let_works_go()
+                self._collectives.let_go()
                 if sum(v.pins for v in self._residency.variables()) < before:
                     return True
                 if not before and self._promised is None:
@@ -699,30 +686,6 @@ class OutOfCore:
         finally:
             self._waiting -= 1
         return False
-
-    def _work_on(self, result: Any, inputs: list[Variable]) -> None:
-        """Keep where they are what a collective works on, until it is done."""
-        handles = [value for value in result if isinstance(value, torch.ScriptObject)]
-        for variable in inputs:
-            variable.pins += 1
-        works = [torch._C._distributed_c10d.Work.unbox(handle) for handle in handles]
-        self._works.append((works, inputs))
-        self._let_works_go()
-
-    def _let_works_go(self) -> None:
-        under_way = []
-        for works, variables in self._works:
-            if all(work.is_completed() for work in works):
-                for variable in variables:
-                    variable.pins -= 1
-            else:
-                under_way.append((works, variables))
-        self._works = under_way
-
-    def _wait_for(self, result: Any) -> None:
-        """Wait for a collective whose tensors only its result tells of."""
-        for tensor in tensors_in(result):
-            torch.ops._c10d_functional.wait_tensor(tensor)
 
     def _check_there(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse what a forked process cannot read: of memory it has its own copy, not of a file.
@@ -745,60 +708,6 @@ class OutOfCore:
 
     def _name(self, known: Signature) -> str:
         return f"function {self._residency.clock - self._iterations.origin} ({known.name})"
-
-    def _made(self, result: Any, inputs: list[Variable]) -> list[Variable]:
-        """Return the variables that an operation has made."""
-        residency = self._residency
-        made: list[Variable] = []
-        for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
-            variable = residency.find(tensor, made=True)
-            if variable is None:
-                self._hold_components(tensor)
-            if variable is None or variable in inputs or variable in made:
-                continue
-            variable.used = residency.clock
-            if variable.since == residency.clock and variable.bound < 0:
-                made.append(variable)
-        return made
-
-    def _variables(
-        self, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Variable], list[Variable]]:
-        writes = known.writes
-        find = self._residency.look_up if known.view else self._residency.find
-        inputs: list[Variable] = []
-        written: list[Variable] = []
-        for position, value in enumerate(args):
-            if isinstance(value, torch.Tensor | list | tuple):
-                for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
-                    variable = find(tensor)
-                    if variable is None:
-                        self._hold_components(tensor)
-                        continue
-                    if variable not in inputs:
-                        inputs.append(variable)
-                    if position < len(writes) and writes[position] and variable not in written:
-                        written.append(variable)
-                        if not variable.kind and known.name.endswith("batch_norm"):
-                            variable.kind = "buffer"
-                    elif not variable.kind and isinstance(tensor, torch.nn.Parameter):
-                        variable.kind = "parameter"
-        for name, value in kwargs.items():
-            for tensor in tensors_in(value):
-                variable = find(tensor)
-                if variable is None:
-                    self._hold_components(tensor)
-                    continue
-                if variable not in inputs:
-                    inputs.append(variable)
-                if name in known.writes_named and variable not in written:
-                    written.append(variable)
-        return inputs, written
-
-    def _hold_components(self, tensor: torch.Tensor) -> None:
-        """Keep what a sparse or nested tensor consists of, which C++ code holds on to, for good."""
-        for part in components(tensor):
-            self._bring(part, lock=True)
 
     def _act(
         self,
