@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -24,6 +23,7 @@ from torch.utils._python_dispatch import (
 
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
+from repro.outofcore.addresses import Addresses
 from repro.outofcore.collectives import Collectives, wait_for
 from repro.outofcore.following import Step
 from repro.outofcore.host import (
@@ -235,24 +235,21 @@ class OutOfCore:
         self._mover = mover
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
         residency.wait = self._wait
+        self._statistics = Statistics()
         self._residency, self._lock = residency, residency.lock
-        self._operands = Operands(residency, partial(self._bring, lock=True))
+        self._addresses = Addresses(residency, self._statistics)
+        self._operands = Operands(residency, partial(self._addresses.bring, lock=True))
         self._changed = threading.Condition(residency.lock)  # nobody works on some tensor any more
         self._waiting = 0
         self._active: Iterable[Variable] = ()  # what this thread's operation works on
         self._promised: int | None = None  # bytes that it makes; None where none runs
         self._collectives = Collectives()
-        self._statistics = Statistics()
         self._planner = Planner(
             self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
         )
         self._iterations = Iterations(self._make_plan, self._planner.settle, self._statistics)
         self._ended = time.perf_counter()  # when the last iteration did
         self._leader: object = None  # the optimizer whose steps end the iterations
-        self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
-            WeakValueDictionary()
-        )
-        self._kept: dict[Variable, torch.UntypedStorage] = {}  # for who reads addresses of a copy
         self._sums = Sums(torch.device("cpu") if self.device.type == "meta" else self.device)
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
@@ -302,7 +299,7 @@ class OutOfCore:
         finally:
             self._mover.close()
             self._store.close(keep=any(not v.resident for v in self._residency.variables()))
-            self._kept.clear()
+            self._addresses.kept.clear()
             self._iterations.log = self._iterations.follower = None
 
     @property
@@ -392,7 +389,7 @@ class OutOfCore:
     def _end_iteration(self) -> None:
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             with self._lock:
-                self._kept.clear()
+                self._addresses.kept.clear()
                 self._iterations.end(self._residency.clock)
             self._follow_better()  # other threads may go on meanwhile
 
@@ -530,8 +527,8 @@ class OutOfCore:
         for variable in written:
             if variable.valid:
                 residency.written(variable)
-        if written and self._kept:
-            self._kept.clear()
+        if written and self._addresses.kept:
+            self._addresses.kept.clear()
         self._promised = nbytes
 
     def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -740,21 +737,7 @@ class OutOfCore:
             self._check_there((tensor,), {})
             return
         with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
-            self._bring(tensor, lock)
-
-    def _bring(self, tensor: torch.Tensor, lock: bool) -> None:
-        residency = self._residency
-        variable = residency.find(tensor)
-        if variable is None:
-            return
-        if not variable.resident:
-            self._statistics.on_demand += 1
-            residency.make_room(variable.nbytes, (variable,), lambda: "reading a tensor's address")
-            residency.swap_in(variable)
-        residency.arrive(variable)
-        residency.written(variable)  # it may be, without a word to us
-        variable.used = residency.clock
-        variable.locked = variable.locked or lock
+            self._addresses.bring(tensor, lock)
 
     def unlock(self, tensor: torch.Tensor | None = None) -> None:
         """Let a tensor be swapped out again whose address was asked for, or all such tensors.
@@ -765,15 +748,7 @@ class OutOfCore:
         if self._stack is None:
             raise RuntimeError("unlock() belongs inside the block: with OutOfCore(...) as ooc")
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            if tensor is None:
-                variables = self._residency.variables()
-            else:
-                known = self._residency.look_up(tensor)
-                variables = [] if known is None else [known]
-            for variable in variables:
-                if variable.locked:
-                    self._residency.resized(variable)
-                    variable.locked = False
+            self._addresses.unlock(tensor)
 
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
@@ -797,34 +772,10 @@ class OutOfCore:
             self._check_there((tensor,), {})
             return tensor.untyped_storage()
         with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
-            return self._snapshot(tensor, keep)
+            return self._addresses.snapshot(tensor, keep)
 
     def _mine(self) -> bool:
         return threading.get_ident() == self._thread
-
-    def _snapshot(self, tensor: torch.Tensor, keep: bool) -> torch.UntypedStorage:
-        residency = self._residency
-        variable = residency.find(tensor)
-        if variable is None:
-            return tensor.untyped_storage()
-        key = id(variable), residency.clock
-        saved = self._kept.get(variable) if keep else self._saved.get(key)
-        if saved is None:
-            if variable.resident:
-                residency.arrive(variable)
-                saved = variable.storage().cpu()
-                if self.device.type == "cpu":
-                    saved = saved.clone()
-            else:
-                assert variable.place is not None
-                self._mover.finish()
-                saved = torch.UntypedStorage(variable.nbytes)
-                self._store.read(variable.place, saved.data_ptr())
-            if keep:
-                self._kept[variable] = saved
-            else:
-                self._saved[key] = saved
-        return saved
 
 
 def _say_what_is_not_compiled() -> None:
