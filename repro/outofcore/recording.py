@@ -110,7 +110,8 @@ def _signature(operation: OpOverload) -> Signature:
         grouped,
         makes,
         operation.is_view,
-        resizes=any(writes) and not changes_values,
+        resizes=not changes_values
+        and any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments),
         collective=operation.namespace == "c10d",
         awaited=operation.namespace == "_c10d_functional" and operation._opname != "wait_tensor",
     )

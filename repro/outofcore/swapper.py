@@ -446,7 +446,7 @@ class OutOfCore:
                 step = None
             elif place:
                 given = args[::-1]
-        if step is None or step.signature.resizes or step.signature.collective:
+        if step is None or step.signature.collective:
             return self._run(operation, args, kwargs)
         residency, lock, known = self._residency, self._lock, step.signature
         lock.acquire()
@@ -471,18 +471,19 @@ class OutOfCore:
             raise
         with lock:
             self._active, self._promised = (), None
-            if known.makes:
-                made = self._operands.made(result, inputs)
-                if residency.used_bytes > residency.peak_bytes:
-                    residency.peak_bytes = residency.used_bytes
-                if residency.used_bytes > residency.budget_bytes:
-                    residency.make_room(0, (*inputs, *made), partial(self._name, known))
+            made = self._operands.made(result, inputs) if known.makes else []
+            if known.resizes:
+                self._operands.resized(known, given, kwargs, written, made)
+            if residency.used_bytes > residency.peak_bytes:
+                residency.peak_bytes = residency.used_bytes
+            if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
+                residency.make_room(0, (*inputs, *made), partial(self._name, known))
             if known.awaited:
                 wait_for(result)
             if self._waiting:
                 self._changed.notify_all()
             residency.clock += 1
-            if step.births or (known.makes and made):
+            if step.births or made:
                 step = iterations.ran(step, step.operation, inputs, written, made, None)
             else:
                 follower.cursor += 1
