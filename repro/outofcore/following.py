@@ -1,11 +1,14 @@
 """Which function of a recorded iteration an operation is."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
 from torch._ops import OpOverload
 
 from repro.outofcore.plan import Kind, SwapPlan
-from repro.outofcore.recording import Entry, Recording, Signature, signature
+from repro.outofcore.recording import Entry, Recording, Signature, signature, tensors_in
 from repro.outofcore.residency import Variable
 
 
@@ -83,6 +86,61 @@ class Follower:
     def done(self) -> bool:
         """Whether the iteration has run through."""
         return self.cursor == len(self.steps)
+
+    def upcoming(self, operation: OpOverload) -> Step | None:
+        """Return the next step if it runs this operation, else None."""
+        cursor = self.cursor
+        if not 0 <= cursor < len(self.steps):
+            return None
+        step = self.steps[cursor]
+        return step if step.operation is operation else None
+
+    def operands(
+        self,
+        step: Step,
+        known: dict[int, Variable | None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[list[Variable], list[Variable]] | None:
+        """Return an operation's variables, and those written, where they are just a step's.
+
+        None where they are others, or where more has to be found out, such as of a new mini-batch.
+
+        Args:
+            step: What runs this operation.
+            known: Variables by the address of their storage.
+            args: The operation's.
+            kwargs: Likewise.
+        """
+        bound, numbers, kind = self.bound, step.inputs, step.signature
+        if kwargs and not kind.takes_named.isdisjoint(kwargs):
+            return None
+        writes, count, expected = kind.writes, len(args), len(numbers)
+        inputs: list[Variable] = []
+        written: list[Variable] = []
+        tensors: Iterable[torch.Tensor]
+        for position in kind.takes:
+            if position >= count:
+                break
+            value = args[position]
+            if value is None:
+                continue
+            tensors = (value,) if isinstance(value, torch.Tensor) else tensors_in(value)
+            for tensor in tensors:
+                try:
+                    variable = known[tensor.untyped_storage()._cdata]
+                except (KeyError, NotImplementedError, RuntimeError):
+                    return None
+                if variable is None:
+                    continue
+                n = len(inputs)
+                if n < expected and bound[numbers[n]] is variable:
+                    inputs.append(variable)
+                elif variable not in inputs:
+                    return None
+                if writes[position]:
+                    written.append(variable)
+        return (inputs, written) if len(inputs) == expected else None
 
     def match(self, operation: OpOverload, inputs: list[Variable], origin: int) -> Step | None:
         """Return the next step where this operation is it, else None.

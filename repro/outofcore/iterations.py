@@ -12,7 +12,7 @@ from repro.outofcore.recording import Entry, Recording, build, sum_in_place
 from repro.outofcore.residency import Variable
 from repro.outofcore.sums import ADD_INTO
 
-_REFINEMENTS = 2  # careful plans, made for better known ends of variables, at most
+_REFINEMENTS = 2  # plans made for better known ends of variables, at most
 
 
 @dataclass
@@ -22,7 +22,8 @@ class Statistics:
     Attributes:
         iterations: Iterations that ended.
         replayed: Of these, the ones that ran wholly by a plan.
-        plans: Plans made.
+        plans: Plans made of recorded iterations.
+        tuned: Times that a better plan of the same iteration took the place of one.
         off_order: Operations that ran otherwise than the plan at hand says.
         on_demand: Swap-ins that an operation had to wait for, since no plan had asked for them.
         bytes_in: Bytes copied to the device.
@@ -35,6 +36,7 @@ class Statistics:
     iterations: int = 0
     replayed: int = 0
     plans: int = 0
+    tuned: int = 0
     off_order: int = 0
     on_demand: int = 0
     bytes_in: int = 0
@@ -48,11 +50,13 @@ class Iterations:
     """The iterations of a block: recorded until a plan stands, then followed.
 
     The first is recorded. The second often runs other functions, since an optimizer makes its state
-    in the first, and is recorded again. The ones after it show when the variables end that an
-    iteration leaves behind. Then nothing is recorded until an operation leaves the plan.
+    in the first, and shows when the variables end that an iteration leaves behind: it is recorded
+    again and planned. The third shows whether it repeats. Then nothing is recorded until an
+    operation leaves the plan.
 
     Args:
-        make_plan: Plans a recorded iteration, carefully where that is asked; None only records.
+        make_plan: Plans a recorded iteration; None only records.
+        settle: Told of a plan that has run through as it was made, with that iteration.
         statistics: Where to count.
 
     Attributes:
@@ -64,9 +68,12 @@ class Iterations:
     """
 
     def __init__(
-        self, make_plan: Callable[[Recording, bool], SwapPlan] | None, statistics: Statistics
+        self,
+        make_plan: Callable[[Recording], SwapPlan] | None,
+        settle: Callable[[SwapPlan, Recording], None] | None,
+        statistics: Statistics,
     ) -> None:
-        self._make_plan, self._statistics = make_plan, statistics
+        self._make_plan, self._settle, self._statistics = make_plan, settle, statistics
         self.origin = 0
         self.log: list[Entry] | None = []
         self.recorded: Recording | None = None
@@ -74,7 +81,7 @@ class Iterations:
         self.plan: SwapPlan | None = None
         self._proved = False  # the plan has run through once
         self._settled = False  # the plan is as good as its trace can be known
-        self._refined = 0  # careful plans made since the functions last changed
+        self._refined = 0  # plans made since the functions last changed
         self._strays = 0  # iterations in a row that did not run by the plan
 
     def expected(self, operation: OpOverload, inputs: list[Variable]) -> Step | None:
@@ -155,18 +162,22 @@ class Iterations:
         assert self.log is not None
         log = sum_in_place(self.log, self.origin)
         recorded = build(log, self.origin, self.recorded)
-        same = self._refined > 0 and self.plan is not None and recorded.trace == self.plan.trace
+        plan = self.plan
+        same = plan is not None and recorded.trace == plan.trace
         known = done and (self._settled or same or self._refined == _REFINEMENTS)
-        # One strange iteration, such as with an evaluation before it, does not end a good plan; and
-        # where every iteration is strange, plans are made ever more seldom.
-        patient = self._strays < (2 if self._proved else 1) or self._strays & (self._strays - 1)
+        # The first is seldom like those after it. One strange iteration, such as with an evaluation
+        # before it, does not end a good plan; and where every iteration is strange, plans are made
+        # ever more seldom.
+        few = 2 if self._proved or self.recorded is None else 1
+        patient = self._strays < few or self._strays & (self._strays - 1)
         if self._make_plan and not known and (done or not patient):
-            # What has run through by a plan will recur, and is worth a careful one.
-            self.plan = self._make_plan(recorded, done)
+            self.plan = self._make_plan(recorded)
             self.follower = Follower(recorded, self.plan)
             self._refined = self._refined + 1 if done else 0
             self._settled = self._proved = False
             self._statistics.plans += 1
+        elif known and not self._settled and self._settle and plan is not None:
+            self._settle(plan, recorded)
         self._settled = self._settled or known
         self.recorded = recorded
         self.log = None if known else []

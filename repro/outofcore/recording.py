@@ -12,9 +12,16 @@ from repro.outofcore.residency import Variable
 from repro.outofcore.sums import ADD_INTO
 from repro.outofcore.trace import Function, Trace
 
+_SKIPPED = 16  # functions at the start of an iteration that may belong to the one before
 # They make a tensor of a storage without looking at the storage, even where it has no bytes now.
 _WITHOUT_ACCESS = frozenset(
     {"aten.detach", "aten.alias", "aten.view", "aten._unsafe_view", "aten.lift_fresh"}
+)
+_KINDS = ("int", "SymInt", "float", "bool", "number", "Scalar", "str", "Device", "Layout")
+# Types of arguments that hold no tensor, as schemas write them.
+_WITHOUT_TENSORS = frozenset(
+    [form.format(kind) for kind in _KINDS for form in ("{}", "Optional[{}]", "List[{}]")]
+    + [f"Optional[List[{kind}]]" for kind in _KINDS]
 )
 # Their schemas do not say that they write the running statistics.
 _WRITES_UNSAID = {
@@ -32,6 +39,8 @@ class Signature(NamedTuple):
     Attributes:
         name: Without the overload, such as ``"aten.convolution"``.
         ignored: It does not touch what its tensors hold.
+        takes: The positions of arguments that may be or hold tensors, ascending.
+        takes_named: Their names.
         writes: For each argument by position, whether it is written.
         writes_named: Names of arguments that are written.
         grouped: It works on lists of tensors one by one, so that it can be run in parts.
@@ -39,10 +48,13 @@ class Signature(NamedTuple):
         view: It makes a tensor of a storage that it was given.
         resizes: It may change the size of a storage that it was given.
         collective: It works on with other processes after it has returned.
+        awaited: Its results come from other processes, and are to be waited for.
     """
 
     name: str
     ignored: bool
+    takes: tuple[int, ...]
+    takes_named: frozenset[str]
     writes: tuple[bool, ...]
     writes_named: frozenset[str]
     grouped: bool
@@ -50,6 +62,7 @@ class Signature(NamedTuple):
     view: bool
     resizes: bool
     collective: bool
+    awaited: bool
 
 
 def signature(operation: OpOverload) -> Signature:
@@ -85,16 +98,22 @@ def _signature(operation: OpOverload) -> Signature:
     ignored = name in _WITHOUT_ACCESS or operation.namespace in ("prim", "profiler")
     makes = not (in_place or operation.is_view)
     changes_values = operation._opname.endswith("_") and not operation._opname.startswith("resize")
+    # By exclusion: what may hold a tensor in a way that no name here says is looked at.
+    takes = [n for n, a in enumerate(schema.arguments) if str(a.type) not in _WITHOUT_TENSORS]
     return Signature(
         name,
         ignored,
+        tuple(takes),
+        frozenset(schema.arguments[n].name for n in takes),
         writes,
         named,
         grouped,
         makes,
         operation.is_view,
-        resizes=any(writes) and not changes_values,
+        resizes=not changes_values
+        and any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments),
         collective=operation.namespace == "c10d",
+        awaited=operation.namespace == "_c10d_functional" and operation._opname != "wait_tensor",
     )
 
 
@@ -198,12 +217,13 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
     """Return an iteration as a trace.
 
     A variable that is alive at the end dies in the next iteration where its counterpart of the
-    iteration before died in this one; where that is not known, it lives until its successor comes.
+    iteration before died in this one, as far as both ran the same functions; where that is not
+    known, it lives until its successor comes.
 
     Args:
         entries: The operations in order; at least one.
         origin: The clock at the start of the iteration.
-        previous: The iteration before; used where it ran the same functions.
+        previous: The iteration before.
     """
     names: dict[Variable, str] = {}
     born: set[Variable] = set()
@@ -226,23 +246,20 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
         )
     order = list(names)
     sizes = {name: variable.nbytes for variable, name in names.items()}
-    twins: list[Variable] | None = None
-    if previous and previous.trace.functions == tuple(functions) and previous.trace.sizes == sizes:
-        twins = previous.order
-    left: set[Variable] = set()  # the iteration before made it, and this one looks at it: its loss
-    if twins is not None:
-        left = {v for v, name in zip(twins, sizes, strict=True) if names.get(v, name) != name}
+    twins = _twins(previous, functions, sizes) if previous else {}
+    # The iteration before made it, and this one looks at it: its loss.
+    left = {v for name, v in twins.items() if names.get(v, name) != name}
     n = len(functions)
     deaths: dict[str, int] = {}
     kinds: dict[str, str] = {}
-    for number, (variable, name) in enumerate(names.items()):
+    for variable, name in names.items():
         lasting = variable.kind in ("parameter", "buffer", "optimizer state")
         if variable.died is not None:
             deaths[name] = min(max(variable.died - origin, last[variable] + 1), n)
         elif variable in born or variable in left or not (variable.since < origin or lasting):
             death = first[variable] + n
-            if twins is not None:
-                twin = twins[number]
+            if name in twins:
+                twin = twins[name]
                 if twin in first:  # it is looked at once more, and counts as given there
                     death = min(death, n + first[twin])
                 elif twin.died is not None:
@@ -254,3 +271,35 @@ def build(entries: Sequence[Entry], origin: int, previous: Recording | None) -> 
     trace = Trace(tuple(functions), sizes, kinds, deaths)
     times = [entry.time_s() for entry in entries]
     return Recording(trace, order, times, [entry.operation for entry in entries])
+
+
+def _twins(
+    previous: Recording, functions: list[Function], sizes: dict[str, int]
+) -> dict[str, Variable]:
+    """Return the variables of the iteration before that did what some of this one do, by name.
+
+    The two are laid beside each other for as long as they run the same functions. What ran after
+    the end of the iteration before, such as reading its loss, stands at the start of this one.
+    """
+    variables = dict(zip(previous.trace.accesses, previous.order, strict=True))
+    best: dict[str, str] = {}
+    for skipped in range(min(_SKIPPED, len(functions))):
+        pairs: dict[str, str] = {}
+        back: dict[str, str] = {}
+        for ours, theirs in zip(functions[skipped:], previous.trace.functions, strict=False):
+            if _shape(ours) != _shape(theirs) or not all(
+                pairs.get(a, b) == b and back.get(b, a) == a and sizes[a] == previous.trace.sizes[b]
+                for a, b in zip(ours.variables, theirs.variables, strict=True)
+            ):
+                break
+            pairs.update(zip(ours.variables, theirs.variables, strict=True))
+            back.update(zip(theirs.variables, ours.variables, strict=True))
+        if len(pairs) > len(best):
+            best = pairs
+        if len(pairs) == len(variables):
+            break
+    return {ours: variables[theirs] for ours, theirs in best.items()}
+
+
+def _shape(function: Function) -> tuple[str, int, int, int]:
+    return function.name, len(function.inputs), len(function.outputs), len(function.variables)

@@ -95,7 +95,9 @@ class Residency:
         self.ended: deque[Variable] = deque()  # what is still to be counted as such
         self.known: dict[int, Variable | None] = {}  # by address; None: left alone
         self._excluded = frozenset(excluded)
-        self._watches: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        # For each of these, which tell of the end of a storage: its address and its variable.
+        self._watches: dict[weakref.ref[torch.UntypedStorage], tuple[int, Variable | None]] = {}
+        self._on_end = self._ended
         self.lock = threading.RLock()
         self.wait: Callable[[], bool] = lambda: False
         self.lies = store.whole
@@ -138,29 +140,27 @@ class Residency:
             and key not in self._excluded
         )
         variable = Variable(nbytes, self.clock) if managed else None
-        known, watches = self.known, self._watches
-
-        def end(_: object) -> None:
-            # The address may be used again from now on.
-            known.pop(key, None)
-            watches.pop(key, None)
-            if variable is None:
-                return
-            variable.died = self.clock
-            # Whatever thread this is (a copying one, which collects garbage), it must not wait.
-            if self.lock.acquire(blocking=False):
-                self._end(variable)
-                self.lock.release()
-            else:
-                self.ended.append(variable)
-
-        reference = weakref.ref(storage, end)
-        watches[key] = reference
-        known[key] = variable
+        reference = weakref.ref(storage, self._on_end)
+        self._watches[reference] = key, variable
+        self.known[key] = variable
         if variable is not None:
             variable.storage_ref = reference
-            self.used_bytes += variable.nbytes
+            self.used_bytes += nbytes
         return variable
+
+    def _ended(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        # The address may be used again from now on.
+        key, variable = self._watches.pop(reference)
+        self.known.pop(key, None)
+        if variable is None:
+            return
+        variable.died = self.clock
+        # Whatever thread this is (a copying one, which collects garbage), it must not wait.
+        if self.lock.acquire(blocking=False):
+            self._end(variable)
+            self.lock.release()
+        else:
+            self.ended.append(variable)
 
     def bury(self) -> None:
         """Count no more what ended while another thread was at work here."""

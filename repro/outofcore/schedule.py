@@ -133,7 +133,7 @@ def tune_window(
         BudgetTooSmall: One function alone needs more than the budget.
     """
     times = np.asarray(compute_times, dtype=np.float64)
-    best = fastest(_windows(trace, budget_bytes, times), times, bandwidth, latency_s)
+    best = fastest(windows(trace, budget_bytes, times), times, bandwidth, latency_s)
     assert best is not None  # WINDOW_SHARES is not empty
     return best
 
@@ -159,7 +159,8 @@ def fastest(
     return best[1] if best else None
 
 
-def _windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iterator[SwapPlan]:
+def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iterator[SwapPlan]:
+    """Yield the plans of which `tune_window` returns the fastest."""
     for share in WINDOW_SHARES:
         yield plan_swaps(trace, budget_bytes, int(share * budget_bytes))
     n, unlimited = len(trace.functions), sum(trace.sizes.values())

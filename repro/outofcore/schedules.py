@@ -3,14 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
+import numpy as np
+
 from repro.outofcore.baselines import on_demand, tune_fixed_distance, vdnn
 from repro.outofcore.literal import plan_literally
 from repro.outofcore.packing import plan_packed
 from repro.outofcore.plan import PlanError, SwapPlan
-from repro.outofcore.schedule import plan_swaps
+from repro.outofcore.schedule import fastest, plan_swaps, tune_window
 from repro.outofcore.trace import Trace
 
-Name = Literal["window", "packed", "paper", "lms", "vdnn", "on_demand"]
+Name = Literal["auto", "window", "packed", "paper", "lms", "vdnn", "on_demand"]
 # Given a trace, a budget in bytes, seconds of each function, and bytes/s (to the device, to the
 # host), returns a plan of that trace within that budget.
 Scheduler = Callable[[Trace, int, Sequence[float], tuple[float, float]], SwapPlan]
@@ -34,7 +36,10 @@ def make_plan(
     latency_s: float = 0.0,
     window_bytes: int | None = None,
 ) -> SwapPlan:
-    """Return a schedule's plan; "lms" is at the distances that take least time when simulated.
+    """Return a schedule's plan.
+
+    "auto" is the faster of packed plans and of all windows when simulated; "lms" is at the
+    distances that take least time.
 
     Args:
         schedule: A name, or a function, whose plan is checked.
@@ -50,6 +55,14 @@ def make_plan(
         DoesNotFit: "lms" or "vdnn" holds more than the budget, which they do not know.
         PlanError: A function's plan breaks a rule, or is of another trace or a larger budget.
     """
+    if schedule == "auto":
+        given = trace, budget_bytes, times, rates, latency_s
+        best = fastest(
+            (plan(*given) for plan in (plan_packed, tune_window)),
+            np.asarray(times, dtype=np.float64), rates, latency_s,
+        )  # fmt: skip
+        assert best is not None  # there are two
+        return best
     if schedule == "window":
         return plan_swaps(trace, budget_bytes, window_bytes)
     if schedule == "packed":

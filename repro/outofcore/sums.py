@@ -4,7 +4,8 @@ Where a tensor is used twice, autograd sums two gradients of it. Without a dispa
 into the first where nobody else holds that; under one it always takes a new tensor, so that an
 iteration would hold one more than it does otherwise. Such a sum is told in the iteration that is
 recorded, by the end of one operand right after it, and made in place in those that follow the
-plan: a + b = b + a to the last bit.
+plan: a + b = b + a to the last bit. The other operand may be a slice of something larger, as where
+what was put together is divided again.
 """
 
 import sys
@@ -96,8 +97,13 @@ class Sums:
             not any(alone)
             or one.dtype != other.dtype
             or one.shape != other.shape
-            or one.stride() != other.stride()
-            or any(t.is_conj() or t.is_neg() or torch._debug_has_internal_overlap(t) for t in args)
+            or any(t.is_conj() or t.is_neg() for t in args)
         ):
             return None
-        return alone.index(True)
+        if alone[0] and _dense(one):  # where plain autograd does it, too
+            return 0
+        return 1 if alone[1] and one.stride() == other.stride() and _dense(other) else None
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    return torch._debug_has_internal_overlap(tensor) == 0  # it is dense, too

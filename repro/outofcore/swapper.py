@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
-from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -24,9 +23,10 @@ from torch.utils._python_dispatch import (
 
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
+from repro.outofcore.addresses import Addresses
+from repro.outofcore.collectives import Collectives, wait_for
 from repro.outofcore.following import Step
 from repro.outofcore.host import (
-    MOVER,
     HostStore,
     Mover,
     StreamMover,
@@ -35,6 +35,7 @@ from repro.outofcore.host import (
 )
 from repro.outofcore.interrupts import Uninterrupted
 from repro.outofcore.iterations import Iterations, Statistics
+from repro.outofcore.operands import Operands
 from repro.outofcore.operations import (
     Operations,
     RawAccess,
@@ -46,10 +47,11 @@ from repro.outofcore.operations import (
 )
 from repro.outofcore.paced import PacedMover
 from repro.outofcore.plan import Kind, SwapPlan
-from repro.outofcore.recording import Recording, Signature, components, signature, tensors_in
+from repro.outofcore.planning import Planner
+from repro.outofcore.recording import Recording, Signature, signature, tensors_in
 from repro.outofcore.residency import Residency, Variable
-from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
-from repro.outofcore.schedules import Name, Scheduler, check_schedule, make_plan
+from repro.outofcore.schedule import BudgetTooSmall
+from repro.outofcore.schedules import Name, Scheduler, check_schedule
 from repro.outofcore.sums import ADD, ADD_INTO, Sums
 from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace
@@ -66,9 +68,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)  # to ask the system at every operation takes time
 
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout})
-_COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation that chooses the window
 _PATIENCE_S = 300.0  # for other threads and collectives to end what they do with a tensor
-_AT_ONCE = 2000  # functions of a trace whose window is chosen in no time
 _PART = 16  # an operation on lists is run in parts of at most budget / 16
 
 
@@ -80,10 +80,13 @@ class OutOfCore:
     """Train within a budget of device memory: what does not fit is swapped to the host.
 
     Within the block every operation of this thread, of its backward passes and of its optimizers is
-    seen. The first iteration runs by swapping on demand and is recorded; the following ones run by
-    the schedule that the recording gives (Hayakawa and Narihira, section 3). What runs otherwise
-    (a changed step, an evaluation) swaps on demand, and is planned anew where it recurs. Values are
-    those of ordinary training, bit for bit.
+    seen. The first two iterations run by swapping on demand and are recorded: an optimizer makes
+    its state in the first. The following ones run by the schedule that the recording gives
+    (Hayakawa and Narihira, section 3), and by better ones that are found between iterations. What
+    runs otherwise (a changed step, an evaluation) swaps on demand, and is planned anew where it
+    recurs. Values are those of ordinary training, bit for bit.
+
+    Differs from the paper: one more iteration runs on demand, so that one plan is enough.
 
     Threads that are started within the block, and work that is submitted to pools of threads, are
     seen too; tensors that a collective works on stay until it is done. `docs/outofcore.md` lists
@@ -95,8 +98,9 @@ class OutOfCore:
     Args:
         budget_bytes: Bytes of tensor storages that may be on the device at once. What operations
             take inside for themselves comes on top.
-        window_bytes: How far to look ahead (`plan_swaps`); ``"auto"`` chooses by simulation with
-            measured times.
+        window_bytes: How far to look ahead (`plan_swaps`), None for 1.5 times the budget;
+            ``"auto"`` chooses by simulation with measured times, at most 1 s at once and then 5 %
+            of the training's.
         device: The device whose tensors are managed; None for the current accelerator, or else the
             CPU.
         swap_folder: On the CPU, a folder for the file that swapped-out tensors lie in, to train
@@ -112,8 +116,10 @@ class OutOfCore:
             that call on).
         optimizer: An optimizer, or some, whose parameters and state count from the start.
         schedule: What plans the iterations: ``"window"``, the paper's with our changes;
-            ``"packed"``, which looks at the whole iteration; ``"paper"`` to the letter, ``"lms"``,
-            ``"vdnn"`` or ``"on_demand"``, to compare with; or a function (`schedules.Scheduler`).
+            ``"packed"``, which looks at the whole iteration; ``"auto"``, the faster of these when
+            simulated, or the window where `window_bytes` gives one; ``"paper"`` to the letter,
+            ``"lms"``, ``"vdnn"`` or ``"on_demand"``, to compare with; or a function
+            (`schedules.Scheduler`).
         link_bytes_per_s: On the CPU, the rate each way that copies are slowed down to, for studies
             of what a link costs; None for as fast as the memory.
 
@@ -136,7 +142,7 @@ class OutOfCore:
         host_bytes: int | None = None,
         model: nn.Module | Iterable[nn.Module] = (),
         optimizer: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
-        schedule: Name | Scheduler = "window",
+        schedule: Name | Scheduler = "auto",
         link_bytes_per_s: float | None = None,
     ) -> None:
         if not is_whole(budget_bytes, 1):
@@ -175,7 +181,7 @@ class OutOfCore:
                         "optimizers as optimizer="
                     )
         self._statistics = Statistics()
-        self._iterations = Iterations(self._make_plan, self._statistics)
+        self._iterations = Iterations(None, None, self._statistics)
         self._stack: ExitStack | None = None
 
     @property
@@ -229,20 +235,21 @@ class OutOfCore:
         self._mover = mover
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
         residency.wait = self._wait
+        self._statistics = Statistics()
         self._residency, self._lock = residency, residency.lock
+        self._addresses = Addresses(residency, self._statistics)
+        self._operands = Operands(residency, partial(self._addresses.bring, lock=True))
         self._changed = threading.Condition(residency.lock)  # nobody works on some tensor any more
         self._waiting = 0
         self._active: Iterable[Variable] = ()  # what this thread's operation works on
         self._promised: int | None = None  # bytes that it makes; None where none runs
-        self._works: list[tuple[list[Any], list[Variable]]] = []  # collectives under way
-        self._statistics = Statistics()
-        self._iterations = Iterations(self._make_plan, self._statistics)
-        self._leader: object = None  # the optimizer whose steps end the iterations
-        self._saved: WeakValueDictionary[tuple[int, int], torch.UntypedStorage] = (
-            WeakValueDictionary()
+        self._collectives = Collectives()
+        self._planner = Planner(
+            self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
         )
-        self._kept: dict[Variable, torch.UntypedStorage] = {}  # for who reads addresses of a copy
-        self._tuned: list[SwapPlan] = []  # filled by another thread
+        self._iterations = Iterations(self._make_plan, self._planner.settle, self._statistics)
+        self._ended = time.perf_counter()  # when the last iteration did
+        self._leader: object = None  # the optimizer whose steps end the iterations
         self._sums = Sums(torch.device("cpu") if self.device.type == "meta" else self.device)
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
@@ -292,7 +299,7 @@ class OutOfCore:
         finally:
             self._mover.close()
             self._store.close(keep=any(not v.resident for v in self._residency.variables()))
-            self._kept.clear()
+            self._addresses.kept.clear()
             self._iterations.log = self._iterations.follower = None
 
     @property
@@ -345,17 +352,18 @@ class OutOfCore:
     # ---- iterations
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        with self._guard, self._lock:
+        with self._guard:
             self._end_step(optimizer)
 
     def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if not any(self._knows(parameter) for parameter in parameters):
-            return  # it has stepped out of our sight
-        for parameter in parameters if self._iterations.log is not None else ():
-            self._classify("parameter", [parameter])
-            self._classify("gradient", [parameter.grad])
-            self._classify("optimizer state", optimizer.state.get(parameter, {}).values())
+        with self._lock:
+            if not any(self._knows(parameter) for parameter in parameters):
+                return  # it has stepped out of our sight
+            for parameter in parameters if self._iterations.log is not None else ():
+                self._classify("parameter", [parameter])
+                self._classify("gradient", [parameter.grad])
+                self._classify("optimizer state", optimizer.state.get(parameter, {}).values())
         if self._leader is None:
             self._leader = optimizer
         if self._leader is optimizer:
@@ -375,65 +383,35 @@ class OutOfCore:
         if self._stack is None:
             raise RuntimeError("step() belongs inside the block: with OutOfCore(...) as ooc")
         self._leader = self
-        with self._guard, self._lock:
+        with self._guard:
             self._end_iteration()
 
     def _end_iteration(self) -> None:
-        self._kept.clear()
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            self._iterations.end(self._residency.clock)
-            self._take_tuned()
+            with self._lock:
+                self._addresses.kept.clear()
+                self._iterations.end(self._residency.clock)
+            self._follow_better()  # other threads may go on meanwhile
 
-    def _make_plan(self, recorded: Recording, careful: bool) -> SwapPlan:
+    def _make_plan(self, recorded: Recording) -> SwapPlan:
         for variable in self._residency.variables():
             variable.bound = -1
-        trace, budget_bytes = recorded.trace, self.budget_bytes
-        if self.schedule != "window":
-            window = None if isinstance(self.window_bytes, str) else self.window_bytes
-            rates = self._mover.bandwidth()
-            plan = make_plan(
-                self.schedule,
-                trace,
-                budget_bytes,
-                recorded.times,
-                rates,
-                _COPY_LATENCY_S,
-                window,
-            )
-        elif self.window_bytes != "auto":
-            plan = plan_swaps(trace, budget_bytes, self.window_bytes)
-        elif careful and len(trace.functions) <= _AT_ONCE:
-            rates = self._mover.bandwidth()
-            plan = tune_window(trace, budget_bytes, recorded.times, rates, _COPY_LATENCY_S)
-        else:
-            plan = plan_swaps(trace, budget_bytes)
-            if careful:
-                self._tune_beside(recorded)
+        plan = self._planner.plan(recorded)
         self._store.reserve(plan.host_bytes)
         return plan
 
-    def _tune_beside(self, recorded: Recording) -> None:
-        """Choose the window in another thread, while training goes on by a first plan."""
-        rates, tuned = self._mover.bandwidth(), []
-
-        def tune() -> None:
-            given = recorded.trace, self.budget_bytes, recorded.times, rates, _COPY_LATENCY_S
-            tuned.append(tune_window(*given))
-
-        threading.Thread(target=tune, name=f"{MOVER}-tuner", daemon=True).start()
-        self._tuned = tuned
-
-    def _take_tuned(self) -> None:
-        """Follow the plan that was tuned beside, where it is one of what is followed."""
-        if not self._tuned:
-            return
-        plan, self._tuned = self._tuned[0], []
+    def _follow_better(self) -> None:
+        """Try other plans of what repeats, for a bounded time, and follow one that is better."""
+        now = time.perf_counter()
+        plan = self._planner.better(now - self._ended)
+        self._ended = time.perf_counter()
         follower = self._iterations.follower
-        if follower is not None and plan.trace == follower.trace:
-            self._store.reserve(plan.host_bytes)
-            follower.replan(plan)
-            self._iterations.plan = plan
-            self._statistics.plans += 1
+        if plan is not None and follower is not None:
+            with self._lock:
+                self._store.reserve(plan.host_bytes)
+                follower.replan(plan)
+                self._iterations.plan = plan
+                self._statistics.tuned += 1
 
     # ---- operations
 
@@ -445,7 +423,7 @@ class OutOfCore:
         guard = self._guard
         guard.depth += 1
         try:
-            return self._run(operation, args, kwargs)
+            return self._follow(operation, args, kwargs)
         except BudgetTooSmall as error:
             self._failed = error
             raise
@@ -454,66 +432,136 @@ class OutOfCore:
             if guard.pending is not None:
                 guard.deliver()
 
+    def _follow(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation by the shortest way where it is just the plan's next step."""
+        iterations = self._iterations
+        follower = iterations.follower
+        if follower is None or iterations.log is not None:
+            return self._run(operation, args, kwargs)
+        step = follower.upcoming(operation)
+        given = args
+        if step is None and operation is ADD and (step := follower.upcoming(ADD_INTO)) is not None:
+            place = self._sums.into(args, kwargs)
+            if place is None:
+                step = None
+            elif place:
+                given = args[::-1]
+        if step is None or step.signature.collective:
+            return self._run(operation, args, kwargs)
+        residency, lock, known = self._residency, self._lock, step.signature
+        lock.acquire()
+        try:
+            found = follower.operands(step, residency.known, given, kwargs)
+            if found is not None:
+                inputs, written = found
+                self._bring_in(step, known, inputs)
+                self._promise(known, inputs, written, step.birth_bytes, True)
+        except BaseException:
+            self._active = ()
+            raise
+        finally:
+            lock.release()
+        if found is None:
+            return self._run(operation, args, kwargs)
+        try:
+            result = step.operation._op(*given, **kwargs)
+        except BaseException:
+            with lock:
+                self._active, self._promised = (), None
+            raise
+        with lock:
+            self._active, self._promised = (), None
+            made = self._operands.made(result, inputs) if known.makes else []
+            if known.resizes:
+                self._operands.resized(known, given, kwargs, written, made)
+            if residency.used_bytes > residency.peak_bytes:
+                residency.peak_bytes = residency.used_bytes
+            if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
+                residency.make_room(0, (*inputs, *made), partial(self._name, known))
+            if known.awaited:
+                wait_for(result)
+            if self._waiting:
+                self._changed.notify_all()
+            residency.clock += 1
+            if step.births or made:
+                step = iterations.ran(step, step.operation, inputs, written, made, None)
+            else:
+                follower.cursor += 1
+            if step is not None and step.after:
+                self._act(step.after, (), partial(self._name, known))
+        return result
+
+    def _bring_in(self, step: Step | None, known: Signature, inputs: list[Variable]) -> None:
+        """Have an operation's inputs on the device."""
+        residency = self._residency
+        self._active = inputs
+        if residency.ended:
+            residency.bury()
+        if residency.leaving:
+            residency.let_go()
+        if self._collectives.works:
+            self._collectives.let_go()
+        clock = residency.clock
+        if step is not None and step.before:
+            self._act(step.before, inputs, partial(self._name, known))
+        for variable in inputs:
+            variable.used = clock
+            if not variable.resident:
+                self._statistics.on_demand += 1
+                residency.make_room(variable.nbytes, inputs, partial(self._name, known))
+                residency.swap_in(variable)
+            if variable.incoming is not None:
+                residency.arrive(variable)
+
+    def _promise(
+        self,
+        known: Signature,
+        inputs: list[Variable],
+        written: list[Variable],
+        nbytes: int,
+        certain: bool,
+    ) -> None:
+        """Have room for what an operation makes, and take note of what it writes."""
+        residency = self._residency
+        if residency.used_bytes + nbytes > residency.budget_bytes:
+            residency.make_room(nbytes, inputs, partial(self._name, known), strict=certain)
+        for variable in written:
+            if variable.valid:
+                residency.written(variable)
+        if written and self._addresses.kept:
+            self._addresses.kept.clear()
+        self._promised = nbytes
+
     def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         residency, iterations, lock = self._residency, self._iterations, self._lock
+        known = signature(operation)
+        if known.ignored:
+            return operation._op(*args, **kwargs)
         into: int | None = None
         if operation is ADD and (place := self._sums.into(args, kwargs)) is not None:
             if iterations.sums_in_place():
                 operation, args = ADD_INTO, args if place == 0 else args[::-1]
+                known = signature(operation)
             else:
                 into = place
-        step: Step | None
         lock.acquire()
         try:
-            found = self._next(operation, args, kwargs) if iterations.log is None else None
-            if found is not None:
-                step, inputs, written = found
-                known = step.signature
-            else:
-                known = signature(operation)
-                if known.ignored:
-                    return operation(*args, **kwargs)
-                if known.grouped:
-                    parts = divide(args, self.budget_bytes / _PART)
-                    if len(parts) > 1:
-                        return run_in_parts(self._run, operation, parts, args, kwargs)
-                inputs, written = self._variables(known, args, kwargs)
-                step = iterations.expected(operation, inputs)
-                if not self._statistics.iterations:
-                    _say_what_is_not_compiled()
-            self._active = inputs
-            if residency.ended:
-                residency.bury()
-            if residency.leaving:
-                residency.let_go()
-            if self._works:
-                self._let_works_go()
-            clock = residency.clock
-            if step is not None and step.before:
-                self._act(step.before, inputs, partial(self._name, known))
-            for variable in inputs:
-                variable.used = clock
-                if not variable.resident:
-                    self._statistics.on_demand += 1
-                    residency.make_room(variable.nbytes, inputs, partial(self._name, known))
-                    residency.swap_in(variable)
-                if variable.incoming is not None:
-                    residency.arrive(variable)
-            certain = True
+            if known.grouped:
+                parts = divide(args, self.budget_bytes / _PART)
+                if len(parts) > 1:
+                    return run_in_parts(self._follow, operation, parts, args, kwargs)
+            inputs, written = self._operands.of(known, args, kwargs)
+            step = iterations.expected(operation, inputs)
+            if not self._statistics.iterations:
+                _say_what_is_not_compiled()
+            self._bring_in(step, known, inputs)
+            nbytes, certain = 0, True
             if step is not None:
                 nbytes = step.birth_bytes
             elif (known.makes or known.resizes) and not known.collective and self._computes:
                 nbytes, certain = result_bytes(operation, args, kwargs)
-            else:
-                nbytes = 0
-            if residency.used_bytes + nbytes > residency.budget_bytes:
-                residency.make_room(nbytes, inputs, partial(self._name, known), strict=certain)
-            for variable in written:
-                if variable.valid:
-                    residency.written(variable)
-            if self._kept and written:
-                self._kept.clear()
-            self._promised = nbytes
+            self._promise(known, inputs, written, nbytes, certain)
+            clock = residency.clock
         except BaseException:
             self._active = ()
             raise
@@ -530,13 +578,13 @@ class OutOfCore:
             timed.stop()
         with lock:
             self._active, self._promised = (), None
-            made = self._made(result, inputs) if known.makes else []
+            made = self._operands.made(result, inputs) if known.makes else []
             if known.resizes:
-                self._resized(known, args, kwargs, written, made)
+                self._operands.resized(known, args, kwargs, written, made)
             if known.collective:
-                self._work_on(result, inputs)
-            elif operation.namespace == "_c10d_functional":
-                self._wait_for(operation, result)
+                self._collectives.work_on(result, inputs)
+            elif known.awaited:
+                wait_for(result)
             if residency.used_bytes > residency.peak_bytes:
                 residency.peak_bytes = residency.used_bytes
             if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
@@ -546,30 +594,11 @@ class OutOfCore:
             if not inputs and not made:
                 return result
             residency.clock = clock + 1
-            if made or iterations.log is not None or step is None or step.births:
-                summed = None if into is None else residency.look_up(args[into])
-                step = iterations.ran(step, operation, inputs, written, made, timed, summed)
-            elif iterations.follower is not None:  # the plan's, which makes nothing
-                iterations.follower.cursor += 1
+            summed = None if into is None else residency.look_up(args[into])
+            step = iterations.ran(step, operation, inputs, written, made, timed, summed)
             if step is not None and step.after:
                 self._act(step.after, (), partial(self._name, known))
         return result
-
-    def _resized(
-        self,
-        known: Signature,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        written: list[Variable],
-        made: list[Variable],
-    ) -> None:
-        """Count anew what an operation may have resized, and what had no bytes before."""
-        for variable in written:
-            if variable.died is None:
-                self._residency.resized(variable)
-        values = [a for a, write in zip(args, known.writes, strict=False) if write]
-        values += [value for name, value in kwargs.items() if name in known.writes_named]
-        made += (v for v in self._made(values, written) if v not in made)
 
     # ---- other threads, processes and collectives
 
@@ -586,7 +615,7 @@ class OutOfCore:
             return f"an operation of another thread ({known.name})"
 
         with self._lock:
-            inputs, written = self._variables(known, args, kwargs)
+            inputs, written = self._operands.of(known, args, kwargs)
             nbytes, certain = 0, True
             while True:
                 for variable in inputs:
@@ -619,9 +648,9 @@ class OutOfCore:
             raise
         with self._lock:  # without a gap, in which another thread could take what was kept free
             self._end_beside(inputs, nbytes)
-            made = self._made(result, inputs) if known.makes else []
+            made = self._operands.made(result, inputs) if known.makes else []
             if known.resizes:
-                self._resized(known, args, kwargs, written, made)
+                self._operands.resized(known, args, kwargs, written, made)
             residency.note_peak()
             keep = (*inputs, *made, *self._active)
             residency.make_room(self._promised or 0, keep, what, strict=False)
@@ -647,7 +676,7 @@ class OutOfCore:
         try:
             while time.monotonic() < until and self._guard.pending is None:
                 self._changed.wait(0.002)
-                self._let_works_go()
+                self._collectives.let_go()
                 if sum(v.pins for v in self._residency.variables()) < before:
                     return True
                 if not before and self._promised is None:
@@ -655,31 +684,6 @@ class OutOfCore:
         finally:
             self._waiting -= 1
         return False
-
-    def _work_on(self, result: Any, inputs: list[Variable]) -> None:
-        """Keep where they are what a collective works on, until it is done."""
-        handles = [value for value in result if isinstance(value, torch.ScriptObject)]
-        for variable in inputs:
-            variable.pins += 1
-        works = [torch._C._distributed_c10d.Work.unbox(handle) for handle in handles]
-        self._works.append((works, inputs))
-        self._let_works_go()
-
-    def _let_works_go(self) -> None:
-        under_way = []
-        for works, variables in self._works:
-            if all(work.is_completed() for work in works):
-                for variable in variables:
-                    variable.pins -= 1
-            else:
-                under_way.append((works, variables))
-        self._works = under_way
-
-    def _wait_for(self, operation: OpOverload, result: Any) -> None:
-        """Wait for a collective whose tensors only its result tells of."""
-        if operation._opname != "wait_tensor":
-            for tensor in tensors_in(result):
-                torch.ops._c10d_functional.wait_tensor(tensor)
 
     def _check_there(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse what a forked process cannot read: of memory it has its own copy, not of a file.
@@ -702,106 +706,6 @@ class OutOfCore:
 
     def _name(self, known: Signature) -> str:
         return f"function {self._residency.clock - self._iterations.origin} ({known.name})"
-
-    def _next(
-        self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Step, list[Variable], list[Variable]] | None:
-        """Return the plan's next step with its inputs and those written, where this is just it.
-
-        None where it is not, or where more has to be found out, such as of a new mini-batch.
-        """
-        follower = self._iterations.follower
-        assert follower is not None
-        if follower.done or operation is not follower.steps[follower.cursor].operation:
-            return None
-        step = follower.steps[follower.cursor]
-        known, bound, numbers, writes = (
-            self._residency.known,
-            follower.bound,
-            step.inputs,
-            step.signature.writes,
-        )
-        inputs: list[Variable] = []
-        written: list[Variable] = []
-        n, expected = 0, len(numbers)
-        for position, value in enumerate((*args, *kwargs.values()) if kwargs else args):
-            if type(value) in _PLAIN:
-                continue
-            for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
-                try:
-                    variable = known[tensor.untyped_storage()._cdata]
-                except (KeyError, NotImplementedError, RuntimeError):
-                    return None
-                if variable is None:
-                    continue
-                if n < expected and bound[numbers[n]] is variable:
-                    inputs.append(variable)
-                    n += 1
-                elif variable not in inputs:
-                    return None
-                if step.written and variable not in written:
-                    if position < len(args):
-                        write = writes[position]
-                    else:
-                        name = list(kwargs)[position - len(args)]
-                        write = name in step.signature.writes_named
-                    if write:
-                        written.append(variable)
-        return (step, inputs, written) if n == expected else None
-
-    def _made(self, result: Any, inputs: list[Variable]) -> list[Variable]:
-        """Return the variables that an operation has made."""
-        residency = self._residency
-        made: list[Variable] = []
-        for tensor in (result,) if isinstance(result, torch.Tensor) else tensors_in(result):
-            variable = residency.find(tensor, made=True)
-            if variable is None:
-                self._hold_components(tensor)
-            if variable is None or variable in inputs or variable in made:
-                continue
-            variable.used = residency.clock
-            if variable.since == residency.clock and variable.bound < 0:
-                made.append(variable)
-        return made
-
-    def _variables(
-        self, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Variable], list[Variable]]:
-        writes = known.writes
-        find = self._residency.look_up if known.view else self._residency.find
-        inputs: list[Variable] = []
-        written: list[Variable] = []
-        for position, value in enumerate(args):
-            if isinstance(value, torch.Tensor | list | tuple):
-                for tensor in (value,) if isinstance(value, torch.Tensor) else tensors_in(value):
-                    variable = find(tensor)
-                    if variable is None:
-                        self._hold_components(tensor)
-                        continue
-                    if variable not in inputs:
-                        inputs.append(variable)
-                    if position < len(writes) and writes[position] and variable not in written:
-                        written.append(variable)
-                        if not variable.kind and known.name.endswith("batch_norm"):
-                            variable.kind = "buffer"
-                    elif not variable.kind and isinstance(tensor, torch.nn.Parameter):
-                        variable.kind = "parameter"
-        for name, value in kwargs.items():
-            for tensor in tensors_in(value):
-                variable = find(tensor)
-                if variable is None:
-                    self._hold_components(tensor)
-                    continue
-                if variable not in inputs:
-                    inputs.append(variable)
-                if name in known.writes_named and variable not in written:
-                    written.append(variable)
-        return inputs, written
-
-    def _hold_components(self, tensor: torch.Tensor) -> None:
-        """Keep what a sparse or nested tensor consists of, which C++ code holds on to, for good."""
-        for part in components(tensor):
-            self._bring(part, lock=True)
 
     def _act(
         self,
@@ -834,21 +738,7 @@ class OutOfCore:
             self._check_there((tensor,), {})
             return
         with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
-            self._bring(tensor, lock)
-
-    def _bring(self, tensor: torch.Tensor, lock: bool) -> None:
-        residency = self._residency
-        variable = residency.find(tensor)
-        if variable is None:
-            return
-        if not variable.resident:
-            self._statistics.on_demand += 1
-            residency.make_room(variable.nbytes, (variable,), lambda: "reading a tensor's address")
-            residency.swap_in(variable)
-        residency.arrive(variable)
-        residency.written(variable)  # it may be, without a word to us
-        variable.used = residency.clock
-        variable.locked = variable.locked or lock
+            self._addresses.bring(tensor, lock)
 
     def unlock(self, tensor: torch.Tensor | None = None) -> None:
         """Let a tensor be swapped out again whose address was asked for, or all such tensors.
@@ -859,15 +749,7 @@ class OutOfCore:
         if self._stack is None:
             raise RuntimeError("unlock() belongs inside the block: with OutOfCore(...) as ooc")
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            if tensor is None:
-                variables = self._residency.variables()
-            else:
-                known = self._residency.look_up(tensor)
-                variables = [] if known is None else [known]
-            for variable in variables:
-                if variable.locked:
-                    self._residency.resized(variable)
-                    variable.locked = False
+            self._addresses.unlock(tensor)
 
     def hold_sizes(self, values: Iterable[object]) -> None:
         """Keep tensors of whole numbers where they are, for C++ code that reads them as sizes."""
@@ -891,34 +773,10 @@ class OutOfCore:
             self._check_there((tensor,), {})
             return tensor.untyped_storage()
         with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
-            return self._snapshot(tensor, keep)
+            return self._addresses.snapshot(tensor, keep)
 
     def _mine(self) -> bool:
         return threading.get_ident() == self._thread
-
-    def _snapshot(self, tensor: torch.Tensor, keep: bool) -> torch.UntypedStorage:
-        residency = self._residency
-        variable = residency.find(tensor)
-        if variable is None:
-            return tensor.untyped_storage()
-        key = id(variable), residency.clock
-        saved = self._kept.get(variable) if keep else self._saved.get(key)
-        if saved is None:
-            if variable.resident:
-                residency.arrive(variable)
-                saved = variable.storage().cpu()
-                if self.device.type == "cpu":
-                    saved = saved.clone()
-            else:
-                assert variable.place is not None
-                self._mover.finish()
-                saved = torch.UntypedStorage(variable.nbytes)
-                self._store.read(variable.place, saved.data_ptr())
-            if keep:
-                self._kept[variable] = saved
-            else:
-                self._saved[key] = saved
-        return saved
 
 
 def _say_what_is_not_compiled() -> None:

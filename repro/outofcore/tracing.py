@@ -59,7 +59,7 @@ def record_timed(
     if meta:
         block.device = torch.device("meta")
     with block:
-        block._iterations = Iterations(None, block._statistics)
+        block._iterations = Iterations(None, None, block._statistics)
         block._leader = block
         for _ in range(warmup + 1):
             step()

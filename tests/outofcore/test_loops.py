@@ -606,3 +606,23 @@ class TestSums:
                 kept.clear()
             assert block.statistics.replayed >= 2
             assert block.statistics.bytes_out > 0
+
+    def test_slices_are_summed_in_place_as_in_plain_training(self):
+        """Dense blocks: the gradient of what was put together is divided into slices."""
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(4 + 2 * i, 2, 3, padding=1) for i in range(5)]
+        x = torch.randn(4, 4, 8, 8)
+
+        def step() -> None:
+            found = [x]
+            for layer in layers:
+                layer.zero_grad()
+                found.append(layer(torch.cat(found, 1)).relu())
+            torch.cat(found, 1).square().sum().backward()
+
+        with torch.profiler.profile() as plain:
+            step()
+        ran = {event.key: event.count for event in plain.key_averages()}
+        names = [f.name for f in record(step, warmup=1).functions]
+        assert names.count("aten.add_") == ran["aten::add_"] > 0
+        assert names.count("aten.add") == ran.get("aten::add", 0)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.measure import accelerator
-from repro.outofcore import OutOfCore, host, operations, residency, swapper
+from repro.outofcore import OutOfCore, addresses, host, operations, residency, swapper
 from repro.outofcore.host import HostStore, StreamMover
 from repro.outofcore.residency import Residency
 from simulated_device.mutations import Omission, noticed
@@ -228,7 +228,7 @@ def _arrive(where: str) -> Omission:
 
 
 WRITTEN = "Residency.written"
-BRING, SNAPSHOT = "OutOfCore._bring", "OutOfCore._snapshot"
+BRING, SNAPSHOT = "Addresses.bring", "Addresses.snapshot"
 OUT = "self.mover.start_out(storage, variable.place), storage"
 IN = "self.mover.start_in(target, variable.place), storage"
 OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
@@ -251,15 +251,15 @@ OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (restored, _settle("restore")),
     (restored, _arrive("restore")),
     (restored, Omission(residency, "self.mover.finish()")),
-    (trained, Omission(swapper, "residency.arrive(variable)", within="OutOfCore._run")),
-    (trained, Omission(swapper, "residency.written(variable)", within="OutOfCore._run")),
+    (trained, Omission(swapper, "residency.arrive(variable)", within="OutOfCore._bring_in")),
+    (trained, Omission(swapper, "residency.written(variable)", within="OutOfCore._promise")),
     (trained, Omission(operations, "            begin.record()", "            pass")),
     (trained, Omission(operations, "self.events[1].record()")),
     (trained, Omission(accelerator, "end.synchronize()")),
-    (saved, Omission(swapper, "self._mover.finish()")),
-    (saved_while_it_comes, Omission(swapper, "residency.arrive(variable)", within=SNAPSHOT)),
-    (changed_by_address, Omission(swapper, "residency.arrive(variable)", within=BRING)),
-    (changed_by_address, Omission(swapper, "residency.written(variable)", within=BRING)),
+    (saved, Omission(addresses, "residency.mover.finish()")),
+    (saved_while_it_comes, Omission(addresses, "residency.arrive(variable)", within=SNAPSHOT)),
+    (changed_by_address, Omission(addresses, "residency.arrive(variable)", within=BRING)),
+    (changed_by_address, Omission(addresses, "residency.written(variable)", within=BRING)),
 ]
 PROGRAMS = list(dict.fromkeys(program for program, _ in OMISSIONS))
 

@@ -1,0 +1,133 @@
+"""The plan of a recorded iteration: one at once, and better ones while training goes on.
+
+Which schedule takes least time is found by simulating many plans, which for a long iteration takes
+far longer than a step. So the first plan is followed as soon as it is made; once it has run
+through, others are tried between iterations, a bounded time after each. No thread of its own: it
+would take Python's lock from every operation of the training.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repro.outofcore.packing import packed_plans
+from repro.outofcore.plan import SwapPlan
+from repro.outofcore.recording import Recording
+from repro.outofcore.schedule import plan_swaps, windows
+from repro.outofcore.schedules import Name, Scheduler, make_plan
+from repro.outofcore.trace import Trace
+
+AT_ONCE_S = 1.0  # for better plans when an iteration is known to repeat
+SHARE = 0.05  # of the training's time for better plans after that
+_COPY_LATENCY_S = 3e-5  # what starting a copy costs, for the simulation
+_MARGIN = 0.01  # of an iteration, that a better plan has to win
+_OF_FIRST = 2  # times as long as the first plan, another and its simulation are taken to take
+_TUNED = {"auto", "window", "packed"}
+
+
+class Planner:
+    """Plans iterations by a schedule.
+
+    Args:
+        schedule: As of `OutOfCore`.
+        window_bytes: As of `OutOfCore`.
+        budget_bytes: Device memory that may be taken at any time.
+        rates: Returns bytes/s of the copies (to the device, to the host), as measured so far.
+        clock: Returns seconds.
+
+    Attributes:
+        tried: Plans made to find a better one.
+    """
+
+    def __init__(
+        self,
+        schedule: Name | Scheduler,
+        window_bytes: int | Literal["auto"] | None,
+        budget_bytes: int,
+        rates: Callable[[], tuple[float, float]],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.schedule, self.window_bytes, self.budget_bytes = schedule, window_bytes, budget_bytes
+        self._rates, self._clock = rates, clock
+        self.tried = 0
+        self._candidates: Iterator[SwapPlan] | None = None
+        self._best = (0.0, 0)
+        self._times: NDArray[np.float64] = np.zeros(0)
+        self._link = (1.0, 1.0)
+        self._credit_s = 0.0
+        self._guess_s = 0.0  # what the next plan takes, until one was tried
+        self._longest_s = 0.0  # what the longest plan took
+
+    def plan(self, recorded: Recording) -> SwapPlan:
+        """Return a plan of an iteration, soon.
+
+        Raises:
+            BudgetTooSmall: One function alone needs more than the budget.
+            DoesNotFit, PlanError: As of `make_plan`.
+        """
+        self._candidates = None
+        began = self._clock()
+        trace, window = recorded.trace, self.window_bytes
+        window = None if window == "auto" else window
+        given = trace, self.budget_bytes, recorded.times, self._rates(), _COPY_LATENCY_S
+        if self.schedule == "packed":
+            plan = next(packed_plans(*given))
+        elif self.schedule in _TUNED:
+            plan = plan_swaps(trace, self.budget_bytes, window)
+        else:
+            plan = make_plan(self.schedule, *given, window)
+        self._longest_s = self._clock() - began
+        return plan
+
+    def settle(self, plan: SwapPlan, recorded: Recording) -> None:
+        """Take it that an iteration repeats as `plan` has it, and as long as it was recorded."""
+        fixed = self.window_bytes != "auto" and self.schedule != "packed"
+        other = len(recorded.times) != len(plan.trace.functions)
+        if self.schedule not in _TUNED or fixed or other or not plan.bytes_moved:
+            return
+        began = self._clock()
+        self._times, self._link = np.asarray(recorded.times), self._rates()
+        self._candidates = self._plans(plan.trace)
+        self._best = self._score(plan)
+        self._credit_s = AT_ONCE_S - (self._clock() - began)
+        self._guess_s, self._longest_s = _OF_FIRST * self._longest_s, 0.0
+
+    def better(self, elapsed_s: float) -> SwapPlan | None:
+        """Try other plans for a while, and return the best where it beats the one at hand.
+
+        Args:
+            elapsed_s: Seconds of training since this was called last.
+        """
+        if self._candidates is None:
+            return None
+        self._credit_s += SHARE * elapsed_s
+        found: SwapPlan | None = None
+        began = self._clock()
+        while (self._longest_s or self._guess_s) <= self._credit_s:
+            try:
+                plan = next(self._candidates)
+            except StopIteration:
+                self._candidates = None
+                break
+            self.tried += 1
+            score, best = self._score(plan), self._best
+            if score[0] < (1 - _MARGIN) * best[0] or (score[0] <= best[0] and score[1] < best[1]):
+                self._best, found = score, plan
+            took, began = self._clock() - began, self._clock()
+            self._longest_s = max(self._longest_s, took)
+            self._credit_s -= took
+        return found
+
+    def _score(self, plan: SwapPlan) -> tuple[float, int]:
+        result = plan.simulate(self._times, self._link, _COPY_LATENCY_S)
+        return round(result.time_s, 9), result.bytes_moved
+
+    def _plans(self, trace: Trace) -> Iterator[SwapPlan]:
+        if self.schedule != "window":
+            given = trace, self.budget_bytes, self._times, self._link, _COPY_LATENCY_S
+            yield from packed_plans(*given)
+        if self.schedule != "packed":
+            yield from windows(trace, self.budget_bytes, self._times)

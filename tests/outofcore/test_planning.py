@@ -1,0 +1,169 @@
+"""Plans of a recorded iteration: one at once, better ones a bounded time after each iteration."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from traces import chain
+
+from repro.outofcore import BudgetTooSmall, OutOfCore, planning, tune_window
+from repro.outofcore.planning import AT_ONCE_S, SHARE, Planner
+from repro.outofcore.recording import Recording
+from repro.outofcore.schedules import make_plan
+
+TRACE = chain(12, width=20, weight=12)
+TIMES = [1.0] * len(TRACE.functions)
+RECORDED = Recording(TRACE, [], TIMES, [])
+BUDGET = TRACE.smallest_budget + 40
+RATE = (20.0, 20.0)
+
+
+class Clock:
+    """Seconds that go on by so much with each plan."""
+
+    def __init__(self, each_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        for name in ("plan_swaps", "packed_plans", "windows"):
+            monkeypatch.setattr(planning, name, self.slowly(getattr(planning, name), each_s))
+
+    def slowly(self, make: Callable, each_s: float) -> Callable:
+        def one_by_one(plans):
+            for plan in plans:
+                self.now += each_s
+                yield plan
+
+        def made(*arguments):
+            plans = make(*arguments)
+            if hasattr(plans, "trace"):
+                self.now += each_s
+                return plans
+            return one_by_one(plans)
+
+        return made
+
+
+def planner(clock: Clock, schedule="auto", window="auto") -> Planner:
+    return Planner(schedule, window, BUDGET, lambda: RATE, lambda: clock.now)
+
+
+def time_s(plan) -> float:
+    return plan.simulate(TIMES, RATE, 3e-5).time_s
+
+
+class TestPauses:
+    def test_the_first_is_one_plan_and_each_after_takes_its_share(self, monkeypatch):
+        clock = Clock(0.2, monkeypatch)
+        ours = planner(clock)
+        plan = ours.plan(RECORDED)
+        assert clock.now == pytest.approx(0.2)
+        ours.settle(plan, RECORDED)
+        pauses, tried = [], []
+        for _ in range(100):
+            began = clock.now
+            ours.better(2.0)
+            pauses.append(clock.now - began)
+            tried.append(ours.tried)
+            clock.now += 2.0
+        assert 0.2 <= pauses[0] <= AT_ONCE_S + SHARE * 2.0
+        assert max(pauses[1:]) <= 0.2 + 1e-9  # one plan
+        assert sum(pauses) <= AT_ONCE_S + SHARE * 2.0 * 100
+        assert tried[-1] > tried[10] > tried[0] > 0
+
+    def test_a_plan_that_takes_longer_is_waited_for(self, monkeypatch):
+        clock = Clock(5.0, monkeypatch)
+        ours = planner(clock)
+        ours.settle(ours.plan(RECORDED), RECORDED)
+        for _ in range(89):  # twice as long as the first
+            ours.better(2.0)
+        assert ours.tried == 0
+        ours.better(4.0)
+        assert ours.tried == 2
+
+
+@pytest.mark.parametrize("schedule", ["auto", "window", "packed"])
+def test_all_are_tried_in_the_end(schedule, monkeypatch):
+    ours = planner(Clock(0.0, monkeypatch), schedule)
+    plan = first = ours.plan(RECORDED)
+    ours.settle(plan, RECORDED)
+    while (better := ours.better(1.0)) is not None:
+        assert time_s(better) <= time_s(plan)
+        plan = better
+    given = TRACE, BUDGET, TIMES, RATE, 3e-5
+    best = tune_window(*given) if schedule == "window" else make_plan(schedule, *given)
+    assert time_s(plan) <= 1.011 * time_s(best)
+    assert time_s(plan) < time_s(first) or schedule == "packed"
+
+
+def test_what_is_not_to_be_tuned(monkeypatch):
+    for schedule, window in (("auto", None), ("window", 60), ("paper", "auto")):
+        ours = planner(Clock(0.0, monkeypatch), schedule, window)
+        plan = ours.plan(RECORDED)
+        assert plan.window_bytes == (60 if window == 60 else int(1.5 * BUDGET))
+        ours.settle(plan, RECORDED)
+        assert ours.better(100.0) is None and ours.tried == 0
+    with pytest.raises(BudgetTooSmall):
+        Planner("auto", "auto", 1, lambda: RATE).plan(RECORDED)
+
+
+def train(budget: int | None, momentum: float, iterations: int = 8, **options):
+    torch.manual_seed(0)
+    layers = [m for _ in range(6) for m in (nn.Linear(64, 64), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(64, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+    losses, moved = [], []
+
+    def loop(block: OutOfCore | None) -> None:
+        for _ in range(iterations):
+            images, labels = torch.randn(256, 64), torch.randint(0, 4, (256,))
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(images), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if block is not None:
+                moved.append((block.statistics.bytes_in, block.statistics.on_demand, block.plan))
+
+    if budget is None:
+        loop(None)
+        return losses, None, moved
+    with OutOfCore(budget, device="cpu", **options) as block:
+        loop(block)
+    return losses, block, moved
+
+
+@pytest.mark.parametrize(("momentum", "budget"), [(0.0, 600_000), (0.9, 700_000)])
+def test_one_plan_for_one_repeated_step(momentum, budget):
+    losses, block, _ = train(budget, momentum)
+    assert losses == train(None, momentum)[0]
+    assert block.statistics.plans == 1
+    assert block.statistics.replayed == 6  # all but the two that show what repeats
+    assert block.statistics.bytes_in > 0 and block.statistics.peak_bytes <= budget
+
+
+def test_a_packed_plan_runs_as_it_is_written():
+    losses, block, moved = train(700_000, 0.9, 9, schedule="packed")
+    assert losses == train(None, 0.9, 9)[0]
+    plan = block.plan
+    assert plan.scheduler == "packed" and plan.verify() <= 700_000
+    last = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(moved[-4:], moved[-3:], strict=False)]
+    assert all(one == last[0] for one in last)
+    assert np.isclose(last[0][0], plan.bytes_in, rtol=0.03)
+    assert last[0][1] <= 2  # the batch, which the loop lets go of late
+
+
+def test_the_plan_at_hand_is_followed_until_a_better_one_is_found(monkeypatch):
+    """With no time to try others the first plan stays; with some, another takes its place."""
+    monkeypatch.setattr(planning, "AT_ONCE_S", 0.0)
+    monkeypatch.setattr(planning, "SHARE", 0.0)
+    _, block, moved = train(700_000, 0.9)
+    assert block.statistics.tuned == 0 and len({id(plan) for *_, plan in moved[1:]}) == 1
+    monkeypatch.setattr(planning, "SHARE", 1e6)
+    losses, block, moved = train(700_000, 0.9)
+    assert block.statistics.tuned == block.statistics.plans == 1
+    assert losses == train(None, 0.9)[0]
+    plans = [plan for *_, plan in moved]
+    assert plans[0] is None and plans[1] is not plans[2] is plans[-1]
+    assert plans[1].trace == plans[-1].trace and plans[-1].verify() <= 700_000
+    assert block.statistics.replayed == 6
