@@ -11,9 +11,9 @@ finds operations that nothing orders, whether or not they went wrong; `deferred`
 wrong; `counted_blocks` tells where the host waits; `virtual_time` gives each stream a clock, by
 which kernels and copies take what their bytes are said to.
 
-Not simulated: the speed of kernels otherwise, cuDNN and cuBLAS with their workspaces, CUDA graphs, NCCL, other processes.
-What one thread of the host waited for, all of them are taken to know. Kernels are the CPU's, and
-their temporary memory counts as the device's.
+Not simulated: the speed of kernels otherwise, cuDNN and cuBLAS with their workspaces, CUDA graphs,
+NCCL, other processes. What one thread of the host waited for, all of them are taken to know.
+Kernels are the CPU's, and their temporary memory counts as the device's.
 """
 
 import importlib.util
