@@ -365,8 +365,14 @@ def facts(results: Results) -> Iterable[str]:
         yield _OF_THE_V100
     if measured:
         yield f"Measured on {devices(measured)}; the paper's device is {PAPER['device']}."
-        if any(record.device["type"] == "cpu" for record in measured):
+        cpu = {r.experiment for r in measured if r.device["type"] == "cpu"}
+        if cpu - {BY_SCHEDULE}:
             yield _OF_A_CPU
+        elif cpu:
+            yield (
+                "OutOfCore swaps to the same machine's memory; each schedule was timed in turns "
+                "with the largest mini-batch in core."
+            )
         if any("link_share" in record.config for record in measured):
             yield _OF_A_LINK
         if any("link_bytes_per_s" in record.config for record in measured):
