@@ -303,10 +303,11 @@ class Residency:
         """
         kept = set(keep)
         while self.used_bytes + nbytes > self.budget_bytes:
-            while self.leaving:  # some may have ended, but for the copy
-                variable = self.leaving.popleft()
-                self.settle(variable)
-            self.bury()
+            # Some may have ended, but for the copy. Copies end in the order in which they began:
+            # to wait for one that frees enough is to wait for no other.
+            while self.leaving and self.used_bytes + nbytes > self.budget_bytes:
+                self.settle(self.leaving.popleft())
+                self.bury()
             candidates = sorted(
                 (
                     v

@@ -1,6 +1,7 @@
 """What a swap plan takes on a device with one compute stream and two copy streams."""
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ def simulate(
 ) -> Simulation:
     """Simulate a plan until its iterations repeat: `SwapPlan.simulate`."""
     times, rates = checked_times(plan.trace, compute_times, latency_s), checked_rates(bandwidth)
-    device = _Device(plan, times.tolist(), rates, latency_s)
+    memory = _memory(plan)
+    device = _Device(plan, times.tolist(), rates, latency_s, memory)
     before = None
     for _ in range(_CYCLES):
         began = device.compute_free
@@ -35,7 +37,7 @@ def simulate(
         compute_s=float(times.sum()),
         bytes_in=sum(size[t.variable] for t in transfers if t.kind is Kind.SWAP_IN),
         bytes_out=sum(size[t.variable] for t in transfers if t.kind is Kind.SWAP_OUT),
-        memory_bytes=np.array(_memory(plan), dtype=np.int64),
+        memory_bytes=np.array(memory, dtype=np.int64),
         starts_s=np.array(device.starts) - began,
         ends_s=np.array(device.ends) - began,
         transfers=transfers,
@@ -70,12 +72,25 @@ def checked_rates(bandwidth: float | tuple[float, float]) -> tuple[float, float]
 
 
 class _Device:
-    """Three streams: each does its work in order, from when it and what it waits for are free."""
+    """Three streams: each does its work in order, from when it and what it waits for are free.
+
+    What ends while its copy to the host is under way takes its memory until that is done; where the
+    memory is needed sooner, the functions wait.
+    """
 
     def __init__(
-        self, plan: SwapPlan, times: list[float], rates: tuple[float, float], latency_s: float
+        self,
+        plan: SwapPlan,
+        times: list[float],
+        rates: tuple[float, float],
+        latency_s: float,
+        memory: list[int],
     ) -> None:
         self.plan, self.times, self.rates, self.latency_s = plan, times, rates, latency_s
+        self.free = [plan.budget_bytes - held for held in memory]
+        self.ends_before = _ends_while_it_leaves(plan)
+        self.lingering: list[tuple[float, int]] = []  # a heap: ends of copies, and bytes
+        self.lingering_bytes = 0
         self.compute_free = self.in_free = self.out_free = 0.0
         self.arrives: dict[str, float] = {}  # when a copy to the device is done
         self.leaves: dict[str, float] = {}
@@ -85,6 +100,8 @@ class _Device:
         self.starts: list[float] = []
         self.ends: list[float] = []
         self.moved: list[Transfer] = []
+        n = len(self.plan.trace.functions)
+        self.linger(0)
         for number, function in enumerate(self.plan.trace.functions):
             self.act(self.plan.before[number])
             start = self.compute_free
@@ -93,7 +110,21 @@ class _Device:
             self.starts.append(start)
             self.compute_free = start + self.times[number]
             self.ends.append(self.compute_free)
+            if number + 1 < n:
+                self.linger(number + 1)
             self.act(self.plan.after[number])
+
+    def linger(self, number: int) -> None:
+        """Keep what ends before a function while it is copied, but wait where room is needed."""
+        for name in self.ends_before.get(number, ()):
+            if name in self.leaves:
+                size = self.plan.trace.sizes[name]
+                heappush(self.lingering, (self.leaves.pop(name), size))
+                self.lingering_bytes += size
+        while self.lingering_bytes > self.free[number] and self.lingering:
+            end, size = heappop(self.lingering)
+            self.compute_free = max(self.compute_free, end)
+            self.lingering_bytes -= size
 
     def act(self, actions: Sequence[tuple[Kind, str]]) -> None:
         for kind, name in actions:
@@ -110,6 +141,23 @@ class _Device:
                 self.out_free = begin + self.latency_s + self.plan.trace.sizes[name] / self.rates[1]
                 self.leaves[name] = self.out_free
                 self.moved.append(Transfer(kind, name, begin, self.out_free))
+
+
+def _ends_while_it_leaves(plan: SwapPlan) -> dict[int, list[str]]:
+    """Return by function what ends before it with a swap-out that no release waits for."""
+    n, lifetimes = len(plan.trace.functions), plan.trace.lifetimes
+    leaving = set(plan.outgoing)
+    for before, after in zip(plan.before, plan.after, strict=True):
+        for kind, name in (*before, *after):
+            if kind is Kind.SWAP_OUT:
+                leaving.add(name)
+            elif kind is Kind.RELEASE:
+                leaving.discard(name)
+    ends: dict[int, list[str]] = {}
+    for name in leaving:
+        if name in lifetimes:
+            ends.setdefault(lifetimes[name][1] % n, []).append(name)
+    return ends
 
 
 def _memory(plan: SwapPlan) -> list[int]:

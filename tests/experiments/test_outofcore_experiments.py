@@ -46,6 +46,20 @@ TOYS = {
     "simulated": ("simulated", _SIMULATED | {"batch": 32}),
     "simulated in core": ("simulated", _SIMULATED | {"batch": 8}),
     "link": ("link", _ANALYSED | {"batch": 32, "rates": [5e5, 1e6], "shares": [1.0, 0.8]}),
+    "by schedule": (
+        "by_schedule",
+        {k: v for k, v in _MEASURED.items() if k != "role"}
+        | {"schedule": "paper", "batch": 32, "link_bytes_per_s": 2**26},
+    ),
+    "half": ("half", _SIMULATED | {"batch": 32, "precision": "bfloat16"}),
+    "half reach": (
+        "half_reach",
+        _TOY | {"precision": "float16", "limit_between": [8, 16], "lms": False},
+    ),
+    "half measured": (
+        "half_measured",
+        _MEASURED | {"mode": "schedule", "batch": 32, "precision": "bfloat16"},
+    ),
     "chunk sizes": (
         "chunk_sizes",
         _ANALYSED | {"batch": 32, "chunks_mib": [2**-10, 2**-8], "map_s": 1e-4},

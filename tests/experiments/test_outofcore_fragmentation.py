@@ -18,7 +18,6 @@ from test_outofcore_settings import (
 
 from repro.experiments.outofcore import fragmentation, settings
 from repro.experiments.outofcore.settings import (
-    DEEPLAB,
     DENSENET,
     GIB,
     LABELS,
@@ -150,14 +149,20 @@ class TestFigure3:
         row = self.row(World(), "measured here", 59)
         assert (row["limit"], row["paper: budget"]) == ("64.0 MiB", DASH)
         assert (row["budget"], row["held"], row["actual"]) == ("32.0 MiB", "56.6 MiB", "57.6 MiB")
-        assert len(table("figure3", World())) == 18
+        assert row["host"] == "30.0 MiB (foretold 32.0 MiB)"
+        assert len(table("figure3", World())) == 9 + 4
 
     def test_out_of_memory_and_not_run(self):
-        world = World(status={("schedule", 32): None, ("schedule", 16): FAILED})
-        for size, shown in ((91, "x"), (16, DASH), (32, DASH)):
+        world = World(status={("schedule", 32): None, ("schedule", 12): FAILED})
+        for size, shown in ((91, "x"), (12, DASH), (32, DASH)):
             row = self.row(world, "measured here", size)
-            assert {row[name] for name in ("budget", "held", "actual")} == {shown}
+            assert {row[name] for name in ("budget", "held", "actual", "host")} == {shown}
             assert row["budget, VA"] not in ("x", DASH)
+
+    def test_the_hosts_memory_is_checked(self):
+        assert checked("figure3", World())["holds"] == "yes"
+        more = World(foretold={("schedule", 59): 29})
+        assert checked("figure3", more)["holds"] != "yes"
 
     def test_it_has_no_peers(self):
         runs = PAPER.artefacts["figure3"].runs("gpu", {})
@@ -176,7 +181,7 @@ class TestFigure3:
         assert first.get_ylabel() == "memory (GiB)"
         assert curves(first)["budget"][-1] == pytest.approx((928, 8.0))
         assert curves(first)["actual"][-1] == pytest.approx((928, 14.4))
-        assert curves(last)["actual"][0] == pytest.approx((4, 60.8))
+        assert curves(last)["actual"][0] == pytest.approx((12, 60.8))
         assert list(panels("figure3", nothing)) == ["no records"]
 
 
@@ -195,7 +200,7 @@ class TestFigure5:
         # In core the limit is on tensors: what they hold, a MiB less in these records.
         memory = ["1×", "56.6 MiB", "57.6 MiB", "60.8 MiB", "64.0 MiB"]
         assert rows[DENSENET, "measured here", 8] == memory
-        assert rows[DENSENET, "measured here", 64][1:4] == ["x", "x", "60.8 MiB"]
+        assert rows[DENSENET, "measured here", 32][1:4] == ["x", "57.6 MiB", "60.8 MiB"]
         assert not any(batch == "largest" for *_, batch in rows)
 
     def test_where_nothing_fits_in_core_there_is_no_proportion(self):
@@ -210,13 +215,14 @@ class TestFigure5:
 
     def test_the_figure(self):
         shown = panels("figure5", World())
-        assert [limit_of(axis) for axis in shown.values()] == [16] * 3 + [64] * 3
+        # No DeepLabv3+ is measured on a CPU.
+        assert [limit_of(axis) for axis in shown.values()] == [16] * 3 + [64] * 2 + [None]
         found = curves(shown["Pix2PixHD, measured here"])
         assert found["in core"] == [pytest.approx((4, 56.6))]
         assert found["schedule"][-1] == pytest.approx((16, 57.6))
 
     def test_curves_and_limit_have_the_same_unit_where_a_network_is_missing(self):
-        shown = panels("figure5", World(status={(DEEPLAB,): None}))
+        shown = panels("figure5", World(status={(PIX2PIXHD,): None}))
         axis = shown["DenseNet, measured here"]
         assert axis.get_ylabel() == "memory (MiB)"
         assert limit_of(axis) == pytest.approx(64)

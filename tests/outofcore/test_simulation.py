@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from traces import budgets, chain, random_trace
 
-from repro.outofcore import Kind, plan_swaps, swap_everything
+from repro.outofcore import Action, Function, Kind, SwapPlan, Trace, plan_swaps, swap_everything
 
 
 def test_without_transfers_the_time_is_the_computation():
@@ -86,3 +86,24 @@ def test_errors(times, bandwidth, message):
     assert len(plan.trace.functions) == 10
     with pytest.raises(ValueError, match=message):
         plan.simulate(times, bandwidth)
+
+
+@pytest.mark.parametrize(("budget", "time_s"), [(10, 3.0), (9, 4.5)])
+def test_what_ends_while_it_is_copied_takes_its_memory_until_the_copy_is_done(budget, time_s):
+    functions = (
+        Function("make a", (), ("a",)),
+        Function("make b", ("a",), ("b",)),
+        Function("make c", ("b",), ("c",)),  # a has ended
+    )
+    trace = Trace(functions, {"a": 4, "b": 2, "c": 4})
+    nothing: tuple[Action, ...] = ()
+    plan = SwapPlan(
+        trace,
+        budget,
+        before=(nothing,) * 3,
+        after=((Action(Kind.SWAP_OUT, "a"),), nothing, nothing),
+        resident=frozenset(),
+        host_valid=frozenset(),
+    )
+    # The copy is from 1 to 3.5 s; c takes a second from 2 s on, or from then.
+    assert plan.simulate([1.0, 1.0, 1.0], 1.6).time_s == pytest.approx(time_s)

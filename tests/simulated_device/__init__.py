@@ -8,11 +8,12 @@ Promised: what CUDA promises, and no more. Streams run side by side, an event is
 host only once the host has waited for it, memory is handed out again as soon as it is freed, fresh
 memory holds NaN, copies that do not block are under way until somebody waits for them. `checked`
 finds operations that nothing orders, whether or not they went wrong; `deferred` makes them go
-wrong; `counted_blocks` tells where the host waits.
+wrong; `counted_blocks` tells where the host waits; `virtual_time` gives each stream a clock, by
+which kernels and copies take what their bytes are said to.
 
-Not simulated: speed, cuDNN and cuBLAS with their workspaces, CUDA graphs, NCCL, other processes.
-What one thread of the host waited for, all of them are taken to know. Kernels are the CPU's, and
-their temporary memory counts as the device's.
+Not simulated: the speed of kernels otherwise, cuDNN and cuBLAS with their workspaces, CUDA graphs,
+NCCL, other processes. What one thread of the host waited for, all of them are taken to know.
+Kernels are the CPU's, and their temporary memory counts as the device's.
 """
 
 import importlib.util

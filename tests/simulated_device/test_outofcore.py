@@ -247,7 +247,10 @@ OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (ended_while_it_leaves, Omission(residency, OUT, f"{OUT.removesuffix('storage')}None")),
     (ended_while_it_leaves, _settle("let_go")),
     (ended_while_it_comes, Omission(residency, IN, f"{IN.removesuffix('storage')}None")),
-    (room_of_what_has_ended, _settle("make_room")),
+    (
+        room_of_what_has_ended,
+        Omission(residency, "self.settle(self.leaving.popleft())", "self.leaving.popleft()"),
+    ),
     (restored, _settle("restore")),
     (restored, _arrive("restore")),
     (restored, Omission(residency, "self.mover.finish()")),

@@ -16,6 +16,10 @@ PAPER = Paper(
         Experiment("measured", f"{_HERE}.experiments:measured"),
         Experiment("link", f"{_HERE}.analysing:link", measures=False),
         Experiment("chunk_sizes", f"{_HERE}.analysing:chunk_sizes", measures=False),
+        Experiment("by_schedule", f"{_HERE}.scheduling:by_schedule"),
+        Experiment("half", f"{_HERE}.experiments:simulated", measures=False),
+        Experiment("half_reach", f"{_HERE}.experiments:reach", measures=False),
+        Experiment("half_measured", f"{_HERE}.experiments:measured"),
     ),
     artefacts=by_name(
         Artefact(
@@ -42,6 +46,10 @@ PAPER = Paper(
             "Where the paper's figures come from",
             f"{_HERE}.rates:LINK",
         ),
+        Artefact(
+            "schedules", "Section 3", "Schedules, as they run", f"{_HERE}.schedules:SCHEDULES"
+        ),
+        Artefact("precision", "Table 1, in half", "Half precision", f"{_HERE}.precision:PRECISION"),
         Artefact("chunks", "Section 4", "The size of a chunk", f"{_HERE}.chunking:CHUNK_SIZES"),
     ),
     datasets={profile: {} for profile in COMPUTING_PROFILES},

@@ -1,6 +1,7 @@
 """The iterations that the experiments of out-of-core training run: networks, losses, optimizers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,18 +22,83 @@ Step = Callable[[], None]
 _BLOCKS = {"Bottleneck", "_DenseBlock", "XceptionBlock", "ResidualBlock"}
 
 
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# Of float16, fixed: one that adapts asks the device for values, of which a recording has none.
+LOSS_SCALE = 2.0**4
+
+
+class _Precision:
+    """Of a training: float32, or half precision by autocast, of float16 with a scaled loss.
+
+    Raises:
+        ValueError: The precision is none of `PRECISIONS`.
+    """
+
+    def __init__(self, config: Config, device: str) -> None:
+        self.name = config.get("precision", "float32")
+        if self.name not in PRECISIONS:
+            raise ValueError(
+                f"precision is {self.name!r}: give one of {', '.join(map(repr, PRECISIONS))}"
+            )
+        self._kind = torch.device(device).type
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context of the forward pass and the loss."""
+        half = PRECISIONS[self.name]
+        return nullcontext() if half is None else torch.autocast(self._kind, half)
+
+    def backward(self, loss: torch.Tensor, parameters: Iterable[nn.Parameter]) -> None:
+        """Run the backward pass, and undo the loss's scale in the gradients of parameters."""
+        if self.name != "float16":
+            loss.backward()
+            return
+        (loss * LOSS_SCALE).backward()
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, 1 / LOSS_SCALE)
+
+
+@contextmanager
+def _default_float32() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Multiply float32 numbers as such: later GPUs than the paper's would round them to TF32."""
+    cudnn: Any = torch.backends.cudnn
+    settings: tuple[Any, ...] = cudnn.conv, torch.backends.cuda.matmul
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
+
+
 def training_step(config: Config, device: str, checkpointing: bool = False) -> Step:
     """Return one training iteration, forward, backward and update, on one random mini-batch.
 
     Args:
-        config: Its model, image (height, width) and batch count.
+        config: Its model, image (height, width) and batch count; its precision, float32 where
+            none is named.
         device: Where it runs.
         checkpointing: Recompute the network's blocks in the backward pass (a peer).
+
+    Raises:
+        ValueError: The precision is unknown.
     """
+    precision = _Precision(config, device)
     torch.manual_seed(0)
     options = dict(config["model"])
     name = options.pop("name")
-    with torch.device(device):
+    with torch.device(device), _default_float32():
         model = Pix2PixHD(**options) if name == "pix2pixhd" else build(name, **options)
     model.train()
     if checkpointing:
@@ -43,22 +109,27 @@ def training_step(config: Config, device: str, checkpointing: bool = False) -> S
         )
     size, batch = tuple(config["image"]), config["batch"]
     if isinstance(model, Pix2PixHD):
-        return _gan_step(model, batch, size, device)
+        return _gan_step(model, batch, size, device, precision)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images = torch.randn(batch, 3, *size, device=device)
+    images = torch.randn(batch, 3, *size, device=device, dtype=torch.float32)
     classes = options.get("num_classes", 10)  # no network's own default is below
     shape = (batch, *size) if name == "deeplabv3plus" else (batch,)
     labels = torch.randint(classes, shape, device=device)
 
     def step() -> None:
         optimizer.zero_grad()
-        functional.cross_entropy(model(images), labels).backward()
+        with precision.autocast():
+            loss = functional.cross_entropy(model(images), labels)
+        precision.backward(loss, model.parameters())
+        del loss
         optimizer.step()
 
     return step
 
 
-def _gan_step(model: Pix2PixHD, batch: int, size: tuple[int, ...], device: str) -> Step:
+def _gan_step(
+    model: Pix2PixHD, batch: int, size: tuple[int, ...], device: str, precision: _Precision
+) -> Step:
     """Return an iteration of both players; one-hot label maps, Adam with the authors' values."""
     players: tuple[nn.Module, nn.Module] = (model.generator, model.discriminator)
     first, second = (
@@ -66,16 +137,23 @@ def _gan_step(model: Pix2PixHD, batch: int, size: tuple[int, ...], device: str) 
     )
     channels = model.in_channels
     classes = torch.randint(channels, (batch, 1, *size), device=device)
-    labels = torch.zeros(batch, channels, *size, device=device).scatter_(1, classes, 1.0)
-    real = torch.rand(batch, model.out_channels, *size, device=device) * 2 - 1
+    kind: dict[str, Any] = {"device": device, "dtype": torch.float32}
+    labels = torch.zeros(batch, channels, *size, **kind).scatter_(1, classes, 1.0)
+    real = torch.rand(batch, model.out_channels, *size, **kind) * 2 - 1
 
     def step() -> None:
-        fake = model(labels)
+        with precision.autocast():
+            fake = model(labels)
+            loss = model.generator_loss(labels, real, fake)
         first.zero_grad()
-        model.generator_loss(labels, real, fake).backward()
+        precision.backward(loss, players[0].parameters())
+        del loss
         first.step()
         second.zero_grad()
-        model.discriminator_loss(labels, real, fake).backward()
+        with precision.autocast():
+            loss = model.discriminator_loss(labels, real, fake)
+        precision.backward(loss, players[1].parameters())
+        del loss
         second.step()
 
     return step

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from repro.datasets import ImageData
 from repro.experiments.machine import machine
 from repro.experiments.outcome import Outcome
-from repro.experiments.outofcore.building import Step, training_step
+from repro.experiments.outofcore.building import Step, training_step, without_tf32
 from repro.experiments.outofcore.fitting import (
     GIB,
     MIB,
@@ -112,6 +112,7 @@ def modelled_row(
     mapped = mapping(found.plan, make) if map_s else np.zeros(len(times), dtype=np.int64)
     taken = found.plan.simulate(times + map_s * mapped, rate) if map_s else alone
     return _described(found.plan) | {
+        "host_bytes": found.plan.host_bytes,
         "scheduler": found.plan.scheduler,
         "time_s": taken.time_s,
         "unmapped_s": alone.time_s,
@@ -180,7 +181,7 @@ def measure(config: Config, device: str) -> Outcome:
     """
     if config["mode"] == "expandable_segments" and not is_cuda(device):
         raise ValueError(f"expandable segments are CUDA's, and the device is {device}")
-    with machine(config, device):
+    with machine(config, device), without_tf32():
         if config["mode"] in ALLOCATORS:
             return _swapped(config, device)
         if device == "cpu":
@@ -260,8 +261,13 @@ def _swapped(config: Config, device: str) -> Outcome:
     return _shrinking(config, device, found.plan, limit, make)
 
 
-def _link_rate(config: Config) -> float:
-    """Return bytes/s, in proportion to what the largest iteration in core holds and takes here."""
+def link_rate(config: Config, device: str) -> float | None:
+    """Return bytes/s, as stated or in proportion to what the largest in core holds and takes here.
+
+    None where copies are as fast as they are: an accelerator has a link.
+    """
+    if device != "cpu" or "link_share" not in config:
+        return config.get("link_bytes_per_s") if device == "cpu" else None
     reference = _reference(config)
     step = {"reference": training_step(reference, "cpu")}
     taken = time_interleaved(step, warmup=1, repeats=3, device="cpu")["reference"]
@@ -317,15 +323,57 @@ def _within(
     installed: Installed | None = None,
 ) -> Outcome:
     """Train within a plan's budget; `make` simulates the allocator where it is not a real one."""
-    budget = plan.budget_bytes
-    plain = training_step(config, device)
-    window: Any = "auto" if make is None else None
-    host_bytes = plan.trace.host_bytes(budget) if device != "cpu" else None
-    paced = "link_share" in config and device == "cpu"  # an accelerator has a link
-    link = _link_rate(config) if paced else None
+    link = link_rate(config, device)
     block = OutOfCore(
-        budget, window_bytes=window, device=device, host_bytes=host_bytes, link_bytes_per_s=link
+        plan.budget_bytes,
+        window_bytes="auto" if make is None else None,
+        device=device,
+        host_bytes=plan.trace.host_bytes(plan.budget_bytes) if device != "cpu" else None,
+        link_bytes_per_s=link,
     )
+
+    def serves() -> None:
+        # The trace of what runs may differ from the one that was fitted, in copies of views.
+        if make is not None and block.plan is not None and serve(block.plan, make) is None:
+            raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
+
+    timings, metrics = train_within(config, device, block, plan.trace, serves)
+    metrics["limit_bytes"] = limit
+    held: int = metrics["held_bytes"]
+    if make is not None:
+        assert block.plan is not None
+        report = serve(block.plan, make)
+        if report is None:
+            raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
+        metrics["reserved_bytes"] = report.peak_reserved_bytes
+        return Outcome(metrics, timings, held)
+    if installed is not None:  # it gives nothing back while it trains: the most of this try
+        metrics["reserved_bytes"] = installed.counters().reserved_bytes
+    else:
+        metrics["reserved_bytes"] = accelerator.max_memory_reserved(device)
+    return Outcome(metrics, timings, metrics["reserved_bytes"])
+
+
+def train_within(
+    config: Config,
+    device: str,
+    block: OutOfCore,
+    foretold: Trace,
+    settled: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Time iterations within a block, on a CPU in turns with the reference outside of it.
+
+    Args:
+        config: Of the run.
+        device: Where it runs.
+        block: Not entered.
+        foretold: The trace by which the host's memory is foretold.
+        settled: Called once the block's plans are made.
+
+    Returns:
+        Timings, and metrics.
+    """
+    plain = training_step(config, device)
 
     def step() -> None:
         plain()
@@ -343,30 +391,18 @@ def _within(
     with block:
         for _ in range(_SETTLING):
             step()
-        # The trace of what runs may differ from the one that was fitted, in copies of views.
-        if make is not None and block.plan is not None and serve(block.plan, make) is None:
-            raise torch.OutOfMemoryError("out of memory: the plan that runs cannot be served")
+        settled()
         timings = _time(config, device, steps)
         done, followed = block.statistics, block.plan
     assert followed is not None
     metrics = _described(followed) | {
-        "limit_bytes": limit,
         "held_bytes": done.peak_bytes,
         "host_bytes": done.host_bytes,
+        "host_foretold_bytes": foretold.host_bytes(block.budget_bytes),
         "iterations": done.iterations,
         "replayed": done.replayed,
         "on_demand": done.on_demand,
     }
-    if link is not None:
-        metrics["link_bytes_per_s"] = link
-    if make is not None:
-        report = serve(followed, make)
-        if report is None:
-            raise torch.OutOfMemoryError("out of memory: the plan that ran cannot be served")
-        metrics["reserved_bytes"] = report.peak_reserved_bytes
-        return Outcome(metrics, timings, done.peak_bytes)
-    if installed is not None:  # it gives nothing back while it trains: the most of this try
-        metrics["reserved_bytes"] = installed.counters().reserved_bytes
-    else:
-        metrics["reserved_bytes"] = accelerator.max_memory_reserved(device)
-    return Outcome(metrics, timings, metrics["reserved_bytes"])
+    if block.link_bytes_per_s is not None:
+        metrics["link_bytes_per_s"] = block.link_bytes_per_s
+    return timings, metrics

@@ -84,6 +84,14 @@ def figure3_runs(profile: str, chosen: Chosen) -> list[Run]:
     return [run for run in found if run.config.get("mode", IN_CORE) in MODES]
 
 
+def host(point: Point) -> str:
+    """Return what lay on the host at most, in brackets what was foretold, where that is known."""
+    if point.host_bytes is None:
+        return DASH
+    foretold = point.host_foretold_bytes
+    return gib(point.host_bytes) + (f" (foretold {gib(foretold)})" if foretold else "")
+
+
 def figure3_table(results: Results) -> list[dict[str, Any]]:
     """Return the budgets that schedules could be given, and what the allocators took."""
     rows = []
@@ -98,6 +106,7 @@ def figure3_table(results: Results) -> list[dict[str, Any]]:
                 row[f"budget{note}"] = gib(point.budget_bytes) if point else absent
                 row[f"held{note}"] = gib(point.held_bytes) if point else absent
                 row[f"actual{note}"] = gib(point.reserved_bytes) if point else absent
+                row[f"host{note}"] = host(point) if point else absent
             paper = f"{CLAIMS['budget_gib_928']} GiB" if batch == LMS_BATCH else DASH
             rows.append(row | {"paper: budget": paper})
     return rows
@@ -214,16 +223,34 @@ def inside_shrinks(results: Results, expected: Expectation) -> Verdict:
     return combine([direction(f"{told}: {last} over {first}", gap, sign=expected.sign)])
 
 
+@check("Swapping takes no more of the host's memory than `Trace.host_bytes` foretells")
+def host_foretold(results: Results) -> tuple[bool, str]:
+    """Ask it of every measured way that swaps."""
+    told = {
+        f"{LABELS[mode]} at {batch}": (point.host_bytes, point.host_foretold_bytes)
+        for mode in (SCHEDULE, CHUNKS)
+        for batch, point in points(results, MEASURED, RESNET, mode).items()
+        if point is not None
+    }
+    known = {name: (u, f) for name, (u, f) in told.items() if u is not None and f is not None}
+    if not known:
+        raise NotRun("no records")
+    said = "; ".join(f"{name}: {gib(u)} of {gib(f)}" for name, (u, f) in known.items())
+    return all(used <= foretold for used, foretold in known.values()), said
+
+
 FIGURE3 = Exhibit(
     runs=figure3_runs,
     table=figure3_table,
     figure=figure3,
     caption=caption(
-        "The largest budget that a schedule can be given, what its tensors hold at most, and what "
-        "the allocator takes for them, with torch's allocator and with chunks (VA).",
+        "The largest budget that a schedule can be given, what its tensors hold at most, what the "
+        "allocator takes for them, and what lies on the host at most, with torch's allocator and "
+        "with chunks (VA).",
         facts,
     ),
     claims=(*budget_halved, *close, inside_shrinks),
+    checks=(host_foretold,),
 )
 
 

@@ -25,7 +25,8 @@ def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
 
     Two small ones are recorded under torch's `FakeTensorMode`; bytes are linear in the batch size.
     """
-    small, large = _recorded(json.dumps([config["model"], config["image"]]))
+    precision = config.get("precision", "float32")
+    small, large = _recorded(json.dumps([config["model"], config["image"], precision]))
     few, more = _RECORDED
     sizes = {
         name: size + (large.sizes[name] - size) * (batch - few) // (more - few)
@@ -36,12 +37,13 @@ def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
 
 @lru_cache(maxsize=8)
 def _recorded(described: str) -> tuple[Trace, Trace]:
-    model, image = json.loads(described)
+    model, image, precision = json.loads(described)
     traces = []
     # When variables end shows in the third iteration; their sizes in the second already.
     for batch, warmup in zip(_RECORDED, (2, 1), strict=True):
         with FakeTensorMode():
-            step = training_step({"model": model, "image": image, "batch": batch}, "cpu")
+            config = {"model": model, "image": image, "precision": precision, "batch": batch}
+            step = training_step(config, "cpu")
             traces.append(record(step, warmup=warmup, device="meta"))
     small, large = traces
     if small.functions != large.functions or small.kinds != large.kinds:

@@ -53,6 +53,8 @@ class Point:
         internal_bytes: Of what the allocator took, what chunks lose inside; simulated only.
         image_s: Seconds an image, of each iteration that was timed; none where simulated.
         reference_s: Seconds an image of the largest mini-batch in core, timed in turns with these.
+        host_bytes: The most of the host's memory that was taken by what is swapped out.
+        host_foretold_bytes: What was foretold of it; measured only.
     """
 
     images_per_s: float
@@ -63,6 +65,8 @@ class Point:
     internal_bytes: int | None = None
     image_s: tuple[float, ...] = ()
     reference_s: tuple[float, ...] = ()
+    host_bytes: int | None = None
+    host_foretold_bytes: int | None = None
 
     @property
     def paces(self) -> list[float]:
@@ -110,6 +114,7 @@ def _simulated_points(results: Results, role: str, mode: str) -> Points:
             row["reserved_bytes"],
             row.get("held_bytes", record.metrics["peak_bytes"]),
             row.get("internal_bytes"),
+            host_bytes=row.get("host_bytes"),
         )
     return found
 
@@ -118,28 +123,36 @@ def _measured_points(results: Results, role: str, mode: str) -> Points:
     in_core = [_rate(r) for r in results.ok(MEASURED, role=role, mode=IN_CORE)]
     found: Points = {}
     for record in _by_batch(results.select(MEASURED, role=role, mode=mode)):
-        batch, metrics = record.config["batch"], record.metrics
+        batch = record.config["batch"]
         if record.status == "out_of_memory":
             found[batch] = None
         if record.status != "ok":
             continue
-        image_s = _image_s(record, "iteration", batch)
-        reference_s: tuple[float, ...] = ()
-        relative = _rate(record) / max(in_core) if in_core else None
-        if "reference" in record.timings:
-            reference_s = _image_s(record, "reference", record.config["base_batch"])
-            rounds = zip(image_s, reference_s, strict=True)
-            relative = float(np.median([other / own for own, other in rounds]))
-        found[batch] = Point(
-            _rate(record),
-            relative,
-            metrics.get("budget_bytes"),
-            metrics.get("reserved_bytes"),
-            metrics["held_bytes"],
-            image_s=image_s,
-            reference_s=reference_s,
-        )
+        found[batch] = point_of(record, max(in_core) if in_core else None)
     return found
+
+
+def point_of(record: Record, in_core: float | None = None) -> Point:
+    """Return what a measured record reached, beside the images/s in core where they are known."""
+    batch, metrics = record.config["batch"], record.metrics
+    image_s = _image_s(record, "iteration", batch)
+    reference_s: tuple[float, ...] = ()
+    relative = _rate(record) / in_core if in_core else None
+    if "reference" in record.timings:
+        reference_s = _image_s(record, "reference", record.config["base_batch"])
+        rounds = zip(image_s, reference_s, strict=True)
+        relative = float(np.median([other / own for own, other in rounds]))
+    return Point(
+        _rate(record),
+        relative,
+        metrics.get("budget_bytes"),
+        metrics.get("reserved_bytes"),
+        metrics["held_bytes"],
+        image_s=image_s,
+        reference_s=reference_s,
+        host_bytes=metrics.get("host_bytes"),
+        host_foretold_bytes=metrics.get("host_foretold_bytes"),
+    )
 
 
 def _image_s(record: Record, name: str, batch: int) -> tuple[float, ...]:

@@ -52,7 +52,7 @@ def recipe() -> list[dict[str, str]]:
             compared(
                 f"{role}: batch sizes",
                 ", ".join(map(str, PAPER["table1"]["batches"])) if role == RESNET else "drawn",
-                lambda p, batches=batches: ", ".join(map(str, batches[p])),  # type: ignore[misc]
+                lambda p, batches=batches: ", ".join(map(str, batches[p])) or "none",  # type: ignore[misc]
                 "in proportion to the largest that fits in core",
             )
         )

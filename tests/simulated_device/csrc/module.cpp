@@ -285,6 +285,14 @@ PYBIND11_MODULE(simulated_device_native, m) {
   m.def("defer", [](bool random, uint64_t seed) { order().defer(random, seed); }, free_gil);
   m.def("end_deferring", [] { order().end_deferring(); }, free_gil);
   m.def("is_deferred", [] { return order().deferred(); });
+  m.def("keep_time", [](double kernel_s, double memory_rate, double copy_s, double in_rate,
+                        double out_rate) {
+    order().keep_time(Costs{kernel_s, memory_rate, copy_s, in_rate, out_rate});
+  });
+  m.def("end_time", [] { order().keep_time(std::nullopt); });
+  m.def("virtual_s", [](int device, int64_t stream) {
+    return order().virtual_s(agent_of(device, stream));
+  });
   m.def("blocks", &blocks);
   m.def("blocks_seen", [] { return order().blocks.size(); });
   m.def("forget_blocks", [] { order().blocks.clear(); });

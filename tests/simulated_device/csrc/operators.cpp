@@ -119,8 +119,12 @@ void record_stream(Tensor& self, at::Stream stream) {
 
 // ---- copies
 
+Over over(const Tensor& from, const Tensor& to) {
+  return from.is_cpu() ? Over::kLinkIn : to.is_cpu() ? Over::kLinkOut : Over::kMemory;
+}
+
 void launch_copy(int agent, const Tensor& from, const Tensor& to) {
-  order().queued(agent, "aten::copy_", {span_of(from, false), span_of(to, true)});
+  order().queued(agent, "aten::copy_", {span_of(from, false), span_of(to, true)}, over(from, to));
   order().run(agent, [from = on_cpu(from), to = on_cpu(to)] {
     Below below;
     to.copy_(from);
@@ -161,7 +165,7 @@ void copy_host(const Tensor& from, const Tensor& to, bool non_blocking) {
     // The host goes on once its memory is staged; that the copy has ended is not promised.
     order().block("copied from pageable memory", agent);
     const Tensor staged = order().deferred() ? from.clone() : from;
-    order().queued(agent, "aten::copy_", {span_of(to, true)});
+    order().queued(agent, "aten::copy_", {span_of(to, true)}, over(from, to));
     order().run(agent, [staged, to = on_cpu(to)] {
       Below below;
       to.copy_(staged);
@@ -171,7 +175,7 @@ void copy_host(const Tensor& from, const Tensor& to, bool non_blocking) {
   order().block(inwards ? "copied to the device" : "copied from the device", agent);
   if (pinned) launch_copy(agent, from, to);
   else {
-    order().queued(agent, "aten::copy_", {span_of(there, inwards)});
+    order().queued(agent, "aten::copy_", {span_of(there, inwards)}, over(from, to));
     order().run(agent, [from = on_cpu(from), to = on_cpu(to)] {
       Below below;
       to.copy_(from);

@@ -18,6 +18,8 @@ double now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+double bytes_of(const Span& span) { return static_cast<double>(span.end - span.begin); }
+
 // Contiguous pieces of memory, ascending; empty where there are too many.
 std::vector<std::pair<uintptr_t, uintptr_t>> pieces(const Span& span) {
   if (!span.layout) return {{span.begin, span.end}};
@@ -92,7 +94,7 @@ int Order::place() const { return here == -2 ? stack() : here; }
 // ---- work of streams
 
 std::shared_ptr<const Operation> Order::queued(
-    int agent, std::string name, const std::vector<Span>& spans) {
+    int agent, std::string name, const std::vector<Span>& spans, Over over) {
   // Before the lock: finding it takes the interpreter's, which whoever holds that one waits for.
   const int at = checking_ ? place() : -1;
   Lock lock(mutex);
@@ -100,6 +102,16 @@ std::shared_ptr<const Operation> Order::queued(
   Clock& mine = clock(agent);
   join(mine, host_clock());
   const uint32_t time = ++mine[agent];
+  if (costs_) {
+    double bytes = 0;
+    for (const Span& span : spans)
+      bytes = over == Over::kMemory ? bytes + bytes_of(span) : std::max(bytes, bytes_of(span));
+    const Costs& c = *costs_;
+    const double rate = over == Over::kMemory ? c.memory_rate
+                        : over == Over::kLinkIn ? c.in_rate
+                                                : c.out_rate;
+    times_[agent] = begin(agent) + (over == Over::kMemory ? c.kernel_s : c.copy_s) + bytes / rate;
+  }
   auto operation = std::make_shared<const Operation>(
       Operation{std::move(name), checking_ ? within() : "", agent, time, at});
   if (checking_) {
@@ -112,6 +124,8 @@ std::shared_ptr<const Operation> Order::queued(
 void Order::wrote(
     const std::shared_ptr<const Operation>& operation, const std::vector<Span>& spans) {
   Lock lock(mutex);
+  if (costs_)
+    for (const Span& span : spans) times_[operation->agent] += bytes_of(span) / costs_->memory_rate;
   if (!checking_) return;
   for (const Span& span : spans) {
     check_access(operation, span, clock(operation->agent));
@@ -133,6 +147,7 @@ void Order::run(int agent, std::function<void()> work) {
 void Order::defer(bool random, uint64_t seed) {
   Lock lock(mutex);
   if (deferred()) throw std::runtime_error("work is being deferred already");
+  if (costs_) throw std::runtime_error("virtual time is kept, by which work cannot be deferred");
   mode_ = Mode::kDeferred;
   random_ = random;
   random_engine_.seed(seed);
@@ -170,6 +185,7 @@ void Order::run_until(const std::shared_ptr<Mark>& mark) {
 void Order::complete(const std::shared_ptr<Mark>& mark) {
   run_until(mark);
   join(clock(kHost), mark->clock);
+  if (costs_) reach(kHost, mark->virtual_s);
 }
 
 // Where the order is random, runs some of the work that may run now.
@@ -202,6 +218,7 @@ void Order::record(Event& event, int agent, bool timed) {
   } else {
     event.mark->ran = true;
     event.mark->seconds = now_s();
+    if (costs_) event.mark->virtual_s = times_[agent] = begin(agent);
   }
 }
 
@@ -210,6 +227,7 @@ void Order::wait(const Event& event, int agent) {
   if (!event.mark) return;
   perturb();
   join(clock(agent), event.mark->clock);
+  if (costs_) reach(agent, event.mark->virtual_s);
   if (deferred()) queues_[agent].push_back({nullptr, event.mark, nullptr});
 }
 
@@ -217,7 +235,8 @@ bool Order::query(Event& event) {
   Lock lock(mutex);
   if (!event.mark || known(*event.mark)) return true;
   perturb();
-  const bool lucky = random_ && event.mark->ran && random_engine_() % 2;
+  const bool over = costs_ && event.mark->virtual_s <= times_[kHost];
+  const bool lucky = over || (random_ && event.mark->ran && random_engine_() % 2);
   // Whoever asks for ever is answered in the end, as a device does go on by itself.
   if (!lucky && ++event.queries < patience) return false;
   complete(event.mark);
@@ -244,6 +263,7 @@ void Order::synchronize_device(int device) {
   for (int stream = 0; stream < kStreams; ++stream) {
     drain(agent_of(device, stream));
     join(clock(kHost), clock(agent_of(device, stream)));
+    reach(kHost, times_[agent_of(device, stream)]);
   }
 }
 
@@ -259,6 +279,7 @@ double Order::elapsed_ms(const Event& first, const Event& last) const {
     throw std::runtime_error("Both events must be created with argument 'enable_timing=True'.");
   if (!known(*first.mark) || !known(*last.mark))
     throw std::runtime_error("Both events must be completed before calculating elapsed time.");
+  if (costs_) return (last.mark->virtual_s - first.mark->virtual_s) * 1e3;
   return (last.mark->seconds - first.mark->seconds) * 1e3;
 }
 
@@ -267,6 +288,7 @@ void Order::settle(int agent) {
   perturb();
   drain(agent);
   join(clock(kHost), clock(agent));
+  reach(kHost, times_[agent]);
 }
 
 void Order::block(const std::string& what, int agent) {
@@ -276,6 +298,18 @@ void Order::block(const std::string& what, int agent) {
   if (forbid_blocks && what != kEventWait)
     throw std::runtime_error("called a synchronizing SIM operation: the host " + what);
 }
+
+// ---- virtual time
+
+void Order::keep_time(std::optional<Costs> costs) {
+  Lock lock(mutex);
+  if (deferred()) throw std::runtime_error("work is deferred, of which no virtual time is kept");
+  costs_ = costs;
+  times_.fill(0);
+}
+
+// When what is queued now can begin at the earliest.
+double Order::begin(int agent) { return std::max(times_[agent], times_[kHost]); }
 
 // ---- memory
 

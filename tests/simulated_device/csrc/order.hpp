@@ -9,6 +9,7 @@
 // All host threads are one agent: what one of them waited for, the others are taken to know.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <deque>
@@ -16,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -95,6 +97,7 @@ struct Mark {
   bool timed;
   bool ran = false;
   double seconds = 0;
+  double virtual_s = 0;
 };
 
 struct Event {
@@ -103,6 +106,15 @@ struct Event {
 };
 
 enum class Mode { kEager, kDeferred };
+
+// Whether an operation is a kernel, or a copy between the host and the device.
+enum class Over { kMemory, kLinkIn, kLinkOut };
+
+// What operations take by the virtual clock: a kernel so much and its bytes at the memory's rate,
+// a copy so much and its bytes at the rate of its direction. The host takes no time.
+struct Costs {
+  double kernel_s, memory_rate, copy_s, in_rate, out_rate;
+};
 
 class Order {
  public:
@@ -127,7 +139,7 @@ class Order {
 
   // Says that an operation is queued; returns it for `wrote`. Its accesses are checked.
   std::shared_ptr<const Operation> queued(
-      int agent, std::string name, const std::vector<Span>& spans);
+      int agent, std::string name, const std::vector<Span>& spans, Over over = Over::kMemory);
   // Says what an operation that is queued writes besides, such as results made while it ran.
   void wrote(const std::shared_ptr<const Operation>& operation, const std::vector<Span>& spans);
   // Runs work at once, or puts it into the stream's queue.
@@ -158,6 +170,15 @@ class Order {
   void block(const std::string& what, int agent);
   // Waits for a stream without a note.
   void settle(int agent);
+
+  // ---- virtual time
+
+  // Starts a virtual clock at 0, or ends it. Each agent has its own time: an operation begins once
+  // its stream and the host have come so far, and moves its stream on by what it takes; waits move
+  // whoever waits on to what is waited for.
+  void keep_time(std::optional<Costs> costs);
+  bool keeps_time() const { return costs_.has_value(); }
+  double virtual_s(int agent) const { return times_[agent]; }
 
   // ---- memory
 
@@ -193,6 +214,8 @@ class Order {
   static void join(Clock& into, const Clock& from);
   int place() const;
   void step(int agent);
+  double begin(int agent);
+  void reach(int agent, double seconds) { times_[agent] = std::max(times_[agent], seconds); }
   void run_until(const std::shared_ptr<Mark>& mark);
   void complete(const std::shared_ptr<Mark>& mark);
   void perturb();
@@ -208,6 +231,8 @@ class Order {
   std::array<Clock, kAgents> clocks_{};
   std::array<std::deque<Task>, kAgents> queues_;
   std::map<uintptr_t, Memory> memories_;
+  std::optional<Costs> costs_;
+  std::array<double, kAgents> times_{};  // all 0 where no virtual time is kept
 };
 
 Order& order();

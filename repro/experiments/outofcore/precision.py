@@ -1,0 +1,312 @@
+"""Does it hold in half precision? (our question: the paper computes in float32)"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from repro.experiments.captions import caption
+from repro.experiments.design import (
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    claim,
+    one_machine,
+)
+from repro.experiments.judging import (
+    NotRun,
+    Part,
+    Verdict,
+    combine,
+    direction,
+    each,
+    equivalence,
+    exactly,
+    ratio,
+)
+from repro.experiments.outofcore.points import point_of
+from repro.experiments.outofcore.settings import (
+    CHUNKS,
+    FLOAT32,
+    HALF,
+    HALF_BATCHES,
+    HALF_MEASURED,
+    HALF_REACH,
+    HALVES,
+    IN_CORE,
+    LABELS,
+    MEASURED,
+    PAPER,
+    PLACES,
+    RESNET,
+    SCHEDULE,
+    SIMULATED,
+    facts,
+    gib,
+    half,
+)
+from repro.records import Record
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CLAIMS, TABLE = PAPER["claims"], PAPER["table1"]
+FITS, LMS_BATCH, LARGEST = HALF_BATCHES
+WAYS = (IN_CORE, "lms", SCHEDULE, CHUNKS)
+OURS = "(our question: the paper computes in float32)"
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return ResNet-50 in half precision, beside float32."""
+    return half(profile)
+
+
+def _reach(results: Results) -> dict[str, Mapping[str, Any]]:
+    """Return the largest batch sizes by precision."""
+    found = [*results.ok("reach", role=RESNET), *results.ok(HALF_REACH, role=RESNET)]
+    return {record.config["precision"]: record.metrics for record in found}
+
+
+def _row(results: Results, batch: int, way: str) -> Mapping[str, Any]:
+    """Return what a way takes in half precision, as simulated.
+
+    Raises:
+        NotRun: No records, or it does not fit.
+    """
+    record = results.need(HALF, role=RESNET, batch=batch)
+    row: Mapping[str, Any] | None = record.metrics["rows"].get(way)
+    if row is None:
+        raise NotRun(f"{LABELS[way]} trains no {batch} images")
+    return row
+
+
+def _kept(results: Results, batch: int, way: str) -> float:
+    """Return the share of the speed in core that a way keeps, in the same precision."""
+    fits = FITS / _row(results, FITS, IN_CORE)["time_s"]
+    return float(batch / _row(results, batch, way)["time_s"] / fits)
+
+
+def _measured(results: Results) -> dict[str, Record]:
+    """Return what was measured with chunks by precision, at the batch sizes of both."""
+    halves = results.ok(HALF_MEASURED, role=RESNET, mode=CHUNKS)
+    found = {record.config["precision"]: record for record in halves}
+    for record in results.ok(MEASURED, role=RESNET, mode=CHUNKS):
+        if any(record.config["batch"] == other.config["batch"] for other in halves):
+            found[FLOAT32] = record
+    return found
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Return the largest batch sizes by precision, images/s simulated, and what was measured."""
+    rows: list[dict[str, Any]] = []
+    for precision, sizes in _reach(results).items():
+        cells = {LABELS[way]: f"N = {sizes[way]}" for way in WAYS}
+        rows.append(_line(PLACES[SIMULATED], precision, "largest") | cells)
+    for record in sorted(results.ok(HALF, role=RESNET), key=lambda r: r.config["batch"]):
+        batch, found = record.config["batch"], record.metrics["rows"]
+        cells = {
+            LABELS[way]: f"{batch / found[way]['time_s']:,.0f}" if way in found else "x"
+            for way in WAYS
+        }
+        rows.append(_line(PLACES[SIMULATED], record.config["precision"], batch) | cells)
+    for precision, record in _measured(results).items():
+        point = point_of(record)
+        kept = f" ({point.relative:.0%} of in core)" if point.relative else ""
+        moved = gib(record.metrics["bytes_moved"])
+        cells = {LABELS[CHUNKS]: f"{point.images_per_s:,.0f}{kept}, {moved} moved"}
+        rows.append(_line(PLACES[MEASURED], precision, record.config["batch"]) | cells)
+    return rows
+
+
+def _line(where: str, precision: str, batch: int | str) -> dict[str, Any]:
+    start = {"where": where, "precision": precision, "batch": batch}
+    return start | {LABELS[way]: DASH for way in WAYS}
+
+
+def figure(results: Results) -> "Figure":
+    """Draw the largest batch sizes by precision."""
+    from repro.plots import legend_below, new_axes
+
+    figure, axes = new_axes(1, 1, 6.4, 3.0)
+    (axis,) = axes[0]
+    found = _reach(results)
+    width = 0.8 / max(1, len(found))
+    colours = ("#1f6fb4", "#e07a3f", "#3a9d6e")
+    for place, (precision, sizes) in enumerate(found.items()):
+        at = [k + place * width for k in range(len(WAYS))]
+        heights = [sizes[way] for way in WAYS]
+        axis.bar(at, heights, width, color=colours[place], label=precision)
+    if not found:
+        axis.plot([], [], "k.", label="no records")
+    axis.set_xticks([k + 0.4 - width / 2 for k in range(len(WAYS))], [LABELS[w] for w in WAYS])
+    axis.set_title("ResNet-50, SIMULATED, V100", fontsize=9)
+    axis.set_ylabel("largest batch size")
+    legend_below(figure, 3)
+    return figure
+
+
+@claim(
+    "larger",
+    f"In half precision every way trains larger batch sizes than in float32 {OURS}",
+    "none",
+    "simulated",
+)
+def larger(results: Results, expected: Expectation) -> Verdict:
+    """Judge the largest batch sizes over those of float32, of each way and precision."""
+    found = _reach(results)
+    if FLOAT32 not in found:
+        raise NotRun("no records of float32")
+    parts: list[Part] = []
+    for precision in HALVES:
+        for way in WAYS if precision in found else ():
+            if not found[precision][way] or not found[FLOAT32][way]:
+                continue
+            gap = exactly(found[precision][way] / found[FLOAT32][way], log=True)
+            told = f"{precision}, {LABELS[way]}: {found[precision][way]}"
+            parts.append(direction(told, gap, sign=expected.sign))
+    if not parts:
+        raise NotRun("no records")
+    return combine(parts)
+
+
+@claim(
+    "larger_than_lms",
+    f"In half precision, too, a {CLAIMS['over_lms']:g} times larger network trains with chunks "
+    f"than with LMS {OURS}",
+    "Abstract",
+    "simulated",
+)
+def larger_than_lms(results: Results, expected: Expectation) -> Verdict:
+    """Judge the largest batch sizes against the paper's ratio in float32."""
+    found = _reach(results)
+
+    def judge(precision: str) -> Part:
+        if precision not in found:
+            raise NotRun(f"no records of {precision}")
+        ours, theirs = found[precision][CHUNKS], found[precision]["lms"]
+        if not ours or not theirs:
+            raise NotRun(f"{precision}: one of both trains nothing")
+        gap = exactly(ours / theirs, log=True)
+        told = f"{precision}: {ours} over {theirs}"
+        return direction(told, gap, CLAIMS["over_lms"], sign=expected.sign)
+
+    return combine(each(HALVES, judge))
+
+
+@claim(
+    "faster_beyond_lms",
+    f"In half precision, too, the {CLAIMS['over_lms']:g} times larger network ({LARGEST}) trains "
+    f"faster with chunks than LMS trains its own ({LMS_BATCH}) {OURS}",
+    "Abstract",
+    "simulated",
+)
+def faster_beyond_lms(results: Results, expected: Expectation) -> Verdict:
+    """Judge images/s against the paper's ratio of the speeds kept, V100 over P100."""
+    ours, theirs = _kept(results, LARGEST, CHUNKS), _kept(results, LMS_BATCH, "lms")
+    paper = CLAIMS["speed_kept"] / CLAIMS["lms_speed_kept"]
+    return combine(
+        [direction("images/s", exactly(ours / theirs, log=True), paper, sign=expected.sign)]
+    )
+
+
+@claim(
+    "speed_kept",
+    f"In half precision, too, chunks keep {100 * CLAIMS['speed_kept']:g} % of the speed in core at "
+    f"{LARGEST} images {OURS}",
+    "Abstract",
+    "simulated",
+)
+def speed_kept(results: Results, expected: Expectation) -> Verdict:
+    """Judge the time of an image over that in core, in the same precision."""
+    gap = exactly(1 / _kept(results, LARGEST, CHUNKS), log=True)
+    return combine([equivalence("time of an image", gap, 1 / CLAIMS["speed_kept"] - 1, side=1)])
+
+
+@claim(
+    "lms_speed",
+    f"In half precision, too, LMS keeps {100 * CLAIMS['lms_speed_kept']:g} % of the speed in core "
+    f"at {LMS_BATCH} images {OURS}",
+    "Section 5.1",
+    "simulated",
+)
+def lms_speed(results: Results, expected: Expectation) -> Verdict:
+    """Judge the speed kept against the paper's, of a P100 in float32."""
+    kept = _kept(results, LMS_BATCH, "lms")
+    gap = exactly(100 * (kept - CLAIMS["lms_speed_kept"]), unit="points", digits=1)
+    told = f"{100 * kept:.0f} % kept, off the paper's by"
+    return combine([equivalence(told, gap, expected.allowed())])
+
+
+@claim(
+    "moves_less_here",
+    f"In half precision swapping moves fewer bytes at the same batch size, as it runs {OURS}",
+    "none",
+)
+def moves_less_here(results: Results, expected: Expectation) -> Verdict:
+    """Judge the bytes of an iteration over those of float32."""
+    found = _both(results)
+    parts = []
+    for precision, record in found.items():
+        if precision != FLOAT32:
+            moved = record.metrics["bytes_moved"] / found[FLOAT32].metrics["bytes_moved"]
+            told = f"{precision}: bytes moved"
+            parts.append(direction(told, exactly(moved, log=True), sign=expected.sign))
+    return combine(parts)
+
+
+@claim(
+    "keeps_as_much_here",
+    f"In half precision swapping keeps as much of the speed in core as in float32, as it runs "
+    f"{OURS}",
+    "none",
+)
+def keeps_as_much_here(results: Results, expected: Expectation) -> Verdict:
+    """Judge the slowdown beyond the core over that of float32, each over its own in core."""
+    found = {precision: point_of(record) for precision, record in _both(results).items()}
+    if not all(point.reference_s for point in found.values()):
+        raise NotRun("what fits in core in half precision was not timed beside")
+    one_machine(list(_measured(results).values()))
+    parts = [
+        equivalence(
+            f"{precision}: slowdown over float32's",
+            ratio(point.paces, found[FLOAT32].paces, trials="rounds"),
+            expected.allowed(),
+            side=1,
+        )
+        for precision, point in found.items()
+        if precision != FLOAT32
+    ]
+    return combine(parts)
+
+
+def _both(results: Results) -> dict[str, Record]:
+    found = _measured(results)
+    if FLOAT32 not in found or len(found) == 1:
+        raise NotRun("no records of both precisions")
+    if not found[FLOAT32].metrics["bytes_moved"]:
+        raise NotRun("float32 moves nothing to compare with")
+    return found
+
+
+PRECISION = Exhibit(
+    runs=runs,
+    table=table,
+    figure=figure,
+    caption=caption(
+        "ResNet-50 by automatic mixed precision: activations in half precision, weights and the "
+        "optimizer's state in float32; of float16 the loss is scaled by a fixed number. Traces are "
+        "recorded with torch's lists for a CPU. Simulated functions take time in proportion to "
+        "their bytes, as in float32: what tensor cores are faster at is not in it.",
+        facts,
+    ),
+    claims=(
+        larger,
+        larger_than_lms,
+        faster_beyond_lms,
+        speed_kept,
+        lms_speed,
+        moves_less_here,
+        keeps_as_much_here,
+    ),
+)

@@ -1,0 +1,62 @@
+"""Schedules as they run."""
+
+import pytest
+from made import FAILED, OUT_OF_MEMORY
+from test_outofcore_settings import PAPER, World, judged, nothing, panels, results, table
+
+from repro.experiments.outofcore import schedules, settings
+from repro.experiments.outofcore.settings import BY_SCHEDULE
+
+# What makes each claim fail: by how much faster the other schedule is than it usually is.
+WRONG = {
+    "changes_pay_here": {"window": 0.6},
+    "faster_than_lms_here": {"lms": 0.75},
+    "faster_than_vdnn_here": {"vdnn": 0.75},
+    "faster_than_on_demand_here": {"on_demand": 0.75},
+}
+
+
+def world(relative: dict[str, float], **rules: object) -> World:
+    return World(relative={(BY_SCHEDULE, n): v for n, v in relative.items()}, **rules)
+
+
+def word(key: str, found: World) -> str:
+    return judged(f"schedules/{key}", found).word
+
+
+class TestClaims:
+    def test_every_claim_is_tried(self):
+        assert [c.key for c in PAPER.artefacts["schedules"].claims] == list(WRONG)
+
+    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("key", WRONG)
+    def test_right_wrong_and_open(self, key, profile):
+        assert word(key, World(profile)) == "reproduced"
+        assert word(key, world(WRONG[key], profile=profile)) == "not reproduced"
+        assert word(key, World(profile, noise=1.0)) == "undecided"
+        for rules in ({"places": ()}, {"status": {(BY_SCHEDULE,): FAILED}}):
+            assert word(key, World(profile, **rules)) == "not run"
+
+    def test_out_of_memory(self):
+        assert word("faster_than_vdnn_here", World(status={("vdnn",): OUT_OF_MEMORY})) == "not run"
+        own = World(status={(BY_SCHEDULE, "paper"): OUT_OF_MEMORY})
+        assert word("faster_than_lms_here", own) == "not reproduced"
+
+
+def test_table_and_figure():
+    rows = table("schedules", World(status={("vdnn",): OUT_OF_MEMORY, ("lms",): FAILED}))
+    assert [row["schedule"] for row in rows] == [
+        schedules.TITLES[name] for name in ("window", "paper", "vdnn", "on_demand")
+    ]
+    assert [row["over in core"] for row in rows] == ["80%", "70%", "x", "40%"]
+    (shown,) = panels("schedules", World()).values()
+    assert [t.get_text() for t in shown.get_yticklabels()] == list(schedules.TITLES.values())
+    assert not table("schedules", nothing)
+
+
+def test_every_schedule_has_the_same_setting():
+    configs = [dict(run.config) for run in settings.schedules("quick")]
+    assert [config.pop("schedule") for config in configs] == list(settings.SCHEDULES)
+    assert all(config == configs[0] for config in configs)
+    said = PAPER.artefacts["schedules"].caption(results("schedules", World()))
+    assert "Copies are paced to a SIMULATED link of 128 MiB/s each way." in said

@@ -1,0 +1,228 @@
+"""The virtual clock, and out-of-core training by it: what is simulated is what runs."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from repro.experiments.outofcore.building import training_step
+from repro.outofcore import OutOfCore, host, record, residency, simulation
+from simulated_device.checking import deferred
+from simulated_device.mutations import Omission, planted
+from simulated_device.timing import Costs, virtual_time
+
+SIM = torch.device("sim", 0)
+COSTS = Costs(kernel_s=1e-6, bytes_per_s=4e9, copy_s=1e-6, in_bytes_per_s=4e8, out_bytes_per_s=3e8)
+BYTES = 2**20
+KERNEL_S = COSTS.kernel_s + 2 * BYTES / COSTS.bytes_per_s  # that reads and writes as much
+IN_S = COSTS.copy_s + BYTES / COSTS.in_bytes_per_s
+OUT_S = COSTS.copy_s + BYTES / COSTS.out_bytes_per_s
+
+
+def near(seconds: float) -> Any:
+    return pytest.approx(seconds, rel=1e-9)
+
+
+class TestClock:
+    @pytest.fixture
+    def tensors(self, sim):
+        device = [torch.ones(BYTES // 4, device=sim) for _ in range(2)]
+        return *device, torch.ones(BYTES // 4, pin_memory=True)
+
+    def test_kernels_follow_each_other(self, tensors):
+        a, _, _ = tensors
+        with virtual_time(COSTS) as now:
+            a.mul_(2)
+            b = a * 2
+            assert now() == near(COSTS.kernel_s + BYTES / COSTS.bytes_per_s + KERNEL_S)
+            del b
+
+    def test_streams_run_side_by_side_until_one_waits(self, tensors):
+        a, b, pinned = tensors
+        to, back = torch.Stream(SIM), torch.Stream(SIM)
+        with virtual_time(COSTS) as now:
+            with to:
+                a.copy_(pinned, non_blocking=True)
+            with back:
+                torch.empty_like(pinned, pin_memory=True).copy_(b, non_blocking=True)
+            assert now() == 0
+            torch.accelerator.current_stream(SIM).wait_stream(to)
+            assert now() == near(IN_S)
+            torch.accelerator.current_stream(SIM).wait_stream(back)
+            assert now() == near(OUT_S)
+
+    def test_copies_of_a_stream_follow_each_other(self, tensors):
+        a, b, pinned = tensors
+        with virtual_time(COSTS) as now:
+            a.copy_(pinned, non_blocking=True)
+            b.copy_(pinned, non_blocking=True)
+            assert now() == near(2 * IN_S)
+
+    def test_what_the_host_waits_for_delays_what_it_queues(self, tensors):
+        a, b, pinned = tensors
+        side = torch.Stream(SIM)
+        with virtual_time(COSTS) as now:
+            with side:
+                a.copy_(pinned, non_blocking=True)
+                end = torch.Event(SIM)
+                end.record(side)
+            assert not end.query()
+            end.synchronize()
+            assert end.query()
+            b.mul_(2)
+            assert now() == near(IN_S + COSTS.kernel_s + BYTES / COSTS.bytes_per_s)
+
+    def test_events_measure_by_it(self, tensors):
+        a, _, _ = tensors
+        begin, end = (torch.Event(SIM, enable_timing=True) for _ in range(2))
+        with virtual_time(COSTS):
+            a.mul_(2)
+            begin.record()
+            a.mul_(2)
+            end.record()
+            end.synchronize()
+            taken_s = begin.elapsed_time(end) / 1e3
+        assert taken_s == near(COSTS.kernel_s + BYTES / COSTS.bytes_per_s)
+
+    def test_deferred_work_has_no_time(self, sim):
+        with virtual_time(COSTS), pytest.raises(RuntimeError, match="virtual time"), deferred():
+            pass
+        with deferred(), pytest.raises(RuntimeError, match="virtual time"), virtual_time(COSTS):
+            pass
+
+
+def published(config: dict[str, Any]) -> Callable[[], None]:
+    return training_step(config, "sim:0")
+
+
+def small(model: nn.Module, *size: int) -> Callable[[], None]:
+    """Return an iteration of Adam on a mini-batch of random numbers."""
+    network = model.to(SIM)
+    optimizer = torch.optim.Adam(network.parameters())
+    x = torch.randn(*size).to(SIM)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        network(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)))
+
+
+def attention() -> nn.Module:
+    return nn.Sequential(
+        *(nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True) for _ in range(2))
+    )
+
+
+RESIDUAL = {
+    "model": {"name": "resnet_cifar", "depth": 8, "width": 4},
+    "image": [12, 12],
+    "batch": 16,
+}
+DENSE = {"model": {"name": "densenet40", "growth": 2}, "image": [8, 8], "batch": 8}
+SEGMENTING = {"model": {"name": "deeplabv3plus", "width": 2}, "image": [33, 33], "batch": 2}
+NETWORKS: dict[str, Callable[[], Callable[[], None]]] = {
+    "residual": lambda: published(RESIDUAL),
+    "perceptron": lambda: small(perceptron(), 128, 64),
+    "attention": lambda: small(attention(), 8, 24, 32),
+    "dense": lambda: published(DENSE),
+    "segmenting": lambda: published(SEGMENTING),
+}
+# Network, share of the way from the smallest budget to what training needs, schedule.
+CASES = [
+    *(("residual", share, "window") for share in (0.05, 0.2, 0.4)),
+    *(("residual", 0.3, name) for name in ("packed", "paper", "on_demand")),
+    ("residual", 0.6, "lms"),
+    ("residual", 0.8, "vdnn"),
+    ("perceptron", 0.2, "window"),
+    ("perceptron", 0.4, "paper"),
+    ("attention", 0.2, "window"),
+    ("attention", 0.4, "packed"),
+    *(
+        pytest.param(*case, marks=pytest.mark.exhaustive)
+        for case in (("dense", 0.1, "packed"), ("segmenting", 0.3, "window"))
+    ),
+]
+
+
+@cache
+def budget(network: str, share: float) -> int:
+    """Return the bytes at a share of the way from the smallest budget to what training needs."""
+    trace = record(NETWORKS[network](), warmup=2, device=SIM)
+    low = trace.smallest_budget
+    return low + int(share * (trace.peak_bytes - low))
+
+
+def iteration(network: str, share: float, schedule: str) -> tuple[float, float, float]:
+    """Return what an iteration takes on the device, what is simulated of its plan, and computing.
+
+    The functions take what the engine's own timer has measured of them.
+    """
+    budget_bytes = budget(network, share)
+    with virtual_time(COSTS) as now:
+        step = NETWORKS[network]()
+        with OutOfCore(budget_bytes, window_bytes=None, device=SIM, schedule=schedule) as block:
+
+            def run(iterations: int) -> float:
+                for _ in range(iterations):
+                    step()
+                    block.step()
+                return now()
+
+            began = run(6)
+            before = block.statistics.replayed, block.statistics.plans
+            on_demand = block.statistics.on_demand
+            took = (run(2) - began) / 2
+            done = block.statistics
+            assert (done.replayed, done.plans) == (before[0] + 2, before[1])
+            assert done.on_demand == on_demand  # the plan has asked for all that came
+            recorded, plan = block._iterations.recorded, block.plan
+    assert recorded is not None and plan is not None and plan.bytes_moved
+    assert recorded.trace.functions == plan.trace.functions
+    rates = COSTS.in_bytes_per_s, COSTS.out_bytes_per_s
+    foretold = plan.simulate(recorded.times, rates, COSTS.copy_s)
+    return took, foretold.time_s, foretold.compute_s
+
+
+class TestOutOfCore:
+    @pytest.mark.parametrize(("network", "share", "schedule"), CASES)
+    def test_an_iteration_takes_what_is_simulated(self, sim, network, share, schedule):
+        took, foretold, compute = iteration(network, share, schedule)
+        assert took == pytest.approx(foretold, rel=0.05)
+        assert took > 1.05 * compute  # so that copies count
+
+    STREAMS = "torch.Stream(device), torch.Stream(device)"
+    RECORD = "        event.record(stream)"
+    IN, OUT = "self.bytes_in += variable.nbytes", "self.bytes_out += variable.nbytes"
+    FAULTS = (
+        # Of the engine: one stream for both directions; no overlap with computing.
+        Omission(host, STREAMS, "(torch.Stream(device),) * 2"),
+        Omission(host, RECORD, f"{RECORD}; current.wait_event(event)"),
+        Omission(residency, IN, f"{IN}; self.arrive(variable)"),
+        Omission(residency, OUT, f"{OUT}; self.settle(variable)"),
+        # Of the simulation: what copies and functions wait for.
+        Omission(simulation, "max(self.in_free, self.compute_free)", "self.in_free"),
+        Omission(
+            simulation,
+            "max(self.out_free, self.compute_free, self.arrives.get(name, 0.0))",
+            "self.out_free",
+        ),
+        Omission(
+            simulation, "self.compute_free = max(self.compute_free, self.leaves.pop(name, 0.0))"
+        ),
+        Omission(simulation, "start = max(start, self.arrives.pop(name, 0.0))"),
+    )
+
+    @pytest.mark.parametrize("fault", FAULTS, ids=str)
+    def test_a_planted_fault_is_found(self, sim, fault):
+        with planted(fault):
+            took, foretold, _ = iteration("residual", 0.05, "window")
+        assert took != pytest.approx(foretold, rel=0.05)
