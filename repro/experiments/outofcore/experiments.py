@@ -326,6 +326,7 @@ def _within(
     link = link_rate(config, device)
     block = OutOfCore(
         plan.budget_bytes,
+        schedule="window",  # the paper's, as in the simulated rows
         window_bytes="auto" if make is None else None,
         device=device,
         host_bytes=plan.trace.host_bytes(plan.budget_bytes) if device != "cpu" else None,
