@@ -319,9 +319,10 @@ class DataParallel:
 
         Raises:
             PeerError: Another process was lost.
-            ValueError: Shares do not sum to the mini-batch. The mini-batch is empty, has not a target for each input, is another in
+            ValueError: The mini-batch is empty, has not a target for each input, is another in
                 another process (asked in the first step), or gave a parameter no gradient; the
-                model, the optimizer or its hooks have changed, see above.
+                model, the optimizer or its hooks have changed, see above; shares do not sum to the
+                mini-batch, or are others in another process (asked in the first step).
             RuntimeError: `close` was called.
         """
         start = time.perf_counter()

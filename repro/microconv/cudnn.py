@@ -178,8 +178,8 @@ class CuDNNBackend:
             )
         if status:
             message = (
-                f"{self.name}: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
-                f"of {len(first)}: {_message(status)}"
+                f"{self.name}: {algorithm} failed for {kernel.kind} of {kernel.conv} at a "
+                f"micro-batch of {len(first)}: {_message(status)}"
             )
             if status in _OUT_OF_MEMORY:
                 raise torch.OutOfMemoryError(message)

@@ -119,7 +119,7 @@ class NNPACKBackend:
                 second,
                 out,
                 carve(workspace, buffers),
-                lambda one, *operands: self.run(algorithm, one, *operands, rest),
+                lambda one, x, y, z: self.run(algorithm, one, x, y, z, rest),
             )
             if bias is not None:
                 out += bias.view(-1, 1, 1)
@@ -132,7 +132,9 @@ class NNPACKBackend:
             filters = workspace[:used].view(second.dtype).view(shape.weight_shape)
             for tap in range(shape.taps):
                 row, column = divmod(tap, shape.kernel_size[1])
-                filters[:, :, row, column] = second[:, :, -1 - row, -1 - column].T
+                # Of a plain transposed matrix torch's copy would take a buffer of its own.
+                source = second[:, :, -1 - row, -1 - column].T
+                filters[None, :, :, row, column] = source[None]
         else:
             filters = second
         # NNPACK always adds a bias.

@@ -49,6 +49,7 @@ TOYS: dict[str, tuple[Run, dict[str, Any]]] = {
     "Vision": (settings.deepbench("smoke", "Vision", "fp32"), {"largest_mmacs": 1}),
     "iterations": (settings.iterations("smoke", "ResNet-50"), {"processes": 2}),
     "cluster": (settings.cluster("smoke"), {"repeats": 1}),
+    "programme": (settings.programme("smoke"), {}),
     "solver": (settings.solver("smoke"), {"sizes": [[5, 20], [9, 40]], "repeats": 2}),
 }
 NETWORKS = [name for name, (run, _) in TOYS.items() if run.experiment == "network"]

@@ -8,8 +8,6 @@ import pytest
 from made import check_row
 from made_microconv import MIB, iterations, judge, table
 
-from repro.experiments.microconv import settings
-
 NAMES = ("AlexNet", "ResNet-50", "DenseNet-40", "ResNet-18", "AlexNet, two groups")
 
 
