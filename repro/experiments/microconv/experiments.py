@@ -297,6 +297,11 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
                 images,
                 config["limit_mib"] * MIB,
                 config["policy"],
+                algorithms=[
+                    name
+                    for name in config["tuned_with"]
+                    if BACKENDS[name.partition(":")[0]].missing(place) is None
+                ],
                 cache=BenchmarkCache(None),
             )
             divided[name] = sum(entry.division is not None for entry in report.kernels)

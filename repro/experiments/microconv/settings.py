@@ -322,6 +322,7 @@ def cluster(profile: str) -> Run:
     config = _CLUSTER[profile] | {
         "role": "ResNet-18",
         "devices": ["fast", "slow"],
+        "tuned_with": ALGORITHMS[profile],
         "limit_mib": LIMITS_MIB[1],
         "policy": "powerOfTwo",
         "repeats": REPEATS[profile],
