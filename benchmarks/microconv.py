@@ -1,6 +1,6 @@
 """What micro-batching convolutions gains and costs: the targets of `repro.microconv`.
 
-    python -m benchmarks.microconv [--repeats 15] [--threads 2] [--processes 5]
+    python -m benchmarks.microconv [--repeats 15] [--threads 2] [--processes 5] [--where]
 
 On a CPU with NNPACK, freed memory kept by the process. A ratio is the median over rounds of the
 ratio of the two times of one round; of conv2 with its 95 % interval over processes, each of which
@@ -14,6 +14,11 @@ measures and divides anew:
   ``python -m repro run microconv/iterations``.
 - The optimisers: `pareto_front` for B = 256, 6 algorithms, policy all (under 0.5 s), WD with 562
   variables (under 0.25 s) and with 465 kernels and 2,500 variables (under 1 s).
+
+``--where`` looks for where dividing pays on this CPU instead, without a limit, side by side with
+plain torch: layers in turn on micro-batches that stay in the processor's cache, forward alone and
+with a backward pass; and single layers by `tune`, by data type, dilation and groups. No target: it
+tells whether to use the method for speed on a machine.
 """
 
 import argparse
@@ -27,6 +32,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from scipy import stats
+from torch import nn
 
 from repro.experiments.microconv.experiments import made_up_fronts, made_up_kernel
 from repro.measure import Timing, describe_device, time_interleaved
@@ -147,6 +153,70 @@ def alexnet(repeats: int, batch: int = 64) -> None:
         )
 
 
+def chains(repeats: int, batch: int = 32, depth: int = 4) -> None:
+    """Run several layers in turn on micro-batches, and layer by layer on the whole mini-batch."""
+    print(f"\n{depth} layers of 3×3 in turn, N = {batch}: micro-batches over the whole mini-batch")
+    for channels, side in ((16, 112), (64, 56), (256, 14)):
+        torch.manual_seed(0)
+        chain = nn.Sequential(
+            *(nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU())
+              for _ in range(depth))
+        )  # fmt: skip
+        images = torch.randn(batch, channels, side, side)
+        each = images[0].nbytes / MIB
+
+        def forward(size: int, chain: nn.Module = chain, images: torch.Tensor = images) -> None:
+            with torch.no_grad():
+                for part in images.split(size):
+                    chain(part)
+
+        def step(size: int, chain: nn.Module = chain, images: torch.Tensor = images) -> None:
+            chain.zero_grad()
+            for part in images.split(size):
+                chain(part).square().mean().backward()
+
+        for name, run in (("forward", forward), ("forward and backward", step)):
+            sizes = [batch, batch // 4, batch // 16, 1]
+            timed = _rounds({str(b): lambda run=run, b=b: run(b) for b in sizes}, repeats)  # type: ignore[misc]
+            told = ", ".join(f"{b}: {_ratio(timed[str(batch)], timed[str(b)]):.2f}" for b in sizes)
+            print(f"  {channels:3} × {side}² ({each:.2f} MiB a sample), {name}: {told}")
+
+
+def layers(repeats: int) -> None:
+    """Tune single layers without a limit, and run them in turns with plain torch."""
+    print("\nSingle layers without a limit, forward: plain torch over tuned")
+    shapes: dict[str, tuple[Convolution, int]] = {
+        "AlexNet conv2": (CONV2, 16),
+        "5×5, 192 to 32 channels": (Convolution(192, 28, 28, 32, (5, 5), padding=(2, 2)), 16),
+        "3×3, 128 to 256": (Convolution(128, 28, 28, 256, (3, 3), padding=(1, 1)), 8),
+        "3×3, dilation 2": (Convolution(64, 32, 32, 64, (3, 3), (1, 1), (2, 2), (2, 2)), 8),
+        "5×5 in 2 groups": (Convolution(96, 27, 27, 256, (5, 5), (1, 1), (2, 2), (1, 1), 2), 16),
+        "11×11, 3 to 64": (Convolution(3, 112, 112, 64, (11, 11), padding=(5, 5)), 4),
+    }
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for name, (conv, batch) in shapes.items():
+            torch.manual_seed(0)
+            options = {"padding": conv.padding, "dilation": conv.dilation, "groups": conv.groups}
+            plain = nn.Conv2d(conv.in_channels, conv.out_channels, conv.kernel_size, **options)  # type: ignore[arg-type]
+            plain = plain.to(dtype).eval()
+            images = torch.randn(conv.input_shape(batch)).to(dtype)
+            tuned = copy.deepcopy(plain)
+            given = {"workspace_limit": 512 * MIB, "strict": False, "cache": None}
+            report = tune(tuned, images, **given)  # type: ignore[arg-type]
+            runs = {
+                name: lambda m=model, x=images: m(x)  # type: ignore[misc]
+                for name, model in (("tuned", tuned), ("plain", plain))
+            }
+            with torch.no_grad():
+                timed = _rounds(runs, repeats)
+            ratio = _ratio(timed["plain"], timed["tuned"])
+            told = str(report.kernels[0].division or "left to torch")
+            own = 1e3 * timed["plain"].median_s
+            print(
+                f"  {str(dtype)[6:]:8} {name:24} N = {batch:2} {own:8.1f} ms  {ratio:.2f}  {told}"
+            )
+
+
 def optimisers(repeats: int) -> None:
     """Time the optimisers on made-up input."""
     generator = random.Random(0)
@@ -170,6 +240,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--where", action="store_true", help="look for where dividing pays instead")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     kept = keep_freed_memory()
@@ -178,6 +249,10 @@ def main() -> None:
         f"{device['name']}, {device['threads']} threads, torch {torch.__version__}, median of "
         f"{arguments.repeats} rounds, freed memory {'kept' if kept else 'not kept'}"
     )
+    if arguments.where:
+        chains(arguments.repeats)
+        layers(arguments.repeats)
+        return
     optimisers(min(5, arguments.repeats))
     gain = conv2(arguments.repeats)
     conv2_in_processes(gain, arguments.repeats, arguments.threads, arguments.processes)

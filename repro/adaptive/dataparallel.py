@@ -293,7 +293,14 @@ class DataParallel:
             )
         self._clip = float(max_norm), float(norm_type), error_if_nonfinite
 
-    def step(self, inputs: Any, targets: Any = None, *, weights: Any = None) -> Tensor:
+    def step(
+        self,
+        inputs: Any,
+        targets: Any = None,
+        *,
+        weights: Any = None,
+        shares: Sequence[int] | None = None,
+    ) -> Tensor:
         """Train on one mini-batch and return this process's part of its mean loss.
 
         The mean over processes of what is returned is the mini-batch's mean loss, see `mean`.
@@ -306,12 +313,16 @@ class DataParallel:
             targets: Likewise, for `loss_fn`; None where that takes the model's output alone.
             weights: What each sample counts in a loss that is no plain mean over samples, (B,),
                 such as its tokens; torch's own losses need none.
+            shares: How many samples each process takes, by rank, in the order of the mini-batch,
+                the same in every process: of unequal devices `repro.microconv.split_batch` says.
+                None for shares that differ by at most one.
 
         Raises:
             PeerError: Another process was lost.
             ValueError: The mini-batch is empty, has not a target for each input, is another in
                 another process (asked in the first step), or gave a parameter no gradient; the
-                model, the optimizer or its hooks have changed, see above.
+                model, the optimizer or its hooks have changed, see above; shares do not sum to the
+                mini-batch, or are others in another process (asked in the first step).
             RuntimeError: `close` was called.
         """
         start = time.perf_counter()
@@ -320,8 +331,8 @@ class DataParallel:
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         self._check_unchanged()
         if self._first:
-            self._check_same(batch.num_samples)
-        mine = share(batch.num_samples, self.rank, self.processes)
+            self._check_same(batch.num_samples, shares)
+        mine = share(batch.num_samples, self.rank, self.processes, shares)
         count = mine.stop - mine.start
         pieces = (
             [(mine.start + a, mine.start + b) for a, b in bounds(count, self.micro_batch or count)]
@@ -371,8 +382,14 @@ class DataParallel:
             self.timings.append(timing)
         return torch.stack(losses).sum()
 
-    def _check_same(self, samples: int) -> None:
+    def _check_same(self, samples: int, shares: Sequence[int] | None) -> None:
         """Refuse mini-batches that differ between processes; asked once, since it takes time."""
+        digest = hashlib.sha256(repr(shares and list(shares)).encode()).digest()[:6]
+        if self._extremes(float(int.from_bytes(digest))) is not None:
+            raise ValueError(
+                f"shares are {shares} in rank {self.rank}, and others in another process; give the "
+                "same in every process, one number for each"
+            )
         if (extremes := self._extremes(samples)) is not None:
             least, most = map(int, extremes)
             raise ValueError(

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -142,16 +142,30 @@ def leave_processes() -> None:
         dist.destroy_process_group()
 
 
-def share(samples: int, rank: int, processes: int) -> slice:
+def share(samples: int, rank: int, processes: int, shares: Sequence[int] | None = None) -> slice:
     """Return the samples of a mini-batch that a process takes; shares differ by at most one.
 
+    Args:
+        samples: Of the mini-batch.
+        rank: The process.
+        processes: How many there are.
+        shares: Samples of each process where they are to differ by more.
+
     Raises:
-        ValueError: There is no such rank.
+        ValueError: There is no such rank, or `shares` is not one number for each process with
+            the mini-batch as their sum.
     """
     if samples < 0 or processes < 1 or not 0 <= rank < processes:
         raise ValueError(
             f"{samples} samples, rank {rank} of {processes}; ranks are 0 to {processes - 1}"
         )
+    if shares is not None:
+        if len(shares) != processes or min(shares) < 0 or sum(shares) != samples:
+            raise ValueError(
+                f"shares are {list(shares)} of a mini-batch of {samples} samples in {processes} "
+                "processes; give one number of samples for each process, in all the mini-batch"
+            )
+        return slice(sum(shares[:rank]), sum(shares[: rank + 1]))
     each, rest = divmod(samples, processes)
     start = rank * each + min(rank, rest)
     return slice(start, start + each + (rank < rest))

@@ -52,7 +52,8 @@ class Backend(Protocol):
 
 
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (TorchBackend(), NNPACKBackend(), CuDNNBackend())
+    backend.name: backend
+    for backend in (TorchBackend(), NNPACKBackend(), CuDNNBackend(), CuDNNBackend(half=True))
 }
 NATIVE = "torch:native"
 
@@ -117,7 +118,8 @@ def choose(names: Sequence[str] | None, device: str) -> Choice:
     if names is None:
         problems = {name: backend.missing(device) for name, backend in BACKENDS.items()}
         there = tuple(BACKENDS[name] for name, problem in problems.items() if problem is None)
-        return Choice(there, None, tuple(problem for problem in problems.values() if problem))
+        missing = dict.fromkeys(problem for problem in problems.values() if problem)
+        return Choice(there, None, tuple(missing))
     check_names(names)
     chosen = [BACKENDS[name.partition(":")[0]] for name in names]
     for backend in chosen:
@@ -199,7 +201,7 @@ def run(
 def permitted(algorithm: str, kernel: Kernel) -> bool:
     """Return whether an algorithm may run while torch is asked for deterministic ones."""
     backend, own = find(algorithm)
-    return backend.name != "cudnn" or (kernel.kind, own) not in NONDETERMINISTIC
+    return not isinstance(backend, CuDNNBackend) or (kernel.kind, own) not in NONDETERMINISTIC
 
 
 def run_division(

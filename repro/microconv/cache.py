@@ -80,6 +80,7 @@ def _code() -> str:
         "measuring",
         "nnpack",
         "operators",
+        "staging",
         "torch_backend",
     )
     files = [Path(__file__).with_name(f"{name}.py") for name in modules]

@@ -4,8 +4,9 @@ It calls the C functions of the cuDNN that torch has loaded: ``cudnnConvolutionF
 ``...BackwardData`` and ``...BackwardFilter``, each with an algorithm, a workspace and the scales
 alpha and beta. Weight gradients are accumulated by beta = 1 (section II).
 
-Of the configurations in section III-D only those that compute in float32 are offered for 16-bit
-tensors (PSEUDO_HALF): torch computes in float32 as well, so that nothing loses precision.
+Of the configurations in section III-D the backend ``cudnn`` computes 16-bit tensors in float32
+(PSEUDO_HALF), as torch does, so that nothing loses precision. The backend ``cudnn_half`` computes
+float16 in float16 (TRUE_HALF): it states a larger error, and is taken where `max_error` admits it.
 """
 
 import ctypes
@@ -48,6 +49,9 @@ NONDETERMINISTIC = {
     ("backward_filter", "ALGO_3"),
 }
 
+# Of sums in float16, which are rounded at every addition, and infinite beyond 65,504.
+TRUE_HALF_ERROR = 1e-2
+
 _DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 _LAYOUTS = {"nchw": 0, "nhwc": 1}
 _DEFAULT_MATH, _TENSOR_OP_MATH, _FMA_MATH = 0, 1, 3
@@ -60,10 +64,19 @@ class UnsupportedError(RuntimeError):
 
 
 class CuDNNBackend:
-    """Runs cuDNN's own algorithms by name."""
+    """Runs cuDNN's own algorithms by name.
 
-    name = "cudnn"
+    Args:
+        half: Whether float16 is computed in float16, and nothing else at all.
+    """
+
+    name: str = "cudnn"
     names = tuple(dict.fromkeys(name for known in ALGORITHMS.values() for name in known))
+
+    def __init__(self, half: bool = False) -> None:
+        self.half = half
+        if half:
+            self.name = "cudnn_half"
 
     def missing(self, device: str) -> str | None:
         """Return in one line why the backend is not there, None where it is."""
@@ -79,10 +92,13 @@ class CuDNNBackend:
         if library is None:
             raise RuntimeError(problem)
         order = "deterministic" if _deterministic() else "any order of sums"
-        return f"cudnn {library.cudnnGetVersion()}, {order}"
+        sums = ", sums in float16" if self.half else ""
+        return f"cudnn {library.cudnnGetVersion()}, {order}{sums}"
 
     def error(self, algorithm: str, kernel: Kernel) -> float:
         """Return the stated relative error of an algorithm; see `backends.stated_error`."""
+        if self.half:
+            return TRUE_HALF_ERROR
         return 1e-4 if algorithm.startswith("WINOGRAD") else 2e-5
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
@@ -97,13 +113,14 @@ class CuDNNBackend:
             if not (_deterministic() and (kernel.kind, name) in NONDETERMINISTIC)
         ]
 
-    @staticmethod
-    def _listed(kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        found = []
+    def _listed(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
+        found: list[tuple[str, int]] = []
+        if self.half and kernel.dtype != "float16":
+            return found
         with torch.cuda.device(kernel.device):
             for name, number in ALGORITHMS[kernel.kind].items():
                 size = ctypes.c_size_t(0)
-                d = _descriptors(kernel, b)
+                d = _descriptors(kernel, b, self.half)
                 query = getattr(_library(), _QUERIES[kernel.kind])
                 order = (d.first, d.second, d.conv, d.out)
                 if kernel.kind == "backward_data":
@@ -131,7 +148,7 @@ class CuDNNBackend:
         Raises:
             UnsupportedError: cuDNN does not run the algorithm for this shape after all.
         """
-        d = _descriptors(kernel, len(first))
+        d = _descriptors(kernel, len(first), self.half)
         scale = ctypes.c_double if kernel.dtype == "float64" else ctypes.c_float
         one = scale(1.0)
         # beta: the filter gradient is added to, the others overwritten.
@@ -161,8 +178,8 @@ class CuDNNBackend:
             )
         if status:
             message = (
-                f"cudnn: {algorithm} failed for {kernel.kind} of {kernel.conv} at a micro-batch "
-                f"of {len(first)}: {_message(status)}"
+                f"{self.name}: {algorithm} failed for {kernel.kind} of {kernel.conv} at a "
+                f"micro-batch of {len(first)}: {_message(status)}"
             )
             if status in _OUT_OF_MEMORY:
                 raise torch.OutOfMemoryError(message)
@@ -317,7 +334,7 @@ def _handle() -> ctypes.c_void_p:
 class _Descriptors:
     """cuDNN's descriptions of the operands and the result, in `Kernel`'s order."""
 
-    def __init__(self, kernel: Kernel, b: int) -> None:
+    def __init__(self, kernel: Kernel, b: int, half: bool) -> None:
         conv = kernel.conv
         data, layout = _DATA_TYPES[kernel.dtype], _LAYOUTS[kernel.layout]
         filters = {"forward": 1, "backward_data": 1, "backward_filter": 2}[kernel.kind]
@@ -332,7 +349,7 @@ class _Descriptors:
             made.append(d)
         self.first, self.second, self.out = made
         self.conv = self._create("Convolution")
-        compute = 1 if kernel.dtype == "float64" else 0
+        compute = _DATA_TYPES[kernel.dtype if half or kernel.dtype == "float64" else "float32"]
         self._set(
             "Convolution2d",
             self.conv,
@@ -369,5 +386,5 @@ class _Descriptors:
 
 
 @cache
-def _descriptors(kernel: Kernel, b: int) -> _Descriptors:
-    return _Descriptors(kernel, b)
+def _descriptors(kernel: Kernel, b: int, half: bool = False) -> _Descriptors:
+    return _Descriptors(kernel, b, half)

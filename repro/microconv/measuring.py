@@ -3,8 +3,10 @@
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -78,14 +80,21 @@ class Bench:
         choice: The backends and algorithms. Torch's own convolution is measured besides.
         cache: Where results are looked up and kept.
         max_error: Leave out algorithms whose stated relative error is larger.
+        devices: Of one kind, among which micro-batch sizes are shared out and measured at once
+            (section III-B); none for the kernel's own alone.
     """
 
     def __init__(
-        self, choice: Choice, cache: BenchmarkCache, max_error: float | None = None
+        self,
+        choice: Choice,
+        cache: BenchmarkCache,
+        max_error: float | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         self.choice = choice
         self.cache = cache
         self.max_error = max_error
+        self.devices = tuple(devices)
         self.counts = Counts()
 
     def candidates(
@@ -122,7 +131,7 @@ class Bench:
         self.counts.measured += sum(map(len, missing.values()))
         self.counts.cached += sum(map(len, listings.values())) - sum(map(len, missing.values()))
         if any(missing.values()):
-            for b, measured in self._time(kernel, missing, kernel.tensors(batch)).items():
+            for b, measured in self._time_at_once(kernel, missing, batch).items():
                 for key in dict.fromkeys(key for key, _, _ in listings[b]):
                     own = [name for k, name, _ in listings[b] if k == key and name in measured]
                     self.cache.store_times(key, b, {name: measured[name] for name in own})
@@ -184,6 +193,29 @@ class Bench:
         backend, own = backends.find(name)
         # In float32 on both sides: a coarser type rounds by more with any algorithm.
         return self.max_error is None or backend.error(own, kernel) <= self.max_error
+
+    def _time_at_once(
+        self, kernel: Kernel, missing: Mapping[int, Mapping[str, int]], batch: int
+    ) -> dict[int, dict[str, list[float]]]:
+        """Time as `_time`, the sizes shared out among the devices, each in a thread of its own."""
+        devices = self.devices or (kernel.device,)
+        work = {b: b * len(needs) for b, needs in missing.items() if needs}
+        shares: list[list[int]] = [[] for _ in devices]
+        for b in sorted(work, key=lambda b: -work[b]):
+            min(shares, key=lambda own: sum(work[b] for b in own)).append(b)
+
+        def measure(device: str, sizes: Sequence[int]) -> Any:
+            there = replace(kernel, device=device)
+            wanted = {b: missing[b] for b in sorted(sizes)}
+            return self._time(there, wanted, there.tensors(batch))
+
+        jobs = [pair for pair in zip(devices, shares, strict=True) if pair[1]]
+        if len(jobs) == 1:
+            return dict(measure(*jobs[0]))
+        # What holds for the whole process is set once, and not undone by the first to end.
+        with precision(kernel), _undisturbed(kernel), ThreadPoolExecutor(len(jobs)) as pool:
+            parts = [pool.submit(measure, *job) for job in jobs]
+            return {b: times for part in parts for b, times in part.result().items()}
 
     def _time(
         self,

@@ -14,7 +14,14 @@ from pathlib import Path
 
 import torch
 
-from repro.microconv.kernels import Convolution, Kernel, aligned
+from repro.microconv import staging
+from repro.microconv.kernels import (
+    Convolution,
+    Kernel,
+    aligned,
+    buffers_bytes,
+    carve,
+)
 
 # enum nnp_convolution_algorithm
 ALGORITHMS = {"ft8x8": 1, "ft16x16": 2, "wt8x8": 3, "implicit_gemm": 4}
@@ -43,7 +50,10 @@ class _Padding(ctypes.Structure):
 
 
 class NNPACKBackend:
-    """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with as many threads as torch uses."""
+    """Runs NNPACK's tiled FFT, Winograd and implicit GEMM with as many threads as torch uses.
+
+    Groups and 16 bits are staged for it; see `staging`.
+    """
 
     name = "nnpack"
     names = tuple(ALGORITHMS)
@@ -64,9 +74,11 @@ class NNPACKBackend:
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """List the algorithms for a micro-batch of `b` with their workspace in bytes."""
-        shape = _forward_shape(kernel)
-        if shape is None or kernel.dtype != "float32" or kernel.layout != "nchw":
+        one = staging.of_one_group(kernel)
+        shape = None if one is None else _forward_shape(one)
+        if shape is None or one is None or one.dtype != "float32" or kernel.layout != "nchw":
             return []
+        beside = buffers_bytes(staging.buffers(kernel, b)) if staging.is_staged(kernel) else 0
         found = []
         for name in ALGORITHMS:
             rows, columns = _LARGEST[name]
@@ -79,7 +91,8 @@ class NNPACKBackend:
             if fits:
                 size = ctypes.c_size_t(0)
                 if _call(name, shape, b, None, None, None, None, None, size) == 0:
-                    found.append((name, aligned(size.value) + _flipped_bytes(kernel)))
+                    own = aligned(size.value) + _flipped_bytes(one)
+                    found.append((name, beside + own))
         return found
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
@@ -97,6 +110,20 @@ class NNPACKBackend:
         bias: torch.Tensor | None = None,
     ) -> None:
         """Compute a micro-batch into `out`; see `backends.run`."""
+        if staging.is_staged(kernel):
+            buffers = staging.buffers(kernel, len(first))
+            rest = workspace[buffers_bytes(buffers) :]
+            staging.run(
+                kernel,
+                first,
+                second,
+                out,
+                carve(workspace, buffers),
+                lambda one, x, y, z: self.run(algorithm, one, x, y, z, rest),
+            )
+            if bias is not None:
+                out += bias.view(-1, 1, 1)
+            return
         shape = _forward_shape(kernel)
         assert shape is not None
         flipped = _flipped_bytes(kernel)
@@ -105,7 +132,9 @@ class NNPACKBackend:
             filters = workspace[:used].view(second.dtype).view(shape.weight_shape)
             for tap in range(shape.taps):
                 row, column = divmod(tap, shape.kernel_size[1])
-                filters[:, :, row, column] = second[:, :, -1 - row, -1 - column].T
+                # Of a plain transposed matrix torch's copy would take a buffer of its own.
+                source = second[:, :, -1 - row, -1 - column].T
+                filters[None, :, :, row, column] = source[None]
         else:
             filters = second
         # NNPACK always adds a bias.

@@ -55,6 +55,7 @@ class TuningReport:
         mode: ``WR`` or ``WD``.
         policy: Micro-batch sizes that were considered.
         limit_bytes: Workspace limit, of each kernel (WR) or of all (WD).
+        samples: What it was multiplied by, where it was given for each sample; else 1.
         strict: Whether torch's own convolutions are held to it as well.
         model: The whole model as it runs now beside the untuned one, round by round; None where
             nothing is tuned or no gain was asked for.
@@ -70,6 +71,7 @@ class TuningReport:
     policy: str
     limit_bytes: int
     strict: bool = True
+    samples: int = 1
     model: Trial | None = None
     untied: list[str] = field(default_factory=list)
     kernels: list[KernelReport] = field(default_factory=list)
@@ -125,10 +127,13 @@ class TuningReport:
         ]
         each = "for each kernel" if self.mode == "WR" else "in all"
         ratio = f"{self.native_s / self.time_s:.2f}×" if self.time_s else "–"
+        scaled = f" ({self.limit_bytes // self.samples:,} bytes for each of {self.samples} samples)"
+        scaled = scaled if self.samples > 1 else ""
         lines += [
             f"convolutions: {1e3 * self.time_s:.2f} ms, torch's own {1e3 * self.native_s:.2f} ms "
             f"({ratio})",
-            f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}; "
+            f"{self.mode}, policy {self.policy}, limit {self.limit_bytes / MIB:g} MiB {each}"
+            f"{scaled}; "
             f"{self.allocated_bytes / MIB:.2f} MiB allocated",
             f"{self.measured} times measured in {self.benchmark_s:.2f} s, {self.cached} from the "
             f"cache; optimised in {1e3 * self.optimise_s:.1f} ms",

@@ -3,8 +3,16 @@
 import torch
 
 from repro.measure.allocations import peak_allocation
+from repro.microconv import staging
 from repro.microconv.algorithms import FFT, Direct, Im2col, Winograd
-from repro.microconv.kernels import Kernel, aligned, buffers_bytes, carve, precision
+from repro.microconv.kernels import (
+    Buffers,
+    Kernel,
+    aligned,
+    buffers_bytes,
+    carve,
+    precision,
+)
 
 _WRITTEN: dict[str, Direct | Im2col | FFT | Winograd] = {
     "direct": Direct(),
@@ -16,6 +24,8 @@ _WRITTEN: dict[str, Direct | Im2col | FFT | Winograd] = {
 
 class TorchBackend:
     """Runs the algorithms of this package on any device, and ``native``, torch's own convolution.
+
+    Groups and 16 bits are staged for them; see `staging`.
 
     What ``native`` allocates inside (reordered copies on a CPU, cuDNN's workspace on a GPU) is not
     for us to give: it is measured, and counts as its workspace. Every size is measured, since a
@@ -60,11 +70,12 @@ class TorchBackend:
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """List the algorithms for a micro-batch of `b` with their workspace in bytes."""
         found = [("native", self._native_workspace(kernel, b))]
-        if kernel.layout == "nchw" and kernel.conv.groups == 1:
+        one = staging.of_one_group(kernel)
+        if kernel.layout == "nchw" and one is not None:
             found += [
-                (name, buffers_bytes(algorithm.buffers(kernel, b)) + algorithm.hidden(kernel, b))
+                (name, buffers_bytes(_buffers(name, kernel, b)) + algorithm.hidden(one, b))
                 for name, algorithm in _WRITTEN.items()
-                if kernel.dtype in algorithm.dtypes and algorithm.supports(kernel)
+                if one.dtype in algorithm.dtypes and algorithm.supports(one)
             ]
         return found
 
@@ -72,7 +83,7 @@ class TorchBackend:
         """Return the bytes of an algorithm's buffers; ``native`` has none of ours."""
         if algorithm == "native":
             return 0
-        return buffers_bytes(_WRITTEN[algorithm].buffers(kernel, b))
+        return buffers_bytes(_buffers(algorithm, kernel, b))
 
     def run(
         self,
@@ -93,9 +104,18 @@ class TorchBackend:
                 out.copy_(result)
             return
         method = _WRITTEN[algorithm]
-        buffers = carve(workspace, method.buffers(kernel, len(first)))
-        with precision(kernel):  # its products are of matrices, which have a setting of their own
-            method.run(kernel, first, second, out, buffers)
+        buffers = carve(workspace, _buffers(algorithm, kernel, len(first)))
+
+        def compute(
+            one: Kernel, first: torch.Tensor, second: torch.Tensor, out: torch.Tensor
+        ) -> None:
+            with precision(one):  # its products are of matrices, which have a setting of their own
+                method.run(one, first, second, out, buffers)
+
+        if staging.is_staged(kernel):
+            staging.run(kernel, first, second, out, buffers, compute)
+        else:
+            compute(kernel, first, second, out)
         if bias is not None:
             out += bias.view(-1, 1, 1)
 
@@ -108,6 +128,15 @@ class TorchBackend:
             # Divided, its result is a buffer beside the output; see `run`.
             self._native_bytes[key] = aligned(peak)
         return self._native_bytes[key]
+
+
+def _buffers(algorithm: str, kernel: Kernel, b: int) -> Buffers:
+    """Return the buffers of an algorithm of this package, with what is staged for it."""
+    if not staging.is_staged(kernel):
+        return _WRITTEN[algorithm].buffers(kernel, b)
+    one = staging.of_one_group(kernel)
+    assert one is not None
+    return {**staging.buffers(kernel, b), **_WRITTEN[algorithm].buffers(one, b)}
 
 
 def native(

@@ -47,16 +47,19 @@ class WorkspaceLimitError(ValueError):
         kernels: By layer and kind, the smallest workspace of each kernel that does not fit.
     """
 
-    def __init__(self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int) -> None:
+    def __init__(
+        self, limit_bytes: int, mode: str, kernels: dict[str, int], least: int, samples: int = 1
+    ) -> None:
         self.least_bytes, self.kernels = least, kernels
         largest = sorted(kernels, key=lambda name: -kernels[name])
         told = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
         more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
         each = "for each kernel" if mode == "WR" else "in all"
+        share = f", {-(-least // samples)} for each of {samples} samples" if samples > 1 else ""
         super().__init__(
             f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
-            f"{told} bytes{more}; the smallest limit that would do is {least} bytes: give that, "
-            f"or strict=False to leave torch's own convolution without a limit"
+            f"{told} bytes{more}; the smallest limit that would do is {least} bytes{share}: "
+            f"give that, or strict=False to leave torch's own convolution without a limit"
         )
 
 
@@ -108,8 +111,10 @@ class _Tuner:
         max_error: float,
         min_gain: float,
         progress: Callable[[Progress], None],
+        devices: Sequence[str] = (),
     ) -> None:
         self.report, self.store, self.progress = report, store, progress
+        self.devices = devices
         self.algorithms, self.max_error, self.min_gain = algorithms, max_error, min_gain
         self.benches: dict[str, Bench] = {}
         self.measured: dict[tuple[Kernel, int], dict[int, list[Candidate]]] = {}
@@ -180,7 +185,8 @@ class _Tuner:
         if device not in self.benches:
             choice = backends.choose(self.algorithms, device)
             self.report.unavailable += choice.unavailable
-            self.benches[device] = Bench(choice, self.store, self.max_error)
+            others = self.devices if device in self.devices else ()
+            self.benches[device] = Bench(choice, self.store, self.max_error, others)
         return self.benches[device]
 
     def _measure(self, kernel: Kernel, batch: int) -> None:
@@ -299,7 +305,7 @@ class _Tuner:
                 beyond[name] = known + size if report.mode == "WD" else max(known, size)
         sizes = [size for _, size in needs]
         least = sum(sizes) if report.mode == "WD" else max(sizes)
-        return WorkspaceLimitError(limit, report.mode, beyond, least)
+        return WorkspaceLimitError(limit, report.mode, beyond, least, report.samples)
 
     def _needed(self, kernel: Kernel, batch: int, division: Division) -> bool:
         """Return whether torch's own convolution would take more than it may.

@@ -6,15 +6,15 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
+from repro.measure import accelerator, describe_device
 from repro.microconv import backends
 from repro.microconv.asked import check_asked
 from repro.microconv.cache import BenchmarkCache, CacheError, CacheWarning, default_path
 from repro.microconv.kernels import Kernel
-from repro.microconv.optimize import (
-    POLICIES,
-)
+from repro.microconv.optimize import POLICIES
 from repro.microconv.results import TuningReport
 from repro.microconv.sampling import record_calls, training_step, undisturbed
 from repro.microconv.tuner import Progress, _Tuner
@@ -35,6 +35,8 @@ def tune(
     algorithms: Sequence[str] | None = None,
     max_error: float = 1e-4,
     training: bool | None = None,
+    per_sample: bool = False,
+    devices: Sequence[torch.device | str] | None = None,
     min_gain: float = 0.05,
     cache: BenchmarkCache | str | os.PathLike[str] | None = "default",
     progress: Callable[[Progress], None] | None = None,
@@ -63,7 +65,7 @@ def tune(
             model is run with it, up to some dozens of times; buffers, gradients and random state
             are put back.
         workspace_limit: Bytes, of each kernel (WR) or of all together (WD). They hold for calls
-            as the sample's, of its mini-batch and smaller ones.
+            as the sample's, of its mini-batch and smaller ones. See `per_sample`.
         policy: ``powerOfTwo``, ``all`` or ``undivided``; see `micro_batch_sizes`. None takes
             `$REPRO_MICROCONV_POLICY`, else ``powerOfTwo``.
         mode: ``WR`` or ``WD``.
@@ -74,8 +76,14 @@ def tune(
             `strict` torch's own is divided where nothing of these fits.
         max_error: Leave out algorithms that state a larger error in float32, relative to the
             largest magnitude of a result: a small element may be off by a larger share of itself.
+            From 1e-2 on float16 may be summed in float16 by cuDNN (``cudnn_half``).
         training: Whether gradients are computed, and their kernels tuned; None for
             ``model.training``.
+        per_sample: Whether `workspace_limit` is bytes for each sample of the mini-batch, so that it
+            grows with that: the largest mini-batch that a convolution of the sample is called with
+            counts, for all kernels alike.
+        devices: Accelerators of one kind, the model's own among them, which measure micro-batch
+            sizes at once (section III-B); None for the model's own alone.
         min_gain: Share of time that a division must save in the trial; below 0 the whole model is
             not tried, and ``-math.inf`` takes the best division even where torch's own is faster.
         cache: File of benchmark results, or a `BenchmarkCache`; ``"default"`` is
@@ -109,16 +117,49 @@ def tune(
     if not min_gain < 1:
         raise ValueError(f"min_gain is {min_gain}; give a share of time below 1")
     backends.check_names(algorithms)
+    alike = _one_kind(devices)
     store = _open_cache(cache)
     training = model.training if training is None else training
     report = TuningReport(mode, policy, workspace_limit, strict)
     calls, report.skipped, others = record_calls(model, sample_input, training)
-    tuner = _Tuner(report, store, algorithms, max_error, min_gain, progress or _tell)
+    if per_sample:
+        report.samples = max([1, *(call.batch for call in calls)])
+        report.limit_bytes *= report.samples
+    own = {call.signature[3] for call in calls}  # the devices
+    if alike and not own <= set(alike):
+        raise ValueError(
+            f"the model is on {', '.join(sorted(own))}, which is not among the devices "
+            f"{', '.join(alike)}; name it as well"
+        )
+    tuner = _Tuner(report, store, algorithms, max_error, min_gain, progress or _tell, alike)
     if strict:
         with undisturbed(model):
             tuner.beside(others, training)
     tuner.tune(model, calls, lambda: training_step(model, sample_input, training))
     return report
+
+
+def _one_kind(devices: Sequence[torch.device | str] | None) -> list[str]:
+    """Return the devices that measure at once by name.
+
+    Raises:
+        ValueError: They are not accelerators of one kind.
+    """
+    if devices is None:
+        return []
+    names = list(dict.fromkeys(str(torch.device(device)) for device in devices))
+    if not names or not all(map(accelerator.is_accelerator, names)):
+        raise ValueError(
+            f"devices is {names}; give accelerators with their numbers, or None: what a CPU "
+            "measures at once shares its cores"
+        )
+    kinds = {str(describe_device(name)["name"]) for name in names}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"the devices {', '.join(names)} are {' and '.join(sorted(kinds))}; times of one say "
+            "nothing of another: give devices of one kind"
+        )
+    return names
 
 
 def _tell(progress: Progress) -> None:

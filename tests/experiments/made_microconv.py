@@ -91,6 +91,8 @@ def entry(
         "shape": "64×27×27 to 192, 5×5, stride 1, padding 2",
         "native_s": native[0],
         "native_bytes": int(native[1] * MIB),
+        "data_bytes": batch * MIB // 4,
+        "filter_bytes": MIB // 8,
         "candidates": ways,
     }
 
@@ -234,9 +236,9 @@ def cluster(fast: Callable[[int], float], slow: Callable[[int], float]) -> dict[
     """Return devices' seconds at the batch sizes of the plan."""
     sizes = (1, 2, *range(4, 33, 4))
     times = {"fast": {str(b): fast(b) for b in sizes}, "slow": {str(b): slow(b) for b in sizes}}
-    return {
-        "metrics": {"times": times, "devices": {"fast": "CPU, 2 threads", "slow": "CPU, 1 thread"}}
-    }
+    devices = {"fast": "CPU, 2 threads", "slow": "CPU, 1 thread"}
+    divided = {"fast": 3, "slow": 0}
+    return {"metrics": {"times": times, "devices": devices, "divided": divided}}
 
 
 def solved(small_s: Sequence[float] = (0.9, 0.1, 0.1), large_s: Sequence[float] = (0.5, 0.5)):
@@ -247,6 +249,21 @@ def solved(small_s: Sequence[float] = (0.9, 0.1, 0.1), large_s: Sequence[float] 
         "front, B = 256, 6 algorithms, all": timing(0.02),
     }
     return {"metrics": {"fronts": "made up at random"}, "timings": timings}
+
+
+def programme(tight_s: float = 0.2, wide_s: float = 0.1, n: int = 5) -> dict[str, Any]:
+    """Return the solver's times for ResNet-152's own kernels."""
+    totals = {"as in the paper": 5088 * MIB, "binding": 100 * MIB}
+    metrics = {
+        "kernels": 464,
+        "variables": 1200,
+        "total_bytes": totals,
+        "taken_bytes": dict.fromkeys(totals, 90 * MIB),
+        "wanted_bytes": 150 * MIB,
+    }
+    seconds = {"as in the paper": wide_s, "binding": tight_s}
+    timings = {name: timing(*[(1 + 0.01 * k) * s for k in range(n)]) for name, s in seconds.items()}
+    return {"metrics": metrics, "timings": timings}
 
 
 def iterations(run: Run, **relative: Any) -> dict[str, Any]:
@@ -279,9 +296,9 @@ def iterations(run: Run, **relative: Any) -> dict[str, Any]:
                 "untied": 1,
                 "predicted_s": 0.05,
                 "native_s": 0.06,
-                "workspace_bytes": int(run.config["limit_mib"] * MIB),
+                "workspace_bytes": int((run.config["limit_mib"] or 1) * MIB),
                 "allocated_bytes": 0,
-                "seen_bytes": int(run.config["limit_mib"] * MIB) - 1,
+                "seen_bytes": int((run.config["limit_mib"] or 1) * MIB) - 1,
                 "loss_error": 1e-7,
                 "gradient_error": 1e-6,
                 "own_gradient_error": 0.0,
@@ -313,6 +330,8 @@ def plausible(run: Run) -> dict[str, Any]:
         return bench(("3×3", 1.0, 0.5), ("5×5", 1.0, 0.8), ("1×1", None, 2.0))
     if run.experiment == "cluster":
         return cluster(lambda b: 1e-3 * b, lambda b: 2e-3 * b)
+    if run.experiment == "programme":
+        return programme()
     return solved()
 
 

@@ -83,7 +83,31 @@ class TestGains:
 
     def test_not_run(self):
         for claim in FIGURE8.claims:
-            assert judge(f"figure8/{claim.key}", lambda run: None) == ("not run", "no records")
+            word, told = judge(f"figure8/{claim.key}", lambda run: None)
+            assert word == "not run" and told.startswith("no ")
+
+
+class TestHalf:
+    @pytest.mark.parametrize(
+        ("pseudo", "true", "word"),
+        [(3, 1, "reproduced"), (1, 3, "not reproduced"), (0, 0, "not run")],
+    )
+    def test_the_share_of_layers_without_sums_in_half(self, pseudo, true, word):
+        def make(run):
+            made_ = made.bench(*[("3×3", 1.0, 0.5)] * (pseudo + true))
+            for row in made_["metrics"]["layers"][pseudo:]:
+                row["divided"]["parts"] = [[8, "cudnn:FFT"], [8, "cudnn_half:GEMM"]]
+            return made_ if pseudo + true else None
+
+        found, evidence = judge("figure8/pseudo_half_most", make, "gpu")
+        assert found == word, evidence
+        frame = (
+            made.table("figure8", make, "gpu").set_index(["setting", "kernel"]) if pseudo else None
+        )
+        if frame is not None:
+            told = f"{6 * pseudo} of {6 * (pseudo + true)}"  # of six network types
+            assert frame.loc["fp16", "all"]["PSEUDO_HALF"] == told
+            assert frame.loc["fp32", "all"]["PSEUDO_HALF"] == "–"
 
 
 class TestMean:
@@ -146,9 +170,9 @@ class TestFigure8:
         names = [label.get_text().split("\n")[0] for label in drawn.axes[0].get_xticklabels()]
         assert names == expected
 
-    def test_a_gpus_three_settings(self):
+    def test_a_gpus_four_settings(self):
         found = table(profile="gpu")["setting"]
-        assert list(dict.fromkeys(found)) == ["fp32", "tf32", "bf16"]
+        assert list(dict.fromkeys(found)) == ["fp32", "tf32", "bf16", "fp16"]
 
     def test_a_range_is_from_the_least_to_the_largest(self):
         rows = [("3×3", 6.0, 6.0 / r) for r in (1.0, 2.0, 6.0)]

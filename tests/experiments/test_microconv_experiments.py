@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ TOYS: dict[str, tuple[Run, dict[str, Any]]] = {
     "Vision": (settings.deepbench("smoke", "Vision", "fp32"), {"largest_mmacs": 1}),
     "iterations": (settings.iterations("smoke", "ResNet-50"), {"processes": 2}),
     "cluster": (settings.cluster("smoke"), {"repeats": 1}),
+    "programme": (settings.programme("smoke"), {}),
     "solver": (settings.solver("smoke"), {"sizes": [[5, 20], [9, 40]], "repeats": 2}),
 }
 NETWORKS = [name for name, (run, _) in TOYS.items() if run.experiment == "network"]
@@ -176,6 +178,8 @@ class TestCandidates:
                     "kind",
                     "batch",
                     "shape",
+                    "data_bytes",
+                    "filter_bytes",
                     "native_s",
                     "native_bytes",
                     "candidates",
@@ -391,6 +395,7 @@ class TestTrouble:
 
         torch.set_num_threads(3)
         monkeypatch.setattr(experiments, "time_interleaved", refuse)
+        monkeypatch.setattr(experiments, "tune", lambda *a, **k: SimpleNamespace(kernels=[]))
         with pytest.raises(Broken):
             experiments.cluster(config_of("cluster"), 0, None, "cpu")
         assert torch.get_num_threads() == 3
@@ -470,11 +475,25 @@ class TestCluster:
     def test_times_of_every_size_on_both_devices(self, toys):
         metrics = toys.outcomes["cluster"].metrics
         batch = config_of("cluster")["batch"]
-        assert set(metrics) == {"times", "devices"}
+        assert set(metrics) == {"times", "devices", "divided"}
+        assert set(metrics["divided"]) == {"fast", "slow"} and min(metrics["divided"].values()) >= 0
         assert set(metrics["times"]) == set(metrics["devices"]) == {"fast", "slow"}
         for times in metrics["times"].values():
             assert [int(size) for size in times] == [1, 2, 4, batch]
             assert all(seconds > 0 for seconds in times.values())
+
+    def test_each_device_is_tuned_within_64_mib_under_wr(self, monkeypatch):
+        monkeypatch.setattr(experiments, "keep_freed_memory", lambda: None)
+        tuned = []
+
+        def tune(model, images, limit, policy, **options):
+            tuned.append((torch.get_num_threads(), limit, policy, options.get("mode", "WR")))
+            return SimpleNamespace(kernels=[SimpleNamespace(division=None)])
+
+        monkeypatch.setattr(experiments, "tune", tune)
+        outcome = experiments.cluster(config_of("cluster"), 0, None, "cpu")
+        assert [row[1:] for row in tuned] == [(64 * MIB, "powerOfTwo", "WR")] * 2
+        assert tuned[1][0] == 1 and outcome.metrics["divided"] == {"fast": 0, "slow": 0}
 
     def test_devices_are_described_as_they_are(self, toys):
         devices = toys.outcomes["cluster"].metrics["devices"]
@@ -494,10 +513,22 @@ class TestCluster:
             return dict.fromkeys(steps, Timing)
 
         monkeypatch.setattr(experiments, "time_interleaved", timed)
+        monkeypatch.setattr(experiments, "tune", lambda *a, **k: SimpleNamespace(kernels=[]))
         experiments.cluster(config_of("cluster") | {"batch": batch}, 0, None, "cpu")
         expected = sorted({1, 2, batch} | {n for n in range(4, batch + 1) if n % 4 == 0})
         assert [sizes for _, sizes in asked] == [expected] * 2
         assert asked[1][0] == 1
+
+
+class TestProgramme:
+    def test_a_networks_own_kernels_within_both_totals(self, toys):
+        outcome = toys.outcomes["programme"]
+        told = outcome.metrics
+        assert told["variables"] >= told["kernels"] == 3 * 13 - 1  # resnet_cifar of depth 14
+        assert set(told["total_bytes"]) == set(outcome.timings) == {"as in the paper", "binding"}
+        for name, total in told["total_bytes"].items():
+            assert 0 <= told["taken_bytes"][name] <= total
+        assert told["total_bytes"]["as in the paper"] == 5088 * MIB > told["wanted_bytes"]
 
 
 class TestSolver:

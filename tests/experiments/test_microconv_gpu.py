@@ -15,10 +15,10 @@ def test_each_experiment_runs_on_an_accelerator(device, tmp_path):
     # One of each, but for the solver, which no device has to do with.
     first = {(r.experiment, r.config.get("mode")): r for r in reversed(runs)}
     first = [run for (name, _), run in first.items() if name != "solver"]
-    assert len(first) == 6
+    assert len(first) == 7
     setting = running.Setting("smoke", str(device))
     tally = running.execute(paper, first, setting, store, report=lambda line: None)
-    assert (tally.done, tally.failed) == (6, 0), [r.error for r in store.load("microconv")]
+    assert (tally.done, tally.failed) == (7, 0), [r.error for r in store.load("microconv")]
     records = store.load("microconv")
     assert {record.device["type"] for record in records} == {device.type}
     divided = [str(r.metrics) for r in records if r.experiment == "network"]

@@ -8,9 +8,7 @@ import pytest
 from made import check_row
 from made_microconv import MIB, iterations, judge, table
 
-from repro.experiments.microconv import settings
-
-NAMES = ("AlexNet", "ResNet-50", "DenseNet-40", "ResNet-18")
+NAMES = ("AlexNet", "ResNet-50", "DenseNet-40", "ResNet-18", "AlexNet, two groups")
 
 
 def world(**by_network):
@@ -51,7 +49,7 @@ class TestDividedFaster:
     def test_where_no_limit_binds_there_is_nothing_to_judge(self):
         def make(run):
             made_ = world(rest={"WR_undivided": 1.3})(run)
-            if made_:
+            if made_ and run.config["ways"]:
                 made_["metrics"]["forms"]["WR undivided"]["needed"] = 0
             return made_
 
@@ -82,6 +80,33 @@ def test_no_network_is_slower_tuned(tuned, word):
     assert found == word and "torch's own over itself" in evidence
 
 
+def test_a_network_that_is_left_as_it_was_is_no_slower():
+    def make(run):
+        made_ = world(rest={"tuned_no_limit": 1.0})(run)
+        if made_ and run.config["role"] == "SqueezeNet":
+            made_["metrics"]["forms"]["tuned, no limit"]["divided"] = 0
+            for sample in made_["metrics"]["samples_s"]:
+                del sample["tuned, no limit"]  # nothing was timed
+        return made_
+
+    word, evidence = judge("iterations/no_slower", make)
+    assert word == "reproduced" and "SqueezeNet: left as it was, 14 kernels" in evidence
+    frame = table("iterations", make).set_index(["network", "form"])
+    assert frame.loc["SqueezeNet", "tuned, no limit"]["iteration (ms)"] == "left as it was"
+
+
+def test_more_rounds_count_where_there_are_any():
+    def make(run):
+        made_ = world(rest={"tuned_no_limit": 1.2})(run)
+        for sample in made_["metrics"]["samples_s"] if made_ else ():
+            for name in ("plain", "plain again", "tuned, no limit"):
+                sample[f"{name}, more rounds"] = [0.1] * 12
+        return made_
+
+    word, evidence = judge("iterations/no_slower", make)
+    assert word == "reproduced" and "36 rounds in 3 processes" in evidence
+
+
 def test_one_process_decides_nothing():
     def make(run):
         made_ = iterations(run, WR_undivided=2.0)
@@ -102,6 +127,8 @@ class TestChecks:
     def test_a_byte_beyond_the_limit_is_found(self, name, extra, holds):
         def make(run):
             made_ = iterations(run)
+            if not run.config["ways"]:
+                return made_
             limit = int(run.config["limit_mib"] * MIB)
             made_["metrics"]["forms"]["WR powerOfTwo"][name] = limit + extra
             return made_
@@ -159,5 +186,5 @@ def test_the_table():
     assert row["divided kernels"] == "5 of 14" and row["for the limit"] == "2"
     assert row["over torch's own"].startswith("×1.00")
     assert frame.loc["ResNet-18", "WR powerOfTwo"]["paper"] == "1.21×"
-    assert frame.loc["AlexNet", "WD 50 MiB powerOfTwo"]["limit (MiB)"] == "50 in all"
-    assert list(dict.fromkeys(frame.index.get_level_values(0))) == list(settings.ITERATED)
+    assert frame.loc["AlexNet", "WD 82.5 MiB powerOfTwo"]["limit (MiB)"] == "82.5 in all"
+    assert list(dict.fromkeys(frame.index.get_level_values(0))) == [*NAMES, "SqueezeNet"]

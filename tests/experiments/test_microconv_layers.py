@@ -70,9 +70,35 @@ class TestFigure1:
         assert [len(axis.texts) for axis in panels] == [1, 0, 0]
         assert "fit" in panels[0].texts[0].get_text()
         heights = [patch.get_height() for patch in panels[1].patches]
-        assert heights == pytest.approx([32.0, 48.0, 96.0, 48.0, 48.0])
+        assert heights[10:] == pytest.approx([32.0, 48.0, 96.0, 48.0, 48.0])
+        # Below them 2 MiB of data and an eighth of filters, each with its gradient.
+        assert heights[:10] == pytest.approx([4.0] * 5 + [0.25] * 5)
+        assert panels[1].patches[10].get_y() == pytest.approx(4.25)
         labels = {axis.get_ylabel() for axis in drawn.axes}
-        assert labels == {"workspace (MiB)", "time (ms)", ""}
+        assert labels == {"memory (MiB)", "time (ms)", ""}
+
+
+class TestWorkspaceAsLarge:
+    @pytest.mark.parametrize(
+        ("fast_mib", "word"), [(0.02, "not reproduced"), (4.0, "reproduced"), (100.0, "not run")]
+    )
+    def test_words(self, fast_mib, word):
+        # Of 14 kernels 8 × `fast_mib` each, beside 21.25 MiB of data and filters.
+        own = {"fast_mib": fast_mib} | ({"slow_mib": 1e4} if fast_mib == 100 else {})
+        layers = {f"conv{n}": own for n in range(1, 6)}
+        found, evidence = judge("figure1/workspace_as_large", lambda run: alexnet(**layers))
+        assert found == word, evidence
+        assert word == "not run" or "of workspace for 21.2 of data and filters" in evidence
+
+    def test_records_without_the_layers_memory(self):
+        def make(run):
+            made_ = alexnet()
+            for own in made_["metrics"]["kernels"]:
+                del own["data_bytes"]
+            return made_
+
+        assert judge("figure1/workspace_as_large", make)[0] == "not run"
+        assert (table("figure1", make)["data (MiB)"] == "–").all()
 
 
 class TestFront:

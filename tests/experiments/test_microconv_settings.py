@@ -65,15 +65,15 @@ class TestPlan:
         assert counts == {
             "figure1": 1,
             "figure6": 2,
-            "figure8": 6 * settings,
+            "figure8": 6 * (settings + (profile in ("gpu", "paper"))),
             "figure9": 3 * 3 * settings,
             "figure10": 1,
             "figure11": 3 * 3 + (9 if profile == "paper" else 3) + 5,
             "figure12": 1,
             "figure13": 1,
             "table5": settings * (3 * 2 + with_all),
-            "iterations": 4,
-            "optimisation": 3,
+            "iterations": 6 if profile == "quick" else 7,
+            "optimisation": 4,
         }
 
     def test_kernels_are_measured_before_networks_use_the_times(self, profile):
@@ -135,9 +135,13 @@ class TestPlan:
         for run in planned(profile):
             config = run.config
             if "setting" in config:
-                assert (config["dtype"], config["math"]) == expected[config["setting"]]
+                known = expected | {"fp16": ("float16", "ieee")}
+                assert (config["dtype"], config["math"]) == known[config["setting"]]
                 assert hasattr(torch, config["dtype"])
-        for name in ("figure8", "figure9", "table5"):
+        half = {"fp16"} if profile in ("gpu", "paper") else set()
+        found = {run.config["setting"] for run in runs_of("figure8", profile)}
+        assert found == set(expected) | half
+        for name in ("figure9", "table5"):
             assert {run.config["setting"] for run in runs_of(name, profile)} == set(expected)
         for name in ("figure1", "figure6", "figure10", "figure11", "figure12"):
             assert {run.config["setting"] for run in runs_of(name, profile)} == {"fp32"}
@@ -149,6 +153,10 @@ class TestPlan:
             if "algorithms" not in config:
                 assert run.experiment in ("cluster", "solver")
                 continue
+            if config.get("setting") == "fp16":  # summed in float32 and in float16
+                assert config["algorithms"] == ["torch:native", "cudnn", "cudnn_half"]
+                assert config["max_error"] == 1e-2
+                continue
             own = [name for name in config["algorithms"] if name.partition(":")[0] == "torch"]
             assert sorted(config["algorithms"]) == sorted(
                 own + libraries
@@ -157,7 +165,7 @@ class TestPlan:
                 assert own[0] == "torch:native"
             elif run.experiment != "deepbench":
                 assert own == ["torch:native", *["torch:im2col"] * (profile == "smoke")]
-            backends.check_names([name for name in config["algorithms"] if name != "cudnn"])
+            backends.check_names(config["algorithms"])
             assert config["threads"] == {"smoke": 1, "quick": 2}.get(profile)
 
 
@@ -363,9 +371,10 @@ class TestCaptions:
         said = caption("figure8")  # three layers of each network type, and three left out
         assert "18 layers at 4 times their batch size; 18 others are left out" in said
         assert "at 1 times" in caption("figure8", profile="smoke")
-        assert " 18 layers at 4 times" in caption("figure8", profile="gpu")  # of three settings
+        assert " 18 layers at 4 times" in caption("figure8", profile="gpu")  # of four settings
         assert "Divisions are made of torch:native, nnpack." in caption("figure9")
-        assert "Divisions are made of torch, cudnn." in caption("figure8", profile="gpu")
+        made_of = "torch, cudnn or torch:native, cudnn, cudnn_half"
+        assert f"Divisions are made of {made_of}." in caption("figure8", profile="gpu")
 
     def test_missing_failed_and_stale(self):
         def make(run):
@@ -499,6 +508,7 @@ class TestReported:
             "AlexNet": 256,
             "ResNet-50": 64,
             "ResNet-50, Caffe": 32,
+            "ResNet-152": 128,
             "DenseNet-40": 256,
             "ResNet-18": 32,
         }
@@ -545,6 +555,7 @@ class TestReported:
             "power_of_two_s": 3.82,
             "resnet50": [562, 5.46],
             "resnet152_ms": 716,
+            "largest_mib": 5088,
         }
         assert "P100-SXM2" in r["device"]
 
@@ -577,7 +588,8 @@ class TestReported:
 
     def test_captions_name_the_papers_batch_sizes(self):
         published = settings._PUBLISHED
-        assert set(published) == {*settings.ROLES, "ResNet-18"}
+        others = ("ResNet-18", "ResNet-152", settings.CAFFE, *settings.ALONE)
+        assert set(published) == {*settings.ROLES, *others}
         for role, size in (("AlexNet", 256), ("DenseNet-40", 256), ("ResNet-18", 32)):
             assert re.search(rf"\b{size}\b", published[role])
         assert re.findall(r"at (\d+)|or (\d+)", published["ResNet-50"]) == [("64", ""), ("", "32")]

@@ -3,8 +3,10 @@
  * Descriptors are checked by what they are, so that operands in the wrong order are an error; the
  * convolutions are plain loops. What was called is kept as text: see stub_log. */
 
+#include <math.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,7 +176,29 @@ static size_t at(const Array *a, int n, int c, int h, int w) {
     if (a->format == 0) return (((size_t)n * a->c + c) * a->h + h) * a->w + w;
     return (((size_t)n * a->h + h) * a->w + w) * a->c + c;
 }
+/* float16: what its bits mean, and the nearest one's bits, ties to even. */
+static double from_half(uint16_t bits) {
+    int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    double sign = bits >> 15 ? -1 : 1;
+    if (exponent == 31) return fraction ? NAN : sign * INFINITY;
+    return sign * (exponent ? ldexp(1024 + fraction, exponent - 25) : ldexp(fraction, -24));
+}
+static uint16_t to_half(double value) {
+    uint16_t sign = signbit(value) ? 0x8000 : 0;
+    int exponent;
+    value = fabs(value);
+    if (value != value) return 0x7e00;
+    if (value >= 65520) return sign | 0x7c00;
+    frexp(value, &exponent);
+    if (exponent < -13) exponent = -13;
+    double fraction = nearbyint(ldexp(value, 11 - exponent)); /* below 2^-14 without its leading 1 */
+    return sign | (uint16_t)(fraction + 1024 * (exponent + 13));
+}
+static double rounded(double value, int compute) {
+    return compute == 2 ? from_half(to_half(value)) : value;
+}
 static double get(const Array *a, const void *values, size_t i) {
+    if (a->type == 2) return from_half(((const uint16_t *)values)[i]);
     return a->type == 1 ? ((const double *)values)[i] : (double)((const float *)values)[i];
 }
 static size_t count(const Array *a) { return (size_t)a->n * a->c * a->h * a->w; }
@@ -184,11 +208,11 @@ static int run(int kind, Handle *handle, const void *alpha, const Array *x, cons
                const Array *w, const void *ws, const Conv *c, int algorithm, void *workspace,
                size_t size, const void *beta, const Array *y, const void *ys, void *out) {
     if (!handle || handle->what != 'H' || !fit(x, w, c, y)) return BAD_PARAM;
-    if (x->type > 1) return 3000;
-    double a = x->type ? *(const double *)alpha : *(const float *)alpha;
-    double b = x->type ? *(const double *)beta : *(const float *)beta;
-    note("run %s algo=%d n=%d alpha=%g beta=%g math=%d stream=%zu workspace=%zu\n", names[kind],
-         algorithm, x->n, a, b, c->math, (size_t)handle->stream, size);
+    if (x->type > 2) return 3000;
+    double a = x->type == 1 ? *(const double *)alpha : *(const float *)alpha;
+    double b = x->type == 1 ? *(const double *)beta : *(const float *)beta;
+    note("run %s algo=%d n=%d alpha=%g beta=%g math=%d compute=%d stream=%zu workspace=%zu\n",
+         names[kind], algorithm, x->n, a, b, c->math, c->compute, (size_t)handle->stream, size);
     if (refused[kind][algorithm][1]) return refused[kind][algorithm][1];
     if (size < needed(x->n, algorithm)) return TOO_SMALL;
     if (size) memset(workspace, 0xAB, needed(x->n, algorithm));
@@ -208,13 +232,15 @@ static int run(int kind, Handle *handle, const void *alpha, const Array *x, cons
         if (row < 0 || row >= x->h || column < 0 || column >= x->w) continue;
         size_t in_x = at(x, n, k / of_group * w->c + j, row, column);
         size_t in_w = at(w, k, j, v, u), in_y = at(y, n, k, p, q);
-        if (kind == FORWARD) sum[in_y] += get(x, xs, in_x) * get(w, ws, in_w);
-        if (kind == BACKWARD_DATA) sum[in_x] += get(y, ys, in_y) * get(w, ws, in_w);
-        if (kind == BACKWARD_FILTER) sum[in_w] += get(x, xs, in_x) * get(y, ys, in_y);
+        double *to = kind == FORWARD ? &sum[in_y] : kind == BACKWARD_DATA ? &sum[in_x] : &sum[in_w];
+        double product = (kind == BACKWARD_DATA ? get(y, ys, in_y) : get(x, xs, in_x))
+            * (kind == BACKWARD_FILTER ? get(y, ys, in_y) : get(w, ws, in_w));
+        *to = rounded(*to + rounded(product, c->compute), c->compute);
     }
     for (size_t i = 0; i < count(target); i++) {
         double value = a * sum[i] + (b != 0 ? b * get(target, out, i) : 0);
-        if (target->type) ((double *)out)[i] = value;
+        if (target->type == 2) ((uint16_t *)out)[i] = to_half(value);
+        else if (target->type) ((double *)out)[i] = value;
         else ((float *)out)[i] = (float)value;
     }
     free(sum);

@@ -211,7 +211,7 @@ def library(tmp_path_factory):
         pytest.skip("there is no C compiler to make the stub of cuDNN with")
     made = tmp_path_factory.mktemp("cudnn") / "stub.so"
     source = Path(__file__).with_name("cudnn_stub.c")
-    command = [compiler, "-std=c99", "-O2", "-shared", "-fPIC", str(source), "-o", str(made)]
+    command = [compiler, "-std=c99", "-O2", "-shared", "-fPIC", str(source), "-o", str(made), "-lm"]
     subprocess.run(command, check=True, capture_output=True)
     library = cudnn.declare(ctypes.CDLL(str(made)))
     library.stub_log.restype = ctypes.c_char_p
@@ -319,6 +319,33 @@ def test_types_and_math(stub, kind, dtype, math_, type_, number, compute):
         for query in queries:
             facts = [int(query[fact]) for fact in ("type", "math", "compute", "format", "groups")]
             assert facts == [type_, number, compute, format_, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_true_half_computes_in_half_and_pseudo_half_in_float32(stub, kind):
+    true_half = CuDNNBackend(half=True)
+    kernel = Kernel(kind, Convolution(32, 6, 6, 8, (3, 3), padding=(1, 1)), "float16")
+    first, second, out = kernel.tensors(4)
+    expected = reference(kernel, first, second)
+    errors = {}
+    for backend, compute in ((BACKEND, "0"), (true_half, "2")):
+        (name, size), *_ = backend.algorithms(kernel, 4)
+        backend.run(name, kernel, first, second, out.zero_(), torch.empty(size, dtype=torch.uint8))
+        run = log(stub, "run")[-1]
+        assert (run["compute"], run["math"]) == (compute, "1") and backend.name in BACKENDS
+        errors[compute] = float((out.double() - expected).abs().max() / expected.abs().max())
+    assert errors["0"] <= 2**-10 and 2 * errors["0"] < errors["2"] <= 0.05
+    # Nothing but float16 is computed in less than float32.
+    for dtype in ("float32", "bfloat16", "float64"):
+        assert true_half.algorithms(Kernel(kind, CONVS[0], dtype), 1) == []
+
+
+def test_true_half_is_taken_where_its_error_is_admitted_alone(stub):
+    kernel = Kernel("forward", CONVS[0], "float16")
+    choice = Choice((BACKENDS["cudnn"], BACKENDS["cudnn_half"]), None, ())
+    for max_error, wanted in ((1e-4, {"torch", "cudnn"}), (1e-2, {"torch", "cudnn", "cudnn_half"})):
+        found = Bench(choice, BenchmarkCache(), max_error).candidates(kernel, 2, [1, 2])[2]
+        assert {way.algorithm.partition(":")[0] for way in found} == wanted
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -118,6 +118,22 @@ def test_wd_holds_all_convolutions_together(share):
 
 
 @pytest.mark.parametrize("mode", ["WR", "WD"])
+def test_a_limit_for_each_sample_grows_with_the_mini_batch(mode):
+    options = {"mode": mode, "cache": None, "training": False, "per_sample": True}
+    for num_samples in (4, BATCH):
+        with pytest.raises(WorkspaceLimitError) as refused:
+            tune(net(), images(num_samples), 0, **options)
+        least = refused.value.least_bytes
+        each = -(-least // num_samples)
+        assert f"{least} bytes, {each} for each of {num_samples} samples:" in str(refused.value)
+        report = tune(net(), images(num_samples), each, **options)
+        assert report.limit_bytes == each * num_samples >= report.workspace_bytes
+        assert f"({each:,} bytes for each of {num_samples} samples)" in str(report)
+        with pytest.raises(WorkspaceLimitError):
+            tune(net(), images(num_samples), each - 1, **options)
+
+
+@pytest.mark.parametrize("mode", ["WR", "WD"])
 def test_a_layer_of_two_shapes_is_refused_with_both(mode):
     class Twice(nn.Module):
         def __init__(self):
@@ -154,11 +170,24 @@ def test_without_strict_torchs_own_takes_what_it_likes_and_the_report_says_so():
     assert report.workspace_bytes > 0 and "NOT held to the limit" in str(report)
 
 
-def test_a_convolution_that_cannot_be_divided_is_in_the_refusal():
-    model = nn.Sequential(nn.Conv1d(64, 64, 9, padding=4))
-    with pytest.raises(WorkspaceLimitError, match="0 backward needs "):
-        tune(model, torch.randn(16, 64, 300), 0, cache=None)
-    tune(model, torch.randn(16, 64, 300), 2**26, cache=None)
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(64, 64, 9, padding=4), (16, 64, 300)),
+        (nn.Conv3d(8, 8, 3, padding=1), (4, 8, 6, 10, 10)),
+        (nn.ConvTranspose2d(8, 8, 3), (4, 8, 12, 12)),
+    ],
+    ids=["Conv1d", "Conv3d", "ConvTranspose2d"],
+)
+def test_other_convolutions_are_left_reported_and_held_to_the_limit(layer, shape):
+    model, x = nn.Sequential(layer), torch.randn(shape)
+    with pytest.raises(WorkspaceLimitError, match=r"0 (forward|backward) needs ") as refused:
+        tune(model, x, 0, cache=None)
+    report = tune(model, x, refused.value.least_bytes, cache=None)
+    assert type(model[0]) is type(layer) and not report.kernels
+    assert report.skipped == {
+        "0": f"it is a {type(layer).__name__}; only nn.Conv2d itself is tuned"
+    }
 
 
 # A gain that reaches the model

@@ -99,6 +99,7 @@ class Net(nn.Module):
 
 
 CONVOLUTIONS = ("first", "strided", "dilated", "same", "point")
+ALL = (*CONVOLUTIONS[:3], "grouped", *CONVOLUTIONS[3:])
 
 
 def make_net(dtype=torch.float32):
@@ -186,16 +187,14 @@ def test_loss_and_gradients_are_those_of_the_untuned_network(algorithms, mode, p
     assert report.measured == 0
     expected = [BATCH] if policy == "undivided" else [2, 2, 2, 1]
     for entry in report.kernels:
-        if entry.division is None or entry.layer == "grouped":  # torch's own alone computes groups
+        if entry.division is None:
             continue
         assert [size for size, _ in entry.division.parts] == expected
         for _, name in entry.division.parts:
             assert algorithms is None or name in algorithms or name.split(":")[0] in algorithms
     winograd = algorithms in (("torch:winograd",), ("nnpack:wt8x8",))
     nnpack = algorithms is not None and "nnpack" in algorithms[0]
-    layers = ["first", "same"] if winograd or nnpack else list(CONVOLUTIONS)
-    if algorithms is None and policy != "undivided":
-        layers.insert(3, "grouped")
+    layers = ["first", "grouped", "same"] if winograd or nnpack else list(ALL)
     assert tuned_layers(model) == layers
     assert all(module.untuned_calls == 0 for module in model.modules() if hasattr(module, "tuned"))
 
@@ -604,7 +603,7 @@ def test_kernels_can_be_listed_without_tuning():
     assert forward == [entry for entry in listed if entry[1].kind == "forward"]
     _, report = divided(model)
     assert listed == [(entry.layer, entry.kernel, entry.batch) for entry in report.kernels]
-    assert [entry[0] for entry in forward] == [*CONVOLUTIONS[:3], "grouped", *CONVOLUTIONS[3:]]
+    assert [entry[0] for entry in forward] == list(ALL)
 
 
 def test_a_slower_division_is_left_to_torch():
@@ -799,7 +798,7 @@ def test_tuning_again_starts_from_the_untuned_model():
     assert all(kernel.workspace is not workspace for kernel in kernels_in(model))
     assert_same(model, reference, images(size=(10, 9)))
     _, report = divided(model, algorithms=("nnpack",))
-    assert tuned_layers(model) == ["first", "same"] and "strided" in report.skipped
+    assert tuned_layers(model) == ["first", "grouped", "same"] and "strided" in report.skipped
 
 
 def test_a_gain_below_what_a_call_costs_is_none():
@@ -1022,8 +1021,7 @@ def test_all_kernels_together_stay_within_the_limit(policy):
         assert [offset for offset, _ in segments] == [0, *ends][: len(segments)]
         assert max(ends, default=0) == report.allocated_bytes == sum(s for _, s in segments)
         chosen.append(len(needs))
-    possible = [e for e in report.kernels if e.layer != "grouped" or policy != "undivided"]
-    assert chosen[0] <= 1 and chosen == sorted(chosen) and chosen[-1] == len(possible)
+    assert chosen[0] <= 1 and chosen == sorted(chosen) and chosen[-1] == len(report.kernels)
 
 
 def test_a_smaller_limit_gives_smaller_parts():
@@ -1047,11 +1045,11 @@ def test_the_report():
     assert isinstance(report, TuningReport)
     assert (report.mode, report.policy, report.limit_bytes) == ("WD", "powerOfTwo", 2**22)
     kinds = ("forward", "backward_data", "backward_filter")
-    every = [(name, kind) for name in CONVOLUTIONS for kind in kinds]
+    every = [(name, kind) for name in ALL for kind in kinds]
     every.remove(("first", "backward_data"))
-    found_ = [entry for entry in report.kernels if entry.layer != "grouped"]
+    found_ = report.kernels
     assert [(entry.layer, entry.kernel.kind) for entry in found_] == every
-    assert report.skipped == {"grouped": "no algorithm that was asked for computes it"}
+    assert report.skipped == {}
     assert report.measured == 0 and report.cached > len(every) and report.unavailable == []
     assert report.benchmark_s > 0 and report.optimise_s > 0
     for entry in found_:

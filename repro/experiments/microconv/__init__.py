@@ -17,6 +17,7 @@ PAPER = Paper(
         Experiment("deepbench", f"{_HERE}.experiments:bench_layers"),
         Experiment("cluster", f"{_HERE}.experiments:cluster"),
         Experiment("solver", f"{_HERE}.experiments:solver"),
+        Experiment("programme", f"{_HERE}.experiments:programme"),
     ),
     artefacts=by_name(
         Artefact(

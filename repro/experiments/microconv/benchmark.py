@@ -12,18 +12,19 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim, one_machine
-from repro.experiments.judging import Gap, NotRun, Spread, Verdict, direction
+from repro.experiments.judging import Gap, NotRun, Spread, Verdict, combine, direction, exactly
 from repro.experiments.microconv.settings import (
+    HALF,
     HELD,
     LIMITS_MIB,
     NETWORK_TYPES,
     PAPER,
+    benchmark_settings,
     compared,
     deepbench,
     facts,
     own_spread,
     scatter,
-    settings,
     settings_of,
 )
 from repro.report import DASH
@@ -39,7 +40,7 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the layers of every network type at every setting of precision."""
     return [
         deepbench(profile, network_type, setting)
-        for setting in settings(profile)
+        for setting in benchmark_settings(profile)
         for network_type in NETWORK_TYPES
     ]
 
@@ -117,9 +118,27 @@ def table(results: Results) -> list[dict[str, Any]]:
                     "n, torch": len(over_torch),
                     "over torch's own: mean": _times(np.mean, over_torch),
                     "largest, torch": _times(max, over_torch),
+                    "PSEUDO_HALF": _told_half(results, setting, size),
+                    "paper, PSEUDO_HALF": (
+                        f"{PAPER['figure8']['pseudo_half']} of 94" if size == "all" else DASH
+                    ),
                 }
             )
     return rows
+
+
+def pseudo_half(results: Results, size: str = "all") -> list[bool]:
+    """Return of each layer in half precision whether it is computed in float32 throughout."""
+    return [
+        not any(name.startswith("cudnn_half:") for _, name in row["divided"]["parts"])
+        for row in _layers(results, HALF)
+        if "divided" in row and size in ("all", row["kernel_size"])
+    ]
+
+
+def _told_half(results: Results, setting: str, size: str) -> str:
+    chosen = pseudo_half(results, size) if setting == HALF else []
+    return f"{sum(chosen)} of {len(chosen)}" if chosen else DASH
 
 
 def _published(size: str) -> str:
@@ -242,6 +261,24 @@ def over_torch(results: Results, expected: Expectation) -> Verdict:
     return _judged(results, expected, TORCH)
 
 
+@claim(
+    "pseudo_half_most",
+    "In half precision, most kernels are computed in float32 (PSEUDO_HALF) where both are allowed",
+    "Section IV-A",
+)
+def pseudo_half_most(results: Results, expected: Expectation) -> Verdict:
+    """Judge the share of layers whose divisions compute nothing in float16."""
+    chosen = pseudo_half(results)
+    if not chosen:
+        raise NotRun("no layers in half precision: cuDNN has the two configurations")
+    share, paper = 100 * sum(chosen) / len(chosen), PAPER["figure8"]["pseudo_half_percent"]
+    told = (
+        f"{sum(chosen)} of {len(chosen)} layers, {share:.0f} %, paper {paper:.0f} %; over a half:"
+    )
+    gap = exactly(share - 50, unit="points", digits=1)
+    return combine([direction(told, gap, paper - 50, sign=expected.sign)])
+
+
 FIGURE8 = Exhibit(
     runs=runs,
     table=table,
@@ -251,5 +288,5 @@ FIGURE8 = Exhibit(
         f"Over undivided: over the fastest undivided algorithm within the limit. {HELD}",
         facts,
     ),
-    claims=(layers_faster, three_by_three, five_by_five, over_torch),
+    claims=(layers_faster, three_by_three, five_by_five, over_torch, pseudo_half_most),
 )

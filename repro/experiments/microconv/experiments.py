@@ -1,6 +1,7 @@
 """The experiments of μ-cuDNN: what is executed and measured."""
 
 import itertools
+import math
 import os
 import random
 import time
@@ -37,6 +38,7 @@ from repro.microconv import (
     best_division,
     micro_batch_sizes,
     pareto_front,
+    tune,
 )
 from repro.microconv.backends import BACKENDS, NATIVE
 from repro.microconv.measuring import Bench
@@ -144,6 +146,8 @@ def _described(
             if way.time_s < fastest:
                 fastest = way.time_s
                 useful[str(size)].append([way.algorithm, way.time_s, way.workspace_bytes])
+    conv, width = kernel.conv, kernel.torch_dtype.itemsize
+    out_shape = conv.output_shape(batch)
     return {
         "layer": layer,
         "kind": kernel.kind,
@@ -151,6 +155,8 @@ def _described(
         "shape": _shape(kernel),
         "native_s": native.time_s,
         "native_bytes": native.workspace_bytes,
+        "data_bytes": width * (math.prod(conv.input_shape(batch)) + math.prod(out_shape)),
+        "filter_bytes": width * math.prod(conv.weight_shape),
         "candidates": useful,
     }
 
@@ -267,10 +273,10 @@ def _layer_row(bench: Bench, kernel: Kernel, batch: int, limit: int, policy: str
 
 
 def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
-    """Time forward and backward passes of a network at several batch sizes on unequal devices.
+    """Time forward and backward passes of a tuned network at several sizes on unequal devices.
 
     With CUDA they are the GPU and its host's CPU; on a CPU alone two threads and one stand for
-    them. They are timed one at a time: the cluster is simulated.
+    them. They are tuned and timed one at a time: the cluster is simulated.
     """
     batch = config["batch"]
     sizes = sorted({1, 2, 4, *range(4, batch + 1, 4), batch})
@@ -281,10 +287,24 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
         places = {"fast": (device, before), "slow": ("cpu", before)}
     keep_freed_memory()
     times: dict[str, dict[str, float]] = {}
+    divided: dict[str, int] = {}
     try:
         for name, (place, threads) in places.items():
             torch.set_num_threads(threads)
             model, images, labels = build_network(dict(config) | {"dtype": "float32"}, place)
+            report = tune(
+                model,
+                images,
+                config["limit_mib"] * MIB,
+                config["policy"],
+                algorithms=[
+                    name
+                    for name in config["tuned_with"]
+                    if BACKENDS[name.partition(":")[0]].missing(place) is None
+                ],
+                cache=BenchmarkCache(None),
+            )
+            divided[name] = sum(entry.division is not None for entry in report.kernels)
             steps: dict[str, Callable[[], Any]] = {
                 str(size): _bound(model, images[:size], labels[:size]) for size in sizes
             }
@@ -296,7 +316,7 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
         name: place if place != "cpu" else f"CPU, {threads} thread{'s' * (threads > 1)}"
         for name, (place, threads) in places.items()
     }
-    return Outcome(metrics={"times": times, "devices": described})
+    return Outcome(metrics={"times": times, "devices": described, "divided": divided})
 
 
 def _bound(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> Callable[[], Any]:
@@ -322,6 +342,45 @@ def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
             repeats=config["repeats"],
         )[""]
     return Outcome(metrics={"fronts": "made up at random"}, timings=timings)
+
+
+def programme(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Time the solver on WD of a network's own kernels: with a total, and with one that binds."""
+    with machine(config, device), rounding(config, device):
+        named = network_kernels(config, device)
+        bench = make_bench(config, device, shared(config, device))
+        limit = config["limit_mib"] * MIB
+        fronts: dict[tuple[Kernel, int], list[Division]] = {}
+        for layer, kernel, batch in named:
+            if (kernel, batch) not in fronts:
+                sizes = micro_batch_sizes(batch, config["policy"])
+                found = bench.candidates(kernel, batch, sizes, _CAP_MIB * MIB)
+                fronts[kernel, batch] = pareto_front(batch, found, kernel=layer)
+    choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}
+    least, most = (sum(front[end].workspace_bytes for front in choices.values()) for end in (0, -1))
+    totals = {"as in the paper": max(limit, least), "binding": (least + most) // 2}
+    timed = time_interleaved(
+        {
+            name: lambda total=total: assign_workspaces(choices, total)  # type: ignore[misc]
+            for name, total in totals.items()
+        },
+        warmup=1,
+        repeats=config["repeats"],
+    )
+    chosen = {name: assign_workspaces(choices, total) for name, total in totals.items()}
+    return Outcome(
+        metrics={
+            "kernels": len(named),
+            "variables": sum(map(len, choices.values())),
+            "total_bytes": totals,
+            "taken_bytes": {
+                name: sum(d.workspace_bytes for d in found.values())
+                for name, found in chosen.items()
+            },
+            "wanted_bytes": most,
+        },
+        timings=timed,
+    )
 
 
 def made_up_fronts(

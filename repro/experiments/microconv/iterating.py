@@ -30,6 +30,7 @@ from repro.microconv import BenchmarkCache, TuningReport, WorkspaceLimitError, t
 
 MIB = 2**20
 PLAIN, AGAIN, FREE = "plain", "plain again", "tuned, no limit"
+MORE = ", more rounds"
 _OURS = ("convolution", "data_gradient", "filter_gradient")
 _WATCHED = (
     "aten::convolution",
@@ -42,8 +43,9 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
     """Time a network's iteration untuned, and held to a limit with each policy, all in turns.
 
     Forms are torch's own twice, which shows what the same thing scatters by; `tune` without a
-    binding limit; and `tune` held to the limit by each policy. A form that cannot be held is told
-    with the smallest limit that would do. This process measures and divides; the iterations are
+    binding limit, which is not timed where it leaves the model as it was, and else in more rounds;
+    and `tune` held to the limit by each policy. A form that cannot be held is told with the
+    smallest limit that would do. This process measures and divides; the iterations are
     timed in it and in others after each other, which find the measurements in a file.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -79,7 +81,9 @@ def _timed(
 ) -> tuple[dict[str, list[float]], dict[str, Any]]:
     with machine(config, device), rounding(config, device):
         plain, images, labels = build_network(config, device)
-        cache = BenchmarkCache(path)
+        # In memory: a file is written to the disk after each of hundreds of measurements.
+        cache = BenchmarkCache(None)
+        cache.take(BenchmarkCache(path))
         forms: dict[str, nn.Module] = {PLAIN: plain, AGAIN: copy.deepcopy(plain)}
         told: dict[str, Any] = {}
         for name, options in _forms(config).items():
@@ -89,18 +93,25 @@ def _timed(
             except WorkspaceLimitError as refused:
                 told[name] = {"least_bytes": refused.least_bytes, "kernels": len(refused.kernels)}
                 continue
-            forms[name] = model
+            if name != FREE or any(entry.division for entry in report.kernels):
+                forms[name] = model
             if measured:
                 told[name] = _described(report, model, plain, images, labels)
+        BenchmarkCache(path).take(cache)
         steps: dict[str, Callable[[], Any]] = {
             name: _bound(model, images, labels) for name, model in forms.items()
         }
         timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device)
-        return {name: list(timing.samples_s) for name, timing in timed.items()}, {"forms": told}
+        samples = {name: list(timing.samples_s) for name, timing in timed.items()}
+        if FREE in steps:
+            few = {name: steps[name] for name in (PLAIN, AGAIN, FREE)}
+            timed = time_interleaved(few, warmup=0, repeats=config["pairs"], device=device)
+            samples |= {name + MORE: list(timing.samples_s) for name, timing in timed.items()}
+        return samples, {"forms": told}
 
 
 def _forms(config: Config) -> dict[str, dict[str, Any]]:
-    limit = int(config["limit_mib"] * MIB)
+    limit = int((config["limit_mib"] or 0) * MIB)
     found: dict[str, dict[str, Any]] = {
         FREE: {
             "strict": False,

@@ -86,11 +86,23 @@ def _by_layer(results: Results) -> dict[str, list[Entry]]:
     return grouped
 
 
+def layer_memory(entries: Sequence[Entry]) -> tuple[int, int] | None:
+    """Return bytes of a layer's data and of its filters, gradients included; None of old records.
+
+    Data are what the convolution reads and writes, each beside its gradient in training.
+    """
+    if any("data_bytes" not in entry for entry in entries):
+        return None
+    return 2 * entries[0]["data_bytes"], 2 * entries[0]["filter_bytes"]
+
+
 def figure1_table(results: Results) -> list[dict[str, Any]]:
     """Return, by layer, workspace and time of the best undivided algorithms at each limit."""
     rows = []
     for layer, entries in _by_layer(results).items():
         row: dict[str, Any] = {"layer": layer, "kernels": len(entries)}
+        memory = layer_memory(entries)
+        row |= {"data (MiB)": mib(memory and memory[0]), "filters (MiB)": mib(memory and memory[1])}
         for limit in LIMITS_MIB:
             workspace, time = _undivided(entries, limit)
             row[f"{limit} MiB: workspace"] = "does not fit" if time is None else mib(workspace)
@@ -102,7 +114,7 @@ def figure1_table(results: Results) -> list[dict[str, Any]]:
 
 
 def figure1(results: Results) -> "Figure":
-    """Draw each layer's workspace as bars and its time as points, a panel for each limit."""
+    """Draw each layer's memory as stacked bars and its time as points, a panel for each limit."""
     from repro import plots
 
     layers = _by_layer(results)
@@ -118,10 +130,21 @@ def figure1(results: Results) -> "Figure":
         max([1e-9, *(float(np.nanmax([0.0, *panel[row]])) for panel in panels.values())])
         for row in (0, 1)
     ]
+    memory = [layer_memory(entries) or (0, 0) for entries in layers.values()]
+    kept = {
+        "data": np.array([data / MIB for data, _ in memory]),
+        "filters": np.array([filters / MIB for _, filters in memory]),
+    }
+    highest[0] += max([0.0, *(kept["data"] + kept["filters"])])
     positions = np.arange(len(layers))
     for axis, (title, (workspaces, seconds)) in zip(axes[0], panels.items(), strict=True):
         heights = np.nan_to_num(workspaces)
-        axis.bar(positions, heights, 0.6, color=plots.PAPER, label="workspace")
+        below = np.zeros(len(layers))
+        for name, own in kept.items():
+            shade = "#b8c4ce" if name == "data" else "#7f8c97"
+            axis.bar(positions, own, 0.6, bottom=below, color=shade, label=name)
+            below = below + own
+        axis.bar(positions, heights, 0.6, bottom=below, color=plots.PAPER, label="workspace")
         right = axis.twinx()
         right.plot(positions, seconds, "o", color=plots.OURS, label="time", markersize=7)
         for position in positions[np.isnan(seconds)]:
@@ -133,10 +156,34 @@ def figure1(results: Results) -> "Figure":
         right.set_ylim(0, 1.12 * highest[1])
         right.grid(visible=False)
         right.spines[["top"]].set_visible(False)
-        axis.set(title=title, ylabel="workspace (MiB)" if axis is axes[0, 0] else "")
+        axis.set(title=title, ylabel="memory (MiB)" if axis is axes[0, 0] else "")
         right.set_ylabel("time (ms)" if axis is axes[0, -1] else "")
-    plots.legend_below(figure, 2)
+    plots.legend_below(figure, 4)
     return figure
+
+
+@claim(
+    "workspace_as_large",
+    f"Efficient algorithms may need workspaces as large as the network itself (as we put it: those "
+    f"of AlexNet's fastest undivided kernels within {AMPLE} MiB, in all, over data and filters of "
+    f"its convolutions with their gradients)",
+    "Section I",
+)
+def workspace_as_large(results: Results, expected: Expectation) -> Verdict:
+    """Judge the workspace of all kernels over the memory of all layers."""
+    layers = _by_layer(results)
+    if not layers:
+        raise NotRun("no records")
+    memory = [layer_memory(entries) for entries in layers.values()]
+    pairs = [_undivided(entries, AMPLE) for entries in layers.values()]
+    if None in memory:
+        raise NotRun("its records are from before the layers' memory was kept")
+    if any(workspace is None for workspace, _ in pairs):
+        raise NotRun(f"not every kernel fits into {AMPLE} MiB undivided")
+    kept = sum(sum(own) for own in memory if own)
+    taken = sum(workspace for workspace, _ in pairs if workspace)
+    told = f"{mib(taken)} MiB of workspace for {mib(kept)} of data and filters:"
+    return combine([direction(told, exactly(max(1, taken) / kept, log=True), sign=expected.sign)])
 
 
 @claim(
@@ -179,10 +226,11 @@ FIGURE1 = Exhibit(
     figure=figure1,
     caption=caption(
         "The best undivided algorithms at each limit; medians, summed over forward and backward "
-        f"passes. {HELD}",
+        f"passes. Data are a convolution's input and output, and filters its weights, with their "
+        f"gradients. {HELD}",
         facts,
     ),
-    claims=(fast_needs_more,),
+    claims=(workspace_as_large, fast_needs_more),
 )
 
 

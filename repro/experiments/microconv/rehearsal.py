@@ -19,7 +19,8 @@ def rehearse(run: Run) -> Rehearsal | None:
         return None
     wanted = {name: config[name] for name in ("model", "image", "batch", "dtype")}
     model, peak, work = _first_steps(json.dumps(wanted))
-    # Torch's own twice, tuned without a limit, and held to one, in turns.
+    # Torch's own twice, tuned without a limit, and held to one, in turns; the first three again
+    # where that tunes anything, which it hardly does.
     rounds = (3 + len(config["ways"])) * config["processes"] * config["repeats"]
     return Rehearsal(
         f"{config['role']}: {model}",

@@ -34,6 +34,10 @@ _PAPER: dict[str, dict[str, Any]] = {
     "ResNet-50": {"model": _RESNET50, "image": 224, "batch": BATCHES["ResNet-50"]},
     "DenseNet-40": {"model": _DENSENET, "image": 32, "batch": BATCHES["DenseNet-40"]},
 }
+_RESNET152 = {"name": "torchvision/resnet152"}
+_LARGEST: dict[str, dict[str, Any]] = {
+    "ResNet-152": {"model": _RESNET152, "image": 224, "batch": BATCHES["ResNet-152"]}
+}
 NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
     "smoke": {
         "AlexNet": {
@@ -47,14 +51,21 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
             "batch": 2,
         },
         "DenseNet-40": {"model": {"name": "densenet40", "growth": 2}, "image": 8, "batch": 2},
+        "ResNet-152": {
+            "model": {"name": "resnet_cifar", "depth": 14, "width": 4},
+            "image": 16,
+            "batch": 2,
+        },
     },
     "quick": {
         "AlexNet": _PAPER["AlexNet"] | {"batch": 8},
         "ResNet-50": _PAPER["ResNet-50"] | {"image": 64, "batch": 4},
-        "DenseNet-40": _PAPER["DenseNet-40"] | {"image": 16, "batch": 4},
+        "DenseNet-40": {"model": {"name": "densenet40", "growth": 16}, "image": 16, "batch": 4},
+        # Of ResNet-50's size, whose kernels it has: they are measured once.
+        "ResNet-152": {"model": _RESNET152, "image": 64, "batch": 4},
     },
-    "gpu": _PAPER,
-    "paper": _PAPER,
+    "gpu": _PAPER | _LARGEST,
+    "paper": _PAPER | _LARGEST,
 }
 ROLES = tuple(_PAPER)
 
@@ -69,6 +80,15 @@ SETTINGS: dict[str, dict[str, dict[str, str]]] = {
         "bf16": {"dtype": "bfloat16", "math": "ieee"},
     },
     "paper": {"fp32": _IEEE},
+}
+
+# Of Figure 8 alone, where a device computes it in float32 (PSEUDO_HALF) and in itself (TRUE_HALF).
+HALF = "fp16"
+_HALF = {"dtype": "float16", "math": "ieee"}
+_WITH_HALF = ("gpu", "paper")
+_TRUE_HALF: dict[str, Any] = {
+    "algorithms": ["torch:native", "cudnn", "cudnn_half"],
+    "max_error": 1e-2,
 }
 
 # What divisions are made of. On a CPU our own algorithms hardly ever win, and would take most of
@@ -167,7 +187,12 @@ def _narrow(name: str, batch: int) -> dict[str, Any]:
 
 
 _RESNET18 = {"name": "torchvision/resnet18"}
-_ITERATED: dict[str, dict[str, tuple[dict[str, Any], float, tuple[Way, ...]]]] = {
+_CAFFE = {"model": {"name": "alexnet"}, "image": 227}  # two groups
+CAFFE = "AlexNet, two groups"
+_SQUEEZENET = {"model": {"name": "torchvision/squeezenet1_1"}}
+_VGG11 = {"model": {"name": "torchvision/vgg11"}}
+Iterated = tuple[dict[str, Any], float | None, tuple[Way, ...]]
+_ITERATED: dict[str, dict[str, Iterated]] = {
     "smoke": {
         "AlexNet": ({}, 0.05, (*_SMALL_WAYS, _ALL, _wd(0.4, "all"))),
         "ResNet-50": ({}, 0.05, _SMALL_WAYS),
@@ -177,20 +202,22 @@ _ITERATED: dict[str, dict[str, tuple[dict[str, Any], float, tuple[Way, ...]]]] =
             0.05,
             _SMALL_WAYS,
         ),
+        CAFFE: ({"model": {"name": "alexnet", "width": 6}, "image": 67}, 0.3, _SMALL_WAYS),
+        "SqueezeNet": (_SQUEEZENET | {"image": 32, "batch": 2}, None, ()),
+        "VGG-11": ({"model": {"name": "resnet18", "width": 4}, "image": 16, "batch": 2}, None, ()),
     },
     "quick": {
-        # WD with what WR has in all, and with three fifths of it.
-        "AlexNet": (
-            {},
-            5.5,
-            (*_SMALL_WAYS, _wd(82.5, "powerOfTwo"), _wd(50, "powerOfTwo")),
-        ),
+        # WD with what WR has in all.
+        "AlexNet": ({}, 5.5, (*_SMALL_WAYS, _wd(82.5, "powerOfTwo"))),
         "ResNet-50": (_narrow("resnet50", 8), 1.5, _SMALL_WAYS),
-        "DenseNet-40": ({}, 2.5, _SMALL_WAYS),
+        "DenseNet-40": ({}, 0.9, _SMALL_WAYS),
         "ResNet-18": (_narrow("resnet18", 16), 1.5, _SMALL_WAYS),
+        CAFFE: ({"model": {"name": "alexnet", "width": 48}, "image": 115}, 1.0, _SMALL_WAYS),
+        "SqueezeNet": (_SQUEEZENET | {"image": 96, "batch": 8}, None, ()),
+        # VGG-11's 133 million parameters take longer than all its convolutions.
     },
 }
-_ON_A_GPU: dict[str, tuple[dict[str, Any], float, tuple[Way, ...]]] = {
+_ON_A_GPU: dict[str, Iterated] = {
     "AlexNet": (
         {},
         LIMITS_MIB[1],
@@ -203,17 +230,30 @@ _ON_A_GPU: dict[str, tuple[dict[str, Any], float, tuple[Way, ...]]] = {
         LIMITS_MIB[1],
         _SMALL_WAYS,
     ),
+    CAFFE: (_CAFFE, LIMITS_MIB[1], (*_SMALL_WAYS, _ALL)),
+    "SqueezeNet": (_SQUEEZENET | {"image": 224, "batch": 64}, None, ()),
+    "VGG-11": (_VGG11 | {"image": 224, "batch": 64}, None, ()),
 }
-ITERATED = (*ROLES, "ResNet-18")
+ITERATED = (*ROLES, "ResNet-18", CAFFE)
+# Tuned without a limit alone: their kernels' gains once did not reach the model.
+ALONE = ("SqueezeNet", "VGG-11")
 _PROCESSES = {"smoke": 1, "quick": 3, "gpu": 3, "paper": 5}
-_MORE_REPEATS = {("quick", "ResNet-50"): 7, ("quick", "ResNet-18"): 7}  # they take 0.1 s each
+# Rounds of torch's own twice and tuned without a limit, where that tunes anything.
+_PAIRS = {"smoke": 2, "quick": 12, "gpu": 30, "paper": 50}
+_MORE_REPEATS = {("quick", "ResNet-50"): 5, ("quick", "ResNet-18"): 5}  # they take 0.1 s each
 _LOW_MEMORY = {"quick": ["torch:direct", "torch:im2col"]}  # as cuDNN's implicit GEMM
+
+
+def iterated(profile: str) -> tuple[str, ...]:
+    """Return the networks whose whole iterations are run."""
+    known = _ITERATED.get(profile, _ON_A_GPU)
+    return tuple(role for role in (*ITERATED, *ALONE) if role in known)
 
 
 def iterations(profile: str, role: str) -> Run:
     """Return a network's whole iterations under a limit that binds, by policy, in turns."""
     changes, limit_mib, ways = _ITERATED.get(profile, _ON_A_GPU)[role]
-    own = base(profile, "AlexNet" if role == "ResNet-18" else role)
+    own = base(profile, role if role in ROLES else "AlexNet")
     config = own | {"role": role} | changes
     config["algorithms"] = [*own["algorithms"], *_LOW_MEMORY.get(profile, [])]
     config["free"] = len(own["algorithms"])  # of them, where no limit binds
@@ -221,6 +261,7 @@ def iterations(profile: str, role: str) -> Run:
         "limit_mib": limit_mib,
         "ways": [list(way) for way in ways],
         "processes": _PROCESSES[profile],
+        "pairs": _PAIRS[profile],
         "repeats": _MORE_REPEATS.get((profile, role), REPEATS[profile]),
     }
     return Run("iterations", config, seeds=(0,), label=f"{role}, iterations")
@@ -229,6 +270,11 @@ def iterations(profile: str, role: str) -> Run:
 def settings(profile: str) -> tuple[str, ...]:
     """Return the settings of precision of a profile."""
     return tuple(SETTINGS[profile])
+
+
+def benchmark_settings(profile: str) -> tuple[str, ...]:
+    """Return those of the layer benchmark, whose numbers in the paper are of half precision."""
+    return (*settings(profile), *[HALF] * (profile in _WITH_HALF))
 
 
 # Table IV; `deepbench` has their layers.
@@ -250,28 +296,48 @@ def deepbench(profile: str, network_type: str, setting: str) -> Run:
         "role": network_type,
         **DEEPBENCH[profile],
         "setting": setting,
-        **SETTINGS[profile][setting],
+        **({HALF: _HALF} | SETTINGS[profile])[setting],
         "algorithms": EVERYTHING[profile],
         "threads": THREADS[profile],
         "limit_mib": LIMITS_MIB[1],
         "policy": "powerOfTwo",
     }
+    config |= _TRUE_HALF if setting == HALF else {}
     return Run("deepbench", config, seeds=(0,), label=f"{network_type}, {setting}")
 
 
 _CLUSTER: dict[str, dict[str, Any]] = {
     "smoke": {"model": {"name": "resnet18", "width": 4}, "image": 16, "batch": 8},
-    "quick": {"model": {"name": "torchvision/resnet18"}, "image": 64, "batch": 32},
+    "quick": {"model": {"name": "resnet18", "width": 32}, "image": 32, "batch": 32},
     "gpu": {"model": {"name": "torchvision/resnet18"}, "image": 224, "batch": 32},
     "paper": {"model": {"name": "torchvision/resnet18"}, "image": 224, "batch": 32},
 }
 
 
 def cluster(profile: str) -> Run:
-    """Return the times of forward and backward passes on unequal devices, one at a time."""
-    devices = ["fast", "slow"]
-    config = _CLUSTER[profile] | {"devices": devices, "repeats": REPEATS[profile]}
-    return Run("cluster", config | {"role": "ResNet-18"}, seeds=(0,), label="ResNet-18")
+    """Return the times of forward and backward passes on unequal devices, one at a time.
+
+    Each is tuned within the limit of Table III.
+    """
+    config = _CLUSTER[profile] | {
+        "role": "ResNet-18",
+        "devices": ["fast", "slow"],
+        "tuned_with": ALGORITHMS[profile],
+        "limit_mib": LIMITS_MIB[1],
+        "policy": "powerOfTwo",
+        "repeats": REPEATS[profile],
+    }
+    return Run("cluster", config, seeds=(0,), label="ResNet-18")
+
+
+def programme(profile: str) -> Run:
+    """Return the 0-1 programme of ResNet-152's own kernels, with the total that the paper names."""
+    config = base(profile, "ResNet-152") | {
+        "policy": "powerOfTwo",
+        "limit_mib": PAPER["optimisation"]["largest_mib"],
+        "repeats": 2 if profile == "smoke" else 5,
+    }
+    return Run("programme", config, seeds=(0,), label="ResNet-152, its own kernels")
 
 
 def solver(profile: str) -> Run:
@@ -343,7 +409,12 @@ def stands_for_mib(record: Record, limit_mib: float) -> float:
 
     Workspaces grow with the mini-batch, and a limit that does not shrink with it excludes less.
     """
-    return limit_mib * BATCHES[record.config["role"]] / record.config["batch"]
+    return limit_mib * paper_batch(record.config["role"]) / record.config["batch"]
+
+
+def paper_batch(role: str) -> int:
+    """Return the paper's mini-batch of a network."""
+    return BATCHES["AlexNet" if role == CAFFE else role]
 
 
 def own_spread(rows: Iterable[Mapping[str, Any]]) -> Spread:
@@ -461,6 +532,10 @@ _PUBLISHED = {
     "(Figure 11)",
     "DenseNet-40": f"k = 40 at {BATCHES['DenseNet-40']}",
     "ResNet-18": f"at {BATCHES['ResNet-18']}",
+    "ResNet-152": f"at {BATCHES['ResNet-152']} (section IV-B2)",
+    CAFFE: f"Caffe's, as here, at {BATCHES['AlexNet']}",
+    "SqueezeNet": "none",
+    "VGG-11": "none",
 }
 
 

@@ -1,0 +1,68 @@
+"""AlexNet as Caffe has it: two groups of filters in the second, fourth and fifth convolution.
+
+Source: Krizhevsky, Sutskever, Hinton, "ImageNet Classification with Deep Convolutional Neural
+Networks", NIPS 2012, section 3.5; Caffe's ``models/bvlc_alexnet``. torchvision's is the later
+version without groups.
+"""
+
+import torch
+from torch import nn
+
+from repro.models._options import check_at_least
+
+
+class AlexNet(nn.Module):
+    """Five convolutions, three of them in two groups, and three fully connected layers.
+
+    Args:
+        num_classes: Size of the output.
+        width: Filters of the first convolution, a multiple of 6; the others are in proportion.
+
+    Raises:
+        ValueError: An option is below 1, or `width` no multiple of 6.
+    """
+
+    def __init__(self, num_classes: int = 1000, width: int = 96) -> None:
+        check_at_least(1, num_classes=num_classes, width=width)
+        if width % 6:
+            raise ValueError(f"width is {width}; give a multiple of 6, such as 96 of the paper")
+        super().__init__()
+        second, third, hidden = width * 8 // 3, width * 4, width * 128 // 3
+        self.features = nn.Sequential(
+            *self._layer(3, width, 11, stride=4),
+            *self._shrunk(),
+            *self._layer(width, second, 5, padding=2, groups=2),
+            *self._shrunk(),
+            *self._layer(second, third, 3, padding=1),
+            *self._layer(third, third, 3, padding=1, groups=2),
+            *self._layer(third, second, 3, padding=1, groups=2),
+            nn.MaxPool2d(3, 2),
+            nn.AdaptiveAvgPool2d(6),  # as it is for 227×227 pixels
+        )
+        self.classifier = nn.Sequential(
+            nn.Linear(36 * second, hidden),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Dropout(),
+            nn.Linear(hidden, num_classes),
+        )
+
+    @staticmethod
+    def _layer(in_channels: int, out_channels: int, size: int, **options: int) -> list[nn.Module]:
+        return [nn.Conv2d(in_channels, out_channels, size, **options), nn.ReLU()]  # type: ignore[arg-type]
+
+    @staticmethod
+    def _shrunk() -> list[nn.Module]:
+        return [nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)]
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return logits (B, num_classes) of images (B, 3, H, W), at least 67 pixels a side."""
+        logits: torch.Tensor = self.classifier(self.features(images).flatten(1))
+        return logits
+
+
+def alexnet(num_classes: int = 1000, width: int = 96) -> AlexNet:
+    """Return Caffe's AlexNet; see `AlexNet`."""
+    return AlexNet(num_classes, width)

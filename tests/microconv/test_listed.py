@@ -1,0 +1,79 @@
+"""What the kernels of whole models take, seen from outside, beside what is listed for them."""
+
+import pytest
+import torch
+
+from repro._torchvision import torchvision
+from repro.measure.allocations import peak_allocation
+from repro.microconv import Kernel, backends, find_kernels
+from repro.microconv.backends import BACKENDS, NATIVE, run_division, summing_bytes
+
+BATCH = 2
+SMALL = {"squeezenet1_1": 32}
+LARGE = {
+    "alexnet": 96,
+    "squeezenet1_1": 64,
+    "resnet18": 64,
+    "resnet50": 64,
+    "googlenet": 64,
+    "vgg11": 32,
+    "densenet121": 64,
+}
+
+
+def kernels_of(models):
+    found: dict[Kernel, None] = {}
+    for name, side in models.items():
+        options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
+        model = torchvision.models.get_model(name, weights=None, **options)
+        images = torch.randn(BATCH, 3, side, side)
+        found |= dict.fromkeys(kernel for _, kernel, _ in find_kernels(model, images))
+    return list(found)
+
+
+def too_little(kernel):
+    """Run every algorithm sample by sample; return those that take more than they list."""
+    first, second, out = kernel.tensors(BATCH)
+    beyond = []
+    for backend in BACKENDS.values():
+        if backend.missing("cpu") is not None:
+            continue
+        for name, listed in backend.algorithms(kernel, 1):
+            algorithm = f"{backend.name}:{name}"
+            given = backends.given_bytes(algorithm, kernel, 1)
+            workspace = torch.zeros(given, dtype=torch.uint8)
+            parts = [(1, algorithm)] * BATCH
+
+            def run(parts=parts, workspace=workspace):
+                run_division(parts, kernel, first, second, out, workspace)
+
+            run()
+            taken = given + peak_allocation(run, "cpu")
+            if taken > listed + summing_bytes(kernel):
+                beyond.append((kernel, algorithm, taken, listed))
+    return beyond
+
+
+def test_what_divided_kernels_take_is_listed():
+    kernels = kernels_of(SMALL)
+    assert len(kernels) > 30 and [row for k in kernels for row in too_little(k)] == []
+
+
+def test_an_algorithm_that_lists_too_little_is_found(monkeypatch):
+    torch_backend = BACKENDS["torch"]
+    plain = type(torch_backend).algorithms
+    monkeypatch.setattr(
+        type(torch_backend),
+        "algorithms",
+        lambda self, kernel, b: [
+            (n, 0 if f"torch:{n}" == NATIVE else s) for n, s in plain(self, kernel, b)
+        ],
+    )
+    kernel = kernels_of(SMALL)[-1]
+    assert [row[1] for row in too_little(kernel)] == [NATIVE]
+
+
+@pytest.mark.exhaustive
+def test_what_hundreds_of_divided_kernels_take_is_listed():
+    kernels = kernels_of(LARGE)
+    assert len(kernels) > 373 and [row for k in kernels for row in too_little(k)] == []
