@@ -11,7 +11,16 @@ from torch import nn
 from repro.datasets import ImageData, Split
 from repro.experiments import load_paper, machine
 from repro.experiments.design import Results
-from repro.experiments.together import accuracy, decision, learning, measuring, networks, settings
+from repro.experiments.together import (
+    accuracy,
+    advice,
+    decision,
+    foretelling,
+    learning,
+    measuring,
+    networks,
+    settings,
+)
 from repro.experiments.together.methods import micro_batches
 from repro.experiments.together.settings import CIFAR, LABELS, MODES, NETWORKS, STRATEGIES
 
@@ -195,6 +204,73 @@ class TestClaimsUnderALimit:
         assert [axis.get_title() for axis in drawn.axes] == list(NETWORKS)
         lines = {line.get_label() for line in drawn.axes[0].lines}
         assert set(LABELS.values()) <= lines
+
+
+class TestAdvice:
+    def test_a_toy_is_foretold_as_it_is_measured(self):
+        config = RESNET | {"modes": ["undivided", "mbs", "outofcore"], "probe_s": 0.2}
+        found = foretelling.foretell(config, 0, None, "cpu")
+        cells = {(c["mode"], c["multiple"]): c for c in found.metrics["cells"]}
+        for mode in config["modes"]:
+            for point in measured(RESNET, mode):
+                cell = cells[mode, point["multiple"]]
+                assert cell["fits"] == point["fits"]
+                if point["fits"]:
+                    assert cell["peak_bytes"] == pytest.approx(point["peak_bytes"], rel=0.05)
+        assert cells["undivided", 1]["slowdown"] == 1.0
+        assert found.timings["advice"].samples_s[0] > 0
+
+    def results(self, off=1.0, wrong=(), took=1.0):
+        """Make records in which advice is as measured, but for what is given."""
+
+        def made(run, seed):
+            if run.experiment != settings.FORETELL:
+                return limited(run, seed)
+            config, told = run.config, []
+            for mode in config["modes"]:
+                as_measured = next(
+                    limited(r, 0)["metrics"]["points"] for r in settings.under_limit("quick")
+                    if r.config["network"] == config["network"] and r.config["mode"] == mode
+                )  # fmt: skip
+                for point in as_measured:
+                    fits = point["fits"] != (mode in wrong)
+                    told.append({
+                        "mode": mode, "multiple": point["multiple"], "fits": fits,
+                        "slowdown": off if fits else None, "peak_bytes": 100,
+                    })  # fmt: skip
+            timed = {"advice": {"samples_s": [took], "warmup": 0}}
+            return {"metrics": {"limit_bytes": 100, "cells": told}, "timings": timed}
+
+        return made_results("together/advice", made, CHOSEN, "quick")
+
+    @pytest.mark.parametrize(
+        ("key", "changes", "word"),
+        [
+            ("fits", {}, "reproduced"),
+            ("fits", {"wrong": ("mbs",)}, "not reproduced"),
+            ("time", {"off": 1.1}, "reproduced"),
+            ("time", {"off": 0.8}, "not reproduced"),
+            ("answers", {}, "reproduced"),
+            ("answers", {"took": 21.0}, "not reproduced"),
+        ],
+    )
+    def test_verdicts_follow_the_records(self, key, changes, word):
+        found = verdict(f"together/advice/{key}", self.results(**changes))
+        assert found.word == word, found.evidence
+
+    def test_errors_are_of_what_was_foretold_over_what_was_measured(self):
+        cell = next(c for c in advice.cells(self.results(off=1.2)) if c.measured.fits)
+        assert cell.time_error == pytest.approx(0.2) and cell.peak_error == 0 and cell.right
+        drawn = load_paper("together").artefacts["advice"].figure(self.results())
+        assert "SIMULATED" in drawn.axes[0].get_title()
+
+    def test_without_records(self):
+        nothing = Results(settings.foretold("quick"), (0,), [])
+        artefact = load_paper("together").artefacts["advice"]
+        for claim in artefact.claims:
+            assert verdict(f"together/advice/{claim.key}", nothing).word == "not run"
+        assert not len(artefact.table(nothing))
+        artefact.figure(nothing)
 
 
 def history(run, seed, accuracies=None, diverged=(), held=None):

@@ -12,11 +12,13 @@ PAPER = Paper(
     notebook="06_together",
     experiments=by_name(
         Experiment("limit", f"{_HERE}.measuring:limit"),
+        Experiment("foretell", f"{_HERE}.foretelling:foretell"),
         Experiment("train", f"{_HERE}.learning:train", measures=False, trains=True),
         Experiment("pace", f"{_HERE}.learning:pace"),
     ),
     artefacts=by_name(
         Artefact("limit", "Part 1", "Under one memory limit", f"{_HERE}.limit:UNDER_LIMIT"),
+        Artefact("advice", "Part 1", "What advise foretells of it", f"{_HERE}.advice:ADVICE"),
         Artefact("accuracy", "Part 2", "Towards one accuracy", f"{_HERE}.accuracy:ACCURACY"),
         Artefact("decision", "Part 3", "Which of the five, and when", f"{_HERE}.decision:DECISION"),
     ),

@@ -31,7 +31,7 @@ PREDICTED: Mapping[str, float] = {
 
 # ---- Part 1: under one memory limit
 
-LIMIT = "limit"
+LIMIT, FORETELL = "limit", "foretell"
 NETWORKS = RESNET, DENSENET, UNET, TRANSFORMER = (
     "ResNet-18",
     "DenseNet",
@@ -137,6 +137,30 @@ def under_limit(profile: str) -> list[Run]:
             }
             runs.append(Run(LIMIT, config, seeds=(0,), label=f"{network}, {LABELS[mode]}"))
     return runs
+
+
+PROBE_S = {"smoke": 0.5, "quick": 4.0, "gpu": 8.0, "paper": 8.0}
+
+
+def foretold(profile: str) -> list[Run]:
+    """Return a run for each network, of all its ways but tuned ones."""
+    return [
+        Run(
+            FORETELL,
+            {
+                "network": network,
+                **_MODELS[profile][network],
+                "modes": [mode for mode in modes_of(profile, network) if mode not in TUNED],
+                "fits": FITS[profile],
+                "multiples": list(MULTIPLES[profile]),
+                "probe_s": PROBE_S[profile],
+                "threads": 1 if profile in ("smoke", "quick") else None,
+            },
+            seeds=(0,),
+            label=f"{network}, by advise",
+        )
+        for network in NETWORKS
+    ]
 
 
 @dataclass(frozen=True)

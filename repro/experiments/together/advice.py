@@ -1,0 +1,209 @@
+"""Does `repro advise` foretell what Part 1 measured?"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
+from repro.experiments.judging import NotRun, Verdict, certain, combine
+from repro.experiments.together.settings import (
+    FORETELL,
+    LABELS,
+    NETWORKS,
+    Point,
+    facts,
+    foretold,
+    points,
+    under_limit,
+)
+from repro.report import DASH
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OURS = "our own question"
+MOST_CELLS = 0.95  # the goal that was set for both claims
+WITHIN = 0.15  # of the time
+SLOWEST_S = 20.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way at one multiple of what fits on one network, measured and foretold.
+
+    Attributes:
+        network: Its name.
+        mode: Of the way.
+        multiple: Of what fits undivided.
+        measured: In Part 1.
+        fits: What was foretold of it.
+        slowdown: Seconds of an image over those undivided, as foretold; None where nothing was.
+        peak_bytes: As foretold; None where it does not fit.
+    """
+
+    network: str
+    mode: str
+    multiple: int
+    measured: Point
+    fits: bool
+    slowdown: float | None
+    peak_bytes: int | None
+
+    @property
+    def right(self) -> bool:
+        """Whether it fits as foretold."""
+        return self.fits == self.measured.fits
+
+    @property
+    def time_error(self) -> float | None:
+        """The time of an image foretold over the one measured, less 1; None without both."""
+        speed = self.measured.speed if self.measured.fits else None
+        return None if speed is None or self.slowdown is None else self.slowdown * speed - 1
+
+    @property
+    def peak_error(self) -> float | None:
+        """The same of peak memory."""
+        if not self.measured.fits or self.peak_bytes is None:
+            return None
+        return self.peak_bytes / self.measured.peak_bytes - 1
+
+
+def cells(results: Results) -> Iterator[Cell]:
+    """Yield every cell that was both foretold and measured."""
+    for network in NETWORKS:
+        record = results.first(FORETELL, network=network)
+        for row in record.metrics["cells"] if record else ():
+            point = points(results, network, row["mode"]).get(row["multiple"])
+            if point is not None and point.fits is not None:
+                yield Cell(
+                    network,
+                    row["mode"],
+                    row["multiple"],
+                    point,
+                    row["fits"],
+                    row["slowdown"],
+                    row.get("peak_bytes"),
+                )
+
+
+def runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return Part 1's measurements, and what is foretold of them."""
+    return [*under_limit(profile), *foretold(profile)]
+
+
+def table(results: Results) -> list[dict[str, Any]]:
+    """Return a row for each network and way: how many cells are right, and how far off."""
+    rows: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells(results):
+        rows.setdefault((cell.network, cell.mode), []).append(cell)
+    return [
+        {
+            "network": network,
+            "way": LABELS[mode],
+            "fits as foretold": f"{sum(cell.right for cell in own)} of {len(own)}",
+            "peak, error (%)": _errors([cell.peak_error for cell in own]),
+            "time of an image, error (%)": _errors([cell.time_error for cell in own]),
+        }
+        for (network, mode), own in rows.items()
+    ]
+
+
+def _errors(values: list[float | None]) -> str:
+    return ", ".join(DASH if value is None else f"{100 * value:+.1f}" for value in values)
+
+
+def figure(results: Results) -> "Figure":
+    """Draw the speed kept as foretold against as measured, and 15 % either way."""
+    from repro.plots import MARKERS, PALETTE, legend_below, new_axes
+
+    drawn, axes = new_axes(1, 1, 5.4, 5.0)
+    axis = axes[0, 0]
+    ends = []
+    for number, network in enumerate(NETWORKS):
+        own = [
+            (cell.measured.speed, 1 / cell.slowdown)
+            for cell in cells(results)
+            if cell.network == network and cell.time_error is not None and cell.slowdown
+        ]
+        if own:
+            axis.plot(*zip(*own, strict=True), MARKERS[number], color=PALETTE[number], ms=6,
+                      alpha=0.8, label=network)  # fmt: skip
+            ends += [value for pair in own for value in pair if value]
+    if ends:
+        low, high = 0.8 * min(ends), 1.25 * max(ends)
+        line = np.array([low, high])
+        axis.plot(line, line, color="#8d99ae", lw=1, label="as measured")
+        axis.fill_between(line, line / (1 + WITHIN), line / (1 - WITHIN), color="#8d99ae",
+                          alpha=0.2, lw=0, label=f"time within {100 * WITHIN:.0f} %")  # fmt: skip
+        axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    axis.set(
+        xlabel="images/s over undivided, measured",
+        ylabel="images/s over undivided, foretold",
+        title="ours: small networks, SIMULATED limit" if _on_cpu(results) else "ours",
+    )
+    legend_below(drawn, 3)
+    return drawn
+
+
+def _on_cpu(results: Results) -> bool:
+    return any(record.device["type"] == "cpu" for record in results.ok(FORETELL))
+
+
+def _share(name: str, held: list[bool]) -> Verdict:
+    if not held:
+        raise NotRun("no records")
+    told = f"{name} {sum(held)} of {len(held)} cells"
+    return combine([certain(told, sum(held) >= MOST_CELLS * len(held))])
+
+
+@claim(
+    "fits",
+    f"`advise` foretells in {100 * MOST_CELLS:.0f} % of cells whether a mini-batch fits",
+    OURS,
+)
+def fits(results: Results, expected: Expectation) -> Verdict:
+    """Judge every way, network and size that was measured."""
+    return _share("right in", [cell.right for cell in cells(results)])
+
+
+@claim(
+    "time",
+    f"`advise` foretells the time of an image within {100 * WITHIN:.0f} % in "
+    f"{100 * MOST_CELLS:.0f} % of cells",
+    OURS,
+)
+def time(results: Results, expected: Expectation) -> Verdict:
+    """Judge what fits, and was foretold to."""
+    errors = [abs(cell.time_error) for cell in cells(results) if cell.time_error is not None]
+    found = _share(f"within {100 * WITHIN:.0f} % in", [error <= WITHIN for error in errors])
+    half = f"half of all within {100 * float(np.median(errors)):.0f} %"
+    return Verdict(found.word, f"{found.evidence}; {half}")
+
+
+@claim("answers", f"`advise` answers for each of the networks in less than {SLOWEST_S:g} s", OURS)
+def answers(results: Results, expected: Expectation) -> Verdict:
+    """Judge the time in which a network was recorded, timed and foretold, at every size."""
+    took = {r.config["network"]: r.timings["advice"]["samples_s"][0] for r in results.ok(FORETELL)}
+    if not took:
+        raise NotRun("no records")
+    slowest = max(took, key=lambda name: took[name])
+    holds = took[slowest] < SLOWEST_S
+    return combine([certain(f"{slowest}, the slowest: {math.ceil(took[slowest])} s", holds)])
+
+
+ADVICE = Exhibit(
+    runs=runs,
+    table=table,
+    figure=figure,
+    caption=caption(
+        "What `repro advise` foretold of Part 1 beside what was measured; where there are several "
+        "errors they are of growing mini-batches. Tuned convolutions are not foretold: their time "
+        "has to be measured.",
+        facts,
+    ),
+    claims=(fits, time, answers),
+)

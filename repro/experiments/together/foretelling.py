@@ -1,0 +1,52 @@
+"""What `repro.advise` foretells of Part 1, one network at a time."""
+
+import time
+from typing import Any
+
+from repro.advise import Workload, predict, probe
+from repro.datasets import ImageData
+from repro.experiments.machine import machine
+from repro.experiments.outcome import Outcome
+from repro.experiments.together.measuring import UNDIVIDED, limit_bytes
+from repro.experiments.together.networks import Config, build_model, build_problem, recompute
+from repro.measure import Timing, accelerator
+
+
+def foretell(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Foretell every way at every multiple of what fits, under the limit that is measured by.
+
+    The network is recorded without content and a few undivided steps of what fits are timed;
+    nothing that is foretold is run.
+    """
+    fits = config["fits"]
+    simulated = not accelerator.is_accelerator(device)
+    with machine(config, device):
+        allowed = limit_bytes(config, device)
+        begun = time.perf_counter()
+        problem = build_problem(config, fits)
+        workload = Workload.of(
+            build_model(config, "cpu"),
+            example=(problem.inputs, problem.targets),
+            loss_fn=problem.loss,
+            blocks=recompute,
+        )
+        speed = probe(workload, device, fits, allowed, seconds=config["probe_s"])
+
+        def told(mode: str, batch: int) -> Any:
+            kind = device.partition(":")[0]
+            return predict(workload, mode, batch, allowed, speed, device=kind, simulated=simulated)
+
+        image_s = told(UNDIVIDED, fits).seconds / fits
+        cells = []
+        for mode in config["modes"]:
+            for multiple in config["multiples"]:
+                found = told(mode, multiple * fits)
+                cell = {"mode": mode, "multiple": multiple, "fits": found.fits, "slowdown": None}
+                if found.fits:
+                    slowdown = found.seconds and found.seconds / found.batch / image_s
+                    cell |= {"slowdown": slowdown, "peak_bytes": found.peak_bytes}
+                cells.append(cell)
+        took = time.perf_counter() - begun
+    return Outcome(
+        {"limit_bytes": allowed, "cells": cells}, {"advice": Timing((took,), 0)}, allowed
+    )
