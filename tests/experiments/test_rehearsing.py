@@ -23,9 +23,9 @@ COMPUTED = {
     "mbs": {"foretell"},
     "dualbatch": {"published", "schemes", "solve"},
     "adaptive": {"parallel"},
-    "outofcore": {"simulated", "reach"},
-    "microconv": {"candidates", "deepbench", "cluster", "solver"},
-    "together": {"pace"},
+    "outofcore": {"simulated", "reach", "half", "half_reach", "link", "chunk_sizes"},
+    "microconv": {"candidates", "deepbench", "cluster", "solver", "programme"},
+    "together": {"pace", "foretell"},
 }
 
 

@@ -7,7 +7,14 @@ from typing import Any
 from repro.experiments.design import Run
 from repro.experiments.imagining import Work, first_steps, imagined
 from repro.experiments.outofcore.building import training_step
-from repro.experiments.outofcore.settings import GIB, MEASURED, MODES, PAPER
+from repro.experiments.outofcore.settings import (
+    BY_SCHEDULE,
+    GIB,
+    HALF_MEASURED,
+    MEASURED,
+    MODES,
+    PAPER,
+)
 from repro.experiments.rehearsing import Rehearsal
 
 
@@ -17,14 +24,14 @@ def rehearse(run: Run) -> Rehearsal | None:
     What swaps computes the same, and so is not built again.
     """
     config = run.config
-    if run.experiment != MEASURED:
+    if run.experiment not in (MEASURED, HALF_MEASURED, BY_SCHEDULE):
         return None
-    step = {name: config[name] for name in ("model", "image", "batch")}
+    step = {name: config[name] for name in ("model", "image", "batch", "precision")}
     peak, work = _first_steps(json.dumps(step))
     height, width = config["image"]
     rounds = config["warmup"] + config["repeats"]
     within = config.get("limit_gib")
-    in_core = config["mode"] == MODES[0]
+    in_core = config.get("mode") == MODES[0]
     fitting = PAPER["table1"]["batches"], PAPER["table1"]["in_core"]
     told = {b: rate == rate for b, rate in zip(*fitting, strict=True)}
     return Rehearsal(
@@ -34,7 +41,10 @@ def rehearse(run: Run) -> Rehearsal | None:
         ((rounds, work),),
         peak,
         within * GIB if within and in_core else None,
-        told.get(config["batch"]) if in_core and config["role"] == "ResNet-50" else None,
+        # Its in-core limit is of float32.
+        told.get(config["batch"])
+        if in_core and config["role"] == "ResNet-50" and run.experiment == MEASURED
+        else None,
     )
 
 
