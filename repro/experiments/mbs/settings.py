@@ -228,7 +228,7 @@ def initial_pair(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run
 
 def sizing(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     """Return the measurement of how memory and time grow with the mini-batch."""
-    extent = {"largest": 128, "repeats": 7}
+    extent = {"largest": 128, "repeats": {"quick": 4}.get(profile, 7)}
     if profile == "smoke":
         extent = {"largest": 32, "repeats": 2}
     config = base_config(profile, role, chosen) | extent
@@ -238,7 +238,9 @@ def sizing(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
 def overhead(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     """Return the step times with and without MBS at the initial size, taken in turns."""
     initial = PAPER["table2"][role]
-    config = base_config(profile, role, chosen) | {"repeats": 3 if profile == "smoke" else 15}
+    config = base_config(profile, role, chosen) | {
+        "repeats": {"smoke": 3, "quick": 11}.get(profile, 15)
+    }
     return Run("overhead", config | initial, seeds=(0,), label=role)
 
 
