@@ -359,7 +359,7 @@ def step_times(profile: str) -> Run:
             "plan_large_batch": scaled(profile, PAPER["table2"]["large_batch"]),
             "samples": scale["train_samples"],
             "passes": True,
-            "repeats": 3 if profile == "smoke" else 9,
+            "repeats": {"smoke": 3, "quick": 5}.get(profile, 9),
         },
         seeds=(0,),
         label=CIFAR,
