@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +27,12 @@ from repro.records import (
     Record,
     RecordStore,
     commit_state,
+    identity,
     library_versions,
     local_store,
     now,
     record_key,
+    reference_stores,
 )
 from repro.report import printable
 from repro.source_code import present
@@ -258,6 +261,9 @@ def execute(
         ]
         if workers and len(shared) > 1:
             bar.set_postfix_str(f"{workers.count} processes")
+            took = _took_before(paper)
+            # The longest first within a seed, so that none is left for the end.
+            shared.sort(key=lambda work: (work[0].seed, -took.get(_name(work[0].run), 0.0)))
             try:
                 for (step, _), made in workers.map(partial(settle, paper, setting, store), shared):
                     if made is not None:
@@ -292,6 +298,21 @@ def execute(
             if left:
                 time.sleep(POLL_S)
     return tally
+
+
+def _name(run: Run) -> str:
+    return identity(run.experiment, run.config, 0)
+
+
+def _took_before(paper: Paper) -> dict[str, float]:
+    """Return the seconds that runs took for the reference records, whatever their code was."""
+    found = {}
+    for store in reference_stores().values():
+        for record in store.read(paper.key)[0]:
+            spans = [datetime.fromisoformat(at) for at in (record.started, record.finished)]
+            name = identity(record.experiment, record.config, 0)
+            found[name] = (spans[1] - spans[0]).total_seconds()
+    return found
 
 
 def settle(

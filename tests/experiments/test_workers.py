@@ -59,6 +59,27 @@ def execute(store: RecordStore, **config) -> tuple[running.Tally, list[str]]:
     return tally, said
 
 
+def test_the_longest_run_is_begun_first(tmp_path, monkeypatch, make_record):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    reference = RecordStore(tmp_path / "reference" / "cpu" / "quick")
+    for x, minutes in ((0, 1), (1, 3), (2, 2)):
+        times = {"started": "2026-01-01T00:00:00+00:00"}
+        times["finished"] = f"2026-01-01T00:0{minutes}:00+00:00"
+        reference.write(make_record("learn", paper="toy", config={"x": x}, **times))
+    begun: list[int] = []
+
+    class Here(Workers):
+        def map(self, function, items):
+            begun.extend(step.run.config["x"] for step, _ in items)
+            for item in items:
+                yield item, function(item)
+
+    runs = [Run("learn", {"x": x}) for x in (3, 0, 1, 2)]
+    setting = Setting("smoke", "cpu", seeds=(0,))
+    running.execute(PAPER, runs, setting, RecordStore(tmp_path / "store"), print, Here(2))
+    assert begun == [1, 2, 0, 3]
+
+
 def test_measurements_wait_until_the_processes_have_ended(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, wait=0.2)

@@ -232,7 +232,7 @@ def half(profile: str) -> list[Run]:
         return measured_ones
     return [
         reach(RESNET),
-        *(reach(RESNET, precision) for precision in HALVES),
+        *(reach(RESNET, precision) for precision in halves),
         # The loss's scale apart, both have the same trace.
         *(simulated(RESNET, batch, HALVES[0]) for batch in HALF_BATCHES),
         *measured_ones,
