@@ -314,4 +314,4 @@ class TestCaptions:
         assert "whose code has changed since: 3." in PAPER.artefacts["table3"].caption(found)
 
     def test_an_epoch_is_stated(self):
-        assert "An epoch is 256 training samples, 4 epochs." in self.caption("table3")
+        assert "An epoch is 256 training samples, 3 epochs." in self.caption("table3")

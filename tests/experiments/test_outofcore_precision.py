@@ -56,9 +56,9 @@ class TestClaims:
 def test_table_and_figure():
     rows = table("precision", World())
     largest = {row["precision"]: row for row in rows if row["batch"] == "largest"}
-    assert list(largest) == ["float32", *settings.HALVES]
-    assert largest["float32"]["LMS"] == "N = 928" and largest["float16"]["LMS"] == "N = 1856"
-    assert [row["batch"] for row in rows[3:]] == [*settings.HALF_BATCHES, 32, 32]
+    assert list(largest) == ["float32", "bfloat16"]  # float16's on accelerators alone
+    assert largest["float32"]["LMS"] == "N = 928" and largest["bfloat16"]["LMS"] == "N = 1856"
+    assert [row["batch"] for row in rows[2:]] == [*settings.HALF_BATCHES, 32, 32]
     (shown,) = panels("precision", World()).values()
     assert "SIMULATED" in shown.get_title()
     assert not table("precision", nothing)

@@ -285,13 +285,11 @@ def wd_over_wr(results: Results, expected: Expectation) -> Verdict:
     "Section III-B",
 )
 def no_slower(results: Results, expected: Expectation) -> Verdict:
-    """Judge each network's iterations tuned, over torch's own; those left alone are the same."""
+    """Judge each network's iterations tuned, over torch's own, but those that were left alone."""
 
     def judge(role: str) -> Part:
         record = _record(results, role)
         told = form(record, FREE)
-        if untouched(record, FREE):
-            return certain(f"{role}: left as it was, {told['kernels']} kernels", True)
         name = f"{role}, {told['divided']} kernels divided:"
         plain, again, free = _in_most_rounds(record, PLAIN, AGAIN, FREE)
         rounds = [len(sample[free]) for sample in record.metrics["samples_s"] if free in sample]
@@ -299,8 +297,14 @@ def no_slower(results: Results, expected: Expectation) -> Verdict:
         own = f"torch's own over itself {gain(record, again, plain)}"
         return word, f"{said}; {own}; {sum(rounds)} rounds in {len(rounds)} processes"
 
-    others = [role for role in ALONE if results.first("iterations", role=role)]
-    return combine(each([*ITERATED, *others], judge))
+    records = {role: results.first("iterations", role=role) for role in (*ITERATED, *ALONE)}
+    ran = {role: record for role, record in records.items() if record is not None}
+    left = [role for role, record in ran.items() if untouched(record, FREE)]
+    if len(left) == len(ran):
+        raise NotRun(f"tune left as they were: {', '.join(left)}" if ran else "no records")
+    verdict = combine(each([role for role in ran if role not in left], judge))
+    also = f"; left as they were: {', '.join(left)}" if left else ""
+    return Verdict(verdict.word, verdict.evidence + also)
 
 
 def _tuned(results: Results) -> list[Mapping[str, Any]]:

@@ -118,6 +118,8 @@ def _errors(values: list[float | None]) -> str:
 
 def figure(results: Results) -> "Figure":
     """Draw the speed kept as foretold against as measured, and 15 % either way."""
+    from matplotlib.ticker import NullLocator
+
     from repro.plots import MARKERS, PALETTE, legend_below, new_axes
 
     drawn, axes = new_axes(1, 1, 5.4, 5.0)
@@ -140,6 +142,10 @@ def figure(results: Results) -> "Figure":
         axis.fill_between(line, line / (1 + WITHIN), line / (1 - WITHIN), color="#8d99ae",
                           alpha=0.2, lw=0, label=f"time within {100 * WITHIN:.0f} %")  # fmt: skip
         axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+        ticks = [tick for tick in (0.125, 0.25, 0.5, 1, 2, 4) if low <= tick <= high]
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+            side.set_minor_locator(NullLocator())
     axis.set(
         xlabel="images/s over undivided, measured",
         ylabel="images/s over undivided, foretold",
