@@ -263,6 +263,7 @@ def _rehearse(
     from rich.console import Console
 
     from repro.experiments import arguments, rehearsing
+    from repro.experiments.datasheets import DEVICES
     from repro.experiments.design import SEEDS
     from repro.report import to_rich
 
@@ -271,8 +272,8 @@ def _rehearse(
             f"--rehearse builds what a GPU would run, and the profile is {profile}; "
             f"add --profile {' or '.join(rehearsing.PROFILES)}"
         )
-    if on not in rehearsing.DEVICES:
-        raise arguments.UsageError(f"--on is {on!r}; choose {', '.join(rehearsing.DEVICES)}")
+    if on not in DEVICES:
+        raise arguments.UsageError(f"--on is {on!r}; choose {', '.join(DEVICES)}")
     rows = []
     for paper, artefacts in named:
         # The papers' own data, at hand or not.
@@ -287,7 +288,7 @@ def _rehearse(
                 typer.echo(f"{paper.key}/{artefact.name} ...", err=True)
             runs = [varied[run] for run in artefact.runs(profile, chosen)]
             runs = [run for run in dict.fromkeys(runs) if run in wanted]
-            rows += rehearsing.table(paper, artefact, runs, count, rehearsing.DEVICES[on])
+            rows += rehearsing.table(paper, artefact, runs, count, DEVICES[on])
     _console(Console).print(to_rich(rows, f"Rehearsed, profile {profile}"))
     typer.echo(rehearsing.GROUNDS)
 

@@ -24,6 +24,8 @@ PROJECT = (
     "notebooks/sanitize.cfg",
     "data/README.md",
     "constraints.txt",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
     "Makefile",
     ".ci/run",
     ".gitignore",

@@ -48,5 +48,5 @@ def test_commands_exist():
     from repro.__main__ import app
 
     known = set(get_command(app).commands)
-    named = set(re.findall(r"python -m repro ([a-z]+)", README))
+    named = set(re.findall(r"python -m repro ([a-z-]+)", README))
     assert named and named <= known

@@ -135,7 +135,13 @@ class TestClosure:
         for experiment in load_paper(paper).experiments.values():
             names = {Path(f).name for f in present().closure(experiment.entry, config)
                      if f.startswith("repro/experiments/") and f.count("/") == 2}  # fmt: skip
-            assert names <= {"outcome.py", "machine.py", "imagining.py", "captured.py"}
+            assert names <= {
+                "outcome.py",
+                "machine.py",
+                "imagining.py",
+                "captured.py",
+                "datasheets.py",
+            }
             files = present().closure(experiment.entry, config)
             assert not files & {"repro/report.py", "repro/plots.py", "repro/records.py"}
             own = source_code.METHODS if paper == "together" else [paper]

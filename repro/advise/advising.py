@@ -11,7 +11,7 @@ from repro.advise.predicting import METHODS, PAIRS, Prediction, predict
 from repro.advise.snippets import snippet
 from repro.advise.speed import Speed, probe
 from repro.advise.workload import AdviceError, Workload
-from repro.experiments.rehearsing import DEVICES
+from repro.experiments.datasheets import DEVICES
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.report import DASH

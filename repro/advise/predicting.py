@@ -217,7 +217,7 @@ class _Case:
         return simulated.time_s + len(simulated.transfers) * self.speed.moved_s
 
     def adding_s(self, nbytes: int, count: int) -> float:
-        from repro.experiments.rehearsing import LAUNCH_S, REACHED
+        from repro.experiments.datasheets import LAUNCH_S, REACHED
 
         return max(3 * nbytes / (REACHED * self.speed.device.bandwidth), count * LAUNCH_S)
 

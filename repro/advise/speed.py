@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch.utils.checkpoint import checkpoint
 
 from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iteration
+from repro.experiments.datasheets import DEVICES, LAUNCH_S, REACHED, Device
 from repro.experiments.machine import machine
-from repro.experiments.rehearsing import DEVICES, LAUNCH_S, REACHED, Device
 from repro.measure import MemoryMeter, accelerator, is_out_of_memory, memory_state
 from repro.outofcore import BudgetTooSmall, OutOfCore, plan_swaps
 
@@ -63,7 +63,7 @@ class Speed:
         """Return a device's by its data sheet.
 
         Args:
-            name: One of `repro.experiments.rehearsing.DEVICES`; ``"cpu"`` is a CPU of which only
+            name: One of `repro.experiments.datasheets.DEVICES`; ``"cpu"`` is a CPU of which only
                 the proportions are told.
 
         Raises:

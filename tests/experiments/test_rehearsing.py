@@ -9,9 +9,10 @@ from commands import command_line
 from torch import nn
 
 from repro.experiments import PAPERS, load_paper
+from repro.experiments.datasheets import DEVICES, GIB, Device
 from repro.experiments.imagining import Work, first_steps, imagined, imagined_data
 from repro.experiments.mbs import settings
-from repro.experiments.rehearsing import DEVICES, GIB, Device, rehearse, seconds
+from repro.experiments.rehearsing import rehearse, seconds
 from repro.measure import MemoryMeter
 from repro.training import plain_step
 

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from repro.dualbatch import Share
+from repro.experiments.datasheets import DEVICES
 from repro.experiments.design import Run
 from repro.experiments.dualbatch import building
 from repro.experiments.dualbatch.settings import SECTION_5_2_3
 from repro.experiments.imagining import Work, first_steps, imagined, imagined_data, said
-from repro.experiments.rehearsing import DEVICES, Rehearsal
+from repro.experiments.rehearsing import Rehearsal
 
 GREY = ((0.5,) * 3, (0.25,) * 3)  # in the place of statistics of images without content
 
