@@ -370,7 +370,9 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
     count = -(-case.batch // micro)
     micro = -(-case.batch // count)
     if count == 1:
-        return replace(_outofcore(case), method="mbs_in_outofcore", settings={"micro_batch": micro})
+        told = _outofcore(case)
+        settings = told.settings | {"micro_batch": micro}
+        return replace(told, method="mbs_in_outofcore", settings=settings)
     found = []
     # What further micro-batches take shows in the third.
     for repeats in sorted({min(count, 2), min(count, 3)}):
@@ -378,6 +380,7 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         if trace.smallest_budget > budget:
             return case.answer(
                 "mbs_in_outofcore", trace.smallest_budget, None,
+                settings={"micro_batch": micro, "budget_bytes": budget},
                 reason="one operation alone needs more",
             )  # fmt: skip
         times = case.speed.seconds(case.plain, case.plain, micro)[order]

@@ -421,6 +421,13 @@ class TestLearning:
 
 
 class TestThePage:
+    def test_tuned_convolutions_are_compared_where_they_ran(self):
+        ours = limits(slow={"mbs": 2.0, "tuned_mbs": 1.25})
+        (row,) = (r for r in decision.table(ours) if r["tool"].startswith("μ-cuDNN"))
+        told = "of undivided images/s at 4 times what fits"
+        assert row["what it gives and costs"] == f"keeps 0.80 {told}"
+        assert row["the wrong tool"].endswith(f"keeps 0.50 {told}")
+
     def test_its_numbers_are_those_of_the_records(self):
         rows = {row["tool"]: row for row in decision.table(trainings("decision"))}
         assert (

@@ -31,14 +31,18 @@ def _range(values: Sequence[float], unit: str = "", digits: int = 2) -> str:
     return " to ".join(ends) + unit
 
 
-def _speeds(results: Results, mode: str) -> str:
-    """Say the speed kept at the largest mini-batch of each network, and what it is over."""
+def _speeds(results: Results, mode: str, where: str | None = None) -> str:
+    """Say the speed kept at the largest mini-batch of each network, and what it is over.
+
+    Where another way is named, it is at the largest that the other one trains, on its networks.
+    """
     found = []
     for network in NETWORKS:
         own = points(results, network, mode)
-        last = limit.largest(own)
+        fitting = [m for m, point in points(results, network, where or mode).items() if point.fits]
+        last = own.get(max(fitting, default=0))
         if last is not None and last.speed is not None:
-            found.append((last.speed, max(m for m in own if own[m].fits)))
+            found.append((last.speed, max(fitting)))
     if not found:
         return f"speed: {NOT_RUN}"
     speed = _range([speed for speed, _ in found])
@@ -160,7 +164,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
         lambda results: _speeds(results, "tuned_mbs"),
         lambda results: (
             "where torch's own convolutions are free to take what they like: streamed alone it "
-            f"{_speeds(results, 'mbs')}"
+            f"{_speeds(results, 'mbs', 'tuned_mbs')}"
         ),
         LIMIT_FIGURE,
     ),

@@ -151,6 +151,8 @@ def figure(results: Results) -> "Figure":
                 style,
                 color=PALETTE[number % len(PALETTE)],
                 marker=MARKERS[number % len(MARKERS)],
+                # Colours come again, and hollow with them.
+                mfc="white" if number >= len(PALETTE) else None,
                 ms=5,
                 lw=1.5,
                 label=LABELS[mode],
