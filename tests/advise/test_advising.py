@@ -135,6 +135,18 @@ def test_what_changes_is_told_where_it_does():
     assert "nothing is known" in found["checkpointing"].reason or found["checkpointing"].reason
 
 
+def test_too_little_memory_is_told_and_code_keeps_its_block():
+    example = tuple(tensor[:4] for tensor in data())
+    options = {"device": "H100", "example": example, "methods": (*METHODS, *PAIRS)}
+    nothing = advise(network(), BATCH, 1, **options)
+    assert json.dumps(nothing.to_json()) and nothing.text()
+    assert not any(row.fits for row in nothing.rows if row.method in PAIRS)
+    peak = next(r.peak_bytes for r in nothing.rows if r.method == "undivided")
+    tight = advise(network(), BATCH, int(0.9 * peak), **options)
+    (row,) = (r for r in tight.rows if r.method == "mbs_in_outofcore")
+    assert row.fits and "OutOfCore(" in tight.code("mbs_in_outofcore")
+
+
 def test_as_text_and_as_json(advices):
     advice = advices["H100"]
     text = advice.text()
