@@ -21,6 +21,19 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from repro.options import (
+    Changes,
+    Data,
+    Datasets,
+    Device,
+    Profile,
+    Reference,
+    Seeds,
+    StandIn,
+    Targets,
+    option,
+)
+
 app = typer.Typer(
     help="Reproduce five papers on batch size, memory and speed in CNN training.",
     no_args_is_help=True,
@@ -28,39 +41,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-def _option(*names: str, **settings: Any) -> Any:
-    """Return an option whose value is not empty, as one that a script has forgotten to set."""
-    return typer.Option(*names, callback=_not_empty, **settings)
-
-
-def _not_empty(value: Any) -> Any:
-    values = value if isinstance(value, list | tuple) else [value]
-    if any(isinstance(one, str) and not one.strip() for one in values):
-        raise typer.BadParameter("it is empty; leave it out, or give a value")
-    return value
-
-
-Targets = Annotated[
-    list[str] | None, typer.Argument(help="PAPER or PAPER/ARTEFACT, such as mbs/table4.")
-]
-Profile = Annotated[str | None, _option(help="smoke, quick, gpu or paper.")]
-Device = Annotated[str | None, _option(help="cpu, or an accelerator: cuda (cuda:0, cuda:1, ...).")]
-Data = Annotated[str | None, _option(help="Folder searched first for datasets.")]
-Datasets = Annotated[list[str] | None, _option("--dataset", help="Use this dataset.")]
-Seeds = Annotated[str | None, _option(help="A number of seeds (3), or a list (0,5,7).")]
-StandIn = Annotated[
-    bool,
-    typer.Option("--data-stand-in", help="Profile paper: take other data where its own lack."),
-]
-Changes = Annotated[
-    list[str] | None,
-    _option("--set", help="KEY=VALUE: another value of a configuration, such as engine=ray."),
-]
-Reference = Annotated[
-    str | None, _option("--from", help="'local', or a device under results/reference.")
-]
 
 
 @app.command()
@@ -92,17 +72,17 @@ def doctor(
 
 @app.command()
 def advise(
-    model: Annotated[str, _option(help="torchvision/NAME, or a network of repro.models.")],
+    model: Annotated[str, option(help="torchvision/NAME, or a network of repro.models.")],
     batch: Annotated[int, typer.Option(help="Samples of the mini-batch.")],
-    memory: Annotated[str, _option(help="Of the device, such as 16GiB or 800MiB.")],
-    image: Annotated[str | None, _option(help="Pixels: 224, or 512x1024.")] = None,
+    memory: Annotated[str, option(help="Of the device, such as 16GiB or 800MiB.")],
+    image: Annotated[str | None, option(help="Pixels: 224, or 512x1024.")] = None,
     classes: Annotated[int | None, typer.Option(help="Instead of the model's own.")] = None,
     device: Annotated[
-        str | None, _option(help="cpu, cuda, ..., or a data sheet's: H100. It need not be here.")
+        str | None, option(help="cpu, cuda, ..., or a data sheet's: H100. It need not be here.")
     ] = None,
-    optimizer: Annotated[str, _option(help="sgd, adam or adamw.")] = "sgd",
+    optimizer: Annotated[str, option(help="sgd, adam or adamw.")] = "sgd",
     method: Annotated[
-        str | None, _option(help="Whose code is shown, instead of the best one's.")
+        str | None, option(help="Whose code is shown, instead of the best one's.")
     ] = None,
     pairs: Annotated[bool, typer.Option("--pairs", help="Methods within methods, too.")] = False,
     probe: Annotated[
@@ -165,23 +145,23 @@ def run(
     seeds: Seeds = None,
     only: Annotated[
         list[str] | None,
-        _option(help="KEY=VALUE: only the runs with this, such as mini_batch=64."),
+        option(help="KEY=VALUE: only the runs with this, such as mini_batch=64."),
     ] = None,
     changes: Changes = None,
     stand_in: StandIn = False,
     retry_failed: Annotated[bool, typer.Option(help="Run again what failed.")] = False,
     address: Annotated[
-        str | None, _option(help="Of a Ray cluster (auto finds this machine's).")
+        str | None, option(help="Of a Ray cluster (auto finds this machine's).")
     ] = None,
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Compute nothing; say what the runs come to.")
     ] = False,
     workers: Annotated[
         int | None,
-        _option(min=1, help="Processes for runs that measure nothing, on a CPU (quick: 2)."),
+        option(min=1, help="Processes for runs that measure nothing, on a CPU (quick: 2)."),
     ] = None,
     on: Annotated[
-        str, _option(help="With --rehearse: the device whose time is estimated.")
+        str, option(help="With --rehearse: the device whose time is estimated.")
     ] = "H100",
 ) -> None:
     """Compute the records of artefacts; a record that stands is not computed again.
@@ -262,33 +242,14 @@ def _rehearse(
 ) -> None:
     from rich.console import Console
 
-    from repro.experiments import arguments, rehearsing
-    from repro.experiments.datasheets import DEVICES
-    from repro.experiments.design import SEEDS
+    from repro.experiments import rehearsing
     from repro.report import to_rich
 
-    if profile not in rehearsing.PROFILES:
-        raise arguments.UsageError(
-            f"--rehearse builds what a GPU would run, and the profile is {profile}; "
-            f"add --profile {' or '.join(rehearsing.PROFILES)}"
-        )
-    if on not in DEVICES:
-        raise arguments.UsageError(f"--on is {on!r}; choose {', '.join(DEVICES)}")
-    rows = []
-    for paper, artefacts in named:
-        # The papers' own data, at hand or not.
-        chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
-        # Choices are of the whole plan: an artefact may lack the key, as where all is computed.
-        planned = arguments.plan(paper, artefacts, profile, chosen)
-        varied = arguments.changed_runs(paper, planned, changed)
-        wanted = set(arguments.only(list(varied.values()), kept))
-        count = len(seeds or SEEDS[profile])
-        for artefact in artefacts:
-            if sys.stderr.isatty():  # some take a minute
-                typer.echo(f"{paper.key}/{artefact.name} ...", err=True)
-            runs = [varied[run] for run in artefact.runs(profile, chosen)]
-            runs = [run for run in dict.fromkeys(runs) if run in wanted]
-            rows += rehearsing.table(paper, artefact, runs, count, DEVICES[on])
+    def tell(line: str) -> None:
+        if sys.stderr.isatty():  # some take a minute
+            typer.echo(f"{line} ...", err=True)
+
+    rows = rehearsing.rows(named, profile, on, seeds, kept, changed, tell)
     _console(Console).print(to_rich(rows, f"Rehearsed, profile {profile}"))
     typer.echo(rehearsing.GROUNDS)
 
@@ -320,12 +281,12 @@ def verify(
 
 @app.command()
 def parallel(
-    task: Annotated[str, _option(help="CIFAR, DIV2K or Phantom.")] = "CIFAR",
+    task: Annotated[str, option(help="CIFAR, DIV2K or Phantom.")] = "CIFAR",
     strategy: Annotated[
-        str, _option(help="best, linear, scheduled, theta, given (the paper's K), decay or noise.")
+        str, option(help="best, linear, scheduled, theta, given (the paper's K), decay or noise.")
     ] = "theta",
     averaging: Annotated[
-        str, _option(help="allreduce, all_to_all or reduce_scatter.")
+        str, option(help="allreduce, all_to_all or reduce_scatter.")
     ] = "all_to_all",
     profile: Profile = None,
     device: Device = None,
@@ -334,7 +295,7 @@ def parallel(
     seed: Annotated[int, typer.Option(help="Of the training.")] = 0,
     epochs: Annotated[int | None, typer.Option(help="Instead of the profile's.")] = None,
     checkpoint: Annotated[
-        str | None, _option(help="File written after each epoch, and gone on from.")
+        str | None, option(help="File written after each epoch, and gone on from.")
     ] = None,
     micro_batch: Annotated[
         int | None, typer.Option(help="Most samples that a process computes at a time.")
@@ -366,7 +327,7 @@ def parallel(
         if number is not None and not least <= number <= most:
             raise arguments.UsageError(f"{name} is {number}; give {least} to {most}")
     profile = arguments.check_profile(profile or arguments.default_profile())
-    device = _device_of_each_process(
+    device = arguments.device_of_each_process(
         arguments.check_device(device or arguments.default_device()), device
     )
     if record:
@@ -408,20 +369,6 @@ def parallel(
         checkpoint,
         micro_batch,
     )
-
-
-def _device_of_each_process(checked: str, given: str | None) -> str:
-    from repro.experiments.outcome import UsageError
-
-    if checked == "cpu" or "RANK" not in os.environ:
-        return checked
-    kind = checked.partition(":")[0]
-    if given not in (None, kind):
-        raise UsageError(
-            f"--device is {given!r}, and each process of torchrun takes a device of its own; "
-            f"give {kind}"
-        )
-    return kind
 
 
 @app.command()
@@ -491,7 +438,7 @@ def status(
 def report(
     profile: Profile = None,
     reference: Reference = None,
-    output: Annotated[str | None, _option(help="Path of the HTML file.")] = None,
+    output: Annotated[str | None, option(help="Path of the HTML file.")] = None,
 ) -> None:
     """Print every verdict, and write the HTML report."""
     from rich.console import Console
@@ -512,10 +459,10 @@ def report(
 def notebooks(
     names: Annotated[list[str] | None, typer.Argument(help="Names without .ipynb.")] = None,
     parameter: Annotated[
-        list[str] | None, _option("-p", "--parameter", help="NAME=VALUE of the notebook.")
+        list[str] | None, option("-p", "--parameter", help="NAME=VALUE of the notebook.")
     ] = None,
     profile: Annotated[
-        str | None, _option(help="view (the default), smoke, quick, gpu or paper.")
+        str | None, option(help="view (the default), smoke, quick, gpu or paper.")
     ] = None,
     device: Device = None,
     data: Data = None,

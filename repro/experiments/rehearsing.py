@@ -6,11 +6,12 @@ start fails here.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from repro.experiments.datasheets import GIB, LAUNCH_S, REACHED, Device
-from repro.experiments.design import Artefact, Paper, Run
+from repro.experiments import arguments
+from repro.experiments.datasheets import DEVICES, GIB, LAUNCH_S, REACHED, Device
+from repro.experiments.design import SEEDS, Artefact, Paper, Run, UsageError
 from repro.experiments.imagining import Work
 from repro.report import DASH
 
@@ -79,6 +80,53 @@ def rehearse(paper: Paper, run: Run) -> Rehearsal | None:
     """
     module = importlib.import_module(f"repro.experiments.{paper.key}.rehearsal")
     found: Rehearsal | None = module.rehearse(run)
+    return found
+
+
+def rows(
+    named: Sequence[tuple[Paper, Sequence[Artefact]]],
+    profile: str,
+    on: str,
+    seeds: Sequence[int] | None,
+    kept: arguments.Choices,
+    changed: arguments.Choices,
+    tell: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, str]]:
+    """Return the rows of `table` of all artefacts.
+
+    Args:
+        named: Papers with some of their artefacts.
+        profile: One of `PROFILES`.
+        on: A device of `DEVICES`, by whose data sheet times are estimated.
+        seeds: Instead of the profile's.
+        kept: What `arguments.only` keeps of a plan.
+        changed: What `arguments.changed_runs` changes in it.
+        tell: Called with each artefact's name before it is built.
+
+    Raises:
+        UsageError: The profile, the device or a choice is none.
+    """
+    if profile not in PROFILES:
+        raise UsageError(
+            f"--rehearse builds what a GPU would run, and the profile is {profile}; "
+            f"add --profile {' or '.join(PROFILES)}"
+        )
+    if on not in DEVICES:
+        raise UsageError(f"--on is {on!r}; choose {', '.join(DEVICES)}")
+    found: list[dict[str, str]] = []
+    count = len(seeds or SEEDS[profile])
+    for paper, artefacts in named:
+        # The papers' own data, at hand or not.
+        chosen = {task: next(iter(names), "") for task, names in paper.datasets[profile].items()}
+        # Choices are of the whole plan: an artefact may lack the key, as where all is computed.
+        planned = arguments.plan(paper, artefacts, profile, chosen)
+        varied = arguments.changed_runs(paper, planned, changed)
+        wanted = set(arguments.only(list(varied.values()), kept))
+        for artefact in artefacts:
+            tell(f"{paper.key}/{artefact.name}")
+            runs = [varied[run] for run in artefact.runs(profile, chosen)]
+            runs = [run for run in dict.fromkeys(runs) if run in wanted]
+            found += table(paper, artefact, runs, count, DEVICES[on])
     return found
 
 

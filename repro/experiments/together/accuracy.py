@@ -16,6 +16,7 @@ from repro.experiments.design import (
     claim,
 )
 from repro.experiments.judging import (
+    Gap,
     NotRun,
     Spread,
     Verdict,
@@ -274,6 +275,12 @@ def same_samples(results: Results) -> tuple[bool, str]:
     return all(shares[name] <= allowed[name] for name in shares), f"off by at most: {told}"
 
 
+def _gap(results: Results, ours: str, other: str) -> Gap:
+    """Return a strategy's final accuracies less another's."""
+    own, theirs = (accuracies(results, name) for name in (ours, other))
+    return difference(own, theirs, spread(results), "points")
+
+
 @claim(
     "streamed_as_undivided",
     "θ-adaptive growth beyond memory that streams ends as accurate as the same growth undivided",
@@ -281,12 +288,7 @@ def same_samples(results: Results) -> tuple[bool, str]:
 )
 def streamed_as_undivided(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies: they differ in BatchNorm's statistics alone."""
-    gap = difference(
-        accuracies(results, "theta_mbs"),
-        accuracies(results, "theta"),
-        spread(results),
-        "points",
-    )
+    gap = _gap(results, "theta_mbs", "theta")
     return combine([equivalence("streamed less undivided", gap, expected.allowed())])
 
 
@@ -313,12 +315,7 @@ def fewer_updates(results: Results, expected: Expectation) -> Verdict:
 )
 def growth_keeps_accuracy(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies, which may lie below by the margin."""
-    gap = difference(
-        accuracies(results, "theta_mbs"),
-        accuracies(results, "fixed"),
-        spread(results),
-        "points",
-    )
+    gap = _gap(results, "theta_mbs", "fixed")
     return combine([equivalence("growth less fixed", gap, expected.allowed(), side=-1)])
 
 
@@ -329,9 +326,7 @@ def growth_keeps_accuracy(results: Results, expected: Expectation) -> Verdict:
 )
 def linear_loses(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies against the prediction."""
-    gap = difference(
-        accuracies(results, "linear"), accuracies(results, "fixed"), spread(results), "points"
-    )
+    gap = _gap(results, "linear", "fixed")
     told = direction("large less small", gap, PREDICTED["linear_points"], sign=expected.sign)
     return combine([told])
 
@@ -344,9 +339,7 @@ def linear_loses(results: Results, expected: Expectation) -> Verdict:
 )
 def larger_workers(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies, which may lie below by the margin."""
-    gap = difference(
-        accuracies(results, "dual_mbs"), accuracies(results, "dual"), spread(results), "points"
-    )
+    gap = _gap(results, "dual_mbs", "dual")
     return combine([equivalence("streamed less bounded", gap, expected.allowed(), side=-1)])
 
 

@@ -1,0 +1,38 @@
+"""What several commands may be given."""
+
+from typing import Annotated, Any
+
+import typer
+
+
+def option(*names: str, **settings: Any) -> Any:
+    """Return an option of typer whose value is not empty, as one that a script forgot to set."""
+    return typer.Option(*names, callback=_not_empty, **settings)
+
+
+def _not_empty(value: Any) -> Any:
+    values = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(one, str) and not one.strip() for one in values):
+        raise typer.BadParameter("it is empty; leave it out, or give a value")
+    return value
+
+
+Targets = Annotated[
+    list[str] | None, typer.Argument(help="PAPER or PAPER/ARTEFACT, such as mbs/table4.")
+]
+Profile = Annotated[str | None, option(help="smoke, quick, gpu or paper.")]
+Device = Annotated[str | None, option(help="cpu, or an accelerator: cuda (cuda:0, cuda:1, ...).")]
+Data = Annotated[str | None, option(help="Folder searched first for datasets.")]
+Datasets = Annotated[list[str] | None, option("--dataset", help="Use this dataset.")]
+Seeds = Annotated[str | None, option(help="A number of seeds (3), or a list (0,5,7).")]
+StandIn = Annotated[
+    bool,
+    typer.Option("--data-stand-in", help="Profile paper: take other data where its own lack."),
+]
+Changes = Annotated[
+    list[str] | None,
+    option("--set", help="KEY=VALUE: another value of a configuration, such as engine=ray."),
+]
+Reference = Annotated[
+    str | None, option("--from", help="'local', or a device under results/reference.")
+]
