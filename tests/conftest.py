@@ -1,6 +1,7 @@
 """What all tests share: one thread, folders of their own, an accelerator where one is needed."""
 
 import gc
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,12 @@ from watching import watching
 from repro.records import RecordStore
 
 pytest_plugins = ["simulated_device.plugin"]  # an accelerator for the tests marked gpu
+
+
+def pytest_configure() -> None:
+    """Take Ctrl-C, which a shell has its jobs in the background ignore, for children too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
