@@ -45,7 +45,7 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab data test test-exhaustive unit unit-methods unit-dualbatch unit-experiments unit-rest \
-	unit-device nbval smoke smoke-simulated recipes doctor reproduce-all \
+	unit-device unit-gpu nbval smoke smoke-simulated recipes doctor reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
@@ -78,11 +78,11 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 	$(REPRO) notebooks $(NOTEBOOK_$*) $(RUN_FLAGS) --profile $(CHOSEN)
 
 # Long ones first, one more than cores, since some wait for processes that they start.
-UNIT := unit-experiments unit-methods unit-dualbatch unit-rest unit-device
+UNIT := unit-dualbatch unit-experiments unit-methods unit-gpu unit-device unit-rest
 METHODS := $(patsubst %,tests/%,$(filter-out dualbatch together,$(PAPERS)))
 SHORT := not gpu and not exhaustive
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
-	@$(MAKE) --no-print-directory -j3 --output-sync=target smoke $(UNIT) nbval
+	@$(MAKE) --no-print-directory -j3 --output-sync=target unit-dualbatch smoke $(UNIT) nbval
 
 unit: $(STAMP)  ## unit tests alone
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
@@ -105,10 +105,13 @@ unit-rest: $(STAMP)
 
 test-exhaustive: $(STAMP)  ## what make test leaves out: long tests of what others show in small
 	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device
+	@$(BIN)/python -m pytest -m exhaustive tests/simulated_device
 
 # By themselves: a process that has loaded the simulated device keeps it.
 unit-device: $(STAMP)
-	@$(BIN)/python -m pytest tests/simulated_device
+	@$(BIN)/python -m pytest -m "not exhaustive" tests/simulated_device
+
+unit-gpu: $(STAMP)
 	@$(BIN)/python -m pytest -m gpu tests --ignore tests/simulated_device
 
 nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs

@@ -52,8 +52,8 @@ REACH: dict[str, dict[str, tuple[int, int, int]]] = {
     "smoke": {
         RESNET: (4, 16, 16),
         DENSENET: (4, 12, 12),
-        PIX2PIXHD: (4, 4, 4),
-        DEEPLAB: (4, 4, 4),
+        PIX2PIXHD: (0, 0, 0),
+        DEEPLAB: (0, 0, 0),
     },
     "quick": {
         RESNET: (12, 59, 91),

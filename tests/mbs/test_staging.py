@@ -180,17 +180,17 @@ def test_copies_overlap_computation(device):
 def test_auto_under_a_budget_of_the_device(device):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3)).to(device)
-    x = torch.randn(512, 3, 128, 128)
+    x = torch.randn(256, 3, 64, 64)
     streamer = MicroBatchStreamer(model, lambda out: out.square().mean(), "auto")
-    limit = accelerator.memory_allocated(device) + 2 * 2**30
+    limit = accelerator.memory_allocated(device) + 2**28
     with MemoryBudget(limit, device) as budget:
         result = streamer.backward(x)
         assert budget.peak_bytes <= limit
-    assert 1 < result.micro_batch_size < 512
+    assert 1 < result.micro_batch_size < 256
     assert streamer.sizing.observed_bytes <= limit
     expected = [torch.zeros_like(p) for p in model.parameters()]
-    for start in range(0, 512, 32):
-        loss = model(x[start : start + 32].to(device)).square().mean() / 16
+    for start in range(0, 256, 32):
+        loss = model(x[start : start + 32].to(device)).square().mean() / 8
         for total, part in zip(
             expected, torch.autograd.grad(loss, list(model.parameters())), strict=True
         ):

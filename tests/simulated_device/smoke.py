@@ -11,6 +11,7 @@ _ELSEWHERE = {
     ("experiment", "wall"),
     ("experiment", "times"),
 }
+_WITHOUT_A_DEVICE = {("experiment", name) for name in ("simulated", "link", "chunk_sizes")}
 
 
 def runs_of(paper: Paper) -> list[Run]:
@@ -19,7 +20,7 @@ def runs_of(paper: Paper) -> list[Run]:
     return [
         run
         for run in arguments.plan(paper, paper.artefacts.values(), "smoke", chosen)
-        if _ELSEWHERE.isdisjoint(
+        if (_ELSEWHERE | _WITHOUT_A_DEVICE).isdisjoint(
             [("engine", run.config.get("engine")), ("experiment", run.experiment)]
         )
     ]

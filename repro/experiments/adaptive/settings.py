@@ -396,7 +396,7 @@ def parallel(profile: str) -> Run:
             "bucket_bytes": 2**14,
             "messages": [2**n for n in range(10, 21, 2)],
             "warmup": 1,
-            "repeats": 3 if profile == "smoke" else 5,
+            "repeats": 2 if profile == "smoke" else 5,
         },
         seeds=(0,),
         label="steps of one and of two processes",
