@@ -174,7 +174,7 @@ def advise(
     batch: int,
     memory_bytes: int,
     *,
-    device: str = "cpu",
+    device: str | torch.device = "cpu",
     speed: Speed | None = None,
     probe_seconds: float = 6.0,
     simulated: bool = False,
@@ -210,6 +210,7 @@ def advise(
         raise AdviceError(f"methods has {unknown[0]!r}: choose {', '.join((*METHODS, *PAIRS))}")
     if not probe_seconds >= 0:
         raise AdviceError(f"probe_seconds is {probe_seconds!r}: give seconds, 0 or more")
+    device = str(device)
     here = _here(device)
     workload = Workload.of(step_or_model, **given)
     if speed is None:

@@ -32,6 +32,7 @@ PAIRS = ("mbs_deferred", "checkpointing_mbs", "mbs_in_outofcore", "checkpointing
 EXTRA = 1.05  # k of dual-batch learning: how much longer an epoch may take
 PREFETCH = 2  # micro-batches that MBS copies ahead
 LATENCY_S = 3e-5  # of starting a copy
+SWAPPED_SHARE = 0.8  # of an accelerator's memory for tensors; kernels and gaps take the rest
 _MOST = 1 << 24  # samples
 _TUNED = 800  # functions of a trace whose window is tuned in a second or two
 Vector = NDArray[np.float64]
@@ -49,7 +50,8 @@ class Prediction:
         slowdown: Seconds over those of the undivided step (if that fitted); None where nothing
             can be told of it, or nothing runs.
         bound: The least that the method can take, likewise: of out-of-core what no schedule beats,
-            of `save_on_cpu` copies that overlap whole; None as above.
+            of `save_on_cpu` copies that overlap whole, of dual-batch learning k = 1; None where
+            nothing bounds it but the time that is foretold.
         seconds: Of a step.
         host_bytes: Of host memory (or of the file) beside what the process has anyway.
         largest: The largest batch that fits by it; None where any does, or nothing is known.
@@ -134,6 +136,12 @@ class _Case:
     def batch_bytes(self, batch: int) -> int:
         return self.plain.bytes_of(self.plain.inputs, batch)
 
+    @property
+    def budget(self) -> int:
+        """What to give to `OutOfCore`."""
+        there = self.memory if self.on_cpu else int(SWAPPED_SHARE * self.memory)
+        return max(0, there - self.speed.beside_bytes)
+
     def undivided_s(self) -> float:
         return float(self.speed.seconds(self.plain, self.plain, self.batch).sum())
 
@@ -180,17 +188,24 @@ class _Case:
     def left_out(self, iteration: Iteration) -> frozenset[str]:
         return iteration.inputs if self.simulated else frozenset()
 
-    def largest(self, peak_of: Callable[[int], int]) -> int:
-        """Return the largest batch, or micro-batch, that fits."""
+    def largest(self, peak_of: Callable[[int], int], allowed: int | None = None) -> int:
+        """Return the largest batch, or micro-batch, that fits into the memory or other bytes."""
+        most = self.memory if allowed is None else allowed
         # Memory is linear in the batch size but for which function has most: a search is quick.
-        return largest_batch(
-            lambda size: size <= _MOST and peak_of(size) <= self.memory, within=1 << 30
-        )
+        return largest_batch(lambda size: size <= _MOST and peak_of(size) <= most, within=1 << 30)
 
     # ---- time
 
-    def divided_s(self, iteration: Iteration, micro: int) -> float:
-        """Return the seconds of a mini-batch in micro-batches that differ by at most a sample."""
+    def divided_s(
+        self, iteration: Iteration, micro: int, streamed: tuple[float, float] | None
+    ) -> float:
+        """Return the seconds of a mini-batch in micro-batches that differ by at most a sample.
+
+        Args:
+            iteration: The step.
+            micro: Most samples of a micro-batch.
+            streamed: As of `streamed_s`.
+        """
         count = -(-self.batch // micro)
         few, more = divmod(self.batch, count)
         total = 0.0
@@ -201,7 +216,9 @@ class _Case:
             update = iteration.phases == UPDATE
             total += times * (float(seconds[~update].sum()) + iteration.blocks * self.block_s)
             last = float(seconds[update].sum())
-        if count > 1:  # each gradient is added to the sum: read, read and written
+        if streamed is not None:
+            total += streamed[0] + (count - 1) * streamed[1]
+        elif count > 1:  # each gradient is added to the sum: read, read and written
             nbytes = iteration.bytes_of(iteration.gradients, iteration.few)
             sums = sum(1 for name in iteration.gradients)
             total += (count - 1) * self.adding_s(nbytes, sums)
@@ -211,6 +228,15 @@ class _Case:
     def block_s(self) -> float:
         """What the host takes for a recomputed block; an accelerator's goes on meanwhile."""
         return self.speed.block_s if self.on_cpu else 0.0
+
+    def streamed_s(self, method: str) -> tuple[float, float] | None:
+        """Return what MBS adds with the first micro-batch, and with each further one.
+
+        None where that was not measured, or an accelerator goes on meanwhile.
+        """
+        if not self.on_cpu or method == "accumulation":
+            return None
+        return self.speed.deferred_s if method == "mbs_deferred" else self.speed.streamed_s
 
     def moving_s(self, simulated: Simulation) -> float:
         """Return the seconds of an iteration that swaps."""
@@ -239,7 +265,7 @@ class _Case:
             fits,
             int(peak),
             None if seconds is None else seconds / base,
-            None if seconds is None else (seconds if least is None else least) / base,
+            None if least is None else least / base,
             seconds,
             **others,
         )
@@ -264,11 +290,14 @@ def _divided(case: _Case, method: str, iteration: Iteration, streamed: bool) -> 
     micro = min(case.micro or max(fitting, 1), case.batch)
     # As many micro-batches, alike but for one sample.
     micro = -(-case.batch // -(-case.batch // micro))
+    if streamed and case.speed.streaming_refused:
+        why = f"MBS refuses it: {case.speed.streaming_refused}"
+        return case.answer(method, peak(micro), None, fits=False, reason=why)
     host = case.batch_bytes(case.batch) if micro < case.batch and not case.on_cpu else 0
     return case.answer(
         method,
         peak(micro),
-        case.divided_s(iteration, micro),
+        case.divided_s(iteration, micro, case.streamed_s(method)),
         host_bytes=host,
         largest=0 if fitting == 0 else None,
         settings={"micro_batch": micro},
@@ -321,17 +350,16 @@ def _outofcore_file(case: _Case) -> Prediction:
 def _swapped(
     case: _Case, method: str, iteration: Iteration, link: tuple[float, float]
 ) -> Prediction:
-    budget = case.memory - case.speed.beside_bytes
+    budget = case.budget
     trace = case.trace(iteration, case.batch)
     settings = {"budget_bytes": budget}
-    largest = case.largest(
-        lambda size: case.smallest_budget(iteration, size) + case.speed.beside_bytes
-    )
+    largest = case.largest(lambda size: case.smallest_budget(iteration, size), budget)
     if trace.smallest_budget > budget:
         return case.answer(
             method,
             trace.smallest_budget + case.speed.beside_bytes,
             None,
+            fits=False,
             largest=largest,
             settings=settings,
             reason=f"one operation alone needs more; at most {largest} samples fit",
@@ -364,8 +392,10 @@ def _swapped(
 
 def _mbs_in_outofcore(case: _Case) -> Prediction:
     """Foretell a block around mini-batches that are streamed in micro-batches."""
-    budget = case.memory - case.speed.beside_bytes
-    fitting = case.largest(lambda size: case.smallest_budget(case.plain, size) + budget // 8)
+    budget = case.budget
+    fitting = case.largest(
+        lambda size: case.smallest_budget(case.plain, size) + budget // 8, budget
+    )
     micro = min(case.batch, case.micro or max(1, fitting))
     count = -(-case.batch // micro)
     micro = -(-case.batch // count)
@@ -379,7 +409,7 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         trace, order = repeated(case.trace(case.plain, micro), case.plain, repeats)
         if trace.smallest_budget > budget:
             return case.answer(
-                "mbs_in_outofcore", trace.smallest_budget, None,
+                "mbs_in_outofcore", trace.smallest_budget, None, fits=False,
                 settings={"micro_batch": micro, "budget_bytes": budget},
                 reason="one operation alone needs more",
             )  # fmt: skip
@@ -394,10 +424,12 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
     times_s, leasts, peaks, hosts = zip(*found, strict=True)
     more = count - 2
     beside = 0 if case.on_cpu else case.batch_bytes(case.batch)
+    first_s, more_s = case.streamed_s("mbs") or (0.0, 0.0)
+    streamed_s = first_s + (count - 1) * more_s
     return case.answer(
         "mbs_in_outofcore",
         max(peaks) + case.speed.beside_bytes,
-        times_s[0] + more * (times_s[-1] - times_s[0]),
+        times_s[0] + more * (times_s[-1] - times_s[0]) + streamed_s,
         leasts[0] + more * (leasts[-1] - leasts[0]),
         host_bytes=max(hosts) + beside,
         settings={"micro_batch": micro, "budget_bytes": budget},

@@ -26,7 +26,7 @@ for some, wanted in zip(inputs.split({micro_batch}), targets.split({micro_batch}
         loss = loss_fn(model(some.to(device)), wanted.to(device))
         (loss * len(some) / len(inputs)).backward()"""
 _SAVED = """\
-with torch.autograd.graph.save_on_cpu(pin_memory=device != "cpu"):
+with torch.autograd.graph.save_on_cpu(pin_memory=torch.device(device).type != "cpu"):
         loss = loss_fn(model(inputs.to(device)), targets.to(device))
     loss.backward()"""
 _THETA = """\

@@ -4,16 +4,17 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.checkpoint import checkpoint
 
 from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iteration
 from repro.experiments.datasheets import DEVICES, LAUNCH_S, REACHED, Device
 from repro.experiments.machine import machine
+from repro.mbs import MicroBatchError, MicroBatchStreamer
 from repro.measure import MemoryMeter, accelerator, is_out_of_memory, memory_state
 from repro.outofcore import BudgetTooSmall, OutOfCore, plan_swaps
 
@@ -27,6 +28,7 @@ SEEN_S = 2e-5  # that an operation takes longer under OutOfCore, on the host
 _REPEATS, _SMALLEST, _GROWTH = 3, 2, 4
 _SWAPPING = 0.6  # of what a step needs: the budget of one that is to swap
 _ENOUGH_S = 3.0  # of steps that swap
+_MICRO = 3  # micro-batches, to tell the first from others
 _LINK_BYTES = 2**26
 # In the place of a data sheet of a CPU, to share measured times out among operations.
 _CPU = Device("cpu", 1e11, 1e11, 4e10, 0)
@@ -43,6 +45,11 @@ class Speed:
         seen_s: What `OutOfCore` adds to each operation.
         moved_s: What each of its copies adds to an iteration beside what a simulation tells.
         block_s: What a recomputed block adds beside its operations.
+        streamed_s: What MBS adds beside the operations of micro-batches: with the first, and with
+            each further one, its sums of gradients among it. None where it was not measured.
+        deferred_s: The same with deferred BatchNorm.
+        streaming_refused: Why MBS did not take what is trained; empty where it did, or was not
+            tried.
         measured: By phase of a step, its seconds at each of `sizes`; empty where nothing was.
         sizes: Batch sizes that were measured, ascending.
         beside_bytes: Held by the allocator beside live tensors, as measured.
@@ -54,6 +61,9 @@ class Speed:
     seen_s: float = SEEN_S
     moved_s: float = 0.0
     block_s: float = 0.0
+    streamed_s: tuple[float, float] | None = None
+    deferred_s: tuple[float, float] | None = None
+    streaming_refused: str = ""
     measured: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     beside_bytes: int = 0
@@ -176,7 +186,7 @@ def probe(
         seen = SEEN_S
         if (2 + _REPEATS) * smallest_s < begun + seconds - time.perf_counter():
             seen = _seen_s(workload, min(found), device, smallest_s)
-        link, block = _link(device), _block_s(device)
+        link = _link(device)
     sizes = tuple(sorted(found))
     measured = {
         phase: tuple(found[size][phase] for size in sizes) for phase in (FORWARD, BACKWARD, UPDATE)
@@ -187,12 +197,32 @@ def probe(
     sheet = _CPU if not queued else next(
         (d for name, d in DEVICES.items() if name in where), DEVICES["H100"]
     )  # fmt: skip
-    speed = Speed(sheet, grounds, link, seen, 0.0, block, measured, sizes, beside)
-    middle_s = sum(found[sizes[len(sizes) // 2]].values())
-    if (4 + _REPEATS) * middle_s > begun + seconds - time.perf_counter():
-        return speed  # so long a step that what is beside it matters little
-    with torch.random.fork_rng(**forked), accelerator.on(device), machine({}, device.type):
-        return replace(speed, moved_s=_moved_s(workload, speed, device))
+    speed = Speed(sheet, grounds, link, seen, measured=measured, sizes=sizes, beside_bytes=beside)
+    size = sizes[len(sizes) // 2]
+    step_s = sum(found[size].values())
+
+    def time_for(rounds: int) -> bool:
+        """Return whether so many steps are still to be had; so long ones hide what is beside."""
+        return rounds * step_s <= begun + seconds - time.perf_counter()
+
+    kept = torch.random.fork_rng(**forked)
+    with kept, accelerator.on(device), machine({}, device.type), torch.enable_grad():
+        if time_for(4 + _REPEATS):
+            speed = replace(speed, moved_s=_moved_s(workload, speed, device))
+        if workload.model is None or queued:  # an accelerator goes on meanwhile
+            return speed
+        if time_for(2 * (1 + _REPEATS)):
+            speed = replace(speed, block_s=_block_s(workload, speed, size, device))
+        if time_for(2 * (1 + _MICRO) * (1 + _REPEATS)):
+            try:
+                micro, deferred = (
+                    _streamed_s(workload, speed, size, device, rule)
+                    for rule in ("micro", "deferred")
+                )
+            except MicroBatchError as error:
+                return replace(speed, streaming_refused=str(error))
+            speed = replace(speed, streamed_s=micro, deferred_s=deferred)
+    return speed
 
 
 class _Nothing:
@@ -295,24 +325,41 @@ def _moved_s(workload: "Workload", speed: Speed, device: torch.device) -> float:
     return max(0.0, min(took[3:]) - simulated.time_s) / len(simulated.transfers)
 
 
-def _block_s(device: torch.device) -> float:
-    """Return what recomputing takes for a block of one small operation."""
-    given = torch.ones(4, device=device, requires_grad=True)
+def _block_s(workload: "Workload", speed: Speed, size: int, device: torch.device) -> float:
+    """Return what recomputing takes for a block beside its operations, by steps that recompute."""
+    iteration = workload.checkpointed
+    if isinstance(iteration, str) or not iteration.blocks:
+        return 0.0
+    step = workload.built(size, device, checkpointing=True)[1]
+    took = min(_took(step, device) for _ in range(1 + _REPEATS))
+    told = float(speed.seconds(iteration, workload.plain, size).sum())
+    return max(0.0, took - told) / iteration.blocks
 
-    def recomputed() -> None:
-        checkpoint(torch.relu, given, use_reentrant=False).sum().backward()
 
-    def plain() -> None:
-        torch.relu(given).sum().backward()
-
-    for function in (recomputed, plain):
-        function()
-    several = range(5 * _REPEATS)
-    longer, shorter = (
-        statistics.median(_took(function, device) for _ in several)
-        for function in (recomputed, plain)
+def _streamed_s(
+    workload: "Workload", speed: Speed, size: int, device: torch.device, rule: str
+) -> tuple[float, float]:
+    """Return what the first and each further micro-batch of MBS take beside their operations."""
+    times = speed.seconds(workload.plain, workload.plain, size)
+    passes = float(times[workload.plain.phases != UPDATE].sum())
+    one, several = (
+        _streaming_s(workload, size, count, device, rule) - count * passes for count in (1, _MICRO)
     )
-    return max(0.0, longer - shorter)
+    return max(0.0, one), max(0.0, (several - one) / (_MICRO - 1))
+
+
+def _streaming_s(
+    workload: "Workload", size: int, count: int, device: torch.device, rule: str
+) -> float:
+    parts, _ = workload.built(count * size, device)
+    streamer = MicroBatchStreamer(
+        parts.model, parts.loss_fn, size, device=device, batchnorm=rule, check="off"
+    )
+    took = []
+    for _ in range(1 + _REPEATS):
+        parts.optimizer.zero_grad(set_to_none=True)
+        took.append(_took(partial(streamer.backward, parts.inputs, parts.targets), device))
+    return min(took[1:])
 
 
 def _link(device: torch.device) -> tuple[float, float]:

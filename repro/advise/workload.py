@@ -163,6 +163,12 @@ class Workload:
 
         Taken to be so where a step alone was given and runs batch normalisation.
         """
+        if self.model is not None:
+            kinds = [type(module) for module in self._shape.modules()]
+            if any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in kinds):
+                return True
+            if any(issubclass(kind, nn.modules.instancenorm._InstanceNorm) for kind in kinds):
+                return False  # torch computes it as batch normalisation, of each sample by itself
         names = {function.name for function in self.plain.trace(self.plain.few).functions}
         return any("batch_norm" in name for name in names)
 

@@ -1,5 +1,6 @@
 """What is foretold, beside what small networks take on a CPU."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -8,7 +9,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.advise import METHODS, AdviceError, Speed, Workload, checkpoint_blocks, predict
+from repro.advise import (
+    METHODS,
+    AdviceError,
+    Speed,
+    Workload,
+    checkpoint_blocks,
+    predict,
+    probe,
+)
 from repro.mbs import MicroBatchStreamer
 from repro.measure import MemoryMeter
 from repro.models import build
@@ -308,4 +317,51 @@ def test_every_method_answers():
         for method in METHODS:
             told = predict(own, method, 64, 10**6, device=device)
             assert told.method == method and told.peak_bytes > 0
-            assert told.slowdown is None or told.bound <= told.slowdown
+            assert told.bound is None or told.bound <= told.slowdown
+
+
+def test_a_micro_batch_of_mbs_takes_what_was_measured_of_it():
+    own = workload("ResNet")
+    speed = replace(fixed_speed(), streamed_s=(3.0, 1.0), deferred_s=(3.0, 2.0))
+    mbs, deferred = (
+        predict(own, method, 32, PLENTY, speed, micro_batch=8).seconds
+        for method in ("mbs", "mbs_deferred")
+    )
+    assert mbs == pytest.approx(4 * 24 + 1 + 3 + 3 * 1)
+    assert deferred == pytest.approx(4 * 24 + 1 + 3 + 3 * 2)
+    by_hand, elsewhere = (
+        predict(own, method, 32, PLENTY, speed, device="cuda", micro_batch=8).seconds
+        for method in ("accumulation", "mbs")
+    )
+    assert elsewhere == by_hand  # the host's time hides behind the device's
+
+
+def test_normalisation_of_each_sample_is_none_of_the_batch():
+    def has(norm: nn.Module) -> bool:
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.LazyLinear(2))
+        model(torch.zeros(2, 3, 6, 6))
+        return Workload.of(model, image=6).has_batch_statistics
+
+    assert has(nn.BatchNorm2d(4)) and not has(nn.InstanceNorm2d(4, affine=True))
+
+
+def test_an_accelerators_budget_leaves_room_for_kernels():
+    own = workload("ResNet")
+    limit = predict(own, "undivided", 8, PLENTY).peak_bytes
+    here, there = (predict(own, "outofcore", 16, limit, device=d) for d in ("cpu", "cuda"))
+    assert here.settings["budget_bytes"] == limit
+    assert there.settings["budget_bytes"] == int(0.8 * limit)
+    fits = [
+        predict(own, "outofcore", there.largest + more, limit, device="cuda") for more in (0, 1)
+    ]
+    assert fits[0].fits and not fits[1].fits
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_what_mbs_refuses_does_not_fit_by_it():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 1))
+    for shape, fits in (((2, 1), True), ((2,), False)):  # each sample against every other
+        example = torch.randn(2, 3, 2, 2), torch.rand(shape)
+        own = Workload.of(model, example=example, loss_fn=nn.MSELoss())
+        told = predict(own, "mbs", 4, PLENTY, probe(own, "cpu", 4, PLENTY, 4.0))
+        assert told.fits is fits and ("MBS refuses it" in told.reason) is not fits
