@@ -273,6 +273,9 @@ class TestAdvice:
         artefact.figure(nothing)
 
 
+LOWEST, BEST, _ = RATES = (0.02, 0.08, 0.32)
+
+
 def history(run, seed, accuracies=None, diverged=(), held=None):
     """Make a training's record: accuracy by strategy and rate, and updates by strategy."""
     config = run.config
@@ -283,12 +286,12 @@ def history(run, seed, accuracies=None, diverged=(), held=None):
         return limited(run, seed)
     name, rate, epochs = config["strategy"], config["rate"], config["epochs"]
     final = (accuracies or {}).get(name, 30.0) + (seed - 1) * 0.1
-    shown = (held or {}).get(rate, 40.0 if rate == 0.2 else 20.0)
+    shown = (held or {}).get(rate, 40.0 if rate == BEST else 20.0)
     images = config["train_samples"]
     updates = {"fixed": 40, "theta_mbs": 20}.get(name, 30)
     return {
         "metrics": {
-            "held_out": [shown] * epochs, "test": [final + (rate == 0.05) * 50] * epochs,
+            "held_out": [shown] * epochs, "test": [final + (rate == LOWEST) * 50] * epochs,
             "updates": [updates * (n + 1) for n in range(epochs)],
             "work": [[[16, images * (n + 1), updates * (n + 1)]] for n in range(epochs)],
             "parallel": [100.0 * (n + 1) * (0.5 if name == "cyclic_theta" else 1)
@@ -306,18 +309,24 @@ def trainings(target="accuracy", **changes):
 class TestTowardsOneAccuracy:
     def test_the_rate_is_that_of_held_out_images_not_of_the_test(self):
         found = trainings()
-        assert {r.config["rate"] for r in accuracy.trained(found, "fixed")} == {0.2}
+        assert {r.config["rate"] for r in accuracy.trained(found, "fixed")} == {BEST}
         assert accuracy.accuracies(found, "fixed") == pytest.approx([29.9, 30.0, 30.1])
 
     def test_a_rate_that_diverged_is_not_chosen(self):
-        found = trainings(diverged={("fixed", 0.2)})
-        assert {r.config["rate"] for r in accuracy.trained(found, "fixed")} == {0.05}
+        found = trainings(diverged={("fixed", BEST)})
+        assert {r.config["rate"] for r in accuracy.trained(found, "fixed")} == {LOWEST}
+
+    def test_a_rate_at_the_edge_of_the_search_says_so(self):
+        rows = accuracy.table(trainings())
+        assert {row["rate found"] for row in rows} == {f"{BEST:g}"}
+        rows = accuracy.table(trainings(held={RATES[-1]: 50.0}))
+        assert {row["rate found"] for row in rows} == {f"{RATES[-1]:g}, the highest tried"}
 
     def test_a_search_over_fewer_rates_is_none(self):
         found = trainings()
         found.records = [
             r for r in found.records
-            if (r.config.get("strategy"), r.config.get("rate")) != ("theta", 0.05)
+            if (r.config.get("strategy"), r.config.get("rate")) != ("theta", LOWEST)
         ]  # fmt: skip
         assert accuracy.trained(found, "theta") == [] and accuracy.trained(found, "fixed")
         judged = verdict("together/accuracy/streamed_as_undivided", found)
@@ -356,6 +365,11 @@ class TestTowardsOneAccuracy:
         assert [row["strategy"] for row in accuracy.table(found)] == list(STRATEGIES.values())
 
 
+def _pieces(start, end):
+    batch = range(start, min(start + 10, end))
+    return [batch[n : n + 4] for n in range(0, len(batch), 4)]
+
+
 class TestLearning:
     CONFIG = {"devices": 4, "memory": 32, "step_images": 10.0}  # noqa: RUF012
 
@@ -368,6 +382,12 @@ class TestLearning:
         assert work.parallel == 42 + 32 / 4 + 2 * 10
         work.count(16, 16, None, updates=False)
         assert work.updates == 2
+
+    def test_a_worker_that_streams_takes_a_pass_for_each_micro_batch(self):
+        clock = learning.StreamedTime(1.0, 10.0, micro=4)
+        passes = [len(piece) for batch in range(0, 27, 10) for piece in _pieces(batch, 27)]
+        assert clock.pass_time(10, 27) == sum(passes) + 10 * len(passes)
+        assert clock.pass_time(4, 27) == learning.TimeModel(1.0, 10.0).pass_time(4, 27)
 
     def test_streamed_passes_leave_the_gradient_of_the_batch(self):
         torch.manual_seed(0)
@@ -424,20 +444,25 @@ class TestThePage:
     def test_tuned_convolutions_are_compared_where_they_ran(self):
         ours = limits(slow={"mbs": 2.0, "tuned_mbs": 1.25})
         (row,) = (r for r in decision.table(ours) if r["tool"].startswith("μ-cuDNN"))
-        told = "of undivided images/s at 4 times what fits"
-        assert row["what it gives and costs"] == f"keeps 0.80 {told}"
-        assert row["the wrong tool"].endswith(f"keeps 0.50 {told}")
+        assert row["what it gives and costs"] == "of undivided images/s: ResNet-18 0.80 at 4×"
+        assert row["the wrong tool"].endswith("of undivided images/s: ResNet-18 0.50 at 4×")
 
     def test_its_numbers_are_those_of_the_records(self):
         rows = {row["tool"]: row for row in decision.table(trainings("decision"))}
-        assert (
-            "keeps 1.00 of undivided images/s at 16 times"
-            in (rows["Micro-Batch Streaming"]["what it gives and costs"])
-        )
+        assert "U-Net 1.00 at 16×" in rows["Micro-Batch Streaming"]["what it gives and costs"]
         assert "updates over fixed: 0.50" in rows["θ-adaptive + MBS"]["what it gives and costs"]
-        changed = trainings("decision", accuracies={"theta_mbs": 33.0})
+        same, _, keeps = rows["θ-adaptive + MBS"]["claims"].partition("; ")
+        assert same == "streamed_as_undivided: reproduced" and keeps.endswith(": reproduced")
+        changed = trainings("decision", accuracies={"theta_mbs": 25.0})
         rows = {row["tool"]: row for row in decision.table(changed)}
-        assert "+3.0 points" in rows["θ-adaptive + MBS"]["what it gives and costs"]
+        assert "-5.00 [" in rows["θ-adaptive + MBS"]["what it gives and costs"]
+        told = "growth_keeps_accuracy: not reproduced"
+        assert told in rows["θ-adaptive + MBS"]["claims"]
+
+    def test_where_a_way_ends_is_the_first_that_does_not_fit(self):
+        rows = {row["tool"]: row for row in decision.table(limits())}
+        told = rows["Checkpointing (torch's)"]["the wrong tool"]
+        assert "does not fit on ResNet-18 at 4×" in told
 
     def test_every_row_points_at_a_figure_that_there_is(self):
         artefacts = load_paper("together").artefacts

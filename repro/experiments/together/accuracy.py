@@ -115,10 +115,6 @@ def seconds(results: Results, record: Record) -> list[float] | None:
     ]
 
 
-# Their virtual clock counts one pass a mini-batch, and they make one for each micro-batch.
-UNTIMED = ("dual_mbs",)
-
-
 def table(results: Results) -> list[dict[str, Any]]:
     """Return a row for each strategy at its rate."""
     rows = []
@@ -130,13 +126,11 @@ def table(results: Results) -> list[dict[str, Any]]:
             continue
         first = own[0]
         elapsed = [times[-1] for r in own if (times := seconds(results, r))]
-        parallel = None
-        if strategy not in UNTIMED:
-            parallel = statistics.fmean(final(r, "parallel") for r in own)
+        parallel = statistics.fmean(final(r, "parallel") for r in own)
         rows.append(
             {
                 "strategy": label,
-                "rate found": f"{first.config['rate']:g}",
+                "rate found": _rate(results, first.config["rate"]),
                 "batch size (epochs), first seed": _batches(first),
                 "images on a device at once": str(at_once(first)),
                 "test accuracy (%)": _mean([final(r, "test") for r in own], 2),
@@ -145,11 +139,18 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "samples": f"{first.config['train_samples'] * len(first.metrics['test']):,}",
                 "seconds here": f"{statistics.fmean(elapsed):.1f}" if elapsed else DASH,
                 "time on a parallel machine over fixed (SIMULATED)": (
-                    f"{parallel / base:.2f}" if parallel and base else DASH
+                    f"{parallel / base:.2f}" if base else DASH
                 ),
             }
         )
     return rows
+
+
+def _rate(results: Results, rate: float) -> str:
+    """Return a rate, and whether a better one may lie beyond those that were tried."""
+    rates = searched(results)
+    ends = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}
+    return f"{rate:g}{ends.get(rate, '') if len(rates) > 1 else ''}"
 
 
 def at_once(record: Record) -> int:
@@ -177,7 +178,7 @@ AXES: dict[str, Callable[[Results, Record], list[float] | None]] = {
     ],
     "seconds on this machine": seconds,
     "time on a parallel machine\n(SIMULATED, images' worth)": lambda results, record: (
-        None if record.config["strategy"] in UNTIMED else record.metrics["parallel"]
+        record.metrics["parallel"]
     ),
 }
 
@@ -243,10 +244,14 @@ def facts(results: Results) -> Iterable[str]:
     yield (
         "The parallel machine is SIMULATED: "
         f"{config['devices']} devices that take {config['step_images']:g} times as long for a "
-        "pass as for an image, without communication; its clock counts a pass for each mini-batch "
-        "of dual-batch workers, so that those which stream are not timed by it. Updates of "
-        "dual-batch learning are its workers', each on a copy of its own."
+        "pass as for an image, without communication. Updates of dual-batch learning are its "
+        "workers', each on a copy of its own, their momentum from 0 with each share."
     )
+    if config["large"] <= config["devices"] * config["memory"]:
+        yield (
+            f"There a mini-batch of {config['large']} is shared out among {config['devices']} "
+            "devices and fits: growth streams on one device alone."
+        )
     paced = results.first(PACE)
     if paced is not None:
         yield (
@@ -275,7 +280,7 @@ def same_samples(results: Results) -> tuple[bool, str]:
     return all(shares[name] <= allowed[name] for name in shares), f"off by at most: {told}"
 
 
-def _gap(results: Results, ours: str, other: str) -> Gap:
+def less(results: Results, ours: str, other: str) -> Gap:
     """Return a strategy's final accuracies less another's."""
     own, theirs = (accuracies(results, name) for name in (ours, other))
     return difference(own, theirs, spread(results), "points")
@@ -288,7 +293,7 @@ def _gap(results: Results, ours: str, other: str) -> Gap:
 )
 def streamed_as_undivided(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies: they differ in BatchNorm's statistics alone."""
-    gap = _gap(results, "theta_mbs", "theta")
+    gap = less(results, "theta_mbs", "theta")
     return combine([equivalence("streamed less undivided", gap, expected.allowed())])
 
 
@@ -315,7 +320,7 @@ def fewer_updates(results: Results, expected: Expectation) -> Verdict:
 )
 def growth_keeps_accuracy(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies, which may lie below by the margin."""
-    gap = _gap(results, "theta_mbs", "fixed")
+    gap = less(results, "theta_mbs", "fixed")
     return combine([equivalence("growth less fixed", gap, expected.allowed(), side=-1)])
 
 
@@ -326,7 +331,7 @@ def growth_keeps_accuracy(results: Results, expected: Expectation) -> Verdict:
 )
 def linear_loses(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies against the prediction."""
-    gap = _gap(results, "linear", "fixed")
+    gap = less(results, "linear", "fixed")
     told = direction("large less small", gap, PREDICTED["linear_points"], sign=expected.sign)
     return combine([told])
 
@@ -339,7 +344,7 @@ def linear_loses(results: Results, expected: Expectation) -> Verdict:
 )
 def larger_workers(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies, which may lie below by the margin."""
-    gap = _gap(results, "dual_mbs", "dual")
+    gap = less(results, "dual_mbs", "dual")
     return combine([equivalence("streamed less bounded", gap, expected.allowed(), side=-1)])
 
 

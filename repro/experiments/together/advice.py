@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
+from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
 from repro.experiments.judging import NotRun, Verdict, certain, combine
 from repro.experiments.together.settings import (
     FORETELL,
@@ -43,6 +43,7 @@ class Cell:
         fits: What was foretold of it.
         slowdown: Seconds of an image over those undivided, as foretold; None where nothing was.
         peak_bytes: As foretold; None where it does not fit.
+        bound: What no schedule beats, as foretold; None where nothing bounds it.
     """
 
     network: str
@@ -52,6 +53,7 @@ class Cell:
     fits: bool
     slowdown: float | None
     peak_bytes: int | None
+    bound: float | None
 
     @property
     def right(self) -> bool:
@@ -87,6 +89,7 @@ def cells(results: Results) -> Iterator[Cell]:
                     row["fits"],
                     row["slowdown"],
                     row.get("peak_bytes"),
+                    row.get("bound"),
                 )
 
 
@@ -159,6 +162,21 @@ def _on_cpu(results: Results) -> bool:
     return any(record.device["type"] == "cpu" for record in results.ok(FORETELL))
 
 
+@check(f"Nothing is measured faster than its bound by more than {100 * WITHIN:.0f} %")
+def above_bound(results: Results) -> tuple[bool, str]:
+    """Ask for the times of an image over those that no schedule beats."""
+    over = {
+        f"{cell.network}, {LABELS[cell.mode]} at ×{cell.multiple}": 1 / (speed * cell.bound)
+        for cell in cells(results)
+        if cell.bound and cell.measured.fits and (speed := cell.measured.speed)
+    }
+    if not over:
+        raise NotRun("no records")
+    least = min(over, key=lambda name: over[name])
+    told = f"the least of {len(over)}: {over[least]:.2f} of its bound, {least}"
+    return over[least] >= 1 - WITHIN, told
+
+
 def _share(name: str, held: list[bool]) -> Verdict:
     if not held:
         raise NotRun("no records")
@@ -212,4 +230,5 @@ ADVICE = Exhibit(
         facts,
     ),
     claims=(fits, time, answers),
+    checks=(above_bound,),
 )

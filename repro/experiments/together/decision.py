@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run
+from repro.experiments.design import Chosen, Exhibit, Results, Run, expectation
+from repro.experiments.judging import NotRun
 from repro.experiments.together import accuracy, limit
 from repro.experiments.together.settings import (
     BATCHNORM,
@@ -16,6 +17,7 @@ from repro.experiments.together.settings import (
     trainings,
     under_limit,
 )
+from repro.report import DASH
 
 LIMIT_FIGURE, ACCURACY_FIGURE = "Part 1 (together/limit)", "Part 2 (together/accuracy)"
 NOT_RUN = "not run yet"
@@ -26,13 +28,8 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
     return [*under_limit(profile), *trainings(profile, chosen)]
 
 
-def _range(values: Sequence[float], unit: str = "", digits: int = 2) -> str:
-    ends = dict.fromkeys(f"{value:.{digits}f}" for value in (min(values), max(values)))
-    return " to ".join(ends) + unit
-
-
 def _speeds(results: Results, mode: str, where: str | None = None) -> str:
-    """Say the speed kept at the largest mini-batch of each network, and what it is over.
+    """Say the speed kept on each network, and at how many times what fits.
 
     Where another way is named, it is at the largest that the other one trains, on its networks.
     """
@@ -42,12 +39,8 @@ def _speeds(results: Results, mode: str, where: str | None = None) -> str:
         fitting = [m for m, point in points(results, network, where or mode).items() if point.fits]
         last = own.get(max(fitting, default=0))
         if last is not None and last.speed is not None:
-            found.append((last.speed, max(fitting)))
-    if not found:
-        return f"speed: {NOT_RUN}"
-    speed = _range([speed for speed, _ in found])
-    reach = _range([times for _, times in found], digits=0)
-    return f"keeps {speed} of undivided images/s at {reach} times what fits"
+            found.append(f"{network} {last.speed:.2f} at {max(fitting)}×")
+    return f"of undivided images/s: {', '.join(found)}" if found else f"speed: {NOT_RUN}"
 
 
 def _errors(results: Results, mode: str, networks: Iterable[str]) -> str:
@@ -64,29 +57,26 @@ def _errors(results: Results, mode: str, networks: Iterable[str]) -> str:
 
 
 def _ends(results: Results, mode: str) -> str:
-    """Name the networks on which a way ends before the largest mini-batch."""
+    """Name the networks on which a way does not fit, and from which mini-batch on."""
     found = {network: points(results, network, mode) for network in NETWORKS}
     known = {network: own for network, own in found.items() if own}
     if not known:
         return NOT_RUN
     ends = []
     for network, own in known.items():
-        fitting = [multiple for multiple in own if own[multiple].fits]
-        if len(fitting) < len(own):
-            ends.append(f"{network} after {max(fitting, default=0)}×")
-    return "ends on " + ", ".join(ends) if ends else "ends on none of the networks"
+        if failed := [multiple for multiple in own if own[multiple].fits is False]:
+            ends.append(f"{network} at {min(failed)}×")
+    if not ends:
+        return f"fits on all networks up to {max(max(own) for own in known.values())}×"
+    return "does not fit on " + ", ".join(ends)
 
 
 def _accuracy(results: Results, strategy: str) -> str:
-    """Say a strategy's accuracy beside the fixed small batch's."""
-    ours, fixed = (accuracy.trained(results, name) for name in (strategy, "fixed"))
-    if not ours or not fixed:
+    """Say a strategy's accuracy less the fixed small batch's, with its interval."""
+    try:
+        return f"{accuracy.less(results, strategy, 'fixed')} over the fixed small batch"
+    except NotRun:
         return f"accuracy: {NOT_RUN}"
-    own, other = (
-        statistics.fmean(accuracy.final(record, "test") for record in records)
-        for records in (ours, fixed)
-    )
-    return f"{own - other:+.1f} points beside the fixed small batch's {other:.1f} %"
 
 
 def _over_fixed(results: Results, strategy: str, name: str) -> str:
@@ -100,15 +90,39 @@ def _over_fixed(results: Results, strategy: str, name: str) -> str:
     return f"{own / other:.2f}"
 
 
+def _here(results: Results, strategy: str) -> str:
+    """Say the time of a training on this machine over the fixed small batch's."""
+    means = []
+    for one in (strategy, "fixed"):
+        ends = [accuracy.seconds(results, record) for record in accuracy.trained(results, one)]
+        if not ends or not all(ends):
+            return NOT_RUN
+        means.append(statistics.fmean(end[-1] for end in ends if end))
+    return f"{means[0] / means[1]:.2f}"
+
+
 def _work(results: Results, strategy: str) -> str:
     updates = _over_fixed(results, strategy, "updates")
     time = _over_fixed(results, strategy, "parallel")
-    return f"updates over fixed: {updates}; simulated time on four devices over fixed: {time}"
+    return f"updates over fixed: {updates}; SIMULATED time on several devices: {time}"
 
 
+def _verdicts(results: Results, names: Sequence[str]) -> str:
+    """Say what became of the claims that a row rests on."""
+    told = []
+    for name in names:
+        artefact, _, key = name.partition(".")
+        claims = {claim.key: claim for claim in _EXHIBITS[artefact].claims}
+        found = claims[key].judge(results, expectation("together", artefact, key))
+        told.append(f"{key}: {found.word}")
+    return "; ".join(told)
+
+
+_EXHIBITS = {"limit": limit.UNDER_LIMIT, "accuracy": accuracy.ACCURACY}
 Say = Callable[[Results], str]
-# What it is, its question, when to take it, what it costs, when it is the wrong tool, its figure.
-_PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
+# What it is, its question, when to take it, what it costs, when it is the wrong tool, its figure,
+# the claims that say whether to take it.
+_PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
     (
         "Micro-Batch Streaming",
         "memory",
@@ -120,6 +134,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
             f"{_errors(results, 'mbs', [TRANSFORMER])}"
         ),
         LIMIT_FIGURE,
+        ("limit.dividing_always_fits", "limit.streaming_keeps_speed"),
     ),
     (
         "Out-of-core training",
@@ -133,6 +148,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
             f"{_ends(results, 'outofcore')}"
         ),
         LIMIT_FIGURE,
+        ("limit.swapping_always_fits", "limit.same_undivided"),
     ),
     (
         "Checkpointing (torch's)",
@@ -140,10 +156,11 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
         "a little more is needed than there is, and the gradient has to be the whole batch's",
         lambda results: _speeds(results, "checkpointing"),
         lambda results: (
-            f"far beyond memory: it {_ends(results, 'checkpointing')}; running statistics of "
-            "BatchNorm are updated twice"
+            f"far beyond memory: it {_ends(results, 'checkpointing')}; BatchNorm's running "
+            "statistics are updated twice"
         ),
         LIMIT_FIGURE,
+        ("limit.recomputing_ends", "limit.recomputing_costs"),
     ),
     (
         "Checkpointing + MBS",
@@ -156,6 +173,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
             f"(MBS alone {_errors(results, 'mbs', BATCHNORM)})"
         ),
         LIMIT_FIGURE,
+        ("limit.recomputing_helps_streaming",),
     ),
     (
         "μ-cuDNN's convolutions",
@@ -163,10 +181,11 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
         "convolutions have to keep to a workspace; inside either way to bound memory",
         lambda results: _speeds(results, "tuned_mbs"),
         lambda results: (
-            "where torch's own convolutions are free to take what they like: streamed alone it "
+            "where torch's own convolutions may take what they like: streamed by them, "
             f"{_speeds(results, 'mbs', 'tuned_mbs')}"
         ),
         LIMIT_FIGURE,
+        (),
     ),
     (
         "θ-adaptive batch size",
@@ -174,10 +193,11 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
         "several devices wait for updates, and the training has epochs enough to grow in",
         lambda results: f"{_accuracy(results, 'theta')}; {_work(results, 'theta')}",
         lambda results: (
-            "where samples are few and one device computes: linear scaling from the start has "
-            f"{_accuracy(results, 'linear')}"
+            "where one device computes, which gains nothing by fewer updates: seconds here over "
+            f"fixed: {_here(results, 'theta')}"
         ),
         ACCURACY_FIGURE,
+        ("accuracy.linear_loses",),
     ),
     (
         "θ-adaptive + MBS",
@@ -186,6 +206,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
         lambda results: f"{_accuracy(results, 'theta_mbs')}; {_work(results, 'theta_mbs')}",
         lambda results: f"where memory never binds: undivided has {_accuracy(results, 'theta')}",
         ACCURACY_FIGURE,
+        ("accuracy.streamed_as_undivided", "accuracy.growth_keeps_accuracy"),
     ),
     (
         "Dual-batch learning",
@@ -197,6 +218,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
             f"{_accuracy(results, 'hybrid')}; {_work(results, 'hybrid')}"
         ),
         ACCURACY_FIGURE,
+        ("accuracy.larger_workers",),
     ),
     (
         "Cyclic resolution + θ-adaptive",
@@ -208,6 +230,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str], ...] = (
             f"{STRATEGIES['theta']} has {_accuracy(results, 'theta')}"
         ),
         ACCURACY_FIGURE,
+        ("accuracy.cycling_saves",),
     ),
 )
 
@@ -221,9 +244,10 @@ def table(results: Results) -> list[dict[str, Any]]:
             "take it where": when,
             "what it gives and costs": costs(results),
             "the wrong tool": wrong(results),
+            "claims": _verdicts(results, names) or DASH,
             "figure": source,
         }
-        for tool, question, when, costs, wrong, source in _PAGE
+        for tool, question, when, costs, wrong, source, names in _PAGE
     ]
 
 

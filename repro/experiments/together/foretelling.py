@@ -41,10 +41,15 @@ def foretell(config: Config, seed: int, data: ImageData | None, device: str) -> 
         for mode in config["modes"]:
             for multiple in config["multiples"]:
                 found = told(mode, multiple * fits)
+                base_s = told(UNDIVIDED, multiple * fits).seconds
                 cell = {"mode": mode, "multiple": multiple, "fits": found.fits, "slowdown": None}
                 if found.fits:
-                    slowdown = found.seconds and found.seconds / found.batch / image_s
-                    cell |= {"slowdown": slowdown, "peak_bytes": found.peak_bytes}
+                    scale = base_s / found.batch / image_s  # of an image, not of a mini-batch
+                    cell |= {
+                        "slowdown": found.slowdown and scale * found.slowdown,
+                        "bound": found.bound and scale * found.bound,
+                        "peak_bytes": found.peak_bytes,
+                    }
                 cells.append(cell)
         took = time.perf_counter() - begun
     return Outcome(

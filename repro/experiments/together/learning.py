@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -161,6 +162,23 @@ class Work:
         return (side / self._side) ** 2
 
 
+@dataclass(frozen=True)
+class StreamedTime(TimeModel):
+    """Seconds of a worker that streams: a pass for each micro-batch, and not for each mini-batch.
+
+    Attributes:
+        micro: Most images of a pass.
+    """
+
+    micro: int = 1
+
+    def pass_time(self, batch_size: int, samples: int) -> float:
+        """Return the seconds of a share, its last mini-batch as short as it is."""
+        whole, rest = divmod(samples, batch_size)
+        passes = whole * math.ceil(batch_size / self.micro) + math.ceil(rest / self.micro)
+        return self.a * samples + self.b * passes
+
+
 class History:
     """The rows of a training, one after each epoch."""
 
@@ -284,21 +302,24 @@ def _dual(
     config: Config, seed: int, images: Images, classes: int, device: str
 ) -> tuple[History, bool]:
     """Train on a parameter server with workers of two batch sizes, on a virtual clock."""
-    large = config["large" if config["strategy"] in STREAMED else "memory"]
+    streamed = config["strategy"] in STREAMED
+    large = config["large" if streamed else "memory"]
     times = TimeModel(1.0, config["step_images"])
     workers = config["devices"]
+    # An image of a large batch takes what it takes at the size that fits, streamed or not.
     plan = DualBatchPlan.solve(
         times,
         config["k"],
         workers // 2,
         workers - workers // 2,
-        large,
+        config["memory"],
         config["train_samples"],
     )
+    plan = replace(plan, large_batch=large)
     schedule = _schedule(config)
     work = Work(config, images.side)
     history = History(work)
-    micro = config["memory"] if config["strategy"] in STREAMED else None
+    micro = config["memory"] if streamed else None
 
     def counted(share: Share) -> Iterator[tuple[Tensor, Tensor]]:
         for inputs, targets in images.share(share):
@@ -306,7 +327,9 @@ def _dual(
             yield inputs, targets
 
     by_side = {
-        side: TimeModel(work.cost_of(side or images.side), config["step_images"])
+        side: StreamedTime(
+            work.cost_of(side or images.side), config["step_images"], micro=micro or large
+        )
         for side in {entry.resolution for entry in schedule}
     }
     found: list[dict[str, float]] = []

@@ -170,13 +170,19 @@ def _errors(
     """Return how far gradients and running statistics are from those of an undivided pass."""
     if config["mode"] == UNDIVIDED:
         return {"gradient_error": 0.0, "batchnorm_error": None}
+    # Out-of-core training is looked at once it follows a plan.
+    rounds = 1 + SETTLING if config["mode"] in SWAPS else 1
     whole = _undivided(config, len(problem.inputs), device)
-    whole.passes()
+    for _ in range(rounds):
+        whole.passes()
     expected = _taken(whole.model)
     del whole
     way = make_way(config, problem, micro, allowed, device)
     with way.within():
-        way.passes()
+        for _ in range(rounds):
+            way.passes()
+            if way.block is not None:
+                way.block.step()
     found = _taken(way.model)
     gradient, running = (relative(a, b) for a, b in zip(found, expected, strict=True))
     return {"gradient_error": gradient, "batchnorm_error": running}

@@ -101,8 +101,8 @@ _FEWER: Mapping[str, Mapping[str, Sequence[int]]] = {
     "tuned_outofcore": {"smoke": (4,), "quick": (4,)},
 }
 _TUNED_POLICY = {"smoke": "undivided", "quick": "undivided", "gpu": "powerOfTwo", "paper": "all"}
-WARMUP = {"smoke": 0, "quick": 0, "gpu": 2, "paper": 2}  # beside the steps that are watched before
-REPEATS = {"smoke": 2, "quick": 3, "gpu": 10, "paper": 30}
+WARMUP = {"smoke": 0, "quick": 1, "gpu": 2, "paper": 2}  # beside the steps that are watched before
+REPEATS = {"smoke": 2, "quick": 7, "gpu": 10, "paper": 30}
 
 
 def modes_of(profile: str, network: str) -> tuple[str, ...]:
@@ -292,7 +292,7 @@ _SCALE: dict[str, dict[str, Any]] = {
         "epochs": 10,
         "batches": (16, 32, 128),
         "sides": (12, 16),
-        "rates": (0.05, 0.2),
+        "rates": (0.02, 0.08, 0.32),
     },
     "gpu": {
         "model": {"name": "resnet20"},
@@ -300,7 +300,7 @@ _SCALE: dict[str, dict[str, Any]] = {
         "epochs": 12,
         "batches": (64, 256, 1024),
         "sides": (24, 32),
-        "rates": (0.05, 0.1, 0.2),
+        "rates": (0.0125, 0.05, 0.2, 0.8),
     },
     "paper": {
         "model": {"name": "resnet20"},
@@ -308,7 +308,7 @@ _SCALE: dict[str, dict[str, Any]] = {
         "epochs": 60,
         "batches": (128, 512, 2048),
         "sides": (24, 32),
-        "rates": (0.05, 0.1, 0.2),
+        "rates": (0.0125, 0.05, 0.2, 0.8),
     },
 }
 _DIGITS = (1000, 400, 300)  # the set has no more
