@@ -386,7 +386,8 @@ def _checked(batches: Any, share: Share, whose: str) -> Iterator[tuple[Tensor, T
             raise ValueError(
                 f"the data function gives {len(inputs)} inputs and {len(targets)} targets at step "
                 f"{step} of {asked}: {due}; give the samples of share.indices, share.batch_size at "
-                "a time, and the rest last"
+                "a time, and the rest last (what changes the batch size goes around the training: "
+                "a plan for each size)"
             )
         if side is not None and inputs.dim() == 4 and side != min(inputs.shape[2:]):
             raise ValueError(
