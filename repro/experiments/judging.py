@@ -257,7 +257,13 @@ def unsure(value: float, log: bool = False, unit: str = "", digits: int = 2) -> 
 
 
 def direction(
-    name: str, gap: Gap, paper: float | None = None, *, sign: int = 1, candidates: int = 1
+    name: str,
+    gap: Gap,
+    paper: float | None = None,
+    *,
+    sign: int = 1,
+    candidates: int = 1,
+    whose: str = "paper",
 ) -> Part:
     """Judge "A beats B".
 
@@ -272,6 +278,7 @@ def direction(
         paper: The paper's A - B, or A over B; None where it names no size.
         sign: 1 where the claim is that A is higher, -1 where it is lower.
         candidates: Of how many A is the best: the interval is widened for the choice (Bonferroni).
+        whose: What names the size, where it is no paper.
     """
     level = 1 - 0.05 / candidates
     low, high = sorted(sign * end for end in gap.interval(level))
@@ -279,11 +286,11 @@ def direction(
     effect = None
     if paper is not None:
         size = math.log(paper) if gap.log else paper
-        told += f", paper {gap._text(size)}"
+        told += f", {whose} {gap._text(size)}"
         # Where the paper's own numbers go the other way, they set no size.
         effect = sign * size if sign * size > 0 else None
     if effect is not None:
-        told += f" ({mean / effect:.2g} of the paper's)"
+        told += f" ({mean / effect:.2g} of the {whose}'s)"
     bounds = [0.0] if effect is None else [0.0, QUARTER * effect]
     word = "undecided"
     if math.isnan(low):
@@ -341,7 +348,11 @@ def certain(name: str, holds: bool) -> Part:
 
 
 def in_all_cases(
-    cases: Mapping[str, tuple[Gap, float | None]], *, sign: int = 1, what: str = "mean of all"
+    cases: Mapping[str, tuple[Gap, float | None]],
+    *,
+    sign: int = 1,
+    what: str = "mean of all",
+    whose: str = "paper",
 ) -> Verdict:
     """Judge "in all cases" by one pooled contrast, and each case by Holm's correction.
 
@@ -354,6 +365,7 @@ def in_all_cases(
         cases: By name: the gap, and the paper's effect (a ratio where the gap is a logarithm).
         sign: 1 where the claim is that A is higher, -1 where it is lower.
         what: Names the contrast in the evidence.
+        whose: As of `direction`.
 
     Raises:
         NotRun: There is no case.
@@ -377,7 +389,7 @@ def in_all_cases(
         # Each seed more is one in every case.
         sd=math.sqrt(math.fsum(gap.sd**2 for gap in gaps)) / count,
     )
-    whole, told = direction(what, contrast, common, sign=sign)
+    whole, told = direction(what, contrast, common, sign=sign, whose=whose)
     order = sorted(cases, key=lambda name: _level_away(cases[name][0]))
     words: dict[str, str] = {}
     stopped = False
@@ -391,7 +403,9 @@ def in_all_cases(
         words[name], _ = direction(
             name, gap, paper, sign=sign, candidates=count if stopped else left
         )
-    listed = "; ".join(f"{name} {gap}{_of(gap, paper)}" for name, (gap, paper) in cases.items())
+    listed = "; ".join(
+        f"{name} {gap}{_of(gap, paper, whose)}" for name, (gap, paper) in cases.items()
+    )
     evidence = f"{told}; {listed}"
     failed = [name for name, word in words.items() if word == "not reproduced"]
     sure = [name for name, word in words.items() if word in ("reproduced", "partly")]
@@ -412,10 +426,10 @@ def _falls_short(gap: Gap, paper: float | None, sign: int) -> bool:
     return sign * gap.mean <= QUARTER * max(0.0, sign * size)
 
 
-def _of(gap: Gap, paper: float | None) -> str:
+def _of(gap: Gap, paper: float | None, whose: str) -> str:
     if paper is None:
         return ""
-    return f" (paper {gap._text(math.log(paper) if gap.log else paper)})"
+    return f" ({whose} {gap._text(math.log(paper) if gap.log else paper)})"
 
 
 def _level_away(gap: Gap) -> float:

@@ -33,6 +33,7 @@ from repro.experiments.together.settings import (
     STRATEGIES,
     TOGETHER,
     TRAIN,
+    WHOSE,
     trainings,
 )
 from repro.records import Record
@@ -244,14 +245,17 @@ def facts(results: Results) -> Iterable[str]:
     yield (
         "The parallel machine is SIMULATED: "
         f"{config['devices']} devices that take {config['step_images']:g} times as long for a "
-        "pass as for an image, without communication. Updates of dual-batch learning are its "
-        "workers', each on a copy of its own, their momentum from 0 with each share."
+        "pass as for an image, without communication."
     )
     if config["large"] <= config["devices"] * config["memory"]:
         yield (
             f"There a mini-batch of {config['large']} is shared out among {config['devices']} "
             "devices and fits: growth streams on one device alone."
         )
+    yield (
+        "Updates of dual-batch learning are its workers', each on a copy of its own, their "
+        "momentum from 0 with each share."
+    )
     paced = results.first(PACE)
     if paced is not None:
         yield (
@@ -309,7 +313,9 @@ def fewer_updates(results: Results, expected: Expectation) -> Verdict:
         for name in ("theta_mbs", "fixed")
     )
     gap = ratio(ours, fixed)
-    told = direction("updates", gap, PREDICTED["updates_over_fixed"], sign=expected.sign)
+    told = direction(
+        "updates", gap, PREDICTED["updates_over_fixed"], sign=expected.sign, whose=WHOSE
+    )
     return combine([told])
 
 
@@ -332,7 +338,9 @@ def growth_keeps_accuracy(results: Results, expected: Expectation) -> Verdict:
 def linear_loses(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies against the prediction."""
     gap = less(results, "linear", "fixed")
-    told = direction("large less small", gap, PREDICTED["linear_points"], sign=expected.sign)
+    told = direction(
+        "large less small", gap, PREDICTED["linear_points"], sign=expected.sign, whose=WHOSE
+    )
     return combine([told])
 
 
@@ -361,7 +369,8 @@ def cycling_saves(results: Results, expected: Expectation) -> Verdict:
         for name in ("cyclic_theta", "theta")
     )
     gap = ratio(ours, theirs)
-    return combine([direction("time", gap, PREDICTED["cycled_time"], sign=expected.sign)])
+    told = direction("time", gap, PREDICTED["cycled_time"], sign=expected.sign, whose=WHOSE)
+    return combine([told])
 
 
 @claim(

@@ -38,6 +38,7 @@ from repro.experiments.together.settings import (
     PREDICTED,
     SPLITS,
     TRANSFORMER,
+    WHOSE,
     Point,
     facts,
     points,
@@ -392,7 +393,7 @@ def recomputing_costs(results: Results, expected: Expectation) -> Verdict:
             rounds = [1 / slow for slow in found[1].slowdowns]
             gap = ratio(rounds, [1.0] * len(rounds), trials="rounds")
             cases[network] = gap, PREDICTED["recomputing_speed"]
-    return in_all_cases(cases, sign=expected.sign)
+    return in_all_cases(cases, sign=expected.sign, whose=WHOSE)
 
 
 @claim(
@@ -410,7 +411,7 @@ def streaming_over_swapping(results: Results, expected: Expectation) -> Verdict:
             slow, fast = theirs[max(both)].slowdowns, ours[max(both)].slowdowns
             gap = ratio(slow, fast, trials="rounds")
             cases[f"{network} at ×{max(both)}"] = gap, PREDICTED["streaming_over_swapping"]
-    return in_all_cases(cases, sign=expected.sign)
+    return in_all_cases(cases, sign=expected.sign, whose=WHOSE)
 
 
 UNDER_LIMIT = Exhibit(

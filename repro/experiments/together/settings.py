@@ -16,6 +16,7 @@ from repro.records import Record
 
 # Sizes of effects, written on 22 November 2026 before the first record. Where a claim compares, its
 # check takes the number from here as others take their paper's.
+WHOSE = "prediction"  # the sizes that effects are compared with
 PREDICTED: Mapping[str, float] = {
     # Part 1. A step computes forward once and backward twice as much: recomputing adds a third.
     "recomputing_speed": 0.75,
