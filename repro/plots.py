@@ -1,5 +1,6 @@
 """Figures. Each function takes plain numbers and returns a matplotlib figure."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -40,6 +41,27 @@ def legend_below(figure: Figure, columns: int) -> None:
             named.setdefault(label, handle)
     figure.legend(
         list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False
+    )
+
+
+def sign(figure: Figure, text: str) -> None:
+    """Write a line below all that a figure shows, in grey; it is saved with a tight box."""
+    figure.draw_without_rendering()  # lays it out, for good
+    figure.set_layout_engine("none")
+    for legend in figure.legends:  # stay where they are, wherever what is saved ends
+        legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
+    drawn = figure.get_tightbbox()  # in inches
+    width = int(15 * drawn.width)  # characters of this size
+    lines = textwrap.wrap(text, width, break_long_words=False)
+    across, up = figure.get_size_inches()
+    figure.text(
+        drawn.x0 / across,
+        (drawn.y0 - 0.08) / up,
+        "\n".join(lines),
+        ha="left",
+        va="top",
+        fontsize=7,
+        color="#5f6b7a",
     )
 
 

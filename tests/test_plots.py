@@ -94,7 +94,7 @@ def public_functions() -> set[str]:
 
 
 def test_every_function_is_tested_here():
-    assert public_functions() - {"new_axes", "legend_below"} == set(FIGURES)
+    assert public_functions() - {"new_axes", "legend_below", "sign"} == set(FIGURES)
 
 
 @pytest.fixture(params=FIGURES)
@@ -222,3 +222,15 @@ def test_stacked_verdicts_add_up():
         row = round(patch.get_y() + patch.get_height() / 2)
         ends[row] = max(ends.get(row, 0), patch.get_x() + patch.get_width())
     assert ends == {0: 6, 1: 1}
+
+
+def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
+    figure = plots.learning_curves({"A": {"loss": {"ours": [[1.0, 0.5]], "theirs": [[1.0, 0.6]]}}})
+    plots.sign(figure, "Ours: a device · " * 12)
+    for suffix in ("png", "svg", "pdf"):
+        figure.savefig(tmp_path / f"saved.{suffix}", bbox_inches="tight")
+    signature = figure.texts[-1].get_window_extent()
+    (legend,) = figure.legends
+    assert "\n" in figure.texts[-1].get_text() and signature.y1 < legend.get_window_extent().y0
+    assert all(signature.y1 < axis.get_tightbbox().y0 for axis in figure.axes)
+    assert signature.x1 <= figure.get_tightbbox().x1 * figure.dpi + 1

@@ -1,6 +1,6 @@
 """What captions of all papers say in the same words."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from repro.experiments.design import Results
 from repro.records import Record
@@ -20,6 +20,32 @@ def caption(lead: str, facts: Callable[[Results], Iterable[str]]) -> Callable[[R
         return " ".join([lead, *facts(results), *shortcomings(results)])
 
     return complete
+
+
+WARNINGS = ("SIMULATED", "ESTIMATED", "STAND-IN", "SYNTHETIC")
+
+
+def signature(results: Results, said: str) -> str:
+    """Return whose numbers a figure shows, for the image itself.
+
+    Args:
+        results: That it is drawn from.
+        said: Its caption, whose words in capitals come along.
+    """
+    records = [*results.records, *results.recorded]
+    parts = [f"Ours: {devices(records)}", f"profile {results.profile}"]
+    parts += sorted({record.dataset["name"] for record in records if record.dataset})
+    if epochs := {record.config["epochs"] for record in records if record.config.get("epochs")}:
+        parts.append(_span(epochs, "epoch"))
+    seeds = len({record.seed for record in records})
+    parts.append(f"{seeds} seed{'s' * (seeds > 1)}")
+    parts += [word for word in WARNINGS if word in said]
+    return " · ".join(parts)
+
+
+def _span(numbers: Collection[int], what: str) -> str:
+    ends = dict.fromkeys(f"{number:,}" for number in (min(numbers), max(numbers)))
+    return f"{' to '.join(ends)} {what}{'s' * (max(numbers) > 1)}"
 
 
 def device_name(record: Record) -> str:

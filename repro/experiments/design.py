@@ -394,14 +394,20 @@ class Artefact:
         return self.exhibit.figure is not None
 
     def figure(self, results: Results) -> "Figure":
-        """Draw it.
+        """Draw it, and say in the image whose numbers it shows.
 
         Raises:
             ValueError: It has no figure; see `draws`.
         """
         if self.exhibit.figure is None:
             raise ValueError(f"{self.name} has no figure")
-        return self.exhibit.figure(results)
+        drawn = self.exhibit.figure(results)
+        if results.records or results.recorded:
+            from repro.experiments.captions import signature
+            from repro.plots import sign
+
+            sign(drawn, signature(results, self.caption(results)))
+        return drawn
 
     @property
     def claims(self) -> tuple[Claim, ...]:

@@ -1,0 +1,30 @@
+"""What images and captions say of their records."""
+
+import pytest
+
+from repro.experiments import PAPERS, load_paper, sources
+from repro.experiments.captions import signature
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_an_image_says_whose_numbers_it_shows(key):
+    paper = load_paper(key)
+    source = sources.find_source(paper, None, None, local=False)
+    name = next(name for name, artefact in paper.artefacts.items() if artefact.draws)
+    artefact = paper.artefacts[name]
+    results = sources.results_of(artefact, source)
+    told = " ".join(artefact.figure(results).texts[-1].get_text().split())
+    assert told == signature(results, artefact.caption(results))
+    assert told.startswith("Ours: ") and f"profile {results.profile}" in told
+    results.records = []
+    texts = [text.get_text() for text in artefact.figure(results).texts]
+    assert not any(text.startswith("Ours") for text in texts)
+
+
+def test_what_a_caption_warns_of_is_in_the_image():
+    paper = load_paper("outofcore")
+    source = sources.find_source(paper, None, None, local=False)
+    artefact = paper.artefacts["table1"]
+    results = sources.results_of(artefact, source)
+    assert "SIMULATED" in signature(results, artefact.caption(results))
+    assert "STAND-IN" not in signature(results, "Measured.")
