@@ -131,9 +131,10 @@ recipes: $(STAMP)  ## try docs/recipes.md with the libraries it names, which are
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[recipes]'
 	@$(BIN)/python -m pytest tests/test_recipes.py
 
+# Not --quiet, which would keep warnings from --strict.
 docs: $(STAMP)  ## build the site of docs and notebooks into build/site, and follow every link
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "built build/site/index.html"
 
 lab: $(STAMP)  ## open the notebooks in JupyterLab

@@ -116,7 +116,8 @@ def on_page_content(html: str, page, config, files: Files) -> str:
 
 def _as_mathml(match: re.Match[str]) -> str:
     """Return a formula as browsers show it, without a script from elsewhere."""
-    return to_mathml(unescape(match[1] or match[2]), "block" if match[1] else "inline")
+    display = "block" if match[1] else "inline"
+    return to_mathml(unescape(match[1] or match[2]), display=display)
 
 
 def _mend_contents(html: str, toc) -> None:

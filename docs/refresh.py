@@ -18,7 +18,7 @@ from repro.measure.files import replacing
 
 ROOT = paths.ROOT
 CHART = ROOT / "docs" / "verdicts.svg"
-SHOWN = 3  # parts of an evidence that a table quotes
+SHOWN = 5  # parts of an evidence that a table quotes
 _CLAIM = re.compile(r"^(\| `(\w+/\w+\.\w+)` [^|]*\| )[^|]*\| .* \|$", re.MULTILINE)
 _OF_A_PAPER = re.compile(r"^(\| \[[^|]*\]\(docs/(\w+)\.md\).* \| )[^|]* \|$", re.MULTILINE)
 _COUNTED = re.compile(r"^\| (\w[^|`]*) \|(?: \d+ \|){6}$", re.MULTILINE)
