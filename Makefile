@@ -45,7 +45,7 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab data test test-exhaustive unit unit-methods unit-dualbatch unit-experiments unit-rest \
-	unit-device unit-gpu nbval smoke smoke-simulated recipes doctor reproduce-all \
+	unit-device unit-gpu nbval smoke smoke-simulated recipes docs doctor reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
@@ -130,6 +130,12 @@ smoke-simulated: $(STAMP)  ## the same runs on the simulated accelerator, watche
 recipes: $(STAMP)  ## try docs/recipes.md with the libraries it names, which are installed first
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[recipes]'
 	@$(BIN)/python -m pytest tests/test_recipes.py
+
+# Not --quiet, which would keep warnings from --strict.
+docs: $(STAMP)  ## build the site of docs and notebooks into build/site, and follow every link
+	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "built build/site/index.html"
 
 lab: $(STAMP)  ## open the notebooks in JupyterLab
 	@$(BIN)/python -m jupyterlab notebooks --ip=127.0.0.1 $$(test $$(id -u) != 0 || echo --allow-root)

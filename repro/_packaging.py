@@ -27,6 +27,7 @@ PROJECT = (
     "CITATION.cff",
     "CONTRIBUTING.md",
     "Makefile",
+    "mkdocs.yml",
     ".ci/run",
     ".gitignore",
     "tests/**/*",

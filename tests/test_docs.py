@@ -1,0 +1,245 @@
+"""README and the pages of docs: what they quote is measured, what they show runs, links lead on."""
+
+import re
+import runpy
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from repro import paths
+from repro.datasets import TensorLoader
+from repro.experiments import PAPERS, load_paper
+from repro.experiments.judging import KINDS, WORDS
+from repro.experiments.sources import find_source, results_of
+from repro.experiments.summary import verdicts
+from repro.report import TableView
+
+REFRESH = runpy.run_path(str(paths.ROOT / "docs" / "refresh.py"))
+PAGES = {
+    str(path.relative_to(paths.ROOT)): path.read_text(encoding="utf-8")
+    for path in REFRESH["pages"]()
+}
+OTHERS = ("CONTRIBUTING.md", "data/README.md")  # pages of the site, too
+_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_ARTEFACT = re.compile(rf"`(?:python -m repro show )?((?:{'|'.join(PAPERS)})/\w+)`")
+
+
+def tables(page: str) -> list[tuple[str, list[list[str]]]]:
+    """Return each table's rows of cells, the head first, and the paragraph above it."""
+    found = []
+    paragraphs = PAGES[page].split("\n\n")
+    for before, text in zip(["", *paragraphs], paragraphs, strict=False):
+        lines = text.splitlines()
+        if len(lines) > 1 and re.fullmatch(r"[|: -]+", lines[1]):
+            rows = [line for number, line in enumerate(lines) if number != 1]
+            found.append((before, [re.split(r"\s*(?<!\\)\|\s*", row)[1:-1] for row in rows]))
+    return found
+
+
+def table_with(page: str, *columns: str) -> list[list[str]]:
+    """Return the rows of the page's table whose head begins with these columns."""
+    (rows,) = (rows for _, rows in tables(page) if rows[0][: len(columns)] == list(columns))
+    return rows[1:]
+
+
+@pytest.fixture(scope="module")
+def records():
+    """The checkout's reference records, whatever folder other tests write to."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+        yield
+
+
+@cache
+def numbers_of(name: str) -> frozenset[str]:
+    """Return all numbers of an artefact's table and evidence by the reference records."""
+    paper, _, artefact_name = name.partition("/")
+    source = find_source(load_paper(paper), local=False)
+    artefact = source.paper.artefacts[artefact_name]
+    results = results_of(artefact, source)
+    texts = [repr(TableView(artefact.table(results)))]
+    texts += [row["evidence"] for row in verdicts(source.paper, artefact, results)]
+    return frozenset(number for text in texts for number in _NUMBER.findall(text))
+
+
+@pytest.fixture(scope="module")
+def judged(records):
+    return REFRESH["judged"]()
+
+
+@pytest.mark.slow
+class TestNumbers:
+    @pytest.mark.parametrize("page", PAGES)
+    def test_verdicts_and_counts_are_those_of_the_reference_records(self, judged, page):
+        assert REFRESH["refreshed"](PAGES[page], judged) == PAGES[page], "run docs/refresh.py"
+
+    def test_a_planted_verdict_is_seen(self, judged):
+        page = PAGES["docs/mbs.md"]
+        planted = re.sub(r"(overhead_halved` .*?)\*\*not reproduced\*\*", r"\1**reproduced**", page)
+        assert planted != page == REFRESH["refreshed"](planted, judged)
+
+    def test_every_paper_is_counted(self, judged):
+        words = "paper", "claims", *WORDS
+        (rows,) = (rows for _, rows in tables("docs/verdicts.md") if tuple(rows[0]) == words)
+        assert [row[0] for row in rows[1:]] == [load_paper(key).title for key in PAPERS]
+        readme = table_with("README.md", "method", "idea")
+        for (*_, counted), key in zip(readme, PAPERS, strict=True):
+            total = sum(int(number) for number in _NUMBER.findall(counted))
+            assert total == len(judged[key])
+        papers = sum(len(own) for key, own in judged.items() if key != "together")
+        assert f"{papers} claims: " in PAGES["README.md"]
+
+    def test_the_chart_is_of_these_verdicts(self, judged):
+        chart = REFRESH["CHART"].read_text(encoding="utf-8")
+        assert REFRESH["description"](judged) in chart, "run docs/refresh.py"
+
+    @pytest.mark.parametrize("page", PAGES)
+    def test_what_a_table_quotes_is_in_its_artefact(self, records, page):
+        """That is, every number below a ``python -m repro show``, or beside an artefact's name."""
+        checked = 0
+        for above, (head, *rows) in tables(page):
+            shown = re.findall(r"`python -m repro show (\w+/\w+)`, an excerpt", above)
+            if page == "README.md" and head[0] == "method":
+                quoting = [(_ARTEFACT.findall(row[2]), row[2]) for row in rows]
+            elif head[0].startswith("artefact, for"):
+                quoting = [(_ARTEFACT.findall(row[0]), " ".join(row[1:])) for row in rows]
+            else:
+                text = "\n".join(" ".join(row) for row in rows).replace("(baseline)", "")
+                quoting = [(shown, text)] if shown else []
+            for (name,), text in quoting:
+                text = re.sub(r"`[^`]*`|CIFAR-10\b", "", text)
+                found = {number.removesuffix(",") for number in _NUMBER.findall(text)}
+                unknown = {number for number in found if not is_one_of(number, numbers_of(name))}
+                assert not unknown, f"{page} quotes {sorted(unknown)} of {name}"
+                checked += len(found)
+        assert checked > 10 or page not in ("README.md", "docs/mbs.md", "docs/outofcore.md")
+
+
+def is_one_of(number: str, known: frozenset[str]) -> bool:
+    """Return whether a number is among others, which may have more zeros behind the point."""
+    return any(float(number.replace(",", "")) == float(k.replace(",", "")) for k in known)
+
+
+def test_the_words_are_defined_as_the_code_has_them():
+    for column, meanings in (("verdict", WORDS), ("kind", KINDS)):
+        rows = dict(table_with("docs/verdicts.md", column, "means"))
+        assert {word.strip("*"): text for word, text in rows.items()} == dict(meanings)
+
+
+def test_commands_exist():
+    from typer.main import get_command
+
+    from repro.__main__ import app
+
+    text = "\n".join(PAGES.values())
+    named = set(re.findall(r"python -m repro ([a-z-]+)", text))
+    assert {"run", "show", "report"} < named <= set(get_command(app).commands)
+    makefile = (paths.ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE))
+    papers = {f"reproduce-{paper}" for paper in PAPERS}
+    assert "test" in targets  # which .ci/run calls
+    assert targets <= papers | set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    modules = set(re.findall(r"python -m benchmarks\.(\w+)", text))
+    assert modules <= {path.stem for path in (paths.ROOT / "benchmarks").glob("*.py")}
+
+
+def anchors(text: str) -> set[str]:
+    """Return what headings are called, as code-hosting sites and the built site call them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in plain}
+
+
+def broken_links(page: str, text: str) -> list[str]:
+    """Return the relative links of a page that lead to no file, or to no heading of it."""
+    found = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (paths.ROOT / page).parent / name if name else paths.ROOT / page
+        known = anchors(target.read_text(encoding="utf-8")) if target.is_file() else None
+        if known is None or (anchor and anchor not in known):
+            found.append(link)
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS])
+def test_links_lead_somewhere(page):
+    text = (paths.ROOT / page).read_text(encoding="utf-8")
+    assert not broken_links(page, text)
+
+
+def test_broken_links_are_seen():
+    text = (
+        "[a](docs/mbs.md) [b](docs/none.md) [c](docs/mbs.md#limits) [d](docs/mbs.md#none) [e](#f)"
+    )
+    assert broken_links("README.md", text) == ["docs/none.md", "docs/mbs.md#none", "#f"]
+
+
+def test_readme_is_one_page_and_every_other_page_is_in_the_site():
+    assert len(PAGES["README.md"].splitlines()) <= 130
+    site = (paths.ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES:
+        assert page == "README.md" or f" {page.removeprefix('docs/')}\n" in site, page
+        assert page == "README.md" or page.removeprefix("docs/") in "".join(PAGES.values())
+
+
+def surroundings() -> dict[str, object]:
+    """Return what the blocks of the pages take for given: a tiny training."""
+    torch.manual_seed(0)
+    labels = torch.randint(4, (600,))
+    pictures = torch.randint(100, (600, 3, 32, 32), dtype=torch.uint8)
+    pictures[:, 0] += (100 * (labels % 2)).to(torch.uint8)[:, None, None]  # can be learned
+    pictures[:, 1] += (100 * (labels // 2)).to(torch.uint8)[:, None, None]
+    images = pictures / 255
+
+    def make_model() -> nn.Module:
+        # At any image size, and as fast at all of them.
+        pool = nn.AdaptiveAvgPool2d(4)
+        return nn.Sequential(pool, nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 4))
+
+    model = make_model()
+    loss_fn = nn.CrossEntropyLoss()
+    loader = TensorLoader(pictures[:32], labels[:32], 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train_one_epoch() -> float:
+        total = 0.0
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        return total / len(loader)
+
+    inputs, targets = images[:32], labels[:32]
+    return {**locals(), "sample_input": inputs}
+
+
+def blocks() -> dict[str, list[str]]:
+    """Return the Python blocks of every page; those of recipes are run by test_recipes."""
+    found = {
+        page: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+        for page, text in PAGES.items()
+        if page != "docs/recipes.md"
+    }
+    return {page: own for page, own in found.items() if own}
+
+
+def test_every_method_has_a_block():
+    methods = {f"docs/{paper}.md" for paper in PAPERS if paper != "together"}
+    assert set(blocks()) >= methods | {"README.md", "docs/combining.md"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", blocks())
+def test_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = surroundings()
+    for block in blocks()[page]:
+        exec(compile(block, page, "exec"), names)
