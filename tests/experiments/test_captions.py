@@ -2,8 +2,14 @@
 
 import pytest
 
+from repro import paths
 from repro.experiments import PAPERS, load_paper, sources
 from repro.experiments.captions import signature
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch):
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
 
 
 @pytest.mark.parametrize("key", PAPERS)
