@@ -4,7 +4,7 @@ Against training in core, against LMS (Le et al. 2019), and with and without chu
 at our best, by packed plans with chunks of sizes that variables have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
@@ -385,7 +385,12 @@ def rows_close(results: Results, expected: Expectation) -> Verdict:
         for mode in (SCHEDULE, CHUNKS)
         for batch, rate in published(mode).items()
     ]
-    return _against_the_paper(results, expected, pairs, side=0)
+
+    def judge(name: str, ratio: float) -> Part:
+        gap = exactly(ratio, log=True)
+        return equivalence(f"{name} over the paper's", gap, expected.allowed())
+
+    return _against_the_paper(results, expected, pairs, judge)
 
 
 @claim(
@@ -400,7 +405,12 @@ def rows_reached(results: Results, expected: Expectation) -> Verdict:
     """Judge each batch size against the faster of the paper's ways; say what mapping comes to."""
     alone, chunks = published(SCHEDULE), published(CHUNKS)
     pairs = [(FITTED, b, max(rate, alone.get(b, rate))) for b, rate in chunks.items()]
-    verdict = _against_the_paper(results, expected, pairs, side=-1)
+
+    def judge(name: str, ratio: float) -> Part:
+        gap = exactly(100 * (ratio - 1), unit="%", digits=1)
+        return equivalence(f"{name} off the paper's by", gap, 100 * expected.allowed(), side=-1)
+
+    verdict = _against_the_paper(results, expected, pairs, judge)
     by_bytes = [
         f"{batch / record.metrics['rows'][FITTED]['time_by_bytes_s']:.0f} at {batch}"
         for record in sorted(results.ok(PACKED, role=RESNET), key=lambda r: r.config["batch"])
@@ -414,15 +424,15 @@ def _against_the_paper(
     results: Results,
     expected: Expectation,
     pairs: Sequence[tuple[str, int, float]],
-    side: int,
+    judge: Callable[[str, float], Part],
 ) -> Verdict:
     """Judge simulated ways at batch sizes against the paper's images/s, where the bound allows.
 
     Args:
         results: Records.
-        expected: Whose margin holds for each.
+        expected: Whose margin says what the bound allows.
         pairs: Way, batch size, the paper's images/s.
-        side: As of `equivalence`.
+        judge: Of a cell's name and our images/s over the paper's.
 
     Raises:
         NotRun: None has records.
@@ -441,16 +451,15 @@ def _against_the_paper(
         elif point is None:
             parts.append(certain(f"{name} ran out of memory", False))
         else:
-            gap = exactly(point.images_per_s / rate, log=True)
-            told = f"{name} over the paper's"
-            parts.append(equivalence(told, gap, expected.allowed(), side=side))
+            parts.append(judge(name, point.images_per_s / rate))
     if not parts:
         raise NotRun("no records")
     verdict = combine(parts)
     if not beyond:
         return verdict
     return Verdict(
-        verdict.word, f"{verdict.evidence}; no schedule reaches the paper's {', '.join(beyond)}"
+        verdict.word,
+        f"{verdict.evidence}; no schedule reaches the paper's images/s: {', '.join(beyond)}",
     )
 
 
