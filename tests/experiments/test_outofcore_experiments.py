@@ -46,6 +46,11 @@ TOYS = {
     "simulated": ("simulated", _SIMULATED | {"batch": 32}),
     "simulated in core": ("simulated", _SIMULATED | {"batch": 8}),
     "link": ("link", _ANALYSED | {"batch": 32, "rates": [5e5, 1e6], "shares": [1.0, 0.8]}),
+    "packed": (
+        "packed",
+        _ANALYSED
+        | {"batch": 32, "chunk_mib": 2**-10, "largest_chunk": 1000, "least_chunk_mib": 2**-11},
+    ),
     "by schedule": (
         "by_schedule",
         {k: v for k, v in _MEASURED.items() if k != "role"}
@@ -259,6 +264,18 @@ class TestAnalysed:
         small, large = toys.outcomes["chunk sizes"].metrics["rows"].values()
         assert small["internal_bytes"] < large["internal_bytes"]
         assert small["map_operations"] > large["map_operations"] > 0
+
+    def test_fitted_chunks_map_less_than_the_papers(self, toys):
+        metrics, whole = (toys.outcomes[name].metrics for name in ("packed", "simulated"))
+        own, fitted = metrics["rows"]["packed_va"], metrics["rows"]["packed_fitted"]
+        assert own["chunk_bytes"] == 2**10 < fitted["chunk_bytes"] <= 1000 * 2**10
+        assert fitted["chunk_bytes"] % 2**9 == 0
+        assert fitted["map_operations"] < own["map_operations"]
+        assert whole["bound_s"] * (1 - 1e-9) <= fitted["unmapped_s"] <= fitted["time_s"]
+        assert fitted["time_s"] < own["time_s"] == own["time_by_bytes_s"]
+        assert fitted["time_s"] < fitted["time_by_bytes_s"]
+        for row in (own, fitted):
+            assert row["held_bytes"] <= row["reserved_bytes"] <= metrics["limit_bytes"]
 
 
 class TestReach:

@@ -123,6 +123,7 @@ class World:
         sizes = REACH[SIMULATED if where == SIMULATED else self.profile][role]
         usual = dict(zip(MODES, sizes, strict=True))
         usual |= {"lms": sizes[1], "paper": sizes[1], "expandable_segments": sizes[0]}
+        usual |= dict.fromkeys(settings.PACKED_MODES, sizes[2])
         usual["checkpointing"] = {"smoke": 4, "quick": 32}.get(self.profile, 512)
         usual["save_on_cpu"] = 256
         if half:  # whatever it is, twice as large fits
@@ -181,6 +182,8 @@ class World:
             return {"metrics": {"limit_bytes": self.limit(where), **sizes}}
         if run.experiment in (SIMULATED, settings.HALF):
             return self.simulated(role, batch, modes, half)
+        if run.experiment == settings.PACKED:
+            return self.packed(role, batch)
         if run.experiment == settings.BY_SCHEDULE:
             return {**self.scheduled(config), **of_gpu}
         return {**self.measured(config, half), **of_gpu}
@@ -239,6 +242,14 @@ class World:
         if "in_core" in metrics["rows"]:
             del metrics["rows"]["in_core"]["held_bytes"]  # it is the peak
         return {"metrics": metrics}
+
+    def packed(self, role: str, batch: int) -> dict[str, Any]:
+        rows = {mode: self.row(SIMULATED, role, mode, batch) for mode in settings.PACKED_MODES}
+        fitted = {mode: row for mode, row in rows.items() if row is not None}
+        for row in fitted.values():
+            row |= {"chunk_bytes": 80 * MIB, "time_by_bytes_s": 2 * row["time_s"]}
+        metrics = {"limit_bytes": self.limit(SIMULATED), "peak_bytes": batch * 80 * MIB}
+        return {"metrics": metrics | {"rows": fitted}}
 
     def measured(self, config: Mapping[str, Any], half: bool) -> Mapping[str, Any]:
         mode = config["mode"]
@@ -314,7 +325,7 @@ class TestRuns:
         assert {config["precision"] for config in runs} == {"float32"}
         modes = {config["mode"] for config in runs}
         assert modes == {*MODES, *settings.PEERS}
-        assert modes | {"lms", "paper", "bound"} == set(settings.LABELS)
+        assert modes | {"lms", "paper", "bound", *settings.PACKED_MODES} == set(settings.LABELS)
         assert all("limit_between" not in config for config in runs)
 
     @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu", "paper"])
@@ -421,7 +432,7 @@ class TestCaptions:
 
     def test_failed_and_missing(self):
         said = caption("table1", World(status={("schedule_va",): None, ("in_core",): FAILED}))
-        assert "4 runs FAILED." in said and "4 of 26 runs are missing." in said
+        assert "4 runs FAILED." in said and "4 of 35 runs are missing." in said
 
 
 class TestMadeUp:

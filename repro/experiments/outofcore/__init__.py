@@ -16,6 +16,7 @@ PAPER = Paper(
         Experiment("measured", f"{_HERE}.experiments:measured"),
         Experiment("link", f"{_HERE}.analysing:link", measures=False),
         Experiment("chunk_sizes", f"{_HERE}.analysing:chunk_sizes", measures=False),
+        Experiment("packed", f"{_HERE}.packed:packed", measures=False),
         Experiment("by_schedule", f"{_HERE}.scheduling:by_schedule"),
         Experiment("half", f"{_HERE}.experiments:simulated", measures=False),
         Experiment("half_reach", f"{_HERE}.experiments:reach", measures=False),

@@ -26,6 +26,8 @@ from repro.experiments.outofcore.settings import (
     LABELS,
     MEASURED,
     MODES,
+    PACKED,
+    PACKED_MODES,
     PAPER,
     PLACES,
     RESNET,
@@ -94,7 +96,8 @@ def _simulated_points(results: Results, role: str, mode: str) -> Points:
     in_core = [(r.config["batch"], r.metrics["rows"].get(IN_CORE)) for r in records]
     base = max((batch / row["time_s"] for batch, row in in_core if row), default=None)
     found: Points = {}
-    for record in _by_batch(records):
+    own = results.ok(PACKED, role=role) if mode in PACKED_MODES else records
+    for record in _by_batch(own):
         batch, rows = record.config["batch"], record.metrics["rows"]
         if mode == "lms" and not record.config["lms"]:
             continue
@@ -377,6 +380,7 @@ _STYLES = {  # colour, marker, line
     "schedule + VA": ("#e07a3f", "D", "-"),
     "LMS": ("#8d99ae", "^", "--"),
     "schedule, to the letter": ("#7a5c3e", "<", "--"),
+    "packed + VA, fitted chunks": ("#111111", "*", "-"),
     "no schedule beats": ("#c0392b", "", "-."),
     "checkpointing": ("#7b5ea7", "v", ":"),
     "save_on_cpu": ("#c2a83e", "P", ":"),
