@@ -24,7 +24,7 @@ COMPUTED = {
     "mbs": {"foretell"},
     "dualbatch": {"published", "schemes", "solve"},
     "adaptive": {"parallel"},
-    "outofcore": {"simulated", "reach", "half", "half_reach", "link", "chunk_sizes"},
+    "outofcore": {"simulated", "reach", "half", "half_reach", "link", "chunk_sizes", "packed"},
     "microconv": {"candidates", "deepbench", "cluster", "solver", "programme"},
     "together": {"pace", "foretell"},
 }
