@@ -66,26 +66,6 @@ class TestTables:
         frame = pd.DataFrame({"evidence": ["one 1 < 2; two"], "claim": ["a; b"]})
         page = report.to_html(frame)
         assert "<td>one 1 &lt; 2;<br>two</td>" in page and "<td>a; b</td>" in page
-        table = report.to_rich(frame.to_dict("records"), "Title")
-        assert [str(cell) for cell in table.columns[0].cells] == ["one 1 < 2;\ntwo"]
-
-    def test_the_terminals_table(self):
-        from rich.console import Console
-
-        console = Console(width=1000, file=io.StringIO())
-        console.print(report.to_rich(FRAME.to_dict("records"), "Title"))
-        text = console.file.getvalue()
-        assert "Title" in text and "<b>U-Net</b> & co" in text and ("long " * 100).strip() in text
-        assert "nan" not in text and "None" not in text
-
-    def test_brackets_are_no_markup_on_the_terminal(self):
-        """An interval is in brackets, and so is rich's markup."""
-        from rich.console import Console
-
-        frame = pd.DataFrame({"evidence": ["+1.00 [+0.50, +1.50] [bold] [/] [red]x"]})
-        console = Console(width=1000, file=io.StringIO())
-        console.print(report.to_rich(frame.to_dict("records"), "Title"))
-        assert "+1.00 [+0.50, +1.50] [bold] [/] [red]x" in console.file.getvalue()
 
     def test_the_notebooks_table(self):
         view = report.TableView(FRAME)
@@ -96,7 +76,6 @@ class TestTables:
     def test_an_empty_table(self):
         empty = FRAME.iloc[:0]
         assert "<table" in report.to_html(empty)
-        assert report.to_rich(empty.to_dict("records"), "Title").row_count == 0
         assert repr(report.TableView(empty))
 
 

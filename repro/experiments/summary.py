@@ -193,6 +193,38 @@ def status(profile: str | None = None) -> list[Row]:
     return rows
 
 
+def stands(row: Row) -> bool:
+    """Whether all records of a row of `status` stand."""
+    return not (row["failed"] or row["missing"] or row["stale"])
+
+
+def standing(rows: Sequence[Row]) -> str:
+    """Return in a sentence or two how many artefacts of `status` stand."""
+    if not rows:
+        return (
+            "This machine has no records yet: python -m repro run computes them; show and report "
+            "use the reference records."
+        )
+    whole = sum(map(stands, rows))
+    profiles = ", ".join(dict.fromkeys(row["profile"] for row in rows))
+    if whole < len(rows):
+        return f"The records of {whole} of {len(rows)} artefacts stand (profile {profiles})."
+    full = sum(row["out of memory"] for row in rows)
+    return (
+        f"All records of all {len(rows)} artefacts of this machine stand (profile {profiles}; "
+        f"{sum(row['runs'] for row in rows)} runs, {full} of them out of memory as recorded)."
+    )
+
+
+def count_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return a row for each paper: how many claims it makes, and how many got each verdict."""
+    counted = []
+    for key in dict.fromkeys(row["artefact"].partition("/")[0] for row in rows):
+        own = [row for row in rows if row["artefact"].startswith(f"{key}/")]
+        counted.append({"paper": key, "claims": len(own)} | counts(own))
+    return [*counted, {"paper": "all", "claims": len(rows)} | counts(rows)]
+
+
 def write_report(
     profile: str | None = None, device: str | None = None, output: str | None = None
 ) -> tuple[list[Row], Path]:
