@@ -1,12 +1,10 @@
-"""Tables, comparisons with a paper's values, and the HTML report.
+"""Tables, comparisons with a paper's values, and figures as files.
 
 Records come from elsewhere: whatever text is in one is shown as text. `printable` is for a
-terminal, `markdown` for a notebook, `to_html` and `html_page` escape for themselves, and
-`figure_png` takes no dollar for a formula.
+terminal, `markdown` for a notebook, `to_html` escapes for itself, and `figure_png` takes no dollar
+for a formula.
 """
 
-import base64
-import html
 import io
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -133,7 +131,7 @@ class TableView:
         return self.frame.map(cell_text).to_string(index=False)
 
     def _repr_html_(self) -> str:
-        return f"<style>{_TABLE_STYLE}</style>{to_html(self.frame)}"
+        return f"<style>{TABLE_STYLE}</style>{to_html(self.frame)}"
 
 
 def cell_text(value: Any) -> str:
@@ -187,60 +185,9 @@ def _show_texts_as_they_are(figure: "Figure") -> None:
                 text.set_text(shown)
 
 
-@dataclass(frozen=True)
-class Section:
-    """One artefact of an HTML report."""
-
-    anchor: str
-    title: str
-    caption: str
-    table: "pd.DataFrame"
-    checks: "pd.DataFrame"
-    verdicts: "pd.DataFrame"
-    figure: "Figure | None"
-
-
-_TABLE_STYLE = """
+TABLE_STYLE = """
 table.repro { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
 table.repro th, table.repro td { padding: .25em .8em; border-bottom: 1px solid #d8dde6;
        text-align: left !important; vertical-align: top; }
 table.repro thead th { border-bottom: 2px solid #48536a; }
 """
-_STYLE = f"""
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
-       color: #1c2230; }}
-img {{ max-width: 100%; }} p.caption {{ color: #48536a; max-width: 60em; }} nav {{ margin: 1em 0; }}
-{_TABLE_STYLE}"""
-
-
-def html_page(
-    title: str,
-    lead: str,
-    overview: "pd.DataFrame",
-    lead_tables: "Sequence[pd.DataFrame]",
-    sections: Sequence[Section],
-    provenance: str,
-) -> str:
-    """Return a self-contained HTML page: the verdicts, then every table and figure."""
-    parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{_escaped(title)}</title>",
-        f"<style>{_STYLE}</style><h1>{_escaped(title)}</h1><p>{_escaped(lead)}</p>",
-        f"<h2>Verdicts</h2>{''.join(map(to_html, lead_tables))}{to_html(overview)}",
-    ]
-    links = (f"<a href='#{_escaped(s.anchor)}'>{_escaped(s.title)}</a>" for s in sections)
-    parts.append(f"<nav>{' · '.join(links)}</nav>")
-    for section in sections:
-        parts.append(f"<h2 id='{_escaped(section.anchor)}'>{_escaped(section.title)}</h2>")
-        parts.append(f"<p class='caption'>{_escaped(section.caption)}</p>")
-        if section.figure is not None:
-            image = base64.b64encode(figure_png(section.figure)).decode()
-            alternative = _escaped(section.title)
-            parts.append(f"<img alt='{alternative}' src='data:image/png;base64,{image}'>")
-        tables = (section.table, section.checks, section.verdicts)
-        parts += [to_html(table) for table in tables if len(table)]
-    parts.append(f"<h2>Provenance</h2><p class='caption'>{_escaped(provenance)}</p></html>")
-    return "\n".join(parts)
-
-
-def _escaped(text: str) -> str:
-    return html.escape(printable(text))
