@@ -268,7 +268,8 @@ small {{ color: #48536a; display: block; }}
   font-style: normal; font-size: .9em; min-width: 1.1em; }}
 .chart i, .badge {{ border: 1px solid #fff; }}
 .chart .not-run, .not-run, .undecided {{ border-color: #c3c9d4 !important; }}
-table.claims td:nth-child(2) {{ min-width: 17em; }} td:first-child {{ min-width: 6.5em; }}
+table.claims {{ width: 100%; }} table.claims td:nth-child(2) {{ min-width: 15em; width: 34%; }}
+table.claims td:nth-child(4) {{ min-width: 20em; width: 44%; }} td:first-child {{ min-width: 6.5em; }}
 @media (max-width: 55em) {{
   nav {{ position: static; width: auto; border: 0; }} nav ul {{ display: none; }}
   main {{ margin: 0; padding: 1em; }} }}
