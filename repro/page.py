@@ -177,7 +177,7 @@ def _section(section: Section, meanings: Mapping[str, str]) -> list[str]:
         parts.append(f"<img alt='{_text(section.title)}' src='data:image/png;base64,{image}'>")
     parts.append(f"<p class='caption'>{_text(section.caption)}</p>")
     if len(section.table):
-        parts.append(_foldable("The paper's values beside ours", section.table))
+        parts.append(_foldable("Table", section.table))
     if section.claims:
         rows = [
             f"<tr><td>{_badge(claim['verdict'], anchor)}</td><td>{_text(claim['claim'])} "
@@ -269,7 +269,8 @@ small {{ color: #48536a; display: block; }}
 .chart i, .badge {{ border: 1px solid #fff; }}
 .chart .not-run, .not-run, .undecided {{ border-color: #c3c9d4 !important; }}
 table.claims {{ width: 100%; }} table.claims td:nth-child(2) {{ min-width: 15em; width: 34%; }}
-table.claims td:nth-child(4) {{ min-width: 20em; width: 44%; }} td:first-child {{ min-width: 6.5em; }}
+table.claims td:nth-child(4) {{ min-width: 20em; width: 44%; }}
+td:first-child {{ min-width: 6.5em; }}
 @media (max-width: 55em) {{
   nav {{ position: static; width: auto; border: 0; }} nav ul {{ display: none; }}
   main {{ margin: 0; padding: 1em; }} }}

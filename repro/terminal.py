@@ -25,6 +25,55 @@ def width() -> int | None:
     return max(NARROW, shutil.get_terminal_size((100, 24)).columns)
 
 
+class Bar:
+    """A progress bar on the standard error stream, which changes when it is told something.
+
+    No thread redraws it, which would take time from what is being measured.
+
+    Args:
+        name: Stands before it.
+        total: How many steps there are.
+        shown: Whether there is a bar at all.
+    """
+
+    def __init__(self, name: str, total: int, shown: bool) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.fields[now]}", markup=False),
+            console=Console(stderr=True, highlight=False, markup=False, emoji=False),
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not shown,
+        )
+        self._task = self._progress.add_task(name, total=total, now="")
+
+    def __enter__(self) -> "Bar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self) -> None:
+        """Note that a step is done."""
+        self._progress.update(self._task, advance=1, refresh=True)
+
+    def say(self, text: str) -> None:
+        """Say beside the bar what is being done."""
+        self._progress.update(self._task, now=printable(text), refresh=True)
+
+    def write(self, line: str) -> None:
+        """Write a line above the bar, unbroken."""
+        self._progress.console.print(line, soft_wrap=True)
+
+
 def prose(text: str) -> str:
     """Return text folded between words; a path is never broken."""
     columns = width() or WIDE

@@ -144,8 +144,8 @@ class TestPage:
         assert "<a class='badge not-run' href='#mbs-table1'>not run</a>" in page
 
     def test_long_tables_are_folded(self, page):
-        assert f"<summary>The paper's values beside ours ({LONG + 1} rows)</summary>" in page
-        assert page.count("The paper's values beside ours") == 1  # the short one is not
+        assert f"<summary>Table ({LONG + 1} rows)</summary>" in page
+        assert page.count("<summary>Table") == 1  # the short one is not
         assert page.count("<summary>Records (2 rows)</summary>") == 2
 
     def test_escaped(self, page):

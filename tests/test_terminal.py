@@ -1,5 +1,6 @@
 """The terminal: nothing of a number or a name is cut, whatever the width."""
 
+import io
 import subprocess
 import sys
 
@@ -104,3 +105,30 @@ for command in (["list"], ["status"], *(["show", paper] for paper in sys.argv[1:
     done = subprocess.run([sys.executable, "-c", code, *PAPERS], capture_output=True, text=True,
                           timeout=60, cwd=paths.ROOT)  # fmt: skip
     assert done.stderr == "0 set()\n" * (2 + len(PAPERS))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class TestBar:
+    def test_lines_are_whole_and_the_cursor_comes_back(self, columns, monkeypatch):
+        columns(60)
+        monkeypatch.setattr(sys, "stderr", stream := Terminal())
+        monkeypatch.setenv("TERM", "xterm")
+        line = f"run [red] failed :smile: {'long ' * 40}"
+        with pytest.raises(KeyboardInterrupt), terminal.Bar("mbs", 2, shown=True) as bar:
+            bar.say("run [bold]")
+            bar.advance()
+            bar.write(line)
+            raise KeyboardInterrupt
+        shown = stream.getvalue()
+        assert line in shown and "run [bold]" in shown and "1/2" in shown
+        assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+    def test_none_prints_nothing(self, capsys):
+        with terminal.Bar("mbs", 1, shown=False) as bar:
+            bar.say("run")
+            bar.advance()
+        assert capsys.readouterr() == ("", "")
