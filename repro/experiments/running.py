@@ -182,7 +182,7 @@ def _is_left(standing: Record | None, setting: Setting) -> bool:
     return standing is None or (setting.retry_failed and standing.status == "failed")
 
 
-def execute(
+def execute(  # noqa: C901 (its parts share the bar, the tally and what is known)
     paper: Paper,
     runs: Sequence[Run],
     setting: Setting,
