@@ -44,8 +44,9 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab data test test-exhaustive unit unit-methods unit-dualbatch unit-experiments unit-rest \
-	unit-device unit-gpu nbval smoke smoke-simulated recipes docs doctor reproduce-all \
+.PHONY: help setup lab data test test-fast test-exhaustive coverage unit unit-methods unit-dualbatch \
+	unit-experiments unit-rest unit-device unit-gpu nbval smoke smoke-simulated recipes docs doctor \
+	reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
@@ -80,6 +81,8 @@ $(PAPERS:%=reproduce-%): reproduce-%: $(STAMP)
 # Long ones first, one more than cores, since some wait for processes that they start.
 UNIT := unit-dualbatch unit-experiments unit-methods unit-gpu unit-device unit-rest
 METHODS := $(patsubst %,tests/%,$(filter-out dualbatch together,$(PAPERS)))
+PYTEST := $(BIN)/python -m pytest
+FAST := unit-methods unit-experiments unit-dualbatch unit-rest
 SHORT := not gpu and not exhaustive
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
 	@$(MAKE) --no-print-directory -j3 --output-sync=target unit-dualbatch smoke $(UNIT) nbval
@@ -87,21 +90,30 @@ test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
 unit: $(STAMP)  ## unit tests alone
 	@$(MAKE) --no-print-directory -j3 --output-sync=target $(UNIT)
 
+test-fast: $(STAMP)  ## the short unit tests, while you work: under two minutes on two cores
+	@$(MAKE) --no-print-directory -j3 --output-sync=target SHORT="$(SHORT) and not slow" $(FAST)
+
 # Some other tests go along, for they share toy records with those of the experiments.
 WITH_RECORDS := tests/experiments tests/test_cli.py tests/test_notebooks.py
 unit-experiments: $(STAMP)
-	@$(BIN)/python -m pytest -m "$(SHORT)" $(WITH_RECORDS)
+	@$(PYTEST) -m "$(SHORT)" $(WITH_RECORDS)
 
 unit-methods: $(STAMP)
-	@$(BIN)/python -m pytest -m "$(SHORT)" $(METHODS)
+	@$(PYTEST) -m "$(SHORT)" $(METHODS)
 
 # By itself, as it waits for the processes of clusters.
 unit-dualbatch: $(STAMP)
-	@$(BIN)/python -m pytest -m "$(SHORT)" tests/dualbatch
+	@$(PYTEST) -m "$(SHORT)" tests/dualbatch
 
 unit-rest: $(STAMP)
-	@$(BIN)/python -m pytest -m "$(SHORT)" tests $(WITH_RECORDS:%=--ignore %) $(METHODS:%=--ignore %) \
+	@$(PYTEST) -m "$(SHORT)" tests $(WITH_RECORDS:%=--ignore %) $(METHODS:%=--ignore %) \
 		--ignore tests/simulated_device --ignore tests/dualbatch
+
+coverage: $(STAMP)  ## which lines the unit tests run, in their own processes, and which not
+	@rm -f .coverage .coverage.*
+	@failed=0; $(MAKE) --no-print-directory -j3 --output-sync=target \
+		PYTEST="$(BIN)/python -m coverage run -m pytest" $(FAST) || failed=1; \
+	$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report; exit $$failed
 
 test-exhaustive: $(STAMP)  ## what make test leaves out: long tests of what others show in small
 	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device
@@ -143,10 +155,10 @@ lab: $(STAMP)  ## open the notebooks in JupyterLab
 data: $(STAMP)  ## download the datasets that the network allows, say what it could not
 	@$(REPRO) data
 
-report: $(STAMP)  ## print the verdicts and write the HTML report
+report: $(STAMP)  ## count the verdicts and write the HTML report
 	@$(REPRO) report $(if $(PROFILE),--profile "$$PROFILE")
 
-status: $(STAMP)  ## say which records stand, are missing, stale or failed
+status: $(STAMP)  ## say whether all records stand, and which do not
 	@$(REPRO) status $(if $(PROFILE),--profile "$$PROFILE")
 
 lint: $(STAMP)  ## ruff
@@ -156,5 +168,6 @@ typecheck: $(STAMP)  ## mypy
 	@$(BIN)/python -m mypy
 
 clean:  ## remove the environment, caches, executed notebooks; records and datasets stay
-	@rm -rf $(VENV) build *.egg-info .ruff_cache .mypy_cache .pytest_cache results/local/notebooks
+	@rm -rf $(VENV) build *.egg-info .ruff_cache .mypy_cache .pytest_cache .coverage*
+	@rm -rf results/local/notebooks
 	@find repro tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -122,17 +122,19 @@ def advise(
 @app.command("list")
 def list_() -> None:
     """List papers and artefacts."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from repro import terminal
     from repro.experiments import PAPERS, load_paper
 
-    table = Table("artefact", "in the paper", "what it shows", box=None, pad_edge=False)
-    for key in PAPERS:
-        paper = load_paper(key)
-        for artefact in paper.artefacts.values():
-            table.add_row(f"{key}/{artefact.name}", artefact.source, artefact.title)
-    _console(Console).print(table)
+    rows = [
+        {
+            "artefact": f"{key}/{artefact.name}",
+            "in the paper": artefact.source,
+            "what it shows": artefact.title,
+        }
+        for key in PAPERS
+        for artefact in load_paper(key).artefacts.values()
+    ]
+    typer.echo(terminal.table(rows))
 
 
 @app.command()
@@ -240,18 +242,16 @@ def run(
 def _rehearse(
     named: list[Any], profile: str, on: str, seeds: Any, kept: list[Any], changed: list[Any]
 ) -> None:
-    from rich.console import Console
-
+    from repro import terminal
     from repro.experiments import rehearsing
-    from repro.report import to_rich
 
     def tell(line: str) -> None:
         if sys.stderr.isatty():  # some take a minute
             typer.echo(f"{line} ...", err=True)
 
     rows = rehearsing.rows(named, profile, on, seeds, kept, changed, tell)
-    _console(Console).print(to_rich(rows, f"Rehearsed, profile {profile}"))
-    typer.echo(rehearsing.GROUNDS)
+    typer.echo(terminal.table(rows, f"Rehearsed, profile {profile}"))
+    typer.echo(terminal.prose(rehearsing.GROUNDS))
 
 
 @app.command()
@@ -378,37 +378,40 @@ def show(
     reference: Reference = None,
     changes: Changes = None,
 ) -> None:
-    """Print an artefact: the paper's values beside the measured ones, and the verdicts."""
-    from rich.console import Console
+    """Print an artefact: the paper's values beside the measured ones, and the verdicts.
 
-    from repro import report
-    from repro.experiments import arguments, find_artefacts, sources, summary
+    Where a table is wider than the terminal, cells are folded between words; then columns are left
+    out, from the right, and a line under the table names them.
+    """
+    from repro import terminal
+    from repro.experiments import arguments, showing, summary
 
     if profile is not None:
         arguments.check_profile(profile)
-    paper, artefacts = find_artefacts(target)
     changed = [arguments.parse_choice(text) for text in changes or ()]
-    printed = _console(Console)
-    source = sources.find_source(paper, profile, reference)
-    gathered = [sources.results_of(artefact, source, changes=changed) for artefact in artefacts]
-    runs = [run for results in gathered for run, _ in results.expected]
-    arguments.with_changes(paper, runs, changed)  # refuses what none of them has
-    for artefact, results in zip(artefacts, gathered, strict=True):
-        title = f"{paper.key}/{artefact.name}: {artefact.title}"
-        with summary.blaming(source, artefact, results):
-            rows = artefact.exhibit.table(results)
-            caption = summary.caption(artefact, results)
-            checked = summary.checks(artefact, results)
-            judged = summary.verdicts(paper, artefact, results)
-        printed.print(report.to_rich(rows, title))
-        printed.print(caption, soft_wrap=False, markup=False)
-        if checked:
-            printed.print(report.to_rich(checked, "\nHolds by construction"))
-        if judged:
-            rows = [{k: v for k, v in row.items() if k != "artefact"} for row in judged]
-            printed.print(report.to_rich(rows, "\nClaims"))
-            printed.print(summary.whereabouts(paper, artefact), markup=False, highlight=False)
-    typer.echo(summary.searched())
+    for found in showing.found(target, profile, reference, changed):
+        typer.echo(f"{showing.text(*found)}\n")
+    typer.echo(terminal.prose(summary.searched()))
+
+
+@app.command()
+def figure(
+    target: Annotated[str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/figure3.")],
+    out: Annotated[str, option(help="Path of the file.")],
+    form: Annotated[
+        str | None, option("--format", help="svg, pdf or png; by default as the path ends.")
+    ] = None,
+    profile: Profile = None,
+    reference: Reference = None,
+    changes: Changes = None,
+) -> None:
+    """Write the figure of an artefact to a file, from the records that show would take."""
+    from repro.experiments import arguments, showing
+
+    if profile is not None:
+        arguments.check_profile(profile)
+    changed = [arguments.parse_choice(text) for text in changes or ()]
+    typer.echo(f"figure: {showing.write_figure(target, out, form, profile, reference, changed)}")
 
 
 @app.command()
@@ -416,10 +419,8 @@ def status(
     profile: Profile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say for each artefact which records stand, are missing, stale or failed."""
-    from rich.console import Console
-
-    from repro import report
+    """Say of which artefacts records are missing, stale or failed, or that all stand."""
+    from repro import terminal
     from repro.experiments import arguments, summary
 
     if profile is not None:
@@ -428,10 +429,10 @@ def status(
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
-        _console(Console).print(report.to_rich(rows, "Records on this machine"))
-        if not rows:
-            typer.echo("none yet: python -m repro run; show and report use the reference records")
-        typer.echo(summary.searched())
+        typer.echo(terminal.prose(summary.standing(rows)))
+        if left := [row for row in rows if not summary.stands(row)]:
+            typer.echo(terminal.table(left, "\nThose that do not"))
+        typer.echo(terminal.prose(summary.searched()))
 
 
 @app.command()
@@ -440,18 +441,14 @@ def report(
     reference: Reference = None,
     output: Annotated[str | None, option(help="Path of the HTML file.")] = None,
 ) -> None:
-    """Print every verdict, and write the HTML report."""
-    from rich.console import Console
-
+    """Write the HTML report of all papers; print its path and how many claims got which verdict."""
+    from repro import terminal
     from repro.experiments import arguments, summary
-    from repro.report import to_rich
 
     if profile is not None:
         arguments.check_profile(profile)
     rows, path = summary.write_report(profile, reference, output)
-    _console(Console).print(to_rich(rows, "Verdicts"))
-    counts = summary.counts(rows)
-    typer.echo(", ".join(f"{count} {word}" for word, count in counts.items() if count))
+    typer.echo(terminal.table(summary.count_rows(rows), "Verdicts"))
     typer.echo(f"HTML report: {path}")
 
 
@@ -545,11 +542,6 @@ def _by_paper(targets: list[str] | None) -> list[Any]:
         paper, artefacts = find_artefacts(target)
         grouped.setdefault(paper.key, (paper, []))[1].extend(artefacts)
     return list(grouped.values())
-
-
-def _console(console_class: Any) -> Any:
-    # A pipe has no width of its own; tables should not be cut there.
-    return console_class() if sys.stdout.isatty() else console_class(width=180)
 
 
 def _printable(text: str) -> str:

@@ -5,6 +5,7 @@ import codecs
 import errno
 import io
 import os
+import select
 import signal
 import sys
 import threading
@@ -148,12 +149,24 @@ def _let_go() -> bool:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
+            lost = _has_no_reader(stream)  # a long text may be lost whole, with nothing to flush
         except OSError:
+            lost = True
+        if lost:
             found = True
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
     return found
+
+
+def _has_no_reader(stream: Any) -> bool:
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return bool(poll.poll(0))
+    except (OSError, ValueError):  # no file, as in a notebook
+        return False
 
 
 def _of_the_system(error: Exception) -> str | None:

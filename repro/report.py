@@ -1,15 +1,13 @@
-"""Tables, comparisons with a paper's values, and the HTML report.
+"""Tables, comparisons with a paper's values, and figures as files.
 
 Records come from elsewhere: whatever text is in one is shown as text. `printable` is for a
-terminal, `markdown` for a notebook, `to_html` and `html_page` escape for themselves, and
-`figure_png` takes no dollar for a formula.
+terminal, `markdown` for a notebook, `to_html` escapes for itself, and `figure_png` takes no dollar
+for a formula.
 """
 
-import base64
-import html
 import io
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,6 @@ import numpy as np
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-    from rich.table import Table
 
 DASH = "–"
 
@@ -82,6 +79,8 @@ def mean_std(pair: Sequence[float] | None, digits: int = 2) -> str:
     return "Failed" if pair is None else f"{pair[0]:.{digits}f} ± {pair[1]:.{digits}f}"
 
 
+_NUMERIC = frozenset("0123456789+-−×±<>≤≥~")
+_SENTENCE = 60  # characters; shorter cells may list numbers
 _TEXT_COLUMNS = (
     "claim",
     "in the paper",
@@ -94,36 +93,28 @@ _TEXT_COLUMNS = (
 )
 
 
-def to_rich(rows: Sequence[Mapping[str, Any]], title: str) -> "Table":
-    """Return rows, or a data frame's ``to_dict("records")``, as a table for the terminal."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(
-        title=Text(printable(title)), box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False
+def is_text(column: str, cells: Sequence[str]) -> bool:
+    """Whether a column holds words and no numbers, or sentences that begin with one."""
+    return (
+        column in _TEXT_COLUMNS
+        or not any(cell[:1] in _NUMERIC for cell in cells if cell)
+        or max(map(len, cells)) > _SENTENCE
     )
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    for position, column in enumerate(columns):
-        text = position == 0 or column in _TEXT_COLUMNS
-        header = Text(printable(str(column)))
-        table.add_column(header, justify="left" if text else "right")
-    for row in rows:
-        table.add_row(*(Text(_lines(column, _cell(row.get(column)))) for column in columns))
-    return table
 
 
-def _lines(column: str, text: str) -> str:
+def evidence_lines(column: str, text: str) -> str:
     """Return evidence with a line for each of its parts."""
     return text.replace("; ", ";\n") if column == "evidence" else text
 
 
 def to_html(frame: "pd.DataFrame") -> str:
     """Return a data frame as an HTML table, in which text is text."""
-    cells = frame.map(_cell).rename(columns=lambda name: printable(str(name)))
+    cells = frame.map(cell_text).rename(columns=lambda name: printable(str(name)))
     for column in cells.columns.intersection(["evidence"]):
         # pandas writes the end of a line as two characters, and leaves this one alone.
-        cells[column] = [_lines(column, text).replace("\n", "\u2028") for text in cells[column]]
+        cells[column] = [
+            evidence_lines(column, text).replace("\n", "\u2028") for text in cells[column]
+        ]
     page: str = cells.to_html(index=False, border=0, classes="repro", justify="left")
     # A notebook takes what stands between dollars for a formula, in its tables too.
     page = page.replace("$", "<span>$</span>").replace("\\", "<span>\\</span>")
@@ -137,13 +128,14 @@ class TableView:
         self.frame = frame
 
     def __repr__(self) -> str:
-        return self.frame.map(_cell).to_string(index=False)
+        return self.frame.map(cell_text).to_string(index=False)
 
     def _repr_html_(self) -> str:
-        return f"<style>{_TABLE_STYLE}</style>{to_html(self.frame)}"
+        return f"<style>{TABLE_STYLE}</style>{to_html(self.frame)}"
 
 
-def _cell(value: Any) -> str:
+def cell_text(value: Any) -> str:
+    """Return a cell as text: a dash for nothing, what cannot be printed written out."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return DASH
     return f"{value:g}" if isinstance(value, float) else printable(str(value))
@@ -165,6 +157,17 @@ def figure_png(figure: "Figure", dpi: int = 110) -> bytes:
     return small.getvalue()
 
 
+def figure_file(figure: "Figure", form: str) -> bytes:
+    """Return a figure as a file for a talk or a paper: ``svg``, ``pdf`` or ``png`` (200 dpi)."""
+    if form == "png":
+        return figure_png(figure, dpi=200)
+    _show_texts_as_they_are(figure)
+    drawn = io.BytesIO()
+    undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}[form]
+    figure.savefig(drawn, format=form, bbox_inches="tight", metadata=undated)
+    return drawn.getvalue()
+
+
 def _show_texts_as_they_are(figure: "Figure") -> None:
     """Let no text of a figure be parsed for mathematics, which a name with dollars would break."""
     from matplotlib.text import Text
@@ -182,60 +185,9 @@ def _show_texts_as_they_are(figure: "Figure") -> None:
                 text.set_text(shown)
 
 
-@dataclass(frozen=True)
-class Section:
-    """One artefact of an HTML report."""
-
-    anchor: str
-    title: str
-    caption: str
-    table: "pd.DataFrame"
-    checks: "pd.DataFrame"
-    verdicts: "pd.DataFrame"
-    figure: "Figure | None"
-
-
-_TABLE_STYLE = """
+TABLE_STYLE = """
 table.repro { border-collapse: collapse; margin: 1em 0; font-variant-numeric: tabular-nums; }
 table.repro th, table.repro td { padding: .25em .8em; border-bottom: 1px solid #d8dde6;
        text-align: left !important; vertical-align: top; }
 table.repro thead th { border-bottom: 2px solid #48536a; }
 """
-_STYLE = f"""
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em;
-       color: #1c2230; }}
-img {{ max-width: 100%; }} p.caption {{ color: #48536a; max-width: 60em; }} nav {{ margin: 1em 0; }}
-{_TABLE_STYLE}"""
-
-
-def html_page(
-    title: str,
-    lead: str,
-    overview: "pd.DataFrame",
-    lead_tables: "Sequence[pd.DataFrame]",
-    sections: Sequence[Section],
-    provenance: str,
-) -> str:
-    """Return a self-contained HTML page: the verdicts, then every table and figure."""
-    parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{_escaped(title)}</title>",
-        f"<style>{_STYLE}</style><h1>{_escaped(title)}</h1><p>{_escaped(lead)}</p>",
-        f"<h2>Verdicts</h2>{''.join(map(to_html, lead_tables))}{to_html(overview)}",
-    ]
-    links = (f"<a href='#{_escaped(s.anchor)}'>{_escaped(s.title)}</a>" for s in sections)
-    parts.append(f"<nav>{' · '.join(links)}</nav>")
-    for section in sections:
-        parts.append(f"<h2 id='{_escaped(section.anchor)}'>{_escaped(section.title)}</h2>")
-        parts.append(f"<p class='caption'>{_escaped(section.caption)}</p>")
-        if section.figure is not None:
-            image = base64.b64encode(figure_png(section.figure)).decode()
-            alternative = _escaped(section.title)
-            parts.append(f"<img alt='{alternative}' src='data:image/png;base64,{image}'>")
-        tables = (section.table, section.checks, section.verdicts)
-        parts += [to_html(table) for table in tables if len(table)]
-    parts.append(f"<h2>Provenance</h2><p class='caption'>{_escaped(provenance)}</p></html>")
-    return "\n".join(parts)
-
-
-def _escaped(text: str) -> str:
-    return html.escape(printable(text))

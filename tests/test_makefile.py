@@ -25,7 +25,7 @@ exit "${FAILS_WITH:-0}"
 TARGETS = (
     *("help", "setup", "doctor", "lab", "data", "test", "unit", "nbval", "smoke", "reproduce-all"),
     *("reproduce-mbs", "reproduce-microconv", "reproduce-together"),
-    *("report", "status", "lint", "typecheck"),
+    *("report", "status", "lint", "typecheck", "test-fast", "coverage"),
 )
 
 

@@ -13,6 +13,8 @@ import pytest
 from PIL import Image
 
 from repro import report
+from repro.experiments.judging import KINDS, WORDS
+from repro.page import LONG, Chapter, Section, html_page
 from repro.plots import legend_below, new_axes, timeline
 from repro.report import DASH, Summary
 
@@ -66,26 +68,6 @@ class TestTables:
         frame = pd.DataFrame({"evidence": ["one 1 < 2; two"], "claim": ["a; b"]})
         page = report.to_html(frame)
         assert "<td>one 1 &lt; 2;<br>two</td>" in page and "<td>a; b</td>" in page
-        table = report.to_rich(frame.to_dict("records"), "Title")
-        assert [str(cell) for cell in table.columns[0].cells] == ["one 1 < 2;\ntwo"]
-
-    def test_the_terminals_table(self):
-        from rich.console import Console
-
-        console = Console(width=1000, file=io.StringIO())
-        console.print(report.to_rich(FRAME.to_dict("records"), "Title"))
-        text = console.file.getvalue()
-        assert "Title" in text and "<b>U-Net</b> & co" in text and ("long " * 100).strip() in text
-        assert "nan" not in text and "None" not in text
-
-    def test_brackets_are_no_markup_on_the_terminal(self):
-        """An interval is in brackets, and so is rich's markup."""
-        from rich.console import Console
-
-        frame = pd.DataFrame({"evidence": ["+1.00 [+0.50, +1.50] [bold] [/] [red]x"]})
-        console = Console(width=1000, file=io.StringIO())
-        console.print(report.to_rich(frame.to_dict("records"), "Title"))
-        assert "+1.00 [+0.50, +1.50] [bold] [/] [red]x" in console.file.getvalue()
 
     def test_the_notebooks_table(self):
         view = report.TableView(FRAME)
@@ -96,7 +78,6 @@ class TestTables:
     def test_an_empty_table(self):
         empty = FRAME.iloc[:0]
         assert "<table" in report.to_html(empty)
-        assert report.to_rich(empty.to_dict("records"), "Title").row_count == 0
         assert repr(report.TableView(empty))
 
 
@@ -129,15 +110,21 @@ class TestPage:
     @pytest.fixture
     def page(self) -> str:
         figure = timeline([("compute", 0, 0.0, 0.01)], (0.01, 0.02), "copy")
+        claims = [
+            {"claim": f"Claim <c>{n}", "in the paper": "Section <x>", "kind": "measured",
+             "expected": "reproduced", "verdict": word, "evidence": "one 1 < 2; two"}
+            for n, word in enumerate(("undecided", "not run", "undecided"))
+        ]  # fmt: skip
+        long = pd.DataFrame({"n": range(LONG + 1)})
         sections = [
-            report.Section(
-                "mbs-table1", "Table 1 <x>", "Caption & <y>.", FRAME, FRAME, FRAME, figure
+            Section(
+                "mbs-table1", "Table 1 <x>", "Title 1", "Caption & <y>.",
+                long, FRAME, claims, figure, FRAME,
             ),
-            report.Section(
-                "mbs-table2", "Table 2", "", FRAME, FRAME.iloc[:0], FRAME.iloc[:0], None
-            ),
-        ]
-        return report.html_page("Title <t>", "Lead <l>", FRAME, [FRAME], sections, "Made by <m>")
+            Section("mbs-table2", "Table 2", "Title 2", "", FRAME, FRAME.iloc[:0], [], None, FRAME),
+        ]  # fmt: skip
+        chapters = [Chapter("mbs", "Paper <q>", "Authors", sections), Chapter("two", "B", "", [])]
+        return html_page("Title <t>", "Lead <l>", chapters, WORDS, KINDS, "Made by <m>")
 
     def test_self_contained(self, page):
         links = Links(page)
@@ -145,19 +132,32 @@ class TestPage:
         for reference in links.references:
             assert reference.startswith(("#", "data:image/png;base64,"))
             assert not reference.startswith("#") or reference[1:] in links.anchors
-        assert {"mbs-table1", "mbs-table2"} <= links.anchors
+        assert {"mbs", "mbs-table1", "mbs-table2", "mbs-table1-records"} <= links.anchors
         assert not re.search(r"https?://|url\(|@import", page)
 
+    def test_the_chart_counts_and_verdicts_lead_to_figure_and_records(self, page):
+        chart = page[page.index("class='chart'") : page.index("class='legend'")]
+        assert "title='2 undecided'>2<" in chart and "title='1 not run'>1<" in chart
+        assert page.index("class='chart'") < page.index("<h2 id='mbs'>1 Paper")
+        assert "<b class='badge undecided'>2 undecided</b>" in page
+        assert page.count("href='#mbs-table1-records'>2</a>") == 3
+        assert "<a class='badge not-run' href='#mbs-table1'>not run</a>" in page
+
+    def test_long_tables_are_folded(self, page):
+        assert f"<summary>Table ({LONG + 1} rows)</summary>" in page
+        assert page.count("<summary>Table") == 1  # the short one is not
+        assert page.count("<summary>Records (2 rows)</summary>") == 2
+
     def test_escaped(self, page):
-        for tag in "xytlm":
+        for tag in "xytlmcq":
             assert f"<{tag}>" not in page and f"&lt;{tag}&gt;" in page
-        assert "Caption &amp; &lt;y&gt;." in page
+        assert "Caption &amp; &lt;y&gt;." in page and "one 1 &lt; 2;<br>two" in page
 
     def test_the_figure_is_a_picture(self, page):
         (encoded,) = re.findall(r"src='data:image/png;base64,([^']+)'", page)
         with Image.open(io.BytesIO(base64.b64decode(encoded))) as image:
             assert image.format == "PNG" and min(image.size) > 100
-        assert "alt='Table 1 &lt;x&gt;'" in page
+        assert "alt='Title 1'" in page
 
     def test_it_is_utf8(self, page):
         assert "charset='utf-8'" in page and "μ" in page

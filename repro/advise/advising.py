@@ -122,21 +122,19 @@ class Advice:
 
     def text(self, method: str | None = None) -> str:
         """Return the table, what it rests on, and the code of the best method or another."""
-        from rich.console import Console
+        from repro import terminal
 
-        from repro.report import to_rich
-
-        console = Console(width=180)
         title = (
             f"{self.workload.name}, batches of {self.batch:,} within "
             f"{self.memory_bytes / GIB:.3g} GiB on {self.device}"
         )
-        with console.capture() as captured:
-            console.print(to_rich(self.table(), title))
         lines = [
-            captured.get().rstrip(),
-            f"Times: {self.grounds}. Peaks: live tensors of a recorded step; what kernels take "
-            "inside comes on top. At least: no schedule of the method is faster.",
+            terminal.table(self.table(), title),
+            "",
+            terminal.prose(
+                f"Times: {self.grounds}. Peaks: live tensors of a recorded step; what kernels take "
+                "inside comes on top. At least: no schedule of the method is faster."
+            ),
         ]
         chosen = method or (self.best.method if self.best else None)
         if chosen is not None and (code := self.code(chosen)):

@@ -79,7 +79,7 @@ def examine(
     return found
 
 
-def _to_do(found: Facts) -> Iterator[dict[str, str]]:
+def _to_do(found: Facts) -> Iterator[dict[str, str]]:  # noqa: C901 (a list of things to ask)
     """Yield what is missing or broken, and a command or an action for each."""
 
     def entry(what: str, do: str) -> dict[str, str]:

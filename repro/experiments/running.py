@@ -36,6 +36,7 @@ from repro.records import (
 )
 from repro.report import printable
 from repro.source_code import present
+from repro.terminal import Bar
 
 if TYPE_CHECKING:
     from repro.datasets import EpochTimes, ImageData
@@ -181,7 +182,7 @@ def _is_left(standing: Record | None, setting: Setting) -> bool:
     return standing is None or (setting.retry_failed and standing.status == "failed")
 
 
-def execute(
+def execute(  # noqa: C901 (its parts share the bar, the tally and what is known)
     paper: Paper,
     runs: Sequence[Run],
     setting: Setting,
@@ -203,7 +204,6 @@ def execute(
         RecordError: Records cannot be written.
     """
     import torch
-    from tqdm import tqdm
 
     from repro.measure import accelerator
 
@@ -221,7 +221,7 @@ def execute(
 
     def tell(line: str) -> None:
         line = printable(line)  # an error says whatever it likes
-        tqdm.write(line, file=sys.stderr) if interactive else report(line)
+        bar.write(line) if interactive else report(line)
 
     def named(step: Step) -> str:
         return f"{paper.key} {step.run} seed {step.seed}"
@@ -236,7 +236,7 @@ def execute(
         """Count a record that was made after the survey: here, unless `took_s` is None."""
         known[step.key] = record
         counted.add(step.key)
-        bar.update()
+        bar.advance()
         if took_s is None:
             tally.elsewhere += 1
             note(step, record)
@@ -251,7 +251,7 @@ def execute(
     counted: set[str] = set()
     with (
         accelerator.on(setting.device),
-        tqdm(total=len(steps), unit="run", disable=not interactive, desc=paper.key) as bar,
+        Bar(paper.key, len(steps), shown=interactive) as bar,
     ):
         shared = [
             (step, known.get(step.key))
@@ -260,7 +260,7 @@ def execute(
             and _is_left(known.get(step.key), setting)
         ]
         if workers and len(shared) > 1:
-            bar.set_postfix_str(f"{workers.count} processes")
+            bar.say(f"{workers.count} processes")
             took = _took_before(paper)
             # The longest first within a seed, so that none is left for the end.
             shared.sort(key=lambda work: (work[0].seed, -took.get(_name(work[0].run), 0.0)))
@@ -276,13 +276,13 @@ def execute(
             for step in left:
                 if step.key in counted:
                     continue
-                bar.set_postfix_str(str(step.run))
+                bar.say(str(step.run))
                 standing = known.get(step.key)
                 if standing and not _is_left(standing, setting):
                     tally.stood += 1
                     counted.add(step.key)
                     note(step, standing)
-                    bar.update()
+                    bar.advance()
                     continue
                 made = settle(paper, setting, store, (step, standing))
                 if made is not None:

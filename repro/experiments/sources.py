@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from repro.experiments.arguments import Choices, default_profile, value_of, with_changes
 from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results, UsageError
@@ -37,6 +38,16 @@ class Source:
         """The paper's records by place and profile, where there are any; each is read once."""
         found = {place: store.load(self.paper.key) for place, store in self.stores.items()}
         return {place: records for place, records in found.items() if records}
+
+    def paths(self, records: Sequence[Record]) -> dict[int, Path]:
+        """Return the files of records, by the records' identity in memory."""
+        wanted = {id(record) for record in records}
+        return {
+            id(record): self.stores[place].path(record.paper, record.experiment, record.key)
+            for place, own in self.records.items()
+            for record in own
+            if id(record) in wanted
+        }
 
     @property
     def label(self) -> str:

@@ -7,7 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro import paths, report
+from repro import page, paths, report
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.arguments import check_target, user_path
 from repro.experiments.design import (
@@ -26,6 +26,7 @@ from repro.records import (
     Record,
     RecordError,
     commit_state,
+    identity,
     library_versions,
     local_store,
     now,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
+RECORD_COLUMNS = ("run", "seed", "ended", "file")
 CLAIM_COLUMNS = ("artefact", "claim", "in the paper", "kind", "expected", "verdict", "evidence")
 
 
@@ -94,12 +96,7 @@ def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[No
         guilty = guilty or [
             record for record in every if not fails([r for r in every if r is not record])
         ]
-        paths_ = [
-            str(source.stores[place].path(record.paper, record.experiment, record.key))
-            for place, records in source.records.items()
-            for record in records
-            if any(record is one for one in guilty)
-        ]
+        paths_ = [str(path) for path in source.paths(guilty).values()]
         if not paths_:
             raise
         raise RecordError(
@@ -193,6 +190,38 @@ def status(profile: str | None = None) -> list[Row]:
     return rows
 
 
+def stands(row: Row) -> bool:
+    """Whether all records of a row of `status` stand."""
+    return not (row["failed"] or row["missing"] or row["stale"])
+
+
+def standing(rows: Sequence[Row]) -> str:
+    """Return in a sentence or two how many artefacts of `status` stand."""
+    if not rows:
+        return (
+            "This machine has no records yet: python -m repro run computes them; show and report "
+            "use the reference records."
+        )
+    whole = sum(map(stands, rows))
+    profiles = ", ".join(dict.fromkeys(row["profile"] for row in rows))
+    if whole < len(rows):
+        return f"The records of {whole} of {len(rows)} artefacts stand (profile {profiles})."
+    full = sum(row["out of memory"] for row in rows)
+    return (
+        f"All records of all {len(rows)} artefacts of this machine stand (profile {profiles}; "
+        f"{sum(row['runs'] for row in rows)} runs, {full} of them out of memory as recorded)."
+    )
+
+
+def count_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return a row for each paper: how many claims it makes, and how many got each verdict."""
+    counted = []
+    for key in dict.fromkeys(row["artefact"].partition("/")[0] for row in rows):
+        own = [row for row in rows if row["artefact"].startswith(f"{key}/")]
+        counted.append({"paper": key, "claims": len(own)} | counts(own))
+    return [*counted, {"paper": "all", "claims": len(rows)} | counts(rows)]
+
+
 def write_report(
     profile: str | None = None, device: str | None = None, output: str | None = None
 ) -> tuple[list[Row], Path]:
@@ -204,41 +233,62 @@ def write_report(
     """
     path = target(output)
     check_target(path, "the report")  # before minutes are spent
-    sections, rows, labels, numbers = [], [], [], []
+    chapters, rows = [], []
     for key in PAPERS:
         paper = load_paper(key)
         source = find_source(paper, profile, device)
-        labels.append(f"{paper.title}: {source.label}")
+        sections = []
         for artefact in paper.artefacts.values():
             results = results_of(artefact, source)
             with blaming(source, artefact, results):
                 judged = verdicts(paper, artefact, results)
                 rows += judged
                 sections.append(
-                    report.Section(
+                    page.Section(
                         anchor=f"{key}-{artefact.name}",
-                        title=f"{artefact.source}: {artefact.title}",
+                        name=artefact.source,
+                        title=artefact.title,
                         caption=caption(artefact, results),
                         table=artefact.table(results),
                         checks=frame(checks(artefact, results)),
-                        verdicts=frame(judged, CLAIM_COLUMNS[1:]),
+                        claims=judged,
                         figure=artefact.figure(results) if artefact.draws else None,
+                        records=frame(record_rows(source, results), RECORD_COLUMNS),
                     )
                 )
-        own = [row for row in rows if row["artefact"].startswith(f"{key}/")]
-        numbers.append({"paper": paper.title, "claims": len(own)} | counts(own))
-    page = report.html_page(
-        "repro: five papers, reproduced",
-        "What each paper claims, and what was measured. " + "; ".join(labels) + ".",
-        frame(rows, CLAIM_COLUMNS),
-        [frame(numbers), frame(definitions())],
-        sections,
-        provenance(),
+        lead = f"{paper.citation}. Records: {source.label}."
+        chapters.append(page.Chapter(key, paper.title, lead, sections))
+    told = page.html_page(
+        "Five papers, checked", lead_of(rows), chapters, WORDS, KINDS, provenance()
     )
     with replacing(path) as temporary:
         # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
-        temporary.write_text(page, encoding="utf-8", errors="backslashreplace")
+        temporary.write_text(told, encoding="utf-8", errors="backslashreplace")
     return rows, path
+
+
+def lead_of(rows: Sequence[Row]) -> str:
+    """Return how many claims there are, of the papers and of our study, and their verdicts."""
+    ours = sum(row["artefact"].startswith("together/") for row in rows)
+    study = f", and {ours} of a study of ours that puts their methods together" if ours else ""
+    counted = ", ".join(f"{count} {word}" for word, count in counts(rows).items())
+    return f"{len(rows) - ours} claims of five papers{study}: {counted}."
+
+
+def record_rows(source: Source, results: Results) -> list[Row]:
+    """Return a row for each record of an artefact: what ran, how it ended, the file."""
+    runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
+    records = [*results.records, *results.recorded]
+    files = source.paths(records)
+    return [
+        {
+            "run": str(runs.get(record.identity, record.experiment)),
+            "seed": record.seed,
+            "ended": record.status.replace("_", " "),
+            "file": "/".join(files[id(record)].parts[-5:]),
+        }
+        for record in records
+    ]
 
 
 def target(output: str | None) -> Path:

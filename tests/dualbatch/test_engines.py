@@ -561,7 +561,7 @@ class TestFollow:
     )
     def test_nonsense(self, change):
         log = train(count=3).log
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="log"):
             train(count=3, follow=change(log))
 
     def test_a_log_of_another_synchronisation(self):
@@ -569,7 +569,7 @@ class TestFollow:
         log = train(plan).log
         with pytest.raises(ValueError, match=r"commit 1 of the log, share 1 of worker 0 pulled"):
             train(plan, sync="bsp", follow=log)
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="of the log"):
             train(plan, sync="ssp", staleness=0, follow=log)
 
 

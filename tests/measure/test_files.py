@@ -132,7 +132,7 @@ def test_errors_name_the_file(tmp_path, monkeypatch, kind):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full if kind == "full disk in fsync" else os.fsync)
-    with pytest.raises(OSError) as caught, replacing(path) as temporary:
+    with pytest.raises(OSError, match=r"\[Errno") as caught, replacing(path) as temporary:
         temporary.write_text("new")
         if kind == "full disk":
             full()

@@ -116,7 +116,7 @@ def test_host_memory_has_an_error_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "nbytes, taken", [(0, 0), (1, 1), (2, 2), (3, 4), (4096, 4096), (4097, 8192)]
+    ("nbytes", "taken"), [(0, 0), (1, 1), (2, 2), (3, 4), (4096, 4096), (4097, 8192)]
 )
 def test_what_is_pinned_is_a_power_of_two(nbytes, taken):
     assert accelerator.pinned_bytes(nbytes) == taken

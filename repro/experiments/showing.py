@@ -1,0 +1,103 @@
+"""One artefact on the terminal, or its figure in a file."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from repro import report, terminal
+from repro.experiments import find_artefacts, summary
+from repro.experiments.arguments import Choices, check_target, user_path, with_changes
+from repro.experiments.design import Artefact, Results, UsageError
+from repro.experiments.sources import Source, find_source, results_of
+from repro.measure.files import replacing
+
+FORMATS = ("svg", "pdf", "png")
+
+
+def found(
+    target: str, profile: str | None, device: str | None, changes: Choices = ()
+) -> Iterator[tuple[Source, Artefact, Results]]:
+    """Yield each artefact that is named, with its best records and where they are.
+
+    Raises:
+        UsageError: There is no such artefact or device, or no run of any has a key of `changes`.
+    """
+    paper, artefacts = find_artefacts(target)
+    source = find_source(paper, profile, device)
+    gathered = [results_of(artefact, source, changes=changes) for artefact in artefacts]
+    runs = [run for results in gathered for run, _ in results.expected]
+    with_changes(paper, runs, changes)  # refuses what none of them has
+    for artefact, results in zip(artefacts, gathered, strict=True):
+        yield source, artefact, results
+
+
+def text(source: Source, artefact: Artefact, results: Results) -> str:
+    """Return an artefact's table, caption, checks and claims, as wide as the terminal."""
+    paper = source.paper
+    with summary.blaming(source, artefact, results):
+        rows = artefact.exhibit.table(results)
+        caption = summary.caption(artefact, results)
+        checked = summary.checks(artefact, results)
+        judged = summary.verdicts(paper, artefact, results)
+    parts = [
+        terminal.table(rows, f"{paper.key}/{artefact.name}: {artefact.title}"),
+        terminal.prose(caption),
+    ]
+    if checked:
+        parts.append(terminal.table(checked, "Holds by construction"))
+    if judged:
+        claims = [
+            {"claim": f"{row['claim']}\n{row['in the paper']}, {row['kind']}"}
+            | {column: row[column] for column in ("expected", "verdict", "evidence")}
+            for row in judged
+        ]
+        parts.append(terminal.table(claims, "Claims"))
+        parts.append(terminal.prose(summary.whereabouts(paper, artefact)))
+    return "\n\n".join(parts)
+
+
+def write_figure(
+    target: str,
+    out: str,
+    form: str | None = None,
+    profile: str | None = None,
+    device: str | None = None,
+    changes: Choices = (),
+) -> Path:
+    """Write the figure of an artefact, and return its path.
+
+    Args:
+        target: ``PAPER/ARTEFACT``.
+        out: Path of the file.
+        form: One of `FORMATS`; by default the one that the path ends in.
+        profile: Only records of it, as in `found`.
+        device: Only records of it.
+        changes: What ``--set`` changes in the runs.
+
+    Raises:
+        UsageError: There is no such artefact, it has no figure or no records, the format is
+            unknown, or no file can be written there.
+    """
+    path = user_path(out, "--out")
+    form = form or path.suffix.removeprefix(".").lower()
+    if form not in FORMATS:
+        given = f"--format is {form!r}" if form else f"--out is {out!r}, which names no format"
+        raise UsageError(f"{given}; give --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    paper, artefacts = find_artefacts(target)
+    drawn = ", ".join(f"{paper.key}/{a.name}" for a in paper.artefacts.values() if a.draws)
+    if "/" not in target:
+        raise UsageError(f"{target!r} is a whole paper; give one of its figures: {drawn}")
+    if not artefacts[0].draws:
+        raise UsageError(f"{target} has no figure; these have one: {drawn}")
+    check_target(path, "the figure")
+    ((source, artefact, results),) = found(target, profile, device, changes)
+    if results.expected and not results.records and not results.recorded:
+        raise UsageError(
+            f"there are no records of {target}, so nothing to draw: python -m repro run {target}, "
+            "or give another --profile or --from"
+        )
+    with summary.blaming(source, artefact, results):
+        drawing = artefact.figure(results)
+    content = report.figure_file(drawing, form)
+    with replacing(path) as temporary:
+        temporary.write_bytes(content)
+    return path
