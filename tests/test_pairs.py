@@ -377,6 +377,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS, ids="_".join)
 def test_pair(pair):
     _, outcome = PAIRS[pair]
