@@ -15,6 +15,9 @@ from watching import watching
 
 from repro.records import RecordStore
 
+# Fixtures that take many seconds, and save them for the tests that follow.
+SHARED = {"smoke", "toys", "scenarios", "found", "driver_folder"}
+
 pytest_plugins = ["simulated_device.plugin"]  # an accelerator for the tests marked gpu
 
 
@@ -22,6 +25,14 @@ def pytest_configure() -> None:
     """Take Ctrl-C, which a shell has its jobs in the background ignore, for children too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Take for slow whatever waits for runs that many tests share."""
+    for item in items:
+        if SHARED & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -370,6 +370,7 @@ def run(place, monkeypatch, capsys) -> Iterator[object]:
     running._load_cached.cache_clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_bad_input(place, run, monkeypatch, name):
     case = CASES[name]
@@ -434,6 +435,7 @@ def changed(good: bytes, **fields: object) -> bytes:
     return json.dumps({name: v for name, v in content.items() if v is not ...}).encode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [*RECORDS, *PLACES])
 def test_what_is_no_record_stops_no_status_and_is_not_overwritten(
     run, results_folder, monkeypatch, make_record, kind
@@ -465,6 +467,7 @@ def test_what_is_no_record_stops_no_status_and_is_not_overwritten(
     assert state_of(results_folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trouble", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG])
 @pytest.mark.parametrize("moment", ["before the first", "between two", "in the method"])
 def test_a_disk_that_fails(run, results_folder, monkeypatch, make_record, trouble, moment):

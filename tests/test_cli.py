@@ -52,6 +52,7 @@ class TestCommands:
             assert f"mbs/{name}" in out
         assert "Table 4" in out
 
+    @pytest.mark.slow
     def test_run_computes_a_subset_once(self, run, results_folder):
         command = ("run", "mbs/figure2", "mbs/table5", "--only", "mini_batch=64")
         options = ("--profile", "smoke", "--device", "cpu", "--seeds", "0,3")
@@ -86,6 +87,7 @@ class TestCommands:
         monkeypatch.undo()
         monkeypatch.setenv("REPRO_RESULTS", str(results_folder))
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("form", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")]
     )
@@ -167,6 +169,7 @@ class TestCommands:
         assert all(row["stale"] == row["runs"] for row in rows)
         assert "STALE" in out
 
+    @pytest.mark.slow
     def test_report(self, run, reproduced, tmp_path, monkeypatch):
         papers = ["mbs", "microconv"]  # one with records, one without
         monkeypatch.setattr(summary, "PAPERS", papers)
@@ -181,12 +184,14 @@ class TestCommands:
         drawn = [a for key in papers for a in load_paper(key).artefacts.values() if a.draws]
         assert page.count("<img") == len(drawn)
 
+    @pytest.mark.slow
     def test_report_without_records(self, run, results_folder, monkeypatch):
         monkeypatch.setattr(summary, "PAPERS", ["mbs"])
         code, out, _ = run("report", "--profile", "smoke")
         assert code == 0 and "not run" in out
         assert (results_folder / "local" / "report.html").exists()
 
+    @pytest.mark.slow
     def test_verify(self, run, reproduced, monkeypatch):
         code, out, err = run("verify", "mbs/figure2", "--from", "local")
         assert (code, err) == (0, "") and "mbs: 1 records stand already, 0 are stale" in out
@@ -318,6 +323,7 @@ BAD_INPUT = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD_INPUT)
 def test_bad_input_ends_with_one_line_and_nothing_is_lost(run, reproduced, kind):
     arguments, named = BAD_INPUT[kind]
@@ -596,6 +602,7 @@ class TestPlantedRecords:
         if command[-1] == "mbs/table3":
             assert "alert(1)" in out and r"\x1b]0;m\x07" in out
 
+    @pytest.mark.slow
     def test_in_the_report(self, run, planted, monkeypatch):
         monkeypatch.setattr(summary, "PAPERS", ["mbs"])
         code, _, err = run("report", "--profile", "smoke")

@@ -74,6 +74,7 @@ class TestSelfTests:
         (one,) = [o for o in found["selftests"] if (o["paper"], o["text"]) == (paper, test.text)]
         assert one["status"] == "ok" and one["difference"] <= one["tolerance"] <= 1e-3
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("paper", "test"), TESTS, ids=lambda one: getattr(one, "text", one))
     def test_each_finds_a_planted_fault(self, monkeypatch, paper, test):
         distance, read = StartingPoint.distance, HostStore.read

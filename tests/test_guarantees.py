@@ -11,6 +11,7 @@ PAGE = (paths.ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
 NAMED = sorted(set(re.findall(r"`(tests/[^`]+)`", PAGE)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_it_is_there(name):
     file, *parts = name.split("::")

@@ -295,6 +295,7 @@ class TestSession:
         monkeypatch.setattr(session, "display", shown.append)
         return shown
 
+    @pytest.mark.slow
     def test_view_shows_the_reference_and_computes_nothing(self, smoke, results_folder, shown):
         import shutil
 

@@ -125,6 +125,7 @@ class TestArrows:
                 continue
             assert not [n for n in imports(path) if under(n, *methods)], name
 
+    @pytest.mark.slow
     def test_advice_stands_above_methods_and_beside_experiments(self):
         """Only the command line and what sets methods side by side ask it."""
         for path in MODULES:
@@ -144,6 +145,7 @@ class TestArrows:
                 if under(module_name(path), f"repro.experiments.{method}"):
                     assert not [n for n in imports(path) if under(n, *others)]
 
+    @pytest.mark.slow
     def test_notebook_packages_are_for_notebooks(self):
         allowed = {"repro.notebooks", "repro._kernels", "repro.experiments.session"}
         for path in MODULES:
@@ -153,6 +155,7 @@ class TestArrows:
         at_once = imports(paths.PACKAGE / "notebooks.py", top_level_only=True)
         assert not [name for name in at_once if under(name, *NOTEBOOK_PACKAGES)]
 
+    @pytest.mark.slow
     def test_torchvision_is_imported_in_one_place(self):
         users = [
             module_name(path)
@@ -161,6 +164,7 @@ class TestArrows:
         ]
         assert set(users) <= {"repro._torchvision"}
 
+    @pytest.mark.slow
     def test_cuda_is_named_where_only_cuda_will_do(self):
         found = {module_name(path) for path in MODULES if _names_cuda(path)}
         assert found == ONLY_CUDA.keys()
@@ -278,6 +282,7 @@ def undocumented(path: Path) -> list[str]:
 
 
 class TestModules:
+    @pytest.mark.slow
     def test_everything_public_has_a_docstring(self):
         found = {module_name(path): undocumented(path) for path in MODULES}
         assert not {name: missing for name, missing in found.items() if missing}

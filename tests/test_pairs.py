@@ -403,6 +403,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [False, True], ids=["", "BatchNorm"])
 @pytest.mark.parametrize("pair", PAIRS, ids="_".join)
 def test_pair(pair, norm, monkeypatch):

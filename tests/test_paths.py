@@ -65,6 +65,7 @@ def run(monkeypatch, capsys):
 
 
 class TestDataFolders:
+    @pytest.mark.slow
     @pytest.mark.parametrize("command", COMMANDS)
     @pytest.mark.parametrize("given", NO_FOLDERS, ids=lambda given: given[:12])
     def test_one_line_before_anything_runs(self, place, run, monkeypatch, command, given):

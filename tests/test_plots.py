@@ -105,12 +105,14 @@ def drawn(request) -> tuple[str, Figure, int]:
     return request.param, figure, labels
 
 
+@pytest.mark.slow
 def test_a_figure_is_returned_and_none_left_open(drawn):
     _, figure, _ = drawn
     assert isinstance(figure, Figure)
     assert plt.get_fignums() == []
 
 
+@pytest.mark.slow
 def test_axes_are_labelled_with_units(drawn):
     name, figure, _ = drawn
     rows = max(axis.get_subplotspec().rowspan.stop for axis in figure.axes)
@@ -128,6 +130,7 @@ def test_axes_are_labelled_with_units(drawn):
                 assert "(" in label, label
 
 
+@pytest.mark.slow
 def test_the_legend_is_complete_and_outside_of_the_axes(drawn):
     _, figure, labels = drawn
     assert all(axis.get_legend() is None for axis in figure.axes)

@@ -178,6 +178,7 @@ class TestTextsAreShownAsTheyAre:
             page = filters.markdown2html(f"Shown: {report.markdown(text)}.")
             assert "".join(Text(page).found).strip() == f"Shown: {text}."
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("text", ["$x$", "$\\frac{1$", "a $ b", "$$", r"\$5$", "\x1b[2J", "μ"])
     def test_figures(self, text):
         """In every place that a text has in one."""

@@ -129,6 +129,7 @@ class TestClosure:
         with pytest.raises(LookupError, match="no module"):
             now.closure("repro.absent:train", {})
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("paper", PAPERS)
     def test_what_the_papers_run_knows_no_claim_and_no_presentation(self, paper):
         config = {"model": {"name": "resnet_cifar"}}
@@ -151,6 +152,7 @@ class TestClosure:
 class TestStyle:
     """Imports that the closure could not follow are not used in this package."""
 
+    @pytest.mark.slow
     def test_imports_are_such_as_can_be_followed(self):
         for path in paths.PACKAGE.rglob("*.py"):
             self.check(path)
@@ -193,6 +195,7 @@ class TestStyle:
 
 
 class TestHash:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("file", "old", "new"),
         [
@@ -367,6 +370,7 @@ class TestDefinitions:
     )
     TRAIN = "\n\ndef train(config):\n    return g(), h(), X, L, T, fast, f()\n"
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("one", "other"), SAME_TEXTS)
     def test_what_names_stand_for_and_what_a_module_does_counts(self, package, one, other):
         package({"repro/paths.py": "def f():\n    return 3\n",

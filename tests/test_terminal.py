@@ -72,6 +72,7 @@ def run(monkeypatch, capsys, columns, results_folder):
 
 
 class TestAt100Columns:
+    @pytest.mark.slow
     @pytest.mark.parametrize("paper", PAPERS)
     def test_show_cuts_nothing(self, run, paper):
         """Of every artefact, with its reference records."""

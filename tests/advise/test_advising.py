@@ -88,6 +88,7 @@ def run(code: str, folder: Any) -> dict[str, Tensor]:
     return model.state_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*METHODS, *PAIRS])
 def test_the_lines_of_each_method_run(method, advices, tmp_path, monkeypatch):
     """What changes nothing in the mathematics ends with the weights of plain training."""
@@ -104,6 +105,7 @@ def test_the_lines_of_each_method_run(method, advices, tmp_path, monkeypatch):
         assert same
 
 
+@pytest.mark.slow
 def test_ranked_by_what_fits_and_then_by_time(advices):
     for advice in advices.values():
         rows = advice.rows
@@ -197,6 +199,7 @@ def test_what_is_no_memory(text):
         parse_memory(text)
 
 
+@pytest.mark.slow
 def test_from_the_command_line(monkeypatch, capsys):
     run_command = command_line(monkeypatch, capsys)
     given = ["--model", "resnet20", "--batch", "512", "--memory", "300MiB", "--device", "cuda"]

@@ -122,6 +122,7 @@ def measured(name: str, method: str) -> int:
     return meter.peak_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -136,6 +137,7 @@ def test_peaks_are_those_of_small_networks(name, method):
     assert told.peak_bytes == pytest.approx(measured(name, method), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ResNet", "transformer"])
 def test_what_fits_is_told_to_the_sample(name):
     """Also of what streams and recomputes, and for a mini-batch that counts."""
@@ -249,6 +251,7 @@ def test_a_step_of_ones_own():
     assert told.slowdown is None and "give the model" in told.reason
 
 
+@pytest.mark.slow
 def test_blocks_are_the_outermost_classes_that_come_again():
     resnet = build("resnet18", width=4)
     with pytest.raises(AdviceError, match="no module of Nothing: choose of"):

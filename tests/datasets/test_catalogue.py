@@ -299,6 +299,7 @@ def test_every_name_is_known():
     assert len(set(NAMES)) == len(NAMES)
 
 
+@pytest.mark.slow
 def test_import_is_light():
     code = (
         "import sys, repro.datasets;"

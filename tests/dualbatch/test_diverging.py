@@ -44,6 +44,7 @@ def states(server):
 
 
 class TestTrainings:
+    @pytest.mark.slow
     @pytest.mark.parametrize("at_once", [True, False])  # False: as on an accelerator
     @pytest.mark.parametrize("options", SYNCS)
     def test_a_bad_value_is_named_where_it_was_seen_first(

@@ -257,6 +257,7 @@ class Stop(Exception):
 
 
 class TestResume:
+    @pytest.mark.slow
     @pytest.mark.parametrize("where", ["on_epoch", "evaluate"])
     @pytest.mark.parametrize("at", [1, 2, 4])
     @pytest.mark.parametrize("options", SYNCS)
@@ -500,6 +501,7 @@ class TestSettings:
 
 
 class TestFollow:
+    @pytest.mark.slow
     @pytest.mark.parametrize("merge", [None, "delta"])
     @pytest.mark.parametrize("options", SYNCS)
     def test_the_same_weights(self, options, merge):

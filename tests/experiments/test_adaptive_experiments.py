@@ -87,6 +87,7 @@ def toys():
 
 
 class TestEveryRun:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", WATCHED)
     def test_every_file_that_runs_is_one_that_its_record_depends_on(self, toys, name):
         experiment, config = TOYS[name]
@@ -169,6 +170,7 @@ class TestTrain:
             step = controller.observe(-value, [moved])
             assert step.interval == metrics["interval"][n]
 
+    @pytest.mark.slow
     def test_theta_is_equation_4(self):
         """F(w_0), F(w_1) and the distance from the model itself, after one epoch."""
         config = theta(epochs=1)

@@ -115,6 +115,7 @@ class TestDescribe:
 
 
 class TestDraw:
+    @pytest.mark.slow
     @pytest.mark.parametrize(("task", "peak", "tolerance", "largest"), CORNERS[::3])
     def test_every_corner(self, task, peak, tolerance, largest):
         plt.close("all")

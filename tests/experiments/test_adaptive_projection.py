@@ -34,6 +34,7 @@ def uncached():
     projection.fitted_to_paper.cache_clear()
 
 
+@pytest.mark.slow
 def test_every_name_is_there_and_updates_need_no_torch():
     """Tables of finished trainings count updates; importing torch takes a second."""
     code = (

@@ -201,6 +201,7 @@ class TestThePapersSettings:
             own = settings.training("paper", task, CHOSEN, strategy).config
             assert own["epochs"] >= PAPER[task][strategy]["epochs"]
 
+    @pytest.mark.slow
     def test_every_kind_of_training_is_rehearsed(self):
         """One with a rate for each layer, and one that decays on saturation."""
         runs = [settings.layerwise("paper", CHOSEN, "LARS", "theta")]
@@ -547,6 +548,7 @@ class TestWhateverThereIs:
             for check in artefact.checks:
                 assert check.row(results)["evidence"]
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["nothing", "one in two", "one diverges"])
     def test_figures(self, kind):
         plt.close("all")  # of a test that failed

@@ -164,6 +164,7 @@ class TestEveryRun:
     def test_every_experiment_is_here(self):
         assert {experiment for experiment, _ in TOYS.values()} == set(PAPER.experiments)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", TOYS)
     def test_metrics_and_timings_can_be_written(self, toys, name, tmp_path, make_record):
         outcome = toys.outcomes[name]

@@ -479,6 +479,7 @@ class TestSeeds:
         assert decided(count) > 0.76
         assert decided(max(2, count // 2)) < 0.76
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("side", [0, 1, -1])
     @pytest.mark.parametrize("mean", [0.0, 0.3, -0.6, 1.8, -1.5])
     def test_as_many_as_an_equivalence_tells_of_decide_it(self, mean, side):
@@ -585,6 +586,7 @@ class TestInAllCases:
         assert found.word == word
         assert all(name in found.evidence for name in cases)
 
+    @pytest.mark.slow
     def test_holms_correction(self):
         """Without sizes, a case certainly fails where Holm rejects 0 and it lies below."""
         random = np.random.default_rng(16)
@@ -616,6 +618,7 @@ class TestInAllCases:
             seen[word] = seen.get(word, 0) + 1
         assert min(seen.values()) > 20 and len(seen) == 4
 
+    @pytest.mark.slow
     def test_noise_alone_seldom_refutes(self):
         """Five cases of a true effect: one certain failure in forty at most, for all at once."""
         random = np.random.default_rng(17)

@@ -98,6 +98,7 @@ class TestCode:
 
 
 class TestTraining:
+    @pytest.mark.slow
     @pytest.mark.parametrize("role", ["ResNet-50", "U-Net"])
     def test_a_result_is_a_function_of_the_seed_alone(self, role, monkeypatch):
         """Whatever ran before in the process, such as the measurement of the limit."""

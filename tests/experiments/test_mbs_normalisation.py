@@ -108,6 +108,7 @@ class TestClaims:
             assert [check.test(found)[0] for check in artefact.checks] == [holds, holds]
 
 
+@pytest.mark.slow
 def test_what_fits_the_papers_card_is_foretold_by_shapes_alone():
     run = settings.foretold("U-Net")
     found = foretelling.foretell(run.config, 0, None, "cpu").metrics

@@ -216,6 +216,7 @@ class TestEveryArtefact:
         "one seed": lambda run, seed: plausible(run, seed) if seed == 0 else None,
     }
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", MAKERS)
     def test_whatever_there_is_can_be_shown_and_judged(self, kind):
         for artefact in PAPER.artefacts.values():

@@ -344,6 +344,7 @@ class TestTrouble:
         yield
         torch.set_num_threads(threads)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "run",
         [
@@ -364,6 +365,7 @@ class TestTrouble:
         assert torch.get_num_threads() == 2
         assert precision == (torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled)
 
+    @pytest.mark.slow
     def test_it_is_recorded_as_failed_and_the_others_go_on(self, monkeypatch, tmp_path):
         def refuse(*arguments):
             raise Broken("no comparison")

@@ -193,6 +193,7 @@ class TestPolicies:
 
 
 class TestComparison:
+    @pytest.mark.slow
     def test_the_error_is_what_repeats_scatter_by(self):
         """Against many measurements of the same two plans, at a known scatter of each."""
         generator, scatter = random.Random(7), 0.1

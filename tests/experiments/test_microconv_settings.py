@@ -304,6 +304,7 @@ class TestWhateverThereIs:
                     assert word == "not run", claim.key
             assert all(check.row(results)["holds"] for check in artefact.checks)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["nothing", "nothing fits", "plausible"])
     def test_figures(self, kind):
         import matplotlib.pyplot as plt

@@ -129,6 +129,7 @@ class TestEveryRun:
 
 
 class TestLimit:
+    @pytest.mark.slow
     def test_half_way_between_two_needs(self):
         needs = [trace_at(_TOY, batch).peak_bytes for batch in (8, 16)]
         assert experiments.limit_bytes(_MEASURED) == sum(needs) // 2
@@ -171,6 +172,7 @@ class TestMeasured:
         metrics, samples = paced.metrics, paced.timings["iteration"].samples_s
         assert min(samples) >= metrics["bytes_moved"] / 2 / metrics["link_bytes_per_s"]
 
+    @pytest.mark.slow
     def test_a_plan_that_runs_otherwise_than_it_was_fitted_gets_a_smaller_budget(self, monkeypatch):
         config = _MEASURED | {"mode": "schedule", "batch": 32}
         refused = []
@@ -297,6 +299,7 @@ class TestReach:
 class TestChild:
     """On a GPU each measurement has a process of its own; the same on the CPU."""
 
+    @pytest.mark.slow
     def test_it_returns_what_it_measured(self):
         outcome = child.measure_in_child(_MEASURED | {"mode": "schedule", "batch": 32}, "cpu")
         assert len(outcome.timings["iteration"].samples_s) == 2
@@ -304,6 +307,7 @@ class TestChild:
         assert outcome.metrics["bytes_moved"] > 0
         assert outcome.peak_bytes == outcome.metrics["held_bytes"]
 
+    @pytest.mark.slow
     def test_out_of_memory_is_an_error_here(self):
         with pytest.raises(torch.OutOfMemoryError, match="simulated limit"):
             child.measure_in_child(_MEASURED | {"mode": "in_core", "batch": 32}, "cpu")

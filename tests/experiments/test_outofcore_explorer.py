@@ -11,12 +11,14 @@ def shown():
 
 
 class TestExplorer:
+    @pytest.mark.slow
     def test_budgets_from_the_smallest_to_all(self, shown):
         low, high = shown.limits
         assert explorer.budget_bytes(shown, 0) == low == shown.trace.smallest_budget
         assert explorer.budget_bytes(shown, 100) == high == shown.trace.peak_bytes
         assert low < explorer.budget_bytes(shown, 30) < explorer.budget_bytes(shown, 31) < high
 
+    @pytest.mark.slow
     def test_every_end_of_the_sliders(self, shown):
         for percent in (0, 25, 100):
             for window in (0, 150, 300):

@@ -40,6 +40,7 @@ def one_thread():
 
 
 class TestTraces:
+    @pytest.mark.slow
     @pytest.mark.parametrize("toy", TOYS, ids=names)
     def test_an_extended_trace_is_that_of_training(self, toy):
         step = building.training_step(toy | {"batch": 7}, "cpu")
@@ -68,6 +69,7 @@ class TestTraces:
         with pytest.raises(ValueError, match="differ in more than sizes"):
             trace_at({"model": {"name": "changing"}, "image": [1, 1]}, 5)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("role", settings.ROLES)
     def test_checkpointing_changes_memory_and_no_gradient(self, role):
         config = settings.MODELS["smoke"][role] | {"batch": 24}
@@ -155,6 +157,7 @@ class TestFitting:
         assert tiny.small_bytes >= 512
         assert tiny.capacity_bytes == chunked(100_000).capacity_bytes == 100_000
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("allocator", [best_fit, chunked])
     @pytest.mark.parametrize("seed", range(8))
     def test_against_trying_many_budgets(self, seed, allocator):

@@ -98,6 +98,7 @@ def parameters(optimizer):
 
 
 class TestTraining:
+    @pytest.mark.slow
     @pytest.mark.parametrize("precision", settings.HALVES)
     @pytest.mark.parametrize("toy", [TOY, PLAYERS], ids=["classes", "players"])
     def test_swapping_changes_no_bit(self, toy, precision, one_thread):
@@ -128,6 +129,7 @@ class TestTraining:
             off = (gradients[precision] - gradients["float32"]).norm()
             assert 0 < off < 0.2 * gradients["float32"].norm()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("precision", settings.HALVES)
     def test_a_trace_without_values_is_that_of_training(self, precision, one_thread):
         config = TOY | {"precision": precision}

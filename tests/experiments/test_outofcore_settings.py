@@ -372,6 +372,7 @@ class TestEveryArtefact:
         {"reach": {("schedule",): 0, ("schedule_va",): 0, ("lms",): 0}},
     )
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("rules", WORLDS, ids=str)
     @pytest.mark.parametrize("profile", ["smoke", "gpu"])
     def test_whatever_there_is_can_be_shown_and_judged(self, rules, profile):

@@ -96,10 +96,12 @@ class TestRuns:
         waiting = 8 * 3 * 224 * 224 * 4 + 8 * 8
         assert streamed.peak_bytes == pytest.approx(undivided.peak_bytes + waiting, rel=0.02)
 
+    @pytest.mark.slow
     def test_an_epoch_is_80_percent_of_all_flowers(self):
         (run,) = [settings.training("paper", "ResNet-50", OWN, 16, None, True)]
         assert rehearse(load_paper("mbs"), run).data == "6,551 images of 32×32"
 
+    @pytest.mark.slow
     def test_gradients_are_those_of_one_card_in_float64(self):
         paper = load_paper("mbs")
         for profile in ("gpu", "paper"):
@@ -164,6 +166,7 @@ def test_a_profile_for_a_cpu_is_not_rehearsed(profile, monkeypatch, capsys):
     assert code == 2 and "add --profile gpu or paper" in err
 
 
+@pytest.mark.slow
 def test_choices_are_of_the_whole_plan_when_it_is_rehearsed(monkeypatch, capsys):
     # Table 7 is arithmetic: its runs have no mini-batch to choose, nor a strategy.
     command = command_line(monkeypatch, capsys)

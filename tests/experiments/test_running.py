@@ -179,6 +179,7 @@ class TestExecute:
         assert {record.dataset["kind"] for record in stored} == {"synthetic"}
         assert set(stored[0].dataset) == {"name", "fingerprint", "provenance", "kind"}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("trouble", "status"),
         [
@@ -260,6 +261,7 @@ class TestExecute:
             execute(toy, store, seeds=(2,))
         assert toy.calls == []
 
+    @pytest.mark.slow
     def test_retry_failed(self, toy, store):
         toy.trouble = ValueError("x is 2")
         execute(toy, store)
@@ -269,6 +271,7 @@ class TestExecute:
         assert (tally.done, tally.stood, tally.failed) == (2, 4, 0)
         assert {record.status for record in store.load("toy")} == {"ok"}
 
+    @pytest.mark.slow
     def test_retry_failed_leaves_out_of_memory(self, toy, store):
         toy.trouble = torch.OutOfMemoryError("no room")
         execute(toy, store)

@@ -80,6 +80,7 @@ def test_the_longest_run_is_begun_first(tmp_path, monkeypatch, make_record):
     assert begun == [1, 2, 0, 3]
 
 
+@pytest.mark.slow
 def test_measurements_wait_until_the_processes_have_ended(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, wait=0.2)
@@ -96,6 +97,7 @@ def test_measurements_wait_until_the_processes_have_ended(tmp_path):
     assert again == replace(running.Tally(), stood=8)
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_leaves_is_computed_here(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, kill=1)
@@ -125,6 +127,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_the_one_that_started_it(tmp_path, how):
     path = tmp_path / "script.py"

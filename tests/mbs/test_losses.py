@@ -322,6 +322,7 @@ def hard(outputs, labels):
     return losses.topk(max(1, len(losses) // 4)).values.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("micro", [2, 8, 33])
 def test_no_draw_of_samples_hides_a_wrong_loss(micro, dtype):

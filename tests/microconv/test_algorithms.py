@@ -128,6 +128,7 @@ def check(algorithm, kernel, b, size, seed=0):
     assert error <= allowed, (algorithm, kernel, b, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["any", "3x3", "plain", "1x1"])
 @pytest.mark.parametrize("block", range(3))
@@ -160,6 +161,7 @@ def test_every_algorithm_at_the_size_of_a_layer(kind, b):
         check(algorithm, kernel, b, size, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["native", "direct", "im2col", "fft", "winograd"])
 @pytest.mark.parametrize(
     ("kind", "conv", "b"),

@@ -69,6 +69,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_against_exhaustive_search(case):
     rng = random.Random(case)
@@ -150,6 +151,7 @@ def anything(rng):
     return Division(rng.randint(1, 10**6), rng.randint(0, 20), [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [nearly_linear, anything])
 def test_many_kernels_against_a_dynamic_programme(make):
     rng = random.Random(3)

@@ -73,6 +73,7 @@ def held(model, x):
     return max(taken), sum(taken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["all", "powerOfTwo"])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 1.0])
 def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
@@ -100,6 +101,7 @@ def test_no_convolution_of_a_network_takes_more_than_the_limit(share, policy):
         tune(net(), x, least - 1, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_wd_holds_all_convolutions_together(share):
     plain, model, x = net(), net(), images()

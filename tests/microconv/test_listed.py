@@ -54,6 +54,7 @@ def too_little(kernel):
     return beyond
 
 
+@pytest.mark.slow
 def test_what_divided_kernels_take_is_listed():
     kernels = kernels_of(SMALL)
     assert len(kernels) > 30 and [row for k in kernels for row in too_little(k)] == []

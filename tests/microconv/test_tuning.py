@@ -171,6 +171,7 @@ def tuned_layers(model):
 # Results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithms", "mode", "policy"),
     [
@@ -1145,6 +1146,7 @@ def decisions(report):
     return [(e.layer, e.kernel.kind, str(e.division), e.time_s, e.native_s) for e in report.kernels]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("mode", ["WR", "WD"])
 def test_a_second_tuning_measures_nothing(mode, forced, tmp_path):

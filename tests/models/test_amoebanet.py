@@ -12,6 +12,7 @@ def count(model: nn.Module) -> int:
 
 # The (L, D) of GPipe (arXiv:1811.06965), table 1; the counts are those of torchgpipe's
 # documentation, "AmoebaNet-D (L, D) Memory Benchmark".
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_layers", "num_filters", "published"),
     [

@@ -73,6 +73,7 @@ def test_identity_shortcut_keeps_the_channels_and_adds_zeros():
     assert count(shortcut) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_equals_torchvisions_with_the_small_stem(name):
     from repro._torchvision import torchvision

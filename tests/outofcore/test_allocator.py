@@ -310,6 +310,7 @@ class TestBoth:
             assert getattr(report, f"peak_{name}") == column.max() == allocator.peaks[name]
         assert report.map_operations == allocator.map_operations > 0
 
+    @pytest.mark.slow
     def test_the_largest_request_that_fits(self, make):
         scale = MIB if make in LARGE else 5
         assert make().largest_allocatable() is None

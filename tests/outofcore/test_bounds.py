@@ -134,6 +134,7 @@ class TestBound:
         assert tried > 100
         assert reached >= 4  # and it says something: most are reached
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(3))
     def test_no_scheduler_beats_it(self, seed):
         rng = random.Random(seed)

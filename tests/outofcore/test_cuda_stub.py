@@ -140,6 +140,7 @@ def test_many_operations_without_leak_or_overlap():
         driver().stub_hold(stream, False)
 
 
+@pytest.mark.slow
 @on_the_stub
 def test_work_that_the_device_has_yet_to_do_keeps_its_mapping():
     with ChunkedMemory("cuda", CHUNK) as memory:
@@ -157,6 +158,7 @@ def test_work_that_the_device_has_yet_to_do_keeps_its_mapping():
         assert memory.counters().retired_ranges == 0
 
 
+@pytest.mark.slow
 @on_the_stub
 def test_another_stream_takes_what_is_done_and_waits_where_nothing_else_is_left():
     driver().stub_limit(2 * CHUNK)
@@ -313,6 +315,7 @@ def test_what_the_stub_refuses():
         driver().stub_forgive()
 
 
+@pytest.mark.slow
 def test_what_torch_calls(process: ProcessPoolExecutor, tmp_path: Path):
     caller = tmp_path / "caller.so"
     compile_library(HERE / "torch_caller.cpp", caller, *native.FLAGS[-1:], *native.LIBRARIES)
@@ -395,6 +398,7 @@ def test_a_driver_that_does_not_start_is_tried_again(driver_folder: Path):
     assert begun(driver_folder, 0, 100) == "cuInit: WRONG (100)\n"
 
 
+@pytest.mark.slow
 def test_no_driver_and_one_that_is_too_old(tmp_path: Path):
     old = tmp_path / "old.c"
     old.write_text("int cuInit(unsigned flags) { return flags; }\n", encoding="utf-8")

@@ -36,6 +36,7 @@ def child(code: str, *arguments: str) -> str:
 
 
 class TestOthers:
+    @pytest.mark.slow
     def test_other_threads(self):
         """A thread of the block, one that was there before, and a pool read what is away."""
         out = child("""
@@ -93,6 +94,7 @@ class TestOthers:
         """)
         assert out == "right"
 
+    @pytest.mark.slow
     def test_a_pool_that_trains_its_own_model(self):
         weights = crowd()
 
@@ -111,6 +113,7 @@ class TestOthers:
             assert train(1.0) == plain[0]
         assert block.statistics.bytes_in > 0
 
+    @pytest.mark.slow
     def test_asynchronous_collectives(self, tmp_path):
         """Gradients that are being averaged stay; and what is reduced in place is not lost."""
         code = """
@@ -149,6 +152,7 @@ class TestOthers:
         """
         assert child(code, str(tmp_path / "meet")) == "[0, 0]"
 
+    @pytest.mark.slow
     def test_a_forked_worker_reads_what_is_away(self, tmp_path):
         code = """
             import os, sys, torch
@@ -177,6 +181,7 @@ class TestOthers:
 class TestSizes:
     """C++ code reads lengths and sizes, and keeps their address."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("cell", [nn.LSTM, nn.GRU])
     def test_packed_sequences(self, cell):
         def train(budget: int | None) -> list[float]:

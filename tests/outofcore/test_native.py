@@ -57,6 +57,7 @@ def check_empty(memory: ChunkedMemory) -> None:
     assert c.mallocs == c.frees
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small_bytes", [0, PAGE // 2])
 @pytest.mark.parametrize(
     "operations", [50_000, pytest.param(1_000_000, marks=pytest.mark.exhaustive)]
@@ -107,6 +108,7 @@ def test_many_operations_without_leak_or_overlap(small_bytes, operations):
     assert len(Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()) < mappings + 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small_bytes", [0, 700, PAGE // 2, PAGE])
 @pytest.mark.parametrize("seed", range(4))
 def test_counters_are_those_of_the_simulator(seed, small_bytes):

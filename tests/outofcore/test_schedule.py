@@ -23,6 +23,7 @@ from repro.outofcore import (
 
 
 class TestPlanSwaps:
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(6))
     def test_random_traces(self, seed):
         rng = random.Random(seed)
@@ -113,6 +114,7 @@ class TestPlanSwaps:
 
 
 class TestBaselines:
+    @pytest.mark.slow
     @pytest.mark.parametrize("seed", range(3))
     def test_random_traces(self, seed):
         rng = random.Random(seed)
@@ -146,6 +148,7 @@ class TestBaselines:
         with pytest.raises(ValueError, match="1 or more"):
             fixed_distance(chain(2), 1000, *distances)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("share", [0.4, 0.6, 0.8])
     def test_the_window_stalls_no_longer_than_the_best_distances(self, share):
         trace = chain(24, width=40, weight=9)

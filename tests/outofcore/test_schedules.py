@@ -146,6 +146,7 @@ class TestLink:
 
 
 class TestRunning:
+    @pytest.mark.slow
     @pytest.mark.parametrize("schedule", NAMES)
     def test_gradients_and_weights_are_bit_identical(self, schedule, plain):
         assert abs(plain[1].statistics.peak_bytes / PEAK - 1) < 0.5

@@ -141,6 +141,7 @@ def assert_same(ours: Run, plain: Run) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.exhaustive), "adam"])
 @pytest.mark.parametrize("model", MODELS)
 def test_training_is_bit_identical_at_every_budget(model, optimizer):
@@ -162,6 +163,7 @@ def test_training_is_bit_identical_at_every_budget(model, optimizer):
         run(low // 2, model=model, optimizer=optimizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["foreach", "fused"])
 def test_operations_on_lists_run_in_parts(optimizer):
     plain = run(None, optimizer=optimizer)
@@ -174,6 +176,7 @@ def test_operations_on_lists_run_in_parts(optimizer):
     assert ours.statistics.peak_bytes <= budget
 
 
+@pytest.mark.slow
 def test_the_steady_state_moves_what_the_plan_says():
     low = run(AMPLE).trace.smallest_budget
     statistics = []
@@ -194,6 +197,7 @@ def test_the_steady_state_moves_what_the_plan_says():
     assert block.statistics.plans <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", ["memory", "file"])
 def test_where_swapped_out_tensors_lie(tmp_path, threads):
     budget = int(1.5 * run(AMPLE).trace.smallest_budget)
@@ -250,6 +254,7 @@ def test_swapping_to_a_file_takes_less_memory_of_the_process(tmp_path):
     assert 0 < grown[1] < 0.6 * grown[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [0, 200_000, None, "auto"])
 def test_windows(window):
     ours = run(2_000_000, window_bytes=window)
@@ -334,6 +339,7 @@ def keep(training: Training, i: int, where: str) -> None:
         training.seen.append(sum(grad.sum().item() for grad in training.kept))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "at",
     [
@@ -365,6 +371,7 @@ def test_what_people_do_in_their_loops(at):
         assert ours.statistics.locked_bytes == 3 * 16 * 9 * 4
 
 
+@pytest.mark.slow
 def test_an_exception_inside_leaves_everything_in_its_place():
     def fail(training: Training, i: int, where: str) -> None:
         if i == 3 and where == "backward":
@@ -426,6 +433,7 @@ def test_too_small_a_budget_names_the_operation_and_loses_nothing():
     assert a.sum() == 10_000
 
 
+@pytest.mark.slow
 def test_training_in_blocks_one_after_another():
     plain = Training(iterations=6)
     plain.loop(nothing)
@@ -471,6 +479,7 @@ def test_steps_by_hand_and_two_optimizers():
         assert block.statistics.replayed >= 2
 
 
+@pytest.mark.slow
 def test_workers_of_a_loader_are_processes_of_their_own():
     data = torch.utils.data.TensorDataset(torch.randn(12, 3, 16, 16), torch.arange(12) % 10)
 
@@ -512,6 +521,7 @@ def test_what_is_left_alone():
         model(data.index_select(0, torch.arange(10))).sum().backward()
 
 
+@pytest.mark.slow
 def test_a_compiled_model(monkeypatch):
     """torch.compile looks into no code of the block's, and values are those of the same model."""
     monkeypatch.setattr(operations, "_said", {"compile"})
@@ -577,6 +587,7 @@ class TestRecord:
         assert within.functions == whole.functions
         assert within.sizes == whole.sizes
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("network", ["small", "resnet20", "unet"])
     def test_without_computing(self, network):
         def step() -> Callable[[], None]:
