@@ -186,7 +186,8 @@ def probe(
         seen = SEEN_S
         if (2 + _REPEATS) * smallest_s < begun + seconds - time.perf_counter():
             seen = _seen_s(workload, min(found), device, smallest_s)
-        link = _link(device)
+        copied = _LINK_BYTES if queued else _typical_bytes(workload, batch)
+        link = _link(device, copied)
     sizes = tuple(sorted(found))
     measured = {
         phase: tuple(found[size][phase] for size in sizes) for phase in (FORWARD, BACKWARD, UPDATE)
@@ -362,14 +363,21 @@ def _streaming_s(
     return min(took[1:])
 
 
-def _link(device: torch.device) -> tuple[float, float]:
-    """Return measured bytes/s of copies (to the device, to the host)."""
-    host = torch.zeros(_LINK_BYTES, dtype=torch.uint8)
+def _typical_bytes(workload: "Workload", batch: int) -> int:
+    """Return the size of tensors that hold half of a step's bytes: caches speed up small ones."""
+    sizes = np.sort([size for size in workload.plain.trace(batch).sizes.values() if size])
+    return int(sizes[np.searchsorted(np.cumsum(sizes), sizes.sum() / 2)])
+
+
+def _link(device: torch.device, nbytes: int) -> tuple[float, float]:
+    """Return measured bytes/s of copies of a size (to the device, to the host)."""
+    host = torch.zeros(nbytes, dtype=torch.uint8)
     if accelerator.is_accelerator(device):
         host = host.pin_memory()
-    there = torch.zeros(_LINK_BYTES, dtype=torch.uint8, device=device)
+    there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     rates = []
     for into, of in ((there, host), (host, there)):
         into.copy_(of)
-        rates.append(_LINK_BYTES / min(_took(lambda: into.copy_(of), device) for _ in range(3)))  # noqa: B023
+        least = min(_took(partial(into.copy_, of), device) for _ in range(_REPEATS))
+        rates.append(nbytes / least)
     return rates[0], rates[1]
