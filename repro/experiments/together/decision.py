@@ -193,8 +193,8 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         "several devices wait for updates, and the training has epochs enough to grow in",
         lambda results: f"{_accuracy(results, 'theta')}; {_work(results, 'theta')}",
         lambda results: (
-            "where one device computes, which gains nothing by fewer updates: seconds here over "
-            f"fixed: {_here(results, 'theta')}"
+            "where one device computes, and fewer updates save little: of fixed's seconds here it "
+            f"takes {_here(results, 'theta')}"
         ),
         ACCURACY_FIGURE,
         ("accuracy.linear_loses",),
