@@ -26,11 +26,14 @@ from repro.options import (
     Data,
     Datasets,
     Device,
+    Hours,
+    Processes,
     Profile,
     Reference,
     Seeds,
     StandIn,
     Targets,
+    Until,
     option,
 )
 
@@ -158,10 +161,9 @@ def run(
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="Compute nothing; say what the runs come to.")
     ] = False,
-    workers: Annotated[
-        int | None,
-        option(min=1, help="Processes for runs that measure nothing, on a CPU (quick: 2)."),
-    ] = None,
+    workers: Processes = None,
+    until: Until = None,
+    hours: Hours = None,
     on: Annotated[
         str, option(help="With --rehearse: the device whose time is estimated.")
     ] = "H100",
@@ -172,7 +174,7 @@ def run(
     are built without content, so that a recipe that cannot start fails there, and its memory and
     time are foretold.
     """
-    from repro.experiments import arguments, running
+    from repro.experiments import arguments, forecast, running
     from repro.experiments.outcome import RAY_ADDRESS
     from repro.experiments.workers import Workers, default_count
     from repro.records import local_store
@@ -182,6 +184,7 @@ def run(
     listed = arguments.parse_seeds(seeds)
     named = _by_paper(targets)
     profile = arguments.check_profile(profile or arguments.default_profile())
+    end = forecast.ending(until, hours)
     if rehearse:
         for name, value in (
             ("--device", device),
@@ -209,6 +212,7 @@ def run(
         seeds=listed,
         retry_failed=retry_failed,
         choices=" ".join(f"--set {shlex.quote(f'{key}={value}')}" for key, value in changed),
+        until=end,
     )
     if stand_in:
         os.environ[arguments.STAND_IN] = "1"
@@ -391,12 +395,15 @@ def show(
     changed = [arguments.parse_choice(text) for text in changes or ()]
     for found in showing.found(target, profile, reference, changed):
         typer.echo(f"{showing.text(*found)}\n")
+    typer.echo(f"{showing.setup(target, profile, reference)}\n")
     typer.echo(terminal.prose(summary.searched()))
 
 
 @app.command()
 def figure(
-    target: Annotated[str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/figure3.")],
+    target: Annotated[
+        str, typer.Argument(help="PAPER/ARTEFACT, such as mbs/figure3; or overview.")
+    ],
     out: Annotated[str, option(help="Path of the file.")],
     form: Annotated[
         str | None, option("--format", help="svg, pdf or png; by default as the path ends.")
@@ -459,7 +466,7 @@ def notebooks(
         list[str] | None, option("-p", "--parameter", help="NAME=VALUE of the notebook.")
     ] = None,
     profile: Annotated[
-        str | None, option(help="view (the default), smoke, quick, gpu or paper.")
+        str | None, option(help="view (the default), smoke, quick, long, gpu or paper.")
     ] = None,
     device: Device = None,
     data: Data = None,

@@ -20,7 +20,7 @@ def _not_empty(value: Any) -> Any:
 Targets = Annotated[
     list[str] | None, typer.Argument(help="PAPER or PAPER/ARTEFACT, such as mbs/table4.")
 ]
-Profile = Annotated[str | None, option(help="smoke, quick, gpu or paper.")]
+Profile = Annotated[str | None, option(help="smoke, quick, long, gpu or paper.")]
 Device = Annotated[str | None, option(help="cpu, or an accelerator: cuda (cuda:0, cuda:1, ...).")]
 Data = Annotated[str | None, option(help="Folder searched first for datasets.")]
 Datasets = Annotated[list[str] | None, option("--dataset", help="Use this dataset.")]
@@ -35,4 +35,14 @@ Changes = Annotated[
 ]
 Reference = Annotated[
     str | None, option("--from", help="'local', or a device under results/reference.")
+]
+Processes = Annotated[
+    int | None,
+    option(min=1, help="Processes for runs that measure nothing, on a CPU (quick, long: 2)."),
+]
+Until = Annotated[
+    str | None, option(help="A time of day, such as 02:30: nothing is begun that ends later.")
+]
+Hours = Annotated[
+    float | None, typer.Option(help="Nothing is begun that ends later than so many hours on.")
 ]

@@ -3,7 +3,7 @@
 import importlib
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -35,9 +35,16 @@ __all__ = [
     "reported",
 ]
 
-COMPUTING_PROFILES = ("smoke", "quick", "gpu", "paper")
+LONG = "long"  # trains longer what decides claims, and nothing else: `quick` shows the rest
+COMPUTING_PROFILES = ("smoke", "quick", LONG, "gpu", "paper")
 PROFILES = ("view", *COMPUTING_PROFILES)
-SEEDS = {"smoke": (0,), "quick": (0, 1, 2), "gpu": (0, 1, 2), "paper": (0, 1, 2)}
+SEEDS = {
+    "smoke": (0,),
+    "quick": (0, 1, 2),
+    LONG: (0, 1, 2, 3, 4, 5),
+    "gpu": (0, 1, 2),
+    "paper": (0, 1, 2),
+}
 
 Chosen = Mapping[str, str]  # the dataset of each task
 Rows = Sequence[Mapping[str, Any]]  # of a table: numbers and texts by column
@@ -204,9 +211,11 @@ class Expectation:
     Attributes:
         test: ``higher`` or ``lower`` (a direction), ``same`` (within the margin), ``exact`` (what
             has no spread).
-        expect: The word expected under the profile `quick` or `long`, and nothing more.
+        expect: The word expected under the profile `quick`, and nothing more.
         why: The reason.
         written: When.
+        long: ``expect``, ``why`` and ``written`` under the profile `long`; None where it does not
+            run what the claim needs.
         margin: What still counts as the same, in the evidence's unit or as a share; by case where
             they differ; or where it stands in ``reported/PAPER.toml``, from which the check takes
             it.
@@ -225,6 +234,7 @@ class Expectation:
     effect: str = ""
     sd: float | None = None
     n: int | None = None
+    long: Mapping[str, Any] | None = None
 
     TESTS = ("higher", "lower", "same", "exact")
 
@@ -238,6 +248,16 @@ class Expectation:
             self.margin is not None and not self.source
         ):
             raise ValueError("a sameness, and nothing else, has a margin with its source")
+        if self.long is not None:
+            if set(self.long) != {"expect", "why", "written"}:
+                raise ValueError("long has expect, why and written, and nothing else")
+            self.under(LONG)  # says what is wrong with them
+
+    def under(self, profile: str) -> "Expectation":
+        """Return what was expected under a profile."""
+        if profile != LONG or self.long is None:
+            return self
+        return replace(self, **self.long, long=None)
 
     @property
     def sign(self) -> int:
@@ -341,6 +361,7 @@ class Exhibit:
         checks: What holds by construction.
         recorded: Experiments whose records are shown wherever there are any, and planned nowhere:
             a command of their own makes them, of whatever size.
+        long: Whether the profile `long` runs it.
     """
 
     runs: Callable[[str, Chosen], list[Run]]
@@ -350,6 +371,7 @@ class Exhibit:
     claims: tuple[Claim, ...] = ()
     checks: tuple[Check, ...] = ()
     recorded: tuple[str, ...] = ()
+    long: bool = False
 
 
 @dataclass(frozen=True)
@@ -375,7 +397,9 @@ class Artefact:
         return exhibit
 
     def runs(self, profile: str, chosen: Chosen) -> list[Run]:
-        """Return the runs it draws from."""
+        """Return the runs it draws from; none under `long` where that has nothing to add."""
+        if profile == LONG and not self.exhibit.long:
+            return []
         return self.exhibit.runs(profile, chosen)
 
     def table(self, results: Results) -> "pd.DataFrame":

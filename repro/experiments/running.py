@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments import claims
+from repro.experiments import forecast as forecasting
 from repro.experiments.arguments import check_device
 from repro.experiments.design import SEEDS, Experiment, Outcome, Paper, Run, UsageError
 from repro.experiments.workers import WorkerDied, Workers
@@ -60,6 +62,7 @@ class Tally:
         out_of_memory: Of those computed here.
         failed: Of those computed here.
         failed_before: Of the others, those whose record says that they failed.
+        left: Not begun, as it was time to end.
     """
 
     done: int = 0
@@ -68,6 +71,7 @@ class Tally:
     out_of_memory: int = 0
     failed: int = 0
     failed_before: int = 0
+    left: int = 0
 
     def __str__(self) -> str:
         text = (
@@ -76,6 +80,8 @@ class Tally:
         )
         if self.elsewhere:
             text += f", {self.elsewhere} computed by another process"
+        if self.left:
+            text += f", {self.left} left: the same command goes on"
         if self.failed_before:
             text += f"; {self.failed_before} failed before, --retry-failed computes them again"
         return text
@@ -92,6 +98,8 @@ class Setting:
         seeds: Instead of the profile's.
         retry_failed: Whether what failed is run again.
         choices: What the command line said of runs, for the records' own command.
+        until: When to begin no further run, on `time.monotonic`'s clock; one that would not end by
+            then is not begun.
     """
 
     profile: str
@@ -100,6 +108,7 @@ class Setting:
     seeds: tuple[int, ...] | None = None
     retry_failed: bool = False
     choices: str = ""
+    until: float | None = None
 
     def command(self, target: str, dataset: str | None) -> str:
         """Return a command line that computes a record again."""
@@ -211,7 +220,7 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
     setting = replace(setting, device=check_device(setting.device))
     store.sweep()
     claims.sweep(store.folder)
-    if setting.device == "cpu" and setting.profile in ("smoke", "quick"):
+    if setting.device == "cpu" and setting.profile in ("smoke", "quick", "long"):
         # Such small models gain nothing from a second thread, and lose much to waiting for it
         # where another process wants the core.
         torch.set_num_threads(1)
@@ -237,6 +246,7 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         known[step.key] = record
         counted.add(step.key)
         bar.advance()
+        ahead.subtract([_name(step.run)])
         if took_s is None:
             tally.elsewhere += 1
             note(step, record)
@@ -244,10 +254,29 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         tally.done += 1
         tally.out_of_memory += record.status == "out_of_memory"
         tally.failed += record.status == "failed"
+        forecast.learn(_name(step.run), took_s)
+        rest = forecast.left(+ahead, alone)
+        rest_told = f"; left: {forecasting.in_words(rest)}" if ahead.total() else ""
+        bar.say(rest_told.removeprefix("; "))
         why = f": {record.error}" if record.status == "failed" else ""
         if why or not interactive:
-            tell(f"{named(step)}: {record.status} ({took_s:.1f} s){why}")
+            tell(f"{named(step)}: {record.status} ({took_s:.1f} s){rest_told}{why}")
 
+    def goes_on(step: Step) -> bool:
+        if setting.until is None:
+            return True
+        needed = forecast.expected(_name(step.run)) or 0.0
+        return time.monotonic() + needed <= setting.until
+
+    missing = [step for step in steps if _is_left(known.get(step.key), setting)]
+    ahead = Counter(_name(step.run) for step in missing)
+    alone = {
+        _name(step.run)
+        for step in missing
+        if paper.experiments[step.run.experiment].measured(step.run.config)
+    }
+    took = _took_before(paper, store) if missing else {}
+    forecast = forecasting.Forecast(took, workers.count if workers else 1)
     counted: set[str] = set()
     with (
         accelerator.on(setting.device),
@@ -261,11 +290,12 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         ]
         if workers and len(shared) > 1:
             bar.say(f"{workers.count} processes")
-            took = _took_before(paper)
             # The longest first within a seed, so that none is left for the end.
             shared.sort(key=lambda work: (work[0].seed, -took.get(_name(work[0].run), 0.0)))
             try:
-                for (step, _), made in workers.map(partial(settle, paper, setting, store), shared):
+                for (step, _), made in workers.map(
+                    partial(settle, paper, setting, store), shared, lambda work: goes_on(work[0])
+                ):
                     if made is not None:
                         account(step, *made)
             except WorkerDied as died:
@@ -283,6 +313,9 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
                     counted.add(step.key)
                     note(step, standing)
                     bar.advance()
+                    continue
+                if not goes_on(step):
+                    tally.left += 1
                     continue
                 made = settle(paper, setting, store, (step, standing))
                 if made is not None:
@@ -304,10 +337,10 @@ def _name(run: Run) -> str:
     return identity(run.experiment, run.config, 0)
 
 
-def _took_before(paper: Paper) -> dict[str, float]:
-    """Return the seconds that runs took for the reference records, whatever their code was."""
+def _took_before(paper: Paper, own: RecordStore) -> dict[str, float]:
+    """Return the seconds that runs took, whatever their code was: here, else by the references."""
     found = {}
-    for store in reference_stores().values():
+    for store in (*reference_stores().values(), own):
         for record in store.read(paper.key)[0]:
             spans = [datetime.fromisoformat(at) for at in (record.started, record.finished)]
             name = identity(record.experiment, record.config, 0)

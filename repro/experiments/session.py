@@ -6,8 +6,8 @@ from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from repro import report
-from repro.experiments import arguments, load_paper, running, sources, summary
-from repro.experiments.design import Results
+from repro.experiments import arguments, load_paper, running, sources, story, summary
+from repro.experiments.design import LONG, Results
 from repro.experiments.running import Setting
 from repro.experiments.sources import LOCAL
 
@@ -56,36 +56,71 @@ class Session:
                 arguments.require_data([(self.paper, runs)], setting.root)
             running.load_data(runs, setting.root)
             tally = running.execute(self.paper, runs, setting)
-            self.source = sources.find_source(self.paper, profile, LOCAL)
+            # What `long` leaves as it is may be a reference's.
+            place = None if profile == LONG else LOCAL
+            self.source = sources.find_source(self.paper, profile, place)
             if failed := tally.failed + tally.failed_before:
                 again = f"python -m repro run {paper} --profile {profile} --retry-failed"
                 display(
                     Markdown(f"**{failed} runs failed**; `{again}` computes what failed again.")
                 )
-        display(Markdown(report.markdown(f"Shown: {self.source.label}.")))
+            # What stands above this cell is told of the reference records.
+            display(Markdown(story.opening(self.source)))
+            show_figure(self._figure(story.story_of(self.paper).figure))
+
+    def setup(self) -> None:
+        """Show what holds for all that follows: device, data, stand-ins, what the marks mean."""
+        told = [report.markdown(sentence) for sentence in story.setup(self.source)]
+        display(Markdown("> **Setup.** " + "\n>\n> ".join(told)))
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
         return sources.results_of(self.paper.artefacts[name], self.source)
 
     def show(self, name: str) -> None:
-        """Show an artefact: its caption, figure, table, checks and verdicts."""
-        artefact = self.paper.artefacts[name]
-        results = self.results(name)
+        """Show an artefact: the verdicts on its claims, figure, caption, and table if it is short.
+
+        What is long stands at the end: `tables` and `verdicts`.
+        """
+        artefact, results = self.paper.artefacts[name], self.results(name)
         with summary.blaming(self.source, artefact, results):
-            caption = report.markdown(summary.caption(artefact, results))
+            caption = artefact.caption(results)
+            if len(results.places) > 1:
+                caption = summary.caption(artefact, results)
             figure = artefact.figure(results) if artefact.draws else None
             table = artefact.table(results)
-            checked = summary.checks(artefact, results)
+            failed = [row for row in summary.checks(artefact, results) if row["holds"] == "NO"]
             judged = summary.verdicts(self.paper, artefact, results)
-        display(Markdown(f"**{report.markdown(artefact.source)}.** {caption}"))
+        if judged:
+            display(report.VerdictList(judged))
         if figure is not None:
             show_figure(figure)
-        display(report.TableView(table))
-        if checked:
-            display(report.TableView(summary.frame(checked)))
-        if judged:
-            display(report.TableView(summary.frame(judged, summary.CLAIM_COLUMNS[1:])))
+        long = len(table) > report.LONG
+        where = f" Its table of {len(table)} rows is at the end." if long else ""
+        told = f"{report.markdown(caption)}{where}"
+        display(Markdown(f"**{report.markdown(artefact.source)}.** {told}"))
+        if not long:
+            display(report.TableView(table))
+        if failed:
+            display(report.TableView(summary.frame(failed)))
+
+    def _figure(self, name: str) -> Figure:
+        return self.paper.artefacts[name].figure(self.results(name))
+
+    def tables(self) -> None:
+        """Show the long tables, and what holds by construction."""
+        for name, artefact in self.paper.artefacts.items():
+            results = self.results(name)
+            with summary.blaming(self.source, artefact, results):
+                table = artefact.table(results)
+                checked = summary.checks(artefact, results)
+            title = report.markdown(f"{artefact.source}: {artefact.title}")
+            shown = [table] if len(table) > report.LONG else []
+            shown += [summary.frame(checked)] if checked else []
+            if shown:
+                display(Markdown(f"**{title}**"))
+            for frame in shown:
+                display(report.TableView(frame))
 
     def recipe(self) -> report.TableView:
         """Return what the paper trains with, beside what each profile does, and why they differ."""
@@ -96,7 +131,7 @@ class Session:
         """Return the verdicts on all claims."""
         rows = summary.paper_verdicts(self.source)
         return report.TableView(
-            summary.frame(rows, ("artefact", "claim", "kind", "verdict", "evidence"))
+            summary.frame(rows, ("artefact", "claim", "kind", "expected", "verdict", "evidence"))
         )
 
     def counts(self) -> dict[str, int]:
@@ -124,7 +159,7 @@ class Session:
 
 def show_figure(figure: Figure) -> None:
     """Show a figure as PNG, sharp on a dense screen."""
-    png = report.figure_png(figure, dpi=120)
+    png = report.figure_png(figure, dpi=105)
     display(Image(png, width=int(figure.get_figwidth() * 85)))
 
 

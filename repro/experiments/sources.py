@@ -11,7 +11,15 @@ from functools import cached_property
 from pathlib import Path
 
 from repro.experiments.arguments import Choices, default_profile, value_of, with_changes
-from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Artefact, Paper, Results, UsageError
+from repro.experiments.design import (
+    COMPUTING_PROFILES,
+    LONG,
+    SEEDS,
+    Artefact,
+    Paper,
+    Results,
+    UsageError,
+)
 from repro.experiments.running import is_current
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
 
@@ -70,7 +78,8 @@ def find_source(
 
     Args:
         paper: The paper.
-        profile: Only this one; by default for each artefact the one that has most of its records.
+        profile: Only this one, `long` with `quick` for what that leaves as it is; by default for
+            each artefact the one that has most of its records.
         device: ``local``, or a folder under ``results/reference``; by default all of them.
         local: Whether this machine's own records count.
 
@@ -89,12 +98,13 @@ def find_source(
     # A GPU's reference before a CPU's, this machine's before both.
     ordered = sorted(references, key=lambda place: not place[0].startswith("cpu"))
     stores = {place: references[place] for place in ordered} | (own if local else {})
+    counting = (profile, "quick") if profile == LONG else (profile,)
     return Source(
         paper,
         {
             place: store
             for place, store in stores.items()
-            if device in (None, place[0]) and profile in (None, place[1])
+            if device in (None, place[0]) and (profile is None or place[1] in counting)
         },
         profile,
     )

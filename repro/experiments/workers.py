@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -53,13 +54,17 @@ class Workers:
         self._end(at_once=kind is not None)
 
     def map(
-        self, function: Callable[[Item], Result], items: Sequence[Item]
+        self,
+        function: Callable[[Item], Result],
+        items: Sequence[Item],
+        goes_on: Callable[[Item], bool] = lambda item: True,
     ) -> Iterator[tuple[Item, Result]]:
         """Yield each item and what `function` returns for it, as they end.
 
         Args:
             function: Of a module's top level, as items and results go through pickle.
-            items: Handed out in this order.
+            items: Handed out in this order, as processes are free.
+            goes_on: Asked before an item is handed out; where it says no, none is any more.
 
         Raises:
             WorkerDied: One was killed; all others are ended, and later calls start anew.
@@ -71,9 +76,20 @@ class Workers:
                 self.count, spawning, _begin, (ends,)
             )
         try:
-            futures = {self._pool.submit(function, item): item for item in items}
-            for future in concurrent.futures.as_completed(futures):
-                yield futures[future], future.result()
+            running: dict[concurrent.futures.Future[Result], Item] = {}
+            waiting = deque(items)
+            while True:
+                while waiting and len(running) < self.count:
+                    if not goes_on(waiting[0]):
+                        waiting.clear()
+                        break
+                    item = waiting.popleft()
+                    running[self._pool.submit(function, item)] = item
+                if not running:
+                    return
+                ended, _ = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
+                for future in ended:
+                    yield running.pop(future), future.result()
         except BrokenProcessPool as broken:
             self._end(at_once=True)
             raise WorkerDied("a worker process was killed, perhaps for want of memory") from broken
@@ -94,7 +110,7 @@ class Workers:
 def default_count(profile: str, device: str) -> int:
     """Return two where runs on a CPU take long enough that starting processes pays."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return 2 if device == "cpu" and profile == "quick" and (cores or 1) > 1 else 1
+    return 2 if device == "cpu" and profile in ("quick", "long") and (cores or 1) > 1 else 1
 
 
 def _begin(ends: Connection) -> None:

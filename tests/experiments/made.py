@@ -6,10 +6,11 @@ from typing import Any
 from invented import make_record
 
 from repro.experiments import load_paper
-from repro.experiments.design import Claim, Results, Run, expectation
+from repro.experiments.design import COMPUTING_PROFILES, LONG, Claim, Results, Run, expectation
 from repro.experiments.judging import Verdict
 
 SEEDS = (0, 1, 2)
+WHOLE = tuple(name for name in COMPUTING_PROFILES if name != LONG)  # run every artefact
 
 # Given a run and a seed: the changes to its record, None for no record.
 Maker = Callable[[Run, int], Mapping[str, Any] | None]

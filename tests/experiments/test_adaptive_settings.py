@@ -7,7 +7,7 @@ import re
 
 import matplotlib.pyplot as plt
 import pytest
-from made import FAILED, OUT_OF_MEMORY
+from made import FAILED, OUT_OF_MEMORY, WHOLE
 from made_adaptive import CHOSEN, World, nothing, only_strategies, results_of
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from repro import datasets, report
 from repro.adaptive import Saturation
 from repro.experiments import arguments, design, load_paper
-from repro.experiments.adaptive import building, projection, settings, variants
+from repro.experiments.adaptive import building, describing, projection, settings, variants
 from repro.experiments.adaptive.settings import (
     CIFAR,
     DECAY,
@@ -26,11 +26,11 @@ from repro.experiments.adaptive.settings import (
     STRATEGIES,
     TASKS,
 )
-from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Results
+from repro.experiments.design import SEEDS, Results
 from repro.experiments.rehearsing import rehearse
 
 DESIGN = load_paper("adaptive")
-EVERY = [*itertools.product(COMPUTING_PROFILES, TASKS)]
+EVERY = [*itertools.product(WHOLE, TASKS)]
 
 # Tables I to III by hand: batch sizes and rates at the start and the largest; epochs of warm-up.
 TABLES = {
@@ -71,7 +71,7 @@ def controller_of(config):
 
 
 class TestPlans:
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_every_run_with_every_dataset(self, profile):
         for chosen in choices(profile):
             for run in all_runs(profile, chosen):
@@ -89,7 +89,7 @@ class TestPlans:
                 ):
                     assert controller.max_batch <= run.config["train_samples"]
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_no_artefact_asks_for_a_run_twice(self, profile):
         for artefact in DESIGN.artefacts.values():
             found = artefact.runs(profile, CHOSEN)
@@ -97,7 +97,7 @@ class TestPlans:
         planned = arguments.plan(DESIGN, DESIGN.artefacts.values(), profile, CHOSEN)
         assert len(set(planned)) == len(planned) < len(all_runs(profile))
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_figures_share_their_runs(self, profile):
         def of(name):
             return DESIGN.artefacts[name].runs(profile, CHOSEN)
@@ -118,7 +118,7 @@ class TestPlans:
         assert len(of("figure10")) == 7
         assert {r for r in of("lars") if r.config["strategy"] in STRATEGIES} < set(of("figure10"))
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_every_profile_ends_in_data_that_is_always_there(self, profile):
         assert profile in SEEDS
         for names in DESIGN.datasets[profile].values():
@@ -222,9 +222,10 @@ class TestThePapersSettings:
         assert {run.config["last_batch"] for run in changed} == {"in_proportion"}
         with pytest.raises(arguments.UsageError, match="choose among rgb, rgb_shaved, y_shaved"):
             arguments.with_changes(DESIGN, runs, [("psnr", "best")])
-        said = caption("figure4", profile=profile, seeds=(0,))
+        said = " ".join(describing.choices(results_of("figure4", None, profile, seeds=(0,))))
         assert "all colours of whole crops" in said and "trained at the full rate" in said
-        assert "PSNR is over" not in caption("figure10", profile=profile, seeds=(0,))
+        said = " ".join(describing.choices(results_of("figure10", None, profile, seeds=(0,))))
+        assert "PSNR is over" not in said
 
     @pytest.mark.parametrize("task", TASKS)
     def test_the_papers_k_and_growths_under_paper(self, task):
@@ -268,7 +269,7 @@ class TestThePapersSettings:
         }
         assert PAPER[CIFAR]["large"]["value"] == 46.29
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_the_papers_k_everywhere_and_what_else_by_the_task(self, profile):
         for name in ("figure3", "figure10", "figure4", "figure5"):
             found = [r.config["strategy"] for r in DESIGN.artefacts[name].runs(profile, CHOSEN)]
@@ -365,7 +366,7 @@ class TestScaled:
         assert all(b == 2 * a for a, b in itertools.pairwise(sizes))
         assert config["after"] == [0, 2]
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_processes(self, profile):
         run = settings.parallel(profile)
         assert run.seeds == (0,) and run.config["processes"] == 2
@@ -456,41 +457,27 @@ class TestCaptions:
     )
     def test_the_data(self, artefact, task, name, stand_in, synthetic):
         said = caption(artefact, profile="quick", chosen=CHOSEN | {task: name})
-        assert name in said
         paper = "CIFAR-10" if task == CIFAR else task
-        assert (f"STAND-IN for the paper's {paper}" in said) == stand_in
-        assert ("SYNTHETIC data" in said) == synthetic
-        assert ("bicubic" in said) == (task == DIV2K)
-
-    @pytest.mark.parametrize("artefact", ["figure5", "figure6", "stable"])
-    def test_the_phantoms_noise_is_ours(self, artefact):
-        said = caption(artefact)
-        assert "noise of 0.1 of the full range was added (our choice, SYNTHETIC)" in said
+        assert (f"{name} for {paper}" in said) == stand_in
+        assert (f"SYNTHETIC: {name}." in said) == synthetic
 
     @pytest.mark.parametrize("artefact", CURVES)
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
-    def test_extent(self, artefact, profile):
-        said = caption(artefact, profile=profile, seeds=(0,))
-        scaled = profile in ("smoke", "quick")
-        assert bool(re.search(r"batch sizes [\d.]+ of the paper's", said)) == scaled
-        assert "F is the mean of the mini-batches' losses" in said
-        assert said.count("Model: ") >= 1 and "epochs (paper" in said
-        assert ("bfloat16" in said) == (profile == "gpu")
+    @pytest.mark.parametrize("profile", WHOLE)
+    def test_networks_that_stand_in_are_named_alike_in_caption_and_image(self, artefact, profile):
+        results = results_of(artefact, None, profile, seeds=(0,))
+        said = DESIGN.artefacts[artefact].caption(results)
         resnet = artefact in ("figure2", "figure3", "figure10")
         whole = profile == "paper" or (profile == "gpu" and resnet)
-        assert ("in the place of the paper's" not in said) == whole
-
-    def test_restoration_is_told_in_full(self):
-        said = caption("figure4", profile="quick", seeds=(0,))
-        assert "rates 5 times the paper's" in said and "batch sizes 0.25 of the paper's" in said
-        assert "0.1 dB for 50 epochs" in said and "one crop of each to validate" in said
-        # All four strategies are at one scale: it is said once.
-        assert said.count("training and") == 1
-        assert "rates 1 times the paper's" in caption("figure4", profile="paper", seeds=(0,))
+        assert ("STAND-IN" in said) == (not whole)
+        role = "ResNet-20" if resnet else "EDSR"
+        drawn = DESIGN.artefacts[artefact].figure(results)
+        titles = [axis.get_title() for axis in drawn.axes]
+        ours = [title for title in titles if title.startswith("ours: ")]
+        assert len(ours) + sum(title.startswith("paper: ") for title in titles) == len(titles)
+        assert ours and all((f" for {role}" in title) == (not whole) for title in ours)
 
     def test_the_device(self):
-        assert "Trained on a CPU (1 thread)." in caption("figure4")
-        assert "Trained on NVIDIA X." in caption("figure4", World(device=GPU))
+        assert "Ours: NVIDIA X" in signed("figure4", World(device=GPU))
 
     def test_trainings_that_diverged_are_told(self):
         said = caption("figure4", World(length=lambda c, seed: 0 if seed == 1 else None))
@@ -512,10 +499,45 @@ class TestCaptions:
         said = DESIGN.artefacts["figure4"].caption(stale)
         assert "STALE records, whose code has changed since: 18." in said
 
-    def test_the_third_methods_rate_is_told(self):
-        for artefact in ("figure4", "figure10"):
-            assert "rates that grow for the third method" in caption(artefact)
-        assert "fixes it at 0.2 and doubles the batch every 30 epochs" in caption("figure10")
+    def test_what_is_assumed_is_told(self):
+        for artefact in ("figure4", "figure5"):
+            assert "fixed μ, adaptive b: ASSUMED" in caption(artefact)
+
+
+def signed(artefact, world=None):
+    """The grey line in the image."""
+    return DESIGN.artefacts[artefact].figure(results_of(artefact, world)).texts[-1].get_text()
+
+
+def in_full(artefact, profile):
+    return " ".join(describing.in_full(results_of(artefact, None, profile, seeds=(0,))))
+
+
+class TestSetup:
+    """What captions of all artefacts would repeat."""
+
+    @pytest.mark.parametrize("artefact", ["figure4", "figure5", "figure10"])
+    @pytest.mark.parametrize("profile", WHOLE)
+    def test_extent(self, artefact, profile):
+        said = in_full(artefact, profile)
+        task = {"figure4": DIV2K, "figure5": PHANTOM, "figure10": CIFAR}[artefact]
+        scaled = settings.SCALE[profile][task]["batches"] != 1
+        assert bool(re.search(r"Batch sizes are [\d.]+ of the paper's", said)) == scaled
+        assert "epochs (the paper: " in said and said.count("to train on") == 1
+        assert ("bfloat16" in said) == (profile == "gpu")
+        whole = profile == "paper" or (profile == "gpu" and artefact == "figure10")
+        assert bool(re.search("a STAND-IN for (EDSR|ResNet-20)", said)) == (not whole)
+
+    def test_restoration_is_told_in_full(self):
+        said = in_full("figure4", "quick")
+        assert "rates are 5 times the paper's" in said
+        assert "Batch sizes are 0.25 of the paper's" in said
+        assert "0.1 dB for 50 epochs" in said and "validated by one crop" in said
+        assert "rates are 1 times the paper's" in in_full("figure4", "paper")
+
+    def test_the_phantoms_noise_is_ours(self):
+        said = in_full("figure5", "gpu")
+        assert "noise of 0.1 of the full range (our choice, SYNTHETIC)" in said
 
 
 WORLDS = {

@@ -5,10 +5,11 @@ import json
 import math
 
 import pytest
+from made import WHOLE
 
 from repro import datasets
 from repro.experiments import arguments, load_paper
-from repro.experiments.design import COMPUTING_PROFILES, SEEDS, reported
+from repro.experiments.design import SEEDS, reported
 from repro.experiments.dualbatch import building, settings
 from repro.experiments.dualbatch.measured_plan import own_plan, wall
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET, WORKERS
@@ -62,7 +63,7 @@ def trainings(profile: str, artefact: str, **config):
 
 
 class TestPlans:
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_every_grid_builds_with_every_dataset(self, profile):
         for chosen in choices(profile):
             for run in all_runs(profile, chosen):
@@ -72,7 +73,7 @@ class TestPlans:
                 if run.experiment == "train":
                     assert run.config["dataset"]["name"] in chosen.values()
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_no_artefact_asks_for_a_run_twice(self, profile):
         chosen = next(choices(profile))
         for artefact in PAPER.artefacts.values():
@@ -81,7 +82,7 @@ class TestPlans:
         planned = arguments.plan(PAPER, PAPER.artefacts.values(), profile, chosen)
         assert len(set(planned)) == len(planned) < len(all_runs(profile, chosen))
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_every_schedule_and_plan_can_be_solved(self, profile):
         for run in all_runs(profile, next(choices(profile))):
             if run.experiment not in ("train", "synchronise", "flatness"):
@@ -97,7 +98,7 @@ class TestPlans:
                 assert abs(given - setting.plan.samples) < workers
             assert {s.lr for s in schedule} >= {lr for _, lr in run.config["stages"]}
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_the_three_tables_share_their_trainings(self, profile):
         def of(name):
             return set(PAPER.artefacts[name].runs(profile, next(choices(profile))))
@@ -151,7 +152,7 @@ class TestPlans:
             assert set(tasks[CIFAR]) <= set(datasets.NAMES)
 
     @pytest.mark.parametrize("name", ["digits", "synthetic"])
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_what_is_always_there_has_images_for_an_epoch(self, profile, name):
         config = settings.table5_training(profile, {CIFAR: name}, 1.1, 2).config
         options = dict(config["dataset"])
@@ -328,7 +329,7 @@ class TestScaled:
             == math.ceil(5 * sum(epochs for epochs, _ in baseline["stages"]) / 140)
         )
 
-    @pytest.mark.parametrize("profile", [name for name in COMPUTING_PROFILES if name != "smoke"])
+    @pytest.mark.parametrize("profile", [name for name in WHOLE if name != "smoke"])
     def test_the_two_engines_train_the_same(self, profile):
         local, ray = settings.clusters(profile, next(choices(profile)))
         assert local.config | {"engine": "ray"} == ray.config
@@ -337,7 +338,7 @@ class TestScaled:
         assert (plan.n_small, plan.n_large) == (1, 1)
         assert local.config["verify"] is (profile in SCALED)
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_batch_sizes_are_distinct_and_large_enough(self, profile):
         timed = [settings.step_times(profile).config, *wall(profile).config["parts"]]
         timed.append(own_plan(profile, next(choices(profile))).config["measured"])

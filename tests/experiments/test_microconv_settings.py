@@ -10,11 +10,12 @@ from typing import ClassVar
 import made_microconv as made
 import pytest
 import torch
+from made import WHOLE
 from made_microconv import FAILED, MIB, OUT_OF_MEMORY, entry, plausible
 
 from repro import report
 from repro.experiments import arguments, load_paper
-from repro.experiments.design import COMPUTING_PROFILES, Results, Run, expectations, reported
+from repro.experiments.design import Results, Run, expectations, reported
 from repro.experiments.microconv import deepbench, settings
 from repro.microconv import Convolution, backends
 from repro.report import DASH
@@ -40,7 +41,7 @@ def planned(profile: str) -> list[Run]:
     return arguments.plan(PAPER, PAPER.artefacts.values(), profile, {})
 
 
-@pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+@pytest.mark.parametrize("profile", WHOLE)
 class TestPlan:
     def test_every_plan_builds(self, profile):
         plan = planned(profile)
@@ -334,48 +335,33 @@ class TestCaptions:
     def test_nothing_run(self):
         for name in PAPER.artefacts:
             said = caption(name, lambda run: None)
-            assert said.endswith("Not run yet.") and "Measured on" not in said
+            assert said.endswith("Not run yet.") and "STAND-IN" not in said
         assert "SIMULATED" in caption("figure13", lambda run: None)
         assert "SYNTHETIC" in caption("optimisation", lambda run: None)
 
-    def test_the_device_and_its_threads_and_the_papers(self):
-        for name in PAPER.artefacts:
-            assert "Measured on a CPU" in caption(name)
-            assert "the paper's on P100-SXM2" in caption(name)
-            assert "Measured on ," not in caption(name, lambda run: FAILED)
-        assert "Measured on a CPU with 2 threads, the paper's" in caption("figure9")
-        assert "Measured on a CPU with 1 thread, the paper's" in caption("figure9", profile="smoke")
-        gpu = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 1}
-        said = caption("figure9", lambda run: plausible(run) | {"device": gpu}, "gpu")
-        assert "Measured on NVIDIA X, the paper's" in said and "Freed memory" not in said
-
-    def test_synthetic_simulated_and_held_to_the_limit(self):
+    def test_what_is_not_the_papers_is_marked(self):
         for name in PAPER.artefacts:
             said = caption(name)
-            made_up = name in ("figure13", "optimisation")
-            assert made_up or "Inputs and weights are SYNTHETIC" in said, name
+            assert "SYNTHETIC inputs" in said, name
             assert ("SIMULATED" in said) == (name == "figure13")
-            assert ("Held to the limit" in said) == (not made_up)
-            compared = name in ("figure9", "figure11", "table5")
-            assert ("compare each run's ratio to torch's own" in said) == compared
-        assert "programmes are SYNTHETIC" in caption("optimisation")
+            # AlexNet is torchvision's, which is the paper's in Table V alone.
+            caffes = name in ("figure1", "figure6", "figure9", "figure10", "figure11", "figure12")
+            assert ("STAND-IN for the paper's AlexNet;" in said) == caffes, name
+        assert "SYNTHETIC ones of the paper's sizes" in caption("optimisation")
+        assert "STAND-IN for the paper's DenseNet-40;" in caption("table5")
+        told = "STAND-IN for the paper's AlexNet, ResNet-50, DenseNet-40;"
+        assert told in caption("table5", profile="smoke")
+        assert "STAND-IN" not in caption("table5", profile="gpu")
+        assert "STAND-IN" in caption("figure9", profile="gpu")
+        told = "STAND-IN for the paper's ResNet-50, DenseNet-40, ResNet-18, AlexNet (two groups);"
+        assert told in caption("iterations")
+        assert "STAND-IN" not in caption("iterations", profile="gpu")
 
-    def test_the_models_beside_the_papers(self):
-        said = caption("table5", profile="smoke")
-        assert "AlexNet is resnet_cifar (depth 8, width 4) with 16×16 pixels" in said
-        assert "DenseNet-40 is densenet40 (growth 2) with 8×8 pixels at a mini-batch of 2" in said
-        said = caption("table5")
-        assert "AlexNet is torchvision/alexnet with 224×224 pixels at a mini-batch of 8" in said
-        assert said.count("AlexNet is ") == 1
-
-    def test_layers_and_algorithms(self):
+    def test_layers(self):
         said = caption("figure8")  # three layers of each network type, and three left out
-        assert "18 layers at 4 times their batch size; 18 others are left out" in said
+        assert "18 of DeepBench's 36 layers at 4 times their batch size." in said
         assert "at 1 times" in caption("figure8", profile="smoke")
-        assert " 18 layers at 4 times" in caption("figure8", profile="gpu")  # of four settings
-        assert "Divisions are made of torch:native, nnpack." in caption("figure9")
-        made_of = "torch, cudnn or torch:native, cudnn, cudnn_half"
-        assert f"Divisions are made of {made_of}." in caption("figure8", profile="gpu")
+        assert " 18 of DeepBench's" in caption("figure8", profile="gpu")  # of four settings
 
     def test_missing_failed_and_stale(self):
         def make(run):
@@ -389,6 +375,35 @@ class TestCaptions:
         runs = PAPER.artefacts["figure9"].runs("quick", {})
         stale = Results(runs, (0,), fresh.records, is_current=lambda record: False)
         assert "STALE records" in PAPER.artefacts["figure9"].caption(stale)
+
+
+class TestSetup:
+    def told(self, profile="quick", make=plausible):
+        every = [made.results(name, make, profile) for name in PAPER.artefacts]
+        records = [record for results in every for record in results.records]
+        return " ".join(settings.setup(records))
+
+    def test_networks_beside_the_papers_each_once(self):
+        said = self.told()
+        assert "The paper measured on P100-SXM2" in said
+        told = (
+            "AlexNet: torchvision's AlexNet, 224×224 pixels, mini-batch 8 and 64 (the paper's: 256"
+        )
+        assert said.count(told) == 1
+        assert "DenseNet-40: DenseNet-40 (growth 16), 16×16 pixels, mini-batch 4" in said
+        said = self.told("smoke")
+        assert "AlexNet: ResNet for CIFAR (depth 8, width 4), 16×16 pixels, mini-batch 4" in said
+
+    def test_algorithms_and_limits(self):
+        said = self.told()
+        assert "Divisions are made of nnpack, torch:direct, torch:im2col, torch:native" in said
+        assert "every temporary byte" in said and "in turns" in said and "page faults" in said
+        gpu = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 1}
+        said = self.told("gpu", lambda run: plausible(run) | {"device": gpu})
+        assert "page faults" not in said and "cudnn" in said
+
+    def test_nothing_run(self):
+        assert "Networks" not in self.told(make=lambda run: FAILED)
 
 
 def size_text(layer: deepbench.Layer) -> str:
@@ -482,7 +497,7 @@ class TestDeepBench:
                 kept = sorted(x.macs(factor) for x in chosen if x.conv.kernel_size == size)
                 assert kept == small[:of_each]
 
-    @pytest.mark.parametrize("profile", COMPUTING_PROFILES)
+    @pytest.mark.parametrize("profile", WHOLE)
     def test_what_profiles_run(self, profile):
         configs = [run.config for run in runs_of("figure8", profile)]
         assert {c["role"] for c in configs} == set(TABLE_IV)
@@ -587,10 +602,10 @@ class TestReported:
                 convolutions = [m for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
                 assert 3 * len(convolutions) == kernels
 
-    def test_captions_name_the_papers_batch_sizes(self):
+    def test_the_setup_names_the_papers_batch_sizes(self):
         published = settings._PUBLISHED
         others = ("ResNet-18", "ResNet-152", settings.CAFFE, *settings.ALONE)
         assert set(published) == {*settings.ROLES, *others}
         for role, size in (("AlexNet", 256), ("DenseNet-40", 256), ("ResNet-18", 32)):
             assert re.search(rf"\b{size}\b", published[role])
-        assert re.findall(r"at (\d+)|or (\d+)", published["ResNet-50"]) == [("64", ""), ("", "32")]
+        assert re.findall(r"(\d+) in", published["ResNet-50"]) == ["64", "32"]

@@ -580,7 +580,7 @@ class TestArguments:
         for profile in ("smoke", "quick", "gpu", "paper"):
             assert arguments.check_profile(profile) == profile
         assert arguments.check_profile("view", computing=False) == "view"
-        with pytest.raises(UsageError, match=r"'fast'; choose smoke, quick, gpu, paper$"):
+        with pytest.raises(UsageError, match=r"'fast'; choose smoke, quick, long, gpu, paper$"):
             arguments.check_profile("fast")
         with pytest.raises(UsageError, match="'view' shows records and computes none"):
             arguments.check_profile("view")

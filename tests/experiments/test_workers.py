@@ -69,7 +69,7 @@ def test_the_longest_run_is_begun_first(tmp_path, monkeypatch, make_record):
     begun: list[int] = []
 
     class Here(Workers):
-        def map(self, function, items):
+        def map(self, function, items, goes_on):
             begun.extend(step.run.config["x"] for step, _ in items)
             for item in items:
                 yield item, function(item)
@@ -78,6 +78,40 @@ def test_the_longest_run_is_begun_first(tmp_path, monkeypatch, make_record):
     setting = Setting("smoke", "cpu", seeds=(0,))
     running.execute(PAPER, runs, setting, RecordStore(tmp_path / "store"), print, Here(2))
     assert begun == [1, 2, 0, 3]
+
+
+def test_what_would_end_too_late_is_not_begun(tmp_path, monkeypatch, make_record):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    times = {"started": "2026-01-01T00:00:00+00:00", "finished": "2026-01-01T01:00:00+00:00"}
+    reference = RecordStore(tmp_path / "reference" / "cpu" / "quick")
+    reference.write(make_record("learn", paper="toy", config={"x": 1}, **times))  # takes an hour
+    runs, store = [Run("learn", {"x": x}) for x in (0, 1)], RecordStore(tmp_path / "store")
+    reference.write(make_record("learn", paper="toy", config={"x": 0}, **times | {
+        "finished": "2026-01-01T00:00:01+00:00"}))  # fmt: skip
+
+    def execute_until(seconds: float | None) -> running.Tally:
+        until = None if seconds is None else time.monotonic() + seconds
+        setting = Setting("smoke", "cpu", seeds=(0,), until=until)
+        return running.execute(PAPER, runs, setting, store, lambda line: None)
+
+    assert execute_until(-1) == replace(running.Tally(), left=2)
+    tally = execute_until(60)
+    assert tally == replace(running.Tally(), done=1, left=1)
+    assert "1 left: the same command goes on" in str(tally)
+    assert execute_until(None) == replace(running.Tally(), done=1, stood=1)
+
+
+@pytest.mark.slow
+def test_processes_are_handed_nothing_more_once_it_is_time(tmp_path):
+    asked: list[int] = []
+
+    def goes_on(item: int) -> bool:
+        asked.append(item)
+        return item < 3
+
+    with Workers(2) as workers:
+        done = [item for item, _ in workers.map(abs, range(6), goes_on)]
+    assert sorted(done) == [0, 1, 2] and asked == [0, 1, 2, 3]
 
 
 @pytest.mark.slow
@@ -101,7 +135,8 @@ def test_measurements_wait_until_the_processes_have_ended(tmp_path):
 def test_what_a_killed_process_leaves_is_computed_here(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, kill=1)
-    assert tally.done == 8 and not tally.failed
+    # A record that the other process wrote before it was ended with this one stands.
+    assert tally.done + tally.elsewhere == 8 and not tally.failed
     assert any("was killed" in line and "computed by this process" in line for line in said)
     assert len(store.load("toy")) == 8 and not list(tmp_path.rglob(".*.claim"))
 

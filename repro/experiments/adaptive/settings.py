@@ -39,6 +39,7 @@ _PICTURES = ("div2k", "bsds500", "photos")
 DATASETS: dict[str, dict[str, tuple[str, ...]]] = {
     "smoke": {CIFAR: ("digits",), DIV2K: ("photos",), PHANTOM: ("phantom",)},
     "quick": {CIFAR: ("cifar10", "digits"), DIV2K: _PICTURES, PHANTOM: ("phantom",)},
+    "long": {CIFAR: ("cifar10", "digits"), DIV2K: _PICTURES, PHANTOM: ("phantom",)},
     "gpu": {CIFAR: ("cifar10", "digits"), DIV2K: _PICTURES, PHANTOM: ("phantom",)},
     "paper": {CIFAR: ("cifar10", "digits"), DIV2K: _PICTURES, PHANTOM: ("phantom",)},
 }
@@ -83,6 +84,35 @@ SCALE: dict[str, dict[str, dict[str, Any]]] = {
             "batches": 1 / 4,
             "lr": 5.0,
             "epochs": 16,
+            "pixels": 16,
+        },
+    },
+    # The paper's batches, rates and updates an epoch: CIFAR-10 whole and in batches of 128 and
+    # more, a quarter of DIV2K's 800 images in batches of a quarter; K, the peak and the stop rule
+    # have the epochs that they need.
+    "long": {
+        CIFAR: {
+            "model": _RESNET8 | {"width": 16},
+            "samples": (50_000, 10_000),
+            "batches": 1.0,
+            "lr": 1.0,
+            "epochs": 35,
+            "pixels": 16,
+        },
+        DIV2K: {
+            "model": _EDSR,
+            "samples": (200, 100),
+            "batches": 1 / 4,
+            "lr": 1.0,
+            "epochs": 1100,
+            "pixels": 12,
+        },
+        PHANTOM: {
+            "model": _EDSR | _GREY,
+            "samples": (200, 100),
+            "batches": 1 / 4,
+            "lr": 1.0,
+            "epochs": 1100,
             "pixels": 16,
         },
     },

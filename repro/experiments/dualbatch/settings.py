@@ -4,13 +4,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from repro.experiments.captions import dataset_phrase, devices
+from repro.experiments.captions import panel
 from repro.experiments.design import Results, Run, reported
 from repro.records import Record
 
 PAPER = reported("dualbatch")
 WORKERS: int = PAPER["workers"]
 K: tuple[float, ...] = tuple(dict.fromkeys(row["k"] for row in PAPER["table2"]["rows"]))
+ROLE = "ResNet-18"  # the paper's network
 CIFAR, IMAGENET = "CIFAR", "ImageNet"
 PARTS = {CIFAR: "cifar", IMAGENET: "imagenet"}  # their names in the paper's numbers
 TIMES = "dualbatch_times"  # repro.datasets.TIMES, which torch stands behind
@@ -26,6 +27,7 @@ DATASETS: dict[str, dict[str, tuple[str, ...]]] = {
     # The authors' raw measurements; where they are not at hand nothing stands in for them.
     "smoke": {CIFAR: ("digits",), "times": ()},
     "quick": {CIFAR: _SETS, "times": (TIMES,)},
+    "long": {CIFAR: _SETS, "times": (TIMES,)},
     "gpu": {CIFAR: _SETS, "times": (TIMES,)},
     "paper": {CIFAR: _SETS, "times": (TIMES,), IMAGENET: ("imagenet",)},
 }
@@ -55,6 +57,16 @@ SCALE: dict[str, dict[str, Any]] = {
         "train_samples": 1000,
         "test_samples": 1000,
         "stages": (4, 2, 2),
+        "compute": _WHOLE,
+    },
+    # A quarter of the images in batches of a quarter: as many updates an epoch as in the paper.
+    "long": {
+        "model": _RESNET18 | {"width": 16},
+        "pixels": 0.5,
+        "batches": 0.25,
+        "train_samples": 12_500,
+        "test_samples": 10_000,
+        "stages": (16, 8, 4),
         "compute": _WHOLE,
     },
     "gpu": {
@@ -126,7 +138,7 @@ def _dataset(profile: str, name: str) -> dict[str, Any]:
         return dataset if side == 8 else dataset | {"image_size": side}
     if side != 32:
         dataset["image_size"] = side
-    if profile == "quick":  # decodes no more than it takes
+    if profile in ("quick", "long"):  # decodes no more than it takes
         classes = 100 if name == "cifar100" else 10
         dataset["per_class"] = math.ceil(scale["train_samples"] / classes)
     return dataset
@@ -472,20 +484,84 @@ def coefficients(a: float, b: float) -> dict[str, str]:
     }
 
 
+def mix(n_small: int) -> str:
+    """Return in words how many of the workers have small and how many have large batches."""
+    parts = ((n_small, "small"), (WORKERS - n_small, "large"))
+    return ", ".join(f"{count} {size}" for count, size in parts if count)
+
+
+def network(config: Mapping[str, Any]) -> str:
+    """Return what a title calls the network that ran, such as ``ResNet-8``."""
+    name: str = config["model"]["name"]
+    if name == "resnet_cifar":
+        return f"ResNet-{config['model']['depth']}"
+    return ROLE if name.endswith("resnet18") else name
+
+
+def whose(records: Sequence[Record], more: str = "") -> str:
+    """Return the title of a panel of our numbers: what ran, and whose place it takes.
+
+    Args:
+        records: That are drawn; without any the title says that nothing ran.
+        more: What else the panel is of, such as ``12 px``.
+    """
+    if not records:
+        return "ours: not run"
+    first = records[0]
+    config = first.config.get("parts", [first.config])[0]
+    data = first.dataset["name"] if first.dataset else ""
+    return panel(ROLE, network(config), ", ".join(text for text in (data, more) if text))
+
+
 def facts(results: Results) -> Iterable[str]:
-    """Yield what the records are: solved or measured, device, data, models, what is simulated."""
-    records = results.records
+    """Yield what is solved, simulated, synthetic or a stand-in; `described` says more, once."""
+    records = [record for record in results.records if record.status == "ok"] or results.records
     kinds = {record.experiment for record in records}
     if kinds & SOLVED:
+        yield "Solved, not measured."
+    trained = [record for record in records if record.experiment in TRAINED]
+    if any(record.config.get("engine", "local") == "local" for record in trained):
+        yield "SIMULATED workers, on one device."
+    if "memory" in kinds:
+        yield "SIMULATED limit."
+    if kinds & {"times", "memory"}:
+        yield "SYNTHETIC images."
+    if "wall" in kinds:
+        yield "Real workers on SYNTHETIC images."
+    stand_ins = dict.fromkeys(stand_in for record in records for stand_in in _stand_ins(record))
+    if stand_ins:
+        yield f"STAND-IN: {', '.join(stand_ins)}."
+
+
+def _stand_ins(record: Record) -> Iterable[str]:
+    """Yield what takes the place of the paper's network and data in a record."""
+    for config in record.config.get("parts", [record.config]):
+        if "model" in config and (ours := network(config)) != ROLE:
+            yield f"{ours} for {ROLE}"
+    if record.experiment in TRAINED and record.dataset:
+        wanted, name = _wanted(record), record.dataset["name"]
+        generated = "SYNTHETIC " * (record.dataset["kind"] == "synthetic")
+        if not name.startswith(wanted.lower().replace("-", "")):
+            yield f"{generated}{name} for {wanted}"
+
+
+def _wanted(record: Record) -> str:
+    return "ImageNet" if record.config["setting"] == SECTION_5_2_3 else "CIFAR-100"
+
+
+def described(records: Sequence[Record]) -> Iterable[str]:
+    """Yield what captions leave out: models, extent of trainings, what is solved or simulated."""
+    if {record.experiment for record in records} & SOLVED:
         yield (
-            "Solved, not measured: arithmetic of equations 4 to 8 with the paper's rounding. The "
-            "paper prints neither a nor b: those of Table 2 and each b / a of Table 6 are the "
-            "ones that give its values (the range is narrow)."
+            "What is solved, not measured, is arithmetic of equations 4 to 8 with the paper's "
+            "rounding. The paper prints neither a nor b: those of Table 2 and each b / a of Table "
+            "6 are the ones that give its values (the range is narrow)."
         )
-    if kinds - SOLVED - {"published"}:
-        ran = [r for r in records if r.experiment not in SOLVED | {"published"}]
-        yield f"Measured on {devices(ran)}."
-    trained = [r for r in records if r.experiment in TRAINED]
+    configs = [part for record in records for part in record.config.get("parts", [record.config])]
+    models = dict.fromkeys(_model(config) for config in configs if "model" in config)
+    if models:
+        yield f"Models: {'; '.join(models)}."
+    trained = [record for record in records if record.experiment in TRAINED]
     if trained:
         yield from _trained(trained)
     for record in records:
@@ -493,32 +569,26 @@ def facts(results: Results) -> Iterable[str]:
             yield _measured(record)
         if record.experiment == "wall" and record.status == "ok":
             yield from _on_the_wall(record)
-    for record in records:
-        if record.experiment == "published" and record.dataset:
-            yield record.dataset["provenance"]
 
 
 def _trained(records: Sequence[Record]) -> Iterable[str]:
     if any(record.config.get("engine", "local") == "local" for record in records):
         yield (
             "The parameter server and its workers are SIMULATED on one device: the workers take "
-            "turns, in the order of a virtual clock. Virtual time is what as many devices like "
-            "the paper's would take by its time model (its absolute times follow from the paper's "
-            "own, so that they show the balance and nothing new)."
+            "turns, in the order of a virtual clock. Virtual time is what as many devices would "
+            "take by the paper's time model. It follows from the paper's own times: it shows the "
+            "balance between workers, and nothing new."
         )
     if any(record.config.get("engine") == "ray" for record in records):
         yield (
-            "On Ray the workers are real processes, which share the cores of one machine unless a "
-            "cluster was given; wall time is theirs, and there is no virtual time."
+            "On Ray the workers are real processes. They share the cores of one machine unless a "
+            "cluster was given; they have wall time, and no virtual time."
         )
-    yield from {r.dataset["fingerprint"]: _data(r) for r in records if r.dataset}.values()
-    yield from dict.fromkeys(f"Model: {_model(record.config)}." for record in records)
-    # Where the rule is what is compared, its table names it.
-    rule = "; commits merge by w ← (w + f w_i) / (1 + f)"
-    named = any("merge" in record.config for record in records)
+    yield from dict.fromkeys(told for record in records for told in _data(record))
+    yield from _extents(records)
     yield (
-        f"{' '.join(dict.fromkeys(map(_extent, records)))} SGD with momentum 0.9 and weight decay "
-        f"5e-4, starting anew with each share{'' if named else rule}."
+        "SGD with momentum 0.9 and weight decay 5e-4, starting anew with each share; commits merge "
+        "by w ← (w + f w_i) / (1 + f), unless merge rules are compared."
     )
     first_plans = [record.config["sub_stages"][0]["plan"] for record in records]
     if any(plan["samples"] < PAPER["cifar_samples"] for plan in first_plans):
@@ -528,30 +598,43 @@ def _trained(records: Sequence[Record]) -> Iterable[str]:
         )
 
 
-def _extent(record: Record) -> str:
-    config = record.config
-    plan = config["sub_stages"][0]["plan"]
-    stages = "/".join(f"{epochs:g}" for epochs, _ in config["stages"])
-    return (
-        f"An epoch is {plan['samples']:,} samples; stages of {stages} epochs, tested on "
-        f"{config['test_samples']:,}. Augmented by shifts of up to "
-        f"{config['augment']['padding']} pixels{' and mirroring' * config['augment']['flip']}."
-    )
+def _extents(records: Sequence[Record]) -> Iterable[str]:
+    """Yield how long the trainings are: a sentence for each size of an epoch."""
+    sizes: dict[str, dict[str, dict[str, None]]] = {}
+    for record in records:
+        config = record.config
+        samples = config["sub_stages"][0]["plan"]["samples"]
+        size = (
+            f"An epoch is {samples:,} samples, augmented by shifts of up to "
+            f"{config['augment']['padding']} pixels{' and mirroring' * config['augment']['flip']}; "
+            f"tests are on {config['test_samples']:,}"
+        )
+        stages = "/".join(f"{epochs:g}" for epochs, _ in config["stages"])
+        sizes.setdefault(size, {}).setdefault(stages, {})[record.experiment] = None
+    for size, by_stages in sizes.items():
+        told = ", ".join(
+            f"{stages} ({', '.join(experiments)})" for stages, experiments in by_stages.items()
+        )
+        yield f"{size}. Epochs of the stages: {told}."
 
 
-def _data(record: Record) -> str:
-    wanted = "ImageNet" if record.config["setting"] == SECTION_5_2_3 else "CIFAR-100"
+def _data(record: Record) -> Iterable[str]:
+    """Yield what is not the paper's about a training's data."""
+    if not record.dataset:
+        return
+    name, wanted = record.dataset["name"], _wanted(record)
     asked = record.config.get("dataset", {})
-    enlarged = asked.get("name") == "digits" and "image_size" in asked  # other sets say so
-    more = f"; ENLARGED to {asked['image_size']} pixels" if enlarged else ""
-    return dataset_phrase(record.dataset or {}, wanted, more=more)
+    if asked.get("name") == "digits" and "image_size" in asked:  # other sets say so
+        yield f"digits is ENLARGED to {asked['image_size']} pixels."
+    if not name.startswith(wanted.lower().replace("-", "")):
+        yield f"{name} is a STAND-IN for the paper's {wanted}."
 
 
 def _model(config: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
     end = f", {config['autocast']}, channels last" if config["autocast"] else ""
     name = config["model"]["name"]
-    small = "" if name.endswith("resnet18") else " in the place of ResNet-18"
+    small = "" if name.endswith("resnet18") else f", a STAND-IN for {ROLE}"
     if not name.startswith("torchvision/"):
         small += ", with a stem of 3×3 and stride 1 (our choice)"
     return f"{name}{f' ({options})' if options else ''}{end}{small}"
@@ -562,14 +645,14 @@ def _measured(record: Record) -> str:
     if record.experiment == "times":
         sides = " and ".join(map(str, config["resolutions"]))
         return (
-            f"Times in {config['role']}'s place: {_model(config)} at {sides} pixels, SYNTHETIC "
+            f"Times in {config['role']}'s place: {network(config)} at {sides} pixels, SYNTHETIC "
             f"images (random numbers) on the device, {config['samples']:,} in an epoch; medians, "
             "timed in turns."
         )
     limit = config["limit_bytes"] or record.metrics.get("limit_bytes", 0)
     how = "over live tensors" if record.device["type"] == "cpu" else "a share of the card"
     return (
-        f"Memory in {config['role']}'s place: {_model(config)} at {config['resolution']} pixels, "
+        f"Memory in {config['role']}'s place: {network(config)} at {config['resolution']} pixels, "
         f"SYNTHETIC images (random numbers), within {limit / MIB:,.0f} MiB (SIMULATED: {how})."
     )
 
@@ -580,9 +663,9 @@ def _on_the_wall(record: Record) -> Iterable[str]:
         yield f"Two real workers were not timed: they would share {there} core or accelerator."
         return
     parts = " and ".join(
-        f"{_model(own)} at {', '.join(map(str, _sides(own)))} pixels, {own['samples']:,} samples "
-        "in an epoch"
-        for own in record.config["parts"]
+        f"{network(part)} at {', '.join(map(str, _sides(part)))} pixels, {part['samples']:,} "
+        "samples in an epoch"
+        for part in record.config["parts"]
     )
     yield (
         f"Two real workers on Ray, with a core or an accelerator each (there were {there}): "

@@ -1,12 +1,12 @@
 """What is run under each profile, and how its records are picked and described."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from repro.experiments.captions import dataset_phrase, devices
-from repro.experiments.design import Results, Run, reported
+from repro.experiments.design import LONG, Results, Run, reported
 from repro.records import Record
 
 PAPER = reported("mbs")
@@ -44,12 +44,26 @@ _TINY = _SMALL | {
     "AmoebaNet-D": {"name": "amoebanet_d", "num_layers": 3, "num_filters": 8},
     "U-Net": {"name": "unet", "width": 2, "depth": 2},
 }
-MODELS = {"smoke": _TINY, "quick": _SMALL, "gpu": _PUBLISHED, "paper": _PUBLISHED}
+_LONG = _SMALL | {
+    "ResNet-50": {"name": "resnet_cifar", "depth": 20, "width": 8},
+    "ResNet-101": {"name": "resnet_cifar", "depth": 32, "width": 8},
+}
+MODELS = {
+    "smoke": _TINY,
+    "quick": _SMALL,
+    LONG: _LONG,
+    "gpu": _PUBLISHED,
+    "paper": _PUBLISHED,
+}
 
 DATASETS: dict[str, dict[str, tuple[str, ...]]] = {
     "smoke": {"classification": ("digits",), "segmentation": ("photos",)},
     "quick": {
         "classification": ("flowers5", "flowers102", "digits"),
+        "segmentation": ("camvid", "carvana", "photos"),
+    },
+    LONG: {
+        "classification": ("cifar10", "flowers102", "flowers5", "digits"),
         "segmentation": ("camvid", "carvana", "photos"),
     },
     "gpu": {
@@ -73,11 +87,18 @@ FLOWERS_SPLIT = "random"  # or "official"
 _ALL: dict[str, int | None] = {"train_samples": None, "test_samples": None, "epochs": 100}
 _GPU: dict[str, int | None] = {"train_samples": 1024, "test_samples": 256, "epochs": 2}
 _SMOKE: dict[str, int | None] = {"train_samples": 64, "test_samples": 32, "epochs": 2}
+_LONGER: dict[str, int | None] = {"train_samples": 5000, "test_samples": 2000, "epochs": 40}
 _QUICK: dict[str, int | None] = {"train_samples": 256, "test_samples": 256, "epochs": 3}
 EXTENT = {
     "smoke": dict.fromkeys(ROLES, _SMOKE),
     "quick": dict.fromkeys(ROLES, _QUICK)
     | {"ResNet-50": _QUICK | {"train_samples": 1024}, "U-Net": _QUICK | {"test_samples": 96}},
+    # So many updates that mini-batches of 128 converge; of the slowest two networks fewer.
+    LONG: dict.fromkeys(ROLES, _LONGER)
+    | {
+        "AmoebaNet-D": {"train_samples": 2000, "test_samples": 2000, "epochs": 20},
+        "U-Net": {"train_samples": 256, "test_samples": 96, "epochs": 60},
+    },
     "gpu": dict.fromkeys(ROLES, _GPU) | {"U-Net": _GPU | {"test_samples": 64}},
     "paper": dict.fromkeys(ROLES, _ALL),
 }
@@ -101,6 +122,12 @@ MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
         "AmoebaNet-D": (32, 256),
         "U-Net": (16, 128, 256),
     },
+    LONG: {
+        "ResNet-50": _PAPER_SIZES["ResNet-50"],
+        "ResNet-101": _PAPER_SIZES["ResNet-101"],
+        "AmoebaNet-D": (32, 128, 256, 1024),
+        "U-Net": (16, 32, 64, 128, 256),
+    },
     "gpu": {
         "ResNet-50": (16, 32, 128, 1024),
         "ResNet-101": (8, 128, 1024),
@@ -115,7 +142,7 @@ _ALL_TRAINING_SAMPLES = {
     "carvana": 4080,
 }
 # Table 1's two sizes. The shorter profiles spare themselves the smallest one.
-SMALL_BATCH = {"smoke": 4, "quick": 4, "gpu": 4, "paper": 2}
+SMALL_BATCH = {"smoke": 4, "quick": 4, LONG: 4, "gpu": 4, "paper": 2}
 LARGE_BATCH = 16
 
 
@@ -132,7 +159,7 @@ def micro_batch_of(role: str, mini_batch: int) -> int:
 
 def _images(profile: str, role: str, name: str, low: bool) -> dict[str, Any]:
     """Return a dataset's options and how it is cropped, for the higher or lower resolution."""
-    small = profile in ("smoke", "quick")
+    small = profile in ("smoke", "quick", LONG)
     if task_of(role) == "classification":
         if small:
             high_size, low_size = (16, 4) if name == "digits" else (32, 16)
@@ -192,6 +219,7 @@ def training(
 ) -> Run:
     """Return one training run; without MBS where `micro_batch` is None."""
     config = base_config(profile, role, chosen, low) | EXTENT[profile][role]
+    config |= {"timed": False} if profile == LONG else {}  # they run side by side
     return Run(
         "train",
         config | {"mini_batch": mini_batch, "micro_batch": micro_batch},
@@ -313,11 +341,26 @@ def paper_rows(role: str) -> list[dict[str, Any]]:
     return [row for table in ("table4", "table5") for row in PAPER[table] if row["model"] == role]
 
 
-def trainings(results: Results, role: str, mini_batch: int, streamed: bool) -> list[Record]:
-    """Return the trainings of a model at the higher resolution, one per seed."""
+def trained(results: Results, role: str, timed: bool = False, **config: Any) -> list[Record]:
+    """Return a model's trainings whose results count, or those whose times do.
+
+    They are the same, but under `long`: trainings that run side by side say nothing of time, and
+    those of `quick`, one at a time, stand beside them for that.
+    """
+    records = results.select("train", role=role, **config)
+    if results.profile != LONG:
+        return records
+    return [record for record in records if (record.config.get("timed") is not False) == timed]
+
+
+def trainings(
+    results: Results, role: str, mini_batch: int, streamed: bool, timed: bool = False
+) -> list[Record]:
+    """Return the trainings of a model at the higher resolution, one per seed; see `trained`."""
+    config = {"mini_batch": mini_batch, "resolution": "high"}
     return [
         record
-        for record in results.select("train", role=role, mini_batch=mini_batch, resolution="high")
+        for record in trained(results, role, timed, **config)
         if (record.config["micro_batch"] is not None) == streamed
     ]
 
@@ -353,71 +396,140 @@ def status_or(records: Sequence[Record], text: str) -> str:
     return "out of memory" if records[0].status == "out_of_memory" else "error"
 
 
-def facts(results: Results) -> Iterable[str]:
-    """Yield what the records are: device, data, models, extents, sides, limit."""
-    records = [r for r in results.records if r.experiment != "foretell"]
-    if len(records) < len(results.records):
-        yield (
-            "What fits the paper's card is foretold, not measured: the live tensors of two "
-            "training steps of the published networks at the published sizes, without content "
-            "(SIMULATED)."
-        )
-    if not records:
-        return
-    yield f"Measured on {devices(records)}."
-    described = {_data(r.dataset, r.config["role"]): None for r in records if r.dataset}
-    yield from described
-    models = {
-        (role, _model(r.config["model"])): None
+def marks(results: Results) -> Iterable[str]:
+    """Yield what takes the place of the paper's data, networks and memory, for a caption."""
+    records = _run(results.records)
+    stand_ins = [f"{name} for {paper}" for name, paper in _others_data(records)]
+    if any(network(r.config["role"], r.config["model"]) != r.config["role"] for r in records):
+        stand_ins.append("smaller networks")
+    if stand_ins:
+        yield f"STAND-IN: {', '.join(stand_ins)}."
+    if any(r.dataset and r.dataset["kind"] == "synthetic" for r in records):
+        yield "SYNTHETIC data."
+    if any(r.config.get("limit_bytes") for r in records) or _limited(records):
+        yield "SIMULATED memory limit."
+
+
+def facts(records: Sequence[Record]) -> Iterable[str]:
+    """Yield what all artefacts share: networks, sides, extents, limit, and what is foretold."""
+    measured = _run(records)
+    told = {
+        (role, network(role, r.config["model"]), _model(r.config["model"])): None
         for role in ROLES
-        for r in records
+        for r in measured
         if r.config["role"] == role
     }
-    yield f"Models: {', '.join(f'{role} is {model}' for role, model in models)}."
-    trained = [r for r in records if r.experiment == "train"]
-    trainings = {(r.config["train_samples"], r.config["epochs"]) for r in trained}
-    extents = [
-        f"{'all' if samples is None else f'{samples:,}'} training samples, {epochs} epochs"
-        for samples, epochs in sorted(trainings, key=str)
-    ]
-    if extents:
-        yield f"An epoch is {' or '.join(extents)}."
-    sides = {
-        (role, side(r.config), r.config["resolution"]): None
-        for role in ROLES
-        for r in records
-        if r.config["role"] == role
-    }
-    papers = ", ".join(
-        f"{role} {side} px, paper {_PAPER_SIDES[role, resolution]}"
-        for role, side, resolution in sides
-    )
-    yield f"Image sides: {papers}."
-    card = {r.config["limit_bytes"] for r in records if r.config.get("limit_bytes")}
-    if card:
+    ran = [f"{name} for {role} ({options})" for role, name, options in told if name != role]
+    published = [role for role, name, _ in told if name == role]
+    if ran:
+        yield f"Networks (STAND-IN): {', '.join(ran)}."
+    if published:
+        yield f"The paper's networks: {', '.join(published)}."
+    if others := _others_data(measured):
+        taken = [f"{name} takes the place of {paper}" for name, paper in others]
+        yield f"Data (STAND-IN): {', '.join(taken)}."
+    yield from _extents(measured)
+    if card := {r.config["limit_bytes"] for r in measured if r.config.get("limit_bytes")}:
         yield (
             f"The memory limit is the paper's card's, {max(card) / 2**30:g} GiB (SIMULATED: a "
             "share of the device, MemoryBudget on a CPU)."
         )
-    if any(r.config.get("limit_fits") for r in records if r.experiment in ("train", "size")):
-        limits = [r.metrics["limit_bytes"] for r in records if r.metrics.get("limit_bytes")]
-        on_cpu = all(record.device["type"] == "cpu" for record in records)
+    if limited := _limited(measured):
+        sizes = [r.metrics["limit_bytes"] for r in limited if r.metrics.get("limit_bytes")]
+        on_cpu = all(record.device["type"] == "cpu" for record in limited)
         how = "MemoryBudget over the live tensors" if on_cpu else "a share of the card"
-        share = ", in two steps ahead of each training" if on_cpu and trained else ""
+        share = "; each training first takes two steps under it" if on_cpu else ""
         yield (
-            f"The memory limit is SIMULATED ({how}{share}), for each model half way between the "
-            f"need of the paper's initial mini-batch and of twice that"
-            f"{f' ({_range_mib(limits)})' if limits else ''}: which sizes fit is set by this."
+            f"The memory limit is SIMULATED ({how}{share}). For each network it lies half way "
+            f"between the need of the paper's initial mini-batch and of twice that"
+            f"{f', {_range_mib(sizes)}' if sizes else ''}. So which sizes fit is set, not found."
         )
+    if len(measured) < len(records):
+        yield (
+            "What fits the paper's card is foretold (SIMULATED): two training steps of the "
+            "published networks at the published sizes, by their live tensors without content."
+        )
+    trained = [r for r in measured if r.experiment == "train"]
     if any(r.config["role"] == "U-Net" for r in trained):
-        yield "IoU is of all pixels of all test images pooled (our choice)."
+        yield "IoU is over all pixels of all test images (our choice)."
     if any(r.config["dataset"].get("split") for r in trained):
         yield (
-            "Flowers-102 is divided by our choice: 80 % of all its images at random to train on; "
-            "its official split (--set dataset.split=official) trains on 1,020."
+            "Flowers-102 is divided by our choice: 80 % of its images at random to train on; its "
+            "official split (--set dataset.split=official) trains on 1,020."
         )
-    if any(r.config.get("micro_batch") for r in records):
+    if any(r.config.get("micro_batch") for r in measured):
         yield "MBS normalises by Algorithm 1; BatchNorm sees micro-batches, as in the paper."
+
+
+def _extents(measured: Sequence[Record]) -> Iterable[str]:
+    """Yield the sides of images, and epochs with their samples."""
+    sides = []
+    for role in ROLES:
+        shown = sorted(
+            {(side(r.config), r.config["resolution"]) for r in measured if r.config["role"] == role}
+        )
+        if shown:
+            ours = _and(pixels for pixels, _ in shown)
+            paper = _and(_PAPER_SIDES[role, resolution] for _, resolution in shown)
+            sides.append(f"{role} {ours} px (paper {paper})")
+    if sides:
+        yield f"Image sides: {', '.join(sides)}."
+    trained = [r for r in measured if r.experiment in ("train", "normalised")]
+    extents: dict[tuple[int | None, int], dict[str, None]] = {}
+    for role, experiment in itertools.product(ROLES, ("train", "normalised")):
+        for record in trained:
+            if (record.config["role"], record.experiment) == (role, experiment):
+                extent = record.config["train_samples"], record.config["epochs"]
+                where = "" if experiment == "train" else " in section 3.4"
+                extents.setdefault(extent, {})[f"{role}{where}"] = None
+    for (samples, epochs), roles in extents.items():
+        count = "all" if samples is None else f"{samples:,}"
+        yield f"{', '.join(roles)}: {epochs} epochs of {count} training samples."
+
+
+def _and(values: Iterable[object]) -> str:
+    return " and ".join(str(value) for value in values)
+
+
+def _run(records: Iterable[Record]) -> list[Record]:
+    """Return the records of what ran on this device; what is foretold did not."""
+    return [record for record in records if record.experiment != "foretell"]
+
+
+def _limited(records: Iterable[Record]) -> list[Record]:
+    """Return the records that were made under a limit set by what fits."""
+    return [r for r in records if r.experiment in ("train", "size") and r.config.get("limit_fits")]
+
+
+def _others_data(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """Return each dataset that is not the paper's, and the one whose place it takes."""
+    pairs = {
+        (record.dataset["name"], data_in_paper(record.config["role"])): None
+        for record in records
+        if record.dataset
+    }
+    return [
+        (name, paper)
+        for name, paper in pairs
+        if not name.startswith(paper.lower().replace("-", ""))
+    ]
+
+
+def data_in_paper(role: str) -> str:
+    """Return the name of the data that the paper trains a model on."""
+    return "Carvana" if role == "U-Net" else "Flowers-102"
+
+
+def network(role: str, model: Mapping[str, Any]) -> str:
+    """Return a short name of the network that ran; the paper's name only where it is the same."""
+    if dict(model) == _PUBLISHED[role]:
+        return role
+    names = {
+        "resnet_cifar": "ResNet-{depth}",
+        "amoebanet_d": "AmoebaNet-D of {num_layers} layers",
+        "unet": "U-Net of width {width}",
+    }
+    return names[model["name"]].format(**model)
 
 
 # Section 4.2.3; Table 1 has the lower ones.
@@ -438,14 +550,8 @@ def side_in_paper(role: str) -> int:
 
 def side(config: Mapping[str, Any]) -> int:
     """Return the side of what a configuration trains on, in pixels."""
-    found: int = config["augment"].get("crop_size") or config["dataset"]["image_size"]
-    return found
-
-
-def _data(facts: Mapping[str, str], role: str) -> str:
-    paper = "Carvana" if role == "U-Net" else "Flowers-102"
-    own = facts["name"].startswith(("flowers102", "carvana")) or "stand-in" in facts["provenance"]
-    return dataset_phrase(facts, paper, own)
+    pixels: int = config["augment"].get("crop_size") or config["dataset"]["image_size"]
+    return pixels
 
 
 def _range_mib(sizes: Sequence[int]) -> str:
@@ -453,6 +559,6 @@ def _range_mib(sizes: Sequence[int]) -> str:
     return f"{' to '.join(dict.fromkeys(ends))} MiB"
 
 
-def _model(model: dict[str, object]) -> str:
+def _model(model: Mapping[str, Any]) -> str:
     options = ", ".join(f"{name} {value}" for name, value in model.items() if name != "name")
-    return f"{model['name']}{f' ({options})' if options else ''}"
+    return f"{model['name']}{f', {options}' if options else ''}"

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from repro.experiments.captions import panel
 from repro.experiments.design import Results, Run, reported
 from repro.experiments.judging import Gap, Spread, exactly
 from repro.records import Record
@@ -486,68 +488,130 @@ def times(ratio: float | None) -> str:
     return DASH if ratio is None else f"{ratio:.2f}×"
 
 
-# What captions add where workspaces are limited, and where kernels are compared.
-HELD = (
-    "Held to the limit is every temporary byte, those included that torch's own convolution "
-    "(torch:native) allocates inside: they are measured."
-)
-TUNED = "Speed-ups over undivided compare each run's ratio to torch's own, timed in turns."
+_NETWORK_OF: dict[str, dict[str, Any]] = {
+    role: network["model"] for role, network in (_PAPER | _LARGEST).items()
+} | {"ResNet-18": _RESNET18, CAFFE: _CAFFE["model"]}  # as the paper has them
+_TIMED = ("candidates", "network", "iterations", "deepbench", "cluster", "programme")
 
 
-def facts(results: Results) -> Iterable[str]:
-    """Yield what the records are: device, networks, algorithms, layers, inputs."""
+def stands_in(record: Record, caffes: bool = False) -> bool:
+    """Return whether a record is of another network than the paper's.
+
+    Args:
+        record: Of a network, or of layers alone, which are the paper's.
+        caffes: Whether the paper's AlexNet is Caffe's there, with two groups, and not the later
+            one of Table V, which is torchvision's.
+    """
+    role, model = record.config["role"], record.config.get("model")
+    if model is None or role not in _NETWORK_OF:
+        return False
+    return bool(model != _NETWORK_OF[role]) or (caffes and role == "AlexNet")
+
+
+def marks(results: Results, caffes: bool = False) -> Iterable[str]:
+    """Yield what of the records is not the paper's, for captions: networks and inputs.
+
+    Args:
+        results: Of an artefact.
+        caffes: As of `stands_in`.
+    """
     records = [record for record in results.records if record.status == "ok"]
-    if devices := sorted(set(map(_device, records))):
-        yield f"Measured on {', '.join(devices)}, the paper's on {PAPER['device']}."
-    yield from dict.fromkeys(filter(None, map(_network, records)))
-    if named := {", ".join(r.config["algorithms"]) for r in records if "algorithms" in r.config}:
-        yield f"Divisions are made of {' or '.join(sorted(named))}."
-    layers = [r for r in records if r.experiment == "deepbench"]
-    if layers:
-        first = [r for r in layers if r.config["setting"] == layers[0].config["setting"]]
-        run = sum(len(r.metrics["layers"]) for r in first)
-        left_out = sum(r.metrics["left_out"] for r in first)
-        yield (
-            f"{run} layers at {layers[0].config['factor']} times their batch size; {left_out} "
-            f"others are left out."
-        )
-    if any(r.experiment in ("candidates", "network", "iterations", "deepbench") for r in records):
-        yield "Inputs and weights are SYNTHETIC (random numbers), as in any timing of kernels."
-    if any(r.device["type"] == "cpu" for r in records):
-        yield "Freed memory is kept by the process, so that page faults are not what is compared."
+    roles = dict.fromkeys(r.config["role"] for r in records if stands_in(r, caffes))
+    names = ", ".join(role.replace(", two groups", " (two groups)") for role in roles)
+    told = [f"STAND-IN for the paper's {names}"] if roles else []
+    if any(record.experiment in _TIMED for record in records):
+        told.append("SYNTHETIC inputs")
+    if told:
+        yield f"{'; '.join(told)}."
 
 
-def _device(record: Record) -> str:
-    """Return the device, a CPU with the threads that the configuration asked for."""
-    threads = record.config.get("threads")
-    if record.device["type"] != "cpu" or not threads:
-        name: str = record.device["name"]
-        return name
-    return f"{record.device['name']} with {threads} thread{'s' * (threads > 1)}"
+caffe_marks = partial(marks, caffes=True)
+
+
+_WRITTEN = {
+    "alexnet": "AlexNet",
+    "densenet40": "DenseNet-40",
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "resnet152": "ResNet-152",
+    "resnet_cifar": "ResNet for CIFAR",
+    "squeezenet1_1": "SqueezeNet 1.1",
+    "vgg11": "VGG-11",
+}
+
+
+def own_network(record: Record) -> str:
+    """Return the network that a record is of, such as ``ResNet-50 (width 16)``."""
+    model = record.config["model"]
+    options = ", ".join(f"{key} {value}" for key, value in model.items() if key != "name")
+    library, _, name = model["name"].rpartition("/")
+    of = f"{library}'s " if library else ""
+    return f"{of}{_WRITTEN.get(name, name)}{f' ({options})' if options else ''}"
+
+
+def whose(record: Record | None, role: str, what: str = "") -> str:
+    """Return the title of a figure of one network: ours, and whose place it takes.
+
+    Args:
+        record: None where there is none.
+        role: The paper's network.
+        what: Of it is shown, such as a layer.
+    """
+    if record is None:
+        return "ours: not run"
+    own = f"{what}{own_network(record)}, mini-batch {record.config['batch']},"
+    return panel(role, own, "SYNTHETIC inputs")
+
+
+# What a notebook's Setup says once for all that it shows.
+HELD = (
+    "A limit holds for every temporary byte of a convolution, also for those that torch's own "
+    "(torch:native) allocates inside, which are measured. WR gives each kernel the same limit, WD "
+    "shares one workspace out among all; powerOfTwo and all name the micro-batch sizes."
+)
+TUNED = (
+    "A speed-up over undivided compares two runs through torch's own convolution, which each of "
+    "them times in turns with its kernels."
+)
+
+
+def setup(records: Iterable[Record]) -> Iterable[str]:
+    """Yield what all artefacts share: networks and what they stand in for, algorithms, limits."""
+    records = [record for record in records if record.status == "ok"]
+    yield f"The paper measured on {PAPER['device']}."
+    if told := _networks(records):
+        yield f"Inputs and weights are random numbers (SYNTHETIC). Networks: {told}."
+    named = dict.fromkeys(name for r in records for name in r.config.get("algorithms", ()))
+    if named:
+        yield f"Divisions are made of {', '.join(sorted(named))}."
+    yield HELD
+    yield TUNED
+    if any(record.device["type"] == "cpu" for record in records):
+        yield "On a CPU the process keeps the memory it frees, so that times hold no page faults."
 
 
 _PUBLISHED = {
-    "AlexNet": "Caffe's AlexNet, whose conv2 has two groups (Table V: the version here), at "
-    f"{BATCHES['AlexNet']}",
-    "ResNet-50": f"at {BATCHES['ResNet-50']} (Table V) or {BATCHES['ResNet-50, Caffe']} "
-    "(Figure 11)",
-    "DenseNet-40": f"k = 40 at {BATCHES['DenseNet-40']}",
-    "ResNet-18": f"at {BATCHES['ResNet-18']}",
-    "ResNet-152": f"at {BATCHES['ResNet-152']} (section IV-B2)",
-    CAFFE: f"Caffe's, as here, at {BATCHES['AlexNet']}",
+    "AlexNet": f"{BATCHES['AlexNet']}, and Caffe's network with two groups but for Table V",
+    "ResNet-50": f"{BATCHES['ResNet-50']} in Table V, {BATCHES['ResNet-50, Caffe']} in Figure 11",
+    "DenseNet-40": f"{BATCHES['DenseNet-40']}, k = 40",
+    "ResNet-18": f"{BATCHES['ResNet-18']}",
+    "ResNet-152": f"{BATCHES['ResNet-152']}, section IV-B2",
+    CAFFE: f"{BATCHES['AlexNet']}, Caffe's",
     "SqueezeNet": "none",
     "VGG-11": "none",
 }
 
 
-def _network(record: Record) -> str | None:
-    config: dict[str, Any] = record.config
-    if "model" not in config:
-        return None
-    options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
-    name = f"{config['model']['name']}{f' ({options})' if options else ''}"
-    paper = _PUBLISHED.get(config["role"], "")
-    return (
-        f"{config['role']} is {name} with {config['image']}×{config['image']} pixels at a "
-        f"mini-batch of {config['batch']}; the paper's: {paper}."
+def _networks(records: Iterable[Record]) -> str:
+    """Return each network as it is here and in the paper, with the mini-batches that it has."""
+    batches: dict[tuple[str, str], set[int]] = {}
+    for record in records:
+        config = record.config
+        if "model" in config:
+            told = f"{own_network(record)}, {config['image']}×{config['image']} pixels"
+            batches.setdefault((config["role"], told), set()).add(config["batch"])
+    return "; ".join(
+        f"{role}: {told}, mini-batch {' and '.join(map(str, sorted(sizes)))} "
+        f"(the paper's: {_PUBLISHED.get(role, 'none')})"
+        for (role, told), sizes in sorted(batches.items())
     )

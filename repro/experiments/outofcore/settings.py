@@ -1,9 +1,8 @@
-"""What is run under each profile, and what captions say of it."""
+"""What is run under each profile, and what captions and the setup say of it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from repro.experiments.captions import devices
 from repro.experiments.design import Results, Run, reported
 from repro.records import Record
 from repro.report import DASH
@@ -32,6 +31,8 @@ LABELS = {
     "save_on_cpu": "save_on_cpu",
     "expandable_segments": "in core, expandable segments",
 }
+# In the order of their colours and marks, which all figures share.
+WAYS = (*MODES, "paper", "lms", "packed_fitted", *PEERS[1:], PEERS[0])
 # What is analysed of ResNet-50: by the rate of the link, in bytes/s each way, and the share of the
 # bytes that variables have; and by the size of a chunk, in MiB.
 LINK_BATCHES = (928, 1120, 1440)
@@ -349,112 +350,169 @@ def gib(count: float | None) -> str:
     return f"{count / GIB:.2f} GiB" if count >= GIB / 4 else f"{count / MIB:.1f} MiB"
 
 
-_MEASURING = (MEASURED, HALF_MEASURED, BY_SCHEDULE)
+MEASURING = (MEASURED, HALF_MEASURED, BY_SCHEDULE)
 _OF_THE_V100 = (
-    "SIMULATED, V100: nothing ran. Traces of the published networks (torch's operations on a CPU, "
-    "at the published image sizes) are scheduled and timed by simulation, copies at "
-    f"{PAPER['bandwidth_bytes_per_s'] / 1e9:g} GB/s each way; simulators of torch's allocator and "
-    f"of the chunked one ({PAPER['claims']['chunk_mib']} MiB) serve them within "
-    f"{PAPER['limit_gib']} GiB. Mapping a chunk takes {1e3 * MAP_S:g} ms of the device's time, "
-    "our estimate from the paper's rows up to 256 images. What no schedule beats is what "
-    "`repro.outofcore.bound` proves of the trace, the memory and the link. A function takes a "
-    "fixed time and, as in the paper's figure 1, one in proportion to its bytes, fitted to the "
-    "paper's throughputs in core of ResNet-50 "
-    "(and taken for DenseNet and DeepLabv3+, too, of which it states none) and Pix2PixHD "
-    f"({PAPER['section52']['pix2pixhd_images_per_s']:g} images/s), and no faster than the fastest "
-    "of these. Budgets are found by trying: larger ones may be served."
+    "SIMULATED V100: nothing ran on one. Torch's operations on the published networks, at the "
+    "published image sizes, are recorded as traces. A schedule is planned for each trace and timed "
+    f"by a model: copies at {PAPER['bandwidth_bytes_per_s'] / 1e9:g} GB/s each way, "
+    f"{PAPER['limit_gib']} GiB of memory, served by simulators of torch's allocator and of chunks "
+    f"of {PAPER['claims']['chunk_mib']} MiB.",
+    "A simulated function takes a fixed time and a time in proportion to its bytes, as in the "
+    "paper's figure 1. Both are fitted to the paper's images/s in core, of ResNet-50 and of "
+    f"Pix2PixHD ({PAPER['section52']['pix2pixhd_images_per_s']:g} images/s); DenseNet and "
+    "DeepLabv3+, of which the paper gives none, take ResNet-50's. No iteration runs faster than "
+    f"the fastest of these. To map a chunk takes {1e3 * MAP_S:g} ms, our estimate from the paper's "
+    "rows up to 256 images.",
+    "No schedule beats: a bound that repro.outofcore.bound proves from the trace, the memory and "
+    "the link. Budgets are found by trying, so that larger ones may be served. x: out of memory, "
+    "or no budget was found that the allocator serves.",
 )
 _OF_PACKED = (
-    'Packed: by plans of the whole iteration (`schedule="packed"`), not through a window, at the '
-    "fastest of 16 budgets from half of the memory on. Fitted chunks are of a size that variables "
-    f"of the network have, up to {LARGEST_CHUNK} times the paper's, whichever is fastest; to map "
-    "one takes as long whatever its size, which is assumed: the paper says only that smaller ones "
-    "cost more."
+    "Packed: the plan looks at the whole iteration, not through a window, within the fastest of 16 "
+    "budgets. Fitted chunks have the size of one of the network's variables, up to "
+    f"{LARGEST_CHUNK} times the paper's chunk, whichever is fastest. That mapping one takes as "
+    "long whatever its size is our assumption."
 )
 _OF_A_CPU = (
-    "On a CPU the memory limit is SIMULATED: on tensors, for training in core and checkpointing; "
-    "schedules get the largest budget whose requests the simulated allocators, scaled in "
-    "proportion to the limit, serve within it. OutOfCore holds that budget and swaps to the same "
-    "machine's memory. Each run was timed in turns with the largest mini-batch in core; claims "
-    "judge the ratios to it by their spread, figures show their medians, tables median times. "
-    "Seeing an operation costs some 30 μs, most of what is lost at small batch sizes."
+    "Measured here, the memory limit is SIMULATED. In core and with checkpointing it is a limit on "
+    "tensors. A schedule gets the largest budget that the simulated allocators serve within it, "
+    "their sizes in proportion to the limit. OutOfCore holds that budget, and swaps to the memory "
+    "of the same machine. Each run is timed in turns with the largest mini-batch in core. Claims "
+    "and figures take the ratios within these rounds, tables the median times. To see an operation "
+    "costs some 30 μs, most of what is lost at small batch sizes."
 )
-
 _OF_A_LINK = (
-    f"ResNet-50's copies are paced to a SIMULATED link, which moves {LINK_SHARE:.0%} of the bytes "
-    "that the largest iteration in core holds in the time that it takes, each way, as the paper's "
-    "does."
+    f"ResNet-50's copies are paced to a SIMULATED link. While the largest iteration in core runs, "
+    f"it moves {LINK_SHARE:.0%} of the bytes which that holds, each way, as the paper's does."
+)
+_OF_SCHEDULES = (
+    "By schedule, copies are paced to a SIMULATED link of "
+    f"{LINK_BYTES_PER_S / MIB:g} MiB/s each way. All get the same budget: as many bytes of tensors "
+    "as the limit has, whatever an allocator makes of them. Windows are 1.5 times the budget. LMS "
+    "and vDNN know no budget; LMS has the fastest of its pairs of distances that keeps it."
+)
+_OF_HALVES = (
+    "Half precision is torch's automatic mixed precision: activations in half, weights and the "
+    "optimizer's state in float32. The loss in float16 is scaled by a fixed number. Traces are "
+    "recorded with torch's lists of operations for a CPU."
+)
+_OF_TABLE1 = (
+    "Columns of Table 1 are the paper's batch sizes, in brackets over the largest in core. What is "
+    "measured here on a CPU has batch sizes of its own, in the same proportion."
 )
 
 
 def facts(results: Results) -> Iterable[str]:
-    """Yield what the records are: simulated or measured, device, networks, limits."""
-    measured = [r for r in results.records if r.experiment in _MEASURING]
+    """Yield in a few words how the records depart from the paper; `setup` says the rest."""
+    measured = [record for record in results.records if record.experiment in MEASURING]
     if len(measured) < len(results.records):
-        yield _OF_THE_V100
-    if any(record.experiment == PACKED for record in results.records):
-        yield _OF_PACKED
+        yield "V100: SIMULATED."
     if measured:
-        yield f"Measured on {devices(measured)}; the paper's device is {PAPER['device']}."
-        cpu = {r.experiment for r in measured if r.device["type"] == "cpu"}
-        if cpu - {BY_SCHEDULE}:
-            yield _OF_A_CPU
-        elif cpu:
-            yield (
-                "OutOfCore swaps to the same machine's memory; each schedule was timed in turns "
-                "with the largest mini-batch in core."
-            )
-        if any("link_share" in record.config for record in measured):
-            yield _OF_A_LINK
-        if any("link_bytes_per_s" in record.config for record in measured):
-            rate = LINK_BYTES_PER_S / MIB
-            yield f"Copies are paced to a SIMULATED link of {rate:g} MiB/s each way."
-        yield from dict.fromkeys(map(_network, measured))
-        yield "Inputs are SYNTHETIC (random numbers): only speed and memory are looked at."
-    yield from _of_the_host(results)
-    yield "x: out of memory, or no budget was found that the allocator serves."
+        yield f"Measured: {departures([record.config for record in measured])}."
 
 
-def _of_the_host(results: Results) -> Iterable[str]:
+def departures(configs: Sequence[Mapping[str, Any]]) -> str:
+    """Return what measured runs have instead of the paper's network, memory, link and data."""
+    networks = {config["role"] for config in configs if config["model"] != _published(config)}
+    told = [f"STAND-IN network{'s' * (len(networks) > 1)}"] if networks else []
+    paced = any(_is_paced(config) for config in configs)
+    told.append(f"SIMULATED memory limit{' and link' * paced}")
+    return ", ".join([*told, "SYNTHETIC images"])
+
+
+def _published(config: Mapping[str, Any]) -> Any:
+    return PUBLISHED[config["role"]]["model"]
+
+
+def _is_paced(config: Mapping[str, Any]) -> bool:
+    return "link_share" in config or "link_bytes_per_s" in config
+
+
+def setup(records: Sequence[Record]) -> Iterable[str]:
+    """Yield what artefacts share: simulated or measured, networks, limits, the host's memory."""
+    measured = [record for record in records if record.experiment in MEASURING]
+    if len(measured) < len(records):
+        yield from _OF_THE_V100
+    if any(record.experiment == PACKED for record in records):
+        yield _OF_PACKED
+    if any(record.device["type"] == "cpu" for record in measured):
+        yield _OF_A_CPU
+    if any("link_share" in record.config for record in measured):
+        yield _OF_A_LINK
+    if any("link_bytes_per_s" in record.config for record in measured):
+        yield _OF_SCHEDULES
+    if any(record.experiment in (HALF, HALF_MEASURED) for record in records):
+        yield _OF_HALVES
+    if any(record.config["role"] == RESNET for record in measured):
+        yield _OF_TABLE1
+    networks = list(dict.fromkeys(map(_network, measured)))
+    if networks:
+        yield (
+            f"The paper's device is {PAPER['device']}. Measured networks: {'; '.join(networks)}. "
+            "Their images are SYNTHETIC (random numbers), for only speed and memory are looked at."
+        )
+    yield from _of_the_host(records)
+
+
+def _of_the_host(records: Sequence[Record]) -> Iterable[str]:
     """Yield the most of the host's memory that was taken, and what was foretold of it."""
     rows = [
-        (row["host_bytes"], record)
-        for record in results.records
+        (row["host_bytes"], record.config)
+        for record in records
         if record.experiment in (SIMULATED, HALF) and record.status == "ok"
         for row in record.metrics["rows"].values()
         if row.get("host_bytes")
     ]
     if rows:
-        most, record = max(rows, key=lambda row: row[0])
+        most, config = max(rows, key=lambda row: row[0])
         yield (
             f"Simulated schedules take up to {gib(most)} of the host's memory "
-            f"({record.config['role']}, {record.config['batch']} images); the paper's machine has "
+            f"({config['role']}, {config['batch']} images); the paper's machine has "
             f"{PAPER['host_gb']} GB."
         )
     told = [
-        (r.metrics["host_bytes"], r.metrics["host_foretold_bytes"])
-        for r in results.records
-        if r.status == "ok" and "host_foretold_bytes" in r.metrics
+        (record.metrics["host_bytes"], record.metrics["host_foretold_bytes"])
+        for record in records
+        if record.status == "ok" and "host_foretold_bytes" in record.metrics
     ]
     if told:
         used, foretold = max(told)
         yield (
-            f"Measured, what is swapped out takes up to {gib(used)} of the host's memory, where "
-            f"{gib(foretold)} were foretold (`Trace.host_bytes`, in slabs of 32 MiB)."
+            f"Measured schedules take up to {gib(used)} of the host's memory, where "
+            f"{gib(foretold)} were foretold (Trace.host_bytes, in slabs of 32 MiB)."
         )
 
 
+_NAMES = {
+    "torchvision/resnet50": "ResNet-50",
+    "torchvision/densenet121": "DenseNet-121",
+    "densenet40": "DenseNet-40",
+    "pix2pixhd": "Pix2PixHD",
+    "deeplabv3plus": "DeepLabv3+",
+    "resnet50": "ResNet-50",
+}
+
+
+def network_name(config: Mapping[str, Any]) -> str:
+    """Return what the network of a run is called, such as ``ResNet-50 of width 16``."""
+    model = config["model"]
+    if model["name"] == "resnet_cifar":
+        return f"ResNet-{model['depth']}"
+    if config["model"] == _published(config):
+        return _NAMES[model["name"]]
+    size = [f"{word} {model[word]}" for word in ("width", "growth") if word in model]
+    return " of ".join([_NAMES[model["name"]], *size])
+
+
 def _network(record: Record) -> str:
-    config: dict[str, Any] = record.config
-    options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
+    config: Mapping[str, Any] = record.config
     height, width = config["image"]
     limit = config.get("limit_between")
     within = (
-        f"a limit that {limit[0]} images need in core and {limit[1]} exceed"
+        f"a limit which {limit[0]} images fit in core and {limit[1]} do not"
         if limit
         else f"a limit of {gib(config['limit_gib'] * GIB)}"
     )
-    return (
-        f"{config['role']} is {config['model']['name']}{f' ({options})' if options else ''} on "
-        f"{height}×{width} pixels in {config['precision']} with {within}."
-    )
+    name = network_name(config)
+    role = f" for {config['role']}" if name != config["role"] else ""
+    return f"{name}{role} on {height}×{width} pixels in {config['precision']}, within {within}"

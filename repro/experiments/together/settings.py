@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from repro.experiments.captions import devices
 from repro.experiments.design import Results, Run
-from repro.records import Record
 
 # ---- predictions
 
@@ -215,39 +213,27 @@ def points(results: Results, network: str, mode: str) -> dict[int, Point]:
     record = results.first(LIMIT, network=network, mode=mode)
     if record is None:
         return {}
-    found = {}
+    by_multiple = {}
     for row in record.metrics["points"]:
         multiple = row["multiple"]
-        own: dict[str, Any] = {key: value for key, value in row.items() if key != "multiple"}
+        fields: dict[str, Any] = {key: value for key, value in row.items() if key != "multiple"}
         if row["fits"]:
-            own["step_s"] = record.timings[f"step ×{multiple}"]["samples_s"]
-            own["reference_s"] = record.timings[f"reference ×{multiple}"]["samples_s"]
-            own["share"] = record.config["fits"] / row["batch"]
-        found[multiple] = Point(**own)
-    return found
+            fields["step_s"] = record.timings[f"step ×{multiple}"]["samples_s"]
+            fields["reference_s"] = record.timings[f"reference ×{multiple}"]["samples_s"]
+            fields["share"] = record.config["fits"] / row["batch"]
+        by_multiple[multiple] = Point(**fields)
+    return by_multiple
+
+
+def is_simulated(results: Results) -> bool:
+    """Whether the limit is one that the device does not have: on a CPU."""
+    return any(record.device["type"] == "cpu" for record in results.select(LIMIT))
 
 
 def facts(results: Results) -> Iterable[str]:
     """Yield what a caption says of the measurements under a limit."""
-    records: list[Record] = results.select(LIMIT)
-    if not records:
-        return
-    yield f"Device: {devices(records)}."
-    if any(record.device["type"] == "cpu" for record in records):
-        yield (
-            "The limit is SIMULATED: halfway between what "
-            f"{records[0].config['fits']} samples need undivided and one more, on live tensors; "
-            "host memory and kernels' own workspace do not count, nor does the mini-batch itself. "
-            "save_on_cpu copies to memory that the limit does not count."
-        )
-        yield (
-            "Copies to the host go at the speed of this machine's memory, not over a link, which "
-            "would cost swapping more."
-        )
-    yield (
-        "Networks are small, weights and data random; micro-batches are the largest tried that "
-        "fit, with MBS in out-of-core at most twice what fits undivided."
-    )
+    if results.select(LIMIT):
+        yield f"{'SIMULATED limit, ' * is_simulated(results)}SYNTHETIC data."
 
 
 # ---- Part 2: towards one accuracy
@@ -256,6 +242,7 @@ CIFAR = "CIFAR"
 DATASETS: dict[str, dict[str, tuple[str, ...]]] = {
     "smoke": {CIFAR: ("digits",)},
     "quick": {CIFAR: ("cifar10", "digits")},
+    "long": {CIFAR: ("cifar10", "digits")},
     "gpu": {CIFAR: ("cifar10", "digits")},
     "paper": {CIFAR: ("cifar10", "digits")},
 }

@@ -1,0 +1,97 @@
+"""The profile `long`: what it runs, and that it hides nothing that it does not run."""
+
+import pytest
+
+from repro import paths
+from repro.experiments import PAPERS, arguments, load_paper
+from repro.experiments.design import LONG
+from repro.experiments.sources import find_source, results_of
+from repro.records import RecordStore
+
+TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "figure3"),
+           "dualbatch": ("table3", "table5", "table8"),
+           "adaptive": ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6",
+                        "figure10")}  # fmt: skip
+
+
+def plan(key):
+    paper = load_paper(key)
+    chosen = {task: names[0] for task, names in paper.datasets[LONG].items()}
+    return paper, chosen, arguments.plan(paper, paper.artefacts.values(), LONG, chosen)
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_it_trains_and_nothing_else(key):
+    paper, chosen, runs = plan(key)
+    named = [name for name, a in paper.artefacts.items() if a.runs(LONG, chosen)]
+    assert named == list(TRAINED.get(key, ()))
+    assert len(set(runs)) == len(runs)
+    measured = [run for run in runs if paper.experiments[run.experiment].measured(run.config)]
+    # Times do not depend on how long is trained: they are those of quick's runs.
+    quick = {task: names[0] for task, names in paper.datasets["quick"].items()}
+    assert set(measured) <= set(arguments.plan(paper, paper.artefacts.values(), "quick", quick))
+    assert len(runs) > 2 * len(measured) or not runs
+
+
+def test_of_dual_batch_updates_an_epoch_are_the_papers():
+    _, chosen, runs = plan("dualbatch")
+    _, published = None, load_paper("dualbatch").artefacts["table5"].runs("paper", chosen)
+
+    def updates(run):
+        own = run.config["sub_stages"][-1]["plan"]
+        return own["samples"] / own["large_batch"]
+
+    long = {updates(run) for run in runs if run.config.get("setting") == "section 5.1"}
+    assert long == {updates(run) for run in published if run.experiment == "train"} == {100.0}
+
+
+def test_of_adaptive_batches_and_rates_are_the_papers():
+    paper, _, runs = plan("adaptive")
+    chosen = {task: names[0] for task, names in paper.datasets["paper"].items()}
+    published = arguments.plan(paper, paper.artefacts.values(), "paper", chosen)
+
+    def controllers(runs_, task):
+        return {
+            run.config["strategy"]: run.config["controller"]
+            for run in runs_
+            if run.config.get("task") == task
+            and run.config["strategy"] in ("best", "linear", "theta", "large")
+        }
+
+    ours, theirs = controllers(runs, "CIFAR"), controllers(published, "CIFAR")
+    for strategy, own in ours.items():
+        for name in ("batch", "max_batch", "lr", "base_lr"):
+            assert own.get(name) == theirs[strategy].get(name), (strategy, name)
+    assert {run.config["train_samples"] for run in runs if run.config["task"] == "CIFAR"} == {
+        50_000
+    }
+    for task in ("DIV2K", "Phantom"):
+        ours, theirs = controllers(runs, task), controllers(published, task)
+        assert ours["best"]["lr"] == theirs["best"]["lr"]
+        assert 4 * ours["best"]["batch"] == theirs["best"]["batch"]
+
+
+def test_what_it_leaves_as_it_is_is_shown_from_quick(monkeypatch):
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+    paper = load_paper("dualbatch")
+    source = find_source(paper, LONG)
+    assert results_of(paper.artefacts["table4"], source).profile == "quick"
+    assert results_of(paper.artefacts["table4"], source).records
+
+
+def test_it_is_shown_where_it_was_run(monkeypatch, tmp_path, make_record):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    paper, chosen, _ = plan("adaptive")
+    stores = {name: RecordStore(tmp_path / "local" / name) for name in ("quick", LONG)}
+    for name, store in stores.items():
+        for run in paper.artefacts["figure1"].runs(name, chosen):
+            for seed in range(6):
+                key = f"{len(list(store.folder.rglob('*.json'))):024d}"
+                store.write(
+                    make_record(
+                        run.experiment, paper="adaptive", key=key, config=run.config, seed=seed
+                    )
+                )
+    found = results_of(paper.artefacts["figure1"], find_source(paper))
+    assert found.profile == LONG and not found.missing
+    assert results_of(paper.artefacts["figure1"], find_source(paper, "quick")).profile == "quick"
