@@ -96,7 +96,6 @@ def draw(rows: Mapping[str, list[dict[str, str]]], path: Path) -> None:
     from repro.plots import verdict_counts
 
     figure = verdict_counts({load_paper(key).title: counts(own) for key, own in rows.items()})
-    figure.axes[0].set_ylim(len(rows) - 0.4, -0.6)  # in the order of the papers, from above
     metadata = {"Title": "Verdicts", "Description": description(rows), "Date": None}
     with mpl.rc_context({"svg.hashsalt": "verdicts"}), replacing(path) as temporary:
         figure.savefig(temporary, format="svg", metadata=metadata, facecolor="white")

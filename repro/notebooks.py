@@ -1,6 +1,7 @@
 """Execute the notebooks by papermill, rejecting what papermill lets pass."""
 
 import ast
+import base64
 import hashlib
 import json
 import os
@@ -21,6 +22,8 @@ FOLDER = paths.notebooks_dir()
 # A kernel warns at every start that its local sockets are not encrypted, and shows a traceback of
 # its own where it is interrupted. What a cell raises comes as a message.
 QUIET_KERNEL = ["--IPKernelApp.log_level=CRITICAL"]
+WIDGET = "application/vnd.jupyter.widget-view+json"
+UNRUN = "Run all cells (Run > Run All Cells) for the sliders; they need a running kernel."
 
 
 @dataclass(frozen=True)
@@ -207,8 +210,9 @@ def execute(path: Path, parameters: Mapping[str, Any]) -> Outcome:
 def refresh(path: Path) -> Outcome:
     """Run a notebook as it is, on the reference records, and keep its outputs in place.
 
-    What differs from run to run without saying anything is left out: times, widget states, and
-    what went to the error stream.
+    Its cell tagged ``opening`` is written anew from these records. What differs from run to run
+    without saying anything is left out: times, widgets, which live only in a kernel, and what went
+    to the error stream.
 
     Raises:
         UsageError: The notebooks are those of an installed package.
@@ -225,6 +229,13 @@ def refresh(path: Path) -> Outcome:
     from repro._kernels import PatientManager
 
     notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if "opening" in cell.metadata.get("tags", ()):
+            cell.source, pictures = opening(path.stem)
+            cell.attachments = {
+                name: {"image/png": base64.b64encode(png).decode()}
+                for name, png in pictures.items()
+            }
     context = {"metadata": {"path": str(FOLDER)}}
     client = NotebookClient(
         notebook,
@@ -249,9 +260,32 @@ def refresh(path: Path) -> Outcome:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
             cell.outputs = [out for out in cell.outputs if out.get("name") != "stderr"]
+            for output in cell.outputs:
+                if (data := output.get("data", {})) and data.pop(WIDGET, None):
+                    data["text/plain"] = UNRUN
     with replacing(path) as temporary:
         nbformat.write(notebook, temporary)
     return Outcome(f"{path.stem}: outputs refreshed")
+
+
+def opening(name: str) -> tuple[str, dict[str, bytes]]:
+    """Return what stands under a notebook's title, told of the reference records.
+
+    Args:
+        name: The notebook's, without ending.
+
+    Returns:
+        Markdown, and the pictures that it shows as attachments: PNG by name.
+    """
+    from repro.experiments import PAPERS, load_paper, story
+    from repro.experiments.sources import find_source
+
+    sources = {key: find_source(load_paper(key), local=False) for key in PAPERS}
+    for source in sources.values():
+        if source.paper.notebook == name:
+            text = story.opening(source, "attachment:opening.png")
+            return text, {"opening.png": story.opening_figure(source)}
+    return story.overview(sources, "attachment:"), story.overview_figures(sources)
 
 
 @contextmanager

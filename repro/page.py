@@ -9,23 +9,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from repro.report import TABLE_STYLE, evidence_lines, figure_png, printable, to_html
+from repro.report import (
+    LONG,
+    TABLE_STYLE,
+    VERDICT_COLOURS,
+    evidence_lines,
+    figure_png,
+    printable,
+    to_html,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-LONG = 12  # rows; a longer table is folded
-
-# Background and ink of each verdict, in the colours of Okabe and Ito, which the colour-blind tell
-# apart; hatching and brightness tell the two greys apart.
-_COLOURS: Mapping[str, tuple[str, str]] = {
-    "reproduced": ("#0072b2", "#fff"),
-    "partly": ("#56b4e9", "#000"),
-    "undecided": ("repeating-linear-gradient(45deg, #eceef3 0 6px, #c6ccd8 6px 8px)", "#000"),
-    "not reproduced": ("#d55e00", "#000"),
-    "not run": ("#eef0f4", "#48536a"),
-}
+# Hatching tells the two greys apart where there is room for it.
+_HATCHED = "repeating-linear-gradient(45deg, #eceef3 0 6px, #c6ccd8 6px 8px)"
 
 
 @dataclass(frozen=True)
@@ -63,12 +62,14 @@ class Chapter:
         anchor: Such as ``mbs``.
         title: Its short title.
         lead: Authors and title, where the records come from.
+        setup: Sentences on what all artefacts share.
         sections: Its artefacts.
     """
 
     anchor: str
     title: str
     lead: str
+    setup: Sequence[str]
     sections: Sequence[Section]
 
     @property
@@ -158,6 +159,9 @@ def _chapter(number: int, chapter: Chapter, meanings: Mapping[str, str]) -> list
     parts = [
         f"<section><h2 id='{chapter.anchor}'>{number} {_text(chapter.title)}</h2>",
         f"<p class='lead'>{_tally(counts)}</p><p class='caption'>{_text(chapter.lead)}</p>",
+        "<details><summary>Setup: machine, data, stand-ins, what the marks mean</summary>",
+        *(f"<p class='caption'>{_text(sentence)}</p>" for sentence in chapter.setup),
+        "</details>",
         f"<details><summary>All {len(rows)} claims, with their verdicts</summary>",
         f"<div class='wide'><table class='repro'>{head}{''.join(rows)}</table></div></details>",
     ]
@@ -277,5 +281,6 @@ td:first-child {{ min-width: 6.5em; }}
 @media print {{ nav {{ display: none; }} main {{ margin: 0; }} }}
 {TABLE_STYLE}
 """
-for _word, (_background, _ink) in _COLOURS.items():
-    _STYLE += f".{_class(_word)} {{ background: {_background}; color: {_ink} !important; }}\n"
+for _word, (_background, _ink) in VERDICT_COLOURS.items():
+    _shown = _HATCHED if _word == "undecided" else _background
+    _STYLE += f".{_class(_word)} {{ background: {_shown}; color: {_ink} !important; }}\n"

@@ -1,22 +1,32 @@
 """Figures. Each function takes plain numbers and returns a matplotlib figure."""
 
+import itertools
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import seaborn as sns
 from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-PAPER, OURS, WITHOUT = "#8d99ae", "#1f6fb4", "#e07a3f"
-PALETTE = ["#1c2230", *sns.color_palette("colorblind", 9)]
+from repro.report import VERDICT_COLOURS
+
+PAPER, OURS, WITHOUT, INK = "#8d99ae", "#1f6fb4", "#e07a3f", "#1c2230"
+PALETTE = [INK, *sns.color_palette("colorblind", 9)]
 MARKERS = "osD^vPX*hd"
 STAGES = {"copy": "#f2a541", "compute": "#1f6fb4", "update": "#3a9d6e"}
 
+# A paper's values, wherever ours stand beside them.
+HOLLOW: dict[str, Any] = {"color": "#5f6b7a", "marker": "D", "mfc": "none", "ls": "--"}
+
 # One point of a series: position, mean, standard deviation (NaN for none).
 Point = tuple[float, float, float]
+# One point with its interval: position, value, low, high (NaN for none).
+Bounds = tuple[float, float, float, float]
 
 
 def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figure, np.ndarray]:
@@ -32,13 +42,15 @@ def new_axes(rows: int, columns: int, width: float, height: float) -> tuple[Figu
     return figure, axes
 
 
-def legend_below(figure: Figure, columns: int) -> None:
-    """Name what any panel shows once, below all of them."""
+def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> None:
+    """Name what any panel shows once, below all of them; what `order` names comes first."""
     # A panel may be empty: what any of them shows is named once.
     named: dict[str, Artist] = {}
     for axis in figure.axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
+    first = {label: named[label] for label in order if label in named}
+    named = first | named
     figure.legend(
         list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False
     )
@@ -67,40 +79,57 @@ def sign(figure: Figure, text: str) -> None:
 
 def learning_curves(
     panels: Mapping[str, Mapping[str, Mapping[str, Sequence[Sequence[float]]]]],
+    styles: Mapping[str, Mapping[str, str]],
 ) -> Figure:
     """Draw curves per epoch, mean over seeds with a band of one standard deviation.
 
     Args:
         panels: By column (a model), then row (a quantity with its unit), then label, the curves
-            of every seed.
+            of every seed. A row has one vertical axis.
+        styles: A colour and a marker for each label.
     """
     rows = list(next(iter(panels.values())))
-    figure, axes = new_axes(len(rows), len(panels), 3.9 * len(panels), 2.7 * len(rows) + 0.4)
-    styles = [(WITHOUT, "-"), (OURS, "--")]
+    figure, axes = new_axes(len(rows), len(panels), 3.6 * len(panels), 2.6 * len(rows) + 0.4)
     for column, (title, quantities) in enumerate(panels.items()):
         for row, quantity in enumerate(rows):
             axis = axes[row, column]
-            for (label, curves), (colour, line) in zip(
-                quantities[quantity].items(), styles, strict=True
-            ):
-                values = np.asarray(curves, dtype=float)  # (seeds, epochs)
-                if not values.size:
-                    continue
-                epochs = np.arange(1, values.shape[1] + 1)
-                mean = values.mean(0)
-                axis.plot(epochs, mean, line, color=colour, label=label, linewidth=2)
-                if len(values) > 1:
-                    std = values.std(0, ddof=1)
-                    axis.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15)
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-            if row == 0:
-                axis.set_title(title)
-            if row == len(rows) - 1:
-                axis.set_xlabel("epoch")
-            if column == 0:
-                axis.set_ylabel(quantity)
+            axis.sharey(axes[row, 0])
+            _draw_seeds(axis, quantities[quantity], styles)
+            axis.set_title(_lines(title) if row == 0 else "", fontsize=10)
+            axis.set_xlabel("epoch" if row == len(rows) - 1 else "")
+            axis.set_ylabel(quantity if column == 0 else "")
+            axis.tick_params(labelleft=column == 0)
     legend_below(figure, 2)
     return figure
+
+
+def _lines(title: str) -> str:
+    """Break a title over lines, so that it does not reach into that of the next panel."""
+    return "\n".join(textwrap.wrap(title, 46, break_on_hyphens=False))
+
+
+def _draw_seeds(
+    axis: Axes,
+    curves: Mapping[str, Sequence[Sequence[float]]],
+    styles: Mapping[str, Mapping[str, str]],
+) -> None:
+    """Draw the mean of seeds by epoch, in a band of one standard deviation."""
+    lines = itertools.cycle(("-", "--", "-.", ":"))
+    for (label, seeds), line in zip(curves.items(), lines, strict=False):
+        values = np.asarray(seeds, dtype=float)  # (seeds, epochs)
+        if not values.size:
+            continue
+        epochs, mean = np.arange(1, values.shape[1] + 1), values.mean(0)
+        every = max(1, len(epochs) // 8)
+        colour, marker = styles[label]["color"], styles[label]["marker"]
+        axis.plot(
+            epochs, mean, line, label=label, lw=1.8, ms=5, markevery=every, color=colour,
+            marker=marker,
+        )  # fmt: skip
+        if len(values) > 1:
+            std = values.std(0, ddof=1)
+            axis.fill_between(epochs, mean - std, mean + std, color=colour, alpha=0.15, lw=0)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def epoch_curves(
@@ -153,99 +182,126 @@ def epoch_curves(
 
 
 def against_mini_batch(
-    panels: Mapping[str, Mapping[str, Sequence[Point]]], ylabels: Sequence[str], failing_from: int
+    panels: Mapping[str, Mapping[str, Mapping[str, Sequence[Bounds]]]],
+    refused: Mapping[str, Collection[float]],
+    neutral: Mapping[str, float],
+    style: Mapping[str, str],
 ) -> Figure:
-    """Draw quantities against the mini-batch size on a logarithmic axis.
+    """Draw what a mini-batch size changes, the paper's values hollow beside ours.
 
     Args:
-        panels: By title, then by series label, the points.
-        ylabels: One for each panel.
-        failing_from: The sizes from here on do not fit without streaming; shaded.
+        panels: By column (a model), then by quantity with its unit, then by series (``paper`` and
+            ``ours``), the points. All columns have one horizontal axis, a quantity one vertical.
+        refused: By column, the sizes that ran out of memory without streaming; shaded.
+        neutral: By quantity, the value of what they are compared with, marked by a line.
+        style: Colour and marker of ours.
     """
-    figure, axes = new_axes(1, len(panels), 4.6 * len(panels), 3.6)
-    markers = ["o", "s", "^", "D", "v", "P"]
-    palette = sns.color_palette("colorblind", 6)
-    for axis, (title, series), ylabel in zip(axes[0], panels.items(), ylabels, strict=True):
-        sizes: set[float] = set()
-        for index, (label, points) in enumerate(series.items()):
-            if not points:
-                continue
-            size, mean, std = (np.asarray(values) for values in zip(*points, strict=True))
-            sizes.update(size)
-            axis.errorbar(
-                size,
-                mean,
-                yerr=np.nan_to_num(std),
-                label=label,
-                color=palette[index],
-                marker=markers[index],
-                capsize=3,
-                linewidth=1.8,
-            )
-        axis.set_xscale("log", base=2)
-        ticks = sorted(sizes)
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.minorticks_off()
-        if ticks and ticks[-1] >= failing_from:
-            left = failing_from / 2**0.5
-            axis.axvspan(left, ticks[-1] * 2**0.5, color="#f3d9cc", alpha=0.45, zorder=0)
-            axis.text(
-                0.985,
-                0.02,
-                "out of memory without MBS",
-                transform=axis.transAxes,
-                ha="right",
-                va="bottom",
-                fontsize=9,
-                color="#9a4a22",
-            )
-            axis.margins(y=0.18)
-        axis.set(title=title, xlabel="mini-batch size", ylabel=ylabel)
-    legend_below(figure, 4)
+    quantities, alone = list(neutral), len(panels) == 1
+    labels = ("paper, with MBS", "ours, with MBS, 95 % interval")
+    line = "without MBS, the largest that fits"
+    rows, columns = (1, len(quantities)) if alone else (len(quantities), len(panels))
+    figure, axes = new_axes(rows, columns, 3.5 * columns + (1.4 if alone else 0), 2.5 * rows + 0.7)
+    grid = axes.T if alone else axes
+    sizes = {
+        point[0] for column in panels.values() for series in column.values()
+        for points in series.values() for point in points
+    }  # fmt: skip
+    ticks = sorted(sizes.union(*refused.values()))
+    for column, (title, series) in enumerate(panels.items()):
+        for row, quantity in enumerate(quantities):
+            axis = grid[row, column]
+            axis.sharey(grid[row, 0])
+            axis.set_xscale("log", base=2)
+            for size in refused.get(title, ()):
+                axis.axvspan(
+                    size / 2**0.5, size * 2**0.5, color="#f3dccf", lw=0, zorder=0,
+                    label="ours, without MBS: out of memory",
+                )  # fmt: skip
+            axis.axhline(neutral[quantity], color=INK, lw=1.2, label=line)
+            _draw_bounds(axis, series[quantity].get("paper", ()), -1, labels[0], HOLLOW)
+            _draw_bounds(axis, series[quantity].get("ours", ()), 1, labels[1], style)
+            axis.set_xticks(ticks, [f"{tick:,g}" for tick in ticks], fontsize=8)
+            axis.minorticks_off()
+            if ticks:
+                axis.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
+            axis.set_title(_lines(title) if row == 0 or alone else "", fontsize=10)
+            axis.set_xlabel("mini-batch size" if row == len(quantities) - 1 or alone else "")
+            axis.set_ylabel(quantity if column == 0 else "")
+            axis.tick_params(labelleft=column == 0)
+    legend_below(figure, 2 if alone else 4, (*labels, line))
     return figure
+
+
+def _draw_bounds(
+    axis: Axes, points: Sequence[Bounds], side: int, label: str, style: Mapping[str, Any]
+) -> None:
+    """Draw points in a line with their intervals, a little to the left (-1) or right (1)."""
+    if not points:
+        return
+    size, value, low, high = np.asarray(points, dtype=float).T
+    size = size * 1.05**side
+    axis.plot(size, value, label=label, lw=1.6, ms=6, **style)
+    known = ~np.isnan(low)
+    if known.any():
+        error = np.stack([value - low, high - value])[:, known]
+        axis.errorbar(size[known], value[known], error, color=style["color"], fmt="none", capsize=3)
 
 
 def grouped_bars(
     panels: Mapping[str, Mapping[str, Sequence[Point]]],
-    groups: Sequence[str],
+    groups: Mapping[str, Sequence[str]],
+    xlabel: str,
     ylabels: Sequence[str],
+    colour: str,
 ) -> Figure:
-    """Draw groups of bars with error bars; a point's position is its group's number."""
-    figure, axes = new_axes(1, len(panels), 4.2 * len(panels), 3.4)
-    colours = [PAPER, OURS, WITHOUT, "#3a9d6e"]
+    """Draw percentages in pairs, the paper's hollow beside ours with its standard deviation.
+
+    Args:
+        panels: By title, then by series (``paper`` and ``ours``), points whose position is the
+            number of a group.
+        groups: By title, what stands below each pair.
+        xlabel: What that is.
+        ylabels: One for each panel.
+        colour: Of our bars.
+    """
+    figure, axes = new_axes(1, len(panels), 5 * len(panels), 3.4)
+    paper = {"color": "none", "edgecolor": HOLLOW["color"], "linestyle": "--", "linewidth": 1.4}
+    looks: dict[str, dict[str, Any]] = {"paper": paper, "ours": {"color": colour}}
+    labels = {"paper": "paper", "ours": "ours, ± standard deviation"}
     for axis, (title, series), ylabel in zip(axes[0], panels.items(), ylabels, strict=True):
-        width = 0.8 / max(1, len(series))
-        for index, (label, points) in enumerate(series.items()):
-            offset = (index - (len(series) - 1) / 2) * width
-            for number, (position, mean, std) in enumerate(points):
+        for name, side in (("paper", -0.2), ("ours", 0.2)):
+            for number, (position, mean, std) in enumerate(series.get(name, ())):
                 axis.bar(
-                    position + offset,
+                    position + side,
                     mean,
-                    width * 0.92,
-                    color=colours[index % 4],
+                    0.36,
                     yerr=None if np.isnan(std) else std,
-                    capsize=3,
-                    label=label if number == 0 else None,
+                    error_kw={"ecolor": INK, "capsize": 3},
+                    label=labels[name] if number == 0 else None,
+                    **looks[name],
                 )
-                axis.text(
-                    position + offset,
-                    mean + np.nan_to_num(std),
-                    f"{mean:.1f}\n",
+                axis.annotate(
+                    f"{mean:.1f}",
+                    (position + side, mean + np.nan_to_num(std)),
+                    (0, 3),
+                    textcoords="offset points",
                     ha="center",
-                    va="center",
                     fontsize=8,
-                    linespacing=1.6,
                 )
-        axis.set_xticks(range(len(groups)), groups)
+        axis.set_xticks(range(len(groups[title])), groups[title], fontsize=8)
         axis.grid(axis="x", visible=False)
-        axis.margins(y=0.12)
-        axis.set(title=title, ylabel=ylabel)
-    legend_below(figure, 4)
+        axis.set_ylim(0, 105)
+        axis.set_title(title, fontsize=10)
+        axis.set(xlabel=xlabel, ylabel=ylabel)
+    legend_below(figure, 2, list(labels.values()))
     return figure
 
 
 def timeline(
-    spans: Sequence[tuple[str, int, float, float]], update: tuple[float, float], copied: str
+    spans: Sequence[tuple[str, int, float, float]],
+    update: tuple[float, float],
+    copied: str,
+    title: str = "",
 ) -> Figure:
     """Draw what one mini-batch did when: copies, computations, and the update at its end.
 
@@ -253,8 +309,9 @@ def timeline(
         spans: (kind, micro-batch, start, end) in seconds, kind ``copy`` or ``compute``.
         update: Start and end of the optimizer's step, in seconds.
         copied: Names the lane of copies.
+        title: Whose mini-batch it is.
     """
-    figure, axes = new_axes(1, 1, 10, 2.6)
+    figure, axes = new_axes(1, 1, 10, 2.7)
     axis = axes[0, 0]
     lanes = {"update": 0, "compute": 1, "copy": 2}
     bars = [*spans, ("update", -1, *update)]
@@ -284,6 +341,7 @@ def timeline(
     axis.set_yticks(range(3), labels)
     axis.set_xlim(0, total_ms * 1.01)
     axis.grid(axis="y", visible=False)
+    axis.set_title(title, fontsize=10)
     axis.set_xlabel("time from the start of the mini-batch (ms)")
     return figure
 
@@ -292,86 +350,245 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     """Draw how many claims of each paper got each verdict, as one stacked bar a paper."""
     figure, axes = new_axes(1, 1, 9, 1.3 + 0.5 * len(counts))
     axis = axes[0, 0]
-    # Told apart by the colour-blind, and in grey: dark for held, light for open.
-    colours = ["#0072b2", "#56b4e9", "#d8dde6", "#d55e00", "#ffffff"]
-    words = list(next(iter(counts.values())))
     left = np.zeros(len(counts))
-    for word, colour in zip(words, colours, strict=True):
+    for word in next(iter(counts.values())):
+        background, ink = VERDICT_COLOURS[word]
+        hatched = word == "undecided"
         values = np.array([numbers[word] for numbers in counts.values()])
         bars = axis.barh(
             list(counts),
             values,
             left=left,
-            color=colour,
-            height=0.55,
+            color="#eceef3" if hatched else background,
+            hatch="////" if hatched else None,
+            height=0.6,
             label=word,
-            edgecolor="#8d99ae",
+            edgecolor="#aeb6c4",
             linewidth=0.6,
         )
-        ink = "white" if colour in ("#0072b2", "#d55e00") else "black"
-        numbers_ = [str(v) if v else "" for v in values]
-        axis.bar_label(bars, numbers_, label_type="center", color=ink)
+        shown = [str(value) if value else "" for value in values]
+        for text in axis.bar_label(bars, shown, label_type="center", color=ink):
+            if hatched and text.get_text():
+                text.set_bbox({"boxstyle": "round,pad=0.2", "fc": "#eceef3", "ec": "none"})
         left += values
+    axis.set_ylim(len(counts) - 0.4, -0.6)  # in their order, from above
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("claims")
-    legend_below(figure, len(words))
+    legend_below(figure, 5)
     return figure
+
+
+def effects(
+    rows: Sequence[tuple[str, float | None, float | None, tuple[float, float] | None]],
+    xlabel: str,
+    neutral: float = 1.0,
+    log: bool = True,
+) -> Figure:
+    """Draw effects as dots, the paper's hollow beside ours solid with its interval.
+
+    Args:
+        rows: Label, the paper's value, ours, our 95 % interval; None for what there is not.
+        xlabel: What is drawn, with its unit.
+        neutral: The value of no effect, marked by a line.
+        log: Whether the axis is logarithmic, as for ratios.
+    """
+    figure, axes = new_axes(1, 1, 9, 1.1 + 0.42 * len(rows))
+    axis = axes[0, 0]
+    if log:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.minorticks_off()
+    axis.axvline(neutral, color="#48536a", linewidth=1)
+    for row, (_, paper, ours, interval) in enumerate(rows):
+        if paper is not None:
+            axis.plot([paper], [row - 0.13], "D", mfc="none", mec=INK, ms=8, mew=1.6, label="paper")
+        if interval is not None:
+            axis.plot(
+                interval, [row + 0.13] * 2, "-", color=OURS, lw=2.4, label="ours, 95 % interval"
+            )
+        if ours is not None:
+            axis.plot([ours], [row + 0.13], "o", color=OURS, ms=8, label="ours")
+        else:
+            axis.text(neutral, row + 0.13, " not run", va="center", fontsize=9, color="#48536a")
+    axis.set_yticks(range(len(rows)), [label for label, *_ in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    axis.margins(x=0.08)
+    axis.set_xlabel(xlabel)
+    legend_below(figure, 3)
+    return figure
+
+
+def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Return a colour and a marker for each name, the same wherever the names are the same.
+
+    A notebook calls this once with all of its methods and hands each figure its part.
+    """
+    return {
+        name: {"color": PALETTE[number % 10], "marker": MARKERS[number % 10]}
+        for number, name in enumerate(names)
+    }
 
 
 def streaming_plan(
-    memory_mib: Mapping[str, Mapping[str, float]], limit_mib: float, time_ms: Mapping[str, float]
+    sizes: Sequence[int],
+    memory_mib: Mapping[str, Sequence[float]],
+    time_ms: Mapping[str, Sequence[float]],
+    limit_mib: float,
+    mini_batch: int,
+    styles: Mapping[str, Mapping[str, str]],
+    extent: tuple[tuple[float, float], tuple[float, float]],
+    title: str,
 ) -> Figure:
-    """Draw the memory and the time of a mini-batch without and with streaming.
+    """Draw peak memory and time per sample against the mini-batch, and one mini-batch marked.
 
     Args:
-        memory_mib: By way (without, with), then by part, MiB; parts are stacked.
+        sizes: Mini-batch sizes, ascending.
+        memory_mib: By way (without, with streaming), for each size, MiB.
+        time_ms: Likewise, milliseconds per sample; NaN where it does not fit.
         limit_mib: The device's memory, MiB.
-        time_ms: By way, milliseconds for the mini-batch; NaN where it does not fit.
+        mini_batch: The size that is marked, one of them.
+        styles: Colour and marker of each way.
+        extent: Both vertical axes' ends, the same whatever is chosen.
+        title: Whose memory and times they are.
     """
-    figure, axes = new_axes(1, 2, 9.5, 2.9)
-    memory, duration = axes[0]
-    colours = {"model": PAPER, "data and activations": OURS}
-    ways = list(memory_mib)
-    for row, way in enumerate(ways):
-        left = 0.0
-        for part, size in memory_mib[way].items():
-            memory.barh(
-                row,
-                size,
-                left=left,
-                height=0.55,
-                color=colours.get(part, OURS),
-                label=part if row == 0 else None,
-            )
-            left += size
-        over = left > limit_mib
-        memory.text(
-            left,
-            row,
-            "  does not fit" if over else f"  {left:,.0f} MiB",
-            va="center",
-            color="#b3261e" if over else "black",
-            fontsize=9,
-        )
-    memory.axvline(limit_mib, color="#b3261e", linestyle="--", linewidth=1.5, label="limit")
-    largest = max([limit_mib, *(sum(parts.values()) for parts in memory_mib.values())])
-    memory.set_xlim(0, largest * 1.3)
-    memory.set(xlabel="peak memory (MiB)", title="memory")
-    finite = [value for value in time_ms.values() if not np.isnan(value)] or [1.0]
-    for row, way in enumerate(ways):
-        value = time_ms[way]
-        if np.isnan(value):
-            duration.text(0, row, "  out of memory", va="center", color="#b3261e", fontsize=9)
-        else:
-            duration.barh(row, value, height=0.55, color=OURS)
-            duration.text(value, row, f"  {value:,.1f} ms", va="center", fontsize=9)
-    duration.set_xlim(0, max(finite) * 1.3)
-    duration.set(xlabel="time per mini-batch (ms)", title="time")
-    duration.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    for axis in axes[0]:
-        axis.set_yticks(range(len(ways)), ways)
-        axis.set_ylim(-0.6, len(ways) - 0.4)
-        axis.grid(axis="y", visible=False)
-    legend_below(figure, 3)
+    figure, axes = new_axes(1, 2, 10, 3.7)
+    chosen = list(sizes).index(mini_batch)
+    quantities = (("peak memory (MiB)", memory_mib), ("time per sample (ms)", time_ms))
+    for axis, (quantity, ways), ends in zip(axes[0], quantities, extent, strict=True):
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.axvline(mini_batch, color="#8d99ae", lw=1.2, ls=":", label="the mini-batch chosen")
+        for (way, values), line in zip(ways.items(), ("-", "--"), strict=True):
+            axis.plot(sizes, values, line, lw=2, ms=0, label=way, color=styles[way]["color"])
+            axis.plot([mini_batch], [values[chosen]], ms=9, ls="", **styles[way])
+        axis.set_xlim(sizes[0] / 1.3, sizes[-1] * 1.3)
+        axis.set_ylim(*ends)
+        axis.set_xticks(sizes, [f"{size:g}" for size in sizes], fontsize=8)
+        axis.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.minorticks_off()
+        axis.set(xlabel="mini-batch size", ylabel=quantity)
+    memory = axes[0, 0]
+    memory.axhline(limit_mib, color="#b3261e", lw=1.5, label="memory limit (SIMULATED)")
+    memory.axhspan(limit_mib, extent[0][1], color="#f3dccf", lw=0, zorder=0, label="does not fit")
+    figure.suptitle(title, fontsize=10)
+    legend_below(figure, 5, list(memory_mib))
     return figure
+
+
+def errors_and_curves(
+    errors: Mapping[str, Mapping[str, float]],
+    curves: Mapping[str, Mapping[str, Sequence[Sequence[float]]]],
+    titles: tuple[str, str],
+    styles: Mapping[str, Mapping[str, str]],
+    rounding: float,
+) -> Figure:
+    """Draw relative errors of gradients, and beside them what trainings came to by epoch.
+
+    Args:
+        errors: By case, then by way, the error over the exact gradient's length.
+        curves: By quantity with its unit, then by way, the curves of all seeds.
+        titles: Of the errors and of the curves: whose they are.
+        styles: A colour and a marker for each way.
+        rounding: The error below which a gradient counts as the same.
+    """
+    figure, axes = new_axes(1, 1 + len(curves), 4.4 + 3.1 * len(curves), 3.3)
+    first, *others = axes[0]
+    for row, ways in enumerate(errors.values()):
+        for number, (way, error) in enumerate(ways.items()):
+            # Rounding may leave nothing at all, which a logarithm has no place for.
+            place = row + 0.22 * (number - (len(ways) - 1) / 2)
+            first.plot([max(error, 1e-17)], [place], ls="", ms=7, label=way, **styles[way])
+    first.set_xscale("log")
+    first.set_xlim(1e-17, 1e2)
+    first.set_xticks([1e-16, 1e-12, 1e-8, 1e-4, 1])
+    first.minorticks_off()
+    first.set_yticks(range(len(errors)), list(errors), fontsize=8)
+    first.set_ylim(max(1, len(errors)) - 0.5, -0.5)
+    first.axvline(rounding, color="#8d99ae", ls=":", lw=1.2)
+    first.set_xlabel("relative error of the gradient\n(left of the dotted line: rounding)")
+    first.set_title(_lines(titles[0]), fontsize=10)
+    for axis, (quantity, seeds) in zip(others, curves.items(), strict=True):
+        _draw_seeds(axis, seeds, styles)
+        axis.set(xlabel="epoch", ylabel=quantity)
+        axis.set_title(_lines(titles[1]), fontsize=10)
+    legend_below(figure, 4, list(styles))
+    return figure
+
+
+def effects_by_group(
+    groups: Mapping[
+        str, Sequence[tuple[str, float | None, float | None, tuple[float, float] | None]]
+    ],
+    xlabel: str,
+) -> Figure:
+    """Draw ratios under the names of their groups, and write their values beside them.
+
+    Args:
+        groups: By name, rows as of `effects`: label, the paper's ratio, ours, our 95 % interval.
+        xlabel: What is drawn.
+    """
+    lines = sum(1 + max(1, len(rows)) for rows in groups.values())
+    figure, axes = new_axes(1, 1, 12, 1.3 + 0.31 * lines)
+    axis = axes[0, 0]
+    axis.set_xscale("log")
+    axis.axvline(1, color="#48536a", linewidth=1)
+
+    def write(row: int, points: int, text: str, colour: str, weight: str = "normal") -> None:
+        """Write right of the axis, in a column so many points away."""
+        axis.annotate(text, (1, row), (points, 0), xycoords=axis.get_yaxis_transform(),
+                      textcoords="offset points", va="center", fontsize=9, color=colour,
+                      weight=weight, annotation_clip=False)  # fmt: skip
+
+    write(-1, 8, "paper", INK, "bold")
+    write(-1, 52, "ours [95 %]", OURS, "bold")
+    labels: list[str] = []
+    for number, (group, rows) in enumerate(groups.items()):
+        top = len(labels)
+        labels += [group, *([textwrap.fill(label, 68) for label, *_ in rows] or ["not run"])]
+        if number % 2 == 0:
+            axis.axhspan(top - 0.5, len(labels) - 0.5, color="#f3f5f9", zorder=0, lw=0)
+        for row, (_, paper, ours, interval) in enumerate(rows, top + 1):
+            told = "not run"
+            if paper is not None and ours is not None:
+                axis.plot([paper, ours], [row] * 2, ":", color=PAPER, lw=1.2)
+            if interval is not None:
+                axis.plot(interval, [row] * 2, "-", color=OURS, lw=2.4, label="ours, 95 % interval")
+            if ours is not None:
+                axis.plot([ours], [row], "o", color=OURS, ms=7, label="ours")
+                told = f"×{_times(ours)}"
+                told += f" [{', '.join(map(_times, interval))}]" if interval else ""
+            if paper is not None:  # over ours, which shows through
+                axis.plot([paper], [row], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
+            write(row, 8, "–" if paper is None else f"×{_times(paper)}", INK)
+            write(row, 52, told, OURS)
+    axis.margins(x=0.06)
+    low, high = axis.get_xlim()
+    axis.xaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high < 1000 * low else (1,)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"×{value:g}"))
+    axis.minorticks_off()
+    axis.set_yticks(range(len(labels)), labels, fontsize=9, linespacing=1.05)
+    axis.set_ylim(len(labels) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    axis.tick_params(axis="y", length=0)
+    axis.set_xlabel(xlabel)
+    drawn = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    order = [label for label in ("paper", "ours", "ours, 95 % interval") if label in drawn]
+    figure.legend([drawn[label] for label in order], order, loc="outside lower center", ncols=3,
+                  frameon=False)  # fmt: skip
+    ticks = axis.get_yticklabels()
+    for label in ticks:
+        label.set_horizontalalignment("left")
+        if label.get_text() in groups:
+            label.set_fontweight("bold")
+    figure.draw_without_rendering()  # so that labels have a width, which changes with resolution
+    across = max((label.get_window_extent().width for label in ticks), default=0)
+    axis.tick_params(axis="y", pad=1.04 * 72 * across / figure.dpi + 8)
+    return figure
+
+
+def _times(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.3g}"

@@ -5,9 +5,11 @@ terminal, `markdown` for a notebook, `to_html` escapes for itself, and `figure_p
 for a formula.
 """
 
+import html
 import io
+import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASH = "–"
+LONG = 12  # rows; a longer table is folded, or stands at the end
+
+# Background and ink of each verdict, in the colours of Okabe and Ito, which the colour-blind tell
+# apart; in grey, what is decided is dark, what is open light.
+VERDICT_COLOURS: Mapping[str, tuple[str, str]] = {
+    "reproduced": ("#0072b2", "#ffffff"),
+    "partly": ("#56b4e9", "#000000"),
+    "undecided": ("#d8dde6", "#000000"),
+    "not reproduced": ("#d55e00", "#000000"),
+    "not run": ("#f4f5f8", "#48536a"),
+}
 
 
 @dataclass(frozen=True)
@@ -121,17 +134,74 @@ def to_html(frame: "pd.DataFrame") -> str:
     return page.replace("\u2028", "<br>")
 
 
+# A notebook that is not trusted yet loses its style sheets, and keeps these.
+_CELL = "text-align:left;vertical-align:top"
+_LEAST = {"claim": "12em", "evidence": "19em"}  # widths: sentences, beside columns of words
+
+
 class TableView:
-    """A data frame as a notebook shows it: HTML on screen, aligned text where there is none."""
+    """A data frame as a notebook shows it: HTML on screen, a line a row where there is none."""
 
     def __init__(self, frame: "pd.DataFrame") -> None:
         self.frame = frame
 
     def __repr__(self) -> str:
-        return self.frame.map(cell_text).to_string(index=False)
+        # Not aligned: blanks beside long evidence would be most of a notebook.
+        rows = [self.frame.columns, *self.frame.map(cell_text).itertuples(index=False)]
+        return "\n".join(" | ".join(map(str, row)) for row in rows)
 
     def _repr_html_(self) -> str:
-        return f"<style>{TABLE_STYLE}</style>{to_html(self.frame)}"
+        page = re.sub(r">\s+<", "><", to_html(self.frame))  # a notebook holds thousands of cells
+        for word in VERDICT_COLOURS if "verdict" in self.frame.columns else ():
+            page = page.replace(f"<td>{word}</td>", f"<td>{badge(word)}</td>")
+        for column, width in _LEAST.items():
+            page = page.replace(
+                f"<th>{column}<", f'<th style="{_CELL};min-width:{width}">{column}<'
+            )
+        return page.replace("<td>", f'<td style="{_CELL}">').replace(
+            "<th>", f'<th style="{_CELL}">'
+        )
+
+
+class VerdictList:
+    """Claims, each behind its verdict, as a notebook shows them above a figure."""
+
+    def __init__(self, rows: Sequence[Mapping[str, str]]) -> None:
+        self.rows = rows
+
+    def __repr__(self) -> str:
+        return "\n".join(f"[{row['verdict']}] {printable(row['claim'])}" for row in self.rows)
+
+    def _repr_html_(self) -> str:
+        # A claim that takes two lines stays beside its badge: the column is as wide as the widest.
+        lines = [
+            '<div style="margin: 3px 0px; padding-left: 10.8em; text-indent: -10.8em">'
+            f"{badge(row['verdict'], '9em')}&ensp;"
+            f"{html.escape(printable(row['claim'])).replace('$', '<span>$</span>')}</div>"
+            for row in self.rows
+        ]
+        return "".join(lines)
+
+
+def badge(word: str, width: str = "0px") -> str:
+    """Return a verdict as HTML, coloured without a style sheet.
+
+    JupyterLab keeps these styles in a notebook that it does not trust. Ink and ground are both
+    given, so that a dark theme changes neither.
+
+    Args:
+        word: The verdict.
+        width: The least width.
+    """
+    background, ink = VERDICT_COLOURS[word]
+    grey = word in ("undecided", "not run")
+    style = (
+        f"display: inline-block; min-width: {width}; text-align: center; text-indent: 0px; "
+        f"background-color: {background}; color: {ink}; "
+        f"border: 1px solid {'#aeb6c4' if grey else background}; border-radius: 9px; "
+        "padding: 0px 8px; white-space: nowrap; font-weight: 600; line-height: 1.4"
+    )
+    return f'<span style="{style}">{word}</span>'
 
 
 def cell_text(value: Any) -> str:
@@ -142,7 +212,7 @@ def cell_text(value: Any) -> str:
 
 
 def figure_png(figure: "Figure", dpi: int = 110) -> bytes:
-    """Return a figure as PNG of at most 256 colours, which takes a third of the bytes.
+    """Return a figure as PNG of at most 96 colours, which takes a quarter of the bytes.
 
     Its texts are shown as they are; only the powers of ten of a logarithmic axis are formulas.
     """
@@ -152,7 +222,10 @@ def figure_png(figure: "Figure", dpi: int = 110) -> bytes:
     drawn, small = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=dpi, bbox_inches="tight")
     with Image.open(drawn, formats=("PNG",)) as image:
-        colours = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        # By the median of all pixels, the colour of a few markers falls to that of its neighbours.
+        colours = image.convert("RGB").quantize(
+            96, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        )
     colours.save(small, format="png", optimize=True)
     return small.getvalue()
 

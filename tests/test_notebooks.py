@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from repro import notebooks, paths
-from repro.experiments import PAPERS, load_paper
+from repro.experiments import PAPERS, load_paper, story
 from repro.experiments.running import UsageError
+from repro.report import LONG
 
 FOLDER = paths.ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -22,9 +23,9 @@ PARAMETER = re.compile(r"^[a-z_]+: (str|int|float|bool) = .+  # \S.*$")
 IGNORED = {
     "01_mbs": ["def explore(role, limit_share, mini_batch):"],
     "02_dualbatch": ["def explore(k, n_small, large_batch):"],
-    "03_adaptive": ["def explore(task, peak, tolerance, power):"],
+    "03_adaptive": ["def explore(task, peak, tolerance, largest):"],
     "04_outofcore": ["def explore(network, batch, budget, window):"],
-    "05_microconv": ["def explore(kernel, share):"],
+    "05_microconv": ["def explore(kernel, share):", "def explore_total(share):"],
 }
 
 named = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -104,7 +105,7 @@ class TestAsTheyStand:
         assert path.stat().st_size <= 2**20
         for cell in read(path)["cells"]:
             assert set(cell["metadata"]) <= {"tags"}, "papermill's or a widget's metadata is left"
-            assert set(tags(cell)) <= {"parameters", "nbval-ignore-output"}
+            assert set(tags(cell)) <= {"parameters", "opening", "nbval-ignore-output"}
 
     @named
     def test_only_listed_cells_are_left_uncompared(self, path):
@@ -144,7 +145,10 @@ class TestAsTheyStand:
     def test_its_links_lead_somewhere(self, path):
         for cell in cells(path, "markdown"):
             for target in re.findall(r"\]\(([^)#]+)\)", source(cell)):
-                assert target.startswith("https://") or (FOLDER / target).exists(), target
+                name = target.removeprefix("attachment:")
+                attached = name != target and name in cell.get("attachments", {})
+                there = target.startswith("https://") or (FOLDER / target).exists()
+                assert attached or there, target
 
     @pytest.mark.parametrize("key", PAPERS)
     def test_a_papers_notebook_shows_every_artefact_and_its_end(self, key):
@@ -154,9 +158,12 @@ class TestAsTheyStand:
         for artefact in paper.artefacts:
             assert f'session.show("{artefact}")' in code
         text = "\n".join(source(cell) for cell in cells(path, "markdown"))
-        for part in ("claim", "Verdicts", "What differs from the paper", "Provenance"):
-            assert part in text
-        assert "session.verdicts()" in code and "session.provenance()" in code
+        asks = story.story_of(paper).asks
+        parts = (asks, "What we found", "All tables", "Verdicts", "Recipe",
+                 "What differs from the paper", "Provenance")  # fmt: skip
+        assert [text.find(part) for part in parts] == sorted(text.index(part) for part in parts)
+        for end in ("setup", "tables", "verdicts", "recipe", "provenance"):
+            assert f"session.{end}()" in code
 
 
 def tiny(folder: Path, name: str = "01_tiny", code: str = "print(profile, count + 1)") -> Path:
@@ -305,13 +312,24 @@ class TestSession:
         shutil.copytree(smoke.store.folder, target)
         before = sorted(results_folder.rglob("*"))
         session = Session("mbs")
-        assert "reference records, cpu-2-cores, profile smoke" in shown[0].data
+        assert shown == []
         for name, artefact in session.paper.artefacts.items():
             shown.clear()
             session.show(name)
             kinds = [type(item).__name__ for item in shown]
-            tables = 1 + bool(artefact.checks) + bool(artefact.claims)
-            assert kinds == ["Markdown", *["Image"] * artefact.draws, *["TableView"] * tables]
+            short = len(artefact.table(session.results(name))) <= LONG
+            assert kinds == [
+                *["VerdictList"] * bool(artefact.claims),
+                *["Image"] * artefact.draws,
+                "Markdown",
+                *["TableView"] * short,
+            ]
+        shown.clear()
+        session.setup()
+        session.tables()
+        assert shown[0].data.startswith("> **Setup.** Ours: ")
+        assert "reference records, cpu-2-cores, profile smoke" in shown[0].data
+        assert "TableView" in [type(item).__name__ for item in shown]
         assert sum(session.counts().values()) == len(session.verdicts().frame)
         session.provenance()
         assert "33 records" in shown[-1].data or "records" in shown[-1].data

@@ -22,11 +22,24 @@ CURVES = {
         "test accuracy (%)": {"without": [[10.0, 20.0]], "with": [[11.0, 21.0]]},
     },
 }
-SERIES = {"ResNet-50": [(16, 87.0, 0.3), (1024, 77.0, NAN)], "U-Net": [(32, 95.0, 0.1)], "new": []}
+STYLES = plots.styles(("without", "with"))
+OURS = STYLES["with"]
+NEUTRAL = {"gain (points)": 0.0, "time (ratio)": 1.0}
+SIZES = {
+    "ResNet-50": {
+        "gain (points)": {
+            "paper": [(16, 0.1, NAN, NAN), (64, 2.0, NAN, NAN)],
+            "ours": [(16, -2.0, -5.0, 1.0), (32, 1.0, NAN, NAN)],
+        },
+        "time (ratio)": {"paper": [(16, 1.1, NAN, NAN)], "ours": []},
+    },
+    "U-Net": {"gain (points)": {"ours": []}, "time (ratio)": {}},
+}
+REFUSED = {"ResNet-50": [32, 64], "U-Net": []}
 
 # A figure of each function, and how many labels its legend has (0: it needs none).
 FIGURES = {
-    "learning_curves": (lambda: plots.learning_curves(CURVES), 2),
+    "learning_curves": (lambda: plots.learning_curves(CURVES, STYLES), 2),
     "epoch_curves": (
         lambda: plots.epoch_curves(
             {
@@ -40,17 +53,24 @@ FIGURES = {
         ),
         3,
     ),
-    "against_mini_batch": (
-        lambda: plots.against_mini_batch(
-            {"paper": SERIES, "ours": SERIES}, ["accuracy (%)", "time (s)"], 32
-        ),
-        2,
-    ),
+    "against_mini_batch": (lambda: plots.against_mini_batch(SIZES, REFUSED, NEUTRAL, OURS), 4),
     "grouped_bars": (
         lambda: plots.grouped_bars(
             {"ResNet-50": {"paper": [(0, 48.0, NAN), (1, 62.0, NAN)], "ours": [(0, 50.0, 1.0)]}},
-            ["low", "high"],
+            {"ResNet-50": ["low", "high"]},
+            "side",
             ["accuracy (%)"],
+            "black",
+        ),
+        2,
+    ),
+    "errors_and_curves": (
+        lambda: plots.errors_and_curves(
+            {"70 = 4×16 + 6": {"without": 0.0, "with": 0.2}},
+            CURVES["ResNet-50"],
+            ("gradients", "trainings"),
+            STYLES,
+            1e-9,
         ),
         2,
     ),
@@ -59,8 +79,23 @@ FIGURES = {
             [("copy", 0, 0.0, 0.01), ("compute", 0, 0.01, 0.03), ("copy", 1, 0.01, 0.011)],
             (0.03, 0.035),
             "copy",
+            "ours",
         ),
         0,
+    ),
+    "effects": (
+        lambda: plots.effects([("a", 2.0, 1.5, (1.2, 1.9)), ("b", 64.0, None, None)], "ratio"),
+        3,
+    ),
+    "effects_by_group": (
+        lambda: plots.effects_by_group(
+            {
+                "MBS": [("gives: reach", 64.0, 32.0, None), ("costs: time", 1.03, 1.4, (1.2, 1.6))],
+                "lacking": [],
+            },
+            "ratio (logarithmic)",
+        ),
+        3,
     ),
     "verdict_counts": (
         lambda: plots.verdict_counts(
@@ -73,14 +108,16 @@ FIGURES = {
     ),
     "streaming_plan": (
         lambda: plots.streaming_plan(
-            {
-                "without": {"model": 2.0, "data and activations": 30.0},
-                "with": {"model": 2.0, "data and activations": 4.0},
-            },
-            10.0,
-            {"without": NAN, "with": 123.0},
+            [1, 2, 4],
+            {"without": [3.0, 4.0, 6.0], "with": [3.0, 4.0, 4.0]},
+            {"without": [9.0, 8.0, NAN], "with": [9.0, 8.0, 8.0]},
+            5.0,
+            4,
+            STYLES,
+            ((1.0, 10.0), (5.0, 20.0)),
+            "ours",
         ),
-        3,
+        5,
     ),
 }
 
@@ -94,7 +131,7 @@ def public_functions() -> set[str]:
 
 
 def test_every_function_is_tested_here():
-    assert public_functions() - {"new_axes", "legend_below", "sign"} == set(FIGURES)
+    assert public_functions() - {"new_axes", "legend_below", "sign", "styles"} == set(FIGURES)
 
 
 @pytest.fixture(params=FIGURES)
@@ -153,7 +190,7 @@ def test_the_style_of_others_is_left_alone():
 
 
 def test_learning_curves_draw_mean_and_band():
-    figure = plots.learning_curves(CURVES)
+    figure = plots.learning_curves(CURVES, STYLES)
     axis = figure.axes[2]  # second row, first column
     (line,) = axis.get_lines()
     assert line.get_ydata() == pytest.approx([20.0, 30.0])
@@ -186,31 +223,55 @@ def test_an_odd_number_of_panels_leaves_no_empty_axes():
 
 def test_the_legend_does_not_depend_on_the_first_panel():
     empty = {name: {"without": [], "with": []} for name in CURVES["U-Net"]}
-    figure = plots.learning_curves({"ResNet-50": empty, "U-Net": CURVES["U-Net"]})
+    figure = plots.learning_curves({"ResNet-50": empty, "U-Net": CURVES["U-Net"]}, STYLES)
     texts = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert texts == ["without", "with"]
 
 
-@pytest.mark.parametrize(("failing_from", "shaded"), [(32, True), (2048, False)])
-def test_sizes_beyond_memory_are_shaded(failing_from, shaded):
-    figure = plots.against_mini_batch({"paper": SERIES}, ["accuracy (%)"], failing_from)
-    texts = [text.get_text() for text in figure.axes[0].texts]
-    assert texts == (["out of memory without MBS"] if shaded else [])
-    assert [t.get_text() for t in figure.axes[0].get_xticklabels()] == ["16", "32", "1024"]
+def shaded(axis):
+    """Return the sizes over which a panel is shaded."""
+    spans = [(patch.get_x(), patch.get_x() + patch.get_width()) for patch in axis.patches]
+    return [size for size in (16, 32, 64) if any(low < size < high for low, high in spans)]
+
+
+def test_sizes_that_ran_out_of_memory_are_shaded_model_by_model():
+    figure = plots.against_mini_batch(SIZES, REFUSED, NEUTRAL, OURS)
+    first, second, *_ = figure.axes
+    assert shaded(first) == [32, 64] and shaded(second) == []
+    assert [text.get_text() for text in first.get_xticklabels()] == ["16", "32", "64"]
+
+
+def test_a_papers_points_are_hollow_and_ours_have_their_intervals():
+    axis = plots.against_mini_batch(SIZES, REFUSED, NEUTRAL, OURS).axes[0]
+    lines = {line.get_label(): line for line in axis.get_lines()}
+    paper, ours = lines["paper, with MBS"], lines["ours, with MBS, 95 % interval"]
+    assert paper.get_markerfacecolor() == "none" and paper.get_linestyle() == "--"
+    assert list(paper.get_ydata()) == [0.1, 2.0] and list(ours.get_ydata()) == [-2.0, 1.0]
+    (bars,) = axis.collections  # of the one point whose interval is known
+    (segment,) = bars.get_segments()
+    assert sorted(y for _, y in segment) == [-5.0, 1.0]
 
 
 def test_bars_have_the_height_of_the_means():
     figure = plots.grouped_bars(
         {"ResNet-50": {"paper": [(0, 48.0, NAN)], "ours": [(0, 50.0, 1.0), (1, 20.0, NAN)]}},
-        ["low", "high"],
+        {"ResNet-50": ["low", "high"]},
+        "side",
         ["accuracy (%)"],
+        "black",
     )
     heights = sorted(patch.get_height() for patch in figure.axes[0].patches)
     assert heights == [20.0, 48.0, 50.0]
 
 
+def test_an_error_of_nothing_at_all_is_drawn():
+    make, _ = FIGURES["errors_and_curves"]
+    drawn = [line.get_xdata()[0] for line in make().axes[0].get_lines()[:2]]
+    assert 0 < drawn[0] < 1e-9 and drawn[1] == 0.2
+
+
 def test_a_timeline_is_in_milliseconds():
-    figure = plots.timeline([("compute", 0, 0.01, 0.03)], (0.03, 0.035), "copy")
+    figure = plots.timeline([("compute", 0, 0.01, 0.03)], (0.03, 0.035), "copy", "ours")
     axis = figure.axes[0]
     spans = sorted((p.get_x(), p.get_x() + p.get_width()) for p in axis.patches)
     assert spans == [pytest.approx((10.0, 30.0)), pytest.approx((30.0, 35.0))]
@@ -228,7 +289,9 @@ def test_stacked_verdicts_add_up():
 
 
 def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
-    figure = plots.learning_curves({"A": {"loss": {"ours": [[1.0, 0.5]], "theirs": [[1.0, 0.6]]}}})
+    figure = plots.learning_curves(
+        {"A": {"loss": {"with": [[1.0, 0.5]], "without": [[1.0, 0.6]]}}}, STYLES
+    )
     plots.sign(figure, "Ours: a device · " * 12)
     for suffix in ("png", "svg", "pdf"):
         figure.savefig(tmp_path / f"saved.{suffix}", bbox_inches="tight")
@@ -237,3 +300,20 @@ def test_a_signature_lies_below_all_that_is_drawn(tmp_path):
     assert "\n" in figure.texts[-1].get_text() and signature.y1 < legend.get_window_extent().y0
     assert all(signature.y1 < axis.get_tightbbox().y0 for axis in figure.axes)
     assert signature.x1 <= figure.get_tightbbox().x1 * figure.dpi + 1
+
+
+def test_effects_stand_under_their_group_with_their_values():
+    figure = FIGURES["effects_by_group"][0]()
+    (axis,) = figure.axes
+    rows = [text.get_text() for text in axis.get_yticklabels()]
+    assert rows == ["MBS", "gives: reach", "costs: time", "lacking", "not run"]
+    marks = [(line.get_label(), *line.get_xydata()[0]) for line in axis.get_lines()]
+    assert ("ours", 32.0, 1) in marks and ("paper", 64.0, 1) in marks and ("ours", 1.4, 2) in marks
+    told = [text.get_text() for text in axis.texts]
+    assert told == ["paper", "ours [95 %]", "×64", "×32", "×1.03", "×1.40 [1.20, 1.60]"]
+    hollow = [line for line in axis.get_lines() if line.get_label() == "paper"]
+    assert all(line.get_markerfacecolor() == "none" for line in hollow)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    left = axis.get_window_extent(renderer).x0
+    assert all(text.get_window_extent(renderer).x1 < left for text in axis.get_yticklabels())

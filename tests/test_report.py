@@ -72,8 +72,21 @@ class TestTables:
     def test_the_notebooks_table(self):
         view = report.TableView(FRAME)
         assert "<table" in view._repr_html_() and "&lt;b&gt;" in view._repr_html_()
-        assert view._repr_html_().startswith("<style>")
+        assert "<style" not in view._repr_html_()  # which a notebook that is not trusted loses
+        cells = re.findall(r"<t[dh]\b[^>]*>", view._repr_html_())
+        assert all("text-align:left;vertical-align:top" in cell for cell in cells)
         assert ("long " * 100).strip() in repr(view) and "NaN" not in repr(view)
+
+    def test_verdicts_are_badges(self):
+        rows = [{"verdict": word, "claim": f"{word} costs 5 $ <b>"} for word in WORDS]
+        page = report.VerdictList(rows)._repr_html_()
+        table = report.TableView(pd.DataFrame(rows))._repr_html_()
+        for word in WORDS:
+            background, ink = report.VERDICT_COLOURS[word]
+            mark = f"background-color: {background}; color: {ink}"
+            assert page.count(mark) == table.count(mark) == 1
+        assert "<b>" not in page and "$ <" not in page
+        assert repr(report.VerdictList(rows[:1])) == "[reproduced] reproduced costs 5 $ <b>"
 
     def test_an_empty_table(self):
         empty = FRAME.iloc[:0]
@@ -123,7 +136,10 @@ class TestPage:
             ),
             Section("mbs-table2", "Table 2", "Title 2", "", FRAME, FRAME.iloc[:0], [], None, FRAME),
         ]  # fmt: skip
-        chapters = [Chapter("mbs", "Paper <q>", "Authors", sections), Chapter("two", "B", "", [])]
+        chapters = [
+            Chapter("mbs", "Paper <q>", "Authors", ["<i>"], sections),
+            Chapter("two", "B", "", [], []),
+        ]
         return html_page("Title <t>", "Lead <l>", chapters, WORDS, KINDS, "Made by <m>")
 
     def test_self_contained(self, page):
@@ -195,6 +211,17 @@ class TestTextsAreShownAsTheyAre:
         assert shown.count(report.printable(text)) >= 6 - (not text.isprintable())
         parsed = {own.get_text() for own in axis.get_yticklabels() if own.get_parse_math()}
         assert "$\\mathdefault{10^{2}}$" in parsed  # the powers of ten are formulas still
+
+    def test_one_marker_keeps_its_colour(self):
+        """Among many more pixels of colours like it."""
+        figure, axes = new_axes(1, 1, 4, 3)
+        likes = ("#0173b2", "#de8f05", "#029e73", "#cc78bc", "#949494", "#ca9161")
+        for height, colour in enumerate(likes):
+            axes[0, 0].plot([0, 1], [height, height + 1], color=colour, lw=3, marker="o")
+        axes[0, 0].plot([0.5], [0], "v", color="#d55e00", ms=5)
+        with Image.open(io.BytesIO(report.figure_png(figure, dpi=85))) as image:
+            colours = np.array([colour for _, colour in image.convert("RGB").getcolors()])
+        assert abs(colours - (0xD5, 0x5E, 0x00)).max(axis=1).min() <= 2
 
     def test_a_formula_is_not_drawn(self):
         """It has the picture of its text with the dollars escaped."""

@@ -209,7 +209,8 @@ class ScalingModel:
     ) -> "ScalingModel":
         """Fit latency and transfer, in units of a sample's computation, to known speed-ups.
 
-        Speed-ups do not tell summation and overlap apart: the sum is left out, the overlap whole.
+        From speed-ups alone the time of summing cannot be separated from the overlap: the model
+        leaves the sum out, and lets all computation hide communication.
 
         Args:
             points: A schedule, numbers of nodes, and the largest speed-up on any of them.

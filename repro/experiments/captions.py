@@ -49,9 +49,10 @@ def _span(numbers: Collection[int], what: str) -> str:
 
 
 def device_name(record: Record) -> str:
-    """Return the device that a record was made on, a CPU with its threads."""
+    """Return the device that a record was made on, a CPU with the threads that it ran on."""
     name: str = record.device["name"]
-    threads = record.device.get("threads")
+    # A run may ask for threads of its own; the device's are those that the process began with.
+    threads = record.config.get("threads") or record.device.get("threads")
     if record.device["type"] != "cpu" or not threads:
         return name
     return f"{name} ({threads} thread{'s' * (threads > 1)})"
@@ -78,6 +79,18 @@ def dataset_phrase(
     kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
     stand_in = "" if own else f", a STAND-IN for the paper's {wanted}"
     return f"Data: {kind}{facts['name']}{stand_in}: {facts['provenance'].rstrip('.')}{more}."
+
+
+def panel(role: str, own: str = "", data: str = "") -> str:
+    """Return a panel's title, which says whose numbers it shows.
+
+    Args:
+        role: What the paper ran, such as ``ResNet-50``.
+        own: What ran here in its place; empty where it is the same.
+        data: The dataset that it ran on here; empty where there is none.
+    """
+    ran = f"{own} for {role}" if own and own != role else role
+    return f"ours: {ran}{f', {data}' if data else ''}"
 
 
 def shortcomings(results: Results) -> Iterable[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.arguments import choose_datasets, plan
-from repro.experiments.design import COMPUTING_PROFILES, SEEDS, Paper
+from repro.experiments.design import COMPUTING_PROFILES, LONG, SEEDS, Paper
 from repro.experiments.machine import machine
 from repro.experiments.selftests import said
 from repro.measure import accelerator
@@ -150,9 +150,10 @@ def estimate_all(
         root: Folder searched first for datasets.
     """
     return [
-        _estimate(load_paper(key), profile, device, (device_bytes, host_bytes), pace, root)
-        for key in PAPERS
+        _estimate(paper, profile, device, (device_bytes, host_bytes), pace, root)
+        for paper in map(load_paper, PAPERS)
         for profile in COMPUTING_PROFILES
+        if profile != LONG or any(a.exhibit.long for a in paper.artefacts.values())
     ]
 
 

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from repro import report, terminal
-from repro.experiments import find_artefacts, summary
+from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary
 from repro.experiments.arguments import Choices, check_target, user_path, with_changes
 from repro.experiments.design import Artefact, Results, UsageError
 from repro.experiments.sources import Source, find_source, results_of
 from repro.measure.files import replacing
 
 FORMATS = ("svg", "pdf", "png")
+OVERVIEW = "overview"
 
 
 def found(
@@ -55,6 +56,13 @@ def text(source: Source, artefact: Artefact, results: Results) -> str:
     return "\n\n".join(parts)
 
 
+def setup(target: str, profile: str | None, device: str | None) -> str:
+    """Return what holds for all artefacts of a paper, as wide as the terminal."""
+    paper, _ = find_artefacts(target)
+    sentences = story.setup(find_source(paper, profile, device))
+    return terminal.prose("\n".join(["Setup", *map(report.printable, sentences)]))
+
+
 def write_figure(
     target: str,
     out: str,
@@ -66,7 +74,7 @@ def write_figure(
     """Write the figure of an artefact, and return its path.
 
     Args:
-        target: ``PAPER/ARTEFACT``.
+        target: ``PAPER/ARTEFACT``, or ``overview`` for the main effects of all papers.
         out: Path of the file.
         form: One of `FORMATS`; by default the one that the path ends in.
         profile: Only records of it, as in `found`.
@@ -82,6 +90,11 @@ def write_figure(
     if form not in FORMATS:
         given = f"--format is {form!r}" if form else f"--out is {out!r}, which names no format"
         raise UsageError(f"{given}; give --format {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+    if target == OVERVIEW:
+        check_target(path, "the figure")
+        sources = {key: find_source(load_paper(key), profile, device) for key in PAPERS}
+        _write(path, report.figure_file(story.effects_figure(sources), form))
+        return path
     paper, artefacts = find_artefacts(target)
     drawn = ", ".join(f"{paper.key}/{a.name}" for a in paper.artefacts.values() if a.draws)
     if "/" not in target:
@@ -97,7 +110,10 @@ def write_figure(
         )
     with summary.blaming(source, artefact, results):
         drawing = artefact.figure(results)
-    content = report.figure_file(drawing, form)
+    _write(path, report.figure_file(drawing, form))
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
     with replacing(path) as temporary:
         temporary.write_bytes(content)
-    return path

@@ -44,7 +44,7 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     """Return an artefact's claims and verdicts, a row each."""
     rows = []
     for claim in artefact.claims:
-        expected = expectation(paper.key, artefact.name, claim.key)
+        expected = expectation(paper.key, artefact.name, claim.key).under(results.profile)
         verdict = claim.judge(results, expected)
         values = (
             f"{paper.key}/{artefact.name}",
@@ -231,6 +231,8 @@ def write_report(
         UsageError: It cannot be written there. Of a symbolic link the file is written that it
             leads to.
     """
+    from repro.experiments import story  # which quotes verdicts
+
     path = target(output)
     check_target(path, "the report")  # before minutes are spent
     chapters, rows = [], []
@@ -257,7 +259,7 @@ def write_report(
                     )
                 )
         lead = f"{paper.citation}. Records: {source.label}."
-        chapters.append(page.Chapter(key, paper.title, lead, sections))
+        chapters.append(page.Chapter(key, paper.title, lead, story.setup(source), sections))
     told = page.html_page(
         "Five papers, checked", lead_of(rows), chapters, WORDS, KINDS, provenance()
     )

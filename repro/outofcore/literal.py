@@ -77,21 +77,21 @@ class _Literal:
                     entered -= self.sizes[self.sequence[last][1]]
                 last += 1
             head, entered = (last, 0) if head < last else (head, entered)
-            self._make(a, own)
+            self._make(a, own)  # step (b) for f_i's own variables
             for name in [x for x in self.late if x not in own]:
                 if not self._ask(a, name):
                     break
-            while head < len(self.sequence):
+            while head < len(self.sequence):  # step (a): what enters the window
                 b, name = self.sequence[head]
                 if b > a and entered + self.sizes[name] > self.window:
                     break
                 born = self.trace.lifetimes.get(name, (-1, 0))[0] <= a
-                if b > a and born and not self._ask(a, name):
+                if b > a and born and not self._ask(a, name):  # steps (b) and (d)
                     break
                 entered += self.sizes[name]
                 head += 1
             inside = {x for b, x in self.sequence[last:head] if b > a}
-            for name in own:
+            for name in own:  # step (c), but for what step (d) keeps
                 if name not in inside and self._next(name, a) is not None:
                     self._leave(a, name)
         for name in sorted(self.device):

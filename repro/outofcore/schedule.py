@@ -343,8 +343,8 @@ class _Window:
             if not seen:
                 self.window_used += nbytes
             if not (seen or birth):
-                self.reserved.pop(x, None)  # it is there, and stays: figure 2 (d)
-                if not self.device[x]:
+                self.reserved.pop(x, None)  # it is there, and stays: step (d)
+                if not self.device[x]:  # step (a)
                     incoming.append((Kind.SWAP_IN if self.read[position] else Kind.ALLOCATE, x))
             position += 1
             if position == count:
@@ -353,7 +353,7 @@ class _Window:
         self.head = cycle * count + position
         for action in incoming:  # only now: none of the window may be released for another
             nbytes = size[action[1]]
-            while self.used + nbytes > self.budget:
+            while self.used + nbytes > self.budget:  # step (b)
                 self._release_oldest(self.before[a - self.start])
             self.before[a - self.start].append(action)
             self.device[action[1]] = True
@@ -394,7 +394,7 @@ class _Window:
             x = instances[entry]
             if self.last_seen[x] == a:
                 self.window_used -= size[x]
-                if self.persists[x // 2] or self.death[x // 2] != number + 1:
+                if self.persists[x // 2] or self.death[x // 2] != number + 1:  # steps (c) and (d)
                     self.reserved[x] = use = passed + entry
                     self.queue.append(use)
 

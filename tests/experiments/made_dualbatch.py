@@ -367,6 +367,12 @@ def panels(drawn: Any) -> dict[str, Any]:
     return {axis.get_title(): axis for axis in drawn.axes if axis.get_visible()}
 
 
+def panel(drawn: Any, start: str) -> Any:
+    """Return the one panel whose title begins so."""
+    (found,) = (axis for title, axis in panels(drawn).items() if title.startswith(start))
+    return found
+
+
 def legend_of(drawn: Any) -> list[str]:
     """Return the texts of a figure's legend."""
     (legend,) = drawn.legends

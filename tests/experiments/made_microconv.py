@@ -45,9 +45,9 @@ def table(artefact: str, make: Maker | None = None, profile: str = "quick") -> p
     return load_paper("microconv").artefacts[artefact].table(found)
 
 
-def figure(artefact: str, make: Maker | None = None) -> Figure:
+def figure(artefact: str, make: Maker | None = None, profile: str = "quick") -> Figure:
     """Return an artefact's figure, drawn: a glyph or a layout that does not fit warns."""
-    found = results(artefact, make or plausible)
+    found = results(artefact, make or plausible, profile)
     drawn = load_paper("microconv").artefacts[artefact].figure(found)
     FigureCanvasAgg(drawn).draw()
     return drawn
@@ -56,6 +56,16 @@ def figure(artefact: str, make: Maker | None = None) -> Figure:
 def texts_of(drawn: Figure) -> list[str]:
     """Return the texts in a figure's axes."""
     return [text.get_text() for axis in drawn.axes for text in axis.texts]
+
+
+def hollow_of(drawn: Figure) -> list[float]:
+    """Return where the paper's dots are: those without a face."""
+    return [
+        float(line.get_xdata()[0])
+        for axis in drawn.axes
+        for line in axis.get_lines()
+        if str(line.get_markerfacecolor()) == "none" and "paper" in str(line.get_label())
+    ]
 
 
 def timing(*seconds: float) -> dict[str, Any]:

@@ -417,7 +417,11 @@ class TestTables:
             return [t.get_text() for legend in drawn.legends for t in legend.get_texts()]
 
         assert labels("figure1") == [f"B = {n}" for n in (16, 32, 64, 128, 256)]
-        assert labels("figure2") == [f"B = {n}" for n in (128, 256, 2048)]
+        sizes = [f"B = {n}" for n in (128, 256, 2048)]
+        assert labels("figure2") == [*sizes, "first decay of the rate"]
+        # Of two tasks whose sizes differ, in the order of the multiples.
+        multiples = [f"{n} × the best batch" for n in (2, 4, 8, 16)]
+        assert labels("figure6") == ["best batch", *multiples]
 
     def test_runs_are_shared(self):
         runs = {name: DESIGN.artefacts[name].runs("paper", CHOSEN) for name in ARTEFACTS}

@@ -95,7 +95,7 @@ class TestDescribe:
         assert "nan" not in said and "inf" not in said and "None" not in said
         assert f"K = {steps[-1].interval or 'not found'}; " in said
         count = sum(math.ceil(PAPER[task]["samples"] / step.batch_size) for step in steps)
-        assert f"; {count:,} updates, " in said
+        assert f";\n{count:,} updates, " in said
         best = PAPER[task]["best"]["batch"]
         before = curve.epochs * math.ceil(PAPER[task]["samples"] / best)
         assert f"{before / count:.1f} times fewer than at {best}" in said
@@ -124,27 +124,49 @@ class TestDraw:
         drawn = draw(curve, steps)
         assert isinstance(drawn, Figure) and plt.get_fignums() == []
         FigureCanvasAgg(drawn).draw()
-        theta, batches, rates = drawn.axes
-        assert [axis.get_ylabel() for axis in drawn.axes] == ["θ", "batch size", "learning rate μ"]
-        assert {axis.get_xlabel() for axis in drawn.axes} == {"epoch"}
+        theta, batches, rates, speed = drawn.axes
+        labels = [axis.get_ylabel() for axis in drawn.axes]
+        assert labels[1:3] == ["mini-batch size", "learning rate"] and "SIMULATED" in labels[3]
+        assert {axis.get_xlabel() for axis in drawn.axes[:3]} == {"epoch"}
         assert list(theta.get_lines()[0].get_ydata()) == curve.theta
         lines = {line.get_label(): list(line.get_ydata()) for line in batches.get_lines()}
         assert lines["θ-adaptive"] == [step.batch_size for step in steps]
         assert {len(values) for values in lines.values()} == {curve.epochs}
         assert set(lines) == {"θ-adaptive", "best fixed batch", "fixed μ, adaptive b"}
         assert list(rates.get_lines()[0].get_ydata()) == [step.lr for step in steps]
+        assert max(speed.get_lines()[0].get_xdata()) <= steps[-1].batch_size
         (legend,) = drawn.legends
         texts = [text.get_text() for text in legend.get_texts()]
-        assert any(text == f"K = {steps[-1].interval}" for text in texts) == bool(
-            steps[-1].interval
-        )
+        told = f"epoch K = {steps[-1].interval}" if steps[-1].interval else "epoch K (not found)"
+        assert told in texts
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("task", TASKS)
+    def test_axes_stay_whatever_a_slider_does(self, task):
+        """So that what moves is what changed; and all of it is seen."""
+        ends = set()
+        for peak, tolerance, largest in itertools.product((1, 80), (0.0, 0.5), (2**5, 2**13)):
+            curve = rising(task, peak)
+            drawn = draw(curve, follow(curve, tolerance, largest))
+            FigureCanvasAgg(drawn).draw()
+            ends.add(tuple((axis.get_xlim(), axis.get_ylim()) for axis in drawn.axes))
+            for axis in drawn.axes[1:3]:
+                low, high = axis.get_ylim()
+                for line in axis.get_lines():
+                    assert all(low < value < high for value in line.get_ydata())
+        assert len(ends) == 1
 
     def test_the_others_are_the_papers(self):
         curve = rising(PHANTOM, 55)
-        batches = draw(curve, follow(curve, 0.1, 128)).axes[1]
-        lines = {line.get_label(): list(line.get_ydata()) for line in batches.get_lines()}
+        drawn = draw(curve, follow(curve, 0.1, 128))
+        lines = {line.get_label(): list(line.get_ydata()) for line in drawn.axes[1].get_lines()}
         assert set(lines["best fixed batch"]) == {16}
         assert lines["fixed μ, adaptive b"][:545] == [32] * 272 + [64] * 272 + [128]
+        hollow = [
+            line for line in drawn.axes[3].get_lines() if line.get_markerfacecolor() == "none"
+        ]
+        points = [tuple(v[0] for v in line.get_data()) for line in hollow if len(line.get_xdata())]
+        assert sorted(points) == sorted(map(tuple, PAPER[PHANTOM]["speedups"].values()))
 
     def test_a_measured_curve(self):
         curve = Curve(CIFAR, [0.01, 0.02, 0.019], 4, (2,))

@@ -314,32 +314,99 @@ class TestTables:
         assert (rows[0]["computation (%)"], rows[0]["blocked (%)"]) == ("100.00", "0.00")
 
 
+def hollow(axis):
+    """What is drawn as the paper's."""
+    return [
+        point
+        for line in axis.get_lines()
+        if line.get_markerfacecolor() == "none"
+        for point in zip(*line.get_data(), strict=True)
+    ]
+
+
+def solid(axis):
+    """What is drawn as measured here: marks without a line between them."""
+    return [
+        point
+        for line in axis.get_lines()
+        if line.get_linestyle() == "None" and line.get_markerfacecolor() != "none"
+        for point in zip(*line.get_data(), strict=True)
+    ]
+
+
+def bands(axis):
+    """The lowest and the highest value of each band at each number of nodes."""
+    found = []
+    for band in axis.collections:
+        paths = band.get_paths()
+        if paths and len(paths[0].vertices):
+            points = {}
+            for n, value in paths[0].vertices:
+                points.setdefault(float(n), []).append(float(value))
+            found.append({n: (min(values), max(values)) for n, values in points.items()})
+    return found
+
+
 class TestFigures:
     @pytest.mark.parametrize("artefact", STRONG)
     def test_speedups(self, artefact):
         task = STRONG[artefact]
         drawn = scaling.figure(results_of(artefact), task)
-        assert [axis.get_title() for axis in drawn.axes] == [
-            "time, paper's cluster",
-            "speed-up, paper's cluster",
-            "speed-up, nodes like our processes",
-        ]
         _, speed, here = drawn.axes
-        stars = [
-            point
-            for line in speed.get_lines()
-            if line.get_marker() == "*"
-            for point in zip(*line.get_data(), strict=True)
-        ]
-        assert sorted(stars) == sorted(tuple(v) for v in PAPER[task]["speedups"].values() if v[0])
-        lines = [line for line in speed.get_lines() if "modelled" in str(line.get_label())]
-        for line, strategy in zip(lines, projection.SCALED, strict=True):
+        assert [axis.get_title().partition(":")[0] for axis in drawn.axes] == [
+            "paper", "paper", "ours",
+        ]  # fmt: skip
+        assert all("SIMULATED" in axis.get_title() for axis in drawn.axes)
+        assert "random images" in here.get_title() and "DIV2K" not in here.get_title()
+        wanted = sorted(tuple(v) for v in PAPER[task]["speedups"].values() if v[0])
+        assert sorted(hollow(speed)) == wanted
+        # What has no marks but lines is the fit, which has seen the paper's values, and says so.
+        fits = [line for line in speed.get_lines() if line.get_linestyle() == "--"]
+        for line, strategy in zip(fits, projection.SCALED, strict=True):
             nodes, values = line.get_data()
             assert list(nodes) == projection.nodes_of(task, strategy)
             assert values[0] == pytest.approx(1.0)
-        measured = [line for line in here.get_lines() if line.get_marker() == "*"]
-        assert sum(len(line.get_xdata()) for line in measured) == 3
+        (legend,) = drawn.legends
+        texts = [text.get_text() for text in legend.get_texts()]
+        assert "fit to all three of the paper's speed-ups" in texts
+        assert "foretold by the other two strategies (held out)" in texts
+        assert len(solid(here)) == 3 and not hollow(here)
+        paces = [scaling.pace(scaling.measured(results_of(artefact))[task], task, name)
+                 for name in projection.SCALED]  # fmt: skip
+        assert [y for _, y in solid(here)] == pytest.approx([math.exp(p.mean) for p in paces])
+        ticks = [text.get_text() for text in speed.get_xticklabels()]
+        assert ticks == ["1", "2", "4", "8", "16", "32", "64", "128", "256"]
+        assert not any("^" in text.get_text() for axis in drawn.axes for text in
+                       axis.get_yticklabels())  # fmt: skip
         assert len(scaling.figure(results_of(artefact, World(status=nothing)), task).axes) == 2
+
+    @pytest.mark.parametrize("artefact", STRONG)
+    def test_held_out_predictions_are_drawn_as_bands(self, artefact):
+        task = STRONG[artefact]
+        found = bands(scaling.figure(results_of(artefact), task).axes[1])
+        for band, strategy in zip(found, projection.SCALED, strict=True):
+            nodes = PAPER[task]["speedups"][strategy][0]
+            if nodes:
+                low, high = sorted(projection.predicted(task, strategy))
+                assert band[float(nodes)] == pytest.approx((low / 1.03, high * 1.03))
+
+    def test_a_flattering_value_cannot_move_its_own_band(self, monkeypatch):
+        """The paper's value of a strategy, were it another, moves the fit and not the band."""
+
+        def drawn():
+            axis = scaling.figure(results_of("figure11"), CIFAR).axes[1]
+            fits = [line for line in axis.get_lines() if line.get_linestyle() == "--"]
+            return bands(axis)[2], list(fits[2].get_ydata())
+
+        before = drawn()
+        monkeypatch.setitem(PAPER[CIFAR]["speedups"], "theta", [256, 200.0])
+        projection.fitted_to_paper.cache_clear()
+        try:
+            band, fit = drawn()
+        finally:
+            monkeypatch.undo()
+            projection.fitted_to_paper.cache_clear()
+        assert band == before[0] and fit != before[1]
 
     def test_bars(self):
         drawn = breakdown.figure9(results_of("figure9"))
@@ -350,39 +417,47 @@ class TestFigures:
         widths = [patch.get_width() for patch in first.patches]
         cost = MODEL.step(128, 2)
         assert any(width == pytest.approx(1e3 * cost.blocked_s) for width in widths)
+        assert first.get_title().startswith("ours: ResNet-8 for ResNet-20, random images")
 
     def test_shares(self):
         drawn = breakdown.nodes_figure(results_of("breakdown"))
-        for axis, cost in zip(drawn.axes, (None, projection.overhead()), strict=True):
-            model = projection.fitted_to_paper(DIV2K, None, cost)
-            shares = projection.breakdown(model, 256)
+        *times, shares = drawn.axes
+        costs = (None, projection.overhead())
+        for axis, whole, cost in zip(times, shares.get_lines(), costs, strict=True):
+            parts = projection.breakdown(projection.fitted_to_paper(DIV2K, None, cost), 256)
+            # Of all time: another quantity than times over one node's.
+            before = parts.pop("before B_m")
+            assert dict(zip(*whole.get_data(), strict=True))[256] == pytest.approx(100 * before)
             lines = {
-                line.get_label().split(",")[0]: dict(zip(*line.get_data(), strict=True))
+                line.get_label(): dict(zip(*line.get_data(), strict=True))
                 for line in axis.get_lines()
             }
-            assert set(lines) == set(shares)
-            for name, points in lines.items():
-                assert points[256] == shares[name]
-            assert min(lines["computation"]) == 1
+            assert set(lines) == {name.replace("B_m", "the largest batch") for name in parts}
+            for name, value in parts.items():
+                assert lines[name.replace("B_m", "the largest batch")][256] == value
+            texts = [text.get_text() for text in axis.get_yticklabels()]
+            assert texts == ["0.01 %", "0.1 %", "1 %", "10 %", "100 %"]
 
 
 class TestCaptions:
     @pytest.mark.parametrize("artefact", [*STRONG, "breakdown"])
-    def test_what_is_simulated_and_assumed(self, artefact):
-        def said(world):
-            return DESIGN.artefacts[artefact].caption(results_of(artefact, world))
-
+    def test_what_is_simulated(self, artefact):
         for world in (World(), World(status=nothing)):
-            assert "SIMULATED" in said(world) and "ASSUMED" in said(world)
-        assert "SYNTHETIC images (random numbers)" in said(World())
-        assert "Processes on a CPU." in said(World())
-        assert "SYNTHETIC" not in said(World(status=nothing))
+            assert "SIMULATED" in DESIGN.artefacts[artefact].caption(results_of(artefact, world))
 
-    def test_measured_steps_are_of_two_processes_on_synthetic_images(self):
-        artefact = DESIGN.artefacts["figure9"]
-        said = artefact.caption(results_of("figure9"))
-        assert "SYNTHETIC images (random numbers)" in said and "Processes on a CPU." in said
-        assert "The paper's cluster is a model" not in said  # it is in `breakdown`
+    def test_what_is_assumed_stands_in_the_setup(self):
+        said = " ".join(scaling.steps_in_full(results_of("figure7")))
+        assert "ASSUMED" in said and "SIMULATED" in said
+        assert "SYNTHETIC images (random numbers)" in said
+        none = " ".join(scaling.steps_in_full(results_of("figure7", World(status=nothing))))
+        assert "ASSUMED" in none and "SYNTHETIC" not in none
+
+    @pytest.mark.parametrize("artefact", [*STRONG, "figure9"])
+    def test_measured_steps_are_of_stand_ins_on_synthetic_images(self, artefact):
+        said = DESIGN.artefacts[artefact].caption(results_of(artefact))
+        assert "SYNTHETIC: random images." in said and "STAND-IN" in said
+        none = results_of(artefact, World(status=nothing))
+        assert "SYNTHETIC" not in DESIGN.artefacts[artefact].caption(none)
 
 
 def with_jobs(artefact, *jobs, world=None):
@@ -465,20 +540,17 @@ class TestRecorded:
         drawn = scaling.figure(results, task)
         panel = drawn.axes[-1]
         assert "RECORDED: NVIDIA X" in panel.get_title()
-        stars = {
-            tuple(point)
-            for line in panel.get_lines()
-            if line.get_marker() == "*"
-            for point in zip(*line.get_data(), strict=True)
-        }
-        assert {n for n, _ in stars} == {1.0, 4.0, 64.0}
+        assert {n for n, _ in solid(panel)} == {1.0, 4.0, 64.0}
         projected = [line for line in panel.get_lines() if line.get_linestyle() == "--"]
         assert len(projected) == 3
         # Of steps that follow the model exactly, the projection goes through the points.
         ours = dict(zip(*projected[2].get_data(), strict=True))
         assert ours[64] == pytest.approx(speedup_by_hand(task, "theta", MODEL, 64), rel=0.02)
-        said = DESIGN.artefacts[artefact].caption(results)
-        assert said.count("Recorded: ") == 3 and "the paper's epochs to its target" in said
+        assert "RECORDED jobs: 3, of up to 64 processes." in (
+            DESIGN.artefacts[artefact].caption(results)
+        )
+        said = " ".join(scaling.steps_in_full(results))
+        assert said.count("Recorded: ") == 4 and "the paper's epochs to its target" in said
         assert "by the device's events" in said
 
     def test_the_parts_of_a_step(self):
@@ -487,36 +559,23 @@ class TestRecorded:
         assert {row["processes"] for row in rows} == {1, 8}
         assert all("recorded: edsr" in row["task"] for row in rows)
         figure = breakdown.figure9(with_jobs("figure9", job))
-        assert [axes.get_title().partition(",")[0] for axes in figure.axes] == [*TASKS, DIV2K]
+        assert len(figure.axes) == len(TASKS) + 1
+        assert figure.axes[-1].get_title().startswith("ours, recorded: DIV2K, edsr")
         labels = [text.get_text() for text in figure.axes[-1].get_yticklabels()]
         assert labels == ["1 process", "8, all-to-all"]
         row = breakdown.nodes_table(with_jobs("breakdown", job))[-1]
         drawn = breakdown.nodes_figure(with_jobs("breakdown", job))
-        stars = [line for line in drawn.axes[-1].get_lines() if line.get_marker() == "*"]
-        assert sorted(float(line.get_ydata()[0]) for line in stars) == pytest.approx(
-            sorted(v for v in projection.breakdown(MODEL, 8).values() if v > 1e-4), rel=0.01
+        wanted = projection.breakdown(MODEL, 8)
+        before = wanted.pop("before B_m")
+        assert sorted(value for _, value in solid(drawn.axes[-1])) == pytest.approx(
+            sorted(value for value in wanted.values() if value > 1e-4), rel=0.01
         )
+        ((n, share),) = solid(drawn.axes[2])
+        assert n == 8 and share == pytest.approx(100 * before, rel=0.01)
         assert row["nodes"] == 8 and row["cost of small batches"].startswith("RECORDED: NVIDIA X")
         wanted = projection.breakdown(MODEL, 8)
         for name in ("computation", "computation at B_m", "communication", "blocked"):
             assert float(row[f"{name} (%)"]) == pytest.approx(100 * wanted[name], abs=0.02)
-
-    @pytest.mark.parametrize("artefact", STRONG)
-    def test_held_out_predictions_are_drawn_as_such(self, artefact):
-        task = STRONG[artefact]
-        drawn = scaling.figure(results_of(artefact), task)
-        label = "predicted from the other two (held out)"
-        found = {
-            line.get_xdata()[0]: list(line.get_ydata())
-            for line in drawn.axes[1].get_lines()
-            if line.get_label() == label
-        }
-        wanted = {
-            nodes: sorted(projection.predicted(task, strategy))
-            for strategy, (nodes, _) in PAPER[task]["speedups"].items()
-            if nodes
-        }
-        assert found == wanted
 
 
 def test_a_recorded_job_that_cannot_be_shown_is_named(tmp_path):

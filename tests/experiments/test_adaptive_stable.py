@@ -107,8 +107,12 @@ class TestShown:
 
     def test_figure(self):
         drawn = stable.figure(results_of("stable"))
-        assert [axis.get_title() for axis in drawn.axes] == list(TASKS)
-        assert all(axis.get_xlabel() == "batch size" for axis in drawn.axes)
+        assert [axis.get_title() for axis in drawn.axes] == [
+            "ours: ResNet-20, cifar10",
+            "ours: EDSR 16×64 for EDSR, div2k",
+            "ours: EDSR 16×64 for EDSR, phantom",
+        ]
+        assert all(axis.get_xlabel() == "batch size B" for axis in drawn.axes)
 
     def test_the_trainings_of_the_other_figures_are_shared(self):
         chosen = {task: names[0] for task, names in DESIGN.datasets["quick"].items()}

@@ -366,11 +366,30 @@ class TestTable:
 
 def test_curves_end_at_the_means():
     drawn = DESIGN.artefacts["figure4"].figure(results_of("figure4", World(spread=0.5)))
-    (axis,) = drawn.axes
+    axis = drawn.axes[0]
     ends = {line.get_label(): line.get_ydata()[-1] for line in axis.get_lines()}
     assert ends["θ-adaptive"] == pytest.approx(33.49)
     assert ends["linear scaling"] == pytest.approx(31.35)
     assert len(axis.collections) == 6  # a bar at every end
+
+
+@pytest.mark.parametrize(("artefact", "task"), TASKS.items())
+def test_the_metric_is_drawn_against_the_updates(artefact, task):
+    """The paper's hollow, by its own schedules; ours solid, with an interval each."""
+    results = results_of(artefact, World(spread=0.5))
+    paper, ours = DESIGN.artefacts[artefact].figure(results).axes[-2:]
+    assert paper.get_title().startswith("paper: ") and ours.get_title().startswith("ours: ")
+    points = {tuple(float(axis[0]) for axis in line.get_data()) for line in paper.get_lines()}
+    epochs = PAPER[task]["best"].get("epochs", PAPER[task]["epochs"])
+    best = PAPER[task]["best"]
+    count = epochs * math.ceil(PAPER[task]["samples"] / best["batch"])
+    assert (count, best["value"]) in points
+    assert all(line.get_markerfacecolor() == "none" for line in paper.get_lines())
+    marks = [line for line in ours.get_lines() if line.get_markeredgecolor() == "white"]
+    assert len(marks) == len(strategies.by_strategy(results, task))
+    low, high = strategies.end_of(results, task, "theta").interval()
+    assert any(list(line.get_ydata()) == [low, high] for line in ours.get_lines())
+    assert low < PAPER[task]["theta"]["value"] < high
 
 
 def test_a_theta_below_0_has_no_ratio(monkeypatch):

@@ -9,6 +9,7 @@ from made_dualbatch import (
     judge,
     legend_of,
     only,
+    panel,
     panels,
     paper_accuracy,
     paper_loss,
@@ -17,8 +18,22 @@ from made_dualbatch import (
 )
 
 from repro.experiments.design import Results, Run
+from repro.experiments.dualbatch import gains
 from repro.experiments.dualbatch.settings import K, section51
 from repro.report import DASH
+
+
+def assert_drawn(axis, paper, ours=None):
+    """Assert that the paper's values are hollow, and ours solid on their intervals."""
+    _, hollow, *solid = axis.get_lines()
+    assert hollow.get_markerfacecolor() == "none" and hollow.get_label() == "paper"
+    assert list(hollow.get_ydata()) == pytest.approx(paper)
+    means = [line.get_ydata()[0] for line in solid]
+    assert means == pytest.approx(paper if ours is None else ours, abs=1e-3)
+    assert all(line.get_markerfacecolor() != "none" for line in solid)
+    spans = [segment[:, 1] for bars in axis.collections for segment in bars.get_segments()]
+    assert all(low < mean < high for mean, (low, high) in zip(means, spans, strict=True))
+
 
 FACTORS = ["linear_factor", "root_factor", "root_below_linear"]
 
@@ -77,15 +92,24 @@ class TestFactors:
 
     def test_figures_5_and_6(self):
         drawn = figure("table3")
-        assert list(panels(drawn)) == [
-            f"(n_S, n_L) = ({n}, {4 - n}): test {what}"
-            for n in (1, 2, 3)
-            for what in ("loss", "accuracy")
+        assert len(panels(drawn)) == 8
+        assert legend_of(drawn) == [
+            "paper: d_S/d_L",
+            "paper: √(d_S/d_L)",
+            "d_S/d_L",
+            "√(d_S/d_L)",
+            "no factor",
         ]
-        assert legend_of(drawn) == ["factor d_S/d_L", "factor √(d_S/d_L)", "factor none"]
-        axis = panels(drawn)["(n_S, n_L) = (2, 2): test accuracy"]
+        axis = panel(drawn, "ours, 2 small, 2 large: accuracy")
         ends = [line.get_ydata()[-1] for line in axis.get_lines()]
         assert ends == pytest.approx([70.5, 70.9, 70.2])
+        changed = panel(drawn, "paper and ours: accuracy over no factor").get_lines()
+        paper = {li.get_label(): li for li in changed if li.get_label().startswith("paper")}
+        assert list(paper["paper: d_S/d_L"].get_ydata()) == pytest.approx([0.5, 0.3, 0.9])
+        assert list(paper["paper: √(d_S/d_L)"].get_ydata()) == pytest.approx([-0.2, 0.7, 0.6])
+        assert all(line.get_markerfacecolor() == "none" for line in paper.values())
+        ours = [li.get_ydata()[0] for li in changed if li.get_label() == "_ours"]
+        assert ours == pytest.approx([0.5, 0.3, 0.9, -0.2, 0.7, 0.6])
 
 
 class TestNumbers:
@@ -194,11 +218,33 @@ class TestNumbers:
 
     def test_figures_7_to_10(self):
         drawn = figure("table5")
-        assert list(panels(drawn))[:2] == ["k = 1.05: test loss", "k = 1.05: test accuracy"]
-        assert len(legend_of(drawn)) == 5
-        lines = panels(drawn)["k = 1.1: test loss"].get_lines()
+        assert len(panels(drawn)) == 8 and len(legend_of(drawn)) == 6
+        lines = panel(drawn, "ours, k = 1.1: loss").get_lines()
         assert len(lines) == 5
         assert lines[0].get_ydata()[-1] == pytest.approx(1.429)  # the baseline
+        assert_drawn(panel(drawn, "paper and ours, k = 1.1:\naccuracy"), [0.7, 2.7, 2.9, 2.7])
+        assert_drawn(
+            panel(drawn, "paper and ours, k = 1.05:\nloss"), [-0.183, -0.139, -0.057, -0.03]
+        )
+
+    def test_a_gain_that_is_not_ours_is_not_drawn(self):
+        """Where nothing ran, the paper's values stand alone; ours follow our records."""
+        lost = figure("table5", World(status=only(n_small=2)))
+        _, paper, *ours = panel(lost, "paper and ours, k = 1.1:\naccuracy").get_lines()
+        assert len(paper.get_ydata()) == 4 and not ours
+        worse = figure("table5", World(accuracy=lambda config: 60.0 - config["n_small"]))
+        gains = panel(worse, "paper and ours, k = 1.1:\naccuracy")
+        assert_drawn(gains, [0.7, 2.7, 2.9, 2.7], [-1, -2, -3, -4])
+
+    def test_the_picture_for_a_talk(self):
+        drawn = gains.draw(results("table5"), results("table8"))
+        assert [axis.get_title() for axis in drawn.axes] == [
+            "5 % more time (Table 5)",
+            "10 % more time (Table 5)",
+            "resolution cycled as well (Table 8)",
+        ]
+        assert_drawn(drawn.axes[1], [0.7, 2.7, 2.9, 2.7])
+        assert_drawn(drawn.axes[2], [1.9, 3.0, 3.3, 3.2])
 
     def test_the_baseline_has_no_k(self):
         found = results("table5")

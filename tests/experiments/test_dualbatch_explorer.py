@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from repro.dualbatch import DualBatchPlan, largest_k
 from repro.experiments.dualbatch import explorer
-from repro.experiments.dualbatch.explorer import describe, draw, draw_choices, paper_setting, solve
+from repro.experiments.dualbatch.explorer import describe, draw, paper_setting, solve
 from repro.measure import TimeModel
 
 PAPER = paper_setting()
@@ -20,17 +20,13 @@ def legend_of(drawn: Figure) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
-def steps_of(drawn: Figure) -> dict[float, list[tuple[float, float]]]:
+def drawn_steps(drawn: Figure) -> dict[float, list[tuple[float, float]]]:
     """Return (start, end) of every step, by the height of the worker's lane."""
-    (axis,) = drawn.axes
     found = {}
-    for collection in axis.collections:
-        spans = []
+    for collection in drawn.axes[0].collections:
         for path in collection.get_paths():
             box = path.get_extents()
-            spans.append((box.x0, box.x1))
-            lane = (box.y0 + box.y1) / 2
-        found[round(lane)] = spans
+            found.setdefault(round((box.y0 + box.y1) / 2), []).append((box.x0, box.x1))
     return found
 
 
@@ -68,37 +64,34 @@ class TestSolve:
 class TestDescribe:
     @pytest.mark.parametrize("n_small", range(5))
     def test_every_number_of_workers(self, n_small):
-        plan = solve(PAPER, 1.05, n_small, 500)
-        said = describe(plan)
-        assert f"({n_small}, {4 - n_small})" in said
-        assert ("B_S" in said) == (n_small > 0) and ("B_L" in said) == (n_small < 4)
+        said = describe(solve(PAPER, 1.05, n_small, 500))
+        assert (f"{n_small} small" in said) == (n_small > 0)
+        assert (f"{4 - n_small} large" in said) == (n_small < 4)
         assert said.count(" and ") == (0 < n_small < 4)
         assert "nan" not in said and "None" not in said
 
     def test_numbers(self):
         plan = solve(PAPER, 1.05, 1, 500)
         said = describe(plan)
-        for text in (
-            "k = 1.05",
-            f"B_S = {plan.small_batch}, d_S = 10,625",
-            "B_L = 500, d_L = 13,125",
-            "factor 0.810",
-        ):
+        small = f"B_S = {plan.small_batch}, d_S = 10,625"
+        for text in ("k = 1.05", small, "B_L = 500, d_L = 13,125", "factor 0.810"):
             assert text in said
         predicted = PAPER.times.pass_time(plan.small_batch, 10_625)
-        assert f"predicted {predicted:.3f} and " in said
+        assert f"{predicted:.3f} and " in said
+
+    def test_no_plan(self):
+        assert describe(solve(PAPER, 3.0, 1, 500)).startswith("no such plan: k is 3")
 
 
-class TestDraw:
+class TestWorkers:
     @pytest.mark.parametrize("n_small", range(5))
     def test_every_worker_has_its_steps(self, n_small):
         plan = solve(PAPER, 1.05, n_small, 500)
         plt.close("all")
-        drawn = draw(plan)
-        assert isinstance(drawn, Figure)
+        drawn = draw(PAPER, 500, plan)
         FigureCanvasAgg(drawn).draw()
         assert plt.get_fignums() == []
-        lanes = steps_of(drawn)
+        lanes = drawn_steps(drawn)
         assert sorted(lanes) == [0, 1, 2, 3]
         for number, kind in enumerate(plan.kinds):
             spans = lanes[number]
@@ -107,62 +100,55 @@ class TestDraw:
             for (_, end), (start, _) in itertools.pairwise(spans):
                 assert start == pytest.approx(end, abs=1e-9)
             assert spans[-1][1] == pytest.approx(plan.time_of(kind))
-        kinds = set(plan.kinds)
-        assert len(legend_of(drawn)) == len(kinds) + 1
-        (axis,) = drawn.axes
-        names = [text.get_text() for text in axis.get_yticklabels()]
-        assert names == [f"worker {i}, {kind}" for i, kind in enumerate(plan.kinds)]
-        assert axis.get_xlabel().endswith("(s)")
 
     def test_the_line_is_the_baselines_epoch(self):
-        drawn = draw(solve(PAPER, 1.1, 2, 500))
-        (line,) = drawn.axes[0].get_lines()
+        (line,) = draw(PAPER, 500, solve(PAPER, 1.1, 2, 500)).axes[0].get_lines()
         baseline = solve(PAPER, 1.0, 0, 500)
         assert line.get_xdata()[0] == pytest.approx(baseline.time_of("large"))
 
+    def test_no_plan_is_said(self):
+        drawn = draw(PAPER, 500, solve(PAPER, 3.0, 1, 500))
+        assert drawn_steps(drawn) == {}
+        assert [text.get_text() for text in drawn.axes[0].texts] == ["no such plan"]
 
-class TestDrawChoices:
-    def test_a_line_for_every_number_of_workers(self):
-        plan = solve(PAPER, 1.05, 2, 500)
-        drawn = draw_choices(PAPER, 500, plan)
-        FigureCanvasAgg(drawn).draw()
-        assert legend_of(drawn) == [*(f"n_S = {n}" for n in range(1, 5)), "chosen"]
-        for line in drawn.axes[0].get_lines()[:-1]:
-            ks, sizes = line.get_data()
-            assert len(ks) > 20 and min(ks) > 1 and max(ks) <= 1.3 + 1e-9
-            assert all(b <= a for a, b in itertools.pairwise(sizes))  # smaller for larger k
+
+class TestChoices:
+    def test_smaller_for_more_time(self):
+        for points in explorer.choices(PAPER, 500).values():
+            ks, sizes = zip(*points, strict=True)
+            assert len(ks) > 20 and min(ks) > 1 and max(ks) <= explorer.MOST_TIME
+            assert all(b <= a for a, b in itertools.pairwise(sizes))
             assert min(sizes) >= 1 and max(sizes) <= 500
-        chosen = drawn.axes[0].get_lines()[-1]
-        assert [list(data) for data in chosen.get_data()] == [[1.05], [plan.small_batch]]
 
-    def test_on_its_line(self):
+    def test_the_plan_lies_on_its_line(self):
         for n_small in range(1, 5):
             plan = solve(PAPER, 1.1, n_small, 500)
-            ks, sizes = draw_choices(PAPER, 500, plan).axes[0].get_lines()[n_small - 1].get_data()
+            lines = draw(PAPER, 500, plan).axes[1].get_lines()
+            ks, sizes = lines[n_small - 1].get_data()
             nearest = min(range(len(ks)), key=lambda i: abs(ks[i] - 1.1))
             assert sizes[nearest] == pytest.approx(plan.small_batch, rel=0.15)
-
-    @pytest.mark.parametrize("plan", [None, "baseline"])
-    def test_nothing_chosen(self, plan):
-        chosen = solve(PAPER, 1.0, 0, 500) if plan else None
-        assert "chosen" not in legend_of(draw_choices(PAPER, 500, chosen))
+            assert [list(data) for data in lines[-1].get_data()] == [[1.1], [plan.small_batch]]
 
     def test_nothing_feasible(self):
-        """B_L = 2 leaves next to no choice: lines without points are left out, nothing fails."""
+        """B_L = 2 leaves next to no choice: lines stay empty, nothing fails."""
         setting = explorer.Setting("toy", TimeModel(1.0, 1e-12), 8)
-        drawn = draw_choices(setting, 2, None)
-        assert isinstance(drawn, Figure)
+        drawn = draw(setting, 2, "no plan")
         FigureCanvasAgg(drawn).draw()
-
-    def test_drawn_without_any_line(self):
-        drawn = explorer.draw_frontier({"n_S = 1": []}, None)
-        assert len(drawn.axes[0].get_lines()) == 0
+        assert all(len(line.get_xdata()) == 0 for line in drawn.axes[1].get_lines())
 
 
-def test_each_kind_of_worker_is_named_once():
-    spans = [{"kind": "small", "steps": [(0.0, 1.0)]}, {"kind": "large", "steps": [(0, 2.0)]}]
-    drawn = explorer.draw_workers(spans, ["a", "b"], 1.5)
-    assert len(legend_of(drawn)) == 3
+def test_axes_and_names_stay_whatever_the_sliders_say():
+    """So that what moves is the plan alone."""
+    least, most = explorer.BATCHES
+    frames = [(1.01, 4, least), (explorer.MOST_TIME, 2, most), (3.0, 1, most), (1.1, 0, 500)]
+    seen = []
+    for k, n_small, large_batch in frames:
+        plan = solve(PAPER, k, n_small, large_batch)
+        drawn = draw(PAPER, large_batch, plan)
+        seen.append([*(axis.axis() for axis in drawn.axes), legend_of(drawn)])
+        if not isinstance(plan, str):
+            assert max(map(plan.time_of, plan.kinds)) <= drawn.axes[0].get_xlim()[1]
+    assert all(frame == seen[0] for frame in seen)
 
 
 def test_the_papers_setting():

@@ -1,7 +1,7 @@
 """Gradients and minima by batch size: what is read, drawn and judged."""
 
 import pytest
-from made_dualbatch import World, figure, judge, panels, rows
+from made_dualbatch import World, figure, judge, panel, rows
 
 from repro.experiments.dualbatch import flatness
 
@@ -67,8 +67,9 @@ def test_table():
 
 
 def test_lines_of_figure_1():
-    axes = panels(figure("figure1"))
-    train, test = axes["large batches"].get_lines()
+    drawn = figure("figure1")
+    large, small = (panel(drawn, f"{size} batches").get_lines() for size in ("large", "small"))
+    train, test = large
     assert train.get_ydata()[5] == pytest.approx(0.5) == min(train.get_ydata())
     assert test.get_ydata()[5] > train.get_ydata()[5]
-    assert max(train.get_ydata()) > max(axes["small batches"].get_lines()[0].get_ydata())
+    assert max(train.get_ydata()) > max(small[0].get_ydata())

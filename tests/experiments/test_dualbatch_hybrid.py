@@ -13,6 +13,7 @@ from made_dualbatch import (
     figure,
     judge,
     only,
+    panel,
     panels,
     paper_accuracy,
     results,
@@ -95,17 +96,23 @@ class TestAccuracy:
 
     def test_figures_11_and_12(self):
         drawn = figure("table8")
-        assert len(panels(drawn)) == 4
-        lines = panels(drawn)["hybrid: test accuracy"].get_lines()
-        assert [line.get_ydata()[-1] for line in lines] == pytest.approx(
-            [68.0, 69.9, 71.0, 71.3, 71.2]
-        )
+        assert len(panels(drawn)) == 8
+        lines = panel(drawn, "ours, hybrid: accuracy").get_lines()
+        ends = [line.get_ydata()[-1] for line in lines]
+        assert ends == pytest.approx([68.0, 69.9, 71.0, 71.3, 71.2])
+        for scheme, gained in (
+            ("dual-batch", [1.1, 2.0, 2.0, 1.8]),
+            ("hybrid", [0.0, 1.9, 3.0, 3.3, 3.2]),
+        ):
+            _, paper, *ours = panel(drawn, f"paper and ours, {scheme}:\naccuracy").get_lines()
+            assert list(paper.get_ydata()) == pytest.approx(gained)
+            assert [dot.get_ydata()[0] for dot in ours] == pytest.approx(gained)
 
     def test_figure_and_table_see_the_same_records(self):
         lost = World(status=lambda run: made.FAILED if run.config.get("n_small") == 3 else {})
         assert [row["n"] for row in rows("table8", lost) if row["n_S"] == 3] == [0, 0]
-        axis = panels(figure("table8", lost))["hybrid: test accuracy"]
-        assert "n_S = 3" not in {line.get_label() for line in axis.get_lines()}
+        axis = panel(figure("table8", lost), "ours, hybrid: accuracy")
+        assert "3 small, 1 large" not in {line.get_label() for line in axis.get_lines()}
 
 
 class TestOverCyclic:
@@ -157,6 +164,20 @@ class TestSaving:
 
         word, evidence = judge("table8/saving", edit={"wall": alone})
         assert word == "not run" and "1 core or accelerator for two workers" in evidence
+
+
+class TestTimes:
+    def test_table_10_draws_both_ratios(self):
+        drawn = figure("table10", World(noise=0.0))
+        values = [line.get_xdata()[0] for line in drawn.axes[0].get_lines()]
+        assert {round(22_161 / 33_975, 6), round(1385 / 1541, 6)} <= {round(v, 6) for v in values}
+
+    def test_own_plan_draws_what_k_promises(self):
+        drawn = figure("own_plan", World(noise=0.0))
+        hollow = [li for li in drawn.axes[0].get_lines() if li.get_label() == "paper"]
+        solid = [li for li in drawn.axes[0].get_lines() if li.get_label() == "ours"]
+        assert [line.get_xdata()[0] for line in hollow] == [1.05, 1.1]
+        assert [line.get_xdata()[0] for line in solid] == pytest.approx([1.05, 1.1])
 
 
 class TestImageNet:

@@ -58,9 +58,14 @@ def test_table():
 
 def test_figure():
     drawn = figure("figure13")
-    assert list(panels(drawn)) == ["CIFAR, 32 px", "ImageNet, 224 px"]
-    points, line = panels(drawn)["CIFAR, 32 px"].get_lines()
+    titles = list(panels(drawn))
+    assert titles[0] == "in CIFAR's place\nours: ResNet-18, 32 px"
+    points, line, limit = panels(drawn)[titles[0]].get_lines()
     sizes, peaks = points.get_data()
     assert len(sizes) == 9  # eight probes, and one beyond
     assert peaks[0] == pytest.approx((2**20 + 2**14 * 64) / 2**20)
     assert line.get_ydata() == pytest.approx(peaks, rel=1e-6)
+    assert limit.get_ydata()[0] == 24_576
+    _, paper, *ours = panels(drawn)[titles[2]].get_lines()
+    assert list(paper.get_xdata()) == [3.5, 3.7] and paper.get_markerfacecolor() == "none"
+    assert [dot.get_xdata()[0] for dot in ours] == [0, 0]

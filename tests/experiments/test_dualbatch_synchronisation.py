@@ -1,7 +1,8 @@
 """Ways to synchronise, and real processes against the simulation: what is read and judged."""
 
 import made
-from made_dualbatch import World, figure, judge, panels, results, rows
+import pytest
+from made_dualbatch import World, figure, judge, panel, results, rows
 
 from repro.experiments.dualbatch import synchronisation
 from repro.report import DASH
@@ -96,6 +97,14 @@ class TestSynchronisation:
         bsp, asp = (float(row["wall (s)"].split()[0]) for row in found[10:])
         assert (round(bsp, 2), round(asp, 2)) == (3.15, 2.5)
 
+    def test_figure(self):
+        drawn = figure("synchronisation", World(noise=0.0))
+        accuracy, duration = drawn.axes
+        means = [li.get_xdata()[0] for li in accuracy.get_lines() if "mean" in li.get_label()]
+        assert means == pytest.approx([70.0] * 4 + [67.0] * 3 + [69.0] * 3)
+        seconds = [li.get_xdata()[0] for li in duration.get_lines() if "mean" in li.get_label()]
+        assert seconds == pytest.approx([3.15, 2.5])
+
 
 class TestFigure2:
     def test_shares_begin_with_their_pull(self):
@@ -103,6 +112,6 @@ class TestFigure2:
         (asp, *_), (bsp, *_) = (found.ok("synchronise", sync=sync) for sync in ("asp", "bsp"))
         assert [span["pull_s"] for span in synchronisation.spans(asp)] == [0] * 4 + [1, 2, 3, 4]
         assert [span["pull_s"] for span in synchronisation.spans(bsp)] == [0] * 4 + [4] * 4
-        bars = panels(figure("figure2"))["ASP"].patches
+        bars = panel(figure("figure2"), "ASP").patches
         assert [bar.get_x() for bar in bars[4:]] == [1, 2, 3, 4]
         assert [bar.get_width() for bar in bars[4:]] == [4] * 4

@@ -5,13 +5,14 @@ import math
 import made
 import numpy as np
 import pytest
-from made_dualbatch import World, figure, judge, legend_of, line, only, panels, results, rows
+from made_dualbatch import World, figure, judge, legend_of, line, only, panel, panels, results, rows
 
 from repro.experiments.dualbatch import times
 from repro.experiments.dualbatch.settings import CIFAR
 from repro.experiments.judging import NotRun
 from repro.report import DASH
 
+OURS = ["ours: ResNet-18, 24 px", "ours: ResNet-18, 32 px"]
 NO_RAW_DATA = World(status=only(role=CIFAR))
 
 
@@ -96,7 +97,7 @@ class TestFigure3:
             for key in elsewhere:
                 verdict = made.verdict(f"dualbatch/{artefact}/{key}", found)
                 assert verdict.word == "not run" and "not at hand" in verdict.evidence
-            assert list(panels(figure(artefact, NO_RAW_DATA))) == ["here, 24 px", "here, 32 px"]
+            assert list(panels(figure(artefact, NO_RAW_DATA))) == OURS
 
     def test_table(self):
         found = rows("figure3")
@@ -123,13 +124,12 @@ class TestFigure3:
     def test_figure(self):
         drawn = figure("figure3", World(noise=0.0))
         assert list(panels(drawn)) == [
-            "here, 24 px",
-            "here, 32 px",
-            "GTX 1080, PyTorch",
-            "GTX 1080, TensorFlow",
+            *OURS,
+            "paper: ResNet-18, GTX 1080,\nPyTorch, raw measurements",
+            "paper: ResNet-18, GTX 1080,\nTensorFlow, raw measurements",
         ]
         assert drawn.axes[0].get_ylabel() == "time of a batch (ms)"
-        for drawn_line in panels(drawn)["here, 32 px"].get_lines():
+        for drawn_line in panels(drawn)[OURS[1]].get_lines():
             sizes, seconds = drawn_line.get_data()
             assert seconds == pytest.approx(1e3 * (1e-6 * 32**2 * sizes + 3.2e-3))
 
@@ -178,8 +178,15 @@ class TestFigure4:
 
     def test_figure(self):
         drawn = figure("figure4", World(epoch=lambda side, n: 1.01, noise=0.0))
-        assert legend_of(drawn) == ["measured", "predicted by equation 2"]
-        measured, predicted = panels(drawn)["here, 24 px"].get_lines()
+        assert legend_of(drawn) == [
+            "ours: median (bar: all turns)",
+            "ours: equation 2",
+            "paper's raw measurements",
+            "paper's: equation 2",
+        ]
+        points, _ = panel(drawn, "paper: ResNet-18, GTX 1080,\nPyTorch").get_lines()
+        assert points.get_markerfacecolor() == "none"
+        measured, predicted = panels(drawn)[OURS[0]].get_lines()
         assert measured.get_ydata() == pytest.approx(1.01 * predicted.get_ydata())
 
 

@@ -151,7 +151,8 @@ def too_early(paper: Any, seen: list[str], rows: dict[str, Any], stores: dict[An
         for name, own in rows.items():
             started = [r.started for r in results_of(paper.artefacts[name], source).records]
             for key, row in own.items():
-                late = [when for when in started if datetime.fromisoformat(when) <= row.written]
+                written = row.under(profile).written
+                late = [when for when in started if datetime.fromisoformat(when) <= written]
                 found += [(name, key, when) for when in late]
     return found
 
@@ -168,7 +169,28 @@ def test_rows_are_older_than_the_records_they_judge(paper):
     assert too_early(load_paper(paper), seen, expectations(paper), stores) == []
     for artefact, claim, row in claims(paper):
         assert row.written.tzinfo is not None, f"{artefact.name}.{claim.key}"
-        assert row.written <= datetime.now(UTC), f"{artefact.name}.{claim.key}"
+        for own in (row, row.under("long")):
+            assert own.written <= datetime.now(UTC), f"{artefact.name}.{claim.key}"
+
+
+def test_what_is_expected_of_longer_trainings_is_written_apart():
+    row = expectations("dualbatch")["table5"]["gain"]
+    assert row.under("quick") is row and row.under("gpu") is row
+    apart = row.under("long")
+    assert (apart.expect, apart.effect) == ("not reproduced", row.effect)
+    assert apart.written > row.written
+    with pytest.raises(ValueError, match="expect, why and written"):
+        replace(row, long={"expect": "reproduced"})
+    with pytest.raises(ValueError, match="maybe"):
+        replace(row, long={**row.long, "expect": "maybe"})
+
+
+@pytest.mark.parametrize("key", ["mbs", "dualbatch", "adaptive"])
+def test_all_that_is_run_for_long_is_foretold(key):
+    rows = expectations(key)
+    for artefact in load_paper(key).artefacts.values():
+        for claim in artefact.claims if artefact.exhibit.long else ():
+            assert rows[artefact.name][claim.key].long, f"{artefact.name}.{claim.key}"
 
 
 def test_a_row_written_after_its_records_is_found(tmp_path, make_record):

@@ -345,7 +345,8 @@ def test_all_samples_of_the_papers_own_data(artefact):
     )
     for row in extra:
         assert (row["MBS"], row["n"], row["ours (%)"]) == ("with", 3, "70.00 ± 0.50")
-        assert row["paper (%)"] == row["difference"] == "–"
+        assert row["paper (%)"] == row["paper, gain (points)"] == "–"
+        assert row["ours, gain (points)"].startswith("+0.00 [-0.8")  # 2.1 of 0.5 √(2/3)
     assert max(axes.get_xlim()[1] for axes in exhibit.figure(found).axes) > size
     for claim in exhibit.claims:
         words = [verdict(f"mbs/{artefact}/{claim.key}", world).word for world in (known, found)]
@@ -372,12 +373,14 @@ class TestTable:
             "paper (%)": "87.16 ± 0.33",
             "ours (%)": "70.00 ± 0.50",
             "n": 3,
-            "difference": "-17.16",
+            "paper, gain (points)": "–",
+            "ours, gain (points)": "–",
             "paper (s/epoch)": "226.80 ± 0.01",
             "ours (s/epoch)": "10.00 ± 0.50",
         }
         row = self.row(rows, model="ResNet-50", MBS="with", **{"mini-batch": 128})
         assert (row["paper (%)"], row["μ-batch"]) == ("89.61 ± 0.14", 16)
+        assert row["paper, gain (points)"] == "+2.45"  # over its own 87.16 without MBS
 
     @both
     def test_failed_in_the_paper_is_out_of_memory_here(self, artefact):
@@ -385,7 +388,7 @@ class TestTable:
         failed = [row for row in rows if row["paper (%)"] == "Failed"]
         assert len(failed) == len(rows) // 2 - len({row["model"] for row in rows})
         for row in failed:
-            assert (row["MBS"], row["n"], row["difference"]) == ("without", 3, "–")
+            assert (row["MBS"], row["n"], row["ours, gain (points)"]) == ("without", 3, "–")
             assert row["paper (s/epoch)"] == "Failed"
             assert row["ours (%)"] == row["ours (s/epoch)"] == "out of memory"
 
@@ -413,3 +416,52 @@ def test_each_model_is_timed_and_trained():
         for experiment in ("train", "overhead"):
             runs = PAPER.artefacts[artefact].runs("gpu", CHOSEN)
             assert {r.config["role"] for r in runs if r.experiment == experiment} == roles
+
+
+class TestFigure:
+    def panels(self, artefact, make, profile="paper"):
+        """Return the upper panel of each model by its title."""
+        figure = EXHIBITS[artefact].figure(results(artefact, make, profile))
+        return {axis.get_title().replace("\n", " "): axis for axis in figure.axes[:3]}
+
+    def shaded(self, axis):
+        return [
+            size
+            for size in (8, 16, 32, 64, 128, 256, 512, 1024)
+            if any(p.get_x() < size < p.get_x() + p.get_width() for p in axis.patches)
+        ]
+
+    def test_what_is_shaded_is_what_ran_out_of_memory(self):
+        """Each model's own sizes: AmoebaNet-D still trains 32 undivided, where ResNet-50 fails."""
+        by_model = {
+            title: self.shaded(axis) for title, axis in self.panels("table4", plausible).items()
+        }
+        doubles = [32, 64, 128, 256, 512, 1024]
+        assert by_model == {
+            "ours: ResNet-50, digits": doubles,
+            "ours: ResNet-101, digits": [16, *doubles],
+            "ours: AmoebaNet-D, digits": doubles[1:],
+        }
+
+    def test_a_size_that_fits_is_not_shaded(self):
+        def fits(run, seed):
+            return trained(50.0) if run.config["mini_batch"] == 64 else plausible(run, seed)
+
+        for axis in self.panels("table4", fits).values():
+            assert 64 not in self.shaded(axis) and 128 in self.shaded(axis)
+
+    def test_ours_is_compared_with_ours_and_the_papers_with_the_papers(self):
+        """However much better than the paper's all of ours are, its gain is our own."""
+
+        def flattering(run, seed):
+            return trained(99.0 + NOISE[seed] / 100)
+
+        axis = self.panels("table4", of_trainings(flattering))["ours: ResNet-50, digits"]
+        lines = {line.get_label(): line.get_ydata() for line in axis.get_lines()}
+        assert max(abs(lines["ours, with MBS, 95 % interval"])) < 1e-9
+        assert max(lines["paper, with MBS"]) == pytest.approx(89.61 - 87.16)
+
+    def test_a_stand_in_has_its_own_name(self):
+        titles = list(self.panels("table4", plausible, "quick"))
+        assert titles[0] == "ours: ResNet-8 for ResNet-50, digits"
+        assert titles[2] == "ours: AmoebaNet-D of 3 layers for AmoebaNet-D, digits"

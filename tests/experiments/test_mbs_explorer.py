@@ -101,21 +101,41 @@ def test_only_records_that_ran_are_offered():
 
 @pytest.mark.parametrize(
     ("limit_mib", "batch", "shown"),
-    [(10.0, 4, "(1 × 4)"), (10.0, 64, "(8 × 8)"), (1.0, 64, "not one sample fits")],
+    [
+        (10.0, 4, "4 samples, which fit undivided"),
+        (10.0, 64, "64 samples, in 8 micro-batches of at most 8"),
+        (1.0, 64, "64 samples, of which not one fits"),
+    ],
 )
 def test_the_drawing_says_what_fits(make_record, limit_mib, batch, shown):
-    figure = draw_plan(size_record(make_record, 2.0 * MIB, 1.0 * MIB), limit_mib, batch)
+    record = size_record(make_record, 2.0 * MIB, 1.0 * MIB)
+    figure = draw_plan(with_model(record), limit_mib, batch)
     assert figure_png(figure, dpi=50)
     memory, duration = figure.axes
-    labels = " ".join(label.get_text() for label in memory.get_yticklabels())
-    assert f"(batch {batch})" in labels and shown in labels
-    texts = [text.get_text().strip() for text in memory.texts]
-    fits = [2 + batch <= limit_mib, 2 + min(batch, 8) <= limit_mib]
-    assert ["does not fit" not in text for text in texts] == fits
-    out = [text.get_text() for text in duration.texts if "out of memory" in text.get_text()]
-    assert len(out) == sum(not fit for fit in fits)
-    assert "MiB" in memory.get_xlabel() and "ms" in duration.get_xlabel()
-    assert math.isfinite(memory.get_xlim()[1])
+    assert figure.get_suptitle().endswith(shown)
+    # Memory in MiB: all of the mini-batch, and no more than fits or a sample needs.
+    drawn = {line.get_label(): line for line in memory.get_lines()}
+    place = list(drawn["without MBS"].get_xdata()).index(batch)
+    assert drawn["without MBS"].get_ydata()[place] == 2 + batch
+    assert drawn["with MBS"].get_ydata()[place] == (2 + min(batch, 8) if limit_mib > 3 else 3)
+    # No time is drawn of what does not fit.
+    times = {line.get_label(): line.get_ydata()[place] for line in duration.get_lines()[1::2]}
+    assert math.isnan(times["without MBS"]) == (2 + batch > limit_mib)
+    assert math.isnan(times["with MBS"]) == (limit_mib < 3)
+
+
+def with_model(record):
+    config = {"role": "ResNet-50", "model": {"name": "resnet_cifar", "depth": 8, "width": 8}}
+    return replace(record, config=config)
+
+
+def test_the_axes_stay_as_limit_and_mini_batch_move(make_record):
+    record = with_model(size_record(make_record, 2.0 * MIB, 1.0 * MIB))
+    ends = [
+        [(axis.get_xlim(), axis.get_ylim()) for axis in draw_plan(record, limit, size).axes]
+        for limit, size in [(0.6, 1), (6.0, 64), (24.0, 1024)]
+    ]
+    assert ends[0] == ends[1] == ends[2]
 
 
 def test_on_the_smoke_records(smoke):

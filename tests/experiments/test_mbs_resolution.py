@@ -78,7 +78,6 @@ class TestTable:
             "paper (%)": "83.74",
             "ours (%)": "70.00 ± 0.50",
             "n": 3,
-            "difference": "-13.74",
         }
         assert [row["image, ours"] for row in rows[:2]] == ["32 px"] * 2
 

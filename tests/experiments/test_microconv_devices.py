@@ -123,6 +123,27 @@ class TestFigure13:
         axis = drawn.axes[0]
         slowest = [line.get_ydata()[0] for line in axis.get_lines()]
         assert slowest[:2] == pytest.approx([1e3 * fast(32), 1e3 * slow(32)])
-        assert axis.get_ylabel().endswith("(ms)") and "batch sizes" in axis.get_xlabel()
+        assert axis.get_ylabel().endswith("(ms)") and "share" in axis.get_xlabel()
         labels = [label.get_text() for label in axis.get_xticklabels()]
-        assert labels[2:5] == ["fast + slow", "fast + slow,\neven", "2 fast + slow"]
+        assert [label.split(",")[0] for label in labels[2:]] == [
+            "fast + slow",
+            "fast + slow",
+            "2 fast + slow",
+        ]
+        assert labels[3].endswith("\neven")
+        assert axis.get_title().startswith("ours: ") and "SIMULATED" in axis.get_title()
+
+    def test_the_papers_pair_is_hollow_and_by_itself(self):
+        drawn = FIGURE13.figure(made.results("figure13", lambda run: cluster(fast, slow)))
+        ours, papers = drawn.axes
+        assert papers.get_title().startswith("paper: ")
+        assert {patch.get_facecolor()[3] for patch in papers.patches} == {0.0}
+        assert {patch.get_facecolor()[3] for patch in ours.patches} == {1.0}
+        heights = [patch.get_height() for patch in papers.patches]
+        assert heights[2:] == pytest.approx([168.43, 83.03])
+
+    def test_a_device_that_gets_nothing_is_said_to_be_idle(self):
+        made_ = cluster(fast, lambda b: 10.0 * b)
+        drawn = FIGURE13.figure(made.results("figure13", lambda run: made_))
+        labels = [label.get_text() for label in drawn.axes[0].get_xticklabels()]
+        assert "fast + slow,\nslow idle" in labels

@@ -1,10 +1,11 @@
 """The explorer of one kernel: what a limit chooses, and what is said and drawn of it."""
 
 import random
+import re
 from itertools import product
 
 import pytest
-from made_microconv import FAILED, MIB, candidates, entry, plausible, results
+from made_microconv import FAILED, MIB, candidates, entry, nowhere, plausible, results
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from repro.experiments.microconv import explorer, settings
@@ -74,9 +75,13 @@ def test_kernels_by_name_and_later_ones_win():
         return candidates(entry(batch=8), entry("conv1", "backward_filter", 8))
 
     found = explorer.kernels(results("figure6", make))
-    assert set(found) == {"conv2 F, N = 32", "conv2 F, N = 8", "conv1 BF, N = 8"}
+    assert set(found) == {
+        "conv2 forward, mini-batch 32",
+        "conv2 forward, mini-batch 8",
+        "conv1 filter gradient, mini-batch 8",
+    }
     for name, kernel in found.items():
-        assert name == f"{settings.label(kernel)}, N = {kernel['batch']}"
+        assert name.endswith(f"mini-batch {kernel['batch']}") and kernel["layer"] in name
 
 
 def test_only_kernels_that_were_measured_are_offered():
@@ -128,3 +133,42 @@ def test_the_drawing_marks_what_is_chosen(limit, chosen):
     (mark,) = marks
     assert mark.get_xdata()[0] == pytest.approx(division.workspace_bytes / MIB)
     assert mark.get_ydata()[0] == pytest.approx(1e3 * division.time_s)
+
+
+def test_the_axes_do_not_move_with_the_limit():
+    kernel = entry()
+    shown = [explorer.draw(kernel, limit).axes[0] for limit in (0.0, 8.0, 16.0)]
+    assert len({axis.get_xlim() for axis in shown}) == len({axis.get_ylim() for axis in shown}) == 1
+
+
+class TestSharing:
+    """AlexNet's 14 kernels: the fast algorithm takes 2 MiB a sample, the slow one nothing."""
+
+    def record(self, outcome=plausible):
+        return explorer.network(results("figure12", outcome))
+
+    def test_totals_are_the_ends_of_all_fronts(self):
+        # Six kernels of conv2 and conv3 want 16 MiB each, the others nothing.
+        assert explorer.totals_mib(self.record()) == (0.0, 96.0)
+        assert explorer.network(results("figure12", lambda run: FAILED)) is None
+
+    @pytest.mark.parametrize(
+        ("total", "wr", "wd"),
+        # Eight kernels take 8 ms whatever they have; fast, six more take 8, and 4 ms and calls.
+        [(0.0, 112.0, 112.0), (12.0, 112.0, 88.0), (28.0, 88.0, 88.0), (96.0, 88.0, 88.0)],
+    )
+    def test_times(self, total, wr, wd):
+        told = explorer.describe_sharing(self.record(), total)
+        alone, shared = (float(part.split(" ms")[0]) for part in re.findall(r"[\d.]+ ms", told))
+        assert (alone, shared) == (pytest.approx(wr, abs=0.1), pytest.approx(wd, abs=0.1))
+
+    def test_the_axis_does_not_move_and_no_value_of_the_paper_is_there(self):
+        record = self.record()
+        drawn = [explorer.draw_sharing(record, total) for total in (0.0, 40.0, 96.0)]
+        assert len({figure.axes[0].get_xlim() for figure in drawn}) == 1
+        labels = [t.get_text() for f in drawn for legend in f.legends for t in legend.get_texts()]
+        assert not any("paper" in label for label in labels)
+
+    def test_what_does_not_fit_is_said(self):
+        told = explorer.describe_sharing(self.record(nowhere), 100.0)
+        assert "14 of 14 kernels do not fit" in told and told.endswith("WD: does not fit")

@@ -65,17 +65,27 @@ class TestFigure1:
 
     def test_the_figure(self):
         drawn = figure("figure1", self.make)
-        panels = [axis for axis in drawn.axes if axis.get_title()]
-        assert [axis.get_title() for axis in panels] == [f"limit {n} MiB" for n in (8, 64, 512)]
-        assert [len(axis.texts) for axis in panels] == [1, 0, 0]
-        assert "fit" in panels[0].texts[0].get_text()
-        heights = [patch.get_height() for patch in panels[1].patches]
-        assert heights[10:] == pytest.approx([32.0, 48.0, 96.0, 48.0, 48.0])
-        # Below them 2 MiB of data and an eighth of filters, each with its gradient.
-        assert heights[:10] == pytest.approx([4.0] * 5 + [0.25] * 5)
-        assert panels[1].patches[10].get_y() == pytest.approx(4.25)
-        labels = {axis.get_ylabel() for axis in drawn.axes}
-        assert labels == {"memory (MiB)", "time (ms)", ""}
+        memory, time = drawn.axes
+        assert (memory.get_ylabel(), time.get_ylabel()) == ("MiB", "ms")
+        (unfit,) = [text.get_text() for axis in drawn.axes for text in axis.texts]
+        assert unfit.strip() == "does not fit"
+        shown = {
+            label: bars for bars, label in zip(*memory.get_legend_handles_labels(), strict=True)
+        }
+        assert list(dict.fromkeys(shown)) == [
+            "data", "filters", *(f"best within {n} MiB" for n in (8, 64, 512))
+        ]  # fmt: skip
+        # Of each limit 5 layers' data and filters; then workspaces, without conv3's at 8 MiB.
+        heights = [round(patch.get_height(), 3) for patch in memory.patches]
+        assert heights.count(4.0) >= 15 and heights.count(0.25) == 15
+        assert sorted(heights)[-2:] == [96.0, 240.0]
+        (tallest,) = [patch for patch in memory.patches if patch.get_height() == 240.0]
+        assert tallest.get_y() == pytest.approx(4.25)
+        times = sorted(patch.get_height() for patch in time.patches)
+        assert len(times) == 14 and times[-1] == pytest.approx(24.0)
+        assert drawn.get_suptitle() == (
+            "ours: torchvision's AlexNet, mini-batch 8, for Caffe's AlexNet, SYNTHETIC inputs"
+        )
 
 
 class TestWorkspaceAsLarge:
@@ -151,12 +161,15 @@ class TestFigure6:
         drawn = figure("figure6", lambda run: candidates(entry(native=(4e-3, 3.0))))
         labels = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
         assert len(labels) == len(set(labels))
-        assert "torch's own convolution" in labels and "fast" in labels
+        assert "torch's own" in labels and "fast" in labels
         curve, bars = drawn.axes
         (own,) = [line for line in curve.get_lines() if "torch's" in line.get_label()]
         assert (own.get_xdata()[0], own.get_ydata()[0]) == pytest.approx((3.0, 4.0))
         assert (curve.get_xlabel(), curve.get_ylabel()) == ("workspace (MiB)", "time (ms)")
         assert sum(patch.get_width() for patch in bars.patches) == 6 * 8
+        divided = [text.get_text().strip() for text in bars.texts]
+        assert divided == ["8", "8×1", "4×2", "2×3 + 2", "2×4", "8"]
+        assert drawn.get_suptitle().startswith("ours: conv2 of torchvision's AlexNet")
 
 
 class TestConv2:
@@ -235,16 +248,43 @@ class TestFigure10:
     def test_what_was_not_run_is_not_said_not_to_fit(self, outcome):
         assert "does not fit" not in table("figure10", lambda run: outcome).to_string()
 
-    def test_bars_are_as_long_as_the_parts(self):
-        axis = figure("figure10", lambda run: candidates(entry())).axes[0]
-        rows = [label.get_text() for label in axis.get_yticklabels()]
-        policies = ("undivided", "powerOfTwo", "all")
-        assert rows == [f"{policy}, {limit} MiB" for limit in (8, 64) for policy in policies]
-        ends = dict.fromkeys(range(len(rows)), 0.0)
+    def ends(self, axis):
+        ends: dict[int, float] = {}
         for patch in axis.patches:
             row = round(patch.get_y() + patch.get_height() / 2)
-            ends[row] = max(ends[row], patch.get_x() + patch.get_width())
+            ends[row] = max(ends.get(row, 0.0), patch.get_x() + patch.get_width())
+        return list(ends.values())
+
+    def test_bars_are_as_long_as_the_parts(self):
+        # In the plan of `smoke` all sizes are measured.
+        axis = figure("figure10", lambda run: candidates(entry()), "smoke").axes[0]
+        rows = [label.get_text() for label in axis.get_yticklabels()]
+        policies = ("undivided", "powerOfTwo", "all")
+        assert rows == [f"{limit} MiB, {policy}" for limit in (8, 64) for policy in policies]
         # Slow undivided, two calls of four, one of eight.
         expected = [8.0, 4.002, 4.002, 4.001, 4.001, 4.001]
-        assert list(ends.values()) == pytest.approx(expected)
+        assert self.ends(axis) == pytest.approx(expected)
         assert "(ms)" in axis.get_xlabel()
+
+    def test_nothing_is_drawn_of_a_policy_that_the_record_does_not_have(self):
+        """Planted: a size that powerOfTwo never measures, and a run of `all`, both flattering."""
+        kernel = entry()
+        for ways in (kernel["candidates"]["3"], kernel["candidates"]["5"]):
+            ways.append(["planted", 1e-6, 0])
+        planted = made.checked(8, "all", 1e-6, name="planted")
+        honest = made.checked(8, "powerOfTwo", 1.0)
+
+        def make(run):
+            assert run.config["policy"] == "powerOfTwo"
+            return candidates(kernel, checked=[honest, planted])
+
+        drawn = figure("figure10", make)
+        (axis,) = drawn.axes
+        rows = [label.get_text() for label in axis.get_yticklabels()]
+        policies = ("undivided", "powerOfTwo")
+        assert rows == [f"{limit} MiB, {policy}" for limit in (8, 64) for policy in policies]
+        assert self.ends(axis) == pytest.approx([8.0, 4.002, 4.001, 4.001])
+        marks = [float(line.get_xdata()[0]) for line in axis.get_lines()]
+        assert marks == pytest.approx([20.0, 20.0])  # the honest run and torch's own beside it
+        labels = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
+        assert "planted" not in labels

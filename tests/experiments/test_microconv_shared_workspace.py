@@ -185,13 +185,15 @@ class TestFigure11:
 
     def test_the_figure_has_alexnets_bars(self):
         drawn = figure("figure11")
-        assert [axis.get_title() for axis in drawn.axes] == [
-            "8 MiB each, 120 MiB in all",
-            "64 MiB each, 960 MiB in all",
-            "512 MiB each, 7,680 MiB in all",
+        assert [axis.get_title(loc="left") for axis in drawn.axes[::2]] == [
+            f"WR: {each} MiB for each kernel; WD: {total} MiB in all"
+            for each, total in ((8, "120"), (64, "960"), (512, "7,680"))
         ]
-        names = [label.get_text() for label in drawn.axes[0].get_xticklabels()]
-        assert names == ["WR undivided", "WD undivided", "WR powerOfTwo", "WR all", "WD all"]
+        names = [label.get_text() for label in drawn.axes[0].get_yticklabels()]
+        assert names == ["WR, undivided", "WD, undivided", "WR, powerOfTwo", "WR, all", "WD, all"]
+        assert made.hollow_of(drawn) == [1.38]
+        hatched = {round(p.get_y() + 0.37) for p in drawn.axes[0].patches if p.get_hatch()}
+        assert hatched == {1, 4}  # WD
 
 
 class TestFigure12:
@@ -204,15 +206,24 @@ class TestFigure12:
         assert row["division"] == "8 fast" and row["torch's own (MiB)"] == "3.0"
         assert frame.loc["conv5 F"]["workspace (MiB)"] == "0.0"
 
-    def test_the_figure_stacks_what_wr_and_wd_take(self):
+    def test_the_figure_pairs_what_wr_and_wd_take(self):
         drawn = figure("figure12")
         axis = drawn.axes[0]
-        names = [label.get_text() for label in axis.get_xticklabels()]
-        assert names == ["WR, 8 MiB each", "WD, 120 MiB in all"]
-        # Of conv2 and conv3 only: two calls of four samples within 8 MiB; all eight at once.
-        assert texts_of(drawn) == ["48", "96"]
-        (line,) = axis.get_lines()
-        assert set(line.get_ydata()) == {120}
+        names = [label.get_text() for label in axis.get_yticklabels()]
+        assert len(names) == 14 and names[2] == "conv2 F"
+        # Two calls of four samples within 8 MiB; all eight at once.
+        widths = {
+            round(patch.get_y() + patch.get_height() / 2, 1): patch.get_width()
+            for patch in axis.patches
+        }
+        assert (widths[1.8], widths[2.2]) == (8.0, 16.0)
+        labels = [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
+        assert "WR, 8 MiB for each: 48.0 MiB in all" in labels
+        assert "WD, 120 MiB for all: 96.0 MiB in all" in labels
+        assert "paper: conv4 and conv5 under WD, at most 3 MiB" in labels
+        assert (
+            "conv2 and conv3 100.0 % of what it gives; the paper's 93.7 %" in drawn.get_suptitle()
+        )
 
     @pytest.mark.parametrize("outcome", [None, FAILED])
     def test_what_was_not_run_is_not_said_not_to_fit(self, outcome):

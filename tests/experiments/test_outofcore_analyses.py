@@ -2,7 +2,18 @@
 
 import pytest
 from made import FAILED
-from test_outofcore_settings import PAPER, SIMULATED, World, judged, nothing, panels, results, table
+from test_outofcore_settings import (
+    PAPER,
+    V100,
+    World,
+    curves,
+    is_hollow,
+    judged,
+    nothing,
+    panels,
+    results,
+    table,
+)
 
 from repro.experiments.outofcore import rates, settings
 
@@ -76,9 +87,10 @@ class TestTables:
 
 def test_figures():
     shown = panels("link", World())
-    assert list(shown) == [f"{b} images, simulated, V100" for b in settings.LINK_BATCHES]
-    lines = {line.get_label() for line in shown["928 images, simulated, V100"].get_lines()}
-    assert lines == {
+    titles = [f"{batch:,} images {V100}" for batch in settings.LINK_BATCHES]
+    assert list(shown) == titles
+    lines = curves(shown[titles[0]])
+    assert set(lines) == {
         "paper",
         *(
             f"{name}, {share} of the bytes"
@@ -86,5 +98,6 @@ def test_figures():
             for share in ("100%", "80%")
         ),
     }
-    assert any("SIMULATED" in title for title in panels("chunks", World()))
-    assert SIMULATED in World().places
+    assert lines["paper"] == [(50, pytest.approx(409 / 581))]
+    assert is_hollow(shown[titles[0]], "paper")
+    assert all("SIMULATED V100" in title for title in panels("chunks", World()))

@@ -6,12 +6,15 @@ import made
 import pytest
 from made import FAILED
 from test_outofcore_settings import (
+    HERE,
     PAPER,
     RATE,
     REACH,
+    V100,
     World,
     checked,
     curves,
+    is_hollow,
     judged,
     nothing,
     panels,
@@ -19,7 +22,8 @@ from test_outofcore_settings import (
     table,
 )
 
-from repro.experiments.outofcore import settings
+from repro.experiments.judging import NotRun
+from repro.experiments.outofcore import points, settings, story
 from repro.experiments.outofcore.settings import (
     CHUNKS,
     FITTED,
@@ -313,14 +317,80 @@ class TestTable:
 def test_the_figure_is_over_the_largest_in_core():
     shown = panels("table1", World())
     assert list(shown) == [
-        "paper: V100, and P100 for LMS",
-        "simulated, V100, in core up to 190",
-        "measured here, in core up to 12",
+        f"largest batch size {V100}",
+        f"scheduling alone {V100}",
+        f"with chunks {V100}",
+        f"LMS (paper: P100) {V100}",
+        f"our best, beside the paper's faster way {V100}",
+        HERE,
     ]
-    paper, simulated, measured = map(curves, shown.values())
-    assert paper["schedule + VA"][-1] == pytest.approx((1440 / 190, 321 / 581))
-    assert paper["LMS"][-1] == pytest.approx((928 / 190, 137 / 258))
-    assert simulated["schedule"][-1] == pytest.approx((928 / 190, 0.7))
-    assert measured["schedule + VA"][-1] == pytest.approx((91 / 12, 0.75), rel=0.01)
-    assert "LMS" not in measured and "checkpointing" not in simulated
+    reach, alone, chunks, lms, best, measured = map(curves, shown.values())
+    assert reach["schedule + VA"] == [(1472, 2)] and reach["LMS"] == [(928, 3)]
+    assert chunks["paper"][-1] == pytest.approx((1440 / 190, 321 / 581))
+    assert lms["paper"][-1] == pytest.approx((928 / 190, 137 / 258))
+    assert best["paper"][3] == pytest.approx((256 / 190, 559 / 581))  # without chunks
+    assert alone["schedule"][-1] == pytest.approx((928 / 190, 0.7))
+    assert measured["schedule + VA"][-1] == pytest.approx((91 / 12, 0.75), rel=0.05)
+    assert "LMS" not in measured and "checkpointing" not in alone
     assert REACH["quick"][RESNET][0] == 12
+
+
+def test_the_papers_values_are_hollow_and_ours_solid():
+    for title, axis in panels("table1", World()).items():
+        labels = set(curves(axis))
+        assert "paper" in labels or title == HERE
+        assert all(is_hollow(axis, label) == (label == "paper") for label in labels), title
+
+
+def test_each_way_has_one_look():
+    looks = [(look["color"], look["marker"]) for look in points.styles().values()]
+    assert len(looks) == len(set(looks)) and len({colour for colour, _ in looks}) == len(looks)
+
+
+def test_measured_speeds_have_intervals():
+    shown = panels("table1", World(noise=0.1))[HERE]
+    (bar, *_) = [lines for lines in shown.collections if hasattr(lines, "get_segments")]
+    (low, high) = bar.get_segments()[0][:, 1]
+    (_, middle) = curves(shown)["in core"][0]
+    assert low < middle < high
+
+
+class TestStory:
+    def told(self, world: World) -> list[str]:
+        found = results("table1", world)
+        return [finding(lambda name: found) for finding in story.STORY.findings]
+
+    def test_the_sentences_are_those_of_the_records(self):
+        reach, cost, lms = self.told(World())
+        assert "trains 190 images in core, 928 by the schedule alone and 1,472" in reach
+        assert f"×{1472 / 190:.2f} in all" in reach and "SIMULATED" in reach
+        assert "takes ×1.33 as long" in cost and "less than ×0.80" in cost
+        assert "Measured (STAND-IN network, SIMULATED memory limit and link, SYNTHETIC" in cost
+        assert f"is ×{0.7 / 0.55:.2f} as fast as LMS (paper ×1.30)" in lms
+        changed = self.told(
+            World(
+                reach={(SIMULATED, "schedule_va"): 1900},
+                relative={(SIMULATED, "schedule_va"): 0.5, (SIMULATED, "lms"): 0.8},
+            )
+        )
+        assert "1,900 with chunks" in changed[0] and f"×{1900 / 190:.2f}" in changed[0]
+        assert "takes ×2.00 as long" in changed[1]
+        assert f"with chunks, ×{0.5 / 0.8:.2f} as fast as LMS at 928" in changed[2]
+
+    def test_without_measurements_only_the_simulation_is_told(self):
+        _, cost, _ = self.told(World(places=(SIMULATED,)))
+        assert "Measured" not in cost
+
+    @pytest.mark.parametrize("place", [MEASURED, ""])
+    def test_without_simulations_nothing_is_told(self, place):
+        found = results("table1", World(places=(place,)))
+        for finding in story.STORY.findings:
+            with pytest.raises(NotRun):
+                finding(lambda name: found)
+
+    def test_effects_are_what_it_gives_and_what_it_costs(self):
+        found = results("table1", World())
+        gives, costs = story.STORY.effects(lambda name: found)
+        assert gives.ours == pytest.approx(1472 / 190) and gives.paper == pytest.approx(1440 / 190)
+        assert costs.ours == pytest.approx(1 / 0.75) and costs.paper == pytest.approx(1 / 0.55)
+        assert gives.remark == costs.remark == "SIMULATED"

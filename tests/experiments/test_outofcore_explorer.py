@@ -29,7 +29,7 @@ class TestExplorer:
 
     def test_what_is_said(self, shown):
         text = explorer.describe(shown, explorer.budget_bytes(shown, 100), 150)
-        assert text.startswith("ResNet-50, batch 256: budget ")
+        assert text.startswith("SIMULATED V100, ResNet-50, batch 256: budget ")
         assert "(100% of in core), stall 0.00 of" in text
         assert text.endswith("0.0 GB moved")
         rate = 256 / shown.times.sum()
@@ -41,19 +41,35 @@ class TestExplorer:
         assert result.compute_s < least <= result.time_s
         text = explorer.describe(shown, budget, 100)
         assert f"link-limited: at best {256 / least:,.0f} images/s" in text
-        lines = explorer.draw(shown, budget, 100).axes[1].get_lines()
+        lines = explorer.draw(shown, budget, 100).axes[2].get_lines()
         assert [line.get_xdata()[0] for line in lines] == [least]
 
     def test_what_is_drawn(self, shown):
         budget = explorer.budget_bytes(shown, 10)
-        figure = explorer.draw(shown, budget, 100)
-        memory, lanes = figure.axes
+        memory, speed, lanes, moved = explorer.draw(shown, budget, 100).axes
+        assert memory.get_title() == "ours: ResNet-50, SIMULATED V100, batch 256"
         assert memory.get_ylabel() == "device memory (GiB)"
         assert lanes.get_xlabel() == "time of one iteration (s)"
         result = explorer.simulate(shown, budget, 100)
         bars = {c.get_label(): len(c.get_paths()) for c in lanes.collections}
-        assert bars["stall"] > 0
+        assert bars["compute waits"] > 0
         assert sum(bars.values()) >= len(result.transfers) + len(result.starts_s)
+        _, chosen = speed.get_lines()
+        assert chosen.get_ydata() == [256 / result.time_s]
+        assert moved.get_lines()[1].get_ydata() == [result.bytes_moved / 1e9]
+
+    @pytest.mark.slow
+    def test_axes_stand_still(self, shown):
+        drawn = [
+            explorer.draw(shown, explorer.budget_bytes(shown, percent), window)
+            for percent, window in ((0, 0), (30, 150), (100, 300))
+        ]
+        limits = [[(a.get_xlim(), a.get_ylim()) for a in figure.axes] for figure in drawn]
+        assert limits[0] == limits[1] == limits[2]
+        for figure in drawn:
+            lanes = figure.axes[2]
+            bars = [bar.get_extents() for drawn in lanes.collections for bar in drawn.get_paths()]
+            assert max(bar.x1 for bar in bars) <= lanes.get_xlim()[1]
 
     def test_batch_sizes_of_every_network(self):
         assert set(explorer.BATCHES) == set(settings.ROLES)

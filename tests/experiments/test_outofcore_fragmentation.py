@@ -3,12 +3,15 @@
 import pytest
 from made import FAILED
 from test_outofcore_settings import (
+    HERE,
     LARGEST,
     PAPER,
     REACH,
+    V100,
     World,
     checked,
     curves,
+    is_hollow,
     judged,
     limit_of,
     nothing,
@@ -171,17 +174,18 @@ class TestFigure3:
     def test_the_figure(self):
         shown = panels("figure3", World())
         assert list(shown) == [
-            "simulated, V100: schedule",
-            "simulated, V100: schedule + VA",
-            "measured here: schedule",
-            "measured here: schedule + VA",
+            f"schedule {V100}",
+            f"schedule + VA {V100}",
+            f"schedule {HERE}",
+            f"schedule + VA {HERE}",
         ]
         assert [limit_of(axis) for axis in shown.values()] == [16, 16, 64, 64]
         first, *_, last = shown.values()
         assert first.get_ylabel() == "memory (GiB)"
-        assert curves(first)["budget"][-1] == pytest.approx((928, 8.0))
-        assert curves(first)["actual"][-1] == pytest.approx((928, 14.4))
-        assert curves(last)["actual"][0] == pytest.approx((12, 60.8))
+        assert curves(first)["schedule: budget"][-1] == pytest.approx((928, 8.0))
+        assert curves(first)["schedule: taken"][-1] == pytest.approx((928, 14.4))
+        assert curves(first)["paper"] == [(928, 8)] and is_hollow(first, "paper")
+        assert curves(last)["schedule + VA: taken"][0] == pytest.approx((12, 60.8))
         assert list(panels("figure3", nothing)) == ["no records"]
 
 
@@ -217,16 +221,24 @@ class TestFigure5:
         shown = panels("figure5", World())
         # No DeepLabv3+ is measured on a CPU.
         assert [limit_of(axis) for axis in shown.values()] == [16] * 3 + [64] * 2 + [None]
-        found = curves(shown["Pix2PixHD, measured here"])
+        *_, pix2pixhd, deeplab = shown.values()
+        found = curves(pix2pixhd)
         assert found["in core"] == [pytest.approx((4, 56.6))]
-        assert found["schedule"][-1] == pytest.approx((16, 57.6))
+        assert found["schedule: taken"][-1] == pytest.approx((16, 57.6))
+        assert [text.get_text() for text in deeplab.texts] == ["not run"]
+
+    def test_no_curve_lies_on_the_frame(self):
+        for axis in panels("figure5", World()).values():
+            for curve in curves(axis).values():
+                assert max(height for _, height in curve) < 0.95 * axis.get_ylim()[1]
 
     def test_curves_and_limit_have_the_same_unit_where_a_network_is_missing(self):
         shown = panels("figure5", World(status={(PIX2PIXHD,): None}))
-        axis = shown["DenseNet, measured here"]
+        axis = list(shown.values())[3]
+        assert "for DenseNet, measured" in " ".join(axis.get_title().split())
         assert axis.get_ylabel() == "memory (MiB)"
         assert limit_of(axis) == pytest.approx(64)
-        assert curves(axis)["schedule"][-1][1] == pytest.approx(57.6)
+        assert curves(axis)["schedule: taken"][-1][1] == pytest.approx(57.6)
 
     def test_units(self):
         assert fragmentation._unit(GIB) == fragmentation._unit(None) == (GIB, "GiB")

@@ -167,9 +167,23 @@ class TestTable:
 
 def test_the_figure_has_a_panel_for_each_network_and_place():
     shown = panels("figure4", World())
-    titles = [f"{role}, {place}" for place in PLACES.values() for role in ROLES[1:]]
-    assert list(shown) == titles
-    found = curves(shown["DeepLabv3+, simulated, V100"])
+    assert list(shown) == [
+        "ours: DenseNet-121 for DenseNet, SIMULATED V100",
+        "ours: Pix2PixHD, SIMULATED V100",
+        "ours: DeepLabv3+, SIMULATED V100",
+        "ours: DenseNet-40 of growth 6 for DenseNet, measured, SIMULATED memory limit",
+        "ours: Pix2PixHD of width 8 for Pix2PixHD, measured, SIMULATED memory limit",
+        "ours: DeepLabv3+, measured",
+    ]
+    deeplab = shown["ours: DeepLabv3+, SIMULATED V100"]
+    found = curves(deeplab)
     assert found["in core"][-1] == pytest.approx((9, 100))
     assert found["schedule"][-1] == pytest.approx((48, 120))
     assert [size for size, _ in found["schedule + VA"]] == [6, 9, 32, 48, 144]
+    assert [tick.get_text() for tick in deeplab.get_xticklabels()] == ["6", "9", "32", "48", "144"]
+
+
+def test_in_core_shows_around_a_schedule_that_need_not_swap():
+    axis = panels("figure4", World())["ours: DeepLabv3+, SIMULATED V100"]
+    sizes = {line.get_label(): line.get_markersize() for line in axis.get_lines()}
+    assert sizes["in core"] > 1.5 * sizes["schedule"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from made import FAILED
-from test_outofcore_settings import PAPER, World, judged, nothing, panels, table
+from test_outofcore_settings import PAPER, World, is_hollow, judged, nothing, panels, table
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -59,8 +59,12 @@ def test_table_and_figure():
     assert list(largest) == ["float32", "bfloat16"]  # float16's on accelerators alone
     assert largest["float32"]["LMS"] == "N = 928" and largest["bfloat16"]["LMS"] == "N = 1856"
     assert [row["batch"] for row in rows[2:]] == [*settings.HALF_BATCHES, 32, 32]
-    (shown,) = panels("precision", World()).values()
-    assert "SIMULATED" in shown.get_title()
+    shown = panels("precision", World())
+    assert all("SIMULATED V100" in title for title in shown)
+    sizes, speeds = shown.values()
+    assert is_hollow(sizes, "paper, float32") and is_hollow(speeds, "paper, float32")
+    told = [text.get_text().strip() for text in sizes.texts]
+    assert "float32: 928" in told and "bfloat16: 1,856" in told
     assert not table("precision", nothing)
 
 

@@ -25,7 +25,7 @@ COMPUTED = {
     "dualbatch": {"published", "schemes", "solve"},
     "adaptive": {"parallel"},
     "outofcore": {"simulated", "reach", "half", "half_reach", "link", "chunk_sizes", "packed"},
-    "microconv": {"candidates", "deepbench", "cluster", "solver", "programme"},
+    "microconv": {"candidates", "network", "deepbench", "cluster", "solver", "programme"},
     "together": {"pace", "foretell"},
 }
 

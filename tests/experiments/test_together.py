@@ -11,6 +11,7 @@ from torch import nn
 from repro.datasets import ImageData, Split
 from repro.experiments import load_paper, machine
 from repro.experiments.design import Results
+from repro.experiments.judging import NotRun
 from repro.experiments.together import (
     accuracy,
     advice,
@@ -20,6 +21,7 @@ from repro.experiments.together import (
     measuring,
     networks,
     settings,
+    story,
 )
 from repro.experiments.together.methods import micro_batches
 from repro.experiments.together.settings import CIFAR, LABELS, MODES, NETWORKS, STRATEGIES
@@ -201,9 +203,20 @@ class TestClaimsUnderALimit:
         assert "SIMULATED" in artefact.caption(found)
         drawn = artefact.figure(found)
         assert "SIMULATED" in drawn.get_suptitle()
-        assert [axis.get_title() for axis in drawn.axes] == list(NETWORKS)
-        lines = {line.get_label() for line in drawn.axes[0].lines}
-        assert set(LABELS.values()) <= lines
+        told = [f"ours: {network}, SYNTHETIC" for network in NETWORKS]
+        assert [axis.get_title() for axis in drawn.axes] == told
+        rows = [text.get_text() for text in drawn.axes[0].get_yticklabels()]
+        assert rows == list(LABELS.values())
+
+    def test_a_mark_is_where_the_speed_is_and_a_cross_where_nothing_fits(self):
+        drawn = load_paper("together").artefacts["limit"].figure(limits(slow={"mbs": 1.25}))
+        marks = {line.get_label(): line for line in drawn.axes[0].lines}
+        row = list(LABELS).index("mbs")
+        speeds = {round(y): x for x, y in marks["16× what fits"].get_xydata()}
+        assert speeds[row] == pytest.approx(0.8)
+        failed = {round(y) for y in marks["does not fit"].get_ydata()}
+        assert list(LABELS).index("undivided") in failed and row not in failed
+        assert not failed & set(speeds)
 
 
 class TestAdvice:
@@ -362,7 +375,9 @@ class TestTowardsOneAccuracy:
         assert claim_of("together/accuracy/cycling_saves").kind == "simulated"
         artefact, found = load_paper("together").artefacts["accuracy"], trainings()
         assert "SIMULATED" in artefact.caption(found)
-        assert "SIMULATED" in artefact.figure(found).axes[3].get_xlabel()
+        drawn = artefact.figure(found)
+        assert "SIMULATED" in drawn.axes[3].get_xlabel()
+        assert drawn.get_suptitle() == "ours: ResNet-8, cifar10"
         assert [row["strategy"] for row in accuracy.table(found)] == list(STRATEGIES.values())
 
 
@@ -476,6 +491,47 @@ class TestThePage:
         for row in decision.table(nothing):
             told = row["what it gives and costs"] + row["the wrong tool"]
             assert decision.NOT_RUN in told and not any(c.isdigit() for c in told)
+
+
+class TestStory:
+    """What is told first is computed from records, with the prediction beside it."""
+
+    @staticmethod
+    def told(**changes):
+        def look(name):
+            return limits(**changes) if name == "limit" else trainings(**changes)
+
+        return look
+
+    def test_what_fits_is_counted(self):
+        said = story.fits(self.told())
+        assert "16 times" in said and "MBS on 4 of 4" in said and "checkpointing on 0 of 4" in said
+        assert "(SIMULATED)" in said
+
+    def test_what_is_not_there_is_not_said(self):
+        with pytest.raises(NotRun):
+            story.speed(self.told())  # nothing swaps beyond what fits
+        with pytest.raises(NotRun):
+            story.fits(lambda name: Results(settings.under_limit("quick"), (0,), []))
+
+    @pytest.mark.parametrize(
+        ("accuracies", "word", "gap"),
+        [({"dual_mbs": 35.0}, "is reproduced", "+5.00"), ({"hybrid": 35.0}, "is not", "-5.00")],
+    )
+    def test_what_a_combination_learns_follows_the_records(self, accuracies, word, gap):
+        def look(name):
+            return trainings(accuracies=accuracies)
+
+        said = story.combined(look)
+        assert word in said and gap in said and "×0.50" in said and "predicted ×0.60" in said
+
+    def test_effects_are_of_the_records(self):
+        gives, costs = story.effects(
+            lambda name: trainings() if name == "accuracy"
+            else limits(slow={"mbs_in_outofcore": 1.5})
+        )  # fmt: skip
+        assert gives.ours == pytest.approx(0.5) and gives.paper is None
+        assert costs.ours == pytest.approx(1.5, rel=0.01) and costs.remark == "SIMULATED"
 
 
 class TestPlans:

@@ -34,12 +34,15 @@ BATCH = 8
 
 
 class Net(nn.Module):
-    """Convolutions whose temporary bytes differ, one in groups and one transposed."""
+    """Convolutions whose temporary bytes differ, one in groups and one transposed.
+
+    Those that can be divided take most, whatever layout a CPU has the transposed one compute in.
+    """
 
     def __init__(self):
         super().__init__()
-        self.wide = nn.Conv2d(3, 24, 5, padding=2)
-        self.grouped = nn.Conv2d(24, 16, 3, padding=1, groups=2)
+        self.wide = nn.Conv2d(3, 48, 5, padding=2)
+        self.grouped = nn.Conv2d(48, 16, 3, padding=1, groups=2)
         self.norm = nn.BatchNorm2d(16)
         self.up = nn.ConvTranspose2d(16, 2, 2, stride=2)
         self.strided = nn.Conv2d(2, 8, 3, stride=2)

@@ -1530,9 +1530,10 @@ def test_the_largest_batch_of_a_layer_is_tuned_for():
 def test_sums_of_sixteen_bits_do_not_stall():
     model = nn.Conv2d(2, 2, 1, bias=False).bfloat16()
     x = torch.full((1024, 2, 4, 4), 0.5).bfloat16()
-    reference, _ = divided(model, x, policy="undivided")
-    gradients = [torch.autograd.grad(m(x).sum(), m.weight)[0] for m in (model, reference)]
-    assert relative_error(*gradients) < 0.01
+    divided(model, x, policy="undivided")
+    (gradient,) = torch.autograd.grad(model(x).sum(), model.weight)
+    # By hand, since torch's own sums stall at a quarter of this on CPUs without AVX-512.
+    assert relative_error(gradient, torch.full_like(gradient, 0.5 * 1024 * 16)) < 0.01
 
 
 def test_a_profile_that_is_being_taken_goes_on():

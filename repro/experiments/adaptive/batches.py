@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive.describing import facts
+from repro.experiments.adaptive.describing import facts, title
 from repro.experiments.adaptive.settings import (
     CIFAR,
     DIV2K,
@@ -51,9 +51,10 @@ from repro.records import Record
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CURVES = "Mean over seeds (lines at the curves' ends: one standard deviation)."
+CURVES = "Curves: means over seeds; bars behind their ends: one standard deviation."
 # Of Figure 1's sizes the best one, those that are said to keep up with it, and those beyond.
 BEST, KEPT_UP_TO = PAPER[DIV2K]["best"]["batch"], PAPER[DIV2K]["kept_up_to"]
 KEPT = [size for size in PAPER[DIV2K]["figure1"] if BEST < size <= KEPT_UP_TO]
@@ -181,36 +182,100 @@ def _peaks_row(
     }
 
 
-def _lines(results: Results, task: str, name: str) -> dict[str, list[list[float]]]:
-    found = by_batch(results, task)
-    return {f"B = {size}": curves(records, name) for size, records in found.items()}
+def _curves(results: Results, task: str, name: str) -> dict[int, list[list[float]]]:
+    """Return a quantity's curves by the paper's batch size."""
+    return {size: curves(own, name) for size, own in by_papers_size(results, task).items()}
+
+
+def _draw(
+    axis: "Axes", results: Results, task: str, name: str, ylabel: str, numbers: bool = True
+) -> None:
+    """Draw curves by batch size: one colour and marker for each multiple of the best one.
+
+    Args:
+        axis: To draw in.
+        results: Of the artefact.
+        task: One of `settings.TASKS`.
+        name: Of the quantity.
+        ylabel: What it is, with its unit.
+        numbers: Whether the legend has batch sizes, or multiples of the best, as for two tasks.
+    """
+    from repro.experiments.adaptive import drawing
+
+    records = by_papers_size(results, task)
+    best = PAPER[task]["best"]["batch"]
+    labels = {}
+    for size, own in records.items():
+        batch = own[0].config["controller"]["batch"]
+        as_papers = "" if batch == size else f" (paper: {size})"
+        labels[size] = f"B = {batch}{as_papers}" if numbers else _multiple(size // best)
+    drawing.by_epoch(
+        axis,
+        {labels[size]: own for size, own in _curves(results, task, name).items()},
+        {labels[size]: drawing.SIZES[size // best] for size in records},
+        ylabel,
+    )
+    every = [record for own in records.values() for record in own]
+    second = ""
+    if best in records and not numbers:
+        second = f"\nbest batch: {records[best][0].config['controller']['batch']}"
+    axis.set_title(f"{title(every, task)}{second}", fontsize=9)
+
+
+def _multiple(times: int) -> str:
+    return "best batch" if times == 1 else f"{times} × the best batch"
+
+
+def first_decay(records: Sequence[Record]) -> int | None:
+    """Return the epoch after which the rate of trainings first decays, None for none."""
+    decays = records[0].config["controller"].get("decay_at") if records else None
+    return int(decays[0]) if decays else None
 
 
 def figure1(results: Results) -> "Figure":
     """Draw learning curves by batch size."""
-    from repro import plots
+    from repro.plots import legend_below, new_axes
 
-    panels = {"EDSR by batch size": _lines(results, DIV2K, "psnr")}
-    return plots.epoch_curves(panels, [heading(DIV2K)], 5.2)
+    drawn, axes = new_axes(1, 1, 5.6, 3.7)
+    _draw(axes[0, 0], results, DIV2K, "psnr", f"validation {heading(DIV2K)}")
+    legend_below(drawn, 3)
+    return drawn
 
 
 def figure2(results: Results) -> "Figure":
     """Draw cost and θ by batch size."""
-    from repro import plots
+    from repro.experiments.adaptive.drawing import mark_epoch
+    from repro.plots import legend_below, new_axes
 
-    panels = {
-        "training cost": _lines(results, CIFAR, "train_cost"),
-        "θ by batch size": _lines(results, CIFAR, "theta"),
-    }
-    return plots.epoch_curves(panels, ["training cost", "θ"])
+    drawn, axes = new_axes(1, 2, 8.2, 3.2)
+    best = by_papers_size(results, CIFAR).get(PAPER[CIFAR]["best"]["batch"], [])
+    for axis, name, ylabel in zip(
+        axes[0], ("train_cost", "theta"), ("training cost F", "θ after the epoch"), strict=True
+    ):
+        _draw(axis, results, CIFAR, name, ylabel)
+        mark_epoch(axis, first_decay(best), "first decay of the rate")
+    legend_below(drawn, 4)
+    return drawn
 
 
 def figure6(results: Results) -> "Figure":
     """Draw θ by batch size on both restoration tasks."""
-    from repro import plots
+    from repro.experiments.adaptive.drawing import SIZES, explain
+    from repro.plots import legend_below, new_axes
 
-    panels = {f"θ, {task}": _lines(results, task, "theta") for task in (DIV2K, PHANTOM)}
-    return plots.epoch_curves(panels, ["θ", "θ"])
+    drawn, axes = new_axes(1, 2, 8.2, 3.4)
+    shown = {
+        size // PAPER[task]["best"]["batch"]
+        for task in (DIV2K, PHANTOM)
+        for size in by_papers_size(results, task)
+    }
+    # The panels have different multiples: the legend names all of them in order.
+    explain(axes[0, 0], *((_multiple(times), SIZES[times]) for times in sorted(shown)))
+    for axis, task in zip(axes[0], (DIV2K, PHANTOM), strict=True):
+        _draw(axis, results, task, "theta", "θ after the epoch", numbers=False)
+        axis.set_ylim(bottom=0)
+    legend_below(drawn, 5)
+    return drawn
 
 
 def trend(cells: Mapping[int, Sequence[float]], resolution: float = 0.0) -> Gap:
@@ -537,25 +602,25 @@ def after_peak(task: str, key: str, end: str = "") -> Claim:
 
 
 FIGURE1 = Exhibit(
+    long=True,
     runs=figure1_runs,
     table=partial(sizes_table, task=DIV2K),
     figure=figure1,
     caption=caption(
-        f"EDSR for super-resolution with fixed batch sizes, rates in proportion. {CURVES} The "
-        "largest has linear scaling's warm-up.",
+        f"Super-resolution with one batch size B all along, its rate in proportion. {CURVES} The "
+        "largest B warms up.",
         facts,
     ),
     claims=(large_lose, small_keep_up, slower),
 )
-_PEAK_OF = PAPER[CIFAR]["peak_of"]
 FIGURE2 = Exhibit(
+    long=True,
     runs=figure2_runs,
     table=partial(sizes_table, task=CIFAR),
     figure=figure2,
     caption=caption(
-        f"θ = (F(w_0) - F(w)) / ‖w_0 - w‖ after each epoch. {CURVES} The peak is looked for "
-        f"before the first decay of the rate. Section III-D has θ of {_PEAK_OF[0]} peak in epoch "
-        f"{PAPER[CIFAR]['peak'][0]}, section VI-C that of {_PEAK_OF[1]}.",
+        f"Cost and θ (equation 4) after each epoch. {CURVES} The table has θ's peak before the "
+        "first decay.",
         facts,
     ),
     claims=(
@@ -567,10 +632,11 @@ FIGURE2 = Exhibit(
     ),
 )
 FIGURE6 = Exhibit(
+    long=True,
     runs=figure6_runs,
     table=peaks_table,
     figure=figure6,
-    caption=caption(f"{CURVES} The peak is looked for from the end of a warm-up on.", facts),
+    caption=caption(f"θ by batch size. {CURVES} The table has its peak after a warm-up.", facts),
     claims=tuple(
         make(task, f"{key}_{task.lower()}", f" ({task})")
         for make, key in (

@@ -1,15 +1,15 @@
 """Where does the time of a step go?
 
-Figure 9: the parts of a step, measured on two processes and in jobs that a user recorded, and
-modelled on many nodes. Jobs are read as `scaling` reads them; the model is in `projection`.
+Figure 9 has the parts of a step: measured on two processes and in jobs that a user recorded, and
+modelled on many nodes. `scaling` reads the jobs; the model is in `projection`.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.adaptive import projection
+from repro.experiments.adaptive.describing import ROLES, network, papers_title
 from repro.experiments.adaptive.scaling import (
     SIMULATED,
     jobs_by_kind,
@@ -23,7 +23,7 @@ from repro.experiments.adaptive.scaling import (
     title_of,
 )
 from repro.experiments.adaptive.settings import AVERAGING, DIV2K, PAPER, TASKS, ticks_of_two
-from repro.experiments.captions import caption
+from repro.experiments.captions import caption, panel
 from repro.experiments.design import Exhibit, Expectation, Results, check, claim
 from repro.experiments.judging import (
     HALF,
@@ -102,107 +102,153 @@ def nodes_table(results: Results) -> list[dict[str, Any]]:
     ] + recorded
 
 
-def _colours() -> dict[str, str]:
-    from repro.plots import STAGES
-
-    return {
-        "computation": STAGES["compute"],
-        "communication": STAGES["copy"],
-        "blocked": "#d1495b",
-        "computation at B_m": "#7fb3e0",
-        "before B_m": "#48536a",
-    }
+# Blue, orange and near black, which the colour-blind tell apart; lighter is a part of a part.
+PARTS: dict[str, dict[str, Any]] = {
+    "computation": {"color": "#0072b2", "marker": "o"},
+    "computation at B_m": {"color": "#7fb3e0", "marker": "^", "ls": "--"},
+    "communication": {"color": "#e69f00", "marker": "s"},
+    "blocked": {"color": "#1c2230", "marker": "D"},
+}
+SHARE = "before B_m"  # of all time: another quantity, in a panel of its own
+STEP = ("computation", "blocked")  # what passes; communication goes on beside it
 
 
 def figure9(results: Results) -> "Figure":
-    """Draw where the time of measured steps goes, at the largest batch size of each task."""
+    """Draw where the time of measured steps goes, at the largest batch size of each task.
+
+    A step is its computation and the time in which that is blocked; communication goes on beside.
+    """
     from repro.plots import legend_below, new_axes
 
-    colours = _colours()
-    found = [*measured(results).items()]
+    found = []
+    pair = results.first("parallel")
+    for task, own in measured(results).items():
+        job = pair.config["jobs"][task] if pair is not None else {}
+        found.append((panel(ROLES[task], network(job), "random images"), own))
     for record in results.recorded:
-        found.append((f"{record.config['task']}, recorded", record.metrics))
+        name = f"ours, recorded: {record.config['task']}, {network_of(record.config)}"
+        found.append((name, record.metrics))
     columns = max(1, len(found))
-    drawn, axes = new_axes(1, columns, 3.4 * columns, 3.2)
-    for axis, (task, own) in zip(axes[0], found, strict=False):
+    drawn, axes = new_axes(1, columns, 3.5 * columns, 3.1)
+    for axis, (name, own) in zip(axes[0], found, strict=False):
         largest = max(step["batch"] for step in own["steps"])
         steps = [step for step in own["steps"] if step["batch"] == largest]
         for row, step in enumerate(steps):
-            for place, kind in enumerate(("computation", "communication", "blocked")):
-                value = 1e3 * step[f"{kind}_s"]
-                look = {"height": 0.24, "color": colours[kind]}
-                axis.barh(row + 0.26 * (place - 1), value, label=None if row else kind, **look)
+            _draw_step(axis, row, step)
         ways = [step["averaging"].replace("_", "-") for step in steps]
         labels = [
             "1 process" if way == "none" else f"{step['processes']}, {way}"
             for way, step in zip(ways, steps, strict=True)
         ]
-        axis.set_yticks(range(len(labels)), labels, fontsize=8)
+        axis.set_yticks(range(len(labels)), labels, fontsize=9)
         axis.invert_yaxis()
+        axis.set_xlim(left=0)
         axis.grid(axis="y", visible=False)
-        axis.set_title(f"{task}, B = {largest}", fontsize=9)
-        axis.set_xlabel("measured, of a step (ms)")
-    legend_below(drawn, 3)
+        axis.set_title(f"{name}\nB = {largest}", fontsize=9)
+        axis.set_xlabel("time of one step (ms)")
+    legend_below(drawn, 4)
     return drawn
+
+
+def _draw_step(axis: "Axes", row: int, step: Mapping[str, Any]) -> None:
+    """Draw a step as one bar of what passes, and its communication below; whiskers: all turns."""
+    left = 0.0
+    for kind in STEP:
+        value = 1e3 * step[f"{kind}_s"]
+        look: dict[str, Any] = {"height": 0.4, "color": PARTS[kind]["color"]}
+        axis.barh(row - 0.14, value, left=left, label=None if row else kind, **look)
+        left += value
+    look = {"height": 0.2, "color": PARTS["communication"]["color"]}
+    label = None if row else "communication, beside it"
+    axis.barh(row + 0.2, 1e3 * step["communication_s"], label=label, **look)
+    turns = [1e3 * seconds for seconds in step["samples_s"]]
+    middle, half = (min(turns) + max(turns)) / 2, (max(turns) - min(turns)) / 2
+    whisker: dict[str, Any] = {
+        "fmt": "none",
+        "ecolor": "#8d99ae",
+        "elinewidth": 2,
+        "capsize": 4,
+        "capthick": 2,
+    }
+    label = None if row else "step, least to most of all turns"
+    axis.errorbar([middle], [row - 0.14], xerr=[half], label=label, **whisker)
 
 
 def nodes_figure(results: Results) -> "Figure":
-    """Draw times over one node's computation on the modelled cluster, and shares of all time.
+    """Draw times over one node's computation on the modelled cluster; then shares of all time.
 
-    Jobs that were recorded have a panel for each kind: stars, and the projection of the largest.
+    Jobs that were recorded have a panel of times for each kind: solid marks, and the projection of
+    the largest.
     """
     from repro.plots import legend_below, new_axes
 
-    found, colours = projection.breakdowns(), _colours()
+    found = projection.breakdowns()
     jobs = jobs_by_kind(results, DIV2K)
-    columns = len(found) + len(jobs)
-    drawn, axes = new_axes(1, columns, 4.3 * columns, 3.4)
-    for axis, own in zip(axes[0, len(found) :], jobs.values(), strict=True):
-        _draw_breakdowns(axis, own, colours)
+    columns = len(found) + 1 + len(jobs)
+    drawn, axes = new_axes(1, columns, 3.4 * columns, 3.6)
+    whose = f"{papers_title(DIV2K)}, its cluster SIMULATED"
     for axis, (label, (_, rows)) in zip(axes[0], found.items(), strict=False):
-        for kind in next(iter(rows.values())):
-            shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
-            part = kind == "before B_m"
-            if shown:
-                axis.plot(
-                    *zip(*shown, strict=True),
-                    color=colours[kind],
-                    marker="o",
-                    ms=4,
-                    ls="--" if part else "-",
-                    label=f"{kind}, share of all time" if part else kind,
-                )
+        _draw_times(axis, rows, {"lw": 1.6, "ms": 5}, named=True)
         ticks_of_two(axis, rows, "nodes")
-        axis.set_yscale("log", base=2)
-        axis.set_title(f"cost of small batches: {label}", fontsize=9)
-        axis.set_ylabel("simulated, over computation on 1 node")
+        _in_percent(axis)
+        axis.set_title(f"{whose}\ncost of small batches: {label}", fontsize=9)
+        axis.set_ylabel("time over computation on 1 node")
+    shares = axes[0, len(found)]
+    for (label, (_, rows)), line in zip(found.items(), ("-", "--"), strict=True):
+        values = [100 * row[SHARE] for row in rows.values()]
+        look: dict[str, Any] = {"color": "#009e73", "marker": "v", "ms": 5, "ls": line}
+        shares.plot(list(rows), values, label=f"before the largest batch, cost {label}", **look)
+    for axis, own in zip(axes[0, len(found) + 1 :], jobs.values(), strict=True):
+        _draw_jobs(axis, shares, own)
+    ticks_of_two(shares, projection.NODES, "nodes")
+    shares.set_ylim(bottom=0)
+    shares.set_title(f"{whose}\ntime before the batch is largest", fontsize=9)
+    shares.set_ylabel("share of all time (%)")
     legend_below(drawn, 3)
     return drawn
 
 
-def _draw_breakdowns(axis: "Axes", jobs: Sequence[Record], colours: Mapping[str, str]) -> None:
+def _draw_times(
+    axis: "Axes", rows: Mapping[int, Mapping[str, float]], look: Mapping[str, Any], named: bool
+) -> None:
+    """Draw the parts of the time by nodes; `named` puts them into the legend."""
+    for kind, own in PARTS.items():
+        shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
+        if shown:
+            # In the legend in words.
+            label = {"label": kind.replace("B_m", "the largest batch")} if named else {}
+            axis.plot(*zip(*shown, strict=True), **{**own, **look, **label})
+
+
+def _in_percent(axis: "Axes") -> None:
+    """Make a y axis logarithmic, from 0.01 % to 100 %, the same in every panel."""
+    places = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    axis.set_yscale("log")
+    axis.set_ylim(5e-5, 2.0)
+    axis.set_yticks(places, [f"{100 * place:g} %" for place in places])
+    axis.minorticks_off()
+
+
+def _draw_jobs(axis: "Axes", shares: "Axes", jobs: Sequence[Record]) -> None:
     """Draw where the time of recorded jobs of one kind goes, beside the largest's projection."""
     way = jobs[-1].config["averaging"]
     model = projection.fitted_here(jobs[-1].metrics, averaging=way)
-    measured_ = {
+    recorded = {
         record.metrics["processes"]: projection.measured_breakdown(record.metrics, way)
         for record in jobs
         if record.metrics["processes"] > 1
     }
     projected = {n: projection.breakdown(model, n) for n in projection.NODES} if model else {}
-    looks: list[tuple[dict[int, dict[str, float]], dict[str, Any]]] = [
-        (projected, {"ls": "--", "lw": 1, "label": "projected from recorded"}),
-        (measured_, {"ls": "none", "marker": "*", "ms": 11, "label": "recorded"}),
-    ]
-    for rows, look in looks:
-        for kind, colour in colours.items():
-            shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
-            if shown:
-                axis.plot(*zip(*shown, strict=True), color=colour, **look)
-    ticks_of_two(axis, [1, *measured_, *projected], "processes")
-    axis.set_yscale("log", base=2)
-    axis.set_title(title_of(jobs[-1]), fontsize=7)
-    axis.set_ylabel("recorded, over computation on 1 process")
+    _draw_times(axis, projected, {"marker": None, "ls": "--", "lw": 1}, named=False)
+    _draw_times(axis, recorded, {"ls": "none", "ms": 8}, named=False)
+    look: dict[str, Any] = {"ls": "none", "marker": "v", "ms": 9, "color": "#1c2230"}
+    points = [100 * row[SHARE] for row in recorded.values()]
+    shares.plot(list(recorded), points, label="before the largest batch, recorded", **look)
+    axis.plot([], [], ls="--", lw=1, color="#48536a", label="projected from recorded (SIMULATED)")
+    ticks_of_two(axis, [1, *recorded, *projected], "processes")
+    _in_percent(axis)
+    axis.set_title(f"ours, {title_of(jobs[-1])}", fontsize=8)
+    axis.set_ylabel("time over computation on 1 process")
 
 
 @claim("few_samples", "A step of few samples uses the hardware badly", "Section VI-B")
@@ -224,6 +270,19 @@ def few_samples(results: Results, expected: Expectation) -> Verdict:
     return combine(each(TASKS, judge))
 
 
+def averaging_ratios(results: Results) -> dict[str, Gap]:
+    """Return the time of a step with the paper's averaging over that with an allreduce, by case."""
+    ours, plain = AVERAGING[1], AVERAGING[0]
+    gaps: dict[str, Gap] = {}
+    for task, found in measured(results).items():
+        times = {way: samples_of(found, way) for way in (ours, plain)}
+        spread = Spread.pooled_logs(own for by_size in times.values() for own in by_size.values())
+        for size in times[ours]:
+            gap = ratio(times[ours][size], times[plain][size], spread, trials="rounds")
+            gaps[f"{task}, B = {size}"] = gap
+    return gaps
+
+
 @claim(
     "all_to_all_faster",
     "All-to-all and allgather hide more of the communication than an allreduce (as we put it: a "
@@ -232,14 +291,7 @@ def few_samples(results: Results, expected: Expectation) -> Verdict:
 )
 def all_to_all_faster(results: Results, expected: Expectation) -> Verdict:
     """Judge steps of two processes in turns, at every batch size."""
-    ours, plain = AVERAGING[1], AVERAGING[0]
-    cases: dict[str, tuple[Gap, float | None]] = {}
-    for task, found in measured(results).items():
-        times = {way: samples_of(found, way) for way in (ours, plain)}
-        spread = Spread.pooled_logs(own for by_size in times.values() for own in by_size.values())
-        for size in times[ours]:
-            gap = ratio(times[ours][size], times[plain][size], spread, trials="rounds")
-            cases[f"{task}, B = {size}"] = (gap, None)
+    cases = {name: (gap, None) for name, gap in averaging_ratios(results).items()}
     return in_all_cases(cases, sign=expected.sign, what="time of a step, mean of all")
 
 
@@ -330,14 +382,19 @@ def not_linear(results: Results) -> tuple[bool, str]:
     return all(holds), f"fall over a linear one: {'; '.join(said)}"
 
 
+def _jobs_alone(results: Results) -> Iterable[str]:
+    """Yield what jobs were recorded: nothing else of ours is drawn on many nodes."""
+    return (said for said in step_facts(results, DIV2K) if said.startswith("RECORDED"))
+
+
 FIGURE9 = Exhibit(
     runs=runs,
     table=steps_table,
     figure=figure9,
     caption=caption(
-        "Communication is the time in which gradients were under way, blocked the part in "
-        "which nothing was computed meanwhile. all_to_all is the paper's averaging.",
-        partial(step_facts, scaling=False),
+        "Medians of turns. Blocked: gradients are under way, and nothing is computed meanwhile. "
+        "all-to-all is the paper's averaging.",
+        step_facts,
     ),
     claims=(few_samples, all_to_all_faster, same_weights),
     recorded=("nodes",),
@@ -347,9 +404,9 @@ BREAKDOWN = Exhibit(
     table=nodes_table,
     figure=nodes_figure,
     caption=caption(
-        "The paper's θ-adaptive training of EDSR on DIV2K. Times are over the computation on "
-        f"one node; the last column is the share of all time before the batch is B_m. {SIMULATED}",
-        partial(step_facts, scaling=True, task=DIV2K),
+        f"{SIMULATED} The paper's θ-adaptive training of EDSR on its cluster, a model that is "
+        "fitted to its speed-ups.",
+        _jobs_alone,
     ),
     checks=(blocked, blocked_grows, communication, not_linear),
     recorded=("nodes",),

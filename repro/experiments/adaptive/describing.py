@@ -1,60 +1,115 @@
-"""What captions say of trainings: device, data, models, extents, what was chosen."""
+"""What captions, panels and the setup say of trainings: networks, data, extents, choices."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from repro.experiments.adaptive.settings import CHOICES, CIFAR, DIV2K, PAPER, PHANTOM
-from repro.experiments.captions import dataset_phrase, devices
+from repro.experiments.captions import panel
 from repro.experiments.design import Results
 from repro.records import Record
 
+# What the paper trains for each task, and on what.
+ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
+DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
+
 
 def facts(results: Results) -> Iterable[str]:
-    """Yield what the trainings are: device, data, models, extents, those that diverged."""
-    records = results.records
-    yield f"Trained on {devices(records)}."
-    for record in {r.dataset["fingerprint"]: r for r in records if r.dataset}.values():
-        yield _data(record)
-    yield from dict.fromkeys(f"Model: {_model(record.config)}." for record in records)
-    yield from dict.fromkeys(map(_extent, records))
-    yield from dict.fromkeys(_update(record.config) for record in records)
-    yield from dict.fromkeys(said for record in records for said in _choices(record.config))
-    yield (
-        "F is the mean of the mini-batches' losses in an epoch; F(w_0) is computed before training."
-    )
-    if astray := sum(r.status == "ok" and r.metrics.get("diverged", False) for r in records):
+    """Yield what a caption warns of: stand-ins, data that are made, trainings that diverged."""
+    trainings = {r.dataset["fingerprint"]: r for r in results.records if r.dataset}.values()
+    yield from warnings(trainings)
+    if astray := sum(
+        record.status == "ok" and record.metrics.get("diverged", False)
+        for record in results.records
+    ):
         yield f"{astray} trainings DIVERGED; curves end there."
 
 
-_DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
+def warnings(trainings: Iterable[Record]) -> Iterable[str]:
+    """Yield what takes the place of the paper's networks and data, and what is made up."""
+    stand_ins: list[str] = []
+    synthetic: list[str] = []
+    for record in trainings:
+        task, data = record.config["task"], (record.dataset or {})
+        stand_ins += stand_in(record.config)
+        if not _is_the_papers(record):
+            stand_ins.append(f"{data['name']} for {DATA[task]}")
+        if data["kind"] == "synthetic":
+            synthetic.append(data["name"])
+    if stand_ins:
+        yield f"STAND-IN: {', '.join(dict.fromkeys(stand_ins))}."
+    if synthetic:
+        yield f"SYNTHETIC: {', '.join(dict.fromkeys(synthetic))}."
 
 
-def _data(record: Record) -> str:
-    facts = record.dataset or {}
-    task, name = record.config["task"], facts["name"]
-    if task == PHANTOM and name == "phantom":
-        return (
-            f"Data: {facts['provenance'].rstrip('.')}. To restore: noise of "
-            f"{record.config['sigma']:g} of the full range was added (our choice, SYNTHETIC)."
+def stand_in(config: Mapping[str, Any]) -> list[str]:
+    """Return what network takes the place of the paper's, empty where it is the paper's."""
+    own, role = network(config), ROLES[config["task"]]
+    return [f"{own} for {role}"] if own != role else []
+
+
+def _is_the_papers(record: Record) -> bool:
+    """Whether a record's dataset is the paper's, or made as the paper's was."""
+    name: str = (record.dataset or {})["name"]
+    return name.startswith(DATA[record.config["task"]].lower().replace("-", ""))
+
+
+def network(config: Mapping[str, Any]) -> str:
+    """Return a model in a word: ``ResNet-8``, ``EDSR 2×16`` (2 blocks of 16 channels)."""
+    model = config["model"]
+    if model["name"] == "resnet_cifar":
+        return f"ResNet-{model['depth']}"
+    if model["name"] == "resnet20":
+        return "ResNet-20"
+    whole = model.get("width", 256) == 256
+    return "EDSR" if whole else f"EDSR {model['blocks']}×{model['width']}"
+
+
+def title(records: Sequence[Record], task: str) -> str:
+    """Return the title of a panel of our trainings of a task."""
+    if not records:
+        return f"ours: {DATA[task]} was not run"
+    return panel(ROLES[task], network(records[0].config), (records[0].dataset or {})["name"])
+
+
+def papers_title(task: str) -> str:
+    """Return the title of a panel of the paper's numbers of a task."""
+    return f"paper: {ROLES[task]}, {DATA[task]}"
+
+
+def in_full(results: Results) -> Iterable[str]:
+    """Yield what the trainings of one task are: networks, extents, optimizer, what was chosen."""
+    # All strategies have these alike, but for the largest batch.
+    for record in results.records[:1]:
+        config, data = record.config, record.dataset or {}
+        papers = "" if _is_the_papers(record) else f", a STAND-IN for {DATA[config['task']]}"
+        if data["kind"] == "synthetic":
+            papers += " (SYNTHETIC)"
+        noise = ""
+        if "sigma" in config:
+            noise = (
+                f", to be restored from noise of {config['sigma']:g} of the full range (our "
+                "choice, SYNTHETIC)"
+            )
+        yield (
+            f"{DATA[config['task']]}: {_model(config)} trains on {data['name']}{papers}{noise}. "
+            f"{_extent(record)} {_update(config)}"
         )
-    more = (
-        "; pictures are turned to lie and cut to the centre that all have, inputs are shrunk by "
-        "bicubic interpolation"
-        if task == DIV2K
-        else ""
-    )
-    return dataset_phrase(facts, _DATA[task], more=more)
+        if max(_largest(other.config) for other in results.records) > config["train_samples"]:
+            yield "A batch above the number of images is one update an epoch."
 
 
-def _model(config: dict[str, Any]) -> str:
+def choices(results: Results) -> Iterable[str]:
+    """Yield what was chosen where the paper is silent."""
+    configs = [record.config for record in results.records]
+    yield from dict.fromkeys(said for config in configs for said in _choices(config))
+
+
+def _model(config: Mapping[str, Any]) -> str:
     options = ", ".join(f"{k} {v}" for k, v in config["model"].items() if k != "name")
     low = config["autocast"] and config["strategy"] != "norms"
-    end = f", {config['autocast']}" if low else ""
-    name = config["model"]["name"]
-    paper = "ResNet-20" if config["task"] == CIFAR else "EDSR"
-    whole = name == "resnet20" or config["model"].get("width", 256) == 256
-    small = "" if whole else f" in the place of the paper's {paper}"
-    return f"{name}{f' ({options})' if options else ''}{end}{small}"
+    precision = f" in {config['autocast']}" if low else ""
+    role = f", a STAND-IN for {ROLES[config['task']]}," if stand_in(config) else ""
+    return f"{network(config)}{f' ({options})' if options else ''}{precision}{role}"
 
 
 def _extent(record: Record) -> str:
@@ -62,22 +117,22 @@ def _extent(record: Record) -> str:
     task = config["task"]
     paper = PAPER[task]
     ratio = config["controller"]["batch"] / _paper_start(config)
-    scaled = "" if round(ratio, 3) == 1 else f", batch sizes {ratio:.3g} of the paper's"
+    scaled = "" if round(ratio, 3) == 1 else f" Batch sizes are {ratio:.3g} of the paper's."
+    side = config.get("patch") or config["dataset"].get("image_size")
+    shape = f", {'patches of ' * ('patch' in config)}{side}×{side} pixels," if side else ""
     said = (
-        f"{config['train_samples']:,} training and {config['test_samples']:,} images to validate, "
-        f"{config['epochs']} epochs (paper "
-        f"{paper['samples']:,}, {paper['epochs']:,}){scaled}."
+        f"{config['train_samples']:,} images{shape} to train on and {config['test_samples']:,} to "
+        f"validate, {config['epochs']} epochs (the paper: {paper['samples']:,} images, "
+        f"{paper['epochs']:,} epochs).{scaled}"
     )
-    if _largest(config) > config["train_samples"]:
-        said += " A batch above the number of images is one update an epoch."
     if task == CIFAR:
         return said
     best = config["controller"].get("base_lr", config["controller"].get("lr"))
     stop = config["stop"]
     return (
-        f"{said} Patches of {config['patch']} pixels, one crop of each to validate; rates "
-        f"{best / _paper_rate(config):.3g} times the paper's; ended where PSNR has not risen by "
-        f"{stop['least']:g} dB for {stop['patience']} epochs, or by the number of epochs."
+        f"{said} Each image is validated by one crop; rates are "
+        f"{best / _paper_rate(config):.3g} times the paper's; training ends where PSNR has not "
+        f"risen by {stop['least']:g} dB for {stop['patience']} epochs, or with the epochs."
     )
 
 
@@ -94,8 +149,8 @@ def _update(config: dict[str, Any]) -> str:
         if isinstance(value, int | float) and value
     )
     return (
-        f"{task}, of our choice where the paper is silent: {optimizer['name'].upper()}"
-        f"{f' with {options}' if options else ''}; augmented by {', '.join(ways)}."
+        f"Optimizer: {optimizer['name']}{f' with {options}' if options else ''}; "
+        f"augmentation, our choice: {', '.join(ways)}."
     )
 
 
@@ -110,12 +165,12 @@ def _choices(config: dict[str, Any]) -> Iterable[str]:
     if rule := config["controller"].get("saturation"):
         yield (
             f"A cost that has not fallen by {100 * rule['threshold']:g} % in {rule['patience']} "
-            "epochs is taken for saturated (our choice): its rate decays, first to μ_0 β."
+            "epochs counts as saturated (our choice): its rate decays, first to μ_0 β."
         )
     if interval := config["controller"].get("interval"):
         paper = PAPER[config["task"]]["interval"]
-        short = f", at the scale of the epochs {interval}" if interval != paper else ""
-        yield f"{config['task']}: the paper's K is {paper}{short}."
+        scaled = f", {interval} at the scale of our epochs" if interval != paper else ""
+        yield f"The paper's K for {DATA[config['task']]} is {paper}{scaled}."
 
 
 def _largest(config: dict[str, Any]) -> int:

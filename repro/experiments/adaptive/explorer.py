@@ -2,16 +2,30 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro.adaptive import Step, ThetaController, updates
 from repro.experiments.adaptive import projection
-from repro.experiments.adaptive.settings import NAMES, PAPER, consecutive
-from repro.plots import PALETTE, legend_below, new_axes
+from repro.experiments.adaptive.drawing import (
+    HOLLOW,
+    LOOKS,
+    explain,
+    in_decimals,
+    in_powers_of_two,
+    papers_point,
+)
+from repro.experiments.adaptive.settings import NAMES, PAPER, consecutive, ticks_of_two
+from repro.plots import INK, legend_below, new_axes
+
+OTHERS = ("best", "scheduled")  # of the paper's strategies, drawn beside
+LARGEST = 2**13  # batch size that a slider reaches
+PEAK_IN = 200  # epochs in which a slider has θ peak and fall
 
 
 @dataclass(frozen=True)
@@ -65,7 +79,7 @@ def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
 
 
 def describe(curve: Curve, steps: Sequence[Step]) -> str:
-    """Return a schedule in words: K, batch sizes, updates, and time on the modelled cluster."""
+    """Return a schedule in words: batch sizes, updates, time on a modelled cluster."""
     own = PAPER[curve.task]
     found, best = (
         consecutive([step.batch_size for step in steps]),
@@ -80,8 +94,8 @@ def describe(curve: Curve, steps: Sequence[Step]) -> str:
     count, before = updates(found, samples), updates([(best[0][0], curve.epochs)], samples)
     listed = ", ".join(f"{size} for {epochs} epochs" for size, epochs in found)
     return (
-        f"K = {interval or 'not found'}; batch {listed}; {count:,} updates, "
-        f"{before / count:.1f} times fewer than at {best[0][0]}; simulated on {fastest} nodes of "
+        f"K = {interval or 'not found'}; batch {listed};\n{count:,} updates, "
+        f"{before / count:.1f} times fewer than at {best[0][0]};\nsimulated on {fastest} nodes of "
         f"the paper's cluster: speed-up {model.speedup(found, samples, fastest):.1f}, "
         f"{100 * model.training_time(found, samples, fastest) / alone:.2f} % of the best fixed "
         "batch's time on one node"
@@ -89,27 +103,52 @@ def describe(curve: Curve, steps: Sequence[Step]) -> str:
 
 
 def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
-    """Draw θ, batch sizes and rates of a schedule beside the paper's other strategies."""
-    drawn, axes = new_axes(1, 3, 10.5, 2.9)
-    theta, batches, rates = axes[0]
-    epochs = np.arange(1, len(steps) + 1)
-    theta.plot(np.arange(1, len(curve.theta) + 1), curve.theta, color=PALETTE[1], lw=1.8)
-    if interval := steps[-1].interval:
-        theta.axvline(interval, color="#c0392b", ls="--", lw=1.3, label=f"K = {interval}")
-    look = {"where": "mid", "color": PALETTE[1], "lw": 1.8}
-    batches.step(epochs, [s.batch_size for s in steps], label=NAMES["theta"], **look)
-    rates.step(epochs, [s.lr for s in steps], **look)
-    for strategy, colour in zip(("best", "scheduled"), PALETTE[2:], strict=False):
-        schedule = projection.paper_schedule(curve.task, strategy)
+    """Draw θ, batch sizes, rates and simulated speed-ups beside the paper's other strategies.
+
+    Axes are the same for all curves of a task, so that what moves is what changed.
+    """
+    drawn, axes = new_axes(1, 4, 11.6, 3.0)
+    theta, batches, rates, speed = axes[0]
+    own, epochs = PAPER[curve.task]["theta"], np.arange(1, curve.epochs + 1)
+    theta.plot(np.arange(1, len(curve.theta) + 1), curve.theta, color=INK, lw=1.8, label="θ")
+    interval = steps[-1].interval
+    told = f"epoch K = {interval}" if interval else "epoch K (not found)"
+    theta.axvline(interval or np.nan, color="#c0392b", ls="--", lw=1.3, label=told)
+    schedules = {"theta": consecutive([step.batch_size for step in steps])}
+    schedules |= {name: projection.paper_schedule(curve.task, name) for name in OTHERS}
+    for strategy, schedule in schedules.items():
         sizes = [size for size, count in schedule for _ in range(count)]
         sizes = (sizes + sizes[-1:] * curve.epochs)[: curve.epochs]
-        other = {"where": "mid", "color": colour, "lw": 1.2, "ls": "--"}
-        batches.step(epochs, sizes, label=NAMES[strategy], **other)
-    batches.set_yscale("log", base=2)
+        thin: dict[str, Any] = {} if strategy == "theta" else {"lw": 1.2, "ls": "--"}
+        look: dict[str, Any] = {"lw": 2.0, "color": LOOKS[strategy]["color"], **thin}
+        batches.step(epochs, sizes, where="mid", label=NAMES[strategy], **look)
+        nodes = [n for n in projection.NODES if n <= sizes[-1]]
+        model, samples = projection.fitted_to_paper(curve.task), PAPER[curve.task]["samples"]
+        speed.plot(nodes, [model.speedup(schedule, samples, n) for n in nodes], **look)
+        at, value = PAPER[curve.task]["speedups"][strategy]
+        if at:
+            papers_point(speed, at, value, LOOKS[strategy])
+    rates.step(epochs, [step.lr for step in steps], where="mid", color=LOOKS["theta"]["color"])
+    explain(speed, ("paper's speed-up", HOLLOW))
+    _fix(batches, (8, 2 * LARGEST), "mini-batch size")
+    _fix(speed, (0.8, 320), "speed-up (SIMULATED)")
+    theta.set(ylim=(0, 1.08), ylabel="θ (its peak is 1)")
     rates.set_yscale("log")
-    labels = ("θ", "batch size", "learning rate μ")
-    for axis, label in zip(axes[0], labels, strict=True):
-        axis.set(xlabel="epoch", ylabel=label)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_below(drawn, 4)
+    rates.set_ylim(own["lr"] * PAPER["decay"] ** 2 / 2, 2 * own["lr"] * LARGEST / own["batch"])
+    in_decimals(rates.yaxis, digits=(1,))
+    rates.set_ylabel("learning rate")
+    for axis in (theta, batches, rates):
+        shown = min(curve.epochs, PEAK_IN) if axis is theta else curve.epochs
+        axis.set(xlabel="epoch", xlim=(0, shown + 1))
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    ticks_of_two(speed, projection.NODES, "nodes of the paper's cluster")
+    speed.set_xlim(0.8, 320)
+    legend_below(drawn, 6)
     return drawn
+
+
+def _fix(axis: Axes, ends: tuple[float, float], label: str) -> None:
+    """Fix a logarithmic y axis of batch sizes or speed-ups."""
+    in_powers_of_two(axis, [end * edge for end, edge in zip(ends, (1.25, 0.8), strict=True)])
+    axis.set_ylim(*ends)
+    axis.set_ylabel(label)

@@ -7,8 +7,8 @@ LAMB is ours: the same with Adam.
 
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.adaptive.batches import CURVES, intervals
-from repro.experiments.adaptive.describing import facts
+from repro.experiments.adaptive.batches import CURVES, first_decay, intervals
+from repro.experiments.adaptive.describing import facts, title
 from repro.experiments.adaptive.settings import (
     CIFAR,
     LAYERWISE,
@@ -106,21 +106,34 @@ def table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
+LINES = {"SGD": "-", "LARS": "--", "LAMB": ":"}
+
+
 def figure(results: Results) -> "Figure":
-    """Draw training loss and accuracy by optimizer and strategy."""
-    from repro import plots
+    """Draw training loss and accuracy: a colour for each strategy, a line for each optimizer."""
+    from repro.experiments.adaptive.drawing import LOOKS, by_epoch, mark_epoch
+    from repro.plots import legend_below, new_axes
 
-    def lines(name: str) -> dict[str, list[list[float]]]:
-        return {
-            f"{optimizer}, {NAMES[strategy]}": curves(records, name)
-            for (optimizer, strategy), records in cells(results).items()
-        }
-
-    panels = {
-        "training loss": lines("train_cost"),
-        "validation accuracy": lines("accuracy"),
+    drawn, axes = new_axes(1, 2, 8.4, 3.4)
+    found = cells(results)
+    every = [record for records in found.values() for record in records]
+    labels = {key: f"{NAMES[key[1]]}, {key[0]}" for key in found}
+    looks = {
+        labels[optimizer, strategy]: {**LOOKS[strategy], "ls": LINES[optimizer]}
+        for optimizer, strategy in found
     }
-    return plots.epoch_curves(panels, ["training loss", "accuracy (%)"])
+    for axis, name, ylabel in zip(
+        axes[0],
+        ("train_cost", "accuracy"),
+        ("training loss", "validation accuracy (%)"),
+        strict=True,
+    ):
+        own = {labels[key]: curves(records, name) for key, records in found.items()}
+        by_epoch(axis, own, looks, ylabel)
+        mark_epoch(axis, first_decay(every), "first decay of the rate")
+        axis.set_title(title(every, CIFAR), fontsize=9)
+    legend_below(drawn, 3)
+    return drawn
 
 
 def _ends(results: Results, *places: tuple[str, str]) -> tuple[list[list[float]], Spread]:
@@ -190,10 +203,8 @@ LARS = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "θ-adaptive training and linear scaling on CIFAR-10 by optimizer. The paper says of LARS "
-        "that both go together, and shows no such training: trust and the rates are our choice "
-        "(LARS at SGD's rates, LAMB at a hundredth of them), and vectors take the plain step. "
-        f"LAMB is ours, and left out of quick. {CURVES}",
+        f"{CURVES} The paper shows no such training: trust and rates are our choice; LAMB is ours, "
+        "not under quick.",
         facts,
     ),
     claims=(above("LARS"), lars_keeps_up, above("LAMB")),

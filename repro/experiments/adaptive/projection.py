@@ -18,7 +18,7 @@ def paper_schedule(task: str, strategy: str) -> list[tuple[int, int]]:
     """Return the paper's batch sizes and for how many epochs it used each."""
     own = PAPER[task][strategy]
     epochs = own.get("epochs", PAPER[task]["epochs"])
-    if strategy in ("best", "linear"):
+    if "max_batch" not in own:
         return [(own["batch"], epochs)]
     every = PAPER[task]["interval"] if strategy == "theta" else own["every"]
     found, size, left = [], own["batch"], epochs

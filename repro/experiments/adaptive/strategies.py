@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive.batches import CURVES, contrast, intervals, rounding
-from repro.experiments.adaptive.describing import facts
+from repro.experiments.adaptive.batches import (
+    CURVES,
+    contrast,
+    first_decay,
+    intervals,
+    rounding,
+)
+from repro.experiments.adaptive.describing import facts, papers_title, title
+from repro.experiments.adaptive.projection import paper_schedule
 from repro.experiments.adaptive.settings import (
     CIFAR,
     DECAY,
@@ -67,6 +74,7 @@ from repro.records import Record
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -233,35 +241,162 @@ def decay_table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def _lines(results: Results, task: str, name: str) -> dict[str, list[list[float]]]:
-    found = by_strategy(results, task)
-    return {NAMES[strategy]: curves(records, name) for strategy, records in found.items()}
+def _curves(results: Results, task: str, name: str) -> dict[str, list[list[float]]]:
+    """Return a quantity's curves by strategy."""
+    return {
+        strategy: curves(records, name) for strategy, records in by_strategy(results, task).items()
+    }
+
+
+def _draw_curves(axis: "Axes", results: Results, task: str, name: str, ylabel: str) -> None:
+    """Draw a quantity by epoch and strategy, under a title that says whose numbers these are."""
+    from repro.experiments.adaptive.drawing import LOOKS, by_epoch
+
+    by_name = {NAMES[key]: own for key, own in _curves(results, task, name).items()}
+    # Those that the paper does not compare are thinner.
+    looks = {
+        NAMES[key]: {**look, "lw": 1.9 if key in STRATEGIES else 1.0}
+        for key, look in LOOKS.items()
+        if key in NAMES
+    }
+    by_epoch(axis, by_name, looks, ylabel)
+    every = [record for records in by_strategy(results, task).values() for record in records]
+    axis.set_title(title(every, task), fontsize=9)
 
 
 def figure3(results: Results) -> "Figure":
-    """Draw θ by strategy."""
-    from repro import plots
+    """Draw θ by strategy, and by which factor it rises after the first decay, with intervals."""
+    from repro.experiments.adaptive.drawing import in_decimals, mark_epoch
+    from repro.plots import legend_below, new_axes
 
-    return plots.epoch_curves({"θ by strategy": _lines(results, CIFAR, "theta")}, ["θ"], 5.2)
+    drawn, axes = new_axes(1, 2, 9.2, 3.6)
+    curve, rise = axes[0]
+    _draw_curves(curve, results, CIFAR, "theta", "θ after the epoch (logarithmic)")
+    curve.set_yscale("log")
+    in_decimals(curve.yaxis)
+    best = by_strategy(results, CIFAR).get("best", [])
+    mark_epoch(curve, first_decay(best), "first decay of the rate")
+    _draw_rises(rise, results)
+    rise.set_title(curve.get_title(), fontsize=9)
+    legend_below(drawn, 3)
+    return drawn
+
+
+def _draw_rises(axis: "Axes", results: Results) -> None:
+    """Draw θ at the end over θ at the first decay, a row for each strategy."""
+    from repro.experiments.adaptive.drawing import LOOKS, PAPERS
+
+    found = [strategy for strategy in SHOWN if strategy in rises(results)]
+    for row, strategy in enumerate(found):
+        try:
+            gap = _rise(results, strategy)
+        except NotRun:
+            continue  # of toys θ may be below 0
+        look = LOOKS[strategy]
+        axis.plot(np.exp(gap.interval()), [row, row], color=look["color"], lw=2)
+        axis.plot(
+            [math.exp(gap.mean)], [row], ls="none", ms=8, color=look["color"], marker=look["marker"]
+        )
+    same = PAPER["tolerance"]
+    label = f"within {100 * same:g} %: no change, as Algorithm 1 has it"
+    axis.axvspan(1 - same, 1 + same, color=PAPERS, alpha=0.18, lw=0, label=label)
+    axis.axvline(1.0, color=PAPERS, lw=1)
+    axis.set_yticks(range(len(found)), [NAMES[strategy] for strategy in found], fontsize=9)
+    axis.set_ylim(max(1, len(found)) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel("θ at the end over θ at the first decay (95 % interval)")
 
 
 def learning(results: Results, task: str) -> "Figure":
-    """Draw validation PSNR by strategy."""
-    from repro import plots
+    """Draw validation PSNR by strategy: by epoch, and against the number of updates."""
+    from repro.plots import legend_below, new_axes
 
-    panels = {f"{PAPER[task]['title']}, by strategy": _lines(results, task, "psnr")}
-    return plots.epoch_curves(panels, [heading(task)], 5.2)
+    drawn, axes = new_axes(1, 3, 10.6, 3.7)
+    first, *others = axes[0]
+    _draw_curves(first, results, task, metric(task), f"validation {heading(task)}")
+    _draw_updates(others, results, task)
+    legend_below(drawn, 4)
+    return drawn
 
 
 def figure10(results: Results) -> "Figure":
-    """Draw training loss and accuracy by strategy."""
-    from repro import plots
+    """Draw training loss and accuracy by strategy, and accuracy against the number of updates."""
+    from repro.experiments.adaptive.drawing import mark_epoch
+    from repro.plots import legend_below, new_axes
 
-    panels = {
-        "training loss": _lines(results, CIFAR, "train_cost"),
-        "validation accuracy": _lines(results, CIFAR, "accuracy"),
-    }
-    return plots.epoch_curves(panels, ["training loss", "accuracy (%)"])
+    drawn, axes = new_axes(2, 2, 9.2, 6.8)
+    best = by_strategy(results, CIFAR).get("best", [])
+    for axis, name, ylabel in zip(
+        axes[0],
+        ("train_cost", metric(CIFAR)),
+        ("training loss", f"validation {heading(CIFAR)}"),
+        strict=True,
+    ):
+        _draw_curves(axis, results, CIFAR, name, ylabel)
+        mark_epoch(axis, first_decay(best), "first decay of the rate")
+    _draw_updates(axes[1], results, CIFAR)
+    legend_below(drawn, 4)
+    return drawn
+
+
+def papers_updates(task: str, strategy: str) -> int:
+    """Return the updates of a training by the paper's schedule of a strategy."""
+    from repro.adaptive import updates
+
+    return updates(paper_schedule(task, strategy), PAPER[task]["samples"])
+
+
+def _draw_updates(axes: "Sequence[Axes]", results: Results, task: str) -> None:
+    """Draw the final metric against the number of updates: the paper's, and ours.
+
+    Ours are means over seeds with 95 % intervals; small points are seeds, whose K differs.
+    """
+    from repro.experiments.adaptive.drawing import (
+        HOLLOW,
+        LOOKS,
+        SOLID,
+        explain,
+        in_decimals,
+        our_point,
+        papers_point,
+        side_by_side,
+    )
+
+    paper, ours = axes
+    for strategy in (*STRATEGIES, "large"):
+        reported = reported_of(task, strategy)
+        if "value" in reported:
+            count = papers_updates(task, strategy)
+            papers_point(paper, count, reported["value"], LOOKS[strategy])
+    trainings = by_strategy(results, task)
+    means = {strategy: float(np.mean(updates_of(own))) for strategy, own in trainings.items()}
+    for strategy, place in side_by_side(means).items():
+        look, records = LOOKS[strategy], trainings[strategy]
+        counts = [count * place / means[strategy] for count in updates_of(records)]
+        seeds: dict[str, Any] = {
+            "ls": "none",
+            "marker": ".",
+            "ms": 5,
+            "alpha": 0.6,
+            "color": look["color"],
+        }
+        ours.plot(counts, final(records, metric(task)), **seeds)
+        if not diverged(results, task, strategy):
+            gap = end_of(results, task, strategy)
+            our_point(ours, place, gap.mean, look, gap.interval())
+    explain(
+        ours,
+        ("paper", HOLLOW),
+        ("ours, mean with 95 % interval", SOLID),
+        ("ours, each seed", {"marker": ".", "ls": "none", "ms": 6, "color": SOLID["color"]}),
+    )
+    every = [record for records in trainings.values() for record in records]
+    for axis, whose in ((paper, papers_title(task)), (ours, title(every, task))):
+        axis.set_xscale("log")
+        in_decimals(axis.xaxis)
+        axis.margins(x=0.12, y=0.14)
+        axis.set_title(whose, fontsize=9)
+        axis.set(xlabel="updates in the whole training", ylabel=f"final {heading(task)}")
 
 
 def _lost(count: int) -> str:
@@ -277,11 +412,37 @@ def _ends(results: Results, task: str) -> dict[str, list[float]]:
     }
 
 
-def _paper_gap(task: str, strategy: str, other: str) -> float | None:
+def end_of(results: Results, task: str, strategy: str) -> Gap:
+    """Return the final metric of a strategy with its error, from the spread that all share.
+
+    Raises:
+        NotRun: There are no trainings of it, or one diverged.
+    """
+    ends = _ends(results, task)
+    if not ends.get(strategy):
+        raise NotRun(f"{NAMES[strategy]}: no records")
+    values, spread = ends[strategy], Spread.pooled(ends.values())
+    if not (spread.dof and spread.alike):
+        spread = Spread.pooled([values])
+    error = spread.sd / math.sqrt(len(values))
+    return Gap(math.fsum(values) / len(values), error, spread.dof or math.nan, unit=unit(task))
+
+
+def end_gap(results: Results, task: str, strategy: str, other: str) -> Gap:
+    """Return the final metric of a strategy less that of another; all share their spread.
+
+    Raises:
+        NotRun: There are no trainings of one of them, or one diverged.
+    """
+    ends = _ends(results, task)
+    spread = Spread.pooled(ends.values())
+    return difference(ends.get(strategy, []), ends.get(other, []), spread, unit(task))
+
+
+def paper_gap(task: str, strategy: str, other: str) -> float | None:
     """Return the paper's final metric of a strategy less that of another, where it prints both."""
-    values = [reported_of(task, name).get("value") for name in (strategy, other)]
-    ours, best = values
-    return None if ours is None or best is None else float(ours) - float(best)
+    own, others = (reported_of(task, name).get("value") for name in (strategy, other))
+    return None if own is None or others is None else float(own) - float(others)
 
 
 def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Claim:
@@ -296,10 +457,8 @@ def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Clai
         own = trained(results, task, strategy)
         if strategy == DECAY and own and not any(map(_decayed, own)):
             raise NotRun("the cost of no training saturated, so that no rate decayed")
-        ends = _ends(results, task)
-        spread = Spread.pooled(ends.values())
-        gap = difference(ends.get(strategy, []), ends.get("best", []), spread, unit(task))
-        paper = _paper_gap(task, strategy, "best")
+        gap = end_gap(results, task, strategy, "best")
+        paper = paper_gap(task, strategy, "best")
         name = "over the best fixed batch" + ("" if paper is None else f" (paper {paper:+.2f})")
         word, told = equivalence(name, gap, kept_up(task), side=-1)
         found = by_strategy(results, task)
@@ -320,15 +479,13 @@ def falls_below(task: str, strategy: str, other: str, key: str, text: str, sourc
     def judge_loss(results: Results, expected: Expectation) -> Verdict:
         if lost := diverged(results, task, other):
             raise NotRun(f"{NAMES[other]}: {_lost(lost)}")
-        ends = _ends(results, task)
-        if other not in ends:
+        if other not in _ends(results, task):
             raise NotRun(f"{NAMES[other]}: no records")
         if lost := diverged(results, task, strategy):
             # A training that ends in no numbers ends below any.
             return combine([certain(_lost(lost), True)])
-        spread = Spread.pooled(ends.values())
-        gap = difference(ends.get(strategy, []), ends[other], spread, unit(task))
-        paper = _paper_gap(task, strategy, other)
+        gap = end_gap(results, task, strategy, other)
+        paper = paper_gap(task, strategy, other)
         return combine([direction(f"over {NAMES[other]}", gap, paper, sign=expected.sign)])
 
     return judge_loss
@@ -535,47 +692,40 @@ def others_rise(results: Results, expected: Expectation) -> Verdict:
 
 
 FIGURE3 = Exhibit(
+    long=True,
     runs=partial(runs, task=CIFAR),
     table=decay_table,
     figure=figure3,
-    caption=caption(f"θ by strategy. {CURVES}", facts),
+    caption=caption(
+        f"{CURVES} Beside them: by which factor θ rises after the first decay, 95 % intervals.",
+        facts,
+    ),
     claims=(theta_stays, others_rise),
 )
 
 
 def _exhibit(task: str, lead: str) -> Exhibit:
-    differences = f"Differences in {unit(task)} with Welch's 95 % interval."
     return Exhibit(
+        long=True,
         runs=partial(runs, task=task),
         table=partial(table, task=task),
         figure=figure10 if task == CIFAR else partial(learning, task=task),
-        caption=caption(f"{CURVES} {differences} {lead}", facts),
+        caption=caption(f"{CURVES} {lead}", facts),
         claims=_classification() if task == CIFAR else _restoration(task),
         checks=(updates_as_scheduled(task),),
     )
 
 
-_DECAYS = (
-    "Section III-E's decay where the cost saturates is run beside: section VI-A does not say "
-    "whether it was used, and EDSR's own decays come after more updates than these trainings have."
-)
-FIGURE4 = _exhibit(
-    DIV2K,
-    "Table I prints rates that grow for the third method, the text a fixed one, which is what was "
-    f"run; it grows every {PAPER[DIV2K]['scheduled']['every']} epochs of "
-    f"{PAPER[DIV2K]['scheduled']['epochs']}, which is ASSUMED after Table III. {_DECAYS}",
-)
-FIGURE5 = _exhibit(
-    PHANTOM,
-    f"The third method has a fixed rate, as in figure4, and grows every "
-    f"{PAPER[PHANTOM]['scheduled']['every']} epochs of {PAPER[PHANTOM]['scheduled']['epochs']}, "
-    f"ASSUMED too. {_DECAYS}",
+FIGURE4, FIGURE5 = (
+    _exhibit(
+        task,
+        f"The paper's updates follow from its schedules ({NAMES['scheduled']}: ASSUMED). "
+        "Equal numbers stand side by side.",
+    )
+    for task in (DIV2K, PHANTOM)
 )
 FIGURE10 = _exhibit(
     CIFAR,
-    "Table III prints rates that grow for the third method; the text fixes it at "
-    f"{_FIXED['lr']:g} and doubles the batch every {_FIXED['every']} epochs, which is what was "
-    "run, without decays. "
-    "\"SGD, large batch\" is section III-E's, whose rate is ASSUMED to be the best batch's. The "
-    "noise scale is no method of the paper's: its batch follows tr(Σ) / |G|².",
+    "The paper's updates follow from its schedules. Equal numbers stand side by side. The noise "
+    "scale is not the paper's.",
 )

@@ -24,6 +24,7 @@ from repro.experiments.dualbatch.settings import (
     K,
     facts,
     final,
+    mix,
     section51,
     table5_training,
     workers,
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 
 FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
 SAME_TIME = 0.01  # of the time that k promises: batch sizes are whole, last batches short
-Groups = Mapping[str, Mapping[str, Sequence[Record]]]  # trainings by panel and line
+METRICS = {"accuracy": ("accuracy", "points", 2), "test_loss": ("loss", "", 3)}
+Cells = Mapping[Any, Sequence[float]]  # a metric after the last epoch, of every seed
 
 
 def outcome(records: Sequence[Record], paper: Mapping[str, float]) -> dict[str, Any]:
@@ -93,23 +95,30 @@ def wall_cell(records: Sequence[Record]) -> str:
     return Summary.of(final(real, "wall_time_s")).text() if real else DASH
 
 
-def draw_curves(groups: Groups) -> "Figure":
-    """Draw test loss and accuracy by epoch, a pair of panels for each group."""
-    from repro import plots
+def change(cells: Cells, first: Any, second: Any, spread: Spread, metric: str = "accuracy") -> Gap:
+    """Return by how much one cell is above another, with the spread of all cells.
 
-    panels: dict[str, dict[str, list[list[float]]]] = {}
-    ylabels = []
-    for title, lines in groups.items():
-        for metric, name, unit in (
-            ("test_loss", "test loss", ""),
-            ("accuracy", "test accuracy", " (%)"),
-        ):
-            panels[f"{title}: {name}"] = {
-                label: [record.metrics[metric] for record in records]
-                for label, records in lines.items()
-            }
-            ylabels.append(f"{name}{unit}")
-    return plots.epoch_curves(panels, ylabels)
+    Raises:
+        NotRun: One of them is empty.
+    """
+    _, unit, digits = METRICS[metric]
+    return difference(cells[first], cells[second], spread, unit, digits)
+
+
+def changes(
+    cells: Cells,
+    pairs: Mapping[str, tuple[Any, Any]],
+    published: Mapping[str, float],
+    spread: Spread,
+    metric: str,
+) -> dict[str, tuple[Gap | None, float]]:
+    """Return by line what a cell is above another, None where it was not run, and the paper's."""
+    found: dict[str, tuple[Gap | None, float]] = {}
+    for line, (first, second) in pairs.items():
+        ran = cells[first] and cells[second]
+        gap = change(cells, first, second, spread, metric) if ran else None
+        found[line] = (gap, published[line])
+    return found
 
 
 def table3_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -151,30 +160,46 @@ def table3(results: Results) -> list[dict[str, Any]]:
 
 
 def figures5_6(results: Results) -> "Figure":
-    """Draw loss and accuracy by model-update factor."""
-    groups = {}
+    """Draw loss and accuracy by model-update factor, and what a factor changes over none."""
+    from repro.experiments.dualbatch import drawing
+
+    others = [factor for factor in FACTORS if factor != "none"]
+    lines = drawing.FACTORS
+    groups, drawn = {}, {metric: {} for metric in METRICS}  # type: ignore[var-annotated]
     for paper in PAPER["table3"]:
-        cells = _by_factor(results, paper["n_small"])
-        groups[f"(n_S, n_L) = {workers(paper['n_small'])}"] = {
-            f"factor {label}": cells[scheme] for scheme, label in FACTORS.items()
-        }
-    return draw_curves(groups)
+        n, title = paper["n_small"], mix(paper["n_small"])
+        trained = _by_factor(results, n)
+        groups[title] = {lines[factor]: trained[factor] for factor in FACTORS}
+        for metric, (key, _, _) in METRICS.items():
+            cells = _factor_cells(results, metric)
+            drawn[metric][title] = changes(
+                cells,
+                {lines[factor]: ((n, factor), (n, "none")) for factor in others},
+                {lines[factor]: paper[factor][key] - paper["none"][key] for factor in others},
+                Spread.pooled(cells.values()),
+                metric,
+            )
+    return drawing.draw_factors(groups, drawn, "no factor")
+
+
+def _factor_cells(results: Results, metric: str) -> dict[tuple[int, str], list[float]]:
+    return {
+        (paper["n_small"], factor): final(records, metric)
+        for paper in PAPER["table3"]
+        for factor, records in _by_factor(results, paper["n_small"]).items()
+    }
 
 
 def _factors(
     results: Results, expected: Expectation, better: str, worse: str, numbers: Sequence[int]
 ) -> Verdict:
     """Judge one factor over another, in all of some numbers of small-batch workers."""
-    cells = {
-        (paper["n_small"], scheme): final(records, "accuracy")
-        for paper in PAPER["table3"]
-        for scheme, records in _by_factor(results, paper["n_small"]).items()
-    }
+    cells = _factor_cells(results, "accuracy")
     spread = Spread.pooled(cells.values())
     cases: dict[str, tuple[Gap, float | None]] = {}
     for paper in PAPER["table3"]:
         if (n := paper["n_small"]) in numbers:
-            gap = difference(cells[n, better], cells[n, worse], spread, "points")
+            gap = change(cells, (n, better), (n, worse), spread)
             published = paper[better]["accuracy"] - paper[worse]["accuracy"]
             cases[f"n_S = {n}:"] = (gap, published)
     return in_all_cases(cases, sign=expected.sign)
@@ -211,13 +236,13 @@ def root_below_linear(results: Results, expected: Expectation) -> Verdict:
 
 
 TABLE3 = Exhibit(
+    long=True,
     runs=table3_runs,
     table=table3,
     figure=figures5_6,
     caption=caption(
-        f"Final test loss and accuracy at k = {K[1]:g}, mean ± standard deviation over seeds "
-        "(lines at the curves' ends); differences in points with Welch's 95 % interval, where "
-        "verdicts pool the spread of all cells.",
+        f"After the last epoch at k = {K[1]:g}, n seeds. Over none: points with Welch's interval; "
+        "verdicts and figure pool the spread of all cells.",
         facts,
     ),
     claims=(linear_factor, root_factor, root_below_linear),
@@ -246,17 +271,17 @@ def table5(results: Results) -> list[dict[str, Any]]:
     rows = [(1.0, 0, paper)]
     rows += [(row["k"], row["n_small"], row) for row in PAPER["table5"]["rows"]]
     found = []
-    for k, n_small, own in rows:
+    for k, n_small, published in rows:
         records = section51(results, k, n_small)
         virtual = virtual_time(records)
-        points = own["accuracy"] - paper["accuracy"]
+        points = published["accuracy"] - paper["accuracy"]
         found.append(
             {
                 "k": f"{k:.2f}",
                 "(n_S, n_L)": workers(n_small),
                 "B_S": plan_cell(records, "small_batch"),
                 "B_L": plan_cell(records, "large_batch"),
-                **outcome(records, own),
+                **outcome(records, published),
                 "gain, paper": f"{points:+.1f}" if n_small else DASH,
                 "gain": gain(records, base) if n_small else DASH,
                 "virtual time over baseline": f"{virtual / before:.3f}"
@@ -269,14 +294,31 @@ def table5(results: Results) -> list[dict[str, Any]]:
 
 
 def figures7_10(results: Results) -> "Figure":
-    """Draw loss and accuracy by the number of small-batch workers."""
-    return draw_curves(
-        {
-            f"k = {k:g}": {
-                f"(n_S, n_L) = {workers(n)}": section51(results, k, n) for n in range(WORKERS + 1)
-            }
-            for k in K
-        }
+    """Draw loss and accuracy by the number of small-batch workers, and what they gain."""
+    from repro.experiments.dualbatch import drawing
+
+    groups = {
+        f"k = {k:g}": {mix(n): section51(results, k, n) for n in range(WORKERS + 1)} for k in K
+    }
+    drawn = {metric: {f"k = {k:g}": gains(results, k, metric) for k in K} for metric in METRICS}
+    ticks = {mix(n): str(n) for n in range(1, WORKERS + 1)}
+    return drawing.draw_trainings(groups, drawn, mix(0), ticks, "small-batch workers, of 4")
+
+
+def gains(
+    results: Results, k: float, metric: str = "accuracy"
+) -> dict[str, tuple[Gap | None, float]]:
+    """Return what a metric gains over large batches alone, by the mix of workers, and the paper's.
+
+    None where it was not run.
+    """
+    cells, paper, key = _finals(results, metric), _numbers(k), METRICS[metric][0]
+    return changes(
+        cells,
+        {mix(n): ((k, n), (k, 0)) for n in range(1, WORKERS + 1)},
+        {mix(n): paper[n][key] - paper[0][key] for n in range(1, WORKERS + 1)},
+        _spread(cells),
+        metric,
     )
 
 
@@ -290,8 +332,9 @@ def _spread(cells: Mapping[tuple[float, int], list[float]]) -> Spread:
     return Spread.pooled(values for (k, n), values in cells.items() if n or k == K[0])
 
 
-_LEAST, _MOST = (
-    end(row["accuracy"] for row in PAPER["table5"]["rows"] if row["n_small"] > 1)
+ENOUGH = range(2, WORKERS + 1)  # small-batch workers that gain accuracy in the paper
+LEAST, MOST = (
+    end(row["accuracy"] for row in PAPER["table5"]["rows"] if row["n_small"] in ENOUGH)
     - PAPER["table5"]["baseline"]["accuracy"]
     for end in (min, max)
 )
@@ -299,19 +342,19 @@ _LEAST, _MOST = (
 
 @claim(
     "gain",
-    f"Two small-batch workers or more gain accuracy (the paper {_LEAST:.1f} to {_MOST:.1f} points)",
+    f"Two small-batch workers or more gain accuracy (the paper {LEAST:.1f} to {MOST:.1f} points)",
     "Section 5.1.3",
 )
-def gains(results: Results, expected: Expectation) -> Verdict:
+def gained(results: Results, expected: Expectation) -> Verdict:
     """Judge each number from two on over the baseline, which all of them share."""
-    cells = _finals(results, "accuracy")
-    settings = {f"k = {k:g}, n_S = {n}": (k, n) for k, n in cells if n > 1}
+    by_k = {k: gains(results, k) for k in K}
+    settings = {f"k = {k:g}, n_S = {n}": (k, mix(n)) for k in K for n in ENOUGH}
 
     def judge(name: str) -> Part:
-        k, n = settings[name]
-        gap = difference(cells[k, n], cells[k, 0], _spread(cells), "points")
-        paper = _numbers(k)
-        published = paper[n]["accuracy"] - paper[0]["accuracy"]
+        k, workers_of = settings[name]
+        gap, published = by_k[k][workers_of]
+        if gap is None:
+            raise NotRun("no records")
         return direction(f"{name}:", gap, published, sign=expected.sign)
 
     return combine(each(settings, judge))
@@ -325,7 +368,7 @@ def one_too_few(results: Results, expected: Expectation) -> Verdict:
 
     def judge(name: str) -> Part:
         k = names[name]
-        gap = difference(cells[k, 1], cells[k, 3], _spread(cells), "points")
+        gap = change(cells, (k, 1), (k, 3), _spread(cells))
         published = _numbers(k)[1]["accuracy"] - _numbers(k)[3]["accuracy"]
         return direction(f"{name}:", gap, published, sign=expected.sign)
 
@@ -337,9 +380,7 @@ def _best(results: Results, expected: Expectation, metric: str, wanted: int) -> 
 
     The other is chosen for its mean: the interval is widened for that.
     """
-    key, unit, digits = {"accuracy": ("accuracy", "points", 2), "test_loss": ("loss", "", 3)}[
-        metric
-    ]
+    key = METRICS[metric][0]
     cells = _finals(results, metric)
     names = {f"k = {k:g}": k for k in K}
 
@@ -354,7 +395,7 @@ def _best(results: Results, expected: Expectation, metric: str, wanted: int) -> 
         published = max((paper[n] for n in others), key=lambda v: expected.sign * v)
         return direction(
             f"{name}, n_S = {wanted} over {best}:",
-            difference(cells[k, wanted], cells[k, best], _spread(cells), unit, digits),
+            change(cells, (k, wanted), (k, best), _spread(cells), metric),
             paper[wanted] - published,
             sign=expected.sign,
             candidates=len(others),
@@ -395,15 +436,15 @@ def extra_time(results: Results) -> tuple[bool, str]:
 
 
 TABLE5 = Exhibit(
+    long=True,
     runs=table5_runs,
     table=table5,
     figure=figures7_10,
     caption=caption(
-        "Final test loss and accuracy, mean ± standard deviation over seeds (lines at the curves' "
-        "ends); gains over the baseline, four large-batch workers with warm-up, in points with "
-        "Welch's 95 % interval, where verdicts pool the spread of all cells.",
+        "After the last epoch, n seeds. Gain: points over 4 large with warm-up, Welch's interval; "
+        "verdicts and figure pool the spread of all cells.",
         facts,
     ),
-    claims=(gains, one_too_few, three_best, lowest_loss),
+    claims=(gained, one_too_few, three_best, lowest_loss),
     checks=(extra_time,),
 )

@@ -1,6 +1,6 @@
 """What do the three schemes train with, stage by stage? (Table 1)"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
@@ -18,7 +18,6 @@ QUANTITIES = {
     "resolution": "resolution",
     "dropout": "dropout",
 }
-_COLOURS = ("#c3cad6", "#e07a3f", "#1f6fb4")
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -73,32 +72,38 @@ def _cycled(results: Results) -> set[str]:
 
 
 def draw(results: Results) -> "Figure":
-    """Draw resolution and batch sizes by epoch, a line for each scheme."""
+    """Draw resolution and batch sizes by epoch, a column for each scheme."""
     from repro import plots
+    from repro.experiments.dualbatch import drawing
 
-    figure, axes = plots.new_axes(1, 2, 8.6, 3.0)
-    for axis, key, label in zip(
-        axes[0], ("resolution", "batches"), ("resolution (pixels)", "batch size"), strict=True
-    ):
-        axis.set(title=label.partition(" (")[0], xlabel="epoch", ylabel=label)
-        for scheme, colour, width in zip(TABLE["rows"], _COLOURS, (7, 4, 1.5), strict=True):
-            own = [row for row in _rows(results) if row["scheme"] == scheme]
-            for values in _lines(own, key):
-                epochs = [e for row in own for e in (row["first"] - 1, row["last"])]
-                # The later ones lie on the earlier where they are the same.
-                style = {"color": colour, "lw": width, "label": scheme}
-                axis.plot(epochs, [v for value in values for v in (value, value)], **style)
+    figure, axes = plots.new_axes(2, len(TABLE["rows"]), 9.6, 3.8)
+    axes[0, 0].set_ylabel("resolution (pixels)")
+    axes[1, 0].set_ylabel("batch size")
+    named = {  # small batches first, where there are two
+        2: (("small batches", drawing.SMALL), ("large batches", drawing.LARGE)),
+        1: (("large batches", drawing.LARGE),),
+    }
+    for (above, below), scheme in zip(axes.T, TABLE["rows"], strict=True):
+        rows = [row for row in _rows(results) if row["scheme"] == scheme]
+        epochs = [epoch for row in rows for epoch in (row["first"] - 1, row["last"])]
+        drawing.titled(above, f"ours, solved: {scheme}")
+        drawing.titled(below, "ours, solved")
+        below.set_xlabel("epoch")
+        if not rows:
+            continue
+        sides = [row["resolution"] for row in rows for _ in range(2)]
+        above.plot(epochs, sides, color=plots.INK, lw=2, label="resolution")
+        for number, (label, workers) in enumerate(named[len(rows[0]["batches"])]):
+            sizes = [row["batches"][number] for row in rows for _ in range(2)]
+            colour = drawing.STYLES[workers]["color"]
+            below.plot(epochs, sizes, color=colour, lw=2, label=label)
+    for row in axes:
+        drawing.on_one_scale(row)
+        row[0].set_ylim(bottom=0)
+        for axis in row[1:]:
+            axis.set_ylim(row[0].get_ylim())
     plots.legend_below(figure, 3)
     return figure
-
-
-def _lines(rows: Sequence[Mapping[str, Any]], key: str) -> list[list[float]]:
-    """Return the values of a quantity by sub-stage: a line, or one for each of two batch sizes."""
-    if not rows:
-        return []
-    if key != "batches":
-        return [[row[key] for row in rows]]
-    return [[row[key][place] for row in rows] for place in range(len(rows[0][key]))]
 
 
 @check(
@@ -112,9 +117,9 @@ def same_symbols(results: Results) -> tuple[bool, str]:
         raise NotRun("no records")
     wrong = []
     for scheme in TABLE["rows"]:
-        own = [row for row in rows if row["scheme"] == scheme]
+        of_scheme = [row for row in rows if row["scheme"] == scheme]
         for key in QUANTITIES:
-            pairs = {(symbol(scheme, row, key), str(row[key])) for row in own}
+            pairs = {(symbol(scheme, row, key), str(row[key])) for row in of_scheme}
             if not len(pairs) == len({s for s, _ in pairs}) == len({v for _, v in pairs}):
                 wrong.append(f"{scheme}, {QUANTITIES[key]}")
     count = len(TABLE["rows"]) * len(QUANTITIES)
@@ -126,8 +131,8 @@ TABLE1 = Exhibit(
     table=table,
     figure=draw,
     caption=caption(
-        "The paper compares the schemes in symbols; the numbers beside are what our schedules "
-        "give for the first two stages of Table 7, with one small-batch worker.",
+        "The paper's symbols beside what our schedules give for the first two stages of Table 7, "
+        "with one small-batch worker.",
         facts,
     ),
     checks=(same_symbols,),

@@ -1,17 +1,21 @@
-"""Any plan, live: its batch sizes, shares and factor, and what every worker does when."""
+"""Any plan, live: its batch sizes and shares, and what every worker does when."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from repro import plots
 from repro.dualbatch import DualBatchPlan, largest_k
-from repro.experiments.dualbatch.settings import PAPER, WORKERS
+from repro.experiments.dualbatch.drawing import LARGE, SMALL, STYLES, titled
+from repro.experiments.dualbatch.settings import PAPER, WORKERS, mix
 from repro.measure import TimeModel
 
-COLOURS = {"large": "#1f6fb4", "small": "#e07a3f"}
+Spans = Sequence[tuple[float, float]]  # (start, seconds) of every step
+
+# Ends of the widget's sliders, and of its axes: what moves is then the plan alone.
+MOST_TIME, BATCHES = 1.5, (100, 1000)
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,11 @@ class Setting:
     name: str
     times: TimeModel
     samples: int
+
+    @property
+    def longest_s(self) -> float:
+        """Seconds of the longest epoch that the sliders allow."""
+        return MOST_TIME * self.times.pass_time(BATCHES[0], round(self.samples / WORKERS))
 
 
 def paper_setting() -> Setting:
@@ -41,20 +50,35 @@ def solve(setting: Setting, k: float, n_small: int, large_batch: int) -> DualBat
 
 
 def describe(plan: DualBatchPlan | str) -> str:
-    """Return a plan in a few words, or why there is none."""
+    """Return a plan in a few words, with the paper's symbols, or why there is none."""
     if isinstance(plan, str):
         return f"no such plan: {plan}"
-    parts = [f"(n_S, n_L) = ({plan.n_small}, {plan.n_large}), k = {plan.k:g}"]
-    if plan.n_small:
-        parts.append(f"B_S = {plan.small_batch}, d_S = {plan.small_samples:,}")
-    if plan.n_large:
-        parts.append(f"B_L = {plan.large_batch}, d_L = {plan.large_samples:,}")
-    parts.append(f"factor {plan.update_factor:.3f}")
+    parts = []
+    for kind in dict.fromkeys(plan.kinds):
+        letter = kind[0].upper()
+        parts.append(
+            f"{plan.kinds.count(kind)} {kind}: B_{letter} = {plan.batch_of(kind)}, "
+            f"d_{letter} = {plan.share_of(kind):,}"
+        )
     times = " and ".join(f"{plan.time_of(kind):.3f}" for kind in dict.fromkeys(plan.kinds))
-    return "; ".join([*parts, f"predicted {times} s"])
+    factor = f"factor {plan.update_factor:.3f}"
+    return f"k = {plan.k:g}; {'; '.join(parts)}; {factor}; {times} s an epoch"
 
 
-def _steps(plan: DualBatchPlan, worker: int) -> list[tuple[float, float]]:
+def draw(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> Figure:
+    """Draw a plan beside all others: on the left its workers' steps, on the right small batches.
+
+    Axes are the same for whatever the widget's sliders are set to.
+    """
+    figure, axes = plots.new_axes(1, 2, 9.8, 3.6)
+    _draw_workers(axes[0, 0], setting, large_batch, plan)
+    _draw_choices(axes[0, 1], setting, large_batch, plan)
+    plots.legend_below(figure, 4)
+    return figure
+
+
+def steps_of(plan: DualBatchPlan, worker: int) -> list[tuple[float, float]]:
+    """Return start and seconds of every step of a worker in one epoch, as predicted."""
     kind = plan.kinds[worker]
     batch, left = plan.batch_of(kind), plan.share_of(kind)
     spans, now = [], 0.0
@@ -65,85 +89,57 @@ def _steps(plan: DualBatchPlan, worker: int) -> list[tuple[float, float]]:
     return spans
 
 
-def draw(plan: DualBatchPlan) -> Figure:
-    """Draw the predicted steps of every worker in one epoch."""
-    spans = [{"kind": kind, "steps": _steps(plan, i)} for i, kind in enumerate(plan.kinds)]
-    names = [f"worker {i}, {kind}" for i, kind in enumerate(plan.kinds)]
-    baseline = plan.time_model.pass_time(plan.large_batch, round(plan.samples / plan.n))
-    return draw_workers(spans, names, baseline)
-
-
-def draw_choices(setting: Setting, large_batch: int, plan: DualBatchPlan | None) -> Figure:
-    """Draw B_S against k for every number of small-batch workers."""
-    lines = {}
-    for n_small in range(1, WORKERS + 1):
-        top = min(1.3, largest_k(setting.times, n_small, WORKERS - n_small, large_batch))
-        points = []
-        for step in range(1, 61):
-            k = 1 + (top - 1) * step / 60
-            found = solve(setting, k, n_small, large_batch)
-            if isinstance(found, DualBatchPlan) and found.small_batch:
-                points.append((k, float(found.small_batch)))
-        lines[f"n_S = {n_small}"] = points
-    chosen = (plan.k, float(plan.small_batch)) if plan and plan.small_batch else None
-    return draw_frontier(lines, chosen)
-
-
-def draw_all(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> list[Figure]:
-    """Return the figures of a plan; none where there is none."""
-    if isinstance(plan, str):
-        return []
-    return [draw(plan), draw_choices(setting, large_batch, plan)]
-
-
-def draw_workers(
-    spans: Sequence[Mapping[str, Any]], names: Sequence[str], baseline_s: float
-) -> Figure:
-    """Draw what every worker does in the first epochs, step by step.
-
-    Args:
-        spans: Of each worker: ``kind``, and ``steps``, (start, seconds) of every step.
-        names: One for each worker.
-        baseline_s: Seconds of an epoch in which all workers have large batches.
-    """
-    figure, axes = plots.new_axes(1, 1, 9.5, 1.5 + 0.42 * len(spans))
-    axis = axes[0, 0]
-    named: set[str] = set()
-    for row, span in enumerate(spans):
-        label = f"{span['kind']}-batch worker: a step" if span["kind"] not in named else None
-        named.add(span["kind"])
-        axis.broken_barh(
-            span["steps"],
-            (row - 0.36, 0.72),
-            color=COLOURS[span["kind"]],
-            edgecolor="white",
-            lw=0.3,
-            label=label,
-        )
-    axis.axvline(
-        baseline_s, color="#c0392b", ls="--", lw=1.2, label="an epoch with large batches alone"
-    )
-    axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
+def _draw_workers(
+    axis: Axes, setting: Setting, large_batch: int, plan: DualBatchPlan | str
+) -> None:
+    titled(axis, f"predicted for the paper's device: {setting.name}", 60)
+    axis.set_xlim(0, 1.02 * setting.longest_s)
+    axis.set_ylim(WORKERS - 0.5, -0.5)
+    axis.set_yticks(range(WORKERS), [f"worker {worker}" for worker in range(WORKERS)])
+    axis.set_xlabel("time of one epoch (s)")
     axis.grid(axis="y", visible=False)
-    axis.set_xlim(left=0)
-    axis.set_xlabel("predicted time of one epoch (s)")
-    plots.legend_below(figure, 3)
-    return figure
+    colours = {"small": STYLES[SMALL]["color"], "large": STYLES[LARGE]["color"]}
+    for kind, colour in colours.items():  # named even where no worker has such batches
+        axis.broken_barh([], (0, 0), color=colour, label=f"a step with a {kind} batch")
+    if isinstance(plan, str):
+        axis.text(0.5, 0.5, "no such plan", transform=axis.transAxes, ha="center", fontsize=12)
+    else:
+        for row, kind in enumerate(plan.kinds):
+            lane = (row - 0.36, 0.72)
+            steps = steps_of(plan, row)
+            axis.broken_barh(steps, lane, color=colours[kind], edgecolor="white", lw=0.3)
+    baseline = setting.times.pass_time(large_batch, round(setting.samples / WORKERS))
+    axis.axvline(baseline, color="#b3261e", ls="--", lw=1.4, label="an epoch, large batches alone")
 
 
-def draw_frontier(
-    lines: Mapping[str, Sequence[tuple[float, float]]], chosen: tuple[float, float] | None
-) -> Figure:
-    """Draw B_S against k for every number of small-batch workers, and the chosen plan."""
-    figure, axes = plots.new_axes(1, 1, 5.2, 3.2)
-    axis = axes[0, 0]
-    for (label, points), colour in zip(lines.items(), plots.PALETTE[1:], strict=False):
-        if points:
-            axis.plot(*zip(*points, strict=True), color=colour, lw=1.5, label=label)
-    if chosen is not None:
-        axis.plot(*chosen, "o", color="#c0392b", ms=8, label="chosen", zorder=5)
-    axis.set(xlabel="extra training time ratio k", ylabel="small batch size B_S")
-    axis.set_ylim(bottom=0)
-    plots.legend_below(figure, 5)
-    return figure
+def _draw_choices(
+    axis: Axes, setting: Setting, large_batch: int, plan: DualBatchPlan | str
+) -> None:
+    for n_small, points in choices(setting, large_batch).items():
+        ks, sizes = zip(*points, strict=True) if points else ((), ())
+        axis.plot(ks, sizes, lw=1.8, label=mix(n_small), color=STYLES[mix(n_small)]["color"])
+    chosen = [] if isinstance(plan, str) or not plan.small_batch else [(plan.k, plan.small_batch)]
+    ks, sizes = zip(*chosen, strict=True) if chosen else ((), ())
+    axis.plot(ks, sizes, "o", color="#b3261e", ms=9, label="this plan")
+    titled(axis, f"every plan with large batches of {large_batch}", 60)
+    axis.set(xlabel="time over that of large batches alone (k)", ylabel="small batch size")
+    axis.set_xlim(1, MOST_TIME)
+    axis.set_yscale("log")
+    axis.set_ylim(1, BATCHES[1])
+    ticks = [1, 3, 10, 30, 100, 300, 1000]
+    axis.set_yticks(ticks, [str(tick) for tick in ticks])
+    axis.minorticks_off()
+
+
+def choices(setting: Setting, large_batch: int) -> Mapping[int, list[tuple[float, float]]]:
+    """Return k and the small batch size of every plan, by the number of small-batch workers."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for n_small in range(1, WORKERS + 1):
+        top = largest_k(setting.times, n_small, WORKERS - n_small, large_batch)
+        found[n_small] = []
+        for step in range(1, 61):
+            k = 1 + (min(MOST_TIME, top) - 1) * step / 60
+            plan = solve(setting, k, n_small, large_batch)
+            if isinstance(plan, DualBatchPlan) and plan.small_batch:
+                found[n_small].append((k, float(plan.small_batch)))
+    return found

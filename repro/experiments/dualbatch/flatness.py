@@ -18,8 +18,10 @@ from repro.experiments.dualbatch.settings import (
     WORKERS,
     K,
     facts,
+    mix,
     scaled,
     table5_training,
+    whose,
 )
 from repro.experiments.judging import (
     Gap,
@@ -46,8 +48,7 @@ JUDGED = 0.3  # of these
 WORST = 0.05  # of a step up the gradient, Foret et al.'s default
 _QUICK_STAGES = (2, 1, 1)  # epochs: fewer than the others', for losses are measured besides
 PLACES = tuple(round(-1 + 0.2 * step, 1) for step in range(11))  # along the direction drawn
-_COLOURS = {"small": "#e07a3f", "large": "#1f6fb4", "dual": "#3a9d6e"}
-_MARKERS = {"small": "o", "large": "s", "dual": "D"}
+_SMALL_WORKERS = {"small": WORKERS, "large": 0, "dual": SMALL}
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -65,7 +66,7 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
         if profile == "quick":
             rates = [rate for _, rate in config["stages"]]
             config["stages"] = [list(pair) for pair in zip(_QUICK_STAGES, rates, strict=True)]
-        own = {
+        measured = {
             "batches": kind,
             "warmup_epochs": 0,
             "loss_samples": min(2_000 if at_scale else 500, SCALE[profile]["test_samples"]),
@@ -77,7 +78,7 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
             "places": list(PLACES),
         }
         seeds = (0, 1) if profile == "quick" else None
-        found.append(Run("flatness", config | own, seeds, label=KINDS[kind]))
+        found.append(Run("flatness", config | measured, seeds, label=KINDS[kind]))
     return found
 
 
@@ -91,8 +92,8 @@ def _values(results: Results, kind: str, read: Callable[[Record], float]) -> lis
 
 def rise(record: Record, size: float = JUDGED) -> float:
     """Return the mean rise of the training loss by random perturbations of a size."""
-    place = record.config["sizes"].index(size)
-    return float(np.mean(record.metrics["rises"][place]))
+    index = record.config["sizes"].index(size)
+    return float(np.mean(record.metrics["rises"][index]))
 
 
 def exponent(record: Record) -> float:
@@ -141,37 +142,65 @@ def _batches(record: Record) -> str:
     return ", ".join(map(str, [*kinds, plan.large_batch]))
 
 
-def draw(results: Results) -> "Figure":
-    """Draw the variance of gradients by batch size, and the rise of the loss by perturbation."""
-    from repro import plots
+def _style(kind: str) -> dict[str, str]:
+    from repro.experiments.dualbatch import drawing
 
-    figure, axes = plots.new_axes(1, 2, 8.2, 3.3)
+    return drawing.STYLES[mix(_SMALL_WORKERS[kind])]
+
+
+def draw(results: Results) -> "Figure":
+    """Draw the variance of gradients by batch size, and the rise of the loss by perturbation.
+
+    The paper gives no numbers.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    from repro import plots
+    from repro.experiments.dualbatch import drawing
+
+    figure, axes = plots.new_axes(1, 2, 9.6, 3.5)
     variance, rises = axes[0]
-    for kind, name in KINDS.items():
+    for shift, (kind, name) in enumerate(KINDS.items()):
         records = _of(results, kind)
         if not records:
             continue
-        style = {"color": _COLOURS[kind], "label": name}
-        sizes = records[0].config["variance_batches"]
-        values = np.mean([record.metrics["variances"] for record in records], axis=0)
-        variance.plot(sizes, values, _MARKERS[kind], **style)
+        style, label = _style(kind), f"ours: {name}"
+        sizes = np.array(records[0].config["variance_batches"])
+        for axis, places, values in (
+            (
+                variance,
+                sizes * 2 ** (0.08 * (shift - 1)),
+                [record.metrics["variances"] for record in records],
+            ),
+            (
+                rises,
+                np.array(SIZES) + 0.008 * (shift - 1),
+                [[rise(record, size) for size in SIZES] for record in records],
+            ),
+        ):
+            spread = np.std(values, axis=0, ddof=1) if len(records) > 1 else None
+            line = "-" if axis is rises else "none"
+            means = np.mean(values, axis=0)
+            axis.errorbar(places, means, spread, **style, ls=line, ms=6, label=label)
         sigma2 = float(np.mean([one_sample(record) for record in records]))
-        line = [sigma2 / n for n in sizes]
-        variance.plot(sizes, line, "--", color=_COLOURS[kind], lw=1, label=f"{name}: σ²/N")
-        means = [np.mean([rise(record, size) for record in records]) for size in SIZES]
-        rises.plot(SIZES, means, f"-{_MARKERS[kind]}", **style)
-    variance.set(
-        title="gradient of a mini-batch", xlabel="batch size N", ylabel="variance, all weights"
-    )
-    if any(_of(results, kind) for kind in KINDS):
+        variance.plot(sizes, sigma2 / sizes, "--", color=style["color"], lw=1, label="_σ² / N")
+    measured = [record for kind in KINDS for record in _of(results, kind)]
+    drawing.titled(variance, f"gradient of a mini-batch (dashed: σ² / N)\n{whose(measured)}", 60)
+    drawing.titled(rises, f"random perturbations\n{whose(measured)}", 60)
+    variance.set(xlabel="batch size N", ylabel="variance of the gradient, all weights")
+    if measured:
         variance.set_xscale("log", base=2)
         variance.set_yscale("log")
+        sizes = measured[0].config["variance_batches"]
+        variance.set_xticks(sizes, [str(size) for size in sizes])
+        variance.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+        variance.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        variance.minorticks_off()
     rises.set(
-        title="random perturbations",
-        xlabel="length, in that of every filter",
+        xlabel="length of the perturbation, as a share of each filter's",
         ylabel="rise of the training loss",
     )
-    plots.legend_below(figure, 3)
+    plots.legend_below(figure, 4)
     return figure
 
 
@@ -245,12 +274,8 @@ FLATNESS = Exhibit(
     table=table,
     figure=draw,
     caption=caption(
-        "Not in the paper as a table, whose motivation it is: three trainings by one schedule "
-        "without warm-up, of four workers with small batches, with large ones, and two of each "
-        f"(k = {K[1]:g}); mean ± standard deviation over seeds. Rises are of the training loss, "
-        "as the model is tested: by random directions whose filters are so long in shares of the "
-        "model's own, and by one step up the gradient. They compare ends of unlike training loss. "
-        "Gradients are of mini-batches drawn with replacement.",
+        "The paper's motivation, measured by us: four workers with small batches, with large ones, "
+        "two of each; bars: deviation over seeds. Training losses differ.",
         facts,
     ),
     claims=(variance, sharper, dual_flatter, test_loss),
@@ -277,30 +302,40 @@ def figure1_table(results: Results) -> list[dict[str, Any]]:
 def figure1(results: Results) -> "Figure":
     """Draw training and test loss along one random direction through each end."""
     from repro import plots
+    from repro.experiments.dualbatch import drawing
 
-    figure, axes = plots.new_axes(1, len(KINDS), 9.6, 3.1)
+    figure, axes = plots.new_axes(1, len(KINDS), 9.6, 3.2)
     axes[0, 0].set_ylabel("loss")
     for axis, (kind, name) in zip(axes[0], KINDS.items(), strict=True):
-        axis.set_title(name, fontsize=9)
+        records = _of(results, kind)
+        drawing.titled(axis, f"{name}\n{whose(records)}")
         axis.set_xlabel("place along the direction")
-        _draw_line(axis, _of(results, kind))
+        _draw_line(axis, records, _style(kind)["color"])
+    if any(axis.get_lines() for axis in axes[0]):
+        for which, line in _LOSSES.items():
+            label = f"ours: {which}ing loss, mean (band: ± 1 deviation)"
+            axes[0, 0].plot([], [], line, color=plots.INK, lw=1.8, label=label)
     # On one scale, else every minimum looks as sharp as the next.
-    ends = [axis.get_ylim() for axis in axes[0] if axis.get_lines()]
-    for axis in axes[0] if ends else ():
-        axis.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
+    drawing.on_one_scale(axes[0])
     plots.legend_below(figure, 2)
     return figure
 
 
-def _draw_line(axis: Any, records: Sequence[Record]) -> None:
+_LOSSES = {"train": "-", "test": "--"}
+
+
+def _draw_line(axis: Any, records: Sequence[Record], colour: str) -> None:
     if not records:
         return
-    for which, colour, label in (
-        ("train", "#1c2230", "training loss"),
-        ("test", "#c0392b", "test loss"),
-    ):
-        mean = np.mean([record.metrics["line"][which] for record in records], axis=0)
-        axis.plot(PLACES, mean, color=colour, lw=1.8, label=label)
+    for which, line in _LOSSES.items():
+        values = np.array([record.metrics["line"][which] for record in records])
+        mean = values.mean(0)
+        axis.plot(PLACES, mean, line, color=colour, lw=1.8, label=f"_{which}")
+        if len(values) > 1:
+            deviation = values.std(0, ddof=1)
+            axis.fill_between(
+                PLACES, mean - deviation, mean + deviation, color=colour, alpha=0.12, lw=0
+            )
 
 
 FIGURE1 = Exhibit(
@@ -308,9 +343,8 @@ FIGURE1 = Exhibit(
     table=figure1_table,
     figure=figure1,
     caption=caption(
-        "The paper's figure is a sketch of a sharp and a flat minimum; this is the loss as it was "
-        "measured along one random direction (filters as long as the model's at 1) through the "
-        "end of each training, mean over seeds.",
+        "Loss along one random direction through the end of each training; at 1 its filters are "
+        "as long as the model's. The paper's figure is a sketch.",
         facts,
     ),
 )

@@ -9,12 +9,14 @@ from repro.experiments.dualbatch.settings import (
     MIB,
     PAPER,
     PARTS,
+    ROLE,
     config_of,
     facts,
     measured,
+    whose,
 )
 from repro.experiments.dualbatch.settings import memory as measurement
-from repro.experiments.dualbatch.times import Series, draw_fits
+from repro.experiments.dualbatch.times import Series, draw_series
 from repro.experiments.judging import (
     NotRun,
     Part,
@@ -72,19 +74,55 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 
 def figure(results: Results) -> "Figure":
-    """Draw measured and predicted memory."""
-    panels: dict[str, Series] = {}
-    for role in PARTS:
+    """Draw measured and predicted memory, and how far off the predicted largest batch is."""
+    from repro import plots
+    from repro.experiments.dualbatch import drawing
+
+    figure, axes = plots.new_axes(1, len(PARTS) + 1, 9.6, 3.0)
+    names = ("measured", "line fitted to the eight smallest")
+    for axis, role in zip(axes[0], PARTS, strict=False):
         metrics = measured(results, "memory", role)
+        axis.set_xlabel("batch size")
         if not metrics:
             continue
-        sizes = [*metrics["batch_sizes"], *(n for n, _ in metrics["beyond"])]
-        peaks = [*metrics["peaks"], *(peak for _, peak in metrics["beyond"])]
+        records = results.ok("memory", role=role)
+        beyond = [tuple(pair) for pair in metrics["beyond"]]
+        sizes = [*metrics["batch_sizes"], *(n for n, _ in beyond)]
+        peaks = [*metrics["peaks"], *(peak for _, peak in beyond)]
         line = [metrics["fixed_bytes"] + n * metrics["bytes_per_sample"] for n in sizes]
         side = config_of(results, "memory", role)["resolution"]
-        panels[f"{role}, {side} px"] = (sizes, peaks, line)
-    names = ("measured", "line fitted to the eight smallest")
-    return draw_fits(panels, "peak memory (MiB)", names, unit=1 / MIB)
+        title = f"in {role}'s place\n{whose(records, f'{side} px')}"
+        draw_series(axis, title, Series(sizes, peaks, line), names, unit=1 / MIB)
+        limit = metrics["limit_bytes"] / MIB
+        axis.axhline(limit, color="#b3261e", ls=":", lw=1.4, label="ours: limit (SIMULATED)")
+        axis.set_ylim(top=1.12 * limit)
+    axes[0, 0].set_ylabel("peak memory (MiB)")
+    _draw_errors(results, axes[0, -1])
+    drawing.titled(
+        axes[0, -1], f"predicted over found, ours solid\npaper (hollow, unsigned): {ROLE}"
+    )
+    plots.legend_below(figure, 4)
+    return figure
+
+
+def _draw_errors(results: Results, axis: Any) -> None:
+    from repro import plots
+    from repro.experiments.dualbatch import drawing
+
+    rows = range(len(ERRORS))
+    axis.axvline(0, color="#48536a", lw=1, label="_no error")
+    style = drawing.HOLLOW | {"ls": "none"}
+    axis.plot(ERRORS.values(), [row - 0.1 for row in rows], marker="D", label="paper", **style)
+    for row, role in enumerate(ERRORS):
+        metrics = measured(results, "memory", role)
+        error = error_percent(metrics) if metrics else None
+        if error is not None:
+            axis.plot([error], [row + 0.1], "o", color=plots.OURS, ms=7, label="_ours")
+    axis.set_yticks(list(rows), list(ERRORS))
+    axis.set_ylim(len(ERRORS) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    axis.margins(x=0.15)
+    axis.set_xlabel("error of the largest batch (%)")
 
 
 @claim(
@@ -114,9 +152,8 @@ FIGURE13 = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "M(B) = p + B a, fitted to the eight smallest batch sizes, and the largest batch size "
-        "under a limit: predicted, and found by trying. On a CPU memory is the sum of the live "
-        "tensors, nearly a line by construction; on a GPU it is what the allocator gives out.",
+        "The largest batch under a limit: predicted by a line, and found by trying. On a CPU "
+        "memory is that of live tensors, nearly a line by construction.",
         facts,
     ),
     claims=(largest_batch,),

@@ -30,20 +30,20 @@ def table2(results: Results) -> list[dict[str, Any]]:
     raw = frameworks(results).get("TensorFlow", {}).get("table2", [])
     found = []
     for number, paper in enumerate(PAPER["table2"]["rows"]):
-        own = ours.get((paper["k"], paper["n_small"]), {})
+        ours_row = ours.get((paper["k"], paper["n_small"]), {})
         both = paper["n_small"] < WORKERS
         found.append(
             {
                 "k": f"{paper['k']:.2f}",
                 "(n_S, n_L)": workers(paper["n_small"]),
                 "B_S, paper": paper["small_batch"],
-                "B_S": own.get("small_batch"),
+                "B_S": ours_row.get("small_batch"),
                 "d_S, paper": paper["small_samples"],
-                "d_S": own.get("small_samples"),
+                "d_S": ours_row.get("small_samples"),
                 "d_L, paper": paper.get("large_samples"),
-                "d_L": own.get("large_samples") if both else None,
+                "d_L": ours_row.get("large_samples") if both else None,
                 "d_S/d_L, paper": f"{paper['factor']:.3f}" if both else None,
-                "d_S/d_L": f"{own['factor']:.3f}" if both and own else None,
+                "d_S/d_L": f"{ours_row['factor']:.3f}" if both and ours_row else None,
                 "B_S, raw data": raw[number] if raw else None,
             }
         )
@@ -59,7 +59,9 @@ def _all_equal(pairs: Pairs) -> Verdict:
     parts = []
     for name, values in pairs.items():
         allowed = ROUNDED if name == "d_S/d_L" else 0
-        wrong = [f"{own:g} for {paper:g}" for own, paper in values if abs(own - paper) > allowed]
+        wrong = [
+            f"{value:g} for {paper:g}" for value, paper in values if abs(value - paper) > allowed
+        ]
         told = f"{name}: {len(values) - len(wrong)} of {len(values)}"
         parts.append(certain(f"{told}{f' (not {wrong[0]})' if wrong else ''}", not wrong))
     return combine(parts)
@@ -76,12 +78,12 @@ def equations_table2(results: Results, expected: Expectation) -> Verdict:
     ours = {(row["k"], row["n_small"]): row for row in solved_rows(results, "table2")}
     pairs: Pairs = {}
     for paper in PAPER["table2"]["rows"]:
-        own = ours.get((paper["k"], paper["n_small"]))
-        if own is None:
+        ours_row = ours.get((paper["k"], paper["n_small"]))
+        if ours_row is None:
             raise NotRun("no records")
         for key, name in (*QUANTITIES.items(), ("factor", "d_S/d_L")):
             if key in paper:
-                pairs.setdefault(name, []).append((own[key], paper[key]))
+                pairs.setdefault(name, []).append((ours_row[key], paper[key]))
     return _all_equal(pairs)
 
 
@@ -93,13 +95,25 @@ def equations_table2(results: Results, expected: Expectation) -> Verdict:
 )
 def raw_plan(results: Results, expected: Expectation) -> Verdict:
     """Judge the batch sizes solved with the line through TensorFlow's times."""
+    pairs = _raw_pairs(results)
+    told = ", ".join(f"{solved_raw} for {paper}" for solved_raw, paper in pairs)
+    same = all(solved_raw == paper for solved_raw, paper in pairs)
+    return combine([certain(f"{told}; at most {100 * raw_plan_off(results):.1f} % off", same)])
+
+
+def _raw_pairs(results: Results) -> list[tuple[int, int]]:
     solved_raw = raw_fits(results)["TensorFlow"]["table2"]
     paper = [row["small_batch"] for row in PAPER["table2"]["rows"]]
-    pairs = list(zip(solved_raw, paper, strict=True))
-    farthest = max(abs(own / other - 1) for own, other in pairs)
-    told = ", ".join(f"{own} for {other}" for own, other in pairs)
-    same = all(own == other for own, other in pairs)
-    return combine([certain(f"{told}; at most {100 * farthest:.1f} % off", same)])
+    return list(zip(solved_raw, paper, strict=True))
+
+
+def raw_plan_off(results: Results) -> float:
+    """Return how far batch sizes from the authors' raw measurements are off Table 2's, as a share.
+
+    Raises:
+        NotRun: The raw measurements are not at hand.
+    """
+    return max(abs(solved_raw / paper - 1) for solved_raw, paper in _raw_pairs(results))
 
 
 TABLE2 = Exhibit(
@@ -107,8 +121,8 @@ TABLE2 = Exhibit(
     table=table2,
     caption=caption(
         f"B_L = {PAPER['table2']['large_batch']}, {PAPER['cifar_samples']:,} samples, "
-        f"{WORKERS} workers. The last column solves with a and b fitted to the authors' raw "
-        "measurements in TensorFlow, where they are at hand, and so knows nothing of the table.",
+        f"{WORKERS} workers. Last column: a and b fitted to the authors' raw measurements in "
+        "TensorFlow, which know nothing of the table.",
         facts,
     ),
     claims=(equations_table2, raw_plan),
@@ -123,7 +137,7 @@ def table6(results: Results) -> list[dict[str, Any]]:
         sides = part["resolutions"]
         label = f"{role}-100" if role == CIFAR else role
         for n_small in range(WORKERS + 1):
-            own = [
+            our_rows = [
                 row
                 for row in solved_rows(results, "table6")
                 if row["n_small"] == n_small and row["resolution"] in sides
@@ -131,8 +145,8 @@ def table6(results: Results) -> list[dict[str, Any]]:
             paper = part["small_batches"][n_small - 1] if n_small else []
             given = part["small_samples"][n_small - 1] if n_small else part["baseline_samples"]
             told = DASH
-            if own:
-                small, large = own[0]["small_samples"], own[0]["large_samples"]
+            if our_rows:
+                small, large = our_rows[0]["small_samples"], our_rows[0]["large_samples"]
                 told = _two_shares(n_small, small or large, large)
             found.append(
                 {
@@ -140,7 +154,7 @@ def table6(results: Results) -> list[dict[str, Any]]:
                     "n_S": n_small,
                     "B_L": listed(part["large_batches"]),
                     "B_S, paper": listed(paper) if paper else DASH,
-                    "B_S": listed([row["small_batch"] for row in own]) if n_small else DASH,
+                    "B_S": listed([row["small_batch"] for row in our_rows]) if n_small else DASH,
                     "d_S, d_L, paper": _two_shares(n_small, given, part["large_samples"]),
                     "d_S, d_L": told,
                 }
@@ -153,10 +167,10 @@ def listed(values: Sequence[int]) -> str:
     return ", ".join(f"{value:,}" for value in values)
 
 
-def _two_shares(n_small: int, own: int, large: int) -> str:
+def _two_shares(n_small: int, first: int, large: int) -> str:
     if n_small == 0:
-        return f"–, {own:,}"
-    return f"{own:,}, {large:,}" if n_small < WORKERS else f"{own:,}, –"
+        return f"–, {first:,}"
+    return f"{first:,}, {large:,}" if n_small < WORKERS else f"{first:,}, –"
 
 
 @claim(
@@ -172,7 +186,7 @@ def equations_table6(results: Results, expected: Expectation) -> Verdict:
     pairs: Pairs = {}
     for role, name in PARTS.items():
         part = PAPER["table6"][name]
-        for place, side in enumerate(part["resolutions"]):
+        for index, side in enumerate(part["resolutions"]):
             for n_small in range(WORKERS + 1):
                 if (side, n_small) not in ours:
                     raise NotRun("no records")
@@ -180,7 +194,7 @@ def equations_table6(results: Results, expected: Expectation) -> Verdict:
                 if n_small == 0:
                     paper = {"large_samples": part["baseline_samples"]}
                 else:
-                    paper["small_batch"] = part["small_batches"][n_small - 1][place]
+                    paper["small_batch"] = part["small_batches"][n_small - 1][index]
                     paper["small_samples"] = part["small_samples"][n_small - 1]
                 if n_small == WORKERS:
                     del paper["large_samples"]

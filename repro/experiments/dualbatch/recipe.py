@@ -74,9 +74,9 @@ def _model(model: Config) -> str:
 
 
 def _augmented(config: Config) -> str:
-    own = config["augment"]
-    mirrored = ", mirrored" if own["flip"] else ""
-    return f"shifted by up to {own['padding']} pixels{mirrored}"
+    augment = config["augment"]
+    mirrored = ", mirrored" if augment["flip"] else ""
+    return f"shifted by up to {augment['padding']} pixels{mirrored}"
 
 
 def _precision(config: Config) -> str:

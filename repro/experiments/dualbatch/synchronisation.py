@@ -5,6 +5,7 @@ the simulation train the same?
 """
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from repro.experiments.dualbatch.settings import (
     facts,
     final,
     table5_training,
+    whose,
 )
 from repro.experiments.judging import (
     Gap,
@@ -94,7 +96,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "synchronisation": NAMES[sync],
                 "merge": merge,
                 "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
-                "loss": Summary.of(final(records, "test_loss")).text(3),
+                "loss": _loss(records),
                 "n": len(records),
                 "staleness, mean": f"{np.mean(stale):.2f}" if stale else DASH,
                 "staleness, most": max(stale) if stale else DASH,
@@ -109,16 +111,58 @@ def table(results: Results) -> list[dict[str, Any]]:
     return found
 
 
+def _loss(records: Sequence[Record]) -> str:
+    losses = final(records, "test_loss")
+    return Summary.of(losses).text(3) if all(map(math.isfinite, losses)) else "not finite"
+
+
 def draw(results: Results) -> "Figure":
-    """Draw loss and accuracy by epoch, a line for each way."""
+    """Draw the final accuracy of every way, and the time of real workers with and without barrier.
+
+    The paper gives no numbers.
+    """
+    from repro import plots
+    from repro.experiments.dualbatch import drawing
+
+    figure, axes = plots.new_axes(1, 2, 9.6, 3.8)
+    accuracy, duration = axes[0]
+    names = [f"{NAMES[sync]}, {merge}" for sync, merge in WAYS]
+    for row, way in enumerate(WAYS):
+        values = final(_of(results, *way), "accuracy")
+        _draw_row(accuracy, row, values, float(np.mean(values)) if values else None)
+    trained = [record for way in WAYS for record in _of(results, *way)]
+    drawing.titled(accuracy, f"workers SIMULATED in turns\n{whose(trained)}", 60)
+    accuracy.set_xlabel("final test accuracy (%)")
+    try:
+        seconds = rounds(results)
+    except NotRun:
+        seconds = {}
+    for row, sync in enumerate(("bsp", "asp")):
+        values = seconds.get(sync, [])
+        _draw_row(duration, row, values, math.exp(np.mean(np.log(values))) if values else None)
+    drawing.titled(
+        duration, f"two real workers\n{whose(results.ok('wall'), 'SYNTHETIC images')}", 60
+    )
+    duration.set_xlabel("time of a round of epochs (s)")
+    duration.set_xlim(left=0)
+    for axis, labels in ((accuracy, names), (duration, ["BSP (barrier)", "ASP (none)"])):
+        axis.set_yticks(range(len(labels)), labels)
+        axis.set_ylim(len(labels) - 0.5, -0.5)
+        axis.grid(axis="y", visible=False)
+    accuracy.set_ylabel("synchronisation, merge rule")
+    plots.legend_below(figure, 2)
+    return figure
+
+
+def _draw_row(axis: Any, row: int, values: Sequence[float], mean: float | None) -> None:
+    """Draw every value as a dot, and their mean as a line across the row."""
     from repro import plots
 
-    lines = {f"{NAMES[sync]}, {merge}": _of(results, sync, merge) for sync, merge in WAYS}
-    panels = {
-        title: {label: [r.metrics[metric] for r in records] for label, records in lines.items()}
-        for title, metric in (("test loss", "test_loss"), ("test accuracy", "accuracy"))
-    }
-    return plots.epoch_curves(panels, ["test loss", "test accuracy (%)"])
+    if mean is None:
+        return
+    style = {"color": plots.OURS, "alpha": 0.55, "ms": 5.5, "mew": 0}
+    axis.plot([mean, mean], [row - 0.3, row + 0.3], color=plots.OURS, lw=3, label="ours: mean")
+    axis.plot(values, [row] * len(values), "o", **style, label="ours: each seed, or each round")
 
 
 @claim(
@@ -189,12 +233,8 @@ SYNCHRONISATION = Exhibit(
     table=table,
     figure=draw,
     caption=caption(
-        "Not in the paper as a table, which argues from it: one plan "
-        f"(k = {K[1]:g}, n_S = {SMALL}), trained with a barrier (BSP), with bounded staleness "
-        "(SSP) and with none (ASP), by each merge rule; mean ± standard deviation over seeds. "
-        "Staleness is the commits of others between a worker's pull and its merge; where ASP lets "
-        "no worker run ahead by more than a share, as a balanced plan does, SSP is ASP. The last "
-        "rows are of real processes, timed on the wall.",
+        "What the paper argues from: a barrier (BSP), bounded staleness (SSP), none (ASP). "
+        "Staleness counts others' commits since a pull.",
         facts,
     ),
     claims=(asp_faster, asp_converges_worse),
@@ -237,7 +277,7 @@ def figure2_table(results: Results) -> list[dict[str, Any]]:
     found = []
     for way in SHOWN:
         for record in _of(results, *way)[:1]:
-            for number, span in enumerate(spans(record)[: 2 * WORKERS]):
+            for number, span in enumerate(spans(record)[:WORKERS]):
                 found.append(
                     {
                         "synchronisation": NAMES[way[0]],
@@ -255,28 +295,38 @@ def figure2_table(results: Results) -> list[dict[str, Any]]:
 def figure2(results: Results) -> "Figure":
     """Draw the shares of every worker, from pull to push, under each synchronisation."""
     from repro import plots
-    from repro.experiments.dualbatch.explorer import COLOURS
+    from repro.experiments.dualbatch import drawing
 
-    figure, axes = plots.new_axes(len(SHOWN), 1, 8.5, 1.7 * len(SHOWN) + 0.5)
+    figure, axes = plots.new_axes(len(SHOWN), 1, 9.6, 1.4 * len(SHOWN) + 0.6)
     for axis, way in zip(axes[:, 0], SHOWN, strict=True):
-        axis.set_title(NAMES[way[0]], fontsize=9)
+        records = _of(results, *way)
+        drawing.titled(axis, f"{NAMES[way[0]]}: workers SIMULATED in turns; {whose(records)}", 120)
         axis.set(xlabel="virtual time (s)", ylabel="worker")
-        for record in _of(results, *way)[:1]:
-            _draw_shares(axis, spans(record)[: _EPOCHS * WORKERS], COLOURS)
+        for record in records[:1]:
+            _draw_shares(axis, spans(record)[: _EPOCHS * WORKERS])
         axis.set_yticks(range(WORKERS))
         axis.set_ylim(WORKERS - 0.4, -0.6)
         axis.grid(axis="y", visible=False)
+    ends = [axis.get_xlim()[1] for axis in axes[:, 0] if axis.patches]
+    for axis in axes[:, 0]:
+        axis.set_xlim(0, max(ends, default=1))
+        axis.label_outer()
     plots.legend_below(figure, 4)
     return figure
 
 
-def _draw_shares(axis: Any, shares: Sequence[dict[str, Any]], colours: dict[str, str]) -> None:
+def _draw_shares(axis: Any, shares: Sequence[dict[str, Any]]) -> None:
+    from repro.experiments.dualbatch import drawing
+
     for share in shares:
-        kind = "small" if share["worker"] < SMALL else "large"
-        row, pull, merge = share["worker"], share["pull_s"], share["merge_s"]
-        axis.barh(row, merge - pull, left=pull, height=0.6, color=colours[kind], edgecolor="white")
+        kind, workers = (
+            ("small", drawing.SMALL) if share["worker"] < SMALL else ("large", drawing.LARGE)
+        )
+        colour, row = drawing.STYLES[workers]["color"], share["worker"]
+        pull, merge = share["pull_s"], share["merge_s"]
+        axis.barh(row, merge - pull, left=pull, height=0.6, color=colour, edgecolor="white")
         label = f"{kind}-batch worker, from pull to push"
-        axis.plot([merge], [row], ">", color=colours[kind], mec="black", ms=5, label=label)
+        axis.plot([merge], [row], ">", color=colour, mec="black", ms=6, label=label)
 
 
 FIGURE2 = Exhibit(
@@ -284,9 +334,8 @@ FIGURE2 = Exhibit(
     table=figure2_table,
     figure=figure2,
     caption=caption(
-        "The paper's figure is a sketch of a server with workers; this is what ours did, drawn "
-        "from the logs of trainings: each bar is a worker's share, from its pull of the global "
-        f"weights to its push, for {_EPOCHS} epochs of shares.",
+        f"The log of {_EPOCHS} epochs: each bar is a worker's share, from pull to push. The "
+        "paper's figure is a sketch.",
         facts,
     ),
 )
@@ -338,9 +387,8 @@ ENGINES_TABLE = Exhibit(
     runs=clusters,
     table=engines_table,
     caption=caption(
-        "One training with one small-batch and one large-batch worker, by the engine with a "
-        "virtual clock and by real processes on Ray, which commit in whatever order they end. "
-        "The last column trains again in the same order, on the local engine.",
+        "One training by the virtual clock, and by real processes on Ray, which commit in any "
+        "order; its repetition in that order, locally.",
         facts,
     ),
     claims=(same_weights,),

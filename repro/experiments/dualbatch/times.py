@@ -5,6 +5,7 @@ Figures 3 and 4 and Table 4; what equations 4 to 8 make of such times is in `pla
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from repro.experiments.design import (
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     PAPER,
+    ROLE,
     coefficients,
     config_of,
     facts,
@@ -28,6 +30,7 @@ from repro.experiments.dualbatch.settings import (
     measured,
     published_times,
     step_times,
+    whose,
     workers,
 )
 from repro.experiments.dualbatch.trends import (
@@ -36,6 +39,7 @@ from repro.experiments.dualbatch.trends import (
     doubling,
     epoch_samples,
     lines,
+    per_step,
     step_samples,
 )
 from repro.experiments.judging import (
@@ -59,8 +63,25 @@ if TYPE_CHECKING:
 ERROR_PERCENT = PAPER["claims"]["time_error"]  # the largest of Table 4, "accurate enough"
 ALL_SIZES = PAPER["section3_2"]["largest_batch"]  # of the raw measurements, from 1 on
 AUTHORS = "GTX 1080"
-# Sizes, seconds measured at them, and seconds predicted.
-Series = tuple[Sequence[float], Sequence[float], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values against batch sizes, for a panel.
+
+    Attributes:
+        sizes: Batch sizes.
+        points: What was measured at each.
+        line: What is fitted or predicted at each.
+        turns: Of each size, what was measured in every turn; empty where one value is known.
+        paper: Whether these are the paper's.
+    """
+
+    sizes: Sequence[float]
+    points: Sequence[float]
+    line: Sequence[float]
+    turns: Sequence[Sequence[float]] = ()
+    paper: bool = False
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -104,9 +125,11 @@ def epoch_table(results: Results) -> list[dict[str, Any]]:
     rows = []
     metrics = measured(results, "times", CIFAR)
     for fit, passes in zip(metrics.get("fits", []), metrics.get("passes", []), strict=True):
-        for own in passes:
-            where = f"here, {fit['resolution']} px, {own['samples']:,} samples"
-            rows.append(_epoch_row(where, own["batch"], own["measured_s"], own["equation2_s"]))
+        for epoch in passes:
+            where = f"here, {fit['resolution']} px, {epoch['samples']:,} samples"
+            rows.append(
+                _epoch_row(where, epoch["batch"], epoch["measured_s"], epoch["equation2_s"])
+            )
     for name, fit in frameworks(results).items():
         where = f"authors' raw data, {name}, {AUTHORS}"
         for n, seconds, predicted in zip(
@@ -147,51 +170,93 @@ def draw_fits(
     Args:
         panels: By title.
         ylabel: With its unit.
-        names: What points and lines are.
+        names: What our points and our lines are.
         unit: Every value is multiplied by it.
     """
     from repro import plots
 
     columns = max(1, len(panels))  # an empty one where nothing was measured
-    figure, axes = plots.new_axes(1, columns, 3.0 * columns + 0.6, 3.0)
-    for axis, (title, (sizes, points, line)) in zip(axes[0], panels.items(), strict=False):
-        for values, style, name in ((points, "o", names[0]), (line, "-", names[1])):
-            axis.plot(
-                sizes, unit * np.asarray(values), style, color="#1f6fb4", ms=4, lw=1.4, label=name
-            )
-        axis.set(title=title, xlabel="batch size")
-        axis.set_ylim(bottom=0)
-        axis.set_xlim(left=0)
+    figure, axes = plots.new_axes(1, columns, 2.4 * columns, 3.0)
+    for axis, (title, series) in zip(axes[0], panels.items(), strict=False):
+        draw_series(axis, title, series, names, unit)
     axes[0, 0].set_ylabel(ylabel)
     plots.legend_below(figure, 4)
     return figure
 
 
+def draw_series(
+    axis: Any, title: str, series: Series, names: tuple[str, str], unit: float = 1.0
+) -> None:
+    """Draw one panel of `draw_fits`: ours solid, the paper's hollow and dashed."""
+    from repro import plots
+    from repro.experiments.dualbatch import drawing
+
+    points, line = (unit * np.asarray(values) for values in (series.points, series.line))
+    if series.paper:
+        style = drawing.HOLLOW | {"ms": 4, "mew": 1.0}
+        axis.plot(
+            series.sizes, points, **style | {"ls": "none"}, marker="D", label=f"paper's {RAW}"
+        )
+        axis.plot(series.sizes, line, **style, label=f"paper's: {names[1]}")
+    else:
+        if series.turns:
+            turns = unit * np.asarray(series.turns)  # (sizes, turns)
+            ends = turns.min(1), turns.max(1)
+            axis.vlines(series.sizes, *ends, color=plots.OURS, lw=1.4, alpha=0.6)
+        axis.plot(series.sizes, points, "o", color=plots.OURS, ms=4.5, label=f"ours: {names[0]}")
+        axis.plot(series.sizes, line, "-", color=plots.OURS, lw=1.4, label=f"ours: {names[1]}")
+    drawing.titled(axis, title)
+    axis.set_xlabel("batch size")
+    axis.margins(0.08)
+    axis.set_ylim(bottom=0)
+    axis.set_xlim(left=0)
+
+
+RAW = "raw measurements"
+
+
+def _ours(results: Results, side: int) -> str:
+    return whose(results.ok("times", role=CIFAR), f"{side} px")
+
+
+def _papers(framework: str) -> str:
+    return f"paper: {ROLE}, {AUTHORS},\n{framework}, {RAW}"
+
+
 def figure3(results: Results) -> "Figure":
     """Draw the time of a batch against its size, here and in the authors' data."""
     panels: dict[str, Series] = {}
-    sizes = config_of(results, "times", CIFAR).get("batch_sizes", [])
-    for fit in measured(results, "times", CIFAR).get("fits", []):
-        line = [fit["a"] * n + fit["b"] for n in sizes]
-        panels[f"here, {fit['resolution']} px"] = (sizes, fit["seconds"], line)
+    for record in results.ok("times", role=CIFAR):
+        sizes = record.config["batch_sizes"]
+        for fit in record.metrics["fits"]:
+            line = [fit["a"] * n + fit["b"] for n in sizes]
+            samples = step_samples(record, fit["resolution"])
+            turns = per_step(samples, fit["seconds"])
+            series = Series(sizes, fit["seconds"], line, turns)
+            panels[_ours(results, fit["resolution"])] = series
     for name, fit in frameworks(results).items():
         line = [fit["a"] * n + fit["b"] for n in fit["batches"]]
-        panels[f"{AUTHORS}, {name}"] = (fit["batches"], fit["per_batch_s"], line)
-    return draw_fits(panels, "time of a batch (ms)", ("measured", "fitted a x + b"), unit=1e3)
+        panels[_papers(name)] = Series(fit["batches"], fit["per_batch_s"], line, paper=True)
+    names = ("median (bar: all turns)", "fitted a x + b")
+    return draw_fits(panels, "time of a batch (ms)", names, unit=1e3)
 
 
 def figure4(results: Results) -> "Figure":
     """Draw the time of an epoch, measured and by equation 2."""
     panels: dict[str, Series] = {}
-    metrics = measured(results, "times", CIFAR)
-    for fit, passes in zip(metrics.get("fits", []), metrics.get("passes", []), strict=True):
-        sizes, points, line = (
-            [p[key] for p in passes] for key in ("batch", "measured_s", "equation2_s")
-        )
-        panels[f"here, {fit['resolution']} px"] = (sizes, points, line)
+    for record in results.ok("times", role=CIFAR):
+        pairs = zip(record.metrics["fits"], record.metrics["passes"], strict=True)
+        for fit, epochs in pairs:
+            sizes, points, line = (
+                [epoch[key] for epoch in epochs] for key in ("batch", "measured_s", "equation2_s")
+            )
+            turns = list(epoch_samples(record, fit["resolution"]).values())
+            panels[_ours(results, fit["resolution"])] = Series(sizes, points, line, turns)
     for name, fit in frameworks(results).items():
-        panels[f"{AUTHORS}, {name}"] = (fit["batches"], fit["epoch_s"], fit["predicted_s"])
-    return draw_fits(panels, "time of an epoch (s)", ("measured", "predicted by equation 2"))
+        series = Series(fit["batches"], fit["epoch_s"], fit["predicted_s"], paper=True)
+        panels[_papers(name)] = series
+    names = ("median (bar: all turns)", "equation 2")
+    return draw_fits(panels, "time of an epoch (s)", names)
 
 
 def raw_fits(results: Results) -> dict[str, dict[str, Any]]:
@@ -273,8 +338,8 @@ FIGURE3 = Exhibit(
     table=line_table,
     figure=figure3,
     caption=caption(
-        "t = a x + b, fitted by least squares. Errors are those of the time of a batch, at the "
-        "batch sizes drawn; what they make of an epoch is Figure 4's.",
+        "Time of a batch at the sizes drawn, and t = a x + b by least squares. The paper's panels "
+        "are its authors' raw measurements.",
         facts,
     ),
     claims=(line, line_published, predictable),
@@ -352,13 +417,13 @@ def equation2(results: Results, expected: Expectation) -> Verdict:
 def equation2_published(results: Results, expected: Expectation) -> Verdict:
     """Judge the largest error of all batch sizes."""
     fit = raw_fits(results)["TensorFlow"]
-    own = 100 * max(abs(value) for value in fit["plan_errors"].values())
+    in_table4 = 100 * max(abs(value) for value in fit["plan_errors"].values())
     gap = exactly(100 * fit["largest_error"], unit="%", digits=1)
     word, told = equivalence("the largest error", gap, ERROR_PERCENT)
     return Verdict(
         word,
         f"{told}, at batch size {fit['largest_at']}; {100 * fit['share_beyond']:.1f} % of "
-        f"{ALL_SIZES} batch sizes lie beyond; at Table 4's at most {own:.1f} %",
+        f"{ALL_SIZES} batch sizes lie beyond; at Table 4's at most {in_table4:.1f} %",
     )
 
 
@@ -367,9 +432,8 @@ FIGURE4 = Exhibit(
     table=epoch_table,
     figure=figure4,
     caption=caption(
-        "Epochs: measured, and predicted by equation 2 from the a and b of Figure 3; of the raw "
-        f"data every {_shown().step}th batch size, and all of them in one row. The paper prints "
-        "no number of it.",
+        "Time of an epoch, and what equation 2 predicts from Figure 3's a and b. The paper prints "
+        "no number; its panels are raw measurements.",
         facts,
     ),
     claims=(falls, falls_published, equation2, equation2_published),
@@ -458,10 +522,8 @@ TABLE4 = Exhibit(
     runs=lambda profile, chosen: [step_times(profile)],
     table=table4,
     caption=caption(
-        "Shares of plans that are solved with the times fitted here. Predictions are a d + b "
-        "⌈d / x⌉: the last batch is as short as it is. Equation 2 takes it for a whole one, "
-        "equation 3 for none; their errors stand beside. The errors of the paper are as it "
-        "prints them, though its predictions follow from neither equation.",
+        "Shares of plans for the times fitted here, predicted as a d + b ⌈d / x⌉; errors of "
+        "equations 2 and 3 beside. The paper's own predictions follow from neither.",
         facts,
     ),
     claims=(shares_predicted,),

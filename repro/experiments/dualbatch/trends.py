@@ -105,8 +105,19 @@ def _beyond(gap: Gap, limit: float, count: int) -> bool:
     return low > limit or high < -limit
 
 
-def lines(steps: Mapping[int, Sequence[float]], medians: Sequence[float]) -> list[np.ndarray]:
-    """Return a and b of each turn; samples are of several steps in a row, `medians` of one."""
-    sizes, rows = list(steps), list(steps.values())
+def per_step(steps: Mapping[int, Sequence[float]], medians: Sequence[float]) -> list[list[float]]:
+    """Return seconds of one step by size, then turn; samples are of several steps in a row.
+
+    Args:
+        steps: Samples of each turn, by batch size.
+        medians: Seconds of one step, by batch size.
+    """
+    rows = list(steps.values())
     in_a_row = round(float(np.median(rows[0])) / medians[0])
-    return [np.polyfit(sizes, np.array(turn) / in_a_row, 1) for turn in zip(*rows, strict=True)]
+    return [[seconds / in_a_row for seconds in row] for row in rows]
+
+
+def lines(steps: Mapping[int, Sequence[float]], medians: Sequence[float]) -> list[np.ndarray]:
+    """Return a and b of each turn, given as for `per_step`."""
+    turns = zip(*per_step(steps, medians), strict=True)
+    return [np.polyfit(list(steps), turn, 1) for turn in turns]

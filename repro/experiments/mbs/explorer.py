@@ -1,5 +1,6 @@
 """What streaming a mini-batch would need and take, from the measured models of memory and time."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,6 +8,7 @@ from matplotlib.figure import Figure
 
 from repro import plots
 from repro.experiments.design import Results
+from repro.experiments.mbs.drawing import STYLES, WITH, WITHOUT, whose
 from repro.measure import LinearMemoryModel
 from repro.records import Record
 
@@ -83,22 +85,43 @@ def default_limit_mib(record: Record) -> float:
     return float(record.metrics["limit_bytes"] or record.device["memory_bytes"]) / MIB
 
 
+SIZES = tuple(2**k for k in range(11))  # mini-batches that the explorer offers
+LEAST_SHARE = 0.1  # of the limit, the smallest that the explorer offers
+
+
 def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
-    """Draw a plan's memory against the limit, and its time."""
-    plan = plan_streaming(record, limit_mib * MIB, mini_batch)
-    parts = f"{plan.num_micro_batches} × {plan.micro_batch_size}"
-    if not plan.micro_batch_size:
-        parts = "not one sample fits"
-    ways = {
-        f"without MBS\n(batch {mini_batch})": (plan.undivided_bytes, plan.undivided_s),
-        f"with MBS\n({parts})": (
-            plan.streamed_bytes,
-            plan.streamed_s,
-        ),
-    }
+    """Draw memory and time against the mini-batch, and the plan of one of them.
+
+    The axes are the record's alone, so that moving the limit or the mini-batch moves the lines.
+    """
+    sizes = sorted({*SIZES, mini_batch})
+    plans = [plan_streaming(record, limit_mib * MIB, size) for size in sizes]
     memory = {
-        way: {"model": plan.model_bytes / MIB, "data and activations": size / MIB}
-        for way, (size, _) in ways.items()
+        WITHOUT: [(plan.model_bytes + plan.undivided_bytes) / MIB for plan in plans],
+        WITH: [(plan.model_bytes + plan.streamed_bytes) / MIB for plan in plans],
     }
-    times = {way: float("nan") if s is None else 1e3 * s for way, (_, s) in ways.items()}
-    return plots.streaming_plan(memory, limit_mib, times)
+    times = {
+        WITHOUT: [_each_ms(plan.undivided_s, n) for plan, n in zip(plans, sizes, strict=True)],
+        WITH: [_each_ms(plan.streamed_s, n) for plan, n in zip(plans, sizes, strict=True)],
+    }
+    unlimited = 2 * MIB * memory[WITHOUT][-1]
+    slowest, fastest = (
+        _each_ms(plan_streaming(record, unlimited, n).undivided_s, n) for n in (sizes[0], sizes[-1])
+    )
+    least = min(memory[WITHOUT][0], LEAST_SHARE * default_limit_mib(record))
+    extent = ((0.8 * least, 1.3 * memory[WITHOUT][-1]), (0.8 * fastest, 1.3 * slowest))
+    told = _told(plans[sizes.index(mini_batch)])
+    title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {told}"
+    return plots.streaming_plan(sizes, memory, times, limit_mib, mini_batch, STYLES, extent, title)
+
+
+def _each_ms(seconds: float | None, samples: int) -> float:
+    return math.nan if seconds is None else max(1e3 * seconds / samples, 1e-6)
+
+
+def _told(plan: StreamingPlan) -> str:
+    if not plan.micro_batch_size:
+        return "of which not one fits"
+    if plan.undivided_s is not None:
+        return "which fit undivided"
+    return f"in {plan.num_micro_batches} micro-batches of at most {plan.micro_batch_size}"

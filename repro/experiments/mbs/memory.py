@@ -5,7 +5,7 @@ from typing import Any
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
 from repro.experiments.judging import NotRun, Part, Verdict, certain, combine, each
-from repro.experiments.mbs.settings import MIB, PAPER, ROLES, facts, foretold, sizing
+from repro.experiments.mbs.settings import MIB, PAPER, ROLES, foretold, marks, sizing
 from repro.report import DASH
 
 
@@ -38,7 +38,6 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "μ-batch, paper": paper["micro_batch"],
                 "μ-batch, ours": fits // 2 if fits else DASH,
                 "n": int(bool(metrics)),
-                "difference": f"{fits - paper['mini_batch']:+d}" if fits else DASH,
             }
         )
     return rows
@@ -68,11 +67,11 @@ def initial_sizes(results: Results, expected: Expectation) -> Verdict:
 
 
 @check(
-    "M(B) = p + B a foretells the largest mini-batch that fits. The limit lies half way between "
-    "the needs of two sizes, so that a sound model cannot miss"
+    "M(B) = p + B a foretells the largest mini-batch that fits. A sound model cannot miss it: the "
+    "limit lies half way between the needs of two sizes"
 )
 def prediction(results: Results) -> tuple[bool, str]:
-    """Ask whether the linear model names a size from the last that fits to the next tried."""
+    """Ask whether the model's size lies between the last that fits and the next tried."""
     holds, said = [], []
     for role in ROLES:
         record = results.first("size", role=role)
@@ -93,12 +92,9 @@ TABLE2 = Exhibit(
     runs=runs,
     table=table,
     caption=caption(
-        "The largest mini-batch that fits without MBS, found by trying powers of two and by "
-        "the linear memory model; the micro-batch is half of it. The simulated limit is set so "
-        "that the paper's size fits here and its double does not; for the paper's own card the "
-        "largest that fits is foretold. "
-        '"auto" is the streamer\'s own choice, with the error of the peak that it predicted.',
-        facts,
+        "The largest mini-batch that fits without MBS: tried, by the linear memory model, and by "
+        '"auto"; for the paper\'s card foretold (SIMULATED).',
+        marks,
     ),
     claims=(initial_sizes,),
     checks=(prediction,),

@@ -19,12 +19,13 @@ from repro.experiments.judging import (
 from repro.experiments.mbs.settings import (
     PAPER,
     UNITS,
-    facts,
     gradient_errors,
+    marks,
+    network,
     normalised_training,
 )
 from repro.records import Record
-from repro.report import DASH, Summary, mean_std
+from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,12 +76,9 @@ def table(results: Results) -> list[dict[str, Any]]:
                     "paper: error": "0" if row["way"] == "paper" else DASH,
                     "ours: error": f"{row['error']:.1e}" if known else DASH,
                     "length over the whole one's": f"{row['length']:.2f}" if known else DASH,
-                    "paper (%), undivided 16": mean_std(PAPER["table4"][0]["without"])
-                    if trained
-                    else DASH,
                     "ours, best (%)": Summary.of(values).text() if values else DASH,
                     "n": len(values) or int(known),
-                    "difference": _away(results, values),
+                    "ours, best over the whole one's (points)": _away(results, values),
                 }
             )
     return rows
@@ -110,20 +108,30 @@ def _away(results: Results, values: list[float]) -> str:
 
 
 def figure(results: Results) -> "Figure":
-    """Draw loss and accuracy by epoch, a line each way."""
+    """Draw the gradients' errors, and loss and accuracy by epoch, by way of normalisation."""
     from repro import plots
+    from repro.experiments.mbs.drawing import BY_SAMPLES, STYLES, SUMMED, WITH, WITHOUT, whose
 
+    drawn = {None: WITHOUT, "none": SUMMED, "paper": WITH, "exact": BY_SAMPLES}
+    styles = {WAYS[way]: STYLES[name] for way, name in drawn.items()}
+    errors: dict[str, dict[str, float]] = {}
+    for role in ROLES:
+        for row in _rows(results, role):
+            if row["frozen"]:
+                ran = network(role, results.need("gradients", role=role).config["model"])
+                case = errors.setdefault(f"{ran}\n{_division(row)}", {})
+                case[WAYS[row["way"]]] = row["error"]
     quantities = {"training loss": "train_loss", UNITS["accuracy"]: "accuracy"}
-    return plots.epoch_curves(
-        {
-            f"in ResNet-50's place: {quantity}": {
-                label: [_finite(r.metrics[name]) for r in _trained(results, way)]
-                for way, label in WAYS.items()
-            }
-            for quantity, name in quantities.items()
-        },
-        list(quantities),
-    )
+    curves = {
+        quantity: {
+            label: [_finite(r.metrics[name]) for r in _trained(results, way)]
+            for way, label in WAYS.items()
+        }
+        for quantity, name in quantities.items()
+    }
+    trained = [record for way in WAYS for record in _trained(results, way)]
+    titles = ("ours: gradients of one mini-batch", whose(ROLES[0], trained))
+    return plots.errors_and_curves(errors, curves, titles, styles, SAME)
 
 
 def _finite(curve: list[float | None]) -> list[float]:
@@ -137,7 +145,7 @@ def _finite(curve: list[float | None]) -> list[float]:
 )
 def exact(results: Results) -> tuple[bool, str]:
     """Ask of the errors that have to be those of rounding."""
-    found = [
+    errors = [
         row["error"]
         for role in ROLES
         for row in _rows(results, role)
@@ -147,9 +155,9 @@ def exact(results: Results) -> tuple[bool, str]:
             or (row["way"], role, row["mini_batch"] % row["micro_batch"]) == ("paper", ROLES[0], 0)
         )
     ]
-    if not found:
+    if not errors:
         raise NotRun("no records")
-    return max(found) < SAME, f"largest relative error {max(found):.1e}"
+    return max(errors) < SAME, f"largest relative error {max(errors):.1e}"
 
 
 @check(
@@ -158,15 +166,15 @@ def exact(results: Results) -> tuple[bool, str]:
 )
 def summed(results: Results) -> tuple[bool, str]:
     """Ask of the gradient's length."""
-    found = [
+    lengths = [
         (row["length"], row["mini_batch"] // row["micro_batch"])
         for row in _rows(results, ROLES[0])
         if row["frozen"] and row["way"] == "none" and row["mini_batch"] % row["micro_batch"] == 0
     ]
-    if not found:
+    if not lengths:
         raise NotRun("no records")
-    return all(abs(length / count - 1) < SAME for length, count in found), "; ".join(
-        f"{length:.3f} times with {count} micro-batches" for length, count in found
+    return all(abs(length / count - 1) < SAME for length, count in lengths), "; ".join(
+        f"{length:.3f} times with {count} micro-batches" for length, count in lengths
     )
 
 
@@ -219,10 +227,9 @@ NORMALISATION = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "Relative error of the accumulated gradient against the whole mini-batch's, in float64, by "
-        "what the loss is divided by; and trainings by each way. U-Net's loss has a Dice "
-        "coefficient of the whole mini-batch, which is no mean over samples.",
-        facts,
+        "Left: error of the accumulated gradient in float64, BatchNorm by running statistics. "
+        "Right: trainings, mean and standard deviation over seeds.",
+        marks,
     ),
     claims=(same_gradient, closer),
     checks=(exact, summed),

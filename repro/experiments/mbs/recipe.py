@@ -97,8 +97,8 @@ def _of_role(role: str) -> list[dict[str, str]]:
 
 def _of_all() -> list[dict[str, str]]:
     def limit(profile: str) -> str:
-        found = _config(profile, "ResNet-50").get("limit_bytes")
-        return f"{found / 2**30:g} GiB (SIMULATED)" if found else "between the needs of two sizes"
+        size = _config(profile, "ResNet-50").get("limit_bytes")
+        return f"{size / 2**30:g} GiB (SIMULATED)" if size else "between the needs of two sizes"
 
     return [
         compared(

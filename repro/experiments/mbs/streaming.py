@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.captions import caption
 from repro.experiments.design import Exhibit, Expectation, Results, claim
 from repro.experiments.judging import NotRun, Verdict, certain, combine, difference, direction
-from repro.experiments.mbs.settings import facts, timeline
+from repro.experiments.mbs.settings import marks, timeline
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
@@ -54,14 +54,16 @@ def table(results: Results) -> list[dict[str, Any]]:
 def figure(results: Results) -> "Figure":
     """Draw a measured timeline."""
     from repro import plots
+    from repro.experiments.mbs.drawing import whose
 
     record = results.first("timeline")
+    title = whose("ResNet-50", [record] if record else [])
     if record is None:
-        return plots.timeline([("compute", 0, 0.0, 0.0)], (0.0, 1e-3), "copy (not run)")
+        return plots.timeline([("compute", 0, 0.0, 0.0)], (0.0, 1e-3), "copy (not run)", title)
     spans = [(str(k), int(i), float(a), float(b)) for k, i, a, b in record.metrics["spans"]]
     start, end = record.metrics["update"]
     lane = "prepare on the CPU" if "CPU" in record.metrics["copied"] else "copy, host to device"
-    return plots.timeline(spans, (start, end), lane)
+    return plots.timeline(spans, (start, end), lane, title)
 
 
 @claim("one_update", "One update follows all micro-batches of a mini-batch", "Section 3.3")
@@ -92,6 +94,8 @@ FIGURE2 = Exhibit(
     runs=lambda profile, chosen: [timeline(profile, chosen)],
     table=table,
     figure=figure,
-    caption=caption("A measured timeline in place of the paper's drawing.", facts),
+    caption=caption(
+        "One mini-batch of 64 in micro-batches μ1 to μ4, measured; the paper draws it.", marks
+    ),
     claims=(one_update, overlap),
 )

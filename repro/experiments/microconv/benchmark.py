@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import caption
+from repro.experiments.captions import caption, panel
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim, one_machine
 from repro.experiments.judging import Gap, NotRun, Spread, Verdict, combine, direction, exactly
 from repro.experiments.microconv.settings import (
     HALF,
-    HELD,
     LIMITS_MIB,
     NETWORK_TYPES,
     PAPER,
     benchmark_settings,
     compared,
     deepbench,
-    facts,
+    marks,
     own_spread,
     scatter,
     settings_of,
@@ -102,9 +101,9 @@ def table(results: Results) -> list[dict[str, Any]]:
     rows = []
     for setting in settings_of(results):
         fitting = layer_gains(results, setting, UNDIVIDED)
-        own = layer_gains(results, setting, TORCH)
-        groups = {"all": (_flat(fitting), _flat(own))}
-        groups |= {size: (fitting.get(size, []), own[size]) for size in own}
+        native = layer_gains(results, setting, TORCH)
+        groups = {"all": (_flat(fitting), _flat(native))}
+        groups |= {size: (fitting.get(size, []), native[size]) for size in native}
         for size, (over_undivided, over_torch) in groups.items():
             rows.append(
                 {
@@ -152,33 +151,62 @@ def _times(which: Any, gains: Sequence[Gain]) -> str:
     return f"{which(_ratios(gains)):.2f}×" if gains else DASH
 
 
+def layers_run(results: Results, setting: str) -> str:
+    """Return how many layers a setting's records have, empty for none."""
+    records = results.ok("deepbench", setting=setting)
+    if not records:
+        return ""
+    run = sum(len(record.metrics["layers"]) for record in records)
+    every = run + sum(record.metrics["left_out"] for record in records)
+    factor = records[0].config["factor"]
+    return f"{run} of DeepBench's {every} layers at {factor} times their batch size"
+
+
 def figure(results: Results) -> "Figure":
     """Draw the least, the mean and the largest speed-up of each kernel size, first setting."""
     from repro import plots
+    from repro.experiments.microconv.drawing import Dot, draw_dots, right_end
 
     setting = next(iter(settings_of(results)), "fp32")
     panels = {
-        f"over the best undivided algorithm within {LIMIT_MIB} MiB": UNDIVIDED,
-        "over torch's own convolution, without a limit": TORCH,
+        f"over the best undivided within {LIMIT_MIB} MiB": UNDIVIDED,
+        "over torch's own, without a limit": TORCH,
     }
-    drawn, axes = plots.new_axes(1, len(panels), 5.2 * len(panels), 3.3)
-    for number, (axis, (title, over)) in enumerate(zip(axes[0], panels.items(), strict=True)):
-        groups = {s: _ratios(gains) for s, gains in layer_gains(results, setting, over).items()}
-        for position, values in enumerate(groups.values()):
-            mean = float(np.mean(values))
-            ends = [[mean - min(values)], [max(values) - mean]]
-            style = {"fmt": "o", "color": plots.OURS, "capsize": 5, "linewidth": 1.8}
-            axis.errorbar(position, mean, ends, label="mean, least and largest", **style)
-            axis.text(position + 0.12, mean, f"{mean:.2f}", va="center", fontsize=9)
-        names = [f"{name}\nn = {len(values)}" for name, values in groups.items()]
-        axis.set_xticks(range(len(groups)), names)
-        axis.set_xlim(-0.5, len(groups) - 0.3)
-        axis.axhline(1, color=plots.PAPER, linewidth=1.2, linestyle="--", label="no gain")
-        axis.grid(axis="x", visible=False)
-        axis.set_ylim(bottom=0)
-        axis.set(title=title, ylabel="speed-up (×)" if number == 0 else "")
-    plots.legend_below(drawn, 2)
-    return drawn
+    gains = {over: layer_gains(results, setting, over) for over in panels.values()}
+    sizes = ["all", *sorted(gains[TORCH], key=_area)]
+    figure, axes = plots.new_axes(1, 2, 10.5, 1.8 + 0.42 * len(sizes))
+    told = layers_run(results, setting)
+    title = panel(told, data="SYNTHETIC inputs") if told else "ours: not run"
+    figure.suptitle(title, fontsize=11)
+    rows: dict[str, list[Dot]] = {}
+    for over, groups in gains.items():
+        rows[over] = []
+        for size in sizes:
+            values = _ratios(_flat(groups) if size == "all" else groups.get(size, []))
+            mean = float(np.mean(values)) if values else None
+            ends = (min(values), max(values)) if values else None
+            rows[over].append(Dot(mean, ends, _papers(size) if over == UNDIVIDED else {}))
+    end = right_end([dot for dots in rows.values() for dot in dots])
+    for axis, (title, over) in zip(axes[0], panels.items(), strict=True):
+        draw_dots(axis, rows[over], end, "ours, least to largest")
+        for row, (size, dot) in enumerate(zip(sizes, rows[over], strict=True)):
+            if dot.ours is None and size != "all":
+                axis.text(0.02, row, "nothing undivided fits", va="center", fontsize=8)
+        names = {size: len(gains[over].get(size, [])) for size in sizes}
+        names["all"] = len(_flat(gains[over]))
+        axis.set_yticks(range(len(sizes)), [f"{size} (n = {n})" for size, n in names.items()])
+        axis.set_ylim(len(sizes) - 0.45, -0.55)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("mean speed-up (×); right of 1 is faster")
+    plots.legend_below(figure, 5)
+    return figure
+
+
+def _papers(size: str) -> dict[str, float]:
+    """Return the paper's mean speed-ups of a kernel size, in half precision."""
+    paper = PAPER["figure8"]
+    of_size = {"all": {"V100": paper["mean"]}, "3×3": paper["three_by_three"]}.get(size, {})
+    return {f"{card}, half precision": of_size[card] for card in sorted(of_size, reverse=True)}
 
 
 def mean_gain(gains: Sequence[Gain], spread: Spread) -> Gap:
@@ -198,15 +226,14 @@ def mean_gain(gains: Sequence[Gain], spread: Spread) -> Gap:
     return compared(math.log(total / len(gains)), weight, spread)
 
 
-def _judged(
-    results: Results,
-    expected: Expectation,
-    over: str,
-    size: str | None = None,
-    paper: float | None = None,
-    of: str = "",
-) -> Verdict:
-    """Judge the mean speed-up of the layers of a kernel size, or of all, in float32."""
+def measured_gain(
+    results: Results, over: str, size: str | None = None
+) -> tuple[Gap, Sequence[Gain], Spread]:
+    """Return the mean speed-up in float32 of a kernel size's layers, or of all, and what made it.
+
+    Raises:
+        NotRun: There are no such layers.
+    """
     results.need("deepbench", setting="fp32")
     one_machine(results.ok("deepbench", setting="fp32"))
     groups = layer_gains(results, "fp32", over)
@@ -217,7 +244,19 @@ def _judged(
         for way in ("undivided", "divided")
         if way in row
     )
-    gap = mean_gain(gains, spread)
+    return mean_gain(gains, spread), gains, spread
+
+
+def _judged(
+    results: Results,
+    expected: Expectation,
+    over: str,
+    size: str | None = None,
+    paper: float | None = None,
+    of: str = "",
+) -> Verdict:
+    """Judge the mean speed-up of the layers of a kernel size, or of all, in float32."""
+    gap, gains, spread = measured_gain(results, over, size)
     unchanged = sum(not gain.compared for gain in gains)
     word, told = direction(f"mean of {len(gains)} layers", gap, paper, sign=expected.sign)
     if of:
@@ -279,14 +318,22 @@ def pseudo_half_most(results: Results, expected: Expectation) -> Verdict:
     return combine([direction(told, gap, paper - 50, sign=expected.sign)])
 
 
+def _facts(results: Results) -> Iterable[str]:
+    """Yield how many layers ran, and what is not the paper's."""
+    setting = next(iter(settings_of(results)), "fp32")
+    if told := layers_run(results, setting):
+        yield f"{told}."
+    yield from marks(results)
+
+
 FIGURE8 = Exhibit(
     runs=runs,
     table=table,
     figure=figure,
     caption=caption(
-        f"Speed-up of the best division (powerOfTwo) at {LIMIT_MIB} MiB, forward, by kernel size. "
-        f"Over undivided: over the fastest undivided algorithm within the limit. {HELD}",
-        facts,
+        f"Speed-up of the best division (powerOfTwo) within {LIMIT_MIB} MiB, forward, by kernel "
+        "size; lines reach from the least to the largest.",
+        _facts,
     ),
     claims=(layers_faster, three_by_three, five_by_five, over_torch, pseudo_half_most),
 )

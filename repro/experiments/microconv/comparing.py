@@ -126,6 +126,17 @@ def gained(before: Record, after: Record) -> Comparison:
     return Comparison(gap, len(pairs), tuple(left_out), spread)
 
 
+def whole_gain(before: Record | None, after: Record | None) -> Gap | None:
+    """Return the speed-up of `gained`, None where it is not that of all kernels or nothing ran."""
+    if before is None or after is None:
+        return None
+    try:
+        comparison = gained(before, after)
+    except NotRun:
+        return None
+    return None if comparison.unfit else comparison.gap
+
+
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return (one["time_s"], one["native_s"]) == (other["time_s"], other["native_s"])
 
@@ -156,7 +167,7 @@ def excluded(
         limit_mib: Of each kernel.
         others: The same network undivided with a larger limit, or divided.
     """
-    found = dict.fromkeys(unfit(undivided))
+    bound = dict.fromkeys(unfit(undivided))
     own = {label(row): _algorithms(row) for row in kernels_of(undivided)}
     for record in others:
         for row in kernels_of(record):
@@ -164,8 +175,8 @@ def excluded(
                 continue
             share = max(size for size, _ in row["parts"]) / row["batch"]
             if row["workspace_bytes"] / share > limit_mib * MIB:
-                found[label(row)] = None
-    return list(found)
+                bound[label(row)] = None
+    return list(bound)
 
 
 def _algorithms(row: Mapping[str, Any]) -> set[str]:
@@ -180,9 +191,9 @@ def need_binding(
     Raises:
         NotRun: The limit excludes nothing, and so there is nothing that dividing could gain.
     """
-    found = excluded(undivided, limit_mib, others)
-    if found:
-        return found
+    kernels = excluded(undivided, limit_mib, others)
+    if kernels:
+        return kernels
     rows = kernels_of(undivided)
     largest = max(row["workspace_bytes"] for row in rows) / MIB
     config = undivided.config

@@ -1,6 +1,6 @@
 """What do unequal devices gain together, and what does an even split cost? (Figure 13)"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
@@ -14,10 +14,19 @@ from repro.experiments.design import (
     claim,
 )
 from repro.experiments.judging import Verdict, combine, direction, exactly
-from repro.experiments.microconv.settings import LIMITS_MIB, PAPER, cluster, facts, ms, times
+from repro.experiments.microconv.settings import (
+    LIMITS_MIB,
+    PAPER,
+    cluster,
+    marks,
+    ms,
+    times,
+    whose,
+)
 from repro.report import DASH
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Split = dict[str, tuple[int, float]]  # by device: batch size and seconds
@@ -53,7 +62,8 @@ def splits(results: Results) -> dict[str, tuple[Split, Split | None]]:
         device: {int(size): seconds for size, seconds in sizes.items()}
         for device, sizes in record.metrics["times"].items()
     }
-    batch, found = record.config["batch"], {}
+    batch = record.config["batch"]
+    shared: dict[str, tuple[Split, Split | None]] = {}
     for name, devices in COMBINATIONS.items():
         times_of = {device: measured[device.partition(" ")[0]] for device in devices}
         best = {
@@ -64,8 +74,8 @@ def splits(results: Results) -> dict[str, tuple[Split, Split | None]]:
         even = None
         if share * len(devices) == batch and all(share in t for t in times_of.values()):
             even = {device: (share, times_of[device][share]) for device in devices}
-        found[name] = best, even
-    return found
+        shared[name] = best, even
+    return shared
 
 
 def slowest(split: Split) -> float:
@@ -73,9 +83,9 @@ def slowest(split: Split) -> float:
     return max(seconds for _, seconds in split.values())
 
 
-def _alone(found: Mapping[str, tuple[Split, Split | None]]) -> float:
+def _alone(shared: Mapping[str, tuple[Split, Split | None]]) -> float:
     """Return the seconds of the better device alone."""
-    return min(slowest(found[name][0]) for name in ("fast", "slow"))
+    return min(slowest(shared[name][0]) for name in ("fast", "slow"))
 
 
 def published_split() -> tuple[Split, float]:
@@ -98,11 +108,11 @@ def published_split() -> tuple[Split, float]:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Return how mini-batches are shared out among unequal devices."""
-    found = splits(results)
-    metrics = results.need("cluster").metrics if found else {}
+    shared = splits(results)
+    metrics = results.need("cluster").metrics if shared else {}
     described, divided = metrics.get("devices", {}), metrics.get("divided", {})
     rows: list[dict[str, Any]] = []
-    for name, (best, even) in found.items():
+    for name, (best, even) in shared.items():
         devices = ", ".join(dict.fromkeys(described[d.partition(" ")[0]] for d in best))
         rows.append(
             {
@@ -115,7 +125,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                 )
                 or DASH,
                 "slowest (ms)": ms(slowest(best)),
-                "over the best one": times(_alone(found) / slowest(best)),
+                "over the best one": times(_alone(shared) / slowest(best)),
                 "paper": DASH,
                 "even split (ms)": ms(slowest(even) if even else None),
                 "even is slower by": times(slowest(even) / slowest(best) if even else None),
@@ -160,38 +170,68 @@ def _sizes(split: Split) -> str:
 
 def figure(results: Results) -> "Figure":
     """Draw the time of every device by combination, and the paper's own pair of GPUs beside."""
-    bars: list[tuple[str, Split]] = []
-    for name, (best, even) in splits(results).items():
-        bars.append((name, best))
-        if even is not None and len(even) > 1:
-            bars.append((f"{name},\neven", even))
-    bars.append(("paper's times,\n750Ti + K20Xm", published_split()[0]))
-    return _draw(bars)
-
-
-def _draw(bars: Sequence[tuple[str, Split]]) -> "Figure":
-    import seaborn as sns
-
     from repro import plots
 
-    drawn, axes = plots.new_axes(1, 1, max(6.0, 1.6 * len(bars) + 2), 3.6)
-    axis = axes[0, 0]
-    devices = sorted({device for _, split in bars for device in split})
-    colours = dict(zip(devices, sns.color_palette("colorblind", len(devices)), strict=True))
-    for position, (_, split) in enumerate(bars):
-        width = 0.8 / max(1, len(split))
+    record = results.first("cluster")
+    described = record.metrics["devices"] if record else {}
+    ours: dict[str, Split] = {}
+    for name, (best, even) in splits(results).items():
+        idle = [device for device in COMBINATIONS[name] if device not in best]
+        ours[name + f",\n{' and '.join(idle)} idle" * bool(idle)] = best
+        if even is not None and len(even) > 1:
+            ours[f"{name},\neven"] = even
+    best, even_s = published_split()
+    half = FIGURE["batch"] // 2
+    even = {device: (half, value / 1e3) for device, value in FIGURE["even_ms"].items()}
+    assert slowest(even) == even_s
+    drawn, axes = plots.new_axes(1, 2, 10.5, 4.2)
+    axes[0, 0].get_gridspec().set_width_ratios([max(1, len(ours)), 2])
+    _draw(axes[0, 0], ours, {name: f"{name}: {what}" for name, what in described.items()})
+    _draw(axes[0, 1], {"uneven": best, "even": even})
+    title = whose(record, "ResNet-18").replace(", mini-batch", "\nmini-batch")
+    axes[0, 0].set_title(f"{title}, SIMULATED", fontsize=10)
+    axes[0, 1].set_title("paper: ResNet-18,\nscaled from its two times", fontsize=10)
+    axes[0, 0].set_ylabel("forward and backward pass (ms)")
+    for axis in axes[0]:
+        axis.set_xlabel("in bars: share of the mini-batch")
+    plots.legend_below(drawn, 5)
+    return drawn
+
+
+def _draw(axis: "Axes", bars: Mapping[str, Split], ours: Mapping[str, str] | None = None) -> None:
+    """Draw devices side by side for each split, their shares in the bars, the slowest's time.
+
+    Args:
+        axis: Of a panel.
+        bars: By split.
+        ours: Names for the legend; None for the paper's, which are drawn hollow.
+    """
+    from repro import plots
+    from repro.experiments.microconv.drawing import ink_on
+
+    for position, split in enumerate(bars.values()):
+        width = 0.84 / max(1, len(split))
         for number, (device, (batch, seconds)) in enumerate(split.items()):
             x = position + (number - (len(split) - 1) / 2) * width
-            axis.bar(x, 1e3 * seconds, width * 0.9, color=colours[device], label=device)
-            axis.text(x, 1e3 * seconds, str(batch), ha="center", va="bottom", fontsize=9)
-        ends, longest = [position - 0.45, position + 0.45], 1e3 * slowest(split)
-        axis.plot(ends, [longest] * 2, "--", color="#b3261e", label="slowest")
-    axis.set_xticks(range(len(bars)), [name for name, _ in bars])
+            colour = plots.WITHOUT if device.startswith(("slow", "GTX")) else plots.OURS
+            style: dict[str, Any] = {"color": colour, "edgecolor": "white"}
+            name = device.partition(" ")[0]  # the second of two fast ones is as the first
+            name = (ours or {}).get(name, name)
+            if ours is None:
+                style = {"facecolor": "none", "edgecolor": colour, "linestyle": "--", "lw": 1.6}
+                name = f"paper: {device}"
+            axis.bar(x, 1e3 * seconds, width * 0.92, label=name, **style)
+            ink = plots.INK if ours is None else ink_on(colour)
+            text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "color": ink}
+            axis.text(x, 5e2 * seconds, str(batch), **text)
+        ends, longest = [position - 0.46, position + 0.46], 1e3 * slowest(split)
+        axis.plot(ends, [longest] * 2, ":", color=plots.INK, label="slowest: what counts")
+        above: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center"}
+        axis.annotate(f"{longest:,.0f} ms", (position, longest), fontsize=8, **above)
+    axis.set_xticks(range(len(bars)), list(bars), fontsize=9)
     axis.grid(axis="x", visible=False)
-    axis.margins(y=0.15)
-    axis.set(ylabel="forward and backward pass (ms)", xlabel="numbers are batch sizes")
-    plots.legend_below(drawn, 4)
-    return drawn
+    axis.margins(y=0.12)
+    axis.set_ylim(bottom=0)
 
 
 @claim(
@@ -216,8 +256,8 @@ def even_split(results: Results, expected: Expectation) -> Verdict:
 def together_no_slower(results: Results) -> tuple[bool, str]:
     """Compare every combination with the better device alone."""
     results.need("cluster")
-    found = splits(results)
-    gains = {name: _alone(found) / slowest(found[name][0]) for name in ("fast + slow", ALL)}
+    shared = splits(results)
+    gains = {name: _alone(shared) / slowest(shared[name][0]) for name in ("fast + slow", ALL)}
     told = ", ".join(f"{name} {times(gain)}" for name, gain in gains.items())
     paper = f"the paper's two GK210 and a K20Xm {times(FIGURE['speedup_k80_k20'])}"
     return all(gain >= 1 for gain in gains.values()), f"{told} ({paper})"
@@ -241,12 +281,10 @@ FIGURE13 = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "The mini-batch shared out so that the slowest device finishes first. On each device the "
-        f"network is tuned under WR with {LIMIT_MIB} MiB for each kernel (Table III). The cluster "
-        "is SIMULATED: devices were timed one at a time, communication is left out as in the "
-        "paper. The last row is not ours: it takes the paper's two published times, at a batch "
-        f"of {FIGURE['batch'] // 2} each, as proportional to the batch size, in multiples of 4.",
-        facts,
+        "A mini-batch shared out so that the slowest device finishes first. SIMULATED: devices are "
+        "timed one at a time, without communication. The paper's two times are scaled by the batch "
+        "size.",
+        marks,
     ),
     claims=(even_split,),
     checks=(together_no_slower, even_no_faster),

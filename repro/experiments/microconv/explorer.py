@@ -1,19 +1,40 @@
-"""One kernel under any workspace limit, from its measured candidates."""
+"""One kernel under any workspace limit, and a network under any total, from measured candidates."""
 
 from typing import TYPE_CHECKING
 
+from repro.experiments.captions import panel
 from repro.experiments.design import Results
 from repro.experiments.microconv.layers import draw_front
-from repro.experiments.microconv.settings import MIB, Entry, divide, front, kernels_of, label
+from repro.experiments.microconv.settings import (
+    MIB,
+    Entry,
+    best_candidates,
+    divide,
+    front,
+    kernels_of,
+    label,
+    whose,
+)
+from repro.experiments.microconv.shared_workspace import draw_shares, share_out
+from repro.records import Record
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_KINDS = {
+    "forward": "forward",
+    "backward_data": "data gradient",
+    "backward_filter": "filter gradient",
+}
+
 
 def kernels(results: Results) -> dict[str, Entry]:
-    """Return the measured kernels by name, such as ``conv2 F, N = 64``; later records win."""
+    """Return the measured kernels by name, such as ``conv2 forward, mini-batch 64``.
+
+    Of several of a name the last one counts.
+    """
     return {
-        f"{label(entry)}, N = {entry['batch']}": entry
+        f"{entry['layer']} {_KINDS[entry['kind']]}, mini-batch {entry['batch']}": entry
         for record in results.ok("candidates")
         for entry in kernels_of(record)
     }
@@ -55,4 +76,47 @@ def describe(entry: Entry, limit_mib: float) -> str:
 
 def draw(entry: Entry, limit_mib: float) -> "Figure":
     """Draw a kernel's front, the limit, and the division that is chosen."""
-    return draw_front(entry, front(entry), limit_mib, chosen_point(entry, limit_mib))
+    figure = draw_front(entry, front(entry), limit_mib, chosen_point(entry, limit_mib))
+    role = f"{label(entry)}, mini-batch {entry['batch']}"
+    figure.suptitle(panel(role, data="SYNTHETIC inputs"), fontsize=11)
+    return figure
+
+
+def network(results: Results) -> Record | None:
+    """Return the measurement of all kernels of AlexNet, None where there is none."""
+    return best_candidates(results, "AlexNet")
+
+
+def totals_mib(record: Record) -> tuple[float, float]:
+    """Return the least that all kernels together need, and the most that they can use."""
+    ends = [limits_mib(entry) for entry in kernels_of(record)]
+    return sum(least for least, _ in ends), sum(most for _, most in ends)
+
+
+def describe_sharing(record: Record, total_mib: float) -> str:
+    """Return in one line how long kernels take under WR and under WD with one total."""
+    entries = kernels_of(record)
+    each_mib = total_mib / len(entries)
+    alone = [divide(entry, each_mib) for entry in entries]
+    shared = share_out(entries, total_mib)
+    fitting = [division for division in alone if division is not None]
+    wr = f"{1e3 * sum(division.time_s for division in fitting):.1f} ms"
+    if len(fitting) < len(alone):
+        wr = f"{len(alone) - len(fitting)} of {len(alone)} kernels do not fit"
+    wd = "does not fit"
+    if shared is not None:
+        wd = f"{1e3 * sum(division.time_s for division in shared):.1f} ms"
+    return (
+        f"{total_mib:.1f} MiB for {len(entries)} kernels: WR with {each_mib:.1f} MiB for each: "
+        f"{wr}; WD: {wd}"
+    )
+
+
+def draw_sharing(record: Record, total_mib: float) -> "Figure":
+    """Draw what each kernel takes under WR and under WD, on the same axis for all totals."""
+    entries = kernels_of(record)
+    shared = share_out(entries, total_mib)
+    largest = max(most for _, most in map(limits_mib, entries))
+    figure = draw_shares(entries, total_mib / len(entries), total_mib, shared, 1.12 * largest)
+    figure.suptitle(whose(record, "Caffe's AlexNet"), fontsize=11)
+    return figure

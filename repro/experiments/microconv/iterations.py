@@ -37,18 +37,20 @@ from repro.experiments.microconv.settings import (
     ITERATED,
     MIB,
     PAPER,
-    facts,
     iterated,
     iterations,
+    marks,
     mib,
     ms,
     paper_batch,
+    stands_in,
     times,
 )
 from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PLAIN, AGAIN, FREE = "plain", "plain again", "tuned, no limit"
@@ -132,6 +134,19 @@ def _stands_for(record: Record) -> str:
     return f"{record.config['limit_mib'] * batch / record.config['batch']:,.4g}"
 
 
+def over_undivided(results: Results, role: str) -> Gap:
+    """Return how much faster a network's iterations are divided than undivided.
+
+    Raises:
+        NotRun: They were not run both ways within a limit that binds; see `divided_faster`.
+    """
+    record = _record(results, role)
+    undivided, divided = form(record, UNDIVIDED), form(record, DIVIDED)
+    if refused(undivided) or refused(divided) or not undivided["needed"]:
+        raise NotRun(f"{role} was not held to a limit that binds, both ways")
+    return gain(record, UNDIVIDED, DIVIDED)
+
+
 def table(results: Results) -> list[dict[str, Any]]:
     """Return the time of an iteration in each form beside torch's own and undivided."""
     rows = []
@@ -203,35 +218,95 @@ def published(role: str) -> float:
 
 
 def figure(results: Results) -> "Figure":
-    """Draw the time of an iteration over torch's own, form by form."""
+    """Draw speed-ups beside the paper's, and what each form takes over torch's own."""
     from repro import plots
+    from repro.experiments.microconv.drawing import Dot, draw_dots, right_end
 
     records = [r for role in TRIED if (r := results.first("iterations", role=role))]
-    drawn, axes = plots.new_axes(1, max(1, len(records)), 3.4 * max(2, len(records)), 3.6)
-    for axis, record in zip(axes[0], records, strict=False):
-        names = _form_names(record)
-        for position, name in enumerate(names):
+    rows = []
+    for record in records:
+        role = record.config["role"]
+        try:
+            gap = over_undivided(results, role)
+        except NotRun:
+            gap = None
+        rows.append(Dot.of(gap, {} if role in ALONE else {"": published(role)}))
+    figure, axes = plots.new_axes(1, 2, 10.5, 1.9 + 0.5 * max(1, len(records)))
+    speedups, over_own = axes[0]
+    draw_dots(speedups, rows, right_end(rows))
+    for row, dot in enumerate(rows):
+        if dot.ours is None:
+            told = " no limit was set" if not records[row].config["limit_mib"] else " not held"
+            speedups.text(0, row + 0.2, told, fontsize=8, va="center", color="#48536a")
+        else:
+            told = f"  ×{dot.ours:.2f}"
+            text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": plots.INK}
+            end = dot.ends[1] if dot.ends else dot.ours
+            speedups.text(end, row + 0.2 * bool(dot.papers), told, **text)
+    speedups.set_xlim(0, 1.15 * right_end(rows))
+    speedups.set_title("ours and the paper's: speed-up of an iteration,\ndivided over undivided")
+    speedups.set_xlabel("speed-up (×); right of 1, dividing wins")
+    speedups.set_yticks(range(len(records)), list(map(_named, records)))
+    _draw_over_own(over_own, records)
+    for axis in axes[0]:
+        axis.title.set_fontsize(10)
+        axis.set_ylim(max(1, len(records)) - 0.45, -0.55)
+    plots.legend_below(figure, 3)
+    return figure
+
+
+def _named(record: Record) -> str:
+    """Return whose numbers a row shows: the paper's network, and what runs in its place."""
+    limit = record.config["limit_mib"]
+    model = record.config["model"]
+    width = f" (width {model['width']})" if "width" in model else ""
+    width = f" (k = {model['growth']})" if "growth" in model else width
+    mark = f"\nSTAND-IN{width}" if stands_in(record) else ""
+    return f"{record.config['role']}{f', {limit:g} MiB' if limit else ''}{mark}"
+
+
+def _draw_over_own(axis: "Axes", records: Sequence[Record]) -> None:
+    """Draw the time of each form's iterations over torch's own, with what tune left alone."""
+    from repro.experiments.microconv.drawing import POLICIES, TORCHS
+
+    shown: dict[str, tuple[str, str]] = {  # by form: look, label
+        AGAIN: (TORCHS, "torch's own, a second time"),
+        UNDIVIDED: ("undivided", "undivided within the limit"),
+        DIVIDED: ("powerOfTwo", "divided (powerOfTwo) within the limit"),
+        FREE: ("all", "tuned without a limit"),
+    }
+    note: dict[str, Any] = {"fontsize": 8, "color": "#48536a"}
+    largest = 1.2
+    for row, record in enumerate(records):
+        names = [name for name in shown if name in _form_names(record)]
+        for number, name in enumerate(names):
+            height = row + 0.18 * (number - (len(names) - 1) / 2)
             try:
-                gap = gain(record, name, PLAIN)
+                slower, faster = _in_most_rounds(record, name, PLAIN)
+                gap = gain(record, slower, faster)
             except NotRun:
-                place = {"ha": "center", "va": "bottom", "fontsize": 8, "color": "#b3261e"}
-                left = "left as\nit was" if untouched(record, name) else "cannot\nbe held"
-                axis.text(position, 0.02, left, **place)
+                if untouched(record, name):
+                    beside = axis.get_yaxis_transform()
+                    axis.text(1.03, row, "left to torch", transform=beside, va="center", **note)
                 continue
-            height = math.exp(gap.mean)
-            axis.bar(position, height, 0.7, color=plots.OURS if "WR p" in name else plots.PAPER)
-            low, high = (math.exp(end) for end in gap.interval())
-            if math.isfinite(low) and high < 5:
-                ends = [[height - low], [high - height]]
-                axis.errorbar(position, height, ends, fmt="none", color="black", capsize=3)
-            axis.text(position, 0.02, f"{height:.2f}", ha="center", va="bottom", fontsize=8)
-        axis.axhline(1, color="#b3261e", linestyle="--", linewidth=1.2)
-        axis.set_xticks(range(len(names)), names, rotation=45, ha="right")
-        axis.grid(axis="x", visible=False)
-        limit = record.config["limit_mib"]
-        axis.set(title=record.config["role"] + (f", {limit:g} MiB" if limit else ""))
-    axes[0, 0].set_ylabel("iteration over torch's own")
-    return drawn
+            look, label = shown[name]
+            colour, marker = POLICIES[look]["color"], POLICIES[look]["marker"]
+            value, (low, high) = math.exp(gap.mean), map(math.exp, gap.interval())
+            largest = max(largest, 1.06 * value)
+            if math.isfinite(low) and math.isfinite(high):
+                axis.plot([low, high], [height] * 2, "-", color=colour, lw=1.8)
+                largest = max(largest, 1.06 * min(high, 3 * value))
+            axis.plot([value], [height], marker, color=colour, ms=6, label=label)
+    axis.axvline(1, color="#48536a", linewidth=1)
+    axis.set_xlim(0, largest)
+    axis.set_yticks(range(len(records)), [])
+    axis.grid(axis="y", visible=False)
+    if any(untouched(record, FREE) for record in records):
+        axis.text(
+            1.03, 1.01, "tuned without\na limit:", transform=axis.transAxes, va="bottom", **note
+        )
+    axis.set_title("ours: time of an iteration over torch's own")
+    axis.set_xlabel("time (×); right of 1 is slower than torch's own")
 
 
 @claim(
@@ -294,8 +369,8 @@ def no_slower(results: Results, expected: Expectation) -> Verdict:
         plain, again, free = _in_most_rounds(record, PLAIN, AGAIN, FREE)
         rounds = [len(sample[free]) for sample in record.metrics["samples_s"] if free in sample]
         word, said = equivalence(name, gain(record, free, plain), expected.allowed(), side=1)
-        own = f"torch's own over itself {gain(record, again, plain)}"
-        return word, f"{said}; {own}; {sum(rounds)} rounds in {len(rounds)} processes"
+        itself = f"torch's own over itself {gain(record, again, plain)}"
+        return word, f"{said}; {itself}; {sum(rounds)} rounds in {len(rounds)} processes"
 
     records = {role: results.first("iterations", role=role) for role in (*ITERATED, *ALONE)}
     ran = {role: record for role, record in records.items() if record is not None}
@@ -385,14 +460,9 @@ ITERATIONS = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "Whole iterations, forward and backward, all forms in turns; intervals over processes. "
-        "Held to the limit is every temporary byte of each convolution, torch's own included: "
-        "where that takes more it is replaced or divided (for the limit), whatever time that "
-        "takes. Kernels alone: torch's own over the sum of kernels, each measured by itself. On a "
-        "CPU undivided algorithms of low memory are ours (torch:direct, torch:im2col). "
-        f"{' and '.join(ALONE)} are not the paper's: they are tuned without a limit alone. Where "
-        "tune leaves a network as it was, nothing is timed.",
-        facts,
+        "Whole iterations within limits that bind: torch's own convolutions do not all fit. All "
+        "forms run in turns; lines are 95 % intervals over processes.",
+        marks,
     ),
     claims=(divided_faster, wd_over_wr, no_slower, same_loss, same_gradients),
     checks=(held,),

@@ -4,6 +4,7 @@ From the layers of AlexNet: what undivided algorithms need, which divisions are 
 what they gain for the second convolution.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from repro.experiments.judging import (
     unsure,
 )
 from repro.experiments.microconv.settings import (
-    HELD,
     LIMITS_MIB,
     MIB,
     NATIVE,
@@ -30,12 +30,12 @@ from repro.experiments.microconv.settings import (
     POLICIES,
     Entry,
     best_candidates,
+    caffe_marks,
     candidates,
     candidates_of,
     conv2,
     conv2_entry,
     divide,
-    facts,
     front,
     kernels_of,
     label,
@@ -44,7 +44,9 @@ from repro.experiments.microconv.settings import (
     policies,
     stands_for_mib,
     times,
+    whose,
 )
+from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
@@ -53,9 +55,9 @@ if TYPE_CHECKING:
 
     from repro.microconv import Division
 
-NAN = float("nan")
 SMALL, AMPLE = LIMITS_MIB[0], LIMITS_MIB[-1]
 Parts = Sequence[tuple[int, str]]  # of a division: sizes and algorithms
+CAFFES = "Caffe's AlexNet"  # the paper's in these figures
 
 
 def alexnet_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -72,9 +74,9 @@ def _undivided(
     entries: Sequence[Entry], limit_mib: float
 ) -> tuple[float, float] | tuple[None, None]:
     """Return bytes and seconds of the best undivided algorithms together, if all kernels fit."""
-    found = [divide(entry, limit_mib, "undivided") for entry in entries]
-    fitting = [division for division in found if division is not None]
-    if not found or len(fitting) < len(found):
+    divisions = [divide(entry, limit_mib, "undivided") for entry in entries]
+    fitting = [division for division in divisions if division is not None]
+    if not divisions or len(fitting) < len(divisions):
         return None, None
     return sum(d.workspace_bytes for d in fitting), sum(d.time_s for d in fitting)
 
@@ -114,51 +116,40 @@ def figure1_table(results: Results) -> list[dict[str, Any]]:
 
 
 def figure1(results: Results) -> "Figure":
-    """Draw each layer's memory as stacked bars and its time as points, a panel for each limit."""
+    """Draw each layer's memory and time at every limit, side by side."""
     from repro import plots
+    from repro.experiments.microconv.drawing import LIMITS, UNFIT
 
     layers = _by_layer(results)
-    panels: dict[str, tuple[list[float], list[float]]] = {}
-    for limit in LIMITS_MIB:
-        pairs = [_undivided(entries, limit) for entries in layers.values()]
-        panels[f"limit {limit} MiB"] = (
-            [NAN if workspace is None else workspace / MIB for workspace, _ in pairs],
-            [NAN if time is None else 1e3 * time for _, time in pairs],
-        )
-    figure, axes = plots.new_axes(1, len(panels), 3.5 * len(panels), 3.3)
-    highest = [
-        max([1e-9, *(float(np.nanmax([0.0, *panel[row]])) for panel in panels.values())])
-        for row in (0, 1)
-    ]
-    memory = [layer_memory(entries) or (0, 0) for entries in layers.values()]
-    kept = {
-        "data": np.array([data / MIB for data, _ in memory]),
-        "filters": np.array([filters / MIB for _, filters in memory]),
-    }
-    highest[0] += max([0.0, *(kept["data"] + kept["filters"])])
-    positions = np.arange(len(layers))
-    for axis, (title, (workspaces, seconds)) in zip(axes[0], panels.items(), strict=True):
-        heights = np.nan_to_num(workspaces)
+    figure, axes = plots.new_axes(1, 2, 10.5, 3.7)
+    title = whose(best_candidates(results, "AlexNet"), CAFFES)
+    figure.suptitle(title, fontsize=11)
+    memory, time = axes[0]
+    kept = np.array([layer_memory(entries) or (0, 0) for entries in layers.values()])
+    kept = kept.reshape(-1, 2).T / MIB  # data, then filters: MiB of each layer
+    positions, width = np.arange(len(layers)), 0.27
+    for number, (limit, colour) in enumerate(zip(LIMITS_MIB, LIMITS, strict=True)):
+        lefts = positions + (number - 1) * width
         below = np.zeros(len(layers))
-        for name, own in kept.items():
-            shade = "#b8c4ce" if name == "data" else "#7f8c97"
-            axis.bar(positions, own, 0.6, bottom=below, color=shade, label=name)
-            below = below + own
-        axis.bar(positions, heights, 0.6, bottom=below, color=plots.PAPER, label="workspace")
-        right = axis.twinx()
-        right.plot(positions, seconds, "o", color=plots.OURS, label="time", markersize=7)
-        for position in positions[np.isnan(seconds)]:
-            place = {"ha": "center", "fontsize": 8, "color": "#b3261e"}
-            axis.text(position, 0.02 * highest[0], "does not\nfit", **place)
-        axis.set_xticks(positions, list(layers), rotation=45 if len(layers) > 4 else 0)
+        for row, name, shade in ((0, "data", "#d3d8df"), (1, "filters", "#8a93a0")):
+            memory.bar(lefts, kept[row], 0.9 * width, bottom=below, color=shade, label=name)
+            below = below + kept[row]
+        for left, base, entries in zip(lefts, below, layers.values(), strict=True):
+            workspace, seconds = _undivided(entries, limit)
+            if workspace is None or seconds is None:
+                style = {"rotation": 90, "fontsize": 7, "color": UNFIT, "ha": "center"}
+                time.text(left, 0, " does not fit", va="bottom", **style)
+                continue
+            style = {"color": colour, "label": f"best within {limit} MiB"}
+            memory.bar(left, workspace / MIB, 0.9 * width, bottom=base, **style)
+            time.bar(left, 1e3 * seconds, 0.9 * width, **style)
+    for axis in (memory, time):
+        axis.set_xticks(positions, list(layers))
         axis.grid(axis="x", visible=False)
-        axis.set_ylim(0, 1.12 * highest[0])
-        right.set_ylim(0, 1.12 * highest[1])
-        right.grid(visible=False)
-        right.spines[["top"]].set_visible(False)
-        axis.set(title=title, ylabel="memory (MiB)" if axis is axes[0, 0] else "")
-        right.set_ylabel("time (ms)" if axis is axes[0, -1] else "")
-    plots.legend_below(figure, 4)
+        axis.set_ylim(bottom=0)
+    memory.set(title="memory: workspace on top", ylabel="MiB")
+    time.set(title="time, forward and backward", ylabel="ms")
+    plots.legend_below(figure, 5)
     return figure
 
 
@@ -225,10 +216,9 @@ FIGURE1 = Exhibit(
     table=figure1_table,
     figure=figure1,
     caption=caption(
-        "The best undivided algorithms at each limit; medians, summed over forward and backward "
-        f"passes. Data are a convolution's input and output, and filters its weights, with their "
-        f"gradients. {HELD}",
-        facts,
+        "The best undivided algorithms of each layer within a limit for each kernel: their "
+        "workspace, on top of data and filters with gradients, and the sum of their median times.",
+        caffe_marks,
     ),
     claims=(workspace_as_large, fast_needs_more),
 )
@@ -259,7 +249,14 @@ def figure6_table(results: Results) -> list[dict[str, Any]]:
 
 def figure6(results: Results) -> "Figure":
     """Draw conv2's Pareto front."""
-    return draw_front(conv2_entry(results), _conv2_front(results))
+    figure = draw_front(conv2_entry(results), _conv2_front(results))
+    figure.suptitle(_conv2s(results), fontsize=11)
+    return figure
+
+
+def _conv2s(results: Results) -> str:
+    record = results.first("candidates", layer="conv2")
+    return whose(record, f"that of {CAFFES}", "conv2 of ")
 
 
 def draw_front(
@@ -270,6 +267,8 @@ def draw_front(
 ) -> "Figure":
     """Draw a kernel's Pareto front, and the division behind every point as a bar.
 
+    The axes are those of the whole front, whatever the limit.
+
     Args:
         entry: The kernel, None where nothing was measured.
         divisions: Its desirable divisions, ascending in workspace.
@@ -277,85 +276,80 @@ def draw_front(
         chosen: Which point is marked.
     """
     from repro import plots
+    from repro.experiments.microconv.drawing import POLICIES, TORCHS, UNFIT
 
-    figure, axes = plots.new_axes(1, 2, 10.5, max(3.2, 1.5 + 0.3 * len(divisions)))
+    figure, axes = plots.new_axes(1, 2, 10.5, max(3.4, 1.6 + 0.3 * len(divisions)))
     curve, bars = axes[0]
     points = [(d.workspace_bytes / MIB, 1e3 * d.time_s) for d in divisions]
+    shown = list(points)
     if points:
         style = {"color": plots.OURS, "drawstyle": "steps-post"}
         curve.plot(*zip(*points, strict=True), "o-", label="desirable divisions", **style)
     for number, point in enumerate(points):
-        offset = {"xytext": (4, 5), "textcoords": "offset points"}
+        offset = {"xytext": (5, 5), "textcoords": "offset points"}
         curve.annotate(str(number + 1), point, fontsize=8, **offset)
     if entry is not None:
         native = entry["native_bytes"] / MIB, 1e3 * entry["native_s"]
-        curve.plot(*native, "D", color=plots.WITHOUT, label="torch's own convolution")
+        shown.append(native)
+        look = POLICIES[TORCHS]
+        curve.plot(*native, look["marker"], color=look["color"], ms=8, label=TORCHS)
     if limit_mib is not None:
-        curve.axvline(limit_mib, color="#b3261e", linestyle="--", linewidth=1.5, label="limit")
+        curve.axvline(limit_mib, color=UNFIT, linestyle="--", linewidth=1.5, label="limit")
     if chosen is not None:
-        ring = {"fillstyle": "none", "color": "#b3261e", "markeredgewidth": 2}
+        ring = {"fillstyle": "none", "color": UNFIT, "markeredgewidth": 2}
         curve.plot(*points[chosen], "o", markersize=14, label="chosen", **ring)
     curve.set(xlabel="workspace (MiB)", ylabel="time (ms)", title="Pareto front")
-    curve.set_ylim(bottom=0)
-    curve.margins(x=0.08)
+    if shown:
+        wide, high = (1.1 * max([*side, 1e-9]) for side in zip(*shown, strict=True))
+        curve.set(xlim=(-0.03 * wide, wide), ylim=(0, high))
     _draw_divisions(bars, [division.parts for division in divisions], chosen)
-    bars.set(xlabel="samples of the mini-batch", ylabel="point", title="division")
+    bars.set(xlabel="samples of the mini-batch", ylabel="point", title="division: number × size")
     plots.legend_below(figure, 4)
     return figure
 
 
+def sizes(parts: Parts) -> str:
+    """Return the micro-batch sizes of a division, such as ``2×3 + 2``."""
+    counts: dict[int, int] = {}
+    for size, _ in parts:
+        counts[size] = counts.get(size, 0) + 1
+    return " + ".join(f"{n}×{size}" if n > 1 else str(size) for size, n in counts.items())
+
+
 def _draw_divisions(axis: "Axes", rows: Sequence[Parts], chosen: int | None) -> None:
-    colours = _colours([name for parts in rows for _, name in parts])
+    from repro.experiments.microconv.drawing import UNFIT
+
     named: set[str] = set()
     for row, parts in enumerate(rows):
         left = 0
-        whole = sum(size for size, _ in parts)
         for size, name in parts:
-            _draw_part(axis, row, left, size, size >= whole / 12, name, size, colours, named)
+            _draw_part(axis, row, left, size, name, named)
             left += size
+        axis.text(left, row, f"  {sizes(parts)}", ha="left", va="center", fontsize=8)
+    whole = max([sum(size for size, _ in parts) for parts in rows], default=1)
+    axis.set_xlim(0, 1.3 * whole)
+    axis.set_xticks(sorted({whole * quarter // 4 for quarter in range(5)}))
     axis.set_yticks(range(len(rows)), [str(row + 1) for row in range(len(rows))])
     if chosen is not None:
-        axis.get_yticklabels()[chosen].set(color="#b3261e", weight="bold")
+        axis.get_yticklabels()[chosen].set(color=UNFIT, weight="bold")
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
 
 
-Colours = dict[str, tuple[float, float, float]]
-
-
-def _colours(names: Sequence[str]) -> Colours:
-    import seaborn as sns
-
-    ordered = sorted(dict.fromkeys(names))
-    return dict(zip(ordered, sns.color_palette("colorblind", len(ordered)), strict=True))
-
-
 def _draw_part(
-    axis: "Axes",
-    row: int,
-    left: float,
-    width: float,
-    wide: bool,
-    name: str,
-    size: int,
-    colours: Colours,
-    named: set[str],
+    axis: "Axes", row: int, left: float, width: float, name: str, named: set[str], size: str = ""
 ) -> None:
-    """Draw one micro-batch, with its size where there is room, and its algorithm in the legend."""
-    colour = colours[name]
-    outline: dict[str, Any] = {
-        "edgecolor": "white",
-        "linewidth": 0.6,
-        "label": None if name in named else name,
-    }
-    axis.barh(row, width, left=left, height=0.7, color=colour, **outline)
+    """Draw one micro-batch, with its size if it is given; the legend names each algorithm once."""
+    from repro.experiments.microconv.drawing import algorithm_colours, ink_on
+
+    colour = algorithm_colours([name])[name]
+    style: dict[str, Any] = {"color": colour, "edgecolor": "white", "linewidth": 0.6}
+    label = None if name in named else name
+    axis.barh(row, width, left=left, height=0.7, label=label, **style)
     named.add(name)
-    if wide:
-        red, green, blue = colour
-        bright = 0.299 * red + 0.587 * green + 0.114 * blue >= 0.6
-        place: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
-        text_colour = "black" if bright else "white"
-        axis.text(left + width / 2, row, str(size), color=text_colour, **place)
+    if size:
+        text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+        axis.text(left + width / 2, row, size, color=ink_on(colour), **text)
 
 
 @claim("divided_on_front", "Divided configurations lie on the Pareto front", "Section III-C1")
@@ -375,11 +369,11 @@ def divided_on_front(results: Results, expected: Expectation) -> Verdict:
 )
 def few_desirable(results: Results) -> tuple[bool, str]:
     """Count the points of every measured kernel's front."""
-    found = [front(entry) for r in results.ok("candidates") for entry in kernels_of(r)]
-    if not found:
+    fronts = [front(entry) for r in results.ok("candidates") for entry in kernels_of(r)]
+    if not fronts:
         raise NotRun("no records")
-    largest = max(map(len, found))
-    told = f"the largest of {len(found)} fronts has {largest} points"
+    largest = max(map(len, fronts))
+    told = f"the largest of {len(fronts)} fronts has {largest} points"
     return largest <= PAPER["figure6"]["largest_front"], told
 
 
@@ -388,9 +382,9 @@ FIGURE6 = Exhibit(
     table=figure6_table,
     figure=figure6,
     caption=caption(
-        "Every desirable division of AlexNet's second convolution, forward; times are sums of "
-        f"medians measured part by part. {HELD}",
-        facts,
+        "Every desirable division of AlexNet's second convolution, forward: no other one needs "
+        "less workspace and less time. A time is a sum of medians, one for each micro-batch.",
+        caffe_marks,
     ),
     claims=(divided_on_front,),
     checks=(few_desirable,),
@@ -406,6 +400,13 @@ def conv2_cells(results: Results) -> dict[Cell, dict[str, Any]]:
     record = results.first("candidates", layer="conv2")
     rows = record.metrics["checked"] if record else []
     return {(row["limit_mib"], row["policy"]): row for row in rows}
+
+
+def tried_policies(record: Record | None) -> tuple[str, ...]:
+    """Return the policies whose micro-batch sizes a record holds; it says nothing of others."""
+    if record is None:
+        return ()
+    return tuple(p for p in POLICIES if p != "all" or record.config["policy"] == "all")
 
 
 def conv2_gain(cells: Mapping[Cell, Mapping[str, Any]], cell: Cell) -> float | None:
@@ -433,9 +434,8 @@ def figure10_table(results: Results) -> list[dict[str, Any]]:
     for limit in FIGURE10_LIMITS:
         for policy in POLICIES:
             row = cells.get((limit, policy))
-            tried = record and (policy != "all" or record.config["policy"] == "all")
             parts = [(int(size), str(name)) for size, name in row["parts"]] if row else []
-            absent = "does not fit" if tried else DASH
+            absent = "does not fit" if policy in tried_policies(record) else DASH
             rows.append(
                 {
                     "limit (MiB)": limit,
@@ -453,32 +453,49 @@ def figure10_table(results: Results) -> list[dict[str, Any]]:
 
 
 def figure10(results: Results) -> "Figure":
-    """Draw conv2's micro-batches one after the other in time, with sizes and algorithms."""
-    from repro import plots
+    """Draw conv2's micro-batches one after the other in time, with sizes and algorithms.
 
-    entry = conv2_entry(results)
-    rows = []
-    for limit in FIGURE10_LIMITS if entry is not None else ():
+    A policy that the record was not made with is not drawn.
+    """
+    from repro import plots
+    from repro.experiments.microconv.drawing import UNFIT
+
+    entry, cells = conv2_entry(results), conv2_cells(results)
+    record = results.first("candidates", layer="conv2")
+    tried = itertools.product(FIGURE10_LIMITS, tried_policies(record) if entry else ())
+    rows: list[tuple[str, list[tuple[int, str, float]], Cell]] = []
+    for limit, policy in tried:
         assert entry is not None
-        for policy in POLICIES:
-            division = divide(entry, limit, policy)
-            if division is not None:
-                rows.append((f"{policy}, {limit} MiB", part_times(entry, division, policy)))
-    figure, axes = plots.new_axes(1, 1, 10, 1.5 + 0.42 * len(rows))
+        division = divide(entry, limit, policy)
+        parts = [] if division is None else part_times(entry, division, policy)
+        rows.append((f"{limit} MiB, {policy}", parts, (limit, policy)))
+    figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.4 * len(rows))
     axis = axes[0, 0]
-    colours = _colours([name for _, parts in rows for _, name, _ in parts])
-    longest = max([sum(time for *_, time in parts) for _, parts in rows], default=1.0)
+    ends = [sum(time for *_, time in parts) for _, parts, _ in rows]
+    ends += [1e3 * max(row["time_s"], row["native_s"]) for row in cells.values()]
+    longest = max(ends, default=0.0) or 1.0
     named: set[str] = set()
-    for row, (_, parts) in enumerate(rows):
+    for row, (_, parts, cell) in enumerate(rows):
         left = 0.0
         for size, name, time in parts:
-            _draw_part(axis, row, left, time, time > longest / 45, name, size, colours, named)
+            _draw_part(axis, row, left, time, name, named, str(size) * (time > longest / 40))
             left += time
-    axis.set_yticks(range(len(rows)), [text for text, _ in rows])
-    axis.invert_yaxis()
+        if not parts:
+            axis.text(0, row, " does not fit", va="center", fontsize=8, color=UNFIT)
+        if cell in cells and cell[1] in tried_policies(record):
+            for key, label, marker in (
+                ("time_s", "run as a whole", "v"),
+                ("native_s", "torch's own, in turns with it", "|"),
+            ):
+                style = {"color": plots.INK, "ms": 9, "mew": 2, "label": label}
+                axis.plot([1e3 * cells[cell][key]], [row], marker, **style)
+    axis.set_yticks(range(len(rows)), [text for text, *_ in rows])
+    axis.set_xlim(0, 1.06 * longest)
+    axis.set_ylim(max(1, len(rows)) - 0.45, -0.55)
     axis.grid(axis="y", visible=False)
-    axis.set_xlabel("time of the forward pass (ms); numbers are micro-batch sizes")
-    plots.legend_below(figure, 4)
+    axis.set_title(_conv2s(results), fontsize=11)
+    axis.set_xlabel("time of the forward pass (ms); bars: part by part, with micro-batch sizes")
+    plots.legend_below(figure, 5)
     return figure
 
 
@@ -554,9 +571,9 @@ FIGURE10 = Exhibit(
     table=figure10_table,
     figure=figure10,
     caption=caption(
-        "The divisions of AlexNet's second convolution, forward, run as a whole in turns with "
-        f"torch's own; the bars show their parts as measured one by one. {HELD}",
-        facts,
+        "Divisions of AlexNet's second convolution, forward: bars as their parts were measured one "
+        "by one, marks as the whole division ran in turns with torch's own.",
+        caffe_marks,
     ),
     claims=(admits_algorithm, conv2_faster),
 )

@@ -33,33 +33,32 @@ from repro.experiments.judging import (
     unsure,
 )
 from repro.experiments.microconv.comparing import (
+    Comparison,
     gained,
     need,
     need_binding,
+    whole_gain,
 )
 from repro.experiments.microconv.networks import (
     COLUMNS,
-    Bars,
-    draw_stacked,
     layer_times,
     network_row,
 )
 from repro.experiments.microconv.settings import (
-    HELD,
     LIMITS_MIB,
     MIB,
     MODES,
     PAPER,
     POLICIES,
-    TUNED,
     Entry,
     best_candidates,
+    caffe_marks,
     candidates,
     divide,
-    facts,
     front,
     kernels_of,
     label,
+    marks,
     median,
     mib,
     ms,
@@ -69,6 +68,7 @@ from repro.experiments.microconv.settings import (
     solver,
     times,
     wd_total,
+    whose,
 )
 from repro.records import Record
 from repro.report import DASH
@@ -151,16 +151,47 @@ def figure11_table(results: Results) -> list[dict[str, Any]]:
 
 
 def figure11(results: Results) -> "Figure":
-    """Draw AlexNet under WR and WD side by side, policy by policy."""
-    panels: dict[str, Bars] = {}
+    """Draw AlexNet under WR and WD policy by policy, and speed-ups over undivided WR beside."""
+    from repro.experiments.microconv.drawing import Bar, Dot, draw_layers
+
+    panels: dict[str, list[Bar]] = {}
+    ran: Record | None = None
     for limit in LIMITS_MIB:
-        panels[f"{limit} MiB each, {wd_total('AlexNet', limit):,} MiB in all"] = {
-            f"{mode} {policy}": layer_times(record)
-            for policy in POLICIES
-            for mode, record in wr_and_wd(results, "AlexNet", limit, policy).items()
-            if record is not None
-        }
-    return draw_stacked(panels, "AlexNet's convolutions (ms)")
+        undivided = wr_and_wd(results, "AlexNet", limit, "undivided")["WR"]
+        title = f"WR: {limit} MiB for each kernel; WD: {wd_total('AlexNet', limit):,} MiB in all"
+        bars = panels[title] = []
+        for policy in POLICIES:
+            for mode, record in wr_and_wd(results, "AlexNet", limit, policy).items():
+                if record is None:
+                    continue
+                ran = ran or record
+                papers: dict[str, float] = {}
+                if (limit, mode, policy) == (SMALL, "WD", "all"):
+                    papers = {"P100": PAPER["figure11"]["alexnet_120"][1]}
+                gap = None if record is undivided else whole_gain(undivided, record)
+                dot = Dot.of(gap, papers)
+                name = f"{mode}, {policy}"
+                bars.append(Bar(name, policy, *layer_times(record), dot, shaded=mode == "WD"))
+    return draw_layers(whose(ran, "Caffe's AlexNet"), panels, "WR, undivided")
+
+
+def wd_gain(
+    results: Results, role: str, each_mib: int, wd_each_mib: int
+) -> tuple[Record, Record, Comparison]:
+    """Return undivided under WR, WD, and how much faster WD is.
+
+    Args:
+        results: Of Figure 11.
+        role: The network.
+        each_mib: The limit of each kernel under WR.
+        wd_each_mib: What WD has in all, given for each kernel.
+
+    Raises:
+        NotRun: A record is missing, or no kernel fits both ways.
+    """
+    undivided = need(results, role, "WR", each_mib, "undivided")
+    wd = need(results, role, "WD", wd_total(role, wd_each_mib), "all", "powerOfTwo")
+    return undivided, wd, gained(undivided, wd)
 
 
 def _wd_over_undivided(
@@ -173,8 +204,7 @@ def _wd_over_undivided(
     of: str = "",
 ) -> Part:
     """Judge WD, with its total given for each kernel, over WR undivided."""
-    undivided = need(results, role, "WR", each_mib, "undivided")
-    wd = need(results, role, "WD", wd_total(role, wd_each_mib), "all", "powerOfTwo")
+    undivided, wd, comparison = wd_gain(results, role, each_mib, wd_each_mib)
     shared = {"role": role, "mode": "WR", "setting": "fp32", "policy": "undivided"}
     roomier = [
         record
@@ -183,7 +213,7 @@ def _wd_over_undivided(
     ]
     need_binding(undivided, each_mib, [*roomier, wd])
     judge = partial(direction, paper=paper, sign=expected.sign)
-    word, told = gained(undivided, wd).judged(f"{role}:", judge)
+    word, told = comparison.judged(f"{role}:", judge)
     return word, told + f"; the paper's is {of}" * bool(of)
 
 
@@ -261,15 +291,10 @@ FIGURE11 = Exhibit(
     table=figure11_table,
     figure=figure11,
     caption=caption(
-        "A limit for each kernel (WR) beside one workspace in all (WD): the paper's, "
-        f"{' and '.join(map(str, KERNELS.values()))} times the limit. There are "
-        f"{' and '.join(str(n - 1) for n in KERNELS.values())} kernels here, since the first "
-        "layer's data gradient is not needed: WD has 7 % and 0.6 % more in all. Over undivided: "
-        "over WR undivided at the same limit for each kernel, but for ResNet-50's "
-        f"{wd_total('ResNet-50', RESNET_WD_MIB):,} MiB ({RESNET_WD_MIB} for each), which the paper "
-        f"sets against WR undivided with {RESNET_WR_MIB} for each. "
-        f"{HELD} {TUNED}",
-        facts,
+        "A limit for each kernel (WR) beside one workspace for all (WD, hatched), which is the "
+        f"paper's {' or '.join(map(str, KERNELS.values()))} times as large. ResNet-50 in the table "
+        "alone.",
+        caffe_marks,
     ),
     claims=(wd_faster, wd_saves, wd_over_wr, wd_resnet),
     checks=(within_limits,),
@@ -321,19 +346,81 @@ def figure12_table(results: Results) -> list[dict[str, Any]]:
 
 def figure12(results: Results) -> "Figure":
     """Draw the workspace of every kernel, WR at the small limit beside WD."""
-    entries = kernels_of(best_candidates(results, "AlexNet"))
-    held = [(entry, divide(entry, SMALL)) for entry in entries]
-    bars: Bars = {
-        f"WR, {SMALL} MiB each": {label(e): d.workspace_bytes / MIB for e, d in held if d},
-        f"WD, {WD_TOTAL_MIB} MiB in all": {
-            label(e): d.workspace_bytes / MIB for e, d in assignment(results) or []
-        },
-    }
-    if not entries:
-        bars = {}  # nothing was measured, which is not that nothing fits
-    title = "workspace of AlexNet's kernels"
-    line = {title: {"limit of WD": WD_TOTAL_MIB}}
-    return draw_stacked({title: bars}, "workspace (MiB)", line)
+    record = best_candidates(results, "AlexNet")
+    entries = kernels_of(record)
+    chosen = share_out(entries, WD_TOTAL_MIB) if entries else None
+    late_mib = PAPER["figure12"]["conv4_conv5_mib"]
+    figure = draw_shares(entries, SMALL, WD_TOTAL_MIB, chosen, late_mib=late_mib)
+    title = whose(record, "Caffe's AlexNet")
+    if chosen is not None:
+        paper = PAPER["figure12"]["conv2_conv3_percent"]
+        share = middle_share(list(zip(entries, chosen, strict=True)))
+        title += f"\nWD gives conv2 and conv3 {share:.1f} % of what it gives; the paper's {paper} %"
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def middle_share(chosen: "Sequence[tuple[Entry, Division]]") -> float:
+    """Return how much of the workspace that is taken conv2 and conv3 have, in percent."""
+    whole = sum(division.workspace_bytes for _, division in chosen)
+    main = sum(d.workspace_bytes for e, d in chosen if e["layer"] in ("conv2", "conv3"))
+    return 100 * main / max(1, whole)
+
+
+def draw_shares(
+    entries: Sequence[Entry],
+    each_mib: float,
+    total_mib: float,
+    chosen: "Sequence[Division] | None",
+    largest_mib: float | None = None,
+    late_mib: float | None = None,
+) -> "Figure":
+    """Draw the workspace of kernels under WR and under WD as paired bars.
+
+    Args:
+        entries: The kernels.
+        each_mib: The limit of each under WR.
+        total_mib: The limit of all together under WD.
+        chosen: What WD gives to each kernel, None where the total admits nothing.
+        largest_mib: The right end of the axis; by default what is drawn.
+        late_mib: The most that conv4's and conv5's kernels take in the paper, as a dashed line.
+    """
+    from repro import plots
+    from repro.experiments.microconv.drawing import LIMITS, UNFIT
+
+    figure, axes = plots.new_axes(1, 1, 10.5, 1.9 + 0.36 * max(3, len(entries)))
+    axis = axes[0, 0]
+    alone = [divide(entry, each_mib) for entry in entries]
+    shared = [None] * len(entries) if chosen is None else list(chosen)
+    ways: tuple[tuple[str, str, str | None, Sequence[Division | None], float], ...] = (
+        (f"WR, {round(each_mib, 1):g} MiB for each", LIMITS[0], None, alone, -0.2),
+        (f"WD, {round(total_mib, 1):g} MiB for all", LIMITS[2], "////", shared, 0.2),
+    )
+    for way, colour, hatch, divisions, offset in ways:
+        taken = sum(division.workspace_bytes for division in divisions if division) / MIB
+        name = f"{way}: {taken:,.1f} MiB in all"
+        style: dict[str, Any] = {"color": colour, "edgecolor": "white", "hatch": hatch}
+        for row, division in enumerate(divisions):
+            if division is None:
+                told = " does not fit"
+                axis.text(0, row + offset, told, fontsize=7, color=UNFIT, va="center")
+                continue
+            size = division.workspace_bytes / MIB
+            axis.barh(row + offset, size, 0.38, label=name, **style)
+            axis.text(size, row + offset, f" {size:.1f}", va="center", fontsize=7)
+    late = [row for row, entry in enumerate(entries) if entry["layer"] in ("conv4", "conv5")]
+    if late and late_mib is not None:
+        style = {"color": plots.INK, "linestyle": "--", "linewidth": 1.3}
+        name = f"paper: conv4 and conv5 under WD, at most {late_mib:g} MiB"
+        axis.vlines(late_mib, min(late) - 0.45, max(late) + 0.45, label=name, **style)
+    axis.set_yticks(range(len(entries)), [label(entry) for entry in entries])
+    axis.set_ylim(max(1, len(entries)) - 0.45, -0.55)
+    drawn = [patch.get_width() for patch in axis.patches]
+    axis.set_xlim(0, largest_mib or 1.06 * max([*drawn, 1e-9]))
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel("workspace (MiB)")
+    plots.legend_below(figure, 3)
+    return figure
 
 
 def _shared_out(results: Results) -> "list[tuple[Entry, Division]]":
@@ -359,10 +446,8 @@ def _shared_out(results: Results) -> "list[tuple[Entry, Division]]":
 @claim("middle_layers_most", "WD gives conv2 and conv3 most of the workspace", "Section IV-B2")
 def middle_layers_most(results: Results, expected: Expectation) -> Verdict:
     """Judge their share of the workspace that is taken, over a half."""
-    chosen = _shared_out(results)
-    whole = sum(division.workspace_bytes for _, division in chosen)
-    main = sum(d.workspace_bytes for e, d in chosen if e["layer"] in ("conv2", "conv3"))
-    share, paper = 100 * main / max(1, whole), PAPER["figure12"]["conv2_conv3_percent"]
+    share = middle_share(_shared_out(results))
+    paper = PAPER["figure12"]["conv2_conv3_percent"]
     told = f"conv2 and conv3 hold {share:.1f} %, paper {paper} %; over a half:"
     gap = exactly(share - 50, unit="points", digits=1)
     return combine([direction(told, gap, paper - 50, sign=expected.sign)])
@@ -392,9 +477,9 @@ FIGURE12 = Exhibit(
     table=figure12_table,
     figure=figure12,
     caption=caption(
-        "AlexNet's kernels: forward (F), data (BD) and filter gradient (BF). Times are sums of "
-        f"medians measured part by part. {HELD}",
-        facts,
+        "The workspace that each kernel of AlexNet takes: forward (F), data gradient (BD), filter "
+        "gradient (BF). Dashed: what the paper's late kernels take at most.",
+        caffe_marks,
     ),
     claims=(middle_layers_most, late_layers_little),
 )
@@ -444,16 +529,16 @@ def optimisation_table(results: Results) -> list[dict[str, Any]]:
                 "times measured": len(timing["samples_s"]),
             }
         )
-    own = results.first("programme")
-    for name, timing in (own.timings if own else {}).items():
-        assert own is not None
-        told, total = own.metrics, mib(own.metrics["total_bytes"][name])
+    measured = results.first("programme")
+    for name, timing in (measured.timings if measured else {}).items():
+        assert measured is not None
+        told, total = measured.metrics, mib(measured.metrics["total_bytes"][name])
         rows.append(
             {
                 "what": f"WD, ResNet-152's own {told['kernels']} kernels, "
                 f"{told['variables']} variables, {total} MiB ({name})",
                 "paper": f"{COST['resnet152_ms']} ms",
-                "ours": f"{ms(median(own, name))} ms",
+                "ours": f"{ms(median(measured, name))} ms",
                 "of which dividing (ms)": DASH,
                 "times measured": len(timing["samples_s"]),
             }
@@ -530,12 +615,9 @@ OPTIMISATION = Exhibit(
     runs=optimisation_runs,
     table=optimisation_table,
     caption=caption(
-        "Measuring starts from an empty cache. The solver's programmes are SYNTHETIC: "
-        f"{COST['resnet50'][0]} variables as the paper's ResNet-50, and 2,500 with the 465 "
-        "kernels of a ResNet-152, of which the paper gives the time only. ResNet-152's own fronts "
-        f"are measured: with {COST['largest_mib']:,} MiB in all, and half way between what its "
-        "kernels need and what they want.",
-        facts,
+        "Seconds to measure and divide AlexNet from an empty cache, and to solve WD's programmes: "
+        "SYNTHETIC ones of the paper's sizes, and ResNet-152's measured one within two totals.",
+        marks,
     ),
     claims=(power_of_two_saves, solver_resnet50, solver_resnet152, solver_resnet152_own),
 )

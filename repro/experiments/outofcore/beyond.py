@@ -5,9 +5,10 @@ at our best, by packed plans with chunks of sizes that variables have.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
+from repro.experiments.captions import caption, panel
 from repro.experiments.design import (
     Chosen,
     Exhibit,
@@ -30,21 +31,31 @@ from repro.experiments.judging import (
 )
 from repro.experiments.outofcore.points import (
     NO_LINK,
-    Panels,
+    OF_THE_PAPER,
+    Curve,
+    Line,
+    Panel,
     batches,
     both,
-    curves,
+    draw_panel,
     has_link,
     in_core_batch,
+    kept,
     larger,
     largest_trained,
+    line_of,
     need_real_allocators,
+    no_records,
     on_cpu,
     point_at,
     points,
+    set_sizes,
     slowdown,
     speed,
+    styles,
     throughput,
+    titled,
+    whose,
 )
 from repro.experiments.outofcore.settings import (
     CHUNKS,
@@ -55,7 +66,6 @@ from repro.experiments.outofcore.settings import (
     MIB,
     MODES,
     PACKED,
-    PACKED_CHUNKS,
     PACKED_MODES,
     PAPER,
     PEERS,
@@ -70,6 +80,7 @@ from repro.experiments.outofcore.settings import (
 from repro.report import DASH
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CLAIMS, TABLE = PAPER["claims"], PAPER["table1"]
@@ -86,10 +97,18 @@ def published(mode: str) -> dict[int, float]:
     return {batch: rate for batch, rate in pairs if rate == rate}
 
 
+def over_lms(way: str, batch: int, lms_batch: int) -> float:
+    """Return the paper's speed kept by a way over LMS's, V100 over P100."""
+    shares = []
+    for mode, base, size in ((way, IN_CORE, batch), ("lms", "lms_in_core", lms_batch)):
+        shares.append(published(mode)[size] / max(published(base).values()))
+    return shares[0] / shares[1]
+
+
 def runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return every way to train ResNet-50, by batch size; under smoke no packed plans."""
-    sizes = () if profile == "smoke" else TABLE["batches"]
-    return resnet(profile) + [packed(batch) for batch in sizes]
+    packed_batches = () if profile == "smoke" else TABLE["batches"]
+    return resnet(profile) + [packed(batch) for batch in packed_batches]
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -114,14 +133,14 @@ def table(results: Results) -> list[dict[str, Any]]:
             add(place, "batch size", ["" if b is None else f"N = {b}" for b in columns])
         ways = OF_THE_V100 if where == SIMULATED else (*MODES, *PEERS)
         for mode in ways:
-            found = points(results, where, RESNET, mode)
-            if found:
+            by_batch = points(results, where, RESNET, mode)
+            if by_batch:
                 add(
                     place,
                     LABELS[mode],
-                    [DASH if batch is None else throughput(found, batch) for batch in columns],
+                    [DASH if batch is None else throughput(by_batch, batch) for batch in columns],
                 )
-            if mode == FITTED and found:
+            if mode == FITTED and by_batch:
                 chunks = _chunks(results)
                 add(place, "its chunks (MiB)", [chunks.get(b, DASH) for b in TABLE["batches"]])
     return rows
@@ -143,45 +162,109 @@ def _columns(sizes: Sequence[int], base: int | None) -> list[int | None]:
     """
     columns: list[int | None] = []
     for batch in TABLE["batches"]:
-        found = batch if batch in sizes else None
-        if found is None and base is not None:
+        ours = batch if batch in sizes else None
+        if ours is None and base is not None:
             wanted = base * batch / IN_CORE_BATCH
             near = [size for size in sizes if abs(size - wanted) <= max(0.5, 0.05 * wanted)]
-            found = min(near, key=lambda size: abs(size - wanted), default=None)
-        columns.append(found)
+            ours = min(near, key=lambda size: abs(size - wanted), default=None)
+        columns.append(ours)
     return columns
 
 
+_TICKS = (0.5, 1, 2, 4, 8)  # batch size over the largest in core
+_TOP = 1.2  # images/s over the largest in core
+
+
 def figure(results: Results) -> "Figure":
-    """Draw throughput over that of the largest batch size in core."""
-    best, lms_best = (max(published(mode).values()) for mode in (IN_CORE, "lms_in_core"))
-    panels: Panels = {
-        "paper: V100, and P100 for LMS": {
-            LABELS[mode]: [
-                (batch / IN_CORE_BATCH, rate / (lms_best if mode == "lms" else best))
-                for batch, rate in published(mode).items()
-            ]
-            for mode in (IN_CORE, "lms", SCHEDULE, CHUNKS)
-        }
-    }
-    for where, place in PLACES.items():
-        size = in_core_batch(results, where, RESNET)
-        if size is None:
-            continue
-        lines = panels[f"{place}, in core up to {size}"] = {}
-        for mode in (*OF_THE_V100, *PEERS):
-            if mode == PACKED_CHUNKS:  # the table has it; a curve more would hide the others
-                continue
-            lines[LABELS[mode]] = [
-                (batch / size, point.relative)
-                for batch, point in points(results, where, RESNET, mode).items()
-                if point is not None and point.relative is not None
-            ]
-    return curves(
-        [panels],
-        ["images/s over the\nlargest in core"],
-        xlabel="batch size over the largest in core",
+    """Draw how far each way trains, and at which share of the speed in core."""
+    from repro.plots import legend_below, new_axes
+
+    figure, axes = new_axes(2, 3, 11.2, 6.8)
+    first, *others = axes.flat
+    _draw_reach(first, results)
+    panels = [
+        _simulated_panel(results, "scheduling alone", (IN_CORE, SCHEDULE, "paper"), SCHEDULE),
+        _simulated_panel(results, "with chunks", (CHUNKS,), CHUNKS),
+        # What no schedule beats on a V100 says nothing of the paper's LMS.
+        replace(_simulated_panel(results, "LMS (paper: P100)", ("lms",), "lms"), ceiling=[]),
+        _simulated_panel(results, "our best, beside the paper's faster way", (FITTED,), FITTED),
+        _measured_panel(results),
+    ]
+    for axis, shown in zip(others, panels, strict=True):
+        draw_panel(axis, shown, _TOP, _TICKS)
+        axis.set_xlim(0.3, 9)
+        axis.set_xlabel("batch size over the largest in core")
+        axis.set_ylabel("images/s over the\nlargest in core")
+    legend_below(figure, 4)
+    return figure
+
+
+def _draw_reach(axis: "Axes", results: Results) -> None:
+    """Draw the largest batch sizes, ours solid and the paper's hollow."""
+    title = f"largest batch size\n{panel(RESNET, data='SIMULATED V100')}"
+    axis.set_title(titled(title), fontsize=9)
+    ways = (IN_CORE, SCHEDULE, CHUNKS, "lms")
+    try:
+        sizes = [largest_trained(results, SIMULATED, RESNET, way) for way in ways]
+    except NotRun:
+        no_records(axis)
+        return
+    for row, (way, size) in enumerate(zip(ways, sizes, strict=True)):
+        look = styles()[LABELS[way]]
+        axis.plot([size], [row], ls="", ms=8, label=LABELS[way], **look)
+        axis.text(size, row - 0.22, f"{size:,}", ha="center", va="bottom", fontsize=9)
+    for row, way in enumerate(ways):
+        mark, size = styles()[LABELS[way]]["marker"], max(published(way))
+        axis.plot([size], [row + 0.25], mark, mfc="none", mec="#5f6b7a", ms=7, label=OF_THE_PAPER)
+    set_sizes(axis, (128, 256, 512, 1024, 2048))
+    axis.set_xlim(128, 2300)
+    axis.set_yticks(range(len(ways)), [LABELS[way] for way in ways])
+    axis.set_ylim(len(ways) - 0.4, -0.75)
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel("batch size")
+
+
+def _simulated_panel(results: Results, what: str, ways: Sequence[str], compared: str) -> Panel:
+    """Return ways on the V100, simulated, beside what the paper has of one of them."""
+    lines = [_ours(results, SIMULATED, way) for way in ways]
+    shown = (IN_CORE, compared) if IN_CORE in ways else (compared,)
+    lines += [Line(LABELS[way], _published_shares(way), whose="paper") for way in shown]
+    ceiling = _ours(results, SIMULATED, "bound").curve
+    return Panel(f"{what}\n{whose(results, SIMULATED, RESNET)}", lines, ceiling=ceiling)
+
+
+def _measured_panel(results: Results) -> Panel:
+    lines = [_ours(results, MEASURED, way) for way in (*MODES, *PEERS)]
+    return Panel(whose(results, MEASURED, RESNET), lines)
+
+
+def _ours(results: Results, where: str, way: str) -> Line:
+    """Return the share of the speed in core by how many times larger the batch is."""
+    base = in_core_batch(results, where, RESNET)
+    return line_of(
+        way,
+        (
+            (batch / base, kept(results, where, RESNET, point))
+            for batch, point in points(results, where, RESNET, way).items()
+            if base and point is not None
+        ),
     )
+
+
+def _published_shares(way: str) -> Curve:
+    """Return the paper's; of our best, those of its faster way."""
+    if way == FITTED:
+        rates = {batch: faster(batch) for batch in published(CHUNKS)}
+    else:
+        rates = published(way)
+    best = max(published("lms_in_core" if way == "lms" else IN_CORE).values())
+    return [(batch / IN_CORE_BATCH, rate / best) for batch, rate in rates.items()]
+
+
+def faster(batch: int) -> float:
+    """Return the paper's images/s at a batch size, without chunks or with, whichever are more."""
+    chunks = published(CHUNKS)[batch]
+    return max(chunks, published(SCHEDULE).get(batch, chunks))
 
 
 @check(
@@ -282,7 +365,6 @@ def alone_speed(results: Results, expected: Expectation, where: str) -> list[Par
 )
 def faster_than_lms(results: Results, expected: Expectation) -> Verdict:
     """Judge each batch size against the paper's ratio of the speeds kept, V100 over P100."""
-    best, lms_best = (max(published(mode).values()) for mode in (IN_CORE, "lms_in_core"))
     ours, theirs = (points(results, SIMULATED, RESNET, mode) for mode in (SCHEDULE, "lms"))
     base = in_core_batch(results, SIMULATED, RESNET) or 0
     parts = []
@@ -290,9 +372,7 @@ def faster_than_lms(results: Results, expected: Expectation) -> Verdict:
         point = ours.get(batch)
         if batch <= base or point is None or other is None:
             continue
-        paper = None
-        if batch in published("lms"):
-            paper = published(SCHEDULE)[batch] / best / (published("lms")[batch] / lms_best)
+        paper = over_lms(SCHEDULE, batch, batch) if batch in published("lms") else None
         gap = speed(results, SIMULATED, RESNET, point, other)
         parts.append(direction(f"at {batch}", gap, paper, sign=expected.sign))
     return combine(parts)
@@ -319,14 +399,13 @@ def larger_than_lms(results: Results, expected: Expectation) -> Verdict:
 )
 def faster_beyond_lms(results: Results, expected: Expectation) -> Verdict:
     """Judge images/s against the paper's ratio of the speeds kept, V100 over P100."""
-    best, lms_best = (max(published(mode).values()) for mode in (IN_CORE, "lms_in_core"))
     _, ours = point_at(results, SIMULATED, LARGEST_BATCH, CHUNKS)
     _, theirs = point_at(results, SIMULATED, LMS_BATCH, "lms")
     if ours is None:
         return combine([certain(f"{LARGEST_BATCH} images ran out of memory", False)])
     if theirs is None:
         raise NotRun(f"LMS trains no {LMS_BATCH} images")
-    paper = published(CHUNKS)[LARGEST_BATCH] / best / (published("lms")[LMS_BATCH] / lms_best)
+    paper = over_lms(CHUNKS, LARGEST_BATCH, LMS_BATCH)
     gap = speed(results, SIMULATED, RESNET, ours, theirs)
     return combine([direction("images/s", gap, paper, sign=expected.sign)])
 
@@ -403,8 +482,7 @@ def rows_close(results: Results, expected: Expectation) -> Verdict:
 )
 def rows_reached(results: Results, expected: Expectation) -> Verdict:
     """Judge each batch size against the faster of the paper's ways; say what mapping comes to."""
-    alone, chunks = published(SCHEDULE), published(CHUNKS)
-    pairs = [(FITTED, b, max(rate, alone.get(b, rate))) for b, rate in chunks.items()]
+    pairs = [(FITTED, batch, faster(batch)) for batch in published(CHUNKS)]
 
     def judge(name: str, ratio: float) -> Part:
         gap = exactly(100 * (ratio - 1), unit="%", digits=1)
@@ -541,9 +619,8 @@ TABLE1 = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "Images per second of forward pass, backward pass and update. Columns are the paper's "
-        "batch sizes, in brackets over the largest in core; what is measured here has batch sizes "
-        "of its own, in the same proportion.",
+        "ResNet-50: the largest batch sizes, and the share of the speed in core by batch size. "
+        "Bars: 95 % intervals.",
         facts,
     ),
     claims=(

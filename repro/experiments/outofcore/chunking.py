@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
+from repro.experiments.captions import caption, panel
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
 from repro.experiments.judging import (
     NotRun,
@@ -13,9 +13,12 @@ from repro.experiments.judging import (
     equivalence,
     exactly,
 )
+from repro.experiments.outofcore.points import no_records, set_sizes, styles
 from repro.experiments.outofcore.settings import (
     CHUNK_BATCH,
+    CHUNKS,
     GIB,
+    LABELS,
     PAPER,
     RESNET,
     chunk_sizes,
@@ -65,31 +68,37 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def figure(results: Results) -> "Figure":
     """Draw what is lost inside, and the speed with mapping and without."""
-    from matplotlib.ticker import FuncFormatter
-
+    from repro.plots import PAPER as GREY
     from repro.plots import legend_below, new_axes
 
     rows = _rows(results)
-    figure, axes = new_axes(1, 2, 7.6, 3.2)
+    figure, axes = new_axes(1, 2, 9.4, 3.5)
     lost, speed = axes[0]
-    sizes = list(rows)
+    whose = panel(RESNET, data="SIMULATED V100")
+    look = styles()[LABELS[CHUNKS]]
+    free = {"color": "#5f6b7a", "marker": "h"}
     inside = [row["internal_bytes"] / GIB for row in rows.values()]
-    lost.plot(sizes, inside, color="#8d99ae", marker="o", label="lost inside")
-    lost.set_title("SIMULATED: lost inside chunks (GiB)", fontsize=9)
-    for key, label, colour in (
-        ("unmapped_s", "mapping free", "#8d99ae"),
-        ("time_s", "mapping at a cost", "#e07a3f"),
+    lost.plot(list(rows), inside, ms=6, label="with chunks", **look)
+    lost.set_title(f"lost inside chunks, {CHUNK_BATCH} images\n{whose}", fontsize=9)
+    lost.set_ylabel("memory (GiB)")
+    for key, label, drawn in (
+        ("unmapped_s", "with chunks, were mapping free", free),
+        ("time_s", "with chunks", look),
     ):
         rates = [CHUNK_BATCH / row[key] for row in rows.values()]
-        speed.plot(sizes, rates, color=colour, marker="D", label=label)
-    speed.set_title(f"SIMULATED, V100: images/s at {CHUNK_BATCH}", fontsize=9)
+        speed.plot(list(rows), rates, ms=6, label=label, **drawn)
+    speed.set_title(f"speed, {CHUNK_BATCH} images\n{whose}", fontsize=9)
+    speed.set_ylabel("images/s")
     for axis in (lost, speed):
-        axis.axvline(OWN, color="#1f6fb4", ls=":", lw=1, label="the paper's chunk")
-        axis.set_xscale("log", base=2)
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_xlabel("chunk (MiB)")
+        axis.axvline(OWN, color=GREY, ls="--", lw=1.2, label="the paper's chunk")
+        axis.set_xlabel("size of a chunk (MiB)")
+        if rows:
+            set_sizes(axis, rows)
+        else:
+            no_records(axis)
         axis.set_ylim(bottom=0)
-    legend_below(figure, 4)
+        axis.margins(y=0.1)
+    legend_below(figure, 3)
     return figure
 
 
@@ -145,9 +154,8 @@ CHUNK_SIZES = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        f"ResNet-50 at {CHUNK_BATCH} images by the size of a chunk: the largest budget that is "
-        "served, what chunks lose inside at most, how many are mapped and unmapped in an "
-        "iteration, and images per second without and with what that costs.",
+        f"ResNet-50 at {CHUNK_BATCH} images by the size of a chunk: what chunks lose inside at "
+        "most, and images/s with what it takes to map them and without.",
         facts,
     ),
     claims=(smaller_fragments_less, smaller_costs_more, balanced),

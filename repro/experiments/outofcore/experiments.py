@@ -48,7 +48,7 @@ Config = Mapping[str, Any]
 ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
 _SETTLING = 5  # iterations until a block's plans are made
 _LEAST_LIMIT = 64 * MIB  # that torch's allocator can be held to: it takes 2 and 20 MiB at once
-_TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator is content
+_TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator serves one
 
 
 def limit_bytes(config: Config) -> int:
@@ -240,9 +240,9 @@ def _time(config: Config, device: str, steps: Mapping[str, Step]) -> dict[str, A
 def _swapped(config: Config, device: str) -> Outcome:
     """Train within the largest budget that an allocator can serve within the limit.
 
-    On a CPU the allocators are simulated, their sizes in proportion to the limit, as are chunks on
-    whatever is not CUDA. On a GPU they are the real ones. The budget shrinks until they are
-    content with what runs, as the paper's did by hand.
+    On a CPU the allocators are simulated, their sizes in proportion to the limit; chunks are
+    simulated on whatever is not CUDA. On a GPU the allocators are the real ones. The budget shrinks
+    until they serve what runs; the paper's authors lowered theirs by hand.
     """
     name, limit = config["mode"], limit_bytes(config)
     make: Make = partial(ALLOCATORS[name], limit)

@@ -86,9 +86,10 @@ class Fitting:
 def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None:
     """Return the plan of the largest budget whose requests `make`'s allocator serves.
 
-    Looked for at the ends and quarters of the way from the smallest feasible budget to the limit,
-    from above, and then by bisection to 2 % of the way; as one would by trying. Holes lie otherwise
-    for every budget, so that some in between may be refused. None where none of the five is served.
+    The search goes as one would try: from above over the ends and quarters of the way from the
+    smallest feasible budget to the limit, then by bisection to 2 % of that way. Each budget leaves
+    its holes elsewhere, so that the allocator may refuse some budgets in between. None where it
+    serves none of the five.
     """
     above = None
     for budget in reversed(_budgets(trace, limit_bytes)):
@@ -129,8 +130,9 @@ def tuned(
 ) -> Fitting:
     """Return the fastest plan that is served, given one that is.
 
-    Tried are that one, packed plans of about its budget and, with `windows`, windows of several
-    shares of it; of the first few that are served, that with the least time, mapping included.
+    It tries that plan, packed plans of about its budget and, with `windows`, windows of several
+    shares of the budget. Of the first few plans that the allocator serves it takes the fastest,
+    mapping included.
 
     Args:
         found: A plan and what its allocator makes of it.
@@ -171,7 +173,7 @@ def literal(
 ) -> Fitting | None:
     """Return the paper's schedule to the letter, at the fastest of several windows.
 
-    Where none is served within the budget, smaller ones are tried.
+    Where the allocator serves none within the budget, smaller budgets are tried.
     """
     low = trace.smallest_budget
     for part in (1.0, 0.9, 0.8, 0.6, 0.4):

@@ -15,20 +15,21 @@ from repro.experiments.judging import (
     exactly,
 )
 from repro.experiments.outofcore.points import (
-    Panels,
+    Line,
+    Panel,
     Point,
     Points,
     batches,
     both,
-    curves,
+    draw,
     in_core_batch,
     limit_bytes,
     need_real_allocators,
     on_cpu,
-    panels_of_others,
     point_at,
     points,
     rows_of_others,
+    whose,
 )
 from repro.experiments.outofcore.settings import (
     CHUNKS,
@@ -80,8 +81,8 @@ def _unit(limit: int | None) -> tuple[int, str]:
 
 def figure3_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return ResNet-50 in core and swapped, by batch size."""
-    found = [run for run in resnet(profile) if run.experiment != "reach"]
-    return [run for run in found if run.config.get("mode", IN_CORE) in MODES]
+    trained = [run for run in resnet(profile) if run.experiment != "reach"]
+    return [run for run in trained if run.config.get("mode", IN_CORE) in MODES]
 
 
 def host(point: Point) -> str:
@@ -100,9 +101,9 @@ def figure3_table(results: Results) -> list[dict[str, Any]]:
         for batch in batches(results, where, RESNET):
             row: dict[str, Any] = {"where": place, "batch": batch, "limit": gib(limit)}
             for mode, note in ((SCHEDULE, ""), (CHUNKS, ", VA")):
-                found = points(results, where, RESNET, mode)
-                point = found.get(batch)
-                absent = "x" if batch in found else DASH
+                by_batch = points(results, where, RESNET, mode)
+                point = by_batch.get(batch)
+                absent = "x" if batch in by_batch else DASH
                 row[f"budget{note}"] = gib(point.budget_bytes) if point else absent
                 row[f"held{note}"] = gib(point.held_bytes) if point else absent
                 row[f"actual{note}"] = gib(point.reserved_bytes) if point else absent
@@ -114,27 +115,39 @@ def figure3_table(results: Results) -> list[dict[str, Any]]:
 
 def figure3(results: Results) -> "Figure":
     """Draw budget and use, for each place without and with chunks."""
-    rows: list[Panels] = []
+    rows: list[list[Panel]] = []
     labels: list[str] = []
-    limits: dict[str, float] = {}
-    for where, place in PLACES.items():
+    for where in PLACES:
         limit = limit_bytes(results, where, RESNET)
         if limit is None:
             continue
         unit, name = _unit(limit)
-        panels: Panels = {}
-        for mode in (SCHEDULE, CHUNKS):
-            title = f"{place}: {LABELS[mode]}"
-            limits[title] = limit / unit
-            found = points(results, where, RESNET, mode).items()
-            sizes = [(batch, point) for batch, point in found if point is not None]
-            panels[title] = {
-                "budget": [(b, p.budget_bytes / unit) for b, p in sizes if p.budget_bytes],
-                "actual": [(b, p.reserved_bytes / unit) for b, p in sizes if p.reserved_bytes],
-            }
-        rows.append(panels)
+        rows.append([])
         labels.append(f"memory ({name})")
-    return curves(rows or [{"no records": {}}], labels or [""], limits)
+        for mode in (SCHEDULE, CHUNKS):
+            lines = _use_and_budget(results, where, RESNET, mode, unit)
+            if where == SIMULATED and mode == SCHEDULE:
+                papers = [(float(LMS_BATCH), float(CLAIMS["budget_gib_928"]))]
+                lines.append(Line(LABELS[mode], papers, whose="paper"))
+            title = f"{LABELS[mode]}\n{whose(results, where, RESNET)}"
+            rows[-1].append(Panel(title, lines, limit / unit))
+    return draw(rows or [[Panel("no records")]], labels or [""])
+
+
+def _use_and_budget(results: Results, where: str, role: str, mode: str, unit: int) -> list[Line]:
+    """Return what the allocator took for a way to train, and the budget it had."""
+    trained = [
+        (batch, point)
+        for batch, point in points(results, where, role, mode).items()
+        if point is not None
+    ]
+    use = [(batch, (taken(point) or 0) / unit) for batch, point in trained if taken(point)]
+    budget = [(b, point.budget_bytes / unit) for b, point in trained if point.budget_bytes]
+    name = LABELS[mode]
+    return [
+        Line(name, use, f"{name}: taken" if budget else name),
+        Line(name, budget, f"{name}: budget", whose="budget"),
+    ]
 
 
 @both(
@@ -244,9 +257,8 @@ FIGURE3 = Exhibit(
     table=figure3_table,
     figure=figure3,
     caption=caption(
-        "The largest budget that a schedule can be given, what its tensors hold at most, what the "
-        "allocator takes for them, and what lies on the host at most, with torch's allocator and "
-        "with chunks (VA).",
+        "The largest budget that a schedule can be given, and what the allocator takes for it: "
+        "torch's, or with chunks (VA).",
         facts,
     ),
     claims=(*budget_halved, *close, inside_shrinks),
@@ -283,18 +295,25 @@ def figure5_table(results: Results) -> list[dict[str, Any]]:
 def figure5(results: Results) -> "Figure":
     """Draw memory, simulated above measured."""
     rows, labels = [], []
-    limits: dict[str, float] = {}
-    for where, place in PLACES.items():
-        own = {role: limit_bytes(results, where, role) for role in NETWORKS}
-        unit, name = _unit(next((limit for limit in own.values() if limit), None))
-
-        def height(point: Point, unit: int = unit) -> float:
-            return (taken(point) or 0) / unit
-
-        rows.append(panels_of_others(results, where, height))
+    for where in PLACES:
+        limits = {role: limit_bytes(results, where, role) for role in NETWORKS}
+        unit, name = _unit(next((limit for limit in limits.values() if limit), None))
         labels.append(f"memory ({name})")
-        limits |= {f"{role}, {place}": limit / unit for role, limit in own.items() if limit}
-    return curves(rows, labels, limits)
+        rows.append(
+            [
+                Panel(
+                    whose(results, where, role),
+                    [
+                        line
+                        for mode in MODES
+                        for line in _use_and_budget(results, where, role, mode, unit)
+                    ],
+                    limit / unit if limit else None,
+                )
+                for role, limit in limits.items()
+            ]
+        )
+    return draw(rows, labels)
 
 
 def _beyond_core(results: Results) -> Iterator[tuple[str, str, int, list[int]]]:
@@ -340,8 +359,8 @@ FIGURE5 = Exhibit(
     table=figure5_table,
     figure=figure5,
     caption=caption(
-        "The most that the allocator takes within an iteration; in core on a CPU, what tensors "
-        "take. Budgets are as large as the limit allows, so that use lies just below it.",
+        "The most that the allocator takes within an iteration, and the budget of the schedule. In "
+        "core on a CPU: what tensors take.",
         facts,
     ),
     claims=fragmented,

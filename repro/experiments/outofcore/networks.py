@@ -18,13 +18,14 @@ from repro.experiments.judging import (
 from repro.experiments.outofcore.points import (
     NO_LINK,
     both,
-    curves,
+    draw,
     in_core_batch,
     larger,
     need_real_allocators,
     on_cpu,
     panels_of_others,
     points,
+    rate,
     rows_of_others,
     slowdown,
     speed,
@@ -81,10 +82,8 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def figure(results: Results) -> "Figure":
     """Draw throughput, simulated above measured."""
-    panels = [
-        panels_of_others(results, where, lambda point: point.images_per_s) for where in PLACES
-    ]
-    return curves(panels, ["images/s"] * len(panels))
+    rows = [panels_of_others(results, where, rate) for where in PLACES]
+    return draw(rows, ["images/s"] * len(rows))
 
 
 @both(
@@ -151,10 +150,9 @@ def gains_speed(results: Results, expected: Expectation) -> Verdict:
     if on_cpu(results, PIX2PIXHD):
         raise NotRun(NO_LINK)
     base = in_core_batch(results, MEASURED, PIX2PIXHD)
-    found = points(results, MEASURED, PIX2PIXHD, CHUNKS)
     gaps = {
         batch: slowdown(results, MEASURED, PIX2PIXHD, point)
-        for batch, point in found.items()
+        for batch, point in points(results, MEASURED, PIX2PIXHD, CHUNKS).items()
         if base and batch > base and point is not None
     }
     if not gaps:
@@ -169,8 +167,8 @@ FIGURE4 = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        'Images per second of forward pass, backward pass and update. "Largest" rows have the '
-        "largest batch sizes that the simulated allocators serve, to 3 %.",
+        "Images/s of forward pass, backward pass and update. Bars: 95 % intervals. Largest batch "
+        "sizes are looked for to 3 %.",
         facts,
     ),
     claims=(*alone_larger, *chunks_larger, *chunks_cost, gains_speed),

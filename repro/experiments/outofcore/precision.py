@@ -1,9 +1,10 @@
 """Does it hold in half precision? (our question: the paper computes in float32)"""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
+from repro.experiments.captions import caption, panel
 from repro.experiments.design import (
     Chosen,
     Exhibit,
@@ -24,7 +25,7 @@ from repro.experiments.judging import (
     exactly,
     ratio,
 )
-from repro.experiments.outofcore.points import point_of
+from repro.experiments.outofcore.points import no_records, point_of, set_sizes, styles
 from repro.experiments.outofcore.settings import (
     CHUNKS,
     FLOAT32,
@@ -49,6 +50,7 @@ from repro.records import Record
 from repro.report import DASH
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CLAIMS, TABLE = PAPER["claims"], PAPER["table1"]
@@ -124,26 +126,67 @@ def _line(where: str, precision: str, batch: int | str) -> dict[str, Any]:
     return start | {LABELS[way]: DASH for way in WAYS}
 
 
+_BATCH_OF = {"lms": LMS_BATCH, CHUNKS: LARGEST}  # whose speeds the paper's abstract compares
+_HOLLOW: dict[str, Any] = {"ls": "", "mfc": "none", "mec": "#5f6b7a", "ms": 7}
+_PAPER = "paper, float32"
+
+
 def figure(results: Results) -> "Figure":
-    """Draw the largest batch sizes by precision."""
+    """Draw the largest batch sizes by precision, and the speed kept in half precision."""
     from repro.plots import legend_below, new_axes
 
-    figure, axes = new_axes(1, 1, 6.4, 3.0)
-    (axis,) = axes[0]
-    found = _reach(results)
-    width = 0.8 / max(1, len(found))
-    colours = ("#1f6fb4", "#e07a3f", "#3a9d6e")
-    for place, (precision, sizes) in enumerate(found.items()):
-        at = [k + place * width for k in range(len(WAYS))]
-        heights = [sizes[way] for way in WAYS]
-        axis.bar(at, heights, width, color=colours[place], label=precision)
-    if not found:
-        axis.plot([], [], "k.", label="no records")
-    axis.set_xticks([k + 0.4 - width / 2 for k in range(len(WAYS))], [LABELS[w] for w in WAYS])
-    axis.set_title("ResNet-50, SIMULATED, V100", fontsize=9)
-    axis.set_ylabel("largest batch size")
-    legend_below(figure, 3)
+    figure, axes = new_axes(1, 2, 10.2, 4.0)
+    for axis, what in zip(
+        axes[0], ("largest batch size", f"speed kept in {HALVES[0]}"), strict=True
+    ):
+        axis.set_title(f"{what}\n{panel(RESNET, data='SIMULATED V100')}", fontsize=9)
+        axis.grid(axis="y", visible=False)
+    _draw_sizes(axes[0, 0], _reach(results))
+    kept: dict[str, float] = {}
+    for way, batch in _BATCH_OF.items():
+        with suppress(NotRun):
+            kept[way] = _kept(results, batch, way)
+    _draw_kept(axes[0, 1], kept)
+    legend_below(figure, 1)
     return figure
+
+
+def _draw_sizes(axis: "Axes", reached: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draw a row of marks for each way, ours solid by precision, the paper's hollow."""
+    for row, way in enumerate(WAYS):
+        look = styles()[LABELS[way]]
+        rates = zip(TABLE["batches"], TABLE[way], strict=True)
+        trained = max(batch for batch, rate in rates if rate == rate)
+        axis.plot([trained], [row - 0.28], look["marker"], label=_PAPER, **_HOLLOW)
+        for number, (precision, sizes) in enumerate(reached.items()):
+            at = row + 0.24 * number
+            axis.plot([sizes[way]], [at], ls="", ms=8, **look)
+            told = f"   {precision}: {sizes[way]:,}"
+            axis.text(sizes[way], at, told, va="center", fontsize=8)
+    set_sizes(axis, (128, 256, 512, 1024, 2048, 4096))
+    axis.set_xlim(128, 12_000)
+    axis.set_xlabel("images")
+    axis.set_yticks(range(len(WAYS)), [LABELS[way] for way in WAYS])
+    axis.set_ylim(len(WAYS) - 0.3, -0.55)
+    if not reached:
+        no_records(axis)
+
+
+def _draw_kept(axis: "Axes", kept: Mapping[str, float]) -> None:
+    """Draw the share of the speed in core that ways keep, beside the paper's in float32."""
+    papers = {"lms": CLAIMS["lms_speed_kept"], CHUNKS: CLAIMS["speed_kept"]}
+    for row, (way, share) in enumerate(kept.items()):
+        look = styles()[LABELS[way]]
+        axis.plot([papers[way]], [row - 0.14], look["marker"], label=_PAPER, **_HOLLOW)
+        axis.plot([share], [row + 0.14], ls="", ms=8, **look)
+        axis.text(share, row + 0.14, f"   {share:.0%}", va="center", fontsize=8)
+    labels = [f"{LABELS[way]},\n{_BATCH_OF[way]:,} images" for way in kept]
+    axis.set_yticks(range(len(kept)), labels)
+    axis.set_ylim(len(kept) - 0.4, -0.6)
+    axis.set_xlim(0, 1)
+    axis.set_xlabel("images/s over the largest in core")
+    if not kept:
+        no_records(axis)
 
 
 @claim(
@@ -295,10 +338,8 @@ PRECISION = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "ResNet-50 by automatic mixed precision: activations in half precision, weights and the "
-        "optimizer's state in float32; of float16 the loss is scaled by a fixed number. Traces are "
-        "recorded with torch's lists for a CPU. Simulated functions take time in proportion to "
-        "their bytes, as in float32: what tensor cores are faster at is not in it.",
+        "ResNet-50 by automatic mixed precision. Simulated functions take time in proportion to "
+        "their bytes, so that what tensor cores gain is left out.",
         facts,
     ),
     claims=(

@@ -1,8 +1,9 @@
 """What do schedules take where they are run, not simulated? (section 3 against section 2's)"""
 
+import math
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
+from repro.experiments.captions import caption, panel
 from repro.experiments.design import (
     Chosen,
     Exhibit,
@@ -13,19 +14,23 @@ from repro.experiments.design import (
     one_machine,
 )
 from repro.experiments.judging import NotRun, Verdict, certain, combine, direction, ratio
-from repro.experiments.outofcore.points import Point, point_of
+from repro.experiments.outofcore.points import Point, no_records, point_of, styles
 from repro.experiments.outofcore.settings import (
     BY_SCHEDULE,
     IN_CORE,
+    LABELS,
     LITERAL,
     LMS,
     ON_DEMAND,
     OURS,
     PAPER,
+    RESNET,
     SCHEDULE,
     VDNN,
+    departures,
     facts,
     gib,
+    network_name,
     schedules,
 )
 from repro.experiments.outofcore.settings import SCHEDULES as NAMES
@@ -87,26 +92,39 @@ _COLUMNS = ("images/s", "over in core", "moved an iteration", "held", "on the ho
 
 def figure(results: Results) -> "Figure":
     """Draw the time of an image by schedule, over that in core where that was timed."""
-    from repro.plots import legend_below, new_axes
+    from repro.plots import INK, legend_below, new_axes
 
-    figure, axes = new_axes(1, 1, 7.0, 3.0)
+    figure, axes = new_axes(1, 1, 8.0, 3.4)
     (axis,) = axes[0]
-    found = {name: point for name, point in points(results).items() if point is not None}
-    for place, (name, point) in enumerate(found.items()):
-        paces = point.paces
-        middle = sorted(paces)[len(paces) // 2]
-        ours = "#e07a3f" if name == OURS else "#1f6fb4"
-        axis.barh(place, middle, color=ours, alpha=0.5, label="median" if place == 0 else None)
-        rounds = "rounds" if place == 0 else None
-        axis.plot(paces, [place] * len(paces), "k.", ms=4, label=rounds)
-    if not found:
+    trained = {name: point for name, point in points(results).items() if point is not None}
+    configs = [record.config for record in results.ok(BY_SCHEDULE)]
+    simulated = departures(configs).split(", ")[-2:-1] if configs else []
+    ran = network_name(configs[0]) if configs else ""
+    axis.set_title(panel(RESNET, ran, ", ".join(["measured", *simulated])), fontsize=9)
+    for row, (name, point) in enumerate(trained.items()):
+        look = styles().get(_STYLED.get(name, ""), {"color": "#6b7486", "marker": "p"})
+        axis.plot(point.paces, [row] * len(point.paces), ".", ms=5, color=INK, label="a round")
+        gap = ratio(point.paces, [1.0] * len(point.paces), trials="rounds")
+        interval = [math.exp(end) for end in gap.interval()]
+        if gap.error > 0:
+            axis.plot(interval, [row - 0.22] * 2, lw=2, color=look["color"])
+        axis.plot([math.exp(gap.mean)], [row - 0.22], ls="", ms=8, **look)
+    axis.plot([], [], "-", lw=2, color=INK, label="geometric mean, 95 % interval")
+    if not trained:
+        no_records(axis)
         axis.plot([], [], "k.", label="no records")
-    axis.set_yticks(range(len(found)), [TITLES[name] for name in found])
-    axis.invert_yaxis()
-    timed = any(point.reference_s for point in found.values())
+    axis.set_yticks(range(len(trained)), [TITLES[name] for name in trained])
+    axis.set_ylim(len(trained) - 0.5, -0.6)
+    axis.set_xlim(left=0)
+    axis.grid(axis="y", visible=False)
+    timed = any(point.reference_s for point in trained.values())
     axis.set_xlabel("time of an image" + (" over the largest in core" if timed else " (s)"))
     legend_below(figure, 2)
     return figure
+
+
+# The two that are trained here alone are grey.
+_STYLED = {OURS: LABELS[SCHEDULE], LITERAL: LABELS["paper"], LMS: LABELS[LMS]}
 
 
 def _faster(
@@ -178,10 +196,8 @@ SCHEDULES = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        f"The same training, at {PAPER['claims']['lms_over_in_core']:g} times the largest batch "
-        "size in core, by schedules of the same budget: as many bytes of tensors as the limit has, "
-        "whatever an allocator makes of them. Windows are of 1.5 times the budget. LMS and vDNN "
-        "know no budget: LMS has the fastest of its pairs of distances that keeps it.",
+        "The same training within the same budget of bytes, at "
+        f"{PAPER['claims']['lms_over_in_core']:g} times the largest batch size in core.",
         facts,
     ),
     claims=(

@@ -2,10 +2,10 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption, dataset_phrase, devices
+from repro.experiments.captions import caption, panel
 from repro.experiments.design import (
     Chosen,
     Exhibit,
@@ -119,28 +119,27 @@ def seconds(results: Results, record: Record) -> list[float] | None:
 def table(results: Results) -> list[dict[str, Any]]:
     """Return a row for each strategy at its rate."""
     rows = []
-    fixed = trained(results, "fixed")
-    base = statistics.fmean(final(r, "parallel") for r in fixed) if fixed else None
     for strategy, label in STRATEGIES.items():
-        own = trained(results, strategy)
-        if not own:
+        records = trained(results, strategy)
+        if not records:
             continue
-        first = own[0]
-        elapsed = [times[-1] for r in own if (times := seconds(results, r))]
-        parallel = statistics.fmean(final(r, "parallel") for r in own)
+        first = records[0]
+        elapsed = [times[-1] for r in records if (times := seconds(results, r))]
+        parallel = [over_fixed(results, record, "parallel") for record in records]
+        known = [share for share in parallel if share is not None]
         rows.append(
             {
                 "strategy": label,
                 "rate found": _rate(results, first.config["rate"]),
                 "batch size (epochs), first seed": _batches(first),
                 "images on a device at once": str(at_once(first)),
-                "test accuracy (%)": _mean([final(r, "test") for r in own], 2),
-                "n": str(len(own)),
-                "updates": _mean([final(r, "updates") for r in own], 0),
+                "test accuracy (%)": _mean([final(r, "test") for r in records], 2),
+                "n": str(len(records)),
+                "updates": _mean([final(r, "updates") for r in records], 0),
                 "samples": f"{first.config['train_samples'] * len(first.metrics['test']):,}",
                 "seconds here": f"{statistics.fmean(elapsed):.1f}" if elapsed else DASH,
                 "time on a parallel machine over fixed (SIMULATED)": (
-                    f"{parallel / base:.2f}" if base else DASH
+                    f"{statistics.fmean(known):.2f}" if known else DASH
                 ),
             }
         )
@@ -172,49 +171,92 @@ def _mean(values: Sequence[float], digits: int) -> str:
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
-AXES: dict[str, Callable[[Results, Record], list[float] | None]] = {
-    "updates": lambda results, record: record.metrics["updates"],
-    "samples (thousands)": lambda results, record: [
-        record.config["train_samples"] * (1 + n) / 1000 for n in range(len(record.metrics["test"]))
-    ],
-    "seconds on this machine": seconds,
-    "time on a parallel machine\n(SIMULATED, images' worth)": lambda results, record: (
-        record.metrics["parallel"]
+def over_fixed(results: Results, record: Record, name: str) -> float | None:
+    """Return a training's last value over the fixed small batch's mean; None without those."""
+    fixed = trained(results, "fixed")
+    if not fixed:
+        return None
+    return final(record, name) / statistics.fmean(final(other, name) for other in fixed)
+
+
+def _here(results: Results, record: Record) -> float | None:
+    elapsed = seconds(results, record)
+    return elapsed[-1] if elapsed else None
+
+
+COSTS: Mapping[str, Callable[[Results, Record], float | None]] = {
+    "updates (logarithmic)": lambda results, record: final(record, "updates"),
+    "seconds on this machine": _here,
+    "time on a parallel machine over fixed (SIMULATED)": lambda results, record: over_fixed(
+        results, record, "parallel"
     ),
 }
 
 
 def figure(results: Results) -> "Figure":
-    """Draw accuracy against updates, samples, seconds here, and simulated time."""
-    from repro.plots import MARKERS, PALETTE, legend_below, new_axes
+    """Draw accuracy by epoch, and at the end against updates, seconds and simulated time."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    from repro.plots import legend_below, new_axes, styles
 
     drawn, axes = new_axes(2, 2, 9.6, 7.2)
-    for axis, (xlabel, along) in zip(axes.flat, AXES.items(), strict=True):
-        for number, (strategy, label) in enumerate(STRATEGIES.items()):
-            own = trained(results, strategy)
-            places = [along(results, record) for record in own]
-            if not own or any(place is None for place in places):
+    strategies = {name: trained(results, name) for name in STRATEGIES}
+    style_of = styles(STRATEGIES.values())
+    first, *others = axes.flat
+    for strategy, records in strategies.items():
+        label = STRATEGIES[strategy]
+        # Combinations of methods: dotted curves, and points with a ring.
+        combined = strategy in TOGETHER
+        look = {**style_of[label], "label": label, "ls": ":" if combined else "-"}
+        if not records:
+            continue
+        curves = [record.metrics["test"] for record in records]
+        mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
+        samples = records[0].config["train_samples"] / 1000
+        first.plot([samples * (1 + n) for n in range(len(mean))], mean, **look, ms=4, lw=1.4)
+        ends = [final(record, "test") for record in records]
+        for axis, cost in zip(others, COSTS.values(), strict=True):
+            spent = [cost(results, record) for record in records]
+            known = [value for value in spent if value is not None]
+            if len(known) < len(spent):
                 continue
-            x = [statistics.fmean(values) for values in zip(*filter(None, places), strict=True)]
-            curves = [record.metrics["test"] for record in own]
-            y = [statistics.fmean(values) for values in zip(*curves, strict=True)]
-            axis.plot(
-                x,
-                y,
-                ":" if strategy in TOGETHER else "-",
-                color=PALETTE[number],
-                marker=MARKERS[number],
-                ms=4,
-                lw=1.6,
-                label=label,
+            axis.errorbar(
+                statistics.fmean(known),
+                statistics.fmean(ends),
+                yerr=statistics.stdev(ends) if len(ends) > 1 else None,
+                xerr=statistics.stdev(known) if len(known) > 1 else None,
+                **look | {"ls": ""},
+                ms=7,
+                mec="black" if combined else None,
+                elinewidth=1,
             )
-        axis.set(xlabel=xlabel)
-        if "updates" in xlabel:
-            axis.set_xscale("log", base=2)
-    for row in axes:
-        row[0].set_ylabel("test accuracy (%)")
+    first.set_xlabel("samples (thousands)")
+    for axis, xlabel in zip(others, COSTS, strict=True):
+        axis.margins(x=0.1)
+        axis.set_xlabel(xlabel)
+        if "logarithmic" in xlabel:
+            axis.set_xscale("log")
+            axis.xaxis.set_major_locator(LogLocator(2))
+            axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.xaxis.set_minor_locator(NullLocator())
+        else:
+            axis.set_xlim(left=0)
+    for axis in axes.flat:
+        axis.set_ylabel("test accuracy (%)")
+    first.set_title("by epoch, mean of seeds", fontsize=9)
+    for axis in others:
+        axis.set_title("at the end, ± standard deviation over seeds", fontsize=9)
+    if (record := results.first(TRAIN)) is not None and record.dataset is not None:
+        drawn.suptitle(panel(_network(record), data=record.dataset["name"]), fontsize=11)
     legend_below(drawn, 3)
     return drawn
+
+
+def _network(record: Record) -> str:
+    """Return the name of a training's network, such as ``ResNet-8``."""
+    model = record.config["model"]
+    depth = model.get("depth") or model["name"].removeprefix("resnet")
+    return f"ResNet-{depth}"
 
 
 def facts(results: Results) -> Iterable[str]:
@@ -222,46 +264,11 @@ def facts(results: Results) -> Iterable[str]:
     record = results.first(TRAIN)
     if record is None:
         return
-    config = record.config
     assert record.dataset is not None
-    phrase = dataset_phrase(
-        record.dataset,
-        "CIFAR-10",
-        more=(
-            f"; {config['train_samples']:,} images train, {config['held_out']:,} are held out of "
-            f"these to choose rates, {config['test_samples']:,} test, at {config['sides'][-1]}×"
-            f"{config['sides'][-1]} pixels"
-        ),
-    )
-    yield phrase.replace("the paper's CIFAR-10", "CIFAR-10")
-    yield (
-        f"Every strategy at rates of {', '.join(f'{rate:g}' for rate in searched(results))}, the "
-        f"same seeds, order, shifts and mirroring; {config['epochs']} epochs of as many samples."
-    )
-    yield (
-        f"A device takes {config['memory']} images: strategies with more at once need more "
-        "memory, dual-batch learning's are its large batch, and those that stream divide."
-    )
-    yield (
-        "The parallel machine is SIMULATED: "
-        f"{config['devices']} devices that take {config['step_images']:g} times as long for a "
-        "pass as for an image, without communication."
-    )
-    if config["large"] <= config["devices"] * config["memory"]:
-        yield (
-            f"There a mini-batch of {config['large']} is shared out among {config['devices']} "
-            "devices and fits: growth streams on one device alone."
-        )
-    yield (
-        "Updates of dual-batch learning are its workers', each on a copy of its own, their "
-        "momentum from 0 with each share."
-    )
-    paced = results.first(PACE)
-    if paced is not None:
-        yield (
-            "Seconds here are images and passes at their measured pace, without evaluation: "
-            f"{devices([paced])}."
-        )
+    name = record.dataset["name"]
+    kind = "SYNTHETIC, " if record.dataset["kind"] == "synthetic" else ""
+    stand_in = "" if name.startswith("cifar10") else ", a STAND-IN for CIFAR-10"
+    yield f"Data: {kind}{name}{stand_in}. The parallel machine is SIMULATED."
 
 
 @check("All strategies train as many samples")
@@ -301,6 +308,15 @@ def streamed_as_undivided(results: Results, expected: Expectation) -> Verdict:
     return combine([equivalence("streamed less undivided", gap, expected.allowed())])
 
 
+def updates_over_fixed(results: Results) -> Gap:
+    """Return the updates of growth that streams over those of the fixed small batch."""
+    growing, fixed = (
+        [final(record, "updates") for record in trained(results, name)]
+        for name in ("theta_mbs", "fixed")
+    )
+    return ratio(growing, fixed)
+
+
 @claim(
     "fewer_updates",
     "θ-adaptive growth that streams makes fewer updates than the fixed small batch",
@@ -308,11 +324,7 @@ def streamed_as_undivided(results: Results, expected: Expectation) -> Verdict:
 )
 def fewer_updates(results: Results, expected: Expectation) -> Verdict:
     """Judge counts against the prediction."""
-    ours, fixed = (
-        [final(record, "updates") for record in trained(results, name)]
-        for name in ("theta_mbs", "fixed")
-    )
-    gap = ratio(ours, fixed)
+    gap = updates_over_fixed(results)
     told = direction(
         "updates", gap, PREDICTED["updates_over_fixed"], sign=expected.sign, whose=WHOSE
     )
@@ -373,13 +385,15 @@ def cycling_saves(results: Results, expected: Expectation) -> Verdict:
     return combine([told])
 
 
-@claim(
-    "together_wins",
-    "One of the combinations ends more accurate than every one of the answers alone",
-    OURS,
-)
-def together_wins(results: Results, expected: Expectation) -> Verdict:
-    """Judge the most accurate combination against the most accurate of the others."""
+CANDIDATES = len(TOGETHER) * (1 + len(ALONE))  # pairs, of which the best was chosen
+
+
+def best_combination(results: Results) -> tuple[str, str, Gap]:
+    """Return the most accurate combination, the most accurate of the others, and their difference.
+
+    Raises:
+        NotRun: A strategy has no records at all rates.
+    """
     best, rival = (
         max(names, key=lambda name: statistics.fmean(accuracies(results, name)))
         for names in (TOGETHER, ("fixed", *ALONE))
@@ -387,10 +401,19 @@ def together_wins(results: Results, expected: Expectation) -> Verdict:
     gap = difference(
         accuracies(results, best), accuracies(results, rival), spread(results), "points"
     )
-    # The best was chosen among so many pairs.
-    candidates = len(TOGETHER) * (1 + len(ALONE))
-    told = f"{STRATEGIES[best]} less {STRATEGIES[rival]}"
-    return combine([direction(told, gap, sign=expected.sign, candidates=candidates)])
+    return STRATEGIES[best], STRATEGIES[rival], gap
+
+
+@claim(
+    "together_wins",
+    "One of the combinations ends more accurate than every one of the answers alone",
+    OURS,
+)
+def together_wins(results: Results, expected: Expectation) -> Verdict:
+    """Judge the most accurate combination against the most accurate of the others."""
+    best, rival, gap = best_combination(results)
+    told = f"{best} less {rival}"
+    return combine([direction(told, gap, sign=expected.sign, candidates=CANDIDATES)])
 
 
 ACCURACY = Exhibit(
@@ -398,8 +421,8 @@ ACCURACY = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "Accuracy of test images for one budget of samples, each strategy at the rate that is best "
-        "on held-out training images; dotted are the combinations.",
+        "Test accuracy for one budget of samples, each strategy at the rate that is best on images "
+        "held out of training; combinations are dotted or ringed.",
         facts,
     ),
     claims=(

@@ -215,10 +215,9 @@ ADVICE = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "What `repro advise` foretold of Part 1 beside what was measured; where there are several "
-        "errors they are of growing mini-batches. A bound is as good as the times it rests on, "
-        "which beyond what fits undivided are extrapolated: below 1 they were too long. Tuned "
-        "convolutions are not foretold: their time has to be measured.",
+        "What `repro advise` foretold beside what Part 1 measured; errors in the order of growing "
+        "mini-batches. Over its bound below 1: foretold times were too long. Tuned convolutions "
+        "are not foretold.",
         facts,
     ),
     claims=(fits, time, answers),

@@ -80,14 +80,11 @@ def _accuracy(results: Results, strategy: str) -> str:
 
 
 def _over_fixed(results: Results, strategy: str, name: str) -> str:
-    ours, fixed = (accuracy.trained(results, one) for one in (strategy, "fixed"))
-    if not ours or not fixed:
-        return NOT_RUN
-    own, other = (
-        statistics.fmean(accuracy.final(record, name) for record in records)
-        for records in (ours, fixed)
-    )
-    return f"{own / other:.2f}"
+    shares = [
+        accuracy.over_fixed(results, record, name) for record in accuracy.trained(results, strategy)
+    ]
+    known = [share for share in shares if share is not None]
+    return f"{statistics.fmean(known):.2f}" if known else NOT_RUN
 
 
 def _here(results: Results, strategy: str) -> str:
@@ -261,9 +258,8 @@ DECISION = Exhibit(
     runs=runs,
     table=table,
     caption=caption(
-        "Which tool answers which question, what it gives and costs, and when it is the wrong one. "
-        "Every number is computed from the records behind the figure that the row names; of "
-        "small networks, on the machine that is named.",
+        "What each tool gives and costs, and where it is the wrong one; numbers from the records "
+        "of the figure that a row names.",
         facts,
     ),
 )

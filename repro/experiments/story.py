@@ -1,0 +1,268 @@
+"""What a notebook tells before any code, and what is alike in all that it shows.
+
+A paper's folder holds its `STORY` in ``story.py``: the paper's promise, what the records say of it
+in sentences, one figure, and one effect beside the paper's. Sentences take their numbers from the
+records, so that they are true of whatever records are shown.
+"""
+
+import importlib
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from repro import report
+from repro.experiments import summary
+from repro.experiments.captions import devices
+from repro.experiments.design import Paper, Results
+from repro.experiments.judging import Gap, NotRun
+from repro.experiments.sources import Source, results_of
+from repro.records import Record
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Look = Callable[[str], Results]  # an artefact's records, by its name
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One effect as a ratio, the paper's beside ours.
+
+    Attributes:
+        label: What is compared with what, in a few words: ``time of an epoch over undivided``.
+        paper: The paper's value, None where it gives none.
+        ours: Our value, None where it was not run.
+        interval: The 95 % interval of ours, None where there is none.
+        remark: Such as SIMULATED.
+    """
+
+    label: str
+    paper: float | None
+    ours: float | None
+    interval: tuple[float, float] | None = None
+    remark: str = ""
+
+    @classmethod
+    def of(cls, label: str, paper: float | None, gap: Gap, remark: str = "") -> "Effect":
+        """Return an effect whose value and interval are those of a ratio or a difference."""
+        value = math.exp if gap.log else float
+        low, high = map(value, gap.interval())
+        return cls(label, paper, value(gap.mean), None if math.isnan(low) else (low, high), remark)
+
+
+@dataclass(frozen=True)
+class Story:
+    """A paper, told.
+
+    Attributes:
+        idea: What the method does, in a few words.
+        says: What the paper says, in one sentence with its own numbers.
+        findings: What we found, a sentence each; may raise `NotRun`.
+        figure: The artefact whose figure shows it.
+        look_for: What to look for in that figure.
+        setup: Yields sentences on what all artefacts share beyond device, data and seeds: models
+            and limits that stand in for the paper's, precision.
+        effects: Yields what the method gives, then what it costs, as ratios, for the figure of
+            all papers; may raise `NotRun`.
+        asks: What stands above `says`; a study of our own has no paper that says something.
+    """
+
+    idea: str
+    says: str
+    findings: tuple[Callable[[Look], str], ...]
+    figure: str
+    look_for: str
+    setup: Callable[[Look], Iterable[str]]
+    effects: Callable[[Look], Iterable[Effect]]
+    asks: str = "What the paper says"
+
+
+def story_of(paper: Paper) -> Story:
+    """Return a paper's story."""
+    story: Story = importlib.import_module(f"repro.experiments.{paper.key}.story").STORY
+    return story
+
+
+def looking(source: Source) -> Look:
+    """Return what gives the records of the source's artefacts by name, each gathered once."""
+
+    @cache
+    def look(name: str) -> Results:
+        return results_of(source.paper.artefacts[name], source)
+
+    return look
+
+
+def found(source: Source) -> list[str]:
+    """Return what was found, a sentence each; one whose records are missing is left out."""
+    look, sentences = looking(source), []
+    for finding in story_of(source.paper).findings:
+        try:
+            sentences.append(finding(look))
+        except NotRun:
+            continue
+    return sentences
+
+
+def opening(source: Source, picture: str = "") -> str:
+    """Return Markdown: what the paper says, what we found, one figure.
+
+    Args:
+        source: Whose records are told.
+        picture: Where the figure lies, as a link; empty for none.
+    """
+    story = story_of(source.paper)
+    sentences = found(source) or ["The records that would say are missing."]
+    name = source.paper.artefacts[story.figure].source
+    lines = [
+        f"**{story.asks}.** {story.says}",
+        f"**What we found** ({report.markdown(source.label)}).",
+        "\n".join(f"- {report.markdown(sentence)}" for sentence in sentences),
+        f"**{name}.** {story.look_for}",
+    ]
+    if picture:
+        lines.append(f"![{name}: {source.paper.artefacts[story.figure].title}]({picture})")
+    return "\n\n".join(lines)
+
+
+def opening_figure(source: Source) -> bytes:
+    """Return the figure that opens the notebook as PNG."""
+    artefact = source.paper.artefacts[story_of(source.paper).figure]
+    return report.figure_png(artefact.figure(looking(source)(artefact.name)), dpi=85)
+
+
+CHART, ALL_EFFECTS = "verdicts.png", "effects.png"
+
+
+def overview(sources: Mapping[str, Source], folder: str) -> str:
+    """Return Markdown of all papers on one page: idea, best result, verdicts, and two figures.
+
+    Args:
+        sources: By paper.
+        folder: Put before the figures' names, which are those of `overview_figures`.
+    """
+    # JupyterLab centres the columns of a table that says nothing of them.
+    rows = ["| paper | idea | result and cost here | verdicts |", "| :--- | :--- | :--- | :--- |"]
+    claims = []
+    for source in sources.values():
+        paper, story = source.paper, story_of(source.paper)
+        judged = summary.paper_verdicts(source)
+        claims += judged
+        numbers = summary.counts(judged)
+        lines = [f"{number} {word}" for word, number in numbers.items() if number]
+        counted = "<br>".join(lines).replace(" ", "&nbsp;")
+        best = report.markdown(next(iter(found(source)), "not run"))
+        costs = [effect for effect in _effects(source)[1:] if effect.ours is not None]
+        best += "".join(f"<br>Costs: {report.markdown(_told(cost))}." for cost in costs)
+        link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
+        rows.append(f"| {link} | {report.markdown(story.idea)} | {best} | {counted} |")
+    labels = "; ".join(dict.fromkeys(source.label for source in sources.values()))
+    return "\n\n".join(
+        [
+            f"**Did they hold up?** {summary.lead_of(claims)} Numbers are of "
+            f"{report.markdown(labels)}; most are of small networks and data that stand in for the "
+            "papers'.",
+            "\n".join(rows),
+            "A verdict is on one claim. Undecided: its interval admits both answers. Not run: no "
+            "record here can say.",
+            f"![How many claims of each paper got each verdict]({folder}{CHART})",
+            "What each method gives and what it costs, as ratios. Hollow: the paper's number. "
+            "Solid: ours, with its 95 % interval where it has one. The line at ×1 is no effect.",
+            f"![What each method gives and costs, in the paper and here]({folder}{ALL_EFFECTS})",
+        ]
+    )
+
+
+def overview_figures(sources: Mapping[str, Source]) -> dict[str, bytes]:
+    """Return the figures of `overview` as PNG, by name."""
+    from repro import plots
+
+    counts = {
+        source.paper.title: summary.counts(summary.paper_verdicts(source))
+        for source in sources.values()
+    }
+    drawn = {CHART: plots.verdict_counts(counts), ALL_EFFECTS: effects_figure(sources)}
+    return {name: report.figure_png(figure, dpi=85) for name, figure in drawn.items()}
+
+
+def effects_figure(sources: Mapping[str, Source]) -> "Figure":
+    """Draw what each method gives and costs beside ours, signed by whose numbers they are."""
+    from repro import plots
+
+    groups, records = {}, []
+    for source in sources.values():
+        groups[source.paper.title] = [
+            (
+                f"{'costs' if number else 'gives'}: {effect.label}"
+                f"{f' ({effect.remark})' if effect.remark else ''}",
+                effect.paper,
+                effect.ours,
+                effect.interval,
+            )
+            for number, effect in enumerate(_effects(source))
+        ]
+        records += [record for own in source.records.values() for record in own]
+    figure = plots.effects_by_group(groups, "ratio (logarithmic)")
+    if records:
+        labels = "; ".join(dict.fromkeys(source.label for source in sources.values()))
+        plots.sign(
+            figure,
+            f"Ours: {devices(records)}, {labels}; mostly small networks and data that stand in for "
+            "the papers'. SIMULATED: by a model of a machine, or within a limit that the machine "
+            "does not have.",
+        )
+    return figure
+
+
+def _told(effect: Effect) -> str:
+    """Return an effect in words: the ratio, ours and the paper's."""
+    interval = ""
+    if effect.interval is not None:
+        interval = f" [×{effect.interval[0]:.2f}, ×{effect.interval[1]:.2f}]"
+    remark = f" ({effect.remark})" if effect.remark else ""
+    paper = f", paper ×{effect.paper:.2f}" if effect.paper is not None else ""
+    return f"{effect.label} ×{effect.ours:.2f}{interval}{remark}{paper}"
+
+
+def _effects(source: Source) -> list[Effect]:
+    """Return the effects that there are records for."""
+    effects = []
+    try:
+        for effect in story_of(source.paper).effects(looking(source)):
+            effects.append(effect)
+    except NotRun:
+        pass
+    return effects
+
+
+def setup(source: Source) -> list[str]:
+    """Return sentences on what holds for all that is shown of a paper, said once."""
+    look = looking(source)
+    every = [look(name) for name in source.paper.artefacts]
+    records = [record for results in every for record in (*results.records, *results.recorded)]
+    if not records:
+        return ["Nothing has been run yet."]
+    profiles = sorted({results.profile for results in every if results.records})
+    return [
+        f"Ours: {devices(records)}, profile {', '.join(profiles)}, torch "
+        f"{', '.join(sorted({record.versions['torch'] for record in records}))} ({source.label}).",
+        *(_data(records)),
+        *story_of(source.paper).setup(look),
+        "Tables give the mean ± the standard deviation over n seeds (or repeats); [a, b] is a "
+        "95 % interval. Figures draw the paper's values hollow, ours solid, and bars or bands for "
+        "intervals or deviations, as each says. "
+        "SIMULATED: by a model of a machine, or within a limit that the machine does not have. "
+        "STAND-IN: other data or another network takes the place of the paper's. SYNTHETIC: "
+        "generated data.",
+    ]
+
+
+def _data(records: Iterable[Record]) -> list[str]:
+    facts = {record.dataset["name"]: record.dataset for record in records if record.dataset}
+    return [
+        f"Data: {'SYNTHETIC, ' * (own['kind'] == 'synthetic')}{name}: "
+        f"{own['provenance'].rstrip('.').replace('stand-in', 'STAND-IN')}."
+        for name, own in sorted(facts.items())
+    ]

@@ -1,0 +1,112 @@
+"""What the notebook on μ-cuDNN tells: computed from records, and true of any."""
+
+import made_microconv as made
+import pytest
+from made_microconv import FAILED, bench, iterations, plausible
+
+from repro.experiments.judging import NotRun
+from repro.experiments.microconv import story
+
+
+def look_at(make):
+    return lambda name: made.results(name, make)
+
+
+def forms(divided=1.0, undivided=1.5, left=True):
+    """Return a maker of iterations: times over torch's own, and whether tune changed nothing."""
+
+    def make(run):
+        if run.experiment != "iterations":
+            return plausible(run)
+        outcome = iterations(run, WR_undivided=undivided, WR_powerOfTwo=divided)
+        if left:
+            outcome["metrics"]["forms"]["tuned, no limit"]["divided"] = 0
+        else:
+            outcome["metrics"]["forms"]["tuned, no limit"]["divided"] = 3
+        return outcome
+
+    return make
+
+
+class TestWithinLimits:
+    def test_faster(self):
+        told = story.within_limits(look_at(forms()))
+        assert told.startswith(
+            "Divided, iterations within limits that bind are faster: AlexNet ×1.50"
+        )
+        assert "paper ×1.23" in told and "ResNet-18 (STAND-IN) ×1.50" in told
+        assert "certainly" not in told and "slower" not in told
+
+    def test_what_failed_is_said(self):
+        told = story.within_limits(look_at(forms(2.0, 1.0)))
+        assert "are slower: AlexNet ×0.50" in told and "faster" not in told
+        scattered = forms((1.0, 2.0, 0.5), 1.0)
+        assert "are not certainly faster: AlexNet" in story.within_limits(look_at(scattered))
+
+    def test_a_limit_that_does_not_bind_says_nothing(self):
+        def make(run):
+            outcome = forms()(run)
+            if run.experiment == "iterations":
+                for told in outcome["metrics"]["forms"].values():
+                    told["needed"] = 0
+            return outcome
+
+        with pytest.raises(NotRun, match="no network was held"):
+            story.within_limits(look_at(make))
+
+
+class TestWithoutALimit:
+    def make(self, relative, left=True):
+        def make(run):
+            if run.experiment == "deepbench":
+                return bench(("3×3", 1.0, relative), scatter=0.01)
+            return forms(left=left)(run)
+
+        return make
+
+    def test_it_counts_what_tune_left_and_advises_only_then(self):
+        told = story.without_a_limit(look_at(self.make(1.25)))
+        assert "in 6 of 6 networks" in told and "×0.96" in told
+        assert told.endswith("divide for a limit, not for speed.")
+        told = story.without_a_limit(look_at(self.make(0.5)))
+        assert "not for speed" not in told
+        told = story.without_a_limit(look_at(self.make(1.25, left=False)))
+        assert "in 0 of 6 networks" in told and "not for speed" not in told
+
+
+class TestOneWorkspace:
+    @pytest.mark.parametrize(
+        ("wd", "word"),
+        [(0.5, "is faster"), (2.0, "is slower"), (1.001, "is not certainly faster")],
+    )
+    def test_words(self, wd, word):
+        cells = {made.at(8, "undivided"): 1.0, made.at(120, "all", mode="WD"): wd}
+        told = story.one_workspace(look_at(made.world(cells)))
+        assert f"(WD) {word} than 8 MiB for each" in told and told.endswith("the paper has ×1.38.")
+
+    def test_kernels_that_do_not_fit_leave_no_number(self):
+        cells = {
+            made.at(8, "undivided"): (1.0, {"unfit": ["conv2 F"]}),
+            made.at(120, "all", mode="WD"): 0.5,
+        }
+        with pytest.raises(NotRun, match="conv2 F do not fit"):
+            story.one_workspace(look_at(made.world(cells)))
+
+
+def test_effects_are_what_is_told():
+    gives, costs = story.effects(look_at(TestWithoutALimit().make(1.25)))
+    assert gives.ours == pytest.approx(1.5) and gives.paper == pytest.approx(229 / 186)
+    assert costs.ours == pytest.approx(1 / 0.96, abs=0.01) and costs.paper is None
+    low, high = costs.interval
+    assert low < costs.ours < high
+
+
+def test_nothing_is_told_of_runs_that_failed():
+    for finding in story.STORY.findings:
+        with pytest.raises(NotRun):
+            finding(look_at(lambda run: FAILED))
+
+
+def test_the_promise_has_the_papers_numbers():
+    for number in ("1.63", "1.21", "1.60", "4.54"):
+        assert number in story.STORY.says

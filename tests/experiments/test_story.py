@@ -1,0 +1,153 @@
+"""What a notebook tells first: true of the records that are shown, and silent without them."""
+
+import math
+
+import pytest
+
+from repro import notebooks, paths, plots, report
+from repro.experiments import PAPERS, load_paper, showing, story
+from repro.experiments.design import UsageError
+from repro.experiments.judging import NotRun, ratio
+from repro.experiments.sources import find_source, results_of
+from repro.experiments.story import Effect
+
+MOST_WORDS = 40  # of a caption
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch):
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+
+
+@pytest.fixture(params=PAPERS)
+def source(request):
+    return find_source(load_paper(request.param), local=False)
+
+
+def test_every_paper_is_told(source):
+    told = story.story_of(source.paper)
+    assert told.says.endswith(".") and told.look_for.endswith(".")
+    assert source.paper.artefacts[told.figure].draws
+    sentences = story.found(source)
+    assert len(sentences) == len(told.findings) == 3
+    assert all(any(c.isdigit() for c in s) and s.endswith(".") for s in sentences), sentences
+    assert sum(effect.ours is not None for effect in told.effects(story.looking(source))) >= 1
+
+
+def test_without_records_nothing_was_found(source, monkeypatch, tmp_path):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    monkeypatch.setattr(paths, "reference_dirs", lambda: [])
+    empty = find_source(source.paper, "quick", local=True)
+    assert story.found(empty) == []
+    assert "missing" in story.opening(empty) and "Nothing has been run" in story.setup(empty)[0]
+
+
+def test_the_sentences_follow_the_records(monkeypatch):
+    source = find_source(load_paper("mbs"), local=False)
+    look = story.looking(source)
+    told = story.found(source)
+    for record in look("table4").select("overhead"):
+        undivided = record.timings["undivided"]["samples_s"]
+        monkeypatch.setitem(record.timings["halved"], "samples_s", undivided)
+    changed = [finding(look) for finding in story.story_of(source.paper).findings]
+    assert changed != told and "×1.00" in changed[1]
+
+
+@pytest.mark.slow
+def test_captions_are_short(source):
+    for artefact in source.paper.artefacts.values():
+        words = artefact.caption(results_of(artefact, source)).split()
+        assert len(words) <= MOST_WORDS, f"{artefact.name}: {len(words)} words"
+
+
+def test_the_setup_says_what_marks_mean(source):
+    text = " ".join(story.setup(source))
+    for word in ("SIMULATED", "STAND-IN", "SYNTHETIC", "95 % interval", "hollow", "profile"):
+        assert word in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["00_overview", *(load_paper(key).notebook for key in PAPERS)])
+def test_a_notebook_opens_with_what_the_reference_records_say(name):
+    import nbformat
+
+    book = nbformat.read(paths.ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    kinds = [cell.cell_type for cell in book.cells]
+    (place,) = [i for i, c in enumerate(book.cells) if "opening" in c.metadata.get("tags", ())]
+    assert "code" not in kinds[:place]
+    text, pictures = notebooks.opening(name)
+    again = f"python -m repro notebooks --refresh {name}"
+    assert book.cells[place].source == text, again
+    assert set(book.cells[place].attachments) == set(pictures), again
+
+
+def test_the_overview_has_a_row_for_each_paper():
+    sources = {key: find_source(load_paper(key), local=False) for key in ("mbs", "together")}
+    text = story.overview(sources, "there/")
+    rows = [line for line in text.splitlines() if line.startswith("| **[")]
+    assert len(rows) == 2 and all("<br>Costs: " in row for row in rows)
+    for row, source in zip(rows, sources.values(), strict=True):
+        assert f"({source.paper.notebook}.ipynb)" in row and "reproduced" in row
+        assert report.markdown(story.found(source)[0]) in row
+    counted = sum(len(artefact.claims) for artefact in sources["mbs"].paper.artefacts.values())
+    assert f"{counted} claims of five papers" in text
+    for name in story.overview_figures(sources):
+        assert f"](there/{name})" in text
+
+
+def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
+    source = find_source(load_paper("mbs"), local=False)
+
+    def effects(look):
+        yield Effect("reach", 2.0, 3.0, None, "SIMULATED")
+        raise NotRun("no records")
+
+    told = story.Story(**{**vars(story.story_of(source.paper)), "effects": effects})
+    monkeypatch.setattr(story, "story_of", lambda paper: told)
+    figure = story.effects_figure({"mbs": source})
+    rows = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert rows == ["Micro-Batch Streaming", "gives: reach (SIMULATED)"]
+    assert figure.texts[-1].get_text().startswith("Ours: ")
+
+
+def test_a_study_of_our_own_asks():
+    source = find_source(load_paper("together"), local=False)
+    assert "**What we asked.**" in story.opening(source)
+    assert "**What the paper says.**" in story.opening(find_source(load_paper("mbs"), local=False))
+
+
+def test_an_effect_of_a_ratio_is_a_ratio():
+    effect = Effect.of("time", 1.5, ratio([2.0, 2.0, 2.2], [1.0, 1.0, 1.1]), "SIMULATED")
+    low, high = effect.interval
+    assert low < effect.ours < high and effect.ours == pytest.approx(math.cbrt(2 * 2 * 2))
+
+
+def test_the_figure_of_all_papers_shows_ours_and_the_papers():
+    figure = plots.effects([("a", 2.0, 1.5, (1.2, 1.9)), ("b", None, None, None)], "ratio")
+    drawn = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    assert list(drawn["paper"].get_xdata()) == [2.0]
+    assert drawn["paper"].get_markerfacecolor() == "none"
+    assert list(drawn["ours"].get_xdata()) == [1.5]
+    assert list(drawn["ours, 95 % interval"].get_xdata()) == [1.2, 1.9]
+    assert [text.get_text().strip() for text in figure.axes[0].texts] == ["not run"]
+
+
+def test_missing_records_leave_a_sentence_out(monkeypatch):
+    source = find_source(load_paper("mbs"), local=False)
+    told = story.story_of(source.paper)
+
+    def lacking(look):
+        raise NotRun("no records")
+
+    lame = story.Story(**{**vars(told), "findings": (lacking, told.findings[0])})
+    monkeypatch.setattr(story, "story_of", lambda paper: lame)
+    assert story.found(source) == [told.findings[0](story.looking(source))]
+
+
+def test_the_figure_of_all_papers_is_a_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(showing, "PAPERS", ("mbs", "together"))
+    path = showing.write_figure("overview", str(tmp_path / "all.svg"))
+    page = path.read_text()
+    assert page.startswith("<?xml") and "<svg" in page
+    with pytest.raises(UsageError, match="svg, pdf or png"):
+        showing.write_figure("overview", str(tmp_path / "all.gif"))
