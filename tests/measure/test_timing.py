@@ -47,8 +47,15 @@ def test_describe_cpu():
     assert facts["slug"].startswith("cpu-") and facts["slug"].endswith("-cores")
     assert facts["threads"] == torch.get_num_threads()
     assert facts["memory_bytes"] > 2**28
-    assert facts["name"]
     synchronize("cpu")
+
+
+def test_processors_of_one_name_are_told_apart_by_their_instructions(monkeypatch):
+    names = set()
+    for capability in ("AVX2", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda it=capability: it)
+        names.add(describe_device("cpu")["name"])
+    assert len(names) == 2 and all("AVX" in name for name in names)
 
 
 @pytest.mark.parametrize("device", ["meta", "cuda:99"])
