@@ -54,9 +54,27 @@ class Split:
         Raises:
             DatasetError: There are fewer, or `count` is below 1.
         """
+        return self._chosen(self._evenly(count))
+
+    def parted(self, count: int) -> tuple["Split", "Split"]:
+        """Return what `evenly` takes, and the samples that it leaves, of which there must be some.
+
+        Raises:
+            DatasetError: There are not more than `count`, or `count` is below 1.
+        """
+        if count == len(self):
+            raise DatasetError(f"{count} samples of {count} leave none: give fewer")
+        taken = self._evenly(count)
+        left = torch.ones(len(self), dtype=torch.bool)
+        left[taken] = False
+        return self._chosen(taken), self._chosen(left.nonzero().flatten())
+
+    def _evenly(self, count: int) -> Tensor:
         if not 1 <= count <= len(self):
             raise DatasetError(f"{count} samples of {len(self)}: give 1 to {len(self)}")
-        chosen = torch.linspace(0, len(self) - 1, count).round().long()
+        return torch.linspace(0, len(self) - 1, count).round().long()
+
+    def _chosen(self, chosen: Tensor) -> "Split":
         return Split(**{name: tensor[chosen] for name, tensor in self.tensors().items()})
 
     def tensors(self) -> dict[str, Tensor]:

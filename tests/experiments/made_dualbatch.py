@@ -11,6 +11,7 @@ from repro.datasets import TIMES
 from repro.experiments import load_paper
 from repro.experiments.design import Results, Run
 from repro.experiments.dualbatch import building, experiments, schemes
+from repro.experiments.dualbatch.fairness import SEARCH
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     IMAGENET,
@@ -38,7 +39,7 @@ Config = Mapping[str, Any]
 def paper_result(config: Config) -> Mapping[str, float]:
     """Return the paper's final loss and accuracy of a training."""
     n, k = config["n_small"], config["k"]
-    if config["setting"] == SECTION_5_1:
+    if config["setting"] in (SECTION_5_1, SEARCH):
         if n == 0:
             return REPORTED["table5"]["baseline"]
         if config["factor"] != "linear":
@@ -131,6 +132,7 @@ class World:
             "commits": 12,
             "same_weights": True if config.get("verify") else None,
             "staleness": [0, 1, 2, 3, 3, 3],
+            **({"held_out": [accuracy - 8, accuracy + 1]} if config.get("held_out") else {}),
         }
 
     def _turns(self, seconds: float, name: str, count: int) -> list[float]:

@@ -257,7 +257,7 @@ def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
     ]
 
 
-def _numbers(k: float) -> dict[int, Mapping[str, float]]:
+def paper_cells(k: float) -> dict[int, Mapping[str, float]]:
     """Return the paper's loss and accuracy by the number of small-batch workers."""
     rows = {row["n_small"]: row for row in PAPER["table5"]["rows"] if row["k"] == k}
     return {0: PAPER["table5"]["baseline"], **rows}
@@ -312,22 +312,22 @@ def gains(
 
     None where it was not run.
     """
-    cells, paper, key = _finals(results, metric), _numbers(k), METRICS[metric][0]
+    cells, paper, key = finals(results, metric), paper_cells(k), METRICS[metric][0]
     return changes(
         cells,
         {mix(n): ((k, n), (k, 0)) for n in range(1, WORKERS + 1)},
         {mix(n): paper[n][key] - paper[0][key] for n in range(1, WORKERS + 1)},
-        _spread(cells),
+        pooled_spread(cells),
         metric,
     )
 
 
-def _finals(results: Results, metric: str) -> dict[tuple[float, int], list[float]]:
+def finals(results: Results, metric: str) -> dict[tuple[float, int], list[float]]:
     """Return a metric after the last epoch by k and number, the baseline under each k."""
     return {(k, n): final(section51(results, k, n), metric) for k in K for n in range(WORKERS + 1)}
 
 
-def _spread(cells: Mapping[tuple[float, int], list[float]]) -> Spread:
+def pooled_spread(cells: Mapping[tuple[float, int], list[float]]) -> Spread:
     # The baseline stands under each k, and counts once.
     return Spread.pooled(values for (k, n), values in cells.items() if n or k == K[0])
 
@@ -363,13 +363,13 @@ def gained(results: Results, expected: Expectation) -> Verdict:
 @claim("one_too_few", "One small-batch worker gains less accuracy than three", "Section 5.1.3")
 def one_too_few(results: Results, expected: Expectation) -> Verdict:
     """Judge one against three at each k."""
-    cells = _finals(results, "accuracy")
+    cells = finals(results, "accuracy")
     names = {f"k = {k:g}, one over three": k for k in K}
 
     def judge(name: str) -> Part:
         k = names[name]
-        gap = change(cells, (k, 1), (k, 3), _spread(cells))
-        published = _numbers(k)[1]["accuracy"] - _numbers(k)[3]["accuracy"]
+        gap = change(cells, (k, 1), (k, 3), pooled_spread(cells))
+        published = paper_cells(k)[1]["accuracy"] - paper_cells(k)[3]["accuracy"]
         return direction(f"{name}:", gap, published, sign=expected.sign)
 
     return combine(each(names, judge))
@@ -381,7 +381,7 @@ def _best(results: Results, expected: Expectation, metric: str, wanted: int) -> 
     The other is chosen for its mean: the interval is widened for that.
     """
     key = METRICS[metric][0]
-    cells = _finals(results, metric)
+    cells = finals(results, metric)
     names = {f"k = {k:g}": k for k in K}
 
     def judge(name: str) -> Part:
@@ -390,12 +390,12 @@ def _best(results: Results, expected: Expectation, metric: str, wanted: int) -> 
         if len(others) <= WORKERS:  # the best of some is not the best of all
             raise NotRun("no records")
         del others[wanted]
-        paper = {n: row[key] for n, row in _numbers(k).items()}
+        paper = {n: row[key] for n, row in paper_cells(k).items()}
         best = max(others, key=lambda n: expected.sign * others[n])
         published = max((paper[n] for n in others), key=lambda v: expected.sign * v)
         return direction(
             f"{name}, n_S = {wanted} over {best}:",
-            change(cells, (k, wanted), (k, best), _spread(cells), metric),
+            change(cells, (k, wanted), (k, best), pooled_spread(cells), metric),
             paper[wanted] - published,
             sign=expected.sign,
             candidates=len(others),

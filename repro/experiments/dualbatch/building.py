@@ -64,7 +64,8 @@ class TrainingData:
     """The images of a training on a device, as mini-batches of any share or for evaluation.
 
     Args:
-        config: With ``augment``, ``test_samples`` and the plans' number of training samples.
+        config: With ``augment``, ``test_samples`` and the plans' number of training samples. With
+            ``held_out`` the training images that the plans leave are measured, too.
         data: Labelled images; grey ones are taken three times.
         device: Where they lie and are augmented, if they are not too many.
 
@@ -74,9 +75,13 @@ class TrainingData:
 
     def __init__(self, config: Config, data: ImageData, device: str) -> None:
         wanted = config["sub_stages"][0]["plan"]["samples"]
-        train = _three_channels(
-            data.train if wanted == len(data.train) else data.train.evenly(wanted)
-        )
+        self.held_out = None
+        if config.get("held_out"):
+            kept, left = data.train.parted(wanted)
+            self.held_out = _on(device, _three_channels(left))
+        else:
+            kept = data.train if wanted == len(data.train) else data.train.evenly(wanted)
+        train = _three_channels(kept)
         count = min(config["test_samples"], len(data.test))
         test = _three_channels(data.test.evenly(count))
         for entry in config["sub_stages"]:  # sets come in squares, of the highest resolution
@@ -112,26 +117,44 @@ class TrainingData:
             )
 
     def evaluation(self, config: Config, device: str) -> Callable[[nn.Module], dict[str, float]]:
-        """Return a function that measures a model on the test images, at their own resolution."""
-        mean, std = self.statistics
-        images, labels = self.test
-        size = min(500, len(images))
-        # Whole where they lie in memory, else decoded in pieces.
-        piece = len(images) if isinstance(images, torch.Tensor) else 10 * size
-        low = low_precision(config)
+        """Return a function that measures a model, to be called after each epoch of a training.
 
-        def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-            for chosen in torch.arange(len(images), device=labels.device).split(piece):
-                shown = dense(images[chosen])
-                yield from TensorLoader(
-                    shown, labels[chosen], size, shuffle=False, mean=mean, std=std
-                )
+        It measures on the test images, at their own resolution: on all of them after the last
+        epoch, on ``watched_samples`` of them before, where the configuration says so. The key
+        ``held_out`` is the accuracy on images that were held out.
+        """
+        low = low_precision(config)
+        kind = torch.device(device).type
+        epochs = round(sum(count for count, _ in config["stages"]))
+        watched = config.get("watched_samples")
+        calls = 0
 
         def evaluate(model: nn.Module) -> dict[str, float]:
-            with torch.autocast(torch.device(device).type, low) if low else nullcontext():
-                return evaluate_classifier(model, batches(), device)
+            nonlocal calls
+            calls += 1
+            part = watched if watched and calls < epochs else len(self.test[0])
+            with torch.autocast(kind, low) if low else nullcontext():
+                metrics = evaluate_classifier(model, self._batches(*self.test, part), device)
+                if self.held_out is not None:
+                    images, labels = self.held_out
+                    held = self._batches(images, labels, len(images))
+                    metrics["held_out"] = evaluate_classifier(model, held, device)["accuracy"]
+            return metrics
 
         return evaluate
+
+    def _batches(
+        self, images: torch.Tensor, labels: torch.Tensor, count: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield so many images, at even distances, as they are measured."""
+        mean, std = self.statistics
+        size = min(500, count)
+        order = torch.linspace(0, len(images) - 1, count).round().long().to(labels.device)
+        # Whole where they lie in memory, else decoded in pieces.
+        piece = count if isinstance(images, torch.Tensor) else 10 * size
+        for chosen in order.split(piece):
+            shown = dense(images[chosen])
+            yield from TensorLoader(shown, labels[chosen], size, shuffle=False, mean=mean, std=std)
 
 
 def low_precision(config: Config) -> torch.dtype | None:

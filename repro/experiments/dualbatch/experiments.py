@@ -167,6 +167,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     history = result.history
     walls = [0.0, *(epoch.wall_time_s for epoch in history)]
     virtual = None if config["engine"] == "ray" else [e.virtual_time_s for e in history]
+    held_out = [epoch.metrics["held_out"] for epoch in history] if config.get("held_out") else None
     return Outcome(
         metrics={
             "accuracy": [epoch.metrics["accuracy"] for epoch in history],
@@ -179,7 +180,8 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
             "commits": len(result.log),
             "same_weights": same,
             "staleness": [commit.staleness for commit in result.log],
-        },
+        }
+        | ({"held_out": held_out} if held_out else {}),
         timings={"epoch": Timing(tuple(b - a for a, b in itertools.pairwise(walls)), warmup=0)},
     )
 

@@ -39,7 +39,8 @@ _MIXED = {"autocast": "bfloat16", "channels_last": True}
 _FAST = _MIXED | {"captured": True}  # a small worker's steps are bound by launches
 
 # For each profile: the model; pixels for each of the paper's; the share of its batch sizes; samples
-# of an epoch; test samples; epochs of the stages; how a step is computed.
+# of an epoch; test samples, and those measured before the last epoch where they are fewer; epochs
+# of the stages; how a step is computed.
 SCALE: dict[str, dict[str, Any]] = {
     "smoke": {
         "model": _SMALL,
@@ -66,8 +67,9 @@ SCALE: dict[str, dict[str, Any]] = {
         "batches": 0.25,
         "train_samples": 12_500,
         "test_samples": 10_000,
+        "watched_samples": 2_000,
         "stages": (16, 8, 4),
-        "compute": _WHOLE,
+        "compute": _MIXED,
     },
     "gpu": {
         "model": _RESNET18,
@@ -153,6 +155,7 @@ def _base(profile: str, chosen: Mapping[str, str]) -> dict[str, Any]:
         # Sections 5.1.1 and 5.2.2 name no augmentation: the field's usual one for these images.
         "augment": {"padding": pixels(profile, 4), "flip": name != "digits"},
         **scale["compute"],
+        **{key: scale[key] for key in ("watched_samples",) if key in scale},
     }
 
 
@@ -609,6 +612,10 @@ def _extents(records: Sequence[Record]) -> Iterable[str]:
             f"{config['augment']['padding']} pixels{' and mirroring' * config['augment']['flip']}; "
             f"tests are on {config['test_samples']:,}"
         )
+        if watched := config.get("watched_samples"):
+            size += f", on {watched:,} of them before the last epoch"
+        if config.get("held_out"):
+            size += "; so many more were held out"
         stages = "/".join(f"{epochs:g}" for epochs, _ in config["stages"])
         sizes.setdefault(size, {}).setdefault(stages, {})[record.experiment] = None
     for size, by_stages in sizes.items():

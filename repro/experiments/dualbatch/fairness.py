@@ -1,0 +1,230 @@
+"""Is it the mix of batch sizes that gains, or more updates, or another rate?
+
+The paper compares trainings of as many epochs, at one rate. All plans of one k make as many updates
+an epoch: by equations 2 to 5 the workers' time is 4 k times the baseline's, and without the time of
+the samples, which is the same, the rest is b for each update. So the row of four small-batch
+workers is the baseline at equal updates: one batch size, as many updates, as many epochs.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from repro.experiments.captions import caption
+from repro.experiments.design import Chosen, Exhibit, Results, Run
+from repro.experiments.dualbatch.accuracy import (
+    changes,
+    finals,
+    gains,
+    outcome,
+    paper_cells,
+    pooled_spread,
+    table5_runs,
+)
+from repro.experiments.dualbatch.settings import (
+    WORKERS,
+    K,
+    facts,
+    final,
+    mix,
+    section51,
+    table5_training,
+    whose,
+)
+from repro.experiments.judging import Gap, Spread, difference
+from repro.records import Record
+from repro.report import DASH, Summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HELD_OUT = 5  # one of so many training images
+RATES = (0.5, 1.0, 2.0, 4.0)  # times the paper's
+SEARCHED = (0, 3, WORKERS)  # small-batch workers, at the larger k
+SEARCH_SEEDS = (0, 1, 2)
+SEARCH = "5.1, rates"
+
+
+def updates_over_baseline(record: Record) -> float:
+    """Return how many updates an epoch has, over those of large batches alone."""
+    plan = record.metrics["plans"][-1]
+    samples = record.config["sub_stages"][-1]["plan"]["samples"]
+    large = record.config["sub_stages"][-1]["plan"]["large_batch"]
+    n = record.config["n_small"]
+    small = n * plan["small_samples"] / plan["small_batch"] if n else 0.0
+    rest = (WORKERS - n) * plan["large_samples"] / large if n < WORKERS else 0.0
+    return (small + rest) / (samples / large)
+
+
+def over_equal_updates(results: Results, k: float) -> dict[str, tuple[Gap | None, float]]:
+    """Return what mixing sizes gains over as many updates of one size, in points, and the paper's.
+
+    By the mix of workers; None where it was not run.
+    """
+    accuracy, spread = finals(results, "accuracy"), pooled_spread(finals(results, "accuracy"))
+    paper = paper_cells(k)
+    mixes = {mix(n): n for n in range(1, WORKERS)}
+    return changes(
+        accuracy,
+        {name: ((k, n), (k, WORKERS)) for name, n in mixes.items()},
+        {name: paper[n]["accuracy"] - paper[WORKERS]["accuracy"] for name, n in mixes.items()},
+        spread,
+        "accuracy",
+    )
+
+
+def updates_table(results: Results) -> list[dict[str, Any]]:
+    """Return accuracy by k and mix, beside the number of updates, and what mixing alone gains."""
+    rows = []
+    for k in K:
+        gains = over_equal_updates(results, k)
+        for n, paper in paper_cells(k).items():
+            records = section51(results, k, n)
+            gap, reported = gains.get(mix(n), (None, None))
+            updates = f"{updates_over_baseline(records[0]):.2f}" if records else DASH
+            rows.append(
+                {
+                    "k": f"{k:g}" if n else "1",
+                    "workers": mix(n),
+                    "updates over baseline's": updates,
+                    **outcome(records, paper),
+                    "at equal updates, paper": DASH if reported is None else f"{reported:+.1f}",
+                    "at equal updates": DASH if gap is None else str(gap),
+                }
+            )
+    return rows
+
+
+def draw_updates(results: Results) -> "Figure":
+    """Draw gains over large batches, and over as many updates of one batch size."""
+    from repro import plots
+    from repro.experiments.dualbatch import drawing
+
+    figure, axes = plots.new_axes(1, 2 * len(K), 9.8, 3.6)
+    figure.suptitle(drawing.both(whose(section51(results, 1.0, 0)), curves=False), fontsize=9)
+    panels = [(k, gains(results, k), "large batches") for k in K]
+    panels += [(k, over_equal_updates(results, k), "as many\nupdates of one size") for k in K]
+    ticks = {mix(n): str(n) for n in range(1, WORKERS + 1)}
+    for axis, (k, drawn, base) in zip(axes[0], panels, strict=True):
+        drawing.draw_changes(axis, drawn, ticks)
+        drawing.titled(axis, f"k = {k:g}: over {base}")
+        axis.set_xlabel("small-batch workers, of 4")
+    axes[0, 0].set_ylabel("gain of accuracy (points)")
+    drawing.on_one_scale(axes[0])
+    return figure
+
+
+UPDATES = Exhibit(
+    long=True,
+    runs=table5_runs,
+    table=updates_table,
+    figure=draw_updates,
+    caption=caption(
+        "All plans of one k make as many updates an epoch: four small-batch workers are the "
+        "baseline at equal updates. Points, with intervals of 95 % and the spread of all cells.",
+        facts,
+    ),
+)
+
+
+def rate_runs(profile: str, chosen: Chosen) -> list[Run]:
+    """Return trainings by rate at three mixes, with images held out; none where they are few."""
+    if profile == "quick":
+        return []
+    found = []
+    for n in SEARCHED:
+        run = table5_training(profile, chosen, K[1], n)
+        (entry,) = run.config["sub_stages"]
+        samples = entry["plan"]["samples"]
+        plan = entry["plan"] | {"samples": samples - samples // HELD_OUT}
+        for rate in RATES:
+            stages = [[epochs, lr * rate] for epochs, lr in run.config["stages"]]
+            changed = {"setting": SEARCH, "rate": rate, "stages": stages, "held_out": True}
+            config = run.config | changed | {"sub_stages": [entry | {"plan": plan}]}
+            label = f"{mix(n)}, rate ×{rate:g}"
+            found.append(Run("train", config, seeds=SEARCH_SEEDS, label=label))
+    return found
+
+
+def _at_rate(results: Results, n: int, rate: float) -> list[Record]:
+    return results.ok("train", setting=SEARCH, n_small=n, rate=rate)
+
+
+def best_rate(results: Results, n: int) -> float | None:
+    """Return the rate with the best mean accuracy on the images held out, as their share.
+
+    None where not all rates were run.
+    """
+    held_out = {rate: final(_at_rate(results, n, rate), "held_out") for rate in RATES}
+    if not all(held_out.values()):
+        return None
+    return max(RATES, key=lambda rate: float(np.mean(held_out[rate])))
+
+
+def rates_table(results: Results) -> list[dict[str, Any]]:
+    """Return accuracy by mix and rate, on images held out and on test images."""
+    rows = []
+    cells = {(n, r): _at_rate(results, n, r) for n in SEARCHED for r in RATES}
+    spread = Spread.pooled(final(records, "accuracy") for records in cells.values())
+    tuned = {n: best_rate(results, n) for n in SEARCHED}
+    for (n, rate), records in cells.items():
+        chosen = rate == tuned[n]
+        base = cells[0, tuned[0]] if tuned[0] is not None else []
+        gain = DASH
+        if n and chosen and base:
+            ours, theirs = final(records, "accuracy"), final(base, "accuracy")
+            gain = str(difference(ours, theirs, spread, "points", 2))
+        rows.append(
+            {
+                "workers": mix(n),
+                "rate over the paper's": f"{rate:g}" + " (chosen)" * chosen,
+                "accuracy on images held out (%)": Summary.of(final(records, "held_out")).text(),
+                "accuracy on test images (%)": Summary.of(final(records, "accuracy")).text(),
+                "gain over large batches, both tuned": gain,
+                "n": len(records),
+            }
+        )
+    return rows
+
+
+def draw_rates(results: Results) -> "Figure":
+    """Draw accuracy by rate for each mix: on images held out, and on test images."""
+    from repro import plots
+    from repro.experiments.dualbatch import drawing
+
+    figure, axes = plots.new_axes(1, 2, 9.8, 3.6)
+    ran = [record for n in SEARCHED for rate in RATES for record in _at_rate(results, n, rate)]
+    figure.suptitle(f"{whose(ran)}; bars: ± 1 deviation; circled: chosen", fontsize=9)
+    images = {"held_out": "images held out", "accuracy": "test images"}
+    for axis, (metric, name) in zip(axes[0], images.items(), strict=True):
+        for number, n in enumerate(SEARCHED):
+            by_rate = {rate: final(_at_rate(results, n, rate), metric) for rate in RATES}
+            rates = [rate for rate, values in by_rate.items() if values]
+            shifted = [rate * 1.03**number for rate in rates]
+            values = [by_rate[rate] for rate in rates]
+            mean = [float(np.mean(cell)) for cell in values]
+            deviation = [float(np.std(cell, ddof=len(cell) > 1)) for cell in values]
+            axis.errorbar(shifted, mean, deviation, lw=1.4, label=mix(n), **drawing.STYLES[mix(n)])
+            if (tuned := best_rate(results, n)) in rates:
+                at = rates.index(tuned)
+                axis.plot(shifted[at], mean[at], "o", ms=14, mfc="none", mec=drawing.GREY)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(RATES, [f"×{rate:g}" for rate in RATES])
+        axis.set_xlabel("rate over the paper's")
+        drawing.titled(axis, f"accuracy on {name}")
+    axes[0, 0].set_ylabel("accuracy (%)")
+    plots.legend_below(figure, len(SEARCHED))
+    return figure
+
+
+RATE_SEARCH = Exhibit(
+    long=True,
+    runs=rate_runs,
+    table=rates_table,
+    figure=draw_rates,
+    caption=caption(
+        f"k = {K[1]:g}. A rate is chosen by images held out of training, one in {HELD_OUT}, and "
+        "compared on test images; the paper has one rate.",
+        facts,
+    ),
+)

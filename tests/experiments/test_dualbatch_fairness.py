@@ -1,0 +1,109 @@
+"""Equal updates, and rates tuned for each: what is read and drawn."""
+
+import math
+
+import pytest
+import torch
+from made_dualbatch import CHOSEN, World, figure, panels, paper_accuracy, results, rows
+
+from repro.datasets import DatasetError, ImageData, Split
+from repro.experiments.dualbatch import building, fairness
+from repro.experiments.dualbatch.settings import K, table5_training
+
+
+def test_plans_of_one_k_make_as_many_updates():
+    records = [r for r in results("updates").ok("train") if r.config["n_small"]]
+    for k, updates in zip(K, (2.07, 3.13), strict=True):
+        found = [fairness.updates_over_baseline(r) for r in records if r.config["k"] == k]
+        # Batch sizes are whole numbers.
+        assert found and found == pytest.approx([updates] * len(found), rel=0.005)
+
+
+def test_what_mixing_gains_is_over_four_small_workers():
+    by_workers = {(row["k"], row["workers"]): row for row in rows("updates")}
+    mixed = by_workers["1.1", "3 small, 1 large"]
+    assert mixed["at equal updates"].startswith(mixed["at equal updates, paper"])
+    assert by_workers["1.1", "4 small"]["at equal updates"] == "–"
+    assert by_workers["1", "4 large"]["at equal updates"] == "–"
+    gap, paper = fairness.over_equal_updates(results("updates"), K[1])["3 small, 1 large"]
+    assert gap.mean == pytest.approx(paper)
+
+
+def tuned(config):
+    """Return accuracies that are best at twice the rate, with large batches alone at four times."""
+    if "rate" not in config:
+        return paper_accuracy(config)
+    best = 4 if config["n_small"] == 0 else 2
+    return paper_accuracy(config) - abs(math.log2(config["rate"] / best))
+
+
+def test_each_mix_is_compared_at_the_rate_that_its_held_out_images_choose():
+    found = {
+        (row["workers"], row["rate over the paper's"]): row
+        for row in rows("rates", World(accuracy=tuned), "long")
+    }
+    assert len(found) == len(fairness.SEARCHED) * len(fairness.RATES)
+    chosen = {key for key in found if "chosen" in key[1]}
+    assert chosen == {
+        ("4 large", "4 (chosen)"),
+        ("3 small, 1 large", "2 (chosen)"),
+        ("4 small", "2 (chosen)"),
+    }
+    compared = {key: row["gain over large batches, both tuned"] for key, row in found.items()}
+    assert {key for key, gain in compared.items() if gain != "–"} == chosen - {
+        ("4 large", "4 (chosen)")
+    }
+    drawn = panels(figure("rates", World(accuracy=tuned), "long"))
+    assert list(drawn) == ["accuracy on images held out", "accuracy on test images"]
+
+
+def test_nothing_is_chosen_before_all_rates_were_run():
+    some = results(
+        "rates", World(status=lambda run: None if run.config["rate"] == 4 else {}), "long"
+    )
+    assert fairness.best_rate(some, 0) is None
+    assert "chosen" not in str(fairness.rates_table(some))
+
+
+def _data(count=20):
+    images = torch.arange(count * 3 * 64, dtype=torch.int64).reshape(count, 3, 8, 8) % 251
+    split = Split(images.to(torch.uint8), torch.arange(count) % 10)
+    return ImageData("made", "made", "real", "Made up.", "0", tuple("0123456789"), split, split)
+
+
+def test_what_is_held_out_is_not_trained_on_and_is_measured():
+    (run, *_) = fairness.rate_runs("smoke", CHOSEN)
+    (entry,) = run.config["sub_stages"]
+    plan = entry["plan"] | {"samples": 16}
+    config = run.config | {"sub_stages": [entry | {"plan": plan}], "test_samples": 10}
+    images = building.TrainingData(config, _data(), "cpu")
+    assert images.held_out is not None
+    trained = {tuple(image.flatten().tolist()) for image in images.images}
+    held = {tuple(image.flatten().tolist()) for image in images.held_out[0]}
+    assert len(images.images) == 16 and len(held) == 4 and not trained & held
+    model = building.build_model(config, 10)
+    assert set(images.evaluation(config, "cpu")(model)) == {"accuracy", "test_loss", "held_out"}
+    with pytest.raises(DatasetError, match="20 samples of 20 leave none"):
+        _data().train.parted(20)
+
+
+def test_all_test_images_count_after_the_last_epoch_alone(monkeypatch):
+    run = table5_training("smoke", CHOSEN, K[1], 2)
+    (entry,) = run.config["sub_stages"]
+    config = run.config | {
+        "sub_stages": [entry | {"plan": entry["plan"] | {"samples": 16}}],
+        "test_samples": 20,
+        "watched_samples": 5,
+        "stages": [[1, 0.1], [2, 0.1]],
+    }
+    images = building.TrainingData(config, _data(), "cpu")
+    seen = []
+    monkeypatch.setattr(
+        building,
+        "evaluate_classifier",
+        lambda model, batches, device: seen.append(sum(len(y) for _, y in batches)) or {},
+    )
+    evaluate = images.evaluation(config, "cpu")
+    for _ in range(3):
+        evaluate(torch.nn.Identity())
+    assert seen == [5, 5, 20]
