@@ -74,18 +74,20 @@ def figure2_runs(profile: str, chosen: Chosen) -> list[Run]:
 
 def figure6_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return both restorations with the batch sizes of Tables I and II, and θ-adaptive."""
-    found = []
+    runs = []
     for task in (DIV2K, PHANTOM):
-        own = PAPER[task]
-        sizes = [own[name]["batch"] for name in ("best", "theta", "linear")]
-        found += [fixed(profile, task, chosen, size) for size in sizes]
-        found.append(training(profile, task, chosen, "theta"))
-    return found
+        paper = PAPER[task]
+        sizes = [paper[name]["batch"] for name in ("best", "theta", "linear")]
+        runs += [fixed(profile, task, chosen, size) for size in sizes]
+        runs.append(training(profile, task, chosen, "theta"))
+    return runs
 
 
 def by_papers_size(results: Results, task: str) -> dict[int, list[Record]]:
     """Return the trainings with one batch size, by the paper's size that it stands for."""
-    return {own[0].config["stands_for"]: own for own in by_batch(results, task).values()}
+    return {
+        records[0].config["stands_for"]: records for records in by_batch(results, task).values()
+    }
 
 
 def _warmup(record: Record) -> int:
@@ -123,9 +125,9 @@ def intervals(records: Sequence[Record]) -> list[int | None]:
 
 
 def _printed_of(task: str, size: int) -> dict[str, Any]:
-    own = PAPER[task]
-    found = [own[name] for name in ("best", "linear") if own[name]["batch"] == size]
-    return dict(found[0]) if found else {}
+    paper = PAPER[task]
+    rows = [paper[name] for name in ("best", "linear") if paper[name]["batch"] == size]
+    return dict(rows[0]) if rows else {}
 
 
 def sizes_table(results: Results, task: str) -> list[dict[str, Any]]:
@@ -159,12 +161,12 @@ def peaks_table(results: Results) -> list[dict[str, Any]]:
     for task in (DIV2K, PHANTOM):
         low, high = PAPER[task]["peak"]
         for paper, records in by_papers_size(results, task).items():
-            told = f"{low} to {high}" if paper == PAPER[task]["theta"]["batch"] else DASH
+            peak = f"{low} to {high}" if paper == PAPER[task]["theta"]["batch"] else DASH
             size = records[0].config["controller"]["batch"]
-            rows.append(_peaks_row(task, size, told, records, DASH))
+            rows.append(_peaks_row(task, size, peak, records, DASH))
         records = trained(results, task, "theta")
-        found = span([interval for interval in intervals(records) if interval])
-        interval = f"{found} (paper {PAPER[task]['interval']})"
+        ours = span([interval for interval in intervals(records) if interval])
+        interval = f"{ours} (paper {PAPER[task]['interval']})"
         rows.append(_peaks_row(task, "θ-adaptive", f"{low} to {high}", records, interval))
     return rows
 
@@ -184,7 +186,7 @@ def _peaks_row(
 
 def _curves(results: Results, task: str, name: str) -> dict[int, list[list[float]]]:
     """Return a quantity's curves by the paper's batch size."""
-    return {size: curves(own, name) for size, own in by_papers_size(results, task).items()}
+    return {size: curves(records, name) for size, records in by_papers_size(results, task).items()}
 
 
 def _draw(
@@ -205,17 +207,17 @@ def _draw(
     records = by_papers_size(results, task)
     best = PAPER[task]["best"]["batch"]
     labels = {}
-    for size, own in records.items():
-        batch = own[0].config["controller"]["batch"]
+    for size, trainings in records.items():
+        batch = trainings[0].config["controller"]["batch"]
         as_papers = "" if batch == size else f" (paper: {size})"
         labels[size] = f"B = {batch}{as_papers}" if numbers else _multiple(size // best)
     drawing.by_epoch(
         axis,
-        {labels[size]: own for size, own in _curves(results, task, name).items()},
+        {labels[size]: seeds for size, seeds in _curves(results, task, name).items()},
         {labels[size]: drawing.SIZES[size // best] for size in records},
         ylabel,
     )
-    every = [record for own in records.values() for record in own]
+    every = [record for trainings in records.values() for record in trainings]
     second = ""
     if best in records and not numbers:
         second = f"\nbest batch: {records[best][0].config['controller']['batch']}"
@@ -290,10 +292,10 @@ def trend(cells: Mapping[int, Sequence[float]], resolution: float = 0.0) -> Gap:
     """
     if len(cells) < 2:
         raise NotRun("too few batch sizes")
-    places = [math.log2(size) for size in cells]
-    middle = math.fsum(places) / len(places)
-    moment = math.fsum((place - middle) ** 2 for place in places)
-    weights = [(place - middle) / moment for place in places]
+    exponents = [math.log2(size) for size in cells]
+    middle = math.fsum(exponents) / len(exponents)
+    moment = math.fsum((exponent - middle) ** 2 for exponent in exponents)
+    weights = [(exponent - middle) / moment for exponent in exponents]
     logs = [[math.log(value) for value in cell] for cell in cells.values()]
     return contrast(logs, weights, [rounding(cell, resolution) for cell in cells.values()])
 
@@ -333,11 +335,11 @@ def contrast(
         return Gap(mean, math.nan, math.nan, math.nan, log=True, trials=trials)
     sds = [spread.sd if spread.alike else Spread.pooled([cell]).sd for cell in logs]
     floors = least or [0.0] * len(sds)
-    own = [s * max(sd, low) ** 2 for s, sd, low in zip(shares, sds, floors, strict=True)]
-    error, dof = math.sqrt(math.fsum(own)), float(spread.dof)
+    variances = [s * max(sd, low) ** 2 for s, sd, low in zip(shares, sds, floors, strict=True)]
+    error, dof = math.sqrt(math.fsum(variances)), float(spread.dof)
     if not spread.alike:
-        freedom = math.fsum(v**2 / (n - 1) for v, n in zip(own, counts, strict=True))
-        dof = math.fsum(own) ** 2 / freedom if freedom else math.inf
+        freedom = math.fsum(v**2 / (n - 1) for v, n in zip(variances, counts, strict=True))
+        dof = math.fsum(variances) ** 2 / freedom if freedom else math.inf
     # Two cells of so many values each, and of this spread, have a difference with this error.
     count = len(counts) / math.fsum(1 / count for count in counts)
     sd = error * math.sqrt(count / 2)
@@ -347,7 +349,7 @@ def contrast(
 
 def _psnr_gap(results: Results, size: int) -> Gap:
     """Return the PSNR with one of Figure 1's sizes less that with the best one."""
-    ends = {n: final(own, "psnr") for n, own in by_papers_size(results, DIV2K).items()}
+    ends = {n: final(records, "psnr") for n, records in by_papers_size(results, DIV2K).items()}
     return difference(ends.get(size, []), ends.get(BEST, []), Spread.pooled(ends.values()), "dB")
 
 
@@ -358,8 +360,8 @@ def _psnr_gap(results: Results, size: int) -> Gap:
 )
 def large_lose(results: Results, expected: Expectation) -> Verdict:
     """Judge each of the sizes beyond 64; the paper prints the PSNR of the largest alone."""
-    own = PAPER[DIV2K]
-    printed_gaps = {own["linear"]["batch"]: own["linear"]["value"] - own["best"]["value"]}
+    paper = PAPER[DIV2K]
+    printed_gaps = {paper["linear"]["batch"]: paper["linear"]["value"] - paper["best"]["value"]}
 
     def judge(size: str) -> Part:
         gap = _psnr_gap(results, int(size))
@@ -389,13 +391,13 @@ def epochs_to_common(results: Results) -> tuple[float, dict[int, list[int]]]:
     Raises:
         NotRun: There are no trainings.
     """
-    found = {size: curves(own, "psnr") for size, own in by_batch(results, DIV2K).items()}
-    if not found:
+    psnrs = {size: curves(records, "psnr") for size, records in by_batch(results, DIV2K).items()}
+    if not psnrs:
         raise NotRun("no records")
-    common = min(max(curve) for own in found.values() for curve in own)
+    common = min(max(curve) for seeds in psnrs.values() for curve in seeds)
     return common, {
-        size: [1 + int((np.asarray(curve) >= common).argmax()) for curve in own]
-        for size, own in found.items()
+        size: [1 + int((np.asarray(curve) >= common).argmax()) for curve in seeds]
+        for size, seeds in psnrs.items()
     }
 
 
@@ -409,7 +411,9 @@ def slower(results: Results, expected: Expectation) -> Verdict:
     best, linear = PAPER[DIV2K]["best"], PAPER[DIV2K]["linear"]
     doublings = math.log2(linear["batch"] / best["batch"])
     paper = (linear["epochs"] / best["epochs"]) ** (1 / doublings)
-    listed = ", ".join(f"B = {size}: {Summary.of(own).text(1)}" for size, own in epochs.items())
+    listed = ", ".join(
+        f"B = {size}: {Summary.of(counts).text(1)}" for size, counts in epochs.items()
+    )
     name = f"epochs to {common:.1f} dB {listed}; a doubling of the batch"
     return combine([direction(name, trend(epochs, resolution=1), paper, sign=expected.sign)])
 
@@ -420,12 +424,12 @@ def same_cost(results: Results, expected: Expectation) -> Verdict:
 
     Trainings that have not would have the same cost because they have hardly begun.
     """
-    found = by_papers_size(results, CIFAR)
+    by_size = by_papers_size(results, CIFAR)
     best = PAPER[CIFAR]["best"]["batch"]
-    if best not in found or len(found) < 2:
+    if best not in by_size or len(by_size) < 2:
         raise NotRun("no records")
-    start = float(np.mean([record.metrics["initial_cost"][0] for record in found[best]]))
-    end = float(np.mean(final(found[best], "train_cost")))
+    start = float(np.mean([record.metrics["initial_cost"][0] for record in by_size[best]]))
+    end = float(np.mean(final(by_size[best], "train_cost")))
     if end > start / 2:
         raise NotRun(
             f"nothing has converged: with B = {best} the cost ends at {end:.2f} of {start:.2f} at "
@@ -433,7 +437,7 @@ def same_cost(results: Results, expected: Expectation) -> Verdict:
         )
     costs = {
         size: [cost / (start - end) for cost in final(records, "train_cost")]
-        for size, records in found.items()
+        for size, records in by_size.items()
     }
     spread = Spread.pooled(costs.values())
 
@@ -447,11 +451,11 @@ def same_cost(results: Results, expected: Expectation) -> Verdict:
 @claim("sharpness", "The higher θ, the lower the accuracy", "Figure 2")
 def sharpness(results: Results, expected: Expectation) -> Verdict:
     """Judge accuracies of every two batch sizes by the order of their θ, where that is certain."""
-    found = by_papers_size(results, CIFAR)
-    if len(found) < 2:
+    by_size = by_papers_size(results, CIFAR)
+    if len(by_size) < 2:
         raise NotRun("no records")
-    thetas = {size: final(records, "theta") for size, records in found.items()}
-    accuracies = {size: final(records, "accuracy") for size, records in found.items()}
+    thetas = {size: final(records, "theta") for size, records in by_size.items()}
+    accuracies = {size: final(records, "accuracy") for size, records in by_size.items()}
     of_theta, of_accuracy = Spread.pooled(thetas.values()), Spread.pooled(accuracies.values())
 
     def judge(pair: tuple[int, int]) -> Part:
@@ -460,12 +464,12 @@ def sharpness(results: Results, expected: Expectation) -> Verdict:
         accuracy = difference(accuracies[a], accuracies[b], of_accuracy, "points")
         higher = 1 if theta.mean > 0 else -1
         name = f"B = {a} over {b}"
-        word, told = direction(f"{name}: θ", theta, sign=higher)
+        word, evidence = direction(f"{name}: θ", theta, sign=higher)
         if word != "reproduced":
-            return "undecided", f"{told}; accuracy {accuracy}"
+            return "undecided", f"{evidence}; accuracy {accuracy}"
         return direction(f"{name}: θ {theta}, accuracy", accuracy, sign=higher * expected.sign)
 
-    return combine([judge(pair) for pair in itertools.combinations(found, 2)])
+    return combine([judge(pair) for pair in itertools.combinations(by_size, 2)])
 
 
 def later_peak(task: str, key: str, end: str = "") -> Claim:
@@ -476,13 +480,13 @@ def later_peak(task: str, key: str, end: str = "") -> Claim:
         peaks: dict[int, list[int]] = {}
         hidden = ""
         for size, records in by_batch(results, task).items():
-            found, first = first_peaks(records), _warmup(records[0]) + 1
-            if first > 1 and first in found:
+            epochs, first = first_peaks(records), _warmup(records[0]) + 1
+            if first > 1 and first in epochs:
                 hidden += f"; B = {size}: by the end of its warm-up, not counted"
             else:
-                peaks[size] = found
-        listed = ", ".join(f"B = {n}: {Summary.of(own).text(1)}" for n, own in peaks.items())
-        if len(peaks) > 1 and all(set(own) == {1} for own in peaks.values()):
+                peaks[size] = epochs
+        listed = ", ".join(f"B = {n}: {Summary.of(counts).text(1)}" for n, counts in peaks.items())
+        if len(peaks) > 1 and all(set(counts) == {1} for counts in peaks.values()):
             # An earlier peak than the first epoch's is not seen, so neither is its order.
             return Verdict(
                 "undecided",
@@ -501,10 +505,10 @@ def _at_start(results: Results, task: str) -> list[Record]:
     Raises:
         NotRun: There is none.
     """
-    found = by_papers_size(results, task).get(PAPER[task]["theta"]["batch"], [])
-    if not found:
+    records = by_papers_size(results, task).get(PAPER[task]["theta"]["batch"], [])
+    if not records:
         raise NotRun("no records")
-    return found
+    return records
 
 
 def rises_first(task: str, key: str, end: str = "") -> Claim:
@@ -575,26 +579,26 @@ def after_peak(task: str, key: str, end: str = "") -> Claim:
         adaptive = [r for r in trained(results, task, "theta") if r.seed in at_start]
         if not adaptive:
             raise NotRun("no records")
-        found = dict(zip((r.seed for r in adaptive), intervals(adaptive), strict=True))
+        by_seed = dict(zip((r.seed for r in adaptive), intervals(adaptive), strict=True))
         # What falls from the first epoch on has no peak that K could follow.
-        falling = [seed for seed in found if at_start[seed] == first[seed]]
-        found = {seed: interval for seed, interval in found.items() if seed not in falling}
-        if not found:
+        falling = [seed for seed in by_seed if at_start[seed] == first[seed]]
+        by_seed = {seed: interval for seed, interval in by_seed.items() if seed not in falling}
+        if not by_seed:
             raise NotRun(NO_PEAK)
-        lost = [seed for seed, interval in found.items() if interval is None]
+        lost = [seed for seed, interval in by_seed.items() if interval is None]
         parts = [certain(f"seed {seed}: K not found", False) for seed in lost]
-        pairs = [(interval, at_start[n]) for n, interval in found.items() if interval is not None]
+        pairs = [(interval, at_start[n]) for n, interval in by_seed.items() if interval is not None]
         if pairs:
-            told = ", ".join(f"{interval} for a peak in {peak}" for interval, peak in pairs)
-            told += f" (paper {PAPER[task]['interval']})"
-            told += "".join(f"; seed {seed}: θ falls at once, not counted" for seed in falling)
+            listed = ", ".join(f"{interval} for a peak in {peak}" for interval, peak in pairs)
+            listed += f" (paper {PAPER[task]['interval']})"
+            listed += "".join(f"; seed {seed}: θ falls at once, not counted" for seed in falling)
             # Both are counted in whole epochs.
             least = math.hypot(*(rounding(epochs) for epochs in zip(*pairs, strict=True)))
             gap = contrast([[math.log(k / peak) for k, peak in pairs]], [1.0], [least])
-            name = f"K = {told}; over the peak"
+            name = f"K = {listed}; over the peak"
             parts.append(equivalence(name, gap, EARLY, side=-1))
-            paper, own = PAPER[task]["interval"], [interval for interval, _ in pairs]
-            apart = contrast([[math.log(k / paper) for k in own]], [1.0], [rounding(own)])
+            paper, ours = PAPER[task]["interval"], [interval for interval, _ in pairs]
+            apart = contrast([[math.log(k / paper) for k in ours]], [1.0], [rounding(ours)])
             parts.append(equivalence("K over the paper's", apart, NEAR))
         return combine(parts)
 

@@ -94,14 +94,14 @@ def runs(profile: str, chosen: Chosen, task: str) -> list[Run]:
 
 def reported_of(task: str, strategy: str) -> dict[str, Any]:
     """Return what the paper's table has of a strategy, empty where it has nothing."""
-    own: dict[str, Any] = PAPER[task].get("theta" if strategy in PROPOSED else strategy, {})
-    return own
+    reported: dict[str, Any] = PAPER[task].get("theta" if strategy in PROPOSED else strategy, {})
+    return reported
 
 
 def by_strategy(results: Results, task: str) -> dict[str, list[Record]]:
     """Return the trainings of a task by strategy, of those that have any."""
-    found = {name: trained(results, task, name) for name in SHOWN}
-    return {name: records for name, records in found.items() if records}
+    trainings = {name: trained(results, task, name) for name in SHOWN}
+    return {name: records for name, records in trainings.items() if records}
 
 
 def schedule(record: Record) -> list[tuple[int, int]]:
@@ -112,28 +112,28 @@ def schedule(record: Record) -> list[tuple[int, int]]:
 def table(results: Results, task: str) -> list[dict[str, Any]]:
     """Return Table I, II or III with what came out."""
     name, shown = metric(task), heading(task)
-    found = by_strategy(results, task)
-    best = found.get("best", [])
+    trainings = by_strategy(results, task)
+    best = trainings.get("best", [])
     paper_best = PAPER[task]["best"]["value"]
     rows = []
     for strategy in SHOWN:
-        records, lost = found.get(strategy, []), diverged(results, task, strategy)
+        records, lost = trainings.get(strategy, []), diverged(results, task, strategy)
         if strategy not in STRATEGIES and not records and not lost:
             continue
-        own = reported_of(task, strategy)
-        value = own.get("value")
+        reported = reported_of(task, strategy)
+        value = reported.get("value")
         compared = strategy != "best"
         gap = f"{value - paper_best:+.2f}" if compared and value is not None else DASH
         saved = f"{fewer_updates(best, records):.2f}" if records and best else DASH
         row = {
             "strategy": NAMES[strategy],
-            "b, paper": _range(own),
+            "b, paper": _range(reported),
             "b, ours (epochs; seed 0)": _sizes(records),
-            "μ, paper": _paper_rate(strategy, own),
+            "μ, paper": _paper_rate(strategy, reported),
             "μ, ours": _rate(records),
             "K, paper": PAPER[task]["interval"] if strategy in PROPOSED else DASH,
             "K": span([k for k in intervals(records) if k]) if strategy in PROPOSED else DASH,
-            f"{shown}, paper": printed(own),
+            f"{shown}, paper": printed(reported),
             shown: Summary.of(final(records, name)).text(),
             "n": f"{len(records)}, {lost} diverged" if lost else len(records),
             "over best, paper": gap,
@@ -142,7 +142,7 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
             "best's over these": saved,
         }
         if task != CIFAR:
-            row |= {"epochs, paper": own.get("epochs", DASH), "epochs": _epochs(records)}
+            row |= {"epochs, paper": reported.get("epochs", DASH), "epochs": _epochs(records)}
         rows.append(row)
     return rows
 
@@ -159,29 +159,33 @@ def _over(ours: Sequence[float], best: Sequence[float]) -> str:
     return f"{gap.mean:+.2f}" if math.isnan(gap.error) else gap.text()
 
 
-def _range(own: dict[str, Any]) -> str:
-    if not own:
+def _range(reported: dict[str, Any]) -> str:
+    if not reported:
         return DASH
-    return f"{own['batch']} ~ {own['max_batch']}" if "max_batch" in own else f"{own['batch']}"
+    return (
+        f"{reported['batch']} ~ {reported['max_batch']}"
+        if "max_batch" in reported
+        else f"{reported['batch']}"
+    )
 
 
 def _sizes(records: Sequence[Record]) -> str:
     if not records:
         return DASH
-    found = schedule(records[0])
-    if len(found) == 1:
-        return f"{found[0][0]}"
-    return ", ".join(f"{size} ({epochs})" for size, epochs in found)
+    stages = schedule(records[0])
+    if len(stages) == 1:
+        return f"{stages[0][0]}"
+    return ", ".join(f"{size} ({epochs})" for size, epochs in stages)
 
 
-def _paper_rate(strategy: str, own: dict[str, Any]) -> str:
+def _paper_rate(strategy: str, reported: dict[str, Any]) -> str:
     """Return the rate as the paper's tables print it."""
-    if not own:
+    if not reported:
         return DASH
     if strategy == "linear":
-        return f"{own['lr']:g}, {PAPER['warmup_epochs']} warm-up epochs"
-    grown = own["lr"] * own.get("max_batch", own["batch"]) / own["batch"]
-    return f"{own['lr']:g} ~ {grown:g}" if "max_batch" in own else f"{own['lr']:g}"
+        return f"{reported['lr']:g}, {PAPER['warmup_epochs']} warm-up epochs"
+    grown = reported["lr"] * reported.get("max_batch", reported["batch"]) / reported["batch"]
+    return f"{reported['lr']:g} ~ {grown:g}" if "max_batch" in reported else f"{reported['lr']:g}"
 
 
 def _rate(records: Sequence[Record]) -> str:
@@ -196,8 +200,8 @@ def _rate(records: Sequence[Record]) -> str:
 def _epochs(records: Sequence[Record]) -> str:
     if not records:
         return DASH
-    told = span([record.metrics["completed"] for record in records])
-    return told if all(r.metrics["stopped"] for r in records) else f"{told} (rule not met)"
+    counts = span([record.metrics["completed"] for record in records])
+    return counts if all(r.metrics["stopped"] for r in records) else f"{counts} (rule not met)"
 
 
 def _at_decay(record: Record) -> tuple[float, float] | None:
@@ -214,26 +218,26 @@ def _at_decay(record: Record) -> tuple[float, float] | None:
 
 def rises(results: Results) -> dict[str, list[float]]:
     """Return θ at the end over θ at the first decay, by strategy, one value for each seed."""
-    found = {}
+    factors = {}
     for strategy, records in by_strategy(results, CIFAR).items():
-        places = [place for record in records if (place := _at_decay(record)) is not None]
-        if places:
-            found[strategy] = [after / before for before, after in places]
-    return found
+        pairs = [pair for record in records if (pair := _at_decay(record)) is not None]
+        if pairs:
+            factors[strategy] = [after / before for before, after in pairs]
+    return factors
 
 
 def decay_table(results: Results) -> list[dict[str, Any]]:
     """Return Figure 3 in numbers: θ at the first decay of the rate and at the end."""
-    found = rises(results)
+    factors = rises(results)
     rows = []
     for strategy, records in by_strategy(results, CIFAR).items():
-        places = [place for record in records if (place := _at_decay(record)) is not None]
+        pairs = [pair for record in records if (pair := _at_decay(record)) is not None]
         rows.append(
             {
                 "strategy": NAMES[strategy],
-                "θ before the decay": Summary.of([before for before, _ in places]).text(4),
-                "θ at the end": Summary.of([after for _, after in places]).text(4),
-                "rises by the factor": Summary.of(found.get(strategy, [])).text(3),
+                "θ before the decay": Summary.of([before for before, _ in pairs]).text(4),
+                "θ at the end": Summary.of([after for _, after in pairs]).text(4),
+                "rises by the factor": Summary.of(factors.get(strategy, [])).text(3),
                 "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
                 "n": len(records),
             }
@@ -252,7 +256,7 @@ def _draw_curves(axis: "Axes", results: Results, task: str, name: str, ylabel: s
     """Draw a quantity by epoch and strategy, under a title that says whose numbers these are."""
     from repro.experiments.adaptive.drawing import LOOKS, by_epoch
 
-    by_name = {NAMES[key]: own for key, own in _curves(results, task, name).items()}
+    by_name = {NAMES[key]: seeds for key, seeds in _curves(results, task, name).items()}
     # Those that the paper does not compare are thinner.
     looks = {
         NAMES[key]: {**look, "lw": 1.9 if key in STRATEGIES else 1.0}
@@ -286,8 +290,8 @@ def _draw_rises(axis: "Axes", results: Results) -> None:
     """Draw θ at the end over θ at the first decay, a row for each strategy."""
     from repro.experiments.adaptive.drawing import LOOKS, PAPERS
 
-    found = [strategy for strategy in SHOWN if strategy in rises(results)]
-    for row, strategy in enumerate(found):
+    strategies = [strategy for strategy in SHOWN if strategy in rises(results)]
+    for row, strategy in enumerate(strategies):
         try:
             gap = _rise(results, strategy)
         except NotRun:
@@ -301,8 +305,10 @@ def _draw_rises(axis: "Axes", results: Results) -> None:
     label = f"within {100 * same:g} %: no change, as Algorithm 1 has it"
     axis.axvspan(1 - same, 1 + same, color=PAPERS, alpha=0.18, lw=0, label=label)
     axis.axvline(1.0, color=PAPERS, lw=1)
-    axis.set_yticks(range(len(found)), [NAMES[strategy] for strategy in found], fontsize=9)
-    axis.set_ylim(max(1, len(found)) - 0.5, -0.5)
+    axis.set_yticks(
+        range(len(strategies)), [NAMES[strategy] for strategy in strategies], fontsize=9
+    )
+    axis.set_ylim(max(1, len(strategies)) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("θ at the end over θ at the first decay (95 % interval)")
 
@@ -369,10 +375,12 @@ def _draw_updates(axes: "Sequence[Axes]", results: Results, task: str) -> None:
             count = papers_updates(task, strategy)
             papers_point(paper, count, reported["value"], LOOKS[strategy])
     trainings = by_strategy(results, task)
-    means = {strategy: float(np.mean(updates_of(own))) for strategy, own in trainings.items()}
-    for strategy, place in side_by_side(means).items():
+    means = {
+        strategy: float(np.mean(updates_of(records))) for strategy, records in trainings.items()
+    }
+    for strategy, x in side_by_side(means).items():
         look, records = LOOKS[strategy], trainings[strategy]
-        counts = [count * place / means[strategy] for count in updates_of(records)]
+        counts = [count * x / means[strategy] for count in updates_of(records)]
         seeds: dict[str, Any] = {
             "ls": "none",
             "marker": ".",
@@ -383,7 +391,7 @@ def _draw_updates(axes: "Sequence[Axes]", results: Results, task: str) -> None:
         ours.plot(counts, final(records, metric(task)), **seeds)
         if not diverged(results, task, strategy):
             gap = end_of(results, task, strategy)
-            our_point(ours, place, gap.mean, look, gap.interval())
+            our_point(ours, x, gap.mean, look, gap.interval())
     explain(
         ours,
         ("paper", HOLLOW),
@@ -441,8 +449,8 @@ def end_gap(results: Results, task: str, strategy: str, other: str) -> Gap:
 
 def paper_gap(task: str, strategy: str, other: str) -> float | None:
     """Return the paper's final metric of a strategy less that of another, where it prints both."""
-    own, others = (reported_of(task, name).get("value") for name in (strategy, other))
-    return None if own is None or others is None else float(own) - float(others)
+    value, other_value = (reported_of(task, name).get("value") for name in (strategy, other))
+    return None if value is None or other_value is None else float(value) - float(other_value)
 
 
 def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Claim:
@@ -454,16 +462,16 @@ def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Clai
             raise NotRun(f"{NAMES['best']}: {_lost(lost)}")
         if lost := diverged(results, task, strategy):
             return combine([certain(_lost(lost), False)])
-        own = trained(results, task, strategy)
-        if strategy == DECAY and own and not any(map(_decayed, own)):
+        trainings = trained(results, task, strategy)
+        if strategy == DECAY and trainings and not any(map(_decayed, trainings)):
             raise NotRun("the cost of no training saturated, so that no rate decayed")
         gap = end_gap(results, task, strategy, "best")
         paper = paper_gap(task, strategy, "best")
         name = "over the best fixed batch" + ("" if paper is None else f" (paper {paper:+.2f})")
-        word, told = equivalence(name, gap, kept_up(task), side=-1)
-        found = by_strategy(results, task)
-        fewer = fewer_updates(found["best"], found[strategy])
-        return Verdict(word, f"{told}; {fewer:.1f} times fewer updates")
+        word, evidence = equivalence(name, gap, kept_up(task), side=-1)
+        by_name = by_strategy(results, task)
+        fewer = fewer_updates(by_name["best"], by_name[strategy])
+        return Verdict(word, f"{evidence}; {fewer:.1f} times fewer updates")
 
     return judge_end
 
@@ -539,18 +547,18 @@ def as_many_epochs(task: str) -> Claim:
         "Section VI-A",
     )
     def judge_epochs(results: Results, expected: Expectation) -> Verdict:
-        found = by_strategy(results, task)
-        both = [*found.get("best", []), *found.get("theta", [])]
+        trainings = by_strategy(results, task)
+        both = [*trainings.get("best", []), *trainings.get("theta", [])]
         if not all(record.metrics["stopped"] for record in both):
             raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
         epochs = [
-            [record.metrics["completed"] for record in found.get(name, [])]
+            [record.metrics["completed"] for record in trainings.get(name, [])]
             for name in ("theta", "best")
         ]
         if not all(epochs):
             raise NotRun("no records")
-        logs = [[math.log(count) for count in own] for own in epochs]
-        gap = contrast(logs, [1.0, -1.0], [rounding(own) for own in epochs])
+        logs = [[math.log(count) for count in counts] for counts in epochs]
+        gap = contrast(logs, [1.0, -1.0], [rounding(counts) for counts in epochs])
         paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
         return combine([equivalence(f"epochs (paper ×{paper:.2f})", gap, LONGER)])
 
@@ -658,13 +666,13 @@ def _rise(results: Results, strategy: str) -> Gap:
     Raises:
         NotRun: No training of the strategy came so far, or θ is below 0 in one.
     """
-    found = rises(results)
-    if strategy not in found:
+    factors = rises(results)
+    if strategy not in factors:
         raise NotRun("no records")
-    if any(value <= 0 for values in found.values() for value in values):
+    if any(value <= 0 for values in factors.values() for value in values):
         raise NotRun("θ is not above 0 at the decay or at the end, and its rise has no ratio")
-    logs = [[math.log(value) for value in values] for values in found.values()]
-    return contrast(logs, [float(name == strategy) for name in found])
+    logs = [[math.log(value) for value in values] for values in factors.values()]
+    return contrast(logs, [float(name == strategy) for name in factors])
 
 
 @claim(
