@@ -12,6 +12,9 @@ from repro.records import Record
 ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
 DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
 
+# Of what is drawn by epoch.
+CURVES = "Curves: means over seeds; bars behind their ends: one standard deviation."
+
 
 def facts(results: Results) -> Iterable[str]:
     """Yield what a caption warns of: stand-ins, data that are made, trainings that diverged."""

@@ -7,8 +7,9 @@ LAMB is ours: the same with Adam.
 
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.adaptive.batches import CURVES, first_decay, intervals
-from repro.experiments.adaptive.describing import facts, title
+from repro.experiments.adaptive.batches import first_decay
+from repro.experiments.adaptive.describing import CURVES, facts, title
+from repro.experiments.adaptive.peaks import intervals
 from repro.experiments.adaptive.settings import (
     CIFAR,
     LAYERWISE,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.adaptive import projection
-from repro.experiments.adaptive.batches import contrast
+from repro.experiments.adaptive.contrasts import contrast
 from repro.experiments.adaptive.describing import ROLES, network, papers_title, stand_in
 from repro.experiments.adaptive.settings import (
     CIFAR,

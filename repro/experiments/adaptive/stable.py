@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive import batches
+from repro.experiments.adaptive import batches, peaks
 from repro.experiments.adaptive.describing import facts, title
 from repro.experiments.adaptive.settings import (
     PAPER,
@@ -51,7 +51,7 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
     trainings = [
         *batches.figure1_runs(profile, chosen),
         *batches.figure2_runs(profile, chosen),
-        *batches.figure6_runs(profile, chosen),
+        *peaks.figure6_runs(profile, chosen),
     ]
     # A training whose batch size changes says nothing about one size.
     return norm_runs + list(dict.fromkeys(run for run in trainings if "stands_for" in run.config))
