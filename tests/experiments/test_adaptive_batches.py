@@ -6,7 +6,7 @@ import pytest
 from made_adaptive import CHOSEN, World, judge, nothing, only_strategies, results_of
 
 from repro.experiments import load_paper
-from repro.experiments.adaptive import batches
+from repro.experiments.adaptive import batches, contrasts, peaks
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM
 from repro.experiments.judging import Spread, ratio
 from repro.report import DASH
@@ -30,7 +30,7 @@ def level(config):
     return 30.0
 
 
-def peaks(*epochs):
+def peaking(*epochs):
     """Epochs of θ's peak by the seed, at every size."""
     return lambda config, seed: epochs[seed]
 
@@ -68,7 +68,7 @@ REFUTED = {
     ),
     "figure2/sharpness": World(height=falling),
     "later_peak": World(peak=sized(9, 5, 3)),
-    "rises_first": World(peak=peaks(1, 1, 1)),
+    "rises_first": World(peak=peaking(1, 1, 1)),
     "interval_after_peak": World(interval=lambda c, seed: None),
 }
 OPEN = {
@@ -77,8 +77,8 @@ OPEN = {
     "figure1/slower": World(final=level, spread=2.0),
     "figure2/same_cost": World(cost=lambda c, seed: 0.1 + 0.2 * seed),
     "figure2/sharpness": World(spread=30.0),
-    "later_peak": World(peak=peaks(2, 9, 4)),
-    "rises_first": World(peak=peaks(1, 1, 9)),
+    "later_peak": World(peak=peaking(2, 9, 4)),
+    "rises_first": World(peak=peaking(1, 1, 9)),
     "interval_after_peak": World(interval=around),
 }
 
@@ -221,33 +221,33 @@ class TestTrend:
     def test_equal_whole_counts_have_an_interval(self):
         """A count of 2 is anything from 1.5 to 2.5: of a spread of 1 / √12."""
         cells = {4: [2, 2, 2], 16: [3, 3, 3]}
-        gap = batches.trend(cells, resolution=1)
+        gap = contrasts.trend(cells, resolution=1)
         low, high = gap.interval()
         assert low < math.log(1.5) / 2 < high
         error = math.sqrt((1 / 12 / 3) * (1 / 4 + 1 / 9)) / 2
         assert (gap.mean, gap.error) == pytest.approx((math.log(1.5) / 2, error))
         assert gap.dof == 4 and gap.sd == pytest.approx(error * math.sqrt(1.5))
-        assert batches.trend(cells).error == 0  # of what is no count
+        assert contrasts.trend(cells).error == 0  # of what is no count
 
     def test_a_spread_above_roundings_is_left_as_it_is(self):
         cells = {8: [20, 30, 25], 16: [40, 60, 55]}
-        assert batches.trend(cells, resolution=1) == batches.trend(cells)
+        assert contrasts.trend(cells, resolution=1) == contrasts.trend(cells)
 
     def test_a_cell_of_equal_counts_beside_one_that_scatters(self):
         """Each keeps its own spread, and the first has rounding's."""
         cells = {8: [2, 2, 2], 16: [2, 4, 60]}
-        gap, whole = batches.trend(cells, resolution=1), batches.trend(cells)
+        gap, whole = contrasts.trend(cells, resolution=1), contrasts.trend(cells)
         assert gap.error**2 - whole.error**2 == pytest.approx(1 / 12 / 4 / 3)
         assert gap.dof > whole.dof == 2
 
     def test_a_factor_of_every_doubling(self):
-        gap = batches.trend({4: [10, 10.1], 8: [15, 15.2], 32: [33.7, 33.9]})
+        gap = contrasts.trend({4: [10, 10.1], 8: [15, 15.2], 32: [33.7, 33.9]})
         assert math.exp(gap.mean) == pytest.approx(1.5, rel=0.01)
         assert gap.log and gap.error > 0 and gap.dof == 3
 
     def test_of_two_sizes_it_is_their_ratio(self):
         cells = {8: [2.0, 3.0, 2.5], 16: [4.0, 6.0, 5.5]}
-        gap = batches.trend(cells)
+        gap = contrasts.trend(cells)
         other = ratio(cells[16], cells[8], Spread.pooled_logs(cells.values()))
         assert (gap.mean, gap.error, gap.dof, gap.sd) == pytest.approx(
             (other.mean, other.error, other.dof, other.sd)
@@ -255,17 +255,17 @@ class TestTrend:
         assert gap.seed_dof == pytest.approx(other.seed_dof) == 2
 
     def test_each_seed_more_is_one_in_every_cell(self):
-        gap = batches.trend({2**n: [1.0, 2.0, 3.0] for n in range(5)})
+        gap = contrasts.trend({2**n: [1.0, 2.0, 3.0] for n in range(5)})
         assert (gap.dof, gap.seed_dof, gap.trials) == (10, pytest.approx(5), "seeds")
-        assert batches.contrast([[0.1, 0.2]], [1.0], trials="rounds").trials == "rounds"
+        assert contrasts.contrast([[0.1, 0.2]], [1.0], trials="rounds").trials == "rounds"
 
     def test_cells_that_share_no_spread_keep_their_own(self):
         cells = {8: [2.0, 2.0001, 2.0002, 2.0001], 16: [1.0, 9.0, 3.0, 30.0]}
-        gap, other = batches.trend(cells), ratio(cells[16], cells[8])
+        gap, other = contrasts.trend(cells), ratio(cells[16], cells[8])
         assert (gap.mean, gap.error, gap.dof) == pytest.approx((other.mean, other.error, other.dof))
 
     def test_one_value_a_cell_has_no_interval(self):
-        assert math.isnan(batches.trend({8: [2.0], 16: [4.0]}).error)
+        assert math.isnan(contrasts.trend({8: [2.0], 16: [4.0]}).error)
 
 
 class TestFigure2:
@@ -299,7 +299,7 @@ class TestFigure2:
         assert found.word == "reproduced"
 
     def test_peaks_before_the_end_of_the_first_epoch_have_no_order(self):
-        found = judge("figure6/later_peak_phantom", World(peak=peaks(1, 1, 1)))
+        found = judge("figure6/later_peak_phantom", World(peak=peaking(1, 1, 1)))
         assert found.word == "undecided" and "falls from the first epoch on" in found.evidence
         one = judge("figure6/later_peak_phantom", World(peak=sized(1, 3)))
         assert one.word == "reproduced"
@@ -332,7 +332,7 @@ def test_a_k_that_follows_the_peak_in_another_epoch_is_not_the_papers(target, sh
 class TestInterval:
     @pytest.fixture(autouse=True)
     def whatever_the_papers_k(self, monkeypatch):
-        monkeypatch.setattr(batches, "NEAR", 1e6)
+        monkeypatch.setattr(peaks, "NEAR", 1e6)
 
     def test_k_is_compared_with_the_fixed_start(self, target):
         """Not with θ-adaptive's own peak, nor with those of other batches."""
@@ -346,25 +346,25 @@ class TestInterval:
     def test_k_is_compared_with_the_same_seed(self, target):
         """Peaks in 3, 9, 30 and K of as many epochs lie on each other."""
         epochs = (3, 9, 30)
-        world = World(peak=peaks(*epochs), interval=lambda c, seed: epochs[seed])
+        world = World(peak=peaking(*epochs), interval=lambda c, seed: epochs[seed])
         assert judge(target, world).word == "reproduced"
 
     def test_a_seed_without_a_peak_is_not_counted(self, target):
         """Nothing is before an epoch that is the first; neither is a K that is not found."""
 
         def world(*epochs):
-            return World(peak=peaks(*epochs), interval=lambda c, s: (4, 10, None)[s])
+            return World(peak=peaking(*epochs), interval=lambda c, s: (4, 10, None)[s])
 
         found = judge(target, world(9, 9, 1))
         assert "4 for a peak in 9, 10 for a peak in 9 (paper" in found.evidence
         assert "seed 2: θ falls at once, not counted" in found.evidence
         assert "K not found" not in found.evidence
         none = judge(target, world(1, 1, 1))
-        assert (none.word, none.evidence) == ("not run", batches.NO_PEAK)
+        assert (none.word, none.evidence) == ("not run", peaks.NO_PEAK)
 
     def test_equal_epochs_are_no_proof(self, target):
         """K in 2 for a peak in 2, three times: both are rounded."""
-        found = judge(target, World(peak=peaks(2, 2, 2), interval=lambda c, s: 2))
+        found = judge(target, World(peak=peaking(2, 2, 2), interval=lambda c, s: 2))
         assert found.word == "undecided" and "×1.00 [×0.71, ×1.41 at 90 %]" in found.evidence
 
     def test_one_k_that_is_not_found(self, target):
@@ -395,13 +395,13 @@ class TestTables:
         assert [row["θ peaks in epoch, paper"] for row in rows] == [5, 5, DASH]
 
     def test_figure_6(self):
-        rows = batches.peaks_table(results_of("figure6"))
+        rows = peaks.peaks_table(results_of("figure6"))
         assert [row["task"] for row in rows] == [DIV2K] * 4 + [PHANTOM] * 4
         assert [row["B"] for row in rows] == [16, 64, 256, "θ-adaptive", 16, 32, 128, "θ-adaptive"]
         papers = [row["θ peaks in epoch, paper"] for row in rows]
         assert papers == [DASH, "9 to 10", DASH, "9 to 10", DASH, "55 to 65", DASH, "55 to 65"]
         assert rows[3]["K"] == "10 (paper 10)" and rows[7]["θ peaks in epoch"] == "59"
-        none = batches.peaks_table(results_of("figure6", World(interval=lambda c, seed: None)))
+        none = peaks.peaks_table(results_of("figure6", World(interval=lambda c, seed: None)))
         assert none[3]["K"] == f"{DASH} (paper 10)"
 
     def test_a_theta_that_is_not_defined_is_no_peak(self):
@@ -409,7 +409,7 @@ class TestTables:
             metrics["theta"][0] = None
 
         records = results_of("figure1", World(edit={"train": edit})).ok("variant", strategy="best")
-        assert batches.first_peaks(records) == [8, 8, 8]
+        assert peaks.first_peaks(records) == [8, 8, 8]
 
     def test_figures_have_a_line_for_every_size(self):
         def labels(artefact):

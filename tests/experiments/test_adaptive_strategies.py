@@ -15,7 +15,7 @@ from made_adaptive import (
 )
 
 from repro.experiments import load_paper
-from repro.experiments.adaptive import strategies
+from repro.experiments.adaptive import decay, strategies
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, kept_up
 from repro.report import DASH
 
@@ -356,7 +356,7 @@ class TestTable:
         assert ours["over best"] == "-0.10" and "±" not in ours["PSNR (dB)"]
 
     def test_after_the_decay(self):
-        rows = strategies.decay_table(results_of("figure3"))
+        rows = decay.decay_table(results_of("figure3"))
         factors = [row["rises by the factor"] for row in rows]
         assert factors == ["1.500 ± 0.000"] * 3 + ["1.000 ± 0.000"] + ["1.500 ± 0.000"] * 3
         height = 0.01 * 128**0.3
@@ -394,7 +394,7 @@ def test_the_metric_is_drawn_against_the_updates(artefact, task):
 
 def test_a_theta_below_0_has_no_ratio(monkeypatch):
     """Where the cost ends above that at w_0, as in a training of toy size."""
-    monkeypatch.setattr(strategies, "rises", lambda results: {"best": [1.0], "theta": [-1.0, 2.0]})
+    monkeypatch.setattr(decay, "rises", lambda results: {"best": [1.0], "theta": [-1.0, 2.0]})
     for key in ("theta_stays", "others_rise"):
         word, evidence = vars(judge(f"figure3/{key}")).values()
         assert word == "not run" and "θ is not above 0" in evidence

@@ -23,9 +23,7 @@ PAPER = Paper(
             "figure1", "Figure 1", "Learning curves by batch size", f"{_HERE}.batches:FIGURE1"
         ),
         Artefact("figure2", "Figure 2", "Cost and θ by batch size", f"{_HERE}.batches:FIGURE2"),
-        Artefact(
-            "figure3", "Figure 3", "θ after the decay of the rate", f"{_HERE}.strategies:FIGURE3"
-        ),
+        Artefact("figure3", "Figure 3", "θ after the decay of the rate", f"{_HERE}.decay:FIGURE3"),
         Artefact("stable", "Section III-D", "Maximum stable batch size", f"{_HERE}.stable:STABLE"),
         Artefact(
             "figure4",
@@ -39,7 +37,7 @@ PAPER = Paper(
             "Phantom restoration: four strategies",
             f"{_HERE}.strategies:FIGURE5",
         ),
-        Artefact("figure6", "Figure 6", "θ of EDSR by batch size", f"{_HERE}.batches:FIGURE6"),
+        Artefact("figure6", "Figure 6", "θ of EDSR by batch size", f"{_HERE}.peaks:FIGURE6"),
         Artefact(
             "figure7", "Figure 7", "Strong scaling of EDSR on DIV2K", f"{_HERE}.scaling:FIGURE7"
         ),

@@ -69,8 +69,8 @@ def steps_table(results: Results) -> list[dict[str, Any]]:
             "summation (ms)": f"{1e3 * step['summation_s']:.2f}",
             "blocked (ms)": f"{1e3 * step['blocked_s']:.2f}",
         }
-        for task, own in tasks
-        for step in own["steps"]
+        for task, measurement in tasks
+        for step in measurement["steps"]
     ]
 
 
@@ -120,19 +120,19 @@ def figure9(results: Results) -> "Figure":
     """
     from repro.plots import legend_below, new_axes
 
-    found = []
+    panels = []
     pair = results.first("parallel")
-    for task, own in measured(results).items():
+    for task, measurement in measured(results).items():
         job = pair.config["jobs"][task] if pair is not None else {}
-        found.append((panel(ROLES[task], network(job), "random images"), own))
+        panels.append((panel(ROLES[task], network(job), "random images"), measurement))
     for record in results.recorded:
         name = f"ours, recorded: {record.config['task']}, {network_of(record.config)}"
-        found.append((name, record.metrics))
-    columns = max(1, len(found))
+        panels.append((name, record.metrics))
+    columns = max(1, len(panels))
     drawn, axes = new_axes(1, columns, 3.5 * columns, 3.1)
-    for axis, (name, own) in zip(axes[0], found, strict=False):
-        largest = max(step["batch"] for step in own["steps"])
-        steps = [step for step in own["steps"] if step["batch"] == largest]
+    for axis, (name, measurement) in zip(axes[0], panels, strict=False):
+        largest = max(step["batch"] for step in measurement["steps"])
+        steps = [step for step in measurement["steps"] if step["batch"] == largest]
         for row, step in enumerate(steps):
             _draw_step(axis, row, step)
         ways = [step["averaging"].replace("_", "-") for step in steps]
@@ -182,24 +182,24 @@ def nodes_figure(results: Results) -> "Figure":
     """
     from repro.plots import legend_below, new_axes
 
-    found = projection.breakdowns()
+    modelled = projection.breakdowns()
     jobs = jobs_by_kind(results, DIV2K)
-    columns = len(found) + 1 + len(jobs)
+    columns = len(modelled) + 1 + len(jobs)
     drawn, axes = new_axes(1, columns, 3.4 * columns, 3.6)
     whose = f"{papers_title(DIV2K)}, its cluster SIMULATED"
-    for axis, (label, (_, rows)) in zip(axes[0], found.items(), strict=False):
+    for axis, (label, (_, rows)) in zip(axes[0], modelled.items(), strict=False):
         _draw_times(axis, rows, {"lw": 1.6, "ms": 5}, named=True)
         ticks_of_two(axis, rows, "nodes")
         _in_percent(axis)
         axis.set_title(f"{whose}\ncost of small batches: {label}", fontsize=9)
         axis.set_ylabel("time over computation on 1 node")
-    shares = axes[0, len(found)]
-    for (label, (_, rows)), line in zip(found.items(), ("-", "--"), strict=True):
+    shares = axes[0, len(modelled)]
+    for (label, (_, rows)), line in zip(modelled.items(), ("-", "--"), strict=True):
         values = [100 * row[SHARE] for row in rows.values()]
         look: dict[str, Any] = {"color": "#009e73", "marker": "v", "ms": 5, "ls": line}
         shares.plot(list(rows), values, label=f"before the largest batch, cost {label}", **look)
-    for axis, own in zip(axes[0, len(found) + 1 :], jobs.values(), strict=True):
-        _draw_jobs(axis, shares, own)
+    for axis, records in zip(axes[0, len(modelled) + 1 :], jobs.values(), strict=True):
+        _draw_jobs(axis, shares, records)
     ticks_of_two(shares, projection.NODES, "nodes")
     shares.set_ylim(bottom=0)
     shares.set_title(f"{whose}\ntime before the batch is largest", fontsize=9)
@@ -212,20 +212,20 @@ def _draw_times(
     axis: "Axes", rows: Mapping[int, Mapping[str, float]], look: Mapping[str, Any], named: bool
 ) -> None:
     """Draw the parts of the time by nodes; `named` puts them into the legend."""
-    for kind, own in PARTS.items():
+    for kind, part_look in PARTS.items():
         shown = [(n, row[kind]) for n, row in rows.items() if row[kind] > 1e-4]
         if shown:
             # In the legend in words.
             label = {"label": kind.replace("B_m", "the largest batch")} if named else {}
-            axis.plot(*zip(*shown, strict=True), **{**own, **look, **label})
+            axis.plot(*zip(*shown, strict=True), **{**part_look, **look, **label})
 
 
 def _in_percent(axis: "Axes") -> None:
     """Make a y axis logarithmic, from 0.01 % to 100 %, the same in every panel."""
-    places = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+    ticks = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
     axis.set_yscale("log")
     axis.set_ylim(5e-5, 2.0)
-    axis.set_yticks(places, [f"{100 * place:g} %" for place in places])
+    axis.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
     axis.minorticks_off()
 
 
@@ -261,7 +261,7 @@ def few_samples(results: Results, expected: Expectation) -> Verdict:
 
     def judge(task: str) -> Part:
         times = samples_of(measured_of(results, task), "none")
-        each_s = {size: [time / size for time in own] for size, own in times.items()}
+        each_s = {size: [time / size for time in seconds] for size, seconds in times.items()}
         few, many = min(each_s), max(each_s)
         gap = ratio(each_s[few], each_s[many], Spread.pooled_logs(each_s.values()), trials="rounds")
         name = f"{task}: time of a sample at B = {few} over {many}"
@@ -274,9 +274,11 @@ def averaging_ratios(results: Results) -> dict[str, Gap]:
     """Return the time of a step with the paper's averaging over that with an allreduce, by case."""
     ours, plain = AVERAGING[1], AVERAGING[0]
     gaps: dict[str, Gap] = {}
-    for task, found in measured(results).items():
-        times = {way: samples_of(found, way) for way in (ours, plain)}
-        spread = Spread.pooled_logs(own for by_size in times.values() for own in by_size.values())
+    for task, measurement in measured(results).items():
+        times = {way: samples_of(measurement, way) for way in (ours, plain)}
+        spread = Spread.pooled_logs(
+            samples for by_size in times.values() for samples in by_size.values()
+        )
         for size in times[ours]:
             gap = ratio(times[ours][size], times[plain][size], spread, trials="rounds")
             gaps[f"{task}, B = {size}"] = gap

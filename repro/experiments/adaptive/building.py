@@ -156,15 +156,15 @@ def build_controller(
     config: Config, model: nn.Module, loader: Loader, seed: int
 ) -> BatchController:
     """Return the controller of a strategy."""
-    own = dict(config["controller"])
-    kind, size = own.pop("kind"), own.pop("batch")
+    options = dict(config["controller"])
+    kind, size = options.pop("kind"), options.pop("batch")
     if kind == "fixed":
-        return FixedBatch(size, own.pop("lr"), **own)
+        return FixedBatch(size, options.pop("lr"), **options)
     if kind == "linear":
-        return LinearScaling(size, **own)
-    largest, lr = own.pop("max_batch"), own.pop("lr")
+        return LinearScaling(size, **options)
+    largest, lr = options.pop("max_batch"), options.pop("lr")
     if kind == "scheduled":
-        return ScheduledBatch(size, largest, lr, **own)
+        return ScheduledBatch(size, largest, lr, **options)
     if kind == "noise":
         measure = partial(
             noise_scale,
@@ -172,11 +172,11 @@ def build_controller(
             loader,
             size,
             loss_fn=loss_of(config),
-            batches=own.pop("batches"),
+            batches=options.pop("batches"),
             seed=seed,
         )
-        return NoiseScaleBatch(size, largest, lr, measure, **own)
-    return ThetaController(size, largest, lr, **own)
+        return NoiseScaleBatch(size, largest, lr, measure, **options)
+    return ThetaController(size, largest, lr, **options)
 
 
 def low_precision(config: Config) -> torch.dtype | None:

@@ -12,6 +12,9 @@ from repro.records import Record
 ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
 DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
 
+# Of what is drawn by epoch.
+CURVES = "Curves: means over seeds; bars behind their ends: one standard deviation."
+
 
 def facts(results: Results) -> Iterable[str]:
     """Yield what a caption warns of: stand-ins, data that are made, trainings that diverged."""
@@ -43,8 +46,8 @@ def warnings(trainings: Iterable[Record]) -> Iterable[str]:
 
 def stand_in(config: Mapping[str, Any]) -> list[str]:
     """Return what network takes the place of the paper's, empty where it is the paper's."""
-    own, role = network(config), ROLES[config["task"]]
-    return [f"{own} for {role}"] if own != role else []
+    ours, role = network(config), ROLES[config["task"]]
+    return [f"{ours} for {role}"] if ours != role else []
 
 
 def _is_the_papers(record: Record) -> bool:
@@ -160,8 +163,8 @@ def _choices(config: dict[str, Any]) -> Iterable[str]:
     if config["strategy"] == "norms":
         return
     for key in keys:
-        told = CHOICES[key][config.get(key, next(iter(CHOICES[key])))]
-        yield f"{told[0].upper()}{told[1:]}."
+        meaning = CHOICES[key][config.get(key, next(iter(CHOICES[key])))]
+        yield f"{meaning[0].upper()}{meaning[1:]}."
     if rule := config["controller"].get("saturation"):
         yield (
             f"A cost that has not fallen by {100 * rule['threshold']:g} % in {rule['patience']} "
@@ -181,15 +184,15 @@ def _paper_start(config: dict[str, Any]) -> float:
     if "stands_for" in config:
         return float(config["stands_for"])
     strategy = {"norms": "best"}.get(config["strategy"], config["strategy"])
-    own = PAPER[config["task"]]
-    return float(own.get(strategy, own["theta"])["batch"])
+    paper = PAPER[config["task"]]
+    return float(paper.get(strategy, paper["theta"])["batch"])
 
 
 def _paper_rate(config: dict[str, Any]) -> float:
-    own = PAPER[config["task"]]
+    paper = PAPER[config["task"]]
     strategy = config["strategy"]
     if strategy in ("linear", "best", "norms"):
-        return float(own["best"]["lr"])
+        return float(paper["best"]["lr"])
     if strategy == "fixed":
-        return float(own["best"]["lr"] * config["stands_for"] / own["best"]["batch"])
-    return float(own.get(strategy, own["theta"])["lr"])
+        return float(paper["best"]["lr"] * config["stands_for"] / paper["best"]["batch"])
+    return float(paper.get(strategy, paper["theta"])["lr"])

@@ -116,10 +116,10 @@ def in_powers_of_two(axis: "Axes", values: Iterable[float]) -> None:
     """Make a y axis logarithmic, with ticks such as 1/4, 1, 4 in words that are read."""
     powers = [math.log2(value) for value in values if value > 0] or [0.0]
     low, high = math.floor(min(powers) + 0.1), math.ceil(max(powers) - 0.1)
-    places = [2.0**n for n in range(low, high + 1, 1 if high - low <= 6 else 2)]
+    ticks = [2.0**n for n in range(low, high + 1, 1 if high - low <= 6 else 2)]
     axis.set_yscale("log", base=2)
     axis.set_ylim(2.0 ** (min(low, min(powers)) - 0.25), 2.0 ** (max(high, max(powers)) + 0.25))
-    axis.set_yticks(places, [power_of_two(place) for place in places])
+    axis.set_yticks(ticks, [power_of_two(tick) for tick in ticks])
     axis.minorticks_off()
 
 
@@ -128,16 +128,16 @@ def power_of_two(value: float) -> str:
     return f"{value:g}" if value >= 1 else f"1/{1 / value:g}"
 
 
-def side_by_side(places: Mapping[str, float]) -> dict[str, float]:
-    """Return places on a logarithmic axis, those that would hide each other beside each other."""
+def side_by_side(positions: Mapping[str, float]) -> dict[str, float]:
+    """Return positions on a logarithmic axis; those that would hide each other are moved apart."""
     groups: list[list[str]] = []
-    for name in sorted(places, key=lambda name: places[name]):
-        if groups and places[name] < 1.08 * places[groups[-1][-1]]:
+    for name in sorted(positions, key=lambda name: positions[name]):
+        if groups and positions[name] < 1.08 * positions[groups[-1][-1]]:
             groups[-1].append(name)
         else:
             groups.append([name])
     return {
-        name: places[name] * 1.09 ** (number - (len(group) - 1) / 2)
+        name: positions[name] * 1.09 ** (number - (len(group) - 1) / 2)
         for group in groups
         for number, name in enumerate(group)
     }

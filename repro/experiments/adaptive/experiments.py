@@ -173,7 +173,7 @@ def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     run = Training.start(config, seed, data, device)
     step = CapturedStep(run.model, building.loss_of(config), run.optimizer, captured=False)
     sizes = [size for size in config["sizes"] if size <= config["train_samples"]]
-    found = []
+    points = []
     for epoch in range(max(config["after"]) + 1):
         if epoch in config["after"]:
             measured = gradient_norms(
@@ -184,7 +184,7 @@ def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Out
                 batches=config["batches"],
                 seed=seed,
             )
-            found.append(
+            points.append(
                 {
                     "epochs": epoch,
                     "stable": stable_batch(measured, STABLE),
@@ -196,4 +196,4 @@ def norms(config: Config, seed: int, data: ImageData | None, device: str) -> Out
             )
         if epoch < max(config["after"]):
             run.epoch(step, device)
-    return Outcome({"sizes": sizes, "points": found})
+    return Outcome({"sizes": sizes, "points": points})

@@ -54,18 +54,20 @@ def rising(task: str, peak: int, sharpness: float = 1.0) -> Curve:
         sharpness: How fast θ rises and falls.
     """
     epochs = PAPER[task]["epochs"]
-    places = np.arange(1, epochs + 1) / peak
-    theta = np.maximum((places * np.exp(1 - places)) ** sharpness, np.where(places > 1, 0.35, 0))
+    relative = np.arange(1, epochs + 1) / peak
+    theta = np.maximum(
+        (relative * np.exp(1 - relative)) ** sharpness, np.where(relative > 1, 0.35, 0)
+    )
     return Curve(task, theta.tolist(), epochs, PAPER[task].get("decay_at", ()))
 
 
 def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
     """Return the setting of every epoch, as the controller decides it from the curve."""
-    own = PAPER[curve.task]["theta"]
+    paper = PAPER[curve.task]["theta"]
     controller = ThetaController(
-        own["batch"],
-        max(max_batch, own["batch"]),
-        own["lr"],
+        paper["batch"],
+        max(max_batch, paper["batch"]),
+        paper["lr"],
         tolerance=tolerance,
         decay=PAPER["decay"],
         decay_at=[n for n in curve.decay_at if n < curve.epochs],
@@ -80,24 +82,24 @@ def follow(curve: Curve, tolerance: float, max_batch: int) -> list[Step]:
 
 def describe(curve: Curve, steps: Sequence[Step]) -> str:
     """Return a schedule in words: batch sizes, updates, time on a modelled cluster."""
-    own = PAPER[curve.task]
-    found, best = (
+    paper = PAPER[curve.task]
+    schedule, best = (
         consecutive([step.batch_size for step in steps]),
         projection.paper_schedule(curve.task, "best"),
     )
     interval = steps[-1].interval
     model = projection.fitted_to_paper(curve.task)
-    samples = own["samples"]
-    nodes = [n for n in projection.NODES if n <= found[-1][0]]
+    samples = paper["samples"]
+    nodes = [n for n in projection.NODES if n <= schedule[-1][0]]
     alone = model.training_time(best, samples, 1)
-    fastest = min(nodes, key=lambda n: model.training_time(found, samples, n))
-    count, before = updates(found, samples), updates([(best[0][0], curve.epochs)], samples)
-    listed = ", ".join(f"{size} for {epochs} epochs" for size, epochs in found)
+    fastest = min(nodes, key=lambda n: model.training_time(schedule, samples, n))
+    count, before = updates(schedule, samples), updates([(best[0][0], curve.epochs)], samples)
+    listed = ", ".join(f"{size} for {epochs} epochs" for size, epochs in schedule)
     return (
         f"K = {interval or 'not found'}; batch {listed};\n{count:,} updates, "
         f"{before / count:.1f} times fewer than at {best[0][0]};\nsimulated on {fastest} nodes of "
-        f"the paper's cluster: speed-up {model.speedup(found, samples, fastest):.1f}, "
-        f"{100 * model.training_time(found, samples, fastest) / alone:.2f} % of the best fixed "
+        f"the paper's cluster: speed-up {model.speedup(schedule, samples, fastest):.1f}, "
+        f"{100 * model.training_time(schedule, samples, fastest) / alone:.2f} % of the best fixed "
         "batch's time on one node"
     )
 
@@ -109,11 +111,11 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     """
     drawn, axes = new_axes(1, 4, 11.6, 3.0)
     theta, batches, rates, speed = axes[0]
-    own, epochs = PAPER[curve.task]["theta"], np.arange(1, curve.epochs + 1)
+    paper, epochs = PAPER[curve.task]["theta"], np.arange(1, curve.epochs + 1)
     theta.plot(np.arange(1, len(curve.theta) + 1), curve.theta, color=INK, lw=1.8, label="θ")
     interval = steps[-1].interval
-    told = f"epoch K = {interval}" if interval else "epoch K (not found)"
-    theta.axvline(interval or np.nan, color="#c0392b", ls="--", lw=1.3, label=told)
+    when = f"epoch K = {interval}" if interval else "epoch K (not found)"
+    theta.axvline(interval or np.nan, color="#c0392b", ls="--", lw=1.3, label=when)
     schedules = {"theta": consecutive([step.batch_size for step in steps])}
     schedules |= {name: projection.paper_schedule(curve.task, name) for name in OTHERS}
     for strategy, schedule in schedules.items():
@@ -134,7 +136,9 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     _fix(speed, (0.8, 320), "speed-up (SIMULATED)")
     theta.set(ylim=(0, 1.08), ylabel="θ (its peak is 1)")
     rates.set_yscale("log")
-    rates.set_ylim(own["lr"] * PAPER["decay"] ** 2 / 2, 2 * own["lr"] * LARGEST / own["batch"])
+    rates.set_ylim(
+        paper["lr"] * PAPER["decay"] ** 2 / 2, 2 * paper["lr"] * LARGEST / paper["batch"]
+    )
     in_decimals(rates.yaxis, digits=(1,))
     rates.set_ylabel("learning rate")
     for axis in (theta, batches, rates):

@@ -7,8 +7,9 @@ LAMB is ours: the same with Adam.
 
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.adaptive.batches import CURVES, first_decay, intervals
-from repro.experiments.adaptive.describing import facts, title
+from repro.experiments.adaptive.batches import first_decay
+from repro.experiments.adaptive.describing import CURVES, facts, title
+from repro.experiments.adaptive.peaks import intervals
 from repro.experiments.adaptive.settings import (
     CIFAR,
     LAYERWISE,
@@ -49,11 +50,11 @@ OPTIMIZERS = ("SGD", *LAYERWISE)
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return linear scaling and θ-adaptive training by each optimizer; LAMB not under `quick`."""
-    found = [training(profile, CIFAR, chosen, strategy) for strategy in PAIR]
+    trainings = [training(profile, CIFAR, chosen, strategy) for strategy in PAIR]
     for optimizer in LAYERWISE:
         if not left_out(profile, optimizer):
-            found += [layerwise(profile, chosen, optimizer, strategy) for strategy in PAIR]
-    return found
+            trainings += [layerwise(profile, chosen, optimizer, strategy) for strategy in PAIR]
+    return trainings
 
 
 def _name(optimizer: str, strategy: str) -> str:
@@ -62,28 +63,28 @@ def _name(optimizer: str, strategy: str) -> str:
 
 def cells(results: Results) -> dict[tuple[str, str], list[Record]]:
     """Return the trainings that ended by optimizer and strategy, where there are any."""
-    found = {
+    trainings = {
         (optimizer, strategy): trained(results, CIFAR, _name(optimizer, strategy))
         for optimizer in OPTIMIZERS
         for strategy in PAIR
     }
-    return {key: records for key, records in found.items() if records}
+    return {key: records for key, records in trainings.items() if records}
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Return accuracy, batch sizes and updates by optimizer and strategy."""
-    found = cells(results)
+    trainings = cells(results)
     rows = []
     for optimizer in OPTIMIZERS:
         for strategy in PAIR:
-            records = found.get((optimizer, strategy), [])
+            records = trainings.get((optimizer, strategy), [])
             lost = diverged(results, CIFAR, _name(optimizer, strategy))
             if not records and not lost:
                 continue
             sizes = (
                 [f"{size} ({epochs})" for size, epochs in schedule(records[0])] if records else []
             )
-            alone = found.get((optimizer, "linear"), [])
+            alone = trainings.get((optimizer, "linear"), [])
             over = DASH
             if strategy != "linear" and records and alone:
                 over = difference(final(records, "accuracy"), final(alone, "accuracy")).text()
@@ -115,12 +116,12 @@ def figure(results: Results) -> "Figure":
     from repro.plots import legend_below, new_axes
 
     drawn, axes = new_axes(1, 2, 8.4, 3.4)
-    found = cells(results)
-    every = [record for records in found.values() for record in records]
-    labels = {key: f"{NAMES[key[1]]}, {key[0]}" for key in found}
+    trainings = cells(results)
+    every = [record for records in trainings.values() for record in records]
+    labels = {key: f"{NAMES[key[1]]}, {key[0]}" for key in trainings}
     looks = {
         labels[optimizer, strategy]: {**LOOKS[strategy], "ls": LINES[optimizer]}
-        for optimizer, strategy in found
+        for optimizer, strategy in trainings
     }
     for axis, name, ylabel in zip(
         axes[0],
@@ -128,29 +129,29 @@ def figure(results: Results) -> "Figure":
         ("training loss", "validation accuracy (%)"),
         strict=True,
     ):
-        own = {labels[key]: curves(records, name) for key, records in found.items()}
-        by_epoch(axis, own, looks, ylabel)
+        by_label = {labels[key]: curves(records, name) for key, records in trainings.items()}
+        by_epoch(axis, by_label, looks, ylabel)
         mark_epoch(axis, first_decay(every), "first decay of the rate")
         axis.set_title(title(every, CIFAR), fontsize=9)
     legend_below(drawn, 3)
     return drawn
 
 
-def _ends(results: Results, *places: tuple[str, str]) -> tuple[list[list[float]], Spread]:
+def _ends(results: Results, *keys: tuple[str, str]) -> tuple[list[list[float]], Spread]:
     """Return final accuracies of some cells, and the spread that all share.
 
     Raises:
         NotRun: One has no records.
     """
-    found = {
+    ends = {
         key: final(records, "accuracy")
         for key, records in cells(results).items()
         if not diverged(results, CIFAR, _name(*key))
     }
-    for optimizer, strategy in places:
-        if (optimizer, strategy) not in found:
+    for optimizer, strategy in keys:
+        if (optimizer, strategy) not in ends:
             raise NotRun(f"{optimizer}, {NAMES[strategy]}: no records")
-    return [found[place] for place in places], Spread.pooled(found.values())
+    return [ends[key] for key in keys], Spread.pooled(ends.values())
 
 
 def _lost(results: Results, optimizer: str, strategy: str) -> int:
@@ -193,8 +194,8 @@ def lars_keeps_up(results: Results, expected: Expectation) -> Verdict:
         raise NotRun(f"SGD: {lost} diverged")
     if lost := _lost(results, "LARS", "theta"):
         return combine([certain(f"LARS: {lost} diverged", False)])
-    (plain, own), spread = _ends(results, ("SGD", "theta"), ("LARS", "theta"))
-    gap = difference(own, plain, spread, "points")
+    (plain, lars), spread = _ends(results, ("SGD", "theta"), ("LARS", "theta"))
+    gap = difference(lars, plain, spread, "points")
     return combine([equivalence("LARS over SGD", gap, kept_up(CIFAR), side=-1)])
 
 

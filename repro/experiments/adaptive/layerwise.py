@@ -33,9 +33,11 @@ class _Layerwise(torch.optim.Optimizer):
 
 def _ratio(weights: Tensor, update: Tensor, more: Tensor | float = 0.0) -> Tensor:
     """Return ‖w‖ / (‖update‖ + more), 1 where either norm is 0."""
-    own, other = torch.linalg.vector_norm(weights), torch.linalg.vector_norm(update)
-    there = (own > 0) & (other > 0)
-    return torch.where(there, own / (other + more), torch.ones_like(own))
+    weights_norm, update_norm = torch.linalg.vector_norm(weights), torch.linalg.vector_norm(update)
+    both_nonzero = (weights_norm > 0) & (update_norm > 0)
+    return torch.where(
+        both_nonzero, weights_norm / (update_norm + more), torch.ones_like(weights_norm)
+    )
 
 
 class LARS(_Layerwise):
@@ -68,8 +70,8 @@ class LARS(_Layerwise):
                 f"lr is {lr}, momentum {momentum}, weight_decay {weight_decay} and trust {trust}; "
                 "give at least 0, below 1 for momentum, above 0 for trust"
             )
-        own = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
-        super().__init__(params, own)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, defaults)
 
     def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
         if p.ndim > 1:
@@ -113,8 +115,8 @@ class LAMB(_Layerwise):
                 f"lr is {lr}, betas {betas}, eps {eps} and weight_decay {weight_decay}; give at "
                 "least 0, below 1 for betas, above 0 for eps"
             )
-        own = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, own)
+        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
 
     def _update(self, p: Tensor, gradient: Tensor, group: Any, state: Any) -> None:
         if not state:

@@ -119,7 +119,7 @@ def _steps(
         averaging_s: On an accelerator, seconds of the averaging of all gradients by itself.
     """
     kinds = ("total_s", "computation_s", "communication_s", "summation_s", "blocked_s")
-    found = []
+    measured = []
     for way in ways:
         trainer = _trainer(config, seed, device, way)
         queued = accelerator.is_accelerator(device) and trainer.processes > 1
@@ -132,8 +132,10 @@ def _steps(
                 if by_itself is not None:
                     mine = share(size, trainer.rank, trainer.processes)
                     # Without a share it computes its first sample all the same.
-                    own = [part[mine] if len(part[mine]) else part[:1] for part in batch]
-                    computed = _timed(device, partial(_repeated, config["row"], by_itself, own))
+                    local_batch = [part[mine] if len(part[mine]) else part[:1] for part in batch]
+                    computed = _timed(
+                        device, partial(_repeated, config["row"], by_itself, local_batch)
+                    )
                     computed /= config["row"]
                     parts |= {
                         "computation_s": min(computed, parts["total_s"]),
@@ -142,13 +144,13 @@ def _steps(
                     }
                 if turn >= config["warmup"]:
                     rounds.append(parts)
-            found.append(
+            measured.append(
                 {"batch": size, "processes": trainer.processes, "averaging": way}
                 | {kind: statistics.median(parts[kind] for parts in rounds) for kind in kinds}
                 | {"samples_s": [parts["total_s"] for parts in rounds]}
             )
         trainer.close()
-    return found
+    return measured
 
 
 def _plain(config: Config, seed: int, device: str) -> Callable[..., None]:

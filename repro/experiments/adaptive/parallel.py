@@ -164,14 +164,14 @@ def _resume(
     if saved["identity"] != identity:
         was, now = json.loads(saved["identity"]), json.loads(identity)
         was, now = ({**part.pop("config"), **part} for part in (was, now))
-        told = ", ".join(
+        changes = ", ".join(
             f"{name} {was.get(name)!r}, here {now.get(name)!r}"
             for name in sorted(was.keys() | now.keys())
             if was.get(name) != now.get(name)
         )
         raise UsageError(
-            f"{path} is the checkpoint of another training ({told}); give its options, or another "
-            "path"
+            f"{path} is the checkpoint of another training ({changes}); give its options, or "
+            "another path"
         )
     run.model.load_state_dict(saved["model"])
     run.optimizer.load_state_dict(saved["optimizer"])

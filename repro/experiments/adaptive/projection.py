@@ -16,22 +16,22 @@ OURS = "all_to_all"  # the paper's way of averaging
 
 def paper_schedule(task: str, strategy: str) -> list[tuple[int, int]]:
     """Return the paper's batch sizes and for how many epochs it used each."""
-    own = PAPER[task][strategy]
-    epochs = own.get("epochs", PAPER[task]["epochs"])
-    if "max_batch" not in own:
-        return [(own["batch"], epochs)]
-    every = PAPER[task]["interval"] if strategy == "theta" else own["every"]
-    found, size, left = [], own["batch"], epochs
-    while size < own["max_batch"]:
-        found.append((size, every))
+    paper = PAPER[task][strategy]
+    epochs = paper.get("epochs", PAPER[task]["epochs"])
+    if "max_batch" not in paper:
+        return [(paper["batch"], epochs)]
+    every = PAPER[task]["interval"] if strategy == "theta" else paper["every"]
+    schedule, size, left = [], paper["batch"], epochs
+    while size < paper["max_batch"]:
+        schedule.append((size, every))
         size, left = 2 * size, left - every
-    return [*found, (size, left)]
+    return [*schedule, (size, left)]
 
 
 def nodes_of(task: str, strategy: str) -> list[int]:
     """Return the numbers of nodes that a strategy can use: at most its largest batch size."""
-    own = PAPER[task][strategy]
-    return [n for n in NODES if n <= own.get("max_batch", own["batch"])]
+    paper = PAPER[task][strategy]
+    return [n for n in NODES if n <= paper.get("max_batch", paper["batch"])]
 
 
 def overhead() -> float:
@@ -86,7 +86,7 @@ def largest_speedup(model: "ScalingModel", task: str, strategy: str) -> tuple[fl
     return max((model.speedup(schedule, samples, n), n) for n in nodes_of(task, strategy))
 
 
-def steps_of(found: dict[str, Any], averaging: str) -> "list[MeasuredStep]":
+def steps_of(measurement: dict[str, Any], averaging: str) -> "list[MeasuredStep]":
     """Return the measured steps of a way of averaging; ``none`` is one process."""
     from repro.adaptive import MeasuredStep
 
@@ -100,13 +100,13 @@ def steps_of(found: dict[str, Any], averaging: str) -> "list[MeasuredStep]":
             0.0,
             step["blocked_s"],
         )
-        for step in found["steps"]
+        for step in measurement["steps"]
         if step["averaging"] == averaging
     ]
 
 
 def fitted_here(
-    found: dict[str, Any], without: int | None = None, averaging: str = OURS
+    measurement: dict[str, Any], without: int | None = None, averaging: str = OURS
 ) -> "ScalingModel | None":
     """Fit the model to what was measured of a task here, without the steps of one batch size.
 
@@ -116,27 +116,32 @@ def fitted_here(
     """
     from repro.adaptive import ScalingModel
 
-    together = [step for step in steps_of(found, averaging) if step.batch_size != without]
+    together = [step for step in steps_of(measurement, averaging) if step.batch_size != without]
     if not together:
         return None
     try:
         return ScalingModel.fit(
-            [*steps_of(found, "none"), *together],
-            [(size, number, seconds) for size, number, seconds in found["messages"][averaging]],
-            found["gradient_bytes"],
-            found["buckets"],
+            [*steps_of(measurement, "none"), *together],
+            [
+                (size, number, seconds)
+                for size, number, seconds in measurement["messages"][averaging]
+            ],
+            measurement["gradient_bytes"],
+            measurement["buckets"],
         )
     except ValueError:
         return None
 
 
-def checked(found: dict[str, Any]) -> list[dict[str, float]]:
+def checked(measurement: dict[str, Any]) -> list[dict[str, float]]:
     """Return measured steps of two processes beside what the model says without them.
 
     Each step is modelled from the other batch sizes on two processes, and from one process.
     """
-    alone = {step.batch_size: step for step in steps_of(found, "none")}
-    models = [(step, fitted_here(found, step.batch_size)) for step in steps_of(found, OURS)]
+    alone = {step.batch_size: step for step in steps_of(measurement, "none")}
+    models = [
+        (step, fitted_here(measurement, step.batch_size)) for step in steps_of(measurement, OURS)
+    ]
     return [
         {
             "batch": step.batch_size,
@@ -150,14 +155,14 @@ def checked(found: dict[str, Any]) -> list[dict[str, float]]:
     ]
 
 
-def two_processes(found: dict[str, Any], task: str, strategy: str) -> tuple[float, float]:
+def two_processes(measurement: dict[str, Any], task: str, strategy: str) -> tuple[float, float]:
     """Return the speed-up of two processes for the paper's schedule: modelled, and measured.
 
     Batch sizes are at the scale of what was measured; each step counts as often as the schedule
     has it. The modelled ones are those of `checked`, which have not seen what they are checked by;
     NaN where there is no model.
     """
-    rows = {int(row["batch"]): row for row in checked(found)}
+    rows = {int(row["batch"]): row for row in checked(measurement)}
     scale = min(rows) / PAPER[task]["best"]["batch"]
     totals = {"alone_s": 0.0, "measured_s": 0.0, "predicted_s": 0.0}
     for size, epochs in paper_schedule(task, strategy):
@@ -167,13 +172,17 @@ def two_processes(found: dict[str, Any], task: str, strategy: str) -> tuple[floa
     return totals["alone_s"] / totals["predicted_s"], totals["alone_s"] / totals["measured_s"]
 
 
-def end_to_end(found: dict[str, Any], task: str, strategy: str, averaging: str) -> list[float]:
+def end_to_end(
+    measurement: dict[str, Any], task: str, strategy: str, averaging: str
+) -> list[float]:
     """Return the seconds of the paper's training by measured steps, one value for each turn.
 
     Its epochs to the target are the paper's, and so are the mini-batches of an epoch: what is
     measured at the scale of other batch sizes counts as often as the paper's own.
     """
-    steps = {s["batch"]: s["samples_s"] for s in found["steps"] if s["averaging"] == averaging}
+    steps = {
+        s["batch"]: s["samples_s"] for s in measurement["steps"] if s["averaging"] == averaging
+    }
     if not steps:
         return []
     scale = min(steps) / PAPER[task]["best"]["batch"]
@@ -188,10 +197,10 @@ def end_to_end(found: dict[str, Any], task: str, strategy: str, averaging: str) 
     return [math.fsum(turn) for turn in zip(*turns, strict=True)]
 
 
-def measured_breakdown(found: dict[str, Any], averaging: str) -> dict[str, float]:
+def measured_breakdown(measurement: dict[str, Any], averaging: str) -> dict[str, float]:
     """Return `breakdown` of the paper's training on DIV2K by measured steps."""
-    scale = min(s["batch"] for s in found["steps"]) / PAPER[DIV2K]["best"]["batch"]
-    by_size = {(s["averaging"], s["batch"]): s for s in found["steps"]}
+    scale = min(s["batch"] for s in measurement["steps"]) / PAPER[DIV2K]["best"]["batch"]
+    by_size = {(s["averaging"], s["batch"]): s for s in measurement["steps"]}
     totals = {"alone": 0.0, "computation": 0.0, "communication": 0.0, "blocked": 0.0}
     schedule = paper_schedule(DIV2K, "theta")
     last = schedule[-1][0]
@@ -199,13 +208,13 @@ def measured_breakdown(found: dict[str, Any], averaging: str) -> dict[str, float
     whole = 0.0
     for size, epochs in schedule:
         count = epochs * math.ceil(PAPER[DIV2K]["samples"] / size)
-        own = by_size[averaging, round(size * scale)]
+        step = by_size[averaging, round(size * scale)]
         totals["alone"] += count * by_size["none", round(size * scale)]["computation_s"]
         for name in ("computation", "communication", "blocked"):
-            totals[name] += count * own[f"{name}_s"]
-        whole += count * own["total_s"]
+            totals[name] += count * step[f"{name}_s"]
+        whole += count * step["total_s"]
         if size == last:
-            ends = {name: count * own[f"{name}_s"] for name in ends}
+            ends = {name: count * step[f"{name}_s"] for name in ends}
     alone = totals.pop("alone")
     shares = {name: value / alone for name, value in totals.items()}
     return {
@@ -241,8 +250,8 @@ def breakdowns() -> "dict[str, tuple[ScalingModel, dict[int, dict[str, float]]]]
     """Return the paper's modelled cluster and its `breakdown` by nodes, for each cost of small
     batches: fitted, and section VI-B's.
     """
-    found = {}
+    modelled = {}
     for label, cost in (("fitted", None), ("section VI-B's", overhead())):
         model = fitted_to_paper(DIV2K, None, cost)
-        found[label] = model, {nodes: breakdown(model, nodes) for nodes in NODES}
-    return found
+        modelled[label] = model, {nodes: breakdown(model, nodes) for nodes in NODES}
+    return modelled

@@ -56,7 +56,7 @@ def recipe() -> list[dict[str, str]]:
 
 
 def _config(profile: str, task: str, strategy: str) -> Config:
-    chosen = {name: own[0] for name, own in DATASETS[profile].items()}
+    chosen = {name: choices[0] for name, choices in DATASETS[profile].items()}
     return settings.training(profile, task, chosen, strategy).config
 
 
@@ -117,11 +117,13 @@ def _of_task(task: str) -> list[dict[str, str]]:
     factor = SCALE["quick"][task]["lr"]
     faster = f"; quick takes {factor:g} times the rates, for few epochs" if factor != 1 else ""
     for strategy in (*_FIXED, *_GROWING):
-        own = paper[strategy]
-        sizes = f"{own['batch']}" + (f" ~ {own['max_batch']}" if "max_batch" in own else "")
+        theirs = paper[strategy]
+        sizes = f"{theirs['batch']}" + (
+            f" ~ {theirs['max_batch']}" if "max_batch" in theirs else ""
+        )
         by("batch size", strategy, sizes, _sizes, f"quick: 1/{_share(task)} of the sizes")
-        grown = own["lr"] * own.get("max_batch", own["batch"]) / own["batch"]
-        rate = f"{own['lr']:g}" + (f" ~ {grown:g}" if "max_batch" in own else "")
+        grown = theirs["lr"] * theirs.get("max_batch", theirs["batch"]) / theirs["batch"]
+        rate = f"{theirs['lr']:g}" + (f" ~ {grown:g}" if "max_batch" in theirs else "")
         printed = "the tables print growing rates, the text fixes them" * (strategy == "scheduled")
         by("rate", strategy, rate, _rate, f"{printed}{faster}".removeprefix("; "))
     by(
@@ -256,22 +258,27 @@ def _model(config: Config) -> str:
 
 
 def _optimizer(config: Config) -> str:
-    own = config["optimizer"]
-    return ", ".join([own["name"], *(f"{k} {v}" for k, v in own.items() if k != "name")])
+    optimizer = config["optimizer"]
+    return ", ".join(
+        [optimizer["name"], *(f"{k} {v}" for k, v in optimizer.items() if k != "name")]
+    )
 
 
 def _sizes(config: Config) -> str:
-    own = config["controller"]
-    return f"{own['batch']}" + (f" ~ {own['max_batch']}" if "max_batch" in own else "")
+    controller = config["controller"]
+    return f"{controller['batch']}" + (
+        f" ~ {controller['max_batch']}" if "max_batch" in controller else ""
+    )
 
 
 def _rate(config: Config) -> str:
-    own = config["controller"]
-    if own["kind"] == "linear":
-        return f"{own['base_lr'] * own['batch'] / own['base_batch']:g}"
-    if own["kind"] != "theta":
-        return f"{own['lr']:g}"
-    return f"{own['lr']:g} ~ {own['lr'] * own['max_batch'] / own['batch']:g}"
+    controller = config["controller"]
+    if controller["kind"] == "linear":
+        return f"{controller['base_lr'] * controller['batch'] / controller['base_batch']:g}"
+    if controller["kind"] != "theta":
+        return f"{controller['lr']:g}"
+    grown = controller["lr"] * controller["max_batch"] / controller["batch"]
+    return f"{controller['lr']:g} ~ {grown:g}"
 
 
 def _decays(controller: Config) -> str:
@@ -294,7 +301,7 @@ def _stop(rule: Config) -> str:
 
 
 def _layerwise(profile: str, optimizer: str) -> str:
-    chosen = {name: own[0] for name, own in DATASETS[profile].items()}
+    chosen = {name: choices[0] for name, choices in DATASETS[profile].items()}
     if settings.left_out(profile, optimizer):
         return "not run"
     config = settings.layerwise(profile, chosen, optimizer, "theta").config

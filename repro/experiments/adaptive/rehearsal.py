@@ -22,18 +22,18 @@ def rehearse(run: Run) -> Rehearsal | None:
     if run.experiment not in (*TRAININGS, "norms"):
         return None  # processes of their own time random numbers
     config = run.config
-    own = config["controller"]
+    controller = config["controller"]
     text, samples = json.dumps(config), config["train_samples"]
     epochs = config["epochs"] if run.experiment in TRAININGS else max(config["after"])
-    largest = max([_largest(own), *config.get("sizes", ())])
-    found = [_first_steps(text, min(n, samples)) for n in {own["batch"], largest}]
-    model, data, _, work = _first_steps(text, min(own["batch"], samples))
+    largest = max([_largest(controller), *config.get("sizes", ())])
+    rehearsed = [_first_steps(text, min(n, samples)) for n in {controller["batch"], largest}]
+    model, data, _, work = _first_steps(text, min(controller["batch"], samples))
     return Rehearsal(
         model,
         f"{samples:,} {data}",
         epochs,
-        ((epochs * samples / min(own["batch"], samples), work),),
-        max(peak for _, _, peak, _ in found),
+        ((epochs * samples / min(controller["batch"], samples), work),),
+        max(peak for _, _, peak, _ in rehearsed),
     )
 
 

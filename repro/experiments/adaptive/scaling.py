@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.adaptive import projection
-from repro.experiments.adaptive.batches import contrast
+from repro.experiments.adaptive.contrasts import contrast
 from repro.experiments.adaptive.describing import ROLES, network, papers_title, stand_in
 from repro.experiments.adaptive.settings import (
     CIFAR,
@@ -67,8 +67,8 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
 def measured(results: Results) -> dict[str, Any]:
     """Return the measured steps of processes by task, empty where there are none."""
     record = results.first("parallel")
-    found: dict[str, Any] = record.metrics["tasks"] if record else {}
-    return found
+    tasks: dict[str, Any] = record.metrics["tasks"] if record else {}
+    return tasks
 
 
 def measured_of(results: Results, task: str) -> dict[str, Any]:
@@ -77,22 +77,22 @@ def measured_of(results: Results, task: str) -> dict[str, Any]:
     Raises:
         NotRun: There are none.
     """
-    found: dict[str, Any] | None = measured(results).get(task)
-    if found is None:
+    measurement: dict[str, Any] | None = measured(results).get(task)
+    if measurement is None:
         raise NotRun("no records")
-    return found
+    return measurement
 
 
-def samples_of(found: Mapping[str, Any], averaging: str) -> dict[int, list[float]]:
+def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list[float]]:
     """Return the seconds of a step in every turn, by batch size; ``none`` is one process."""
-    steps = [step for step in found["steps"] if step["averaging"] == averaging]
+    steps = [step for step in measurement["steps"] if step["averaging"] == averaging]
     return {step["batch"]: step["samples_s"] for step in steps}
 
 
 def jobs_of(results: Results, task: str) -> list[Record]:
     """Return the recorded jobs of a task, by device, model and number of processes."""
-    found = [record for record in results.recorded if record.config["task"] == task]
-    return sorted(found, key=lambda r: (*_kind(r), r.metrics["processes"]))
+    jobs = [record for record in results.recorded if record.config["task"] == task]
+    return sorted(jobs, key=lambda r: (*_kind(r), r.metrics["processes"]))
 
 
 def _kind(record: Record) -> tuple[str, ...]:
@@ -104,10 +104,10 @@ def _kind(record: Record) -> tuple[str, ...]:
 
 def jobs_by_kind(results: Results, task: str) -> dict[tuple[str, ...], list[Record]]:
     """Return the recorded jobs of a task whose numbers of processes compare, together."""
-    found: dict[tuple[str, ...], list[Record]] = {}
+    by_kind: dict[tuple[str, ...], list[Record]] = {}
     for record in jobs_of(results, task):
-        found.setdefault(_kind(record), []).append(record)
-    return found
+        by_kind.setdefault(_kind(record), []).append(record)
+    return by_kind
 
 
 def title_of(record: Record) -> str:
@@ -129,12 +129,12 @@ def recorded_gap(record: Record, strategy: str) -> Gap:
 
 
 def pace(
-    found: Mapping[str, Any], task: str, strategy: str, averaging: str = projection.OURS
+    measurement: Mapping[str, Any], task: str, strategy: str, averaging: str = projection.OURS
 ) -> Gap:
     """Return the speed-up of processes over one for the paper's training, as a ratio.
 
     Args:
-        found: Measured steps.
+        measurement: Measured steps of a task.
         task: One of `settings.TASKS`.
         strategy: One of `projection.SCALED`.
         averaging: Of the processes.
@@ -143,15 +143,15 @@ def pace(
         NotRun: There are no steps of several processes.
     """
     alone, together = (
-        projection.end_to_end(dict(found), task, strategy, way) for way in ("none", averaging)
+        projection.end_to_end(dict(measurement), task, strategy, way) for way in ("none", averaging)
     )
     return ratio(alone, together, trials="rounds")
 
 
 def recorded_points(results: Results, task: str, strategy: str) -> list[tuple[Record, float]]:
     """Return the speed-ups of recorded jobs whose processes the strategy's batch can all use."""
-    own = PAPER[task][strategy]
-    largest = own.get("max_batch", own["batch"]) / PAPER[task]["best"]["batch"]
+    paper = PAPER[task][strategy]
+    largest = paper.get("max_batch", paper["batch"]) / PAPER[task]["best"]["batch"]
     return [
         (record, math.exp(recorded_gap(record, strategy).mean))
         for record in jobs_of(results, task)
@@ -208,7 +208,7 @@ def steps_in_full(results: Results) -> Iterable[str]:
             "the paper's schedule on SIMULATED nodes that compute and communicate like these two."
         )
     for record in results.recorded:
-        found, config = record.metrics, record.config
+        metrics, config = record.metrics, record.config
         how = (
             "computation and averaging timed by themselves, by the device's events"
             if record.device["type"] != "cpu"
@@ -216,8 +216,9 @@ def steps_in_full(results: Results) -> Iterable[str]:
         )
         yield (
             f"Recorded: {config['task']}, {network_of(config)}, batches of {config['sizes'][0]} to "
-            f"{config['sizes'][-1]}, processes: {found['processes']}, machines: "
-            f"{found['machines']}, each with {record.device['name']}, {config['averaging']}; {how}."
+            f"{config['sizes'][-1]}, processes: {metrics['processes']}, machines: "
+            f"{metrics['machines']}, each with {record.device['name']}, {config['averaging']}; "
+            f"{how}."
         )
     if results.recorded:
         yield "Recorded speed-ups are of measured steps and the paper's epochs to its target."
@@ -225,8 +226,8 @@ def steps_in_full(results: Results) -> Iterable[str]:
 
 def table(results: Results, task: str) -> list[dict[str, Any]]:
     """Return Figure 7, 8 or 11 in numbers: speed-ups, the paper's, modelled and measured."""
-    here = measured(results).get(task)
-    model = projection.fitted_here(here) if here else None
+    measurement = measured(results).get(task)
+    model = projection.fitted_here(measurement) if measurement else None
     rows = []
     for strategy in projection.SCALED:
         nodes, value = PAPER[task]["speedups"][strategy]
@@ -245,15 +246,15 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
             "two processes, measured": DASH,
         }
         if results.recorded:
-            told = [f"{value:.2f} on {r.metrics['processes']}" for r, value in points]
-            row["recorded jobs"] = ", ".join(told) or DASH
+            speedups = [f"{value:.2f} on {r.metrics['processes']}" for r, value in points]
+            row["recorded jobs"] = ", ".join(speedups) or DASH
         if model is not None:
             most, at = projection.largest_speedup(model, task, strategy)
             row["projected, our machine"] = f"{most:.1f} on {at} node{'s' * (at > 1)}"
-        if here:
-            said, found = projection.two_processes(here, task, strategy)
+        if measurement:
+            said, reached = projection.two_processes(measurement, task, strategy)
             row["two processes, projected"] = DASH if math.isnan(said) else f"{said:.2f}"
-            row["two processes, measured"] = f"{found:.2f}"
+            row["two processes, measured"] = f"{reached:.2f}"
         rows.append(row)
     return rows
 
@@ -269,9 +270,9 @@ def figure(results: Results, task: str) -> "Figure":
     from repro.experiments.adaptive.drawing import GREY, HOLLOW, LOOKS, SOLID, explain
     from repro.plots import legend_below, new_axes
 
-    here = measured(results).get(task)
+    measurement = measured(results).get(task)
     jobs = jobs_by_kind(results, task)
-    columns = 2 + (here is not None) + len(jobs)
+    columns = 2 + (measurement is not None) + len(jobs)
     drawn, axes = new_axes(1, columns, 3.4 * columns, 3.7)
     panels = list(axes[0])
     explain(
@@ -283,10 +284,10 @@ def figure(results: Results, task: str) -> "Figure":
     )
     _draw_time(panels[0], task)
     _draw_foretold(panels[1], task)
-    if here is not None:
+    if measurement is not None:
         job = results.need("parallel").config["jobs"][task]
         name = panel(ROLES[task], network(job), "random images")
-        _draw_here(panels[2], here, task)
+        _draw_measured(panels[2], measurement, task)
         panels[2].set_title(f"{name}\nmeasured on 2 processes; more SIMULATED", fontsize=9)
         explain(panels[2], ("ours, measured (95 % interval)", SOLID))
     for axis, own_jobs in zip(panels[columns - len(jobs) :], jobs.values(), strict=True):
@@ -361,13 +362,13 @@ def _draw_foretold(axis: "Axes", task: str) -> None:
     axis.set_ylabel("speed-up over 1 node")
 
 
-def _draw_here(axis: "Axes", found: dict[str, Any], task: str) -> None:
+def _draw_measured(axis: "Axes", measurement: dict[str, Any], task: str) -> None:
     """Draw what two processes measured, and what is projected from it."""
     from repro.experiments.adaptive.drawing import GREY, LOOKS, in_powers_of_two, our_point
 
-    model, samples = projection.fitted_here(found), PAPER[task]["samples"]
+    model, samples = projection.fitted_here(measurement), PAPER[task]["samples"]
     shown = [1.0]
-    for place, strategy in enumerate(projection.SCALED):
+    for number, strategy in enumerate(projection.SCALED):
         colour = LOOKS[strategy]["color"]
         if model is not None:
             schedule, nodes = (
@@ -377,9 +378,9 @@ def _draw_here(axis: "Axes", found: dict[str, Any], task: str) -> None:
             projected = [model.speedup(schedule, samples, n) for n in nodes]
             axis.plot(nodes, projected, ls=":", lw=1.4, color=colour)
             shown += projected
-        gap = pace(found, task, strategy)
+        gap = pace(measurement, task, strategy)
         low, high = map(math.exp, gap.interval())
-        at = 2 * 1.05 ** (place - 1)  # beside each other
+        at = 2 * 1.05 ** (number - 1)  # beside each other
         our_point(axis, at, math.exp(gap.mean), LOOKS[strategy], (low, high))
         shown += [value for value in (math.exp(gap.mean), low, high) if value > 0]
     axis.axhline(1.0, color=GREY, lw=1, zorder=1)
@@ -478,17 +479,17 @@ def reaches(task: str, strategy: str) -> Claim:
     def judge_speedup(results: Results, expected: Expectation) -> Verdict:
         # Toys scale otherwise.
         points = [p for p in recorded_points(results, task, strategy) if of_the_papers(p[0])]
-        found = [point for point in points if point[0].metrics["processes"] >= least]
-        if not found:
+        large_enough = [point for point in points if point[0].metrics["processes"] >= least]
+        if not large_enough:
             largest = max(points, key=lambda p: p[0].metrics["processes"], default=None)
-            told = "no job was recorded"
+            so_far = "no job was recorded"
             if largest is not None:
-                told = (
+                so_far = (
                     f"the largest job that was recorded has {largest[0].metrics['processes']}, "
                     f"with a speed-up of {largest[1]:.2f}"
                 )
-            raise NotRun(f"needs a job of {least} processes (parallel --record); {told}")
-        record, _ = max(found, key=lambda point: point[1])
+            raise NotRun(f"needs a job of {least} processes (parallel --record); {so_far}")
+        record, _ = max(large_enough, key=lambda point: point[1])
         name = f"{record.metrics['processes']} processes: speed-up over one"
         gap = recorded_gap(record, strategy)
         return combine([direction(name, gap, value, sign=expected.sign)])
@@ -505,12 +506,12 @@ def steps_foretold(task: str) -> Claim:
         "none",
     )
     def judge_steps(results: Results, expected: Expectation) -> Verdict:
-        found = measured_of(results, task)
-        said = {int(row["batch"]): row["predicted_s"] for row in projection.checked(found)}
+        measurement = measured_of(results, task)
+        said = {int(row["batch"]): row["predicted_s"] for row in projection.checked(measurement)}
         said = {size: value for size, value in said.items() if not math.isnan(value)}
         if not said:
             raise NotRun("measured times do not grow with the samples")
-        times = samples_of(found, projection.OURS)
+        times = samples_of(measurement, projection.OURS)
         logs = [[math.log(said[size] / time) for time in times[size]] for size in said]
 
         def judge(size: int) -> Part:

@@ -35,7 +35,7 @@ def theta(device: str) -> float:
     start, model = small_model(), small_model().to(device)
     controller = ThetaController(8, 32, _LR, tolerance=10.0, interval=1)
     controller.observe(4.0, model.parameters())
-    found, expected, batches = [], [], []
+    thetas, expected, batches = [], [], []
     for epoch in range(4):
         with torch.no_grad():
             for parameter in model.parameters():
@@ -46,12 +46,12 @@ def theta(device: str) -> float:
             float((w.detach().cpu().double() - w0.double()).square().sum())
             for w, w0 in zip(model.parameters(), start.parameters(), strict=True)
         )
-        found.append(float("nan") if step.theta is None else step.theta)
+        thetas.append(float("nan") if step.theta is None else step.theta)
         expected.append((4.0 - cost) / moved**0.5)
         batches.append(step.batch_size)
     if not batches[-1] == 32 == max(batches) or batches != sorted(batches):
         raise ValueError(f"costs fall, K is 1, and the batch sizes are {batches} up to 32")
-    compared = [torch.tensor(values, dtype=torch.float64) for values in (found, expected)]
+    compared = [torch.tensor(values, dtype=torch.float64) for values in (thetas, expected)]
     return relative_difference(compared[:1], compared[1:])
 
 

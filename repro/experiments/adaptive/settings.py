@@ -223,11 +223,11 @@ def epochs_of(profile: str, task: str, epochs: float) -> int:
 
 def _interval(profile: str, task: str) -> int:
     """Return the paper's K; at the scale of the epochs where batches are no more the paper's."""
-    own: int = PAPER[task]["interval"]
+    interval: int = PAPER[task]["interval"]
     scale = SCALE[profile][task]
     # Twice, so that the batch grows within the training.
-    whole = scale["batches"] == 1 and 2 * own <= scale["epochs"]
-    return own if whole else epochs_of(profile, task, own)
+    whole = scale["batches"] == 1 and 2 * interval <= scale["epochs"]
+    return interval if whole else epochs_of(profile, task, interval)
 
 
 def patience_of(profile: str, task: str) -> int:
@@ -290,12 +290,12 @@ def _base(profile: str, task: str, chosen: Mapping[str, str]) -> dict[str, Any]:
 def _rates(profile: str, task: str, strategy: str) -> dict[str, Any]:
     """Return the controller of a strategy, with the paper's sizes, rates and epochs at scale."""
     paper = PAPER[task]
-    own, best = paper["theta" if strategy in (GIVEN, DECAY) else strategy], paper["best"]
+    row, best = paper["theta" if strategy in (GIVEN, DECAY) else strategy], paper["best"]
     factor = SCALE[profile][task]["lr"]
     base = {"lr": factor * best["lr"], "batch": batch(profile, task, best["batch"])}
     decay = [epochs_of(profile, task, n) for n in paper.get("decay_at", [])]
     decays = {"decay": PAPER["decay"], "decay_at": decay}
-    size = batch(profile, task, own["batch"])
+    size = batch(profile, task, row["batch"])
     if strategy == "large":  # section III-E's; that its rate is the best one's is assumed
         return {"kind": "fixed", "batch": size, "lr": base["lr"], **decays}
     if strategy == "best":
@@ -312,18 +312,18 @@ def _rates(profile: str, task: str, strategy: str) -> dict[str, Any]:
         }
     grown = {
         "batch": size,
-        "max_batch": batch(profile, task, own["max_batch"]),
-        "lr": factor * own["lr"],
+        "max_batch": batch(profile, task, row["max_batch"]),
+        "lr": factor * row["lr"],
     }
     if strategy == "scheduled":  # swaps the decays of the rate for growths of the batch
-        return {"kind": "scheduled", **grown, "every": epochs_of(profile, task, own["every"])}
-    found = {"kind": "theta", **grown, "tolerance": PAPER["tolerance"]}
+        return {"kind": "scheduled", **grown, "every": epochs_of(profile, task, row["every"])}
+    theta = {"kind": "theta", **grown, "tolerance": PAPER["tolerance"]}
     if strategy == DECAY:
         rule = {"patience": patience_of(profile, task), "threshold": SATURATED}
-        return found | {"decay": PAPER["decay"], "saturation": rule}
+        return theta | {"decay": PAPER["decay"], "saturation": rule}
     if strategy == GIVEN:
-        return found | decays | {"interval": _interval(profile, task)}
-    return found | decays
+        return theta | decays | {"interval": _interval(profile, task)}
+    return theta | decays
 
 
 def training(profile: str, task: str, chosen: Mapping[str, str], strategy: str) -> Run:
@@ -348,8 +348,8 @@ def _training(profile: str, config: dict[str, Any], label: str) -> Run:
     """Return the run of a configuration; what `train` does not know is a ``variant``."""
     if profile in ("gpu", "paper"):
         config = config | _CHOSEN | ({} if config["task"] == CIFAR else _CHOSEN_PSNR)
-    own = config["optimizer"]["name"] in LAYERWISE or "saturation" in config["controller"]
-    return Run("variant" if own or "last_batch" in config else "train", config, label=label)
+    variant = config["optimizer"]["name"] in LAYERWISE or "saturation" in config["controller"]
+    return Run("variant" if variant or "last_batch" in config else "train", config, label=label)
 
 
 def left_out(profile: str, optimizer: str) -> bool:
@@ -363,14 +363,14 @@ def layerwise(profile: str, chosen: Mapping[str, str], optimizer: str, strategy:
     for name in ("lr", "base_lr"):
         if name in controller:
             controller[name] *= _LAYERWISE_RATE[optimizer]
-    own = {
+    changed = {
         "strategy": f"{strategy}_{optimizer}",
         "controller": controller,
         "optimizer": _LAYERWISE[optimizer],
         "stands_for": PAPER[CIFAR][strategy]["batch"],
     }
     label = f"{CIFAR}, {NAMES[strategy]}, {optimizer}"
-    return _training(profile, _base(profile, CIFAR, chosen) | own, label)
+    return _training(profile, _base(profile, CIFAR, chosen) | changed, label)
 
 
 def fixed(profile: str, task: str, chosen: Mapping[str, str], size: int) -> Run:
@@ -384,16 +384,16 @@ def fixed(profile: str, task: str, chosen: Mapping[str, str], size: int) -> Run:
         "batch": batch(profile, task, size),
         "lr": SCALE[profile][task]["lr"] * best["lr"] * size / best["batch"],
     }
-    own = {"strategy": "fixed", "controller": controller, "stands_for": size}
+    changed = {"strategy": "fixed", "controller": controller, "stands_for": size}
     label = f"{task}, batch {controller['batch']}"
-    return _training(profile, _base(profile, task, chosen) | own, label)
+    return _training(profile, _base(profile, task, chosen) | changed, label)
 
 
 def norms(profile: str, task: str, chosen: Mapping[str, str]) -> Run:
     """Return the gradient norms by which the maximum stable batch size is found (III-D)."""
-    own = PAPER[task]
-    sizes = [own["best"]["batch"]]
-    while sizes[-1] < own["linear"]["batch"]:
+    paper = PAPER[task]
+    sizes = [paper["best"]["batch"]]
+    while sizes[-1] < paper["linear"]["batch"]:
         sizes.append(2 * sizes[-1])
     config = _base(profile, task, chosen)
     return Run(
@@ -489,8 +489,8 @@ def recorded_job(
 
 def trained(results: Results, task: str, strategy: str) -> list[Record]:
     """Return the trainings of a strategy that ended, diverged ones too."""
-    found = _trainings(results, task, strategy)
-    return [record for record in found if record.metrics["completed"]]
+    trainings = _trainings(results, task, strategy)
+    return [record for record in trainings if record.metrics["completed"]]
 
 
 def diverged(results: Results, task: str, strategy: str) -> int:
@@ -504,12 +504,12 @@ def _trainings(results: Results, task: str, strategy: str) -> list[Record]:
 
 def by_batch(results: Results, task: str) -> dict[int, list[Record]]:
     """Return the trainings with one batch size all along, by that size, without diverged ones."""
-    found: dict[int, list[Record]] = {}
+    by_size: dict[int, list[Record]] = {}
     for strategy in ("best", "fixed", "linear"):
         for record in trained(results, task, strategy):
             if not record.metrics["diverged"]:
-                found.setdefault(record.config["controller"]["batch"], []).append(record)
-    return dict(sorted(found.items()))
+                by_size.setdefault(record.config["controller"]["batch"], []).append(record)
+    return dict(sorted(by_size.items()))
 
 
 def metric(task: str) -> str:
@@ -535,9 +535,9 @@ def kept_up(task: str) -> float:
     """
     if task == CIFAR:
         return float(PAPER["accuracy_kept"])
-    own = PAPER[DIV2K]
+    paper = PAPER[DIV2K]
     # And a hair, so that the paper's own numbers lie within, not on either side by rounding.
-    return round(own["best"]["value"] - own["theta"]["value"], 6) + 1e-9
+    return round(paper["best"]["value"] - paper["theta"]["value"], 6) + 1e-9
 
 
 def final(records: Sequence[Record], name: str) -> list[float]:
@@ -570,12 +570,12 @@ def span(values: Sequence[float]) -> str:
     return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
-def printed(own: Mapping[str, Any]) -> str:
+def printed(row: Mapping[str, Any]) -> str:
     """Return the accuracy or PSNR that the paper prints of a strategy."""
-    if "value" not in own:
+    if "value" not in row:
         return DASH
-    spread = f" ± {own['std']:.1f}" if "std" in own else ""
-    return f"{own['value']:.2f}{spread}"
+    spread = f" ± {row['std']:.1f}" if "std" in row else ""
+    return f"{row['value']:.2f}{spread}"
 
 
 def ticks_of_two(axis: "Axes", points: Iterable[float], label: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive import batches
+from repro.experiments.adaptive import batches, peaks
 from repro.experiments.adaptive.describing import facts, title
 from repro.experiments.adaptive.settings import (
     PAPER,
@@ -47,14 +47,14 @@ SIMILAR = 0.10  # share by which norms may differ, as in `experiments.STABLE`; t
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the gradient norms of every task, and the trainings with one batch size."""
-    found = [norms(profile, task, chosen) for task in TASKS]
+    norm_runs = [norms(profile, task, chosen) for task in TASKS]
     trainings = [
         *batches.figure1_runs(profile, chosen),
         *batches.figure2_runs(profile, chosen),
-        *batches.figure6_runs(profile, chosen),
+        *peaks.figure6_runs(profile, chosen),
     ]
     # A training whose batch size changes says nothing about one size.
-    return found + list(dict.fromkeys(run for run in trainings if "stands_for" in run.config))
+    return norm_runs + list(dict.fromkeys(run for run in trainings if "stands_for" in run.config))
 
 
 def at_scale(record: Record) -> int:
@@ -69,8 +69,8 @@ def table(results: Results) -> list[dict[str, Any]]:
     rows = []
     for task in TASKS:
         records = results.ok("norms", task=task)
-        for place in range(len(records[0].metrics["points"]) if records else 0):
-            points = [record.metrics["points"][place] for record in records]
+        for moment in range(len(records[0].metrics["points"]) if records else 0):
+            points = [record.metrics["points"][moment] for record in records]
             means = np.mean([point["norms"] for point in points], 0)
             sizes = records[0].metrics["sizes"]
             listed = [f"{n}: {mean:.3g}" for n, mean in zip(sizes, means, strict=True)]
@@ -99,20 +99,20 @@ def figure(results: Results) -> "Figure":
     for axis, task in zip(axes[0], TASKS, strict=True):
         records = results.ok("norms", task=task)
         count = len(records[0].metrics["points"]) if records else 0
-        for place, look in zip(range(count), looks, strict=False):
-            found = {n: Summary.of(own) for n, own in _by_size(records, place).items()}
-            epochs = records[0].metrics["points"][place]["epochs"]
+        for moment, look in zip(range(count), looks, strict=False):
+            summaries = {n: Summary.of(values) for n, values in _by_size(records, moment).items()}
+            epochs = records[0].metrics["points"][moment]["epochs"]
             axis.errorbar(
-                list(found),
-                [own.mean for own in found.values()],
-                yerr=np.nan_to_num([own.std for own in found.values()]),
+                list(summaries),
+                [summary.mean for summary in summaries.values()],
+                yerr=np.nan_to_num([summary.std for summary in summaries.values()]),
                 ms=5,
                 capsize=3,
                 lw=1.6,
                 label="with the first weights, w_0" if not epochs else f"after {epochs} epochs",
                 **look,
             )
-            similar = (1 - SIMILAR) * found[min(found)].mean
+            similar = (1 - SIMILAR) * summaries[min(summaries)].mean
             limit = f"{100 * SIMILAR:g} % below the smallest batch's"
             axis.axhline(similar, color=look["color"], ls=":", lw=1.3, label=limit)
         if records:
@@ -126,18 +126,18 @@ def figure(results: Results) -> "Figure":
     return drawn
 
 
-def _by_size(records: Sequence[Record], place: int) -> dict[int, list[float]]:
+def _by_size(records: Sequence[Record], moment: int) -> dict[int, list[float]]:
     """Return the norms by batch size, one value for each seed, at one of the measured times."""
     sizes = records[0].metrics["sizes"] if records else []
     return {
-        size: [record.metrics["points"][place]["norms"][n] for record in records]
+        size: [record.metrics["points"][moment]["norms"][n] for record in records]
         for n, size in enumerate(sizes)
     }
 
 
-def stable_by_norms(found: Mapping[int, Sequence[float]]) -> int:
+def stable_by_norms(norms_by_size: Mapping[int, Sequence[float]]) -> int:
     """Return the largest size up to which the mean norm is similar to that of the smallest."""
-    means = {size: float(np.mean(found[size])) for size in sorted(found)}
+    means = {size: float(np.mean(norms_by_size[size])) for size in sorted(norms_by_size)}
     lowest = (1 - SIMILAR) * means[min(means)]
     return max(itertools.takewhile(lambda size: means[size] >= lowest, means))
 
@@ -150,15 +150,15 @@ def stable_by_norms(found: Mapping[int, Sequence[float]]) -> int:
 )
 def keeps_accuracy(results: Results, expected: Expectation) -> Verdict:
     """Judge trainings with the size that the norms find, where that is above the smallest."""
-    found = {task: _by_size(results.ok("norms", task=task), 0) for task in TASKS}
-    stable = {task: stable_by_norms(sizes) for task, sizes in found.items() if sizes}
-    larger = [task for task, size in stable.items() if size > min(found[task])]
+    by_task = {task: _by_size(results.ok("norms", task=task), 0) for task in TASKS}
+    stable = {task: stable_by_norms(sizes) for task, sizes in by_task.items() if sizes}
+    larger = [task for task, size in stable.items() if size > min(by_task[task])]
     if stable and not larger:
         raise NotRun("by the norms no batch above the smallest is stable")
 
     def judge(task: str) -> Part:
-        ends = {n: final(own, metric(task)) for n, own in by_batch(results, task).items()}
-        size, smallest = stable[task], min(found[task])
+        ends = {n: final(records, metric(task)) for n, records in by_batch(results, task).items()}
+        size, smallest = stable[task], min(by_task[task])
         spread = Spread.pooled(ends.values())
         gap = difference(ends.get(size, []), ends.get(smallest, []), spread, unit(task))
         return equivalence(f"{task}: {size} over {smallest}", gap, kept_up(task), side=-1)
@@ -184,8 +184,8 @@ def _on_the_papers(
             raise NotRun("another network or other batch sizes than the paper's")
         start = PAPER[task]["theta"]["batch"]
         return [
-            judge(f"{task}, after {point['epochs']} epochs,", _by_size(records, place), start)
-            for place, point in enumerate(records[0].metrics["points"])
+            judge(f"{task}, after {point['epochs']} epochs,", _by_size(records, moment), start)
+            for moment, point in enumerate(records[0].metrics["points"])
         ]
 
     parts: list[Part] = []
@@ -209,9 +209,9 @@ _LISTED = f"{', '.join(map(str, _SIZES[:-1]))} and {_SIZES[-1]}"
 def similar_up_to(results: Results, expected: Expectation) -> Verdict:
     """Judge the norms at B_s against those at the smallest size."""
 
-    def judge(name: str, found: Mapping[int, list[float]], start: int) -> Part:
-        gap = ratio(found[start], found[min(found)])
-        return equivalence(f"{name} {start} over {min(found)}", gap, expected.allowed())
+    def judge(name: str, norms_by_size: Mapping[int, list[float]], start: int) -> Part:
+        gap = ratio(norms_by_size[start], norms_by_size[min(norms_by_size)])
+        return equivalence(f"{name} {start} over {min(norms_by_size)}", gap, expected.allowed())
 
     return _on_the_papers(results, judge)
 
@@ -227,10 +227,10 @@ def lower_beyond(results: Results, expected: Expectation) -> Verdict:
     The mean of more gradients has a lower norm in any case: it has to be that much lower.
     """
 
-    def judge(name: str, found: Mapping[int, list[float]], start: int) -> Part:
-        similar = [(1 - SIMILAR) * value for value in found[min(found)]]
-        told = f"{name} {2 * start} over the lower end of similar"
-        return direction(told, ratio(found[2 * start], similar), sign=expected.sign)
+    def judge(name: str, norms_by_size: Mapping[int, list[float]], start: int) -> Part:
+        similar = [(1 - SIMILAR) * value for value in norms_by_size[min(norms_by_size)]]
+        compared = f"{name} {2 * start} over the lower end of similar"
+        return direction(compared, ratio(norms_by_size[2 * start], similar), sign=expected.sign)
 
     return _on_the_papers(results, judge)
 

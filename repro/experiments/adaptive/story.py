@@ -46,10 +46,10 @@ def saved(results: Results, task: str) -> float:
     Raises:
         NotRun: There are no trainings of one of them.
     """
-    found = by_strategy(results, task)
-    if not found.get("best") or not found.get("theta"):
+    trainings = by_strategy(results, task)
+    if not trainings.get("best") or not trainings.get("theta"):
         raise NotRun("no records")
-    return fewer_updates(found["best"], found["theta"])
+    return fewer_updates(trainings["best"], trainings["theta"])
 
 
 def papers_saved(task: str) -> float:
@@ -65,7 +65,7 @@ def _listed(parts: Iterable[str]) -> str:
 def accuracy(look: Look) -> str:
     """Say what growing the batch saves in updates, and what it costs in accuracy."""
     gaps = {task: end_gap(look(name), task, "theta", "best") for task, name in COMPARED.items()}
-    told = _listed(
+    listed = _listed(
         f"{gap.text()} with {saved(look(COMPARED[task]), task):.1f} times fewer updates on "
         f"{_called(look, task)} (the paper: {paper_gap(task, 'theta', 'best') or 0.0:+.2f} with "
         f"{papers_saved(task):.1f})"
@@ -76,14 +76,14 @@ def accuracy(look: Look) -> str:
     return (
         f"θ-adaptive training ends certainly within the paper's margin ({kept_up(CIFAR):g} point, "
         f"{kept_up(DIV2K):.1f} dB) of the best fixed batch on {kept} of {len(gaps)} tasks, and "
-        f"certainly below it on {lower}: {told}."
+        f"certainly below it on {lower}: {listed}."
     )
 
 
 def rival(look: Look) -> str:
     """Say whether growing the batch beats starting with the large one."""
     gaps = {task: end_gap(look(name), task, "theta", "linear") for task, name in COMPARED.items()}
-    told = _listed(f"{gap.text()} on {_called(look, task)}" for task, gap in gaps.items())
+    listed = _listed(f"{gap.text()} on {_called(look, task)}" for task, gap in gaps.items())
     papers = {task: paper_gap(task, "theta", "linear") for task in COMPARED}
     lead = _listed(
         f"{value:+.2f} {unit(task)} on {DATA[task]}"
@@ -97,7 +97,7 @@ def rival(look: Look) -> str:
     else:
         word = "does not beat" if len(behind) == len(gaps) else "does not certainly beat"
     return (
-        f"Growing the batch {word} starting with the large one: θ-adaptive training ends {told} "
+        f"Growing the batch {word} starting with the large one: θ-adaptive training ends {listed} "
         f"from linear scaling (the paper: {lead})."
     )
 
@@ -105,7 +105,7 @@ def rival(look: Look) -> str:
 def speed(look: Look) -> str:
     """Say what several processes measured, and what was not measured."""
     gaps = {task: _pace(look, task) for task in SCALING}
-    told = _listed(f"{gap} ({DATA[task]}'s schedule)" for task, gap in gaps.items())
+    speedups = _listed(f"{gap} ({DATA[task]}'s schedule)" for task, gap in gaps.items())
     ways = averaging_ratios(look("figure9"))
     mean = math.exp(math.fsum(gap.mean for gap in ways.values()) / len(ways))
     misses = [
@@ -116,7 +116,7 @@ def speed(look: Look) -> str:
     ]
     largest = max(value for task in SCALING for _, value in PAPER[task]["speedups"].values())
     return (
-        f"Two processes on one machine reach speed-ups of {told}, and a step with the paper's "
+        f"Two processes on one machine reach speed-ups of {speedups}, and a step with the paper's "
         f"all-to-all takes ×{mean:.2f} the time of one with an allreduce. No cluster was at hand "
         f"for the paper's speed-up of {largest:g}: a SIMULATED one, fitted to two of its "
         f"strategies, foretells the third at ×{min(misses):.2f} to ×{max(misses):.2f} the paper's "
@@ -133,9 +133,9 @@ def setup(look: Look) -> Iterable[str]:
     every = [look(name) for name in COMPARED.values()]
     for results in every:
         yield from in_full(results)
-    told = dict.fromkeys(said for results in every for said in choices(results))
-    if told:
-        yield f"Where the paper is silent. {' '.join(told)}"
+    chosen = dict.fromkeys(said for results in every for said in choices(results))
+    if chosen:
+        yield f"Where the paper is silent. {' '.join(chosen)}"
     yield from scaling.steps_in_full(look("figure7"))
 
 
@@ -144,12 +144,14 @@ def effects(look: Look) -> Iterable[Effect]:
     results = look(COMPARED[CIFAR])
     label = "updates of the best fixed batch over θ-adaptive's, CIFAR-10"
     yield Effect(label, papers_saved(CIFAR), saved(results, CIFAR), None, "STAND-IN")
-    ends = {name: final(own, "accuracy") for name, own in by_strategy(results, CIFAR).items()}
+    ends = {
+        name: final(records, "accuracy") for name, records in by_strategy(results, CIFAR).items()
+    }
     kept = ratio(ends["theta"], ends["best"], Spread.pooled_logs(ends.values()))
-    own = PAPER[CIFAR]
+    paper = PAPER[CIFAR]
     yield Effect.of(
         "accuracy over the best fixed batch's, CIFAR-10",
-        own["theta"]["value"] / own["best"]["value"],
+        paper["theta"]["value"] / paper["best"]["value"],
         kept,
         "STAND-IN",
     )

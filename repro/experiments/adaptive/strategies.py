@@ -1,7 +1,7 @@
 """What does growing the batch cost in accuracy, and what does it save in updates?
 
 Figures 4, 5 and 10 with Tables I to III: θ-adaptive training beside the best fixed batch, linear
-scaling and a batch that grows at a fixed rate. Figure 3: what the decay of the rate does to θ.
+scaling and a batch that grows at a fixed rate.
 """
 
 import itertools
@@ -12,14 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive.batches import (
-    CURVES,
-    contrast,
-    first_decay,
-    intervals,
-    rounding,
-)
-from repro.experiments.adaptive.describing import facts, papers_title, title
+from repro.experiments.adaptive.batches import first_decay
+from repro.experiments.adaptive.contrasts import contrast, rounding
+from repro.experiments.adaptive.describing import CURVES, facts, papers_title, title
+from repro.experiments.adaptive.peaks import intervals
 from repro.experiments.adaptive.projection import paper_schedule
 from repro.experiments.adaptive.settings import (
     CIFAR,
@@ -60,14 +56,12 @@ from repro.experiments.design import (
 from repro.experiments.judging import (
     Gap,
     NotRun,
-    Part,
     Spread,
     Verdict,
     certain,
     combine,
     difference,
     direction,
-    each,
     equivalence,
 )
 from repro.records import Record
@@ -94,14 +88,14 @@ def runs(profile: str, chosen: Chosen, task: str) -> list[Run]:
 
 def reported_of(task: str, strategy: str) -> dict[str, Any]:
     """Return what the paper's table has of a strategy, empty where it has nothing."""
-    own: dict[str, Any] = PAPER[task].get("theta" if strategy in PROPOSED else strategy, {})
-    return own
+    reported: dict[str, Any] = PAPER[task].get("theta" if strategy in PROPOSED else strategy, {})
+    return reported
 
 
 def by_strategy(results: Results, task: str) -> dict[str, list[Record]]:
     """Return the trainings of a task by strategy, of those that have any."""
-    found = {name: trained(results, task, name) for name in SHOWN}
-    return {name: records for name, records in found.items() if records}
+    trainings = {name: trained(results, task, name) for name in SHOWN}
+    return {name: records for name, records in trainings.items() if records}
 
 
 def schedule(record: Record) -> list[tuple[int, int]]:
@@ -112,28 +106,28 @@ def schedule(record: Record) -> list[tuple[int, int]]:
 def table(results: Results, task: str) -> list[dict[str, Any]]:
     """Return Table I, II or III with what came out."""
     name, shown = metric(task), heading(task)
-    found = by_strategy(results, task)
-    best = found.get("best", [])
+    trainings = by_strategy(results, task)
+    best = trainings.get("best", [])
     paper_best = PAPER[task]["best"]["value"]
     rows = []
     for strategy in SHOWN:
-        records, lost = found.get(strategy, []), diverged(results, task, strategy)
+        records, lost = trainings.get(strategy, []), diverged(results, task, strategy)
         if strategy not in STRATEGIES and not records and not lost:
             continue
-        own = reported_of(task, strategy)
-        value = own.get("value")
+        reported = reported_of(task, strategy)
+        value = reported.get("value")
         compared = strategy != "best"
         gap = f"{value - paper_best:+.2f}" if compared and value is not None else DASH
         saved = f"{fewer_updates(best, records):.2f}" if records and best else DASH
         row = {
             "strategy": NAMES[strategy],
-            "b, paper": _range(own),
+            "b, paper": _range(reported),
             "b, ours (epochs; seed 0)": _sizes(records),
-            "μ, paper": _paper_rate(strategy, own),
+            "μ, paper": _paper_rate(strategy, reported),
             "μ, ours": _rate(records),
             "K, paper": PAPER[task]["interval"] if strategy in PROPOSED else DASH,
             "K": span([k for k in intervals(records) if k]) if strategy in PROPOSED else DASH,
-            f"{shown}, paper": printed(own),
+            f"{shown}, paper": printed(reported),
             shown: Summary.of(final(records, name)).text(),
             "n": f"{len(records)}, {lost} diverged" if lost else len(records),
             "over best, paper": gap,
@@ -142,7 +136,7 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
             "best's over these": saved,
         }
         if task != CIFAR:
-            row |= {"epochs, paper": own.get("epochs", DASH), "epochs": _epochs(records)}
+            row |= {"epochs, paper": reported.get("epochs", DASH), "epochs": _epochs(records)}
         rows.append(row)
     return rows
 
@@ -159,29 +153,33 @@ def _over(ours: Sequence[float], best: Sequence[float]) -> str:
     return f"{gap.mean:+.2f}" if math.isnan(gap.error) else gap.text()
 
 
-def _range(own: dict[str, Any]) -> str:
-    if not own:
+def _range(reported: dict[str, Any]) -> str:
+    if not reported:
         return DASH
-    return f"{own['batch']} ~ {own['max_batch']}" if "max_batch" in own else f"{own['batch']}"
+    return (
+        f"{reported['batch']} ~ {reported['max_batch']}"
+        if "max_batch" in reported
+        else f"{reported['batch']}"
+    )
 
 
 def _sizes(records: Sequence[Record]) -> str:
     if not records:
         return DASH
-    found = schedule(records[0])
-    if len(found) == 1:
-        return f"{found[0][0]}"
-    return ", ".join(f"{size} ({epochs})" for size, epochs in found)
+    stages = schedule(records[0])
+    if len(stages) == 1:
+        return f"{stages[0][0]}"
+    return ", ".join(f"{size} ({epochs})" for size, epochs in stages)
 
 
-def _paper_rate(strategy: str, own: dict[str, Any]) -> str:
+def _paper_rate(strategy: str, reported: dict[str, Any]) -> str:
     """Return the rate as the paper's tables print it."""
-    if not own:
+    if not reported:
         return DASH
     if strategy == "linear":
-        return f"{own['lr']:g}, {PAPER['warmup_epochs']} warm-up epochs"
-    grown = own["lr"] * own.get("max_batch", own["batch"]) / own["batch"]
-    return f"{own['lr']:g} ~ {grown:g}" if "max_batch" in own else f"{own['lr']:g}"
+        return f"{reported['lr']:g}, {PAPER['warmup_epochs']} warm-up epochs"
+    grown = reported["lr"] * reported.get("max_batch", reported["batch"]) / reported["batch"]
+    return f"{reported['lr']:g} ~ {grown:g}" if "max_batch" in reported else f"{reported['lr']:g}"
 
 
 def _rate(records: Sequence[Record]) -> str:
@@ -196,49 +194,8 @@ def _rate(records: Sequence[Record]) -> str:
 def _epochs(records: Sequence[Record]) -> str:
     if not records:
         return DASH
-    told = span([record.metrics["completed"] for record in records])
-    return told if all(r.metrics["stopped"] for r in records) else f"{told} (rule not met)"
-
-
-def _at_decay(record: Record) -> tuple[float, float] | None:
-    """Return θ at the first decay and at the end; None where the training ended before.
-
-    Of a training without decays at the epoch that stands for the paper's.
-    """
-    theta = record.metrics["theta"]
-    decays = record.config["controller"].get("decay_at")
-    share = PAPER[CIFAR]["decay_at"][0] / PAPER[CIFAR]["epochs"]
-    first = decays[0] if decays else round(share * record.config["epochs"])
-    return (theta[first - 1], theta[-1]) if len(theta) > first and theta[first - 1] else None
-
-
-def rises(results: Results) -> dict[str, list[float]]:
-    """Return θ at the end over θ at the first decay, by strategy, one value for each seed."""
-    found = {}
-    for strategy, records in by_strategy(results, CIFAR).items():
-        places = [place for record in records if (place := _at_decay(record)) is not None]
-        if places:
-            found[strategy] = [after / before for before, after in places]
-    return found
-
-
-def decay_table(results: Results) -> list[dict[str, Any]]:
-    """Return Figure 3 in numbers: θ at the first decay of the rate and at the end."""
-    found = rises(results)
-    rows = []
-    for strategy, records in by_strategy(results, CIFAR).items():
-        places = [place for record in records if (place := _at_decay(record)) is not None]
-        rows.append(
-            {
-                "strategy": NAMES[strategy],
-                "θ before the decay": Summary.of([before for before, _ in places]).text(4),
-                "θ at the end": Summary.of([after for _, after in places]).text(4),
-                "rises by the factor": Summary.of(found.get(strategy, [])).text(3),
-                "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
-                "n": len(records),
-            }
-        )
-    return rows
+    counts = span([record.metrics["completed"] for record in records])
+    return counts if all(r.metrics["stopped"] for r in records) else f"{counts} (rule not met)"
 
 
 def _curves(results: Results, task: str, name: str) -> dict[str, list[list[float]]]:
@@ -248,11 +205,11 @@ def _curves(results: Results, task: str, name: str) -> dict[str, list[list[float
     }
 
 
-def _draw_curves(axis: "Axes", results: Results, task: str, name: str, ylabel: str) -> None:
+def draw_curves(axis: "Axes", results: Results, task: str, name: str, ylabel: str) -> None:
     """Draw a quantity by epoch and strategy, under a title that says whose numbers these are."""
     from repro.experiments.adaptive.drawing import LOOKS, by_epoch
 
-    by_name = {NAMES[key]: own for key, own in _curves(results, task, name).items()}
+    by_name = {NAMES[key]: seeds for key, seeds in _curves(results, task, name).items()}
     # Those that the paper does not compare are thinner.
     looks = {
         NAMES[key]: {**look, "lw": 1.9 if key in STRATEGIES else 1.0}
@@ -264,56 +221,13 @@ def _draw_curves(axis: "Axes", results: Results, task: str, name: str, ylabel: s
     axis.set_title(title(every, task), fontsize=9)
 
 
-def figure3(results: Results) -> "Figure":
-    """Draw θ by strategy, and by which factor it rises after the first decay, with intervals."""
-    from repro.experiments.adaptive.drawing import in_decimals, mark_epoch
-    from repro.plots import legend_below, new_axes
-
-    drawn, axes = new_axes(1, 2, 9.2, 3.6)
-    curve, rise = axes[0]
-    _draw_curves(curve, results, CIFAR, "theta", "θ after the epoch (logarithmic)")
-    curve.set_yscale("log")
-    in_decimals(curve.yaxis)
-    best = by_strategy(results, CIFAR).get("best", [])
-    mark_epoch(curve, first_decay(best), "first decay of the rate")
-    _draw_rises(rise, results)
-    rise.set_title(curve.get_title(), fontsize=9)
-    legend_below(drawn, 3)
-    return drawn
-
-
-def _draw_rises(axis: "Axes", results: Results) -> None:
-    """Draw θ at the end over θ at the first decay, a row for each strategy."""
-    from repro.experiments.adaptive.drawing import LOOKS, PAPERS
-
-    found = [strategy for strategy in SHOWN if strategy in rises(results)]
-    for row, strategy in enumerate(found):
-        try:
-            gap = _rise(results, strategy)
-        except NotRun:
-            continue  # of toys θ may be below 0
-        look = LOOKS[strategy]
-        axis.plot(np.exp(gap.interval()), [row, row], color=look["color"], lw=2)
-        axis.plot(
-            [math.exp(gap.mean)], [row], ls="none", ms=8, color=look["color"], marker=look["marker"]
-        )
-    same = PAPER["tolerance"]
-    label = f"within {100 * same:g} %: no change, as Algorithm 1 has it"
-    axis.axvspan(1 - same, 1 + same, color=PAPERS, alpha=0.18, lw=0, label=label)
-    axis.axvline(1.0, color=PAPERS, lw=1)
-    axis.set_yticks(range(len(found)), [NAMES[strategy] for strategy in found], fontsize=9)
-    axis.set_ylim(max(1, len(found)) - 0.5, -0.5)
-    axis.grid(axis="y", visible=False)
-    axis.set_xlabel("θ at the end over θ at the first decay (95 % interval)")
-
-
 def learning(results: Results, task: str) -> "Figure":
     """Draw validation PSNR by strategy: by epoch, and against the number of updates."""
     from repro.plots import legend_below, new_axes
 
     drawn, axes = new_axes(1, 3, 10.6, 3.7)
     first, *others = axes[0]
-    _draw_curves(first, results, task, metric(task), f"validation {heading(task)}")
+    draw_curves(first, results, task, metric(task), f"validation {heading(task)}")
     _draw_updates(others, results, task)
     legend_below(drawn, 4)
     return drawn
@@ -332,7 +246,7 @@ def figure10(results: Results) -> "Figure":
         ("training loss", f"validation {heading(CIFAR)}"),
         strict=True,
     ):
-        _draw_curves(axis, results, CIFAR, name, ylabel)
+        draw_curves(axis, results, CIFAR, name, ylabel)
         mark_epoch(axis, first_decay(best), "first decay of the rate")
     _draw_updates(axes[1], results, CIFAR)
     legend_below(drawn, 4)
@@ -369,10 +283,12 @@ def _draw_updates(axes: "Sequence[Axes]", results: Results, task: str) -> None:
             count = papers_updates(task, strategy)
             papers_point(paper, count, reported["value"], LOOKS[strategy])
     trainings = by_strategy(results, task)
-    means = {strategy: float(np.mean(updates_of(own))) for strategy, own in trainings.items()}
-    for strategy, place in side_by_side(means).items():
+    means = {
+        strategy: float(np.mean(updates_of(records))) for strategy, records in trainings.items()
+    }
+    for strategy, x in side_by_side(means).items():
         look, records = LOOKS[strategy], trainings[strategy]
-        counts = [count * place / means[strategy] for count in updates_of(records)]
+        counts = [count * x / means[strategy] for count in updates_of(records)]
         seeds: dict[str, Any] = {
             "ls": "none",
             "marker": ".",
@@ -383,7 +299,7 @@ def _draw_updates(axes: "Sequence[Axes]", results: Results, task: str) -> None:
         ours.plot(counts, final(records, metric(task)), **seeds)
         if not diverged(results, task, strategy):
             gap = end_of(results, task, strategy)
-            our_point(ours, place, gap.mean, look, gap.interval())
+            our_point(ours, x, gap.mean, look, gap.interval())
     explain(
         ours,
         ("paper", HOLLOW),
@@ -441,8 +357,8 @@ def end_gap(results: Results, task: str, strategy: str, other: str) -> Gap:
 
 def paper_gap(task: str, strategy: str, other: str) -> float | None:
     """Return the paper's final metric of a strategy less that of another, where it prints both."""
-    own, others = (reported_of(task, name).get("value") for name in (strategy, other))
-    return None if own is None or others is None else float(own) - float(others)
+    value, other_value = (reported_of(task, name).get("value") for name in (strategy, other))
+    return None if value is None or other_value is None else float(value) - float(other_value)
 
 
 def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Claim:
@@ -454,16 +370,16 @@ def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Clai
             raise NotRun(f"{NAMES['best']}: {_lost(lost)}")
         if lost := diverged(results, task, strategy):
             return combine([certain(_lost(lost), False)])
-        own = trained(results, task, strategy)
-        if strategy == DECAY and own and not any(map(_decayed, own)):
+        trainings = trained(results, task, strategy)
+        if strategy == DECAY and trainings and not any(map(_decayed, trainings)):
             raise NotRun("the cost of no training saturated, so that no rate decayed")
         gap = end_gap(results, task, strategy, "best")
         paper = paper_gap(task, strategy, "best")
         name = "over the best fixed batch" + ("" if paper is None else f" (paper {paper:+.2f})")
-        word, told = equivalence(name, gap, kept_up(task), side=-1)
-        found = by_strategy(results, task)
-        fewer = fewer_updates(found["best"], found[strategy])
-        return Verdict(word, f"{told}; {fewer:.1f} times fewer updates")
+        word, evidence = equivalence(name, gap, kept_up(task), side=-1)
+        by_name = by_strategy(results, task)
+        fewer = fewer_updates(by_name["best"], by_name[strategy])
+        return Verdict(word, f"{evidence}; {fewer:.1f} times fewer updates")
 
     return judge_end
 
@@ -539,18 +455,18 @@ def as_many_epochs(task: str) -> Claim:
         "Section VI-A",
     )
     def judge_epochs(results: Results, expected: Expectation) -> Verdict:
-        found = by_strategy(results, task)
-        both = [*found.get("best", []), *found.get("theta", [])]
+        trainings = by_strategy(results, task)
+        both = [*trainings.get("best", []), *trainings.get("theta", [])]
         if not all(record.metrics["stopped"] for record in both):
             raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
         epochs = [
-            [record.metrics["completed"] for record in found.get(name, [])]
+            [record.metrics["completed"] for record in trainings.get(name, [])]
             for name in ("theta", "best")
         ]
         if not all(epochs):
             raise NotRun("no records")
-        logs = [[math.log(count) for count in own] for own in epochs]
-        gap = contrast(logs, [1.0, -1.0], [rounding(own) for own in epochs])
+        logs = [[math.log(count) for count in counts] for counts in epochs]
+        gap = contrast(logs, [1.0, -1.0], [rounding(counts) for counts in epochs])
         paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
         return combine([equivalence(f"epochs (paper ×{paper:.2f})", gap, LONGER)])
 
@@ -650,58 +566,6 @@ def _classification() -> tuple[Claim, ...]:
             for other in ("best", "theta")
         ),
     )
-
-
-def _rise(results: Results, strategy: str) -> Gap:
-    """Return θ at the end over θ at the first decay as a gap; strategies share their spread.
-
-    Raises:
-        NotRun: No training of the strategy came so far, or θ is below 0 in one.
-    """
-    found = rises(results)
-    if strategy not in found:
-        raise NotRun("no records")
-    if any(value <= 0 for values in found.values() for value in values):
-        raise NotRun("θ is not above 0 at the decay or at the end, and its rise has no ratio")
-    logs = [[math.log(value) for value in values] for values in found.values()]
-    return contrast(logs, [float(name == strategy) for name in found])
-
-
-@claim(
-    "theta_stays",
-    f"After the first decay θ of θ-adaptive training does not rise by more than "
-    f"{100 * PAPER['tolerance']:g} %",
-    "Section III-E",
-)
-def theta_stays(results: Results, expected: Expectation) -> Verdict:
-    """Judge against the change that Algorithm 1 still takes for none."""
-    gap = _rise(results, "theta")
-    return combine(
-        [equivalence("θ at the end over θ at the decay", gap, PAPER["tolerance"], side=1)]
-    )
-
-
-@claim("others_rise", "After the first decay θ of the other strategies rises", "Section III-E")
-def others_rise(results: Results, expected: Expectation) -> Verdict:
-    """Judge the paper's other three strategies."""
-
-    def judge(strategy: str) -> Part:
-        return direction(NAMES[strategy], _rise(results, strategy), sign=expected.sign)
-
-    return combine(each([name for name in STRATEGIES if name != "theta"], judge))
-
-
-FIGURE3 = Exhibit(
-    long=True,
-    runs=partial(runs, task=CIFAR),
-    table=decay_table,
-    figure=figure3,
-    caption=caption(
-        f"{CURVES} Beside them: by which factor θ rises after the first decay, 95 % intervals.",
-        facts,
-    ),
-    claims=(theta_stays, others_rise),
-)
 
 
 def _exhibit(task: str, lead: str) -> Exhibit:

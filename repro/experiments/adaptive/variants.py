@@ -33,10 +33,10 @@ def ruled(config: Config) -> Config:
 
     What of it is no JSON value, a `Saturation`, takes the place of its numbers.
     """
-    own = dict(config["controller"])
-    if rule := own.pop("saturation", None):
-        own["decay_at"] = Saturation(**rule)
-    return {**config, "controller": own}
+    controller = dict(config["controller"])
+    if rule := controller.pop("saturation", None):
+        controller["decay_at"] = Saturation(**rule)
+    return {**config, "controller": controller}
 
 
 def start(config: Config, seed: int, data: ImageData, device: str) -> Training:

@@ -35,8 +35,8 @@ OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
     """Measure training steps of one and of several processes on this machine's CPU (Figure 9)."""
-    found = launch({**config, "seed": seed}, config["processes"])
-    return Outcome({"tasks": found, "device": describe_device("cpu")["name"]})
+    tasks = launch({**config, "seed": seed}, config["processes"])
+    return Outcome({"tasks": tasks, "device": describe_device("cpu")["name"]})
 
 
 def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, 
     """
     check_loopback()
     with tempfile.TemporaryDirectory() as folder:
-        asked, found = Path(folder) / "job.json", Path(folder) / "found.json"
+        asked, answered = Path(folder) / "job.json", Path(folder) / "found.json"
         asked.write_text(json.dumps(job), encoding="utf-8")
         command = [
             sys.executable,
@@ -63,7 +63,7 @@ def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, 
             "-m",
             __name__,
             str(asked),
-            str(found),
+            str(answered),
         ]
         # One thread a process, as torchrun has it where nothing else is said.
         environment = {"OMP_NUM_THREADS": "1", **os.environ} | OWN_STORE
@@ -77,12 +77,12 @@ def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, 
                 over = f"\nended after {timeout_s:g} s"
             finally:
                 _end(run)
-        told = said.read_text(encoding="utf-8", errors="replace") + over
+        output = said.read_text(encoding="utf-8", errors="replace") + over
         if run.returncode or over:
             raise RuntimeError(
-                f"{processes} processes ended with {run.returncode}:\n{told[-2000:]}"
+                f"{processes} processes ended with {run.returncode}:\n{output[-2000:]}"
             )
-        outcome: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
+        outcome: dict[str, Any] = json.loads(answered.read_text(encoding="utf-8"))
         return outcome
 
 
@@ -124,11 +124,11 @@ def measure(config: Config) -> dict[str, Any]:
     messages = {
         way: measure_messages(config["messages"], way, repeats=config["repeats"]) for way in ways
     }
-    found = {}
+    by_task = {}
     for task, job in jobs.items():
         model = building.build_model(job, 10, "cpu")
         size = sum(p.nbytes for p in model.parameters())
-        found[task] = {
+        by_task[task] = {
             "processes": processes,
             "steps": alone[task] + _steps(job, ways),
             "messages": messages,
@@ -137,7 +137,7 @@ def measure(config: Config) -> dict[str, Any]:
             "buckets": len(make_buckets(model, processes, config["bucket_bytes"])),
         }
     leave_processes()
-    return {} if rank else found
+    return {} if rank else by_task
 
 
 def _batch(job: Config, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -166,7 +166,7 @@ def _trainer(job: Config, way: str) -> DataParallel:
 def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:
     """Time steps of every batch size and way of averaging, in turns; medians over the repeats."""
     kinds = ("total_s", "computation_s", "communication_s", "summation_s", "blocked_s")
-    found = []
+    steps = []
     trainers = {way: _trainer(job, way) for way in ways}
     for size in job["sizes"]:
         batch = _batch(job, size, job["seed"])
@@ -180,7 +180,7 @@ def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:
                 trainer.finish()
                 if turn >= job["warmup"]:
                     samples[way].append(_mean(trainer.timings))
-        found += [
+        steps += [
             {"batch": size, "processes": trainers[way].processes, "averaging": way}
             | {kind: statistics.median(getattr(t, kind) for t in timings) for kind in kinds}
             | {"samples_s": [timing.total_s for timing in timings]}
@@ -188,7 +188,7 @@ def _steps(job: Config, ways: list[str]) -> list[dict[str, Any]]:
         ]
     for trainer in trainers.values():
         trainer.close()
-    return found
+    return steps
 
 
 def _mean(timings: list[StepTiming]) -> StepTiming:
@@ -198,24 +198,24 @@ def _mean(timings: list[StepTiming]) -> StepTiming:
 
 def _weights(job: Config) -> float:
     """Return the largest difference between weights trained by the ways, with a growing batch."""
-    found = []
+    trained = []
     for way in job["averaging"]:
         trainer = _trainer(job, way)
         for number, size in enumerate(job["sizes"]):
             trainer.step(*_batch(job, size, number))
             trainer.step(*_batch(job, size, number + 100))
         trainer.close()
-        found.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
-    return max(float((weights - found[0]).abs().max()) for weights in found)
+        trained.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
+    return max(float((weights - trained[0]).abs().max()) for weights in trained)
 
 
 @record
 def main() -> None:
     """Measure what the first argument's file asks for; rank 0 writes the second."""
-    asked, found = sys.argv[1:]
+    asked, answered = sys.argv[1:]
     outcome = measure(json.loads(Path(asked).read_text(encoding="utf-8")))
     if outcome:
-        Path(found).write_text(json.dumps(outcome), encoding="utf-8")
+        Path(answered).write_text(json.dumps(outcome), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -84,8 +84,8 @@ def plan_cell(records: Sequence[Record], name: str) -> str:
 
 def virtual_time(records: Sequence[Record]) -> float | None:
     """Return the mean seconds of trainings by the virtual clock; a cluster has none."""
-    found = [record.metrics["virtual_time_s"] for record in records]
-    times = [values[-1] for values in found if values]
+    series = [record.metrics["virtual_time_s"] for record in records]
+    times = [values[-1] for values in series if values]
     return float(np.mean(times)) if times else None
 
 
@@ -113,12 +113,12 @@ def changes(
     metric: str,
 ) -> dict[str, tuple[Gap | None, float]]:
     """Return by line what a cell is above another, None where it was not run, and the paper's."""
-    found: dict[str, tuple[Gap | None, float]] = {}
+    by_line: dict[str, tuple[Gap | None, float]] = {}
     for line, (first, second) in pairs.items():
         ran = cells[first] and cells[second]
         gap = change(cells, first, second, spread, metric) if ran else None
-        found[line] = (gap, published[line])
-    return found
+        by_line[line] = (gap, published[line])
+    return by_line
 
 
 def table3_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -136,7 +136,7 @@ def _by_factor(results: Results, n_small: int) -> dict[str, list[Record]]:
 
 def table3(results: Results) -> list[dict[str, Any]]:
     """Return final test loss and accuracy by model-update factor."""
-    found = []
+    rows = []
     for paper in PAPER["table3"]:
         cells = _by_factor(results, paper["n_small"])
         for scheme, label in FACTORS.items():
@@ -145,7 +145,7 @@ def table3(results: Results) -> list[dict[str, Any]]:
             other = scheme != "none"
             factor = records[0].metrics["plans"][-1]["factor"] if records else None
             value = {"linear": factor, "sqrt": factor and factor**0.5, "none": 1.0}[scheme]
-            found.append(
+            rows.append(
                 {
                     "(n_S, n_L)": workers(paper["n_small"]),
                     "factor": label,
@@ -156,7 +156,7 @@ def table3(results: Results) -> list[dict[str, Any]]:
                     "over none": gain(records, cells["none"]) if other else DASH,
                 }
             )
-    return found
+    return rows
 
 
 def figures5_6(results: Results) -> "Figure":
@@ -270,12 +270,12 @@ def table5(results: Results) -> list[dict[str, Any]]:
     paper = PAPER["table5"]["baseline"]
     rows = [(1.0, 0, paper)]
     rows += [(row["k"], row["n_small"], row) for row in PAPER["table5"]["rows"]]
-    found = []
+    table_rows = []
     for k, n_small, published in rows:
         records = section51(results, k, n_small)
         virtual = virtual_time(records)
         points = published["accuracy"] - paper["accuracy"]
-        found.append(
+        table_rows.append(
             {
                 "k": f"{k:.2f}",
                 "(n_S, n_L)": workers(n_small),
@@ -290,7 +290,7 @@ def table5(results: Results) -> list[dict[str, Any]]:
                 "wall (s)": wall_cell(records),
             }
         )
-    return found
+    return table_rows
 
 
 def figures7_10(results: Results) -> "Figure":

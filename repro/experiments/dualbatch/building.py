@@ -214,5 +214,5 @@ def _on(device: str, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
     if not isinstance(split.images, torch.Tensor):
         return split.images, split.labels  # decoded on the host, piece by piece
     images = split.images.contiguous()
-    place = device if images.nbytes <= LARGEST_ON_DEVICE else "cpu"
-    return images.to(place), split.labels.to(place)
+    target = device if images.nbytes <= LARGEST_ON_DEVICE else "cpu"
+    return images.to(target), split.labels.to(target)

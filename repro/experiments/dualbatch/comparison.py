@@ -33,19 +33,19 @@ def _rows(results: Results) -> list[dict[str, Any]]:
 
 def symbol(scheme: str, row: Mapping[str, Any], quantity: str) -> str:
     """Return the paper's symbol of what a scheme trains with in a sub-stage."""
-    places = TABLE["rows"][scheme][quantity]
+    symbols = TABLE["rows"][scheme][quantity]
     # Dual-batch learning has one sub-stage where the others have several.
-    whole = len(places) == TABLE["stages"]
+    whole = len(symbols) == TABLE["stages"]
     number = row["stage"] - 1 if whole else 0
     if not whole:
         number = (row["stage"] - 1) * TABLE["sub_stages"] + row["sub_stage"] - 1
-    found: str = places[number]
-    return found
+    printed: str = symbols[number]
+    return printed
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Return the settings of every sub-stage: the paper's symbols beside our schedule's numbers."""
-    found = []
+    rows = []
     for row in _rows(results):
         cells: dict[str, Any] = {
             "scheme": row["scheme"],
@@ -57,14 +57,14 @@ def table(results: Results) -> list[dict[str, Any]]:
             value = row[key]
             shown = ", ".join(map(str, value)) if isinstance(value, list) else f"{value:g}"
             cells |= {f"{heading}, paper": symbol(row["scheme"], row, key), heading: shown}
-        found.append(cells)
-    if not found:
-        for scheme, places in TABLE["rows"].items():
+        rows.append(cells)
+    if not rows:
+        for scheme, symbols in TABLE["rows"].items():
             cells = {"scheme": scheme}
-            found.append(
-                cells | {f"{QUANTITIES[q]}, paper": ", ".join(p) for q, p in places.items()}
+            rows.append(
+                cells | {f"{QUANTITIES[q]}, paper": ", ".join(p) for q, p in symbols.items()}
             )
-    return found
+    return rows
 
 
 def _cycled(results: Results) -> set[str]:

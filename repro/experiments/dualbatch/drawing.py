@@ -122,12 +122,12 @@ def draw_factors(
 
 def _draw_beside(axis: Axes, by_title: Changes, line: str, shift: float) -> None:
     paper = HOLLOW | {"ls": "none", "marker": STYLES[line]["marker"], "ms": 8, "mew": 1.0}
-    places = [place + shift - 0.1 for place in range(len(by_title))]
+    positions = [position + shift - 0.1 for position in range(len(by_title))]
     published = [value for _, value in by_title.values()]
-    axis.plot(places, published, label=f"paper: {line}", **paper)
-    for place, (gap, _) in enumerate(by_title.values()):
+    axis.plot(positions, published, label=f"paper: {line}", **paper)
+    for position, (gap, _) in enumerate(by_title.values()):
         if gap is not None:
-            draw_gap(axis, place + shift + 0.1, gap, **STYLES[line])
+            draw_gap(axis, position + shift + 0.1, gap, **STYLES[line])
 
 
 def both(ours: str, curves: bool = True) -> str:
@@ -139,24 +139,24 @@ def both(ours: str, curves: bool = True) -> str:
 def draw_changes(axis: Axes, changes: Changes, ticks: Mapping[str, str]) -> None:
     """Draw differences side by side, the paper's hollow, ours solid on their 95 % intervals."""
     axis.axhline(0, color="#48536a", lw=1, label="_no change")
-    places = range(len(changes))
+    positions = range(len(changes))
     paper = [published for _, published in changes.values()]
-    axis.plot([p - 0.14 for p in places], paper, marker="D", label="paper", **HOLLOW)
-    for place, (line, (gap, _)) in enumerate(changes.items()):
+    axis.plot([p - 0.14 for p in positions], paper, marker="D", label="paper", **HOLLOW)
+    for position, (line, (gap, _)) in enumerate(changes.items()):
         if gap is not None:
-            draw_gap(axis, place + 0.14, gap, **STYLES[line])
-    axis.set_xticks(list(places), [ticks[line] for line in changes])
+            draw_gap(axis, position + 0.14, gap, **STYLES[line])
+    axis.set_xticks(list(positions), [ticks[line] for line in changes])
     axis.set_xlim(-0.5, len(changes) - 0.5)
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)
 
 
-def draw_gap(axis: Axes, place: float, gap: Gap, color: str, marker: str) -> None:
+def draw_gap(axis: Axes, x: float, gap: Gap, color: str, marker: str) -> None:
     """Draw a difference as a solid dot, upright on its 95 % interval."""
     low, high = gap.interval()
     if not np.isnan(low):
-        axis.vlines(place, low, high, color=color, lw=2)
-    axis.plot([place], [gap.mean], marker, color=color, label="_ours", **SOLID)
+        axis.vlines(x, low, high, color=color, lw=2)
+    axis.plot([x], [gap.mean], marker, color=color, label="_ours", **SOLID)
 
 
 def draw_curves(axis: Axes, lines: Mapping[str, Sequence[Record]], metric: str) -> None:

@@ -110,8 +110,8 @@ def _schedule_rows(table: str) -> list[dict[str, Any]]:
         subs.append(SubStage(side, dropout, plan))
     stages = [Stage(int(epochs), lr) for epochs, lr in paper[table]["stages"]]
     rows = []
-    for scheme, own in (("dual-batch", subs[-1:]), ("hybrid", subs)):
-        schedule = CyclicProgressiveSchedule(stages, own)
+    for scheme, sub_stages in (("dual-batch", subs[-1:]), ("hybrid", subs)):
+        schedule = CyclicProgressiveSchedule(stages, sub_stages)
         for _, group in itertools.groupby(schedule, key=lambda s: (s.stage, s.sub_stage)):
             epochs = list(group)
             first = epochs[0]
@@ -308,7 +308,7 @@ def published(config: Config, seed: int, data: EpochTimes | None, device: str) -
     """Fit the time model to the authors' raw measurements (Figures 3 and 4)."""
     assert data is not None
     batches = sorted({row["batch"] for row in reported("dualbatch")["table4"]["rows"]})
-    found = {}
+    fits = {}
     for framework, seconds in data.seconds.items():
         sizes = np.arange(1, len(seconds) + 1)
         per_batch = seconds / np.ceil(data.samples / sizes)
@@ -318,7 +318,7 @@ def published(config: Config, seed: int, data: EpochTimes | None, device: str) -
         worst = int(np.abs(errors).argmax())
         allowed = reported("dualbatch")["claims"]["time_error"] / 100
         shown = list(range(20, len(seconds) + 1, 20))
-        found[framework] = {
+        fits[framework] = {
             "a": fit.a,
             "b": fit.b,
             "plan_errors": {str(n): float(errors[n - 1]) for n in batches if n <= len(seconds)},
@@ -333,7 +333,7 @@ def published(config: Config, seed: int, data: EpochTimes | None, device: str) -
             "epoch_s": [float(seconds[n - 1]) for n in shown],
             "predicted_s": [float(predicted[n - 1]) for n in shown],
         }
-    return Outcome({"frameworks": found})
+    return Outcome({"frameworks": fits})
 
 
 def memory(config: Config, seed: int, data: None, device: str) -> Outcome:

@@ -133,13 +133,13 @@ def _draw_choices(
 
 def choices(setting: Setting, large_batch: int) -> Mapping[int, list[tuple[float, float]]]:
     """Return k and the small batch size of every plan, by the number of small-batch workers."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    by_workers: dict[int, list[tuple[float, float]]] = {}
     for n_small in range(1, WORKERS + 1):
         top = largest_k(setting.times, n_small, WORKERS - n_small, large_batch)
-        found[n_small] = []
+        by_workers[n_small] = []
         for step in range(1, 61):
             k = 1 + (min(MOST_TIME, top) - 1) * step / 60
             plan = solve(setting, k, n_small, large_batch)
             if isinstance(plan, DualBatchPlan) and plan.small_batch:
-                found[n_small].append((k, float(plan.small_batch)))
-    return found
+                by_workers[n_small].append((k, float(plan.small_batch)))
+    return by_workers

@@ -55,7 +55,7 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return a training of each kind, with one schedule and without warm-up."""
     (row,) = [r for r in PAPER["table2"]["rows"] if (r["k"], r["n_small"]) == (K[1], SMALL)]
     at_scale = profile in ("gpu", "paper")
-    found = []
+    trainings = []
     for kind in KINDS:
         run = table5_training(profile, chosen, K[1], SMALL if kind == "dual" else 0)
         config = {key: value for key, value in run.config.items() if key != "engine"}
@@ -78,8 +78,8 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
             "places": list(PLACES),
         }
         seeds = (0, 1) if profile == "quick" else None
-        found.append(Run("flatness", config | measured, seeds, label=KINDS[kind]))
-    return found
+        trainings.append(Run("flatness", config | measured, seeds, label=KINDS[kind]))
+    return trainings
 
 
 def _of(results: Results, kind: str) -> list[Record]:
@@ -110,14 +110,14 @@ def one_sample(record: Record) -> float:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Return where small, large and dual batches end, and how the loss rises around it."""
-    found = []
+    rows = []
     for kind, name in KINDS.items():
         records = _of(results, kind)
 
         def cell(read: Callable[[Record], float], digits: int = 3, kind: str = kind) -> str:
             return Summary.of(_values(results, kind, read)).text(digits)
 
-        found.append(
+        rows.append(
             {
                 "trained with": name,
                 "batch sizes": _batches(records[0]) if records else DASH,
@@ -131,7 +131,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "n": len(records),
             }
         )
-    return found
+    return rows
 
 
 def _batches(record: Record) -> str:
@@ -166,7 +166,7 @@ def draw(results: Results) -> "Figure":
             continue
         style, label = _style(kind), f"ours: {name}"
         sizes = np.array(records[0].config["variance_batches"])
-        for axis, places, values in (
+        for axis, xs, values in (
             (
                 variance,
                 sizes * 2 ** (0.08 * (shift - 1)),
@@ -181,7 +181,7 @@ def draw(results: Results) -> "Figure":
             spread = np.std(values, axis=0, ddof=1) if len(records) > 1 else None
             line = "-" if axis is rises else "none"
             means = np.mean(values, axis=0)
-            axis.errorbar(places, means, spread, **style, ls=line, ms=6, label=label)
+            axis.errorbar(xs, means, spread, **style, ls=line, ms=6, label=label)
         sigma2 = float(np.mean([one_sample(record) for record in records]))
         variance.plot(sizes, sigma2 / sizes, "--", color=style["color"], lw=1, label="_σ² / N")
     measured = [record for kind in KINDS for record in _of(results, kind)]
@@ -286,17 +286,17 @@ FLATNESS = Exhibit(
 
 def figure1_table(results: Results) -> list[dict[str, Any]]:
     """Return training and test loss at the ends and at the middle of the line."""
-    found = []
+    rows = []
     for kind, name in KINDS.items():
         records = _of(results, kind)
         for which in ("train", "test") if records else ():
             lines = np.array([record.metrics["line"][which] for record in records])
             row: dict[str, Any] = {"trained with": name, "loss": which}
-            for place in (PLACES[0], PLACES[2], 0.0, PLACES[-3], PLACES[-1]):
-                values = lines[:, PLACES.index(place)]
-                row[f"at {place:+g}"] = Summary.of(values.tolist()).text(2)
-            found.append(row)
-    return found
+            for point in (PLACES[0], PLACES[2], 0.0, PLACES[-3], PLACES[-1]):
+                values = lines[:, PLACES.index(point)]
+                row[f"at {point:+g}"] = Summary.of(values.tolist()).text(2)
+            rows.append(row)
+    return rows
 
 
 def figure1(results: Results) -> "Figure":

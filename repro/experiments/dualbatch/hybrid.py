@@ -91,7 +91,7 @@ def schedule(results: Results, table: str) -> list[dict[str, Any]]:
     part = PAPER["table6"]["cifar" if table == "table7" else "imagenet"]
     count = len(part["resolutions"])
     stages, spans = PAPER[table]["stages"], PAPER[table]["epochs"]
-    found = []
+    rows = []
     for row in solved_rows(results, table):
         cycled = row["scheme"] == "hybrid"
         index = row["sub_stage"] - 1 if cycled else count - 1
@@ -99,7 +99,7 @@ def schedule(results: Results, table: str) -> list[dict[str, Any]]:
         last = first + count - 1
         span = spans[first + index] if cycled else [spans[first][0], spans[last][1]]
         batches = [part["small_batches"][0][index], part["large_batches"][index]]
-        found.append(
+        rows.append(
             {
                 "scheme": row["scheme"],
                 "stage": row["stage"],
@@ -111,7 +111,7 @@ def schedule(results: Results, table: str) -> list[dict[str, Any]]:
                 "dropout": (row["dropout"], PAPER[table]["dropouts"][index]),
             }
         )
-    return found
+    return rows
 
 
 def schedule_table(results: Results, table: str) -> list[dict[str, Any]]:
@@ -123,15 +123,15 @@ def schedule_table(results: Results, table: str) -> list[dict[str, Any]]:
         "resolution": ("resolution", int),
         "dropout": ("dropout", lambda share: f"{share:g}"),
     }
-    found = []
+    rows = []
     for row in schedule(results, table):
         cells = {"scheme": row["scheme"], "stage": row["stage"]}
         cells["sub-stage"] = row["sub_stage"] or DASH
         for key, (heading, text) in columns.items():
             ours, paper = row[key]
             cells |= {f"{heading}, paper": text(paper), heading: text(ours)}
-        found.append(cells)
-    return found
+        rows.append(cells)
+    return rows
 
 
 def _same_schedule(table: str, source: str) -> Check:
@@ -144,8 +144,8 @@ def _same_schedule(table: str, source: str) -> Check:
         if not rows:
             raise NotRun("no records")
         equal = [row[key][0] == row[key][1] for row in rows for key in ("epochs", "batches")]
-        told = f"{sum(equal)} of {len(equal)} spans of epochs and pairs of batch sizes"
-        return all(equal), told
+        evidence = f"{sum(equal)} of {len(equal)} spans of epochs and pairs of batch sizes"
+        return all(equal), evidence
 
     return same
 
@@ -181,13 +181,13 @@ def table8(results: Results) -> list[dict[str, Any]]:
     """Return dual-batch learning beside the hybrid scheme."""
     paper = PAPER["table8"]
     base = section52(results, 0, "dual-batch")
-    found = []
+    rows = []
     for scheme, key in SCHEMES.items():
         for n_small, published in enumerate(paper[key]):
             records = section52(results, n_small, scheme)
             points = published["accuracy"] - paper["dual_batch"][0]["accuracy"]
             first = scheme == "dual-batch" and n_small == 0
-            found.append(
+            rows.append(
                 {
                     "scheme": scheme,
                     "n_S": n_small,
@@ -200,12 +200,12 @@ def table8(results: Results) -> list[dict[str, Any]]:
                     "wall (s)": wall_cell(records),
                 }
             )
-    return found + _totals(results, "table8", SECTION_5_2)
+    return rows + _totals(results, "table8", SECTION_5_2)
 
 
 def _totals(results: Results, table: str, setting: str) -> list[dict[str, Any]]:
     """Return a row a scheme: seconds of a whole training, the paper's and our mean over n_S."""
-    found = []
+    rows = []
     for scheme, key in SCHEMES.items():
         trained = [section52(results, n, scheme, setting) for n in range(1, WORKERS + 1)]
         every = [record for records in trained for record in records]
@@ -216,8 +216,8 @@ def _totals(results: Results, table: str, setting: str) -> list[dict[str, Any]]:
             "virtual (s)": _seconds(virtual_time(every)),
             "wall (s)": wall_cell(every) if every else NOT_RUN,
         }
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def _seconds(value: float | None) -> str:
@@ -334,8 +334,8 @@ def saving_claim(role: str, text: str, source: str) -> Claim:
 
     @claim("saving", text, source)
     def saving(results: Results, expected: Expectation) -> Verdict:
-        gap, told = cycled(results, role)
-        return combine([direction(told, gap, PAPER_RATIOS[role], sign=expected.sign)])
+        gap, name = cycled(results, role)
+        return combine([direction(name, gap, PAPER_RATIOS[role], sign=expected.sign)])
 
     return saving
 
@@ -347,8 +347,8 @@ def cycled(results: Results, role: str) -> tuple[Gap, str]:
         NotRun: Nothing was timed.
     """
     # Both have the epochs at the highest resolution: the interval is rather too wide.
-    hybrid, dual, told = whole_schedules(results, role)
-    return ratio(hybrid, dual, Spread.pooled_logs([hybrid, dual]), trials="rounds"), told
+    hybrid, dual, name = whole_schedules(results, role)
+    return ratio(hybrid, dual, Spread.pooled_logs([hybrid, dual]), trials="rounds"), name
 
 
 TABLE8 = Exhibit(
@@ -377,19 +377,19 @@ TABLE8 = Exhibit(
 
 def table10_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the timing of real workers, and the trainings where ImageNet is at hand."""
-    found = [wall(profile)]
+    runs = [wall(profile)]
     if chosen.get(IMAGENET):
-        found += [
+        runs += [
             imagenet_training(profile, chosen, n_small, scheme == "hybrid")
             for scheme in SCHEMES
             for n_small in range(WORKERS + 1)
         ]
-    return found
+    return runs
 
 
 def table10(results: Results) -> list[dict[str, Any]]:
     """Return the trainings on ImageNet, and epochs of real workers at its three resolutions."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     base = section52(results, 0, "hybrid", SECTION_5_2_3)
     for scheme, key in SCHEMES.items():
         for n_small, published in enumerate(PAPER["table10"][key]):
@@ -399,7 +399,7 @@ def table10(results: Results) -> list[dict[str, Any]]:
             cells = outcome(records, published)
             if not records:
                 cells |= {"loss": NOT_RUN, "accuracy (%)": NOT_RUN}
-            found.append(
+            rows.append(
                 {
                     "scheme": scheme,
                     "n_S": n_small,
@@ -408,22 +408,22 @@ def table10(results: Results) -> list[dict[str, Any]]:
                     "gain": DASH if is_base else gain(records, base),
                 }
             )
-    found += _totals(results, "table10", SECTION_5_2_3)
+    rows += _totals(results, "table10", SECTION_5_2_3)
     record = results.first("wall")
     if record is None or not record.metrics["parts"]:
-        return found
+        return rows
     kinds = kinds_of(results, IMAGENET)
     seconds = [Summary.of(epoch_seconds(kind)) for kind in kinds]
     sides = PAPER["table6"][PARTS[IMAGENET]]["resolutions"]
     for kind, taken, side in zip(kinds, seconds, sides, strict=True):
-        found.append(
+        rows.append(
             {
                 "scheme": f"an epoch at {kind['resolution']} px (the paper's {side})",
                 "wall (s)": taken.text(3),
                 "over the highest": f"{taken.mean / seconds[-1].mean:.2f}",
             }
         )
-    return found
+    return rows
 
 
 def figure10(results: Results) -> "Figure":
@@ -433,14 +433,16 @@ def figure10(results: Results) -> "Figure":
 
     rows: list[tuple[str, float | None, float | None, tuple[float, float] | None]] = []
     for role in PARTS:
-        told = f"at {role}'s resolutions"
+        label = f"at {role}'s resolutions"
         try:
             gap, _ = cycled(results, role)
         except NotRun:
-            rows.append((told, PAPER_RATIOS[role], None, None))
+            rows.append((label, PAPER_RATIOS[role], None, None))
             continue
         low, high = gap.interval()
-        rows.append((told, PAPER_RATIOS[role], math.exp(gap.mean), (math.exp(low), math.exp(high))))
+        rows.append(
+            (label, PAPER_RATIOS[role], math.exp(gap.mean), (math.exp(low), math.exp(high)))
+        )
     xlabel = "time of the hybrid scheme over dual-batch learning's (ratio)"
     figure = plots.effects(rows, xlabel, log=False)
     ran = whose(results.ok("wall"), "two real workers, SYNTHETIC images")

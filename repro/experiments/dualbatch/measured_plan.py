@@ -123,16 +123,16 @@ def _kinds(profile: str, role: str) -> list[dict[str, Any]]:
     """Return the kinds of epoch of a task: at each resolution, and for CIFAR by our own times."""
     scale = SCALE[profile] if role == CIFAR else IMAGENET_SCALE[profile]
     table = PAPER["table6"][PARTS[role]]
-    found = []
+    kinds = []
     for side, paper_large in zip(table["resolutions"], table["large_batches"], strict=True):
         a, b = time_coefficients(side, scale["batches"])
         large = max(4, round(paper_large * scale["batches"]))
         sides = {"resolution": max(6, round(side * scale["pixels"])), "large_batch": large}
-        found.append({"in": role, **sides, "k": PAPER["table6"]["k"], "a": a, "b": b})
+        kinds.append({"in": role, **sides, "k": PAPER["table6"]["k"], "a": a, "b": b})
     if role == CIFAR:
         by_own_times = {"in": OWN, **sides, "a": None, "b": None}
-        found += [by_own_times | {"k": k} for k in (ALONE, *K)]
-    return found
+        kinds += [by_own_times | {"k": k} for k in (ALONE, *K)]
+    return kinds
 
 
 def _part(
@@ -166,13 +166,13 @@ def kinds_of(results: Results, of: str) -> list[Kind]:
             f"the machine has {record.metrics['devices']} core or accelerator for two workers, "
             "which would wait for each other"
         )
-    found = []
+    kinds = []
     for asked, part in zip(record.config["parts"], record.metrics["parts"], strict=True):
         for number, kind in enumerate(asked["epochs"]):
             if kind["in"] == of:
                 shares = part["shares_s"].get(str(number), [])
-                found.append(kind | part["solved"][number] | {"shares_s": shares})
-    return found
+                kinds.append(kind | part["solved"][number] | {"shares_s": shares})
+    return kinds
 
 
 def epoch_seconds(kind: Kind) -> list[float]:
@@ -208,15 +208,17 @@ def whole_schedules(results: Results, role: str) -> tuple[list[float], list[floa
     """
     kinds = kinds_of(results, role)
     spans = PAPER["table7" if role == CIFAR else "table9"]["epochs"]
-    epochs = [sum(b - a + 1 for a, b in spans[place :: len(kinds)]) for place in range(len(kinds))]
+    epochs = [
+        sum(b - a + 1 for a, b in spans[number :: len(kinds)]) for number in range(len(kinds))
+    ]
     turns = list(zip(*map(epoch_seconds, kinds), strict=True))
     if not turns:
         raise NotRun("no round was ended by both workers")
     hybrid = [sum(n * t for n, t in zip(epochs, turn, strict=True)) for turn in turns]
     dual = [sum(epochs) * turn[-1] for turn in turns]
     sides = [f"{n} at {k['resolution']} px" for n, k in zip(epochs, kinds, strict=True)]
-    told = f"{' + '.join(sides)} for {sum(epochs)} epochs, two real workers, {len(turns)} rounds:"
-    return hybrid, dual, told
+    name = f"{' + '.join(sides)} for {sum(epochs)} epochs, two real workers, {len(turns)} rounds:"
+    return hybrid, dual, name
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -235,26 +237,26 @@ def table(results: Results) -> list[dict[str, Any]]:
     paper = {(row["k"], row["n_small"]): row for row in PAPER["table5"]["rows"]}
     published = paper[OWN_K, OWN_SMALL]["accuracy"]
     theirs = section51(results, OWN_K, OWN_SMALL)
-    own = results.ok("own_plan")
-    trained = [record for record in own if record.metrics["error"] is None]
-    found = [
+    by_own_plan = results.ok("own_plan")
+    trained = [record for record in by_own_plan if record.metrics["error"] is None]
+    rows = [
         _trained_row("trained, the paper's b / a", theirs, base, published),
         _trained_row("trained, times measured here", trained, base, published),
     ]
-    found[0] |= coefficients(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
-    for record in own[:1]:
-        found[1] |= _coefficients(record.metrics)
-        found[1] |= {"k at most": _k_max(record.metrics)}
-    for record in own:
+    rows[0] |= coefficients(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
+    for record in by_own_plan[:1]:
+        rows[1] |= _coefficients(record.metrics)
+        rows[1] |= {"k at most": _k_max(record.metrics)}
+    for record in by_own_plan:
         if record.metrics["error"] is not None:
-            found.append({"plan": f"no plan, seed {record.seed}: {record.metrics['error']}"})
+            rows.append({"plan": f"no plan, seed {record.seed}: {record.metrics['error']}"})
     for record in results.ok("wall"):
         if not record.metrics["parts"]:
-            found.append({"plan": "real workers: they would share one core or accelerator"})
+            rows.append({"plan": "real workers: they would share one core or accelerator"})
             continue
         for of in (OWN, *PARTS):
-            found += _wall_rows(of, kinds_of(results, of), over_alone(results))
-    return found
+            rows += _wall_rows(of, kinds_of(results, of), over_alone(results))
+    return rows
 
 
 def _coefficients(entry: Mapping[str, Any]) -> dict[str, str]:
@@ -290,7 +292,7 @@ def _wall_rows(
     of: str, kinds: Sequence[Kind], of_alone: Mapping[float, Gap | None]
 ) -> list[dict[str, Any]]:
     what = "times measured here" if of == OWN else f"{of}'s resolutions, the paper's b / a"
-    found = []
+    rows = []
     for kind in kinds:
         row: dict[str, Any] = {
             "plan": f"two real workers, {what}, {kind['resolution']} px",
@@ -300,7 +302,7 @@ def _wall_rows(
             **_coefficients(kind),
         }
         if kind["error"]:
-            found.append(row | {"plan": f"{row['plan']}: no plan, {kind['error']}"})
+            rows.append(row | {"plan": f"{row['plan']}: no plan, {kind['error']}"})
             continue
         if kind["plan"]:
             row |= {"B_S": kind["plan"]["small_batch"], "k at most": _k_max(kind)}
@@ -309,8 +311,8 @@ def _wall_rows(
         gap = of_alone.get(kind["k"]) if of == OWN else None
         if gap is not None:
             row["time over large batches"] = f"{math.exp(gap.mean):.3f}, wall"
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def over_promised(results: Results) -> dict[float, tuple[Gap | None, str]]:
@@ -378,7 +380,7 @@ def draw(results: Results) -> "Figure":
 )
 def extra_time(results: Results, expected: Expectation) -> Verdict:
     """Judge each k at the images' own resolution, over k."""
-    names = {f"k = {k:g}": found for k, found in over_promised(results).items()}
+    names = {f"k = {k:g}": gap for k, gap in over_promised(results).items()}
 
     def judge(name: str) -> Part:
         gap, missing = names[name]

@@ -48,7 +48,7 @@ def error_percent(metrics: dict[str, Any]) -> float | None:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Return the memory models and the largest batch sizes that they predict."""
-    found = []
+    rows = []
     for role, part in PARTS.items():
         paper = PAPER["figure13"][part]
         metrics = measured(results, "memory", role)
@@ -69,8 +69,8 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "largest, measured": f"{metrics['measured_max']:,}",
                 "error": DASH if error is None else f"{error:+.1f} %",
             }
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def figure(results: Results) -> "Figure":
@@ -139,10 +139,10 @@ def largest_batch(results: Results, expected: Expectation) -> Verdict:
         if not metrics:
             raise NotRun("no records")
         error = error_percent(metrics)
-        told = f"{metrics['predicted_max']:,} predicted, {metrics['measured_max']:,} measured"
+        sizes = f"{metrics['predicted_max']:,} predicted, {metrics['measured_max']:,} measured"
         if error is None:
-            return certain(f"{role}: {told}", False)
-        return equivalence(f"{role}: {told},", exactly(error, unit="%", digits=1), ERRORS[role])
+            return certain(f"{role}: {sizes}", False)
+        return equivalence(f"{role}: {sizes},", exactly(error, unit="%", digits=1), ERRORS[role])
 
     return combine(each(ERRORS, judge))
 

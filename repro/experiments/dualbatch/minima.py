@@ -71,7 +71,7 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
             "rises": rises,  # by size, then by direction
             "worst_rise": worst_rise(model, train, config["worst_size"]),
             "line": {
-                name: [loss_at(model, directions[0], place, batch) for place in config["places"]]
+                name: [loss_at(model, directions[0], point, batch) for point in config["places"]]
                 for name, batch in (("train", train), ("test", test))
             },
         }
@@ -102,13 +102,13 @@ def gradient_variance(
         draws: Mini-batches, 2 at least.
         generator: Draws them.
     """
-    own = copy.deepcopy(model).train()
+    copied = copy.deepcopy(model).train()
     inputs, labels = pool
     total: Tensor | None = None
     squares = 0.0
     for _ in range(draws):
         chosen = torch.randint(len(labels), (batch,), generator=generator).to(labels.device)
-        gradient = _gradient(own, inputs[chosen], labels[chosen]).double()
+        gradient = _gradient(copied, inputs[chosen], labels[chosen]).double()
         total = gradient if total is None else total + gradient
         squares += float(gradient.square().sum())
     assert total is not None
@@ -127,16 +127,18 @@ def filter_normalised(model: nn.Module, generator: torch.Generator) -> list[Tens
     Biases and what normalises stay. Source: Li et al., "Visualizing the Loss Landscape of Neural
     Nets", 2018.
     """
-    found = []
+    direction = []
     for weight in model.parameters():
         if weight.dim() < 2:
-            found.append(torch.zeros_like(weight))
+            direction.append(torch.zeros_like(weight))
             continue
         drawn = torch.randn(weight.shape, generator=generator).to(weight.device)
         shape = (len(weight), *(1 for _ in weight.shape[1:]))
-        own, new = (t.detach().flatten(1).norm(dim=1).view(shape) for t in (weight, drawn))
-        found.append(drawn * own / new)
-    return found
+        length, drawn_length = (
+            t.detach().flatten(1).norm(dim=1).view(shape) for t in (weight, drawn)
+        )
+        direction.append(drawn * length / drawn_length)
+    return direction
 
 
 def loss_at(model: nn.Module, direction: list[Tensor], size: float, batch: Batch) -> float:

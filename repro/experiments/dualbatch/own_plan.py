@@ -44,12 +44,12 @@ def train_own_plan(config: Config, seed: int, data: ImageData | None, device: st
     setting = {**config, **measured}
     (a, b), timings, error = _line(setting, measured["resolution"], measured["repeats"], device)
     (entry,) = config["sub_stages"]
-    own = entry["plan"] | {"a": a, "b": b}
-    found = {"a": a, "b": b} | (_solved(own) if error is None else _no_plan(error))
-    if found["error"] is not None:
-        return Outcome(found, timings=timings)
-    trained = train({**config, "sub_stages": [entry | {"plan": own}]}, seed, data, device)
-    return Outcome(trained.metrics | found, timings=timings | dict(trained.timings))
+    plan = entry["plan"] | {"a": a, "b": b}
+    solution = {"a": a, "b": b} | (_solved(plan) if error is None else _no_plan(error))
+    if solution["error"] is not None:
+        return Outcome(solution, timings=timings)
+    trained = train({**config, "sub_stages": [entry | {"plan": plan}]}, seed, data, device)
+    return Outcome(trained.metrics | solution, timings=timings | dict(trained.timings))
 
 
 def _line(
@@ -131,9 +131,9 @@ def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
     plan exists, why is noted.
     """
     torch.manual_seed(seed)
-    there = devices_here(device)
-    if there < TWO:
-        return Outcome({"devices": there, "parts": []})
+    devices = devices_here(device)
+    if devices < TWO:
+        return Outcome({"devices": devices, "parts": []})
     from repro.dualbatch.cluster import ClusterError, connected
 
     address = os.environ.get(RAY_ADDRESS) or None
@@ -142,13 +142,13 @@ def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
     timings: dict[str, Timing] = {}
     try:
         with connected(address, needed, 2**26):
-            for number, own in enumerate(config["parts"]):
-                found, more = _part({**config, **own}, seed, device, address)
-                parts.append(found)
+            for number, part in enumerate(config["parts"]):
+                metrics, more = _part({**config, **part}, seed, device, address)
+                parts.append(metrics)
                 timings |= {f"part {number}, {key}": value for key, value in more.items()}
     except ClusterError as error:
         raise UsageError(str(error)) from error  # it says nothing of the method
-    return Outcome({"devices": there, "parts": parts}, timings=timings)
+    return Outcome({"devices": devices, "parts": parts}, timings=timings)
 
 
 def _part(
@@ -176,26 +176,26 @@ def _part(
             "large_batch": kind["large_batch"],
             "samples": config["samples"],
         }
-        own: dict[str, Any] = {"error": None, "plan": None, "k_max": None}
+        solution: dict[str, Any] = {"error": None, "plan": None, "k_max": None}
         plan: DualBatchPlan | None = None
         if kind["k"] == 1:
             plan = _alone(entry)
         else:
-            own = _solved(entry) if error is None else _no_plan(error)
-            plan = None if own["error"] else plan_of(entry)
-        solved.append({"a": a, "b": b} | own)
+            solution = _solved(entry) if error is None else _no_plan(error)
+            plan = None if solution["error"] else plan_of(entry)
+        solved.append({"a": a, "b": b} | solution)
         plans.append(plan)
-    found: dict[str, Any] = {"solved": solved, "shares_s": {}, "round_s": {}}
+    metrics: dict[str, Any] = {"solved": solved, "shares_s": {}, "round_s": {}}
     for sync, wanted in config["syncs"].items():
         chosen = [n for n, plan in enumerate(plans) if plan and config["epochs"][n]["in"] in wanted]
         subs = [SubStage(config["epochs"][n]["resolution"], None, plans[n]) for n in chosen]
         log = _run(config, subs, sync, seed, device, address)
         if sync == "bsp":
             shares = share_seconds(log, len(subs))
-            found["shares_s"] = {str(n): shares[place] for place, n in enumerate(chosen)}
+            metrics["shares_s"] = {str(n): shares[number] for number, n in enumerate(chosen)}
         else:
-            found["round_s"][sync] = round_seconds(log, len(subs))
-    return found, timings
+            metrics["round_s"][sync] = round_seconds(log, len(subs))
+    return metrics, timings
 
 
 def _alone(entry: Config) -> DualBatchPlan:
@@ -235,12 +235,12 @@ def share_seconds(log: list[Commit], kinds: int) -> list[list[list[float]]]:
         kinds: So many epochs are a round; the first round is left out.
     """
     workers = 1 + max(commit.worker for commit in log)
-    found: list[list[list[float]]] = [[[] for _ in range(workers)] for _ in range(kinds)]
+    by_kind: list[list[list[float]]] = [[[] for _ in range(workers)] for _ in range(kinds)]
     for commit in log:
         if commit.iteration >= kinds:
             seconds = commit.time_s - log[commit.pulled - 1].time_s
-            found[commit.iteration % kinds][commit.worker].append(seconds)
-    return found
+            by_kind[commit.iteration % kinds][commit.worker].append(seconds)
+    return by_kind
 
 
 def round_seconds(log: list[Commit], kinds: int) -> list[float]:
@@ -254,5 +254,5 @@ def round_seconds(log: list[Commit], kinds: int) -> list[float]:
     for commit in log:
         if commit.iteration % kinds == kinds - 1:
             ends[commit.worker].append(commit.time_s)
-    spans = [[b - a for a, b in itertools.pairwise(own)] for own in ends.values()]
+    spans = [[b - a for a, b in itertools.pairwise(times)] for times in ends.values()]
     return max(spans, key=sum)

@@ -28,11 +28,11 @@ def table2(results: Results) -> list[dict[str, Any]]:
     """Return batch sizes and shares, solved."""
     ours = {(row["k"], row["n_small"]): row for row in solved_rows(results, "table2")}
     raw = frameworks(results).get("TensorFlow", {}).get("table2", [])
-    found = []
+    rows = []
     for number, paper in enumerate(PAPER["table2"]["rows"]):
         ours_row = ours.get((paper["k"], paper["n_small"]), {})
         both = paper["n_small"] < WORKERS
-        found.append(
+        rows.append(
             {
                 "k": f"{paper['k']:.2f}",
                 "(n_S, n_L)": workers(paper["n_small"]),
@@ -47,7 +47,7 @@ def table2(results: Results) -> list[dict[str, Any]]:
                 "B_S, raw data": raw[number] if raw else None,
             }
         )
-    return found
+    return rows
 
 
 Pairs = dict[str, list[tuple[float, float]]]  # by quantity: ours and the paper's
@@ -62,8 +62,8 @@ def _all_equal(pairs: Pairs) -> Verdict:
         wrong = [
             f"{value:g} for {paper:g}" for value, paper in values if abs(value - paper) > allowed
         ]
-        told = f"{name}: {len(values) - len(wrong)} of {len(values)}"
-        parts.append(certain(f"{told}{f' (not {wrong[0]})' if wrong else ''}", not wrong))
+        evidence = f"{name}: {len(values) - len(wrong)} of {len(values)}"
+        parts.append(certain(f"{evidence}{f' (not {wrong[0]})' if wrong else ''}", not wrong))
     return combine(parts)
 
 
@@ -96,9 +96,9 @@ def equations_table2(results: Results, expected: Expectation) -> Verdict:
 def raw_plan(results: Results, expected: Expectation) -> Verdict:
     """Judge the batch sizes solved with the line through TensorFlow's times."""
     pairs = _raw_pairs(results)
-    told = ", ".join(f"{solved_raw} for {paper}" for solved_raw, paper in pairs)
+    evidence = ", ".join(f"{solved_raw} for {paper}" for solved_raw, paper in pairs)
     same = all(solved_raw == paper for solved_raw, paper in pairs)
-    return combine([certain(f"{told}; at most {100 * raw_plan_off(results):.1f} % off", same)])
+    return combine([certain(f"{evidence}; at most {100 * raw_plan_off(results):.1f} % off", same)])
 
 
 def _raw_pairs(results: Results) -> list[tuple[int, int]]:
@@ -131,7 +131,7 @@ TABLE2 = Exhibit(
 
 def table6(results: Results) -> list[dict[str, Any]]:
     """Return batch sizes at every resolution, solved."""
-    found = []
+    rows = []
     for role, name in PARTS.items():
         part = PAPER["table6"][name]
         sides = part["resolutions"]
@@ -144,11 +144,11 @@ def table6(results: Results) -> list[dict[str, Any]]:
             ]
             paper = part["small_batches"][n_small - 1] if n_small else []
             given = part["small_samples"][n_small - 1] if n_small else part["baseline_samples"]
-            told = DASH
+            shares = DASH
             if our_rows:
                 small, large = our_rows[0]["small_samples"], our_rows[0]["large_samples"]
-                told = _two_shares(n_small, small or large, large)
-            found.append(
+                shares = _two_shares(n_small, small or large, large)
+            rows.append(
                 {
                     "data": f"{label}, {', '.join(map(str, sides))} px",
                     "n_S": n_small,
@@ -156,10 +156,10 @@ def table6(results: Results) -> list[dict[str, Any]]:
                     "B_S, paper": listed(paper) if paper else DASH,
                     "B_S": listed([row["small_batch"] for row in our_rows]) if n_small else DASH,
                     "d_S, d_L, paper": _two_shares(n_small, given, part["large_samples"]),
-                    "d_S, d_L": told,
+                    "d_S, d_L": shares,
                 }
             )
-    return found
+    return rows
 
 
 def listed(values: Sequence[int]) -> str:

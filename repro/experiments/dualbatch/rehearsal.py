@@ -56,7 +56,7 @@ def rehearse(run: Run) -> Rehearsal | None:
 
 
 def _measurement(run: Run) -> Rehearsal:
-    found = []
+    rehearsed = []
     for part in run.config.get("parts", [run.config]):
         config = run.config | part
         if "epochs" in part:
@@ -66,8 +66,10 @@ def _measurement(run: Run) -> Rehearsal:
             sizes = {(side, max(config["batch_sizes"])) for side in sides}
         for side, batch in sorted(sizes):
             model, peak, work = _random_steps(json.dumps(config), side, batch)
-            found.append((f"{batch} images of {side}×{side}, random numbers", model, peak, work))
-    data, model, peak, work = max(found, key=lambda one: one[2])
+            rehearsed.append(
+                (f"{batch} images of {side}×{side}, random numbers", model, peak, work)
+            )
+    data, model, peak, work = max(rehearsed, key=lambda one: one[2])
     return Rehearsal(model, data, 0, ((0, work),), peak, run.config.get("limit_bytes"))
 
 

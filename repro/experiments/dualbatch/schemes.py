@@ -22,15 +22,15 @@ def schemes(config: Config, seed: int, data: None, device: str) -> Outcome:
     workers, k = paper["workers"], paper["table6"]["k"]
 
     def subs(n_small: int) -> list[SubStage]:
-        found = []
+        sub_stages = []
         rows = (part["resolutions"], part["large_batches"], table["dropouts"])
         for side, large, dropout in zip(*rows, strict=True):
             model = TimeModel(1.0, paper["inferred"][f"ratio_{side}"])
             plan = DualBatchPlan.solve(
                 model, k, n_small, workers - n_small, large, paper["cifar_samples"]
             )
-            found.append(SubStage(side, dropout, plan))
-        return found
+            sub_stages.append(SubStage(side, dropout, plan))
+        return sub_stages
 
     both = {
         SCHEMES[0]: subs(config["n_small"])[-1:],

@@ -587,7 +587,7 @@ def _trained(records: Sequence[Record]) -> Iterable[str]:
             "On Ray the workers are real processes. They share the cores of one machine unless a "
             "cluster was given; they have wall time, and no virtual time."
         )
-    yield from dict.fromkeys(told for record in records for told in _data(record))
+    yield from dict.fromkeys(sentence for record in records for sentence in _data(record))
     yield from _extents(records)
     yield (
         "SGD with momentum 0.9 and weight decay 5e-4, starting anew with each share; commits merge "
@@ -619,10 +619,10 @@ def _extents(records: Sequence[Record]) -> Iterable[str]:
         stages = "/".join(f"{epochs:g}" for epochs, _ in config["stages"])
         sizes.setdefault(size, {}).setdefault(stages, {})[record.experiment] = None
     for size, by_stages in sizes.items():
-        told = ", ".join(
+        listed = ", ".join(
             f"{stages} ({', '.join(experiments)})" for stages, experiments in by_stages.items()
         )
-        yield f"{size}. Epochs of the stages: {told}."
+        yield f"{size}. Epochs of the stages: {listed}."
 
 
 def _data(record: Record) -> Iterable[str]:
@@ -665,9 +665,9 @@ def _measured(record: Record) -> str:
 
 
 def _on_the_wall(record: Record) -> Iterable[str]:
-    there = record.metrics["devices"]
+    devices = record.metrics["devices"]
     if not record.metrics["parts"]:
-        yield f"Two real workers were not timed: they would share {there} core or accelerator."
+        yield f"Two real workers were not timed: they would share {devices} core or accelerator."
         return
     parts = " and ".join(
         f"{network(part)} at {', '.join(map(str, _sides(part)))} pixels, {part['samples']:,} "
@@ -675,7 +675,7 @@ def _on_the_wall(record: Record) -> Iterable[str]:
         for part in record.config["parts"]
     )
     yield (
-        f"Two real workers on Ray, with a core or an accelerator each (there were {there}): "
+        f"Two real workers on Ray, with a core or an accelerator each (there were {devices}): "
         f"{parts}; SYNTHETIC images (random numbers), {record.config['rounds']} rounds in turns "
         "after one that warms up."
     )

@@ -30,14 +30,15 @@ def word(look: Look, artefact: str, key: str) -> str:
 
 def saving(look: Look) -> str:
     """Say what cycling the resolution saves real workers."""
-    told = [
+    ratios = [
         f"{gap} of the time at {role}'s resolutions (paper ×{PAPER_RATIOS[role]:.2f}): "
         f"{word(look, artefact, 'saving')}"
         for role, artefact in ((IMAGENET, "table10"), (CIFAR, "table8"))
         for gap, _ in [cycled(look(artefact), role)]
     ]
     return (
-        f"Two real workers, on SYNTHETIC images, that cycle the resolution take {'; '.join(told)}."
+        "Two real workers, on SYNTHETIC images, that cycle the resolution take "
+        f"{'; '.join(ratios)}."
     )
 
 

@@ -86,12 +86,12 @@ def _of(results: Results, sync: str, merge: str) -> list[Record]:
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Return accuracy, times and staleness by synchronisation and merge rule."""
-    found: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     for sync, merge in WAYS:
         records = _of(results, sync, merge)
         stale = [value for record in records for value in record.metrics["staleness"]]
         virtual = virtual_time(records)
-        found.append(
+        rows.append(
             {
                 "synchronisation": NAMES[sync],
                 "merge": merge,
@@ -107,8 +107,8 @@ def table(results: Results) -> list[dict[str, Any]]:
     for record in results.ok("wall"):
         for sync, seconds in rounds(results).items() if record.metrics["parts"] else ():
             row = {"synchronisation": f"{NAMES[sync]}, two real workers, a round of epochs"}
-            found.append(row | {"wall (s)": Summary.of(seconds).text(3)})
-    return found
+            rows.append(row | {"wall (s)": Summary.of(seconds).text(3)})
+    return rows
 
 
 def _loss(records: Sequence[Record]) -> str:
@@ -199,8 +199,8 @@ def asp_converges_worse(results: Results, expected: Expectation) -> Verdict:
     }
     verdict = in_all_cases(cases, sign=expected.sign)
     if idle:
-        told = f"{verdict.evidence}; {', '.join(idle)}: neither learned anything, not counted"
-        return Verdict(verdict.word, told)
+        evidence = f"{verdict.evidence}; {', '.join(idle)}: neither learned anything, not counted"
+        return Verdict(verdict.word, evidence)
     return verdict
 
 
@@ -224,8 +224,8 @@ def same_end(results: Results) -> tuple[bool, str]:
     ratios = {way: time / base for way, time in times.items() if time and base}
     if len(ratios) < 2:
         raise NotRun("no records with a virtual time")
-    told = ", ".join(f"{NAMES[s]}, {m} ×{ratio:.3f}" for (s, m), ratio in ratios.items())
-    return all(abs(ratio - 1) <= SAME_TIME for ratio in ratios.values()), told
+    evidence = ", ".join(f"{NAMES[s]}, {m} ×{ratio:.3f}" for (s, m), ratio in ratios.items())
+    return all(abs(ratio - 1) <= SAME_TIME for ratio in ratios.values()), evidence
 
 
 SYNCHRONISATION = Exhibit(
@@ -274,11 +274,11 @@ def spans(record: Record) -> list[dict[str, Any]]:
 
 def figure2_table(results: Results) -> list[dict[str, Any]]:
     """Return the first commits of each training: who pulled which version when."""
-    found = []
+    rows = []
     for way in SHOWN:
         for record in _of(results, *way)[:1]:
             for number, span in enumerate(spans(record)[:WORKERS]):
-                found.append(
+                rows.append(
                     {
                         "synchronisation": NAMES[way[0]],
                         "commit": number + 1,
@@ -289,7 +289,7 @@ def figure2_table(results: Results) -> list[dict[str, Any]]:
                         "staleness": span["staleness"],
                     }
                 )
-    return found
+    return rows
 
 
 def figure2(results: Results) -> "Figure":
@@ -347,15 +347,15 @@ _SAID = {True: "yes", False: "NO", None: DASH}
 
 def engines_table(results: Results) -> list[dict[str, Any]]:
     """Return one training by both engines."""
-    found = []
+    rows = []
     for engine in ENGINES:
         for record in results.select("train", workers=2, engine=engine):
             if record.status != "ok":
-                found.append({"engine": engine, "accuracy (%)": record.status})
+                rows.append({"engine": engine, "accuracy (%)": record.status})
                 continue
             metrics = record.metrics
             stale = metrics["staleness"]
-            found.append(
+            rows.append(
                 {
                     "engine": engine,
                     "accuracy (%)": f"{metrics['accuracy'][-1]:.2f}",
@@ -366,7 +366,7 @@ def engines_table(results: Results) -> list[dict[str, Any]]:
                     "same weights in the same order": _SAID[metrics["same_weights"]],
                 }
             )
-    return found
+    return rows
 
 
 @claim(

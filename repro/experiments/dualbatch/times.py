@@ -137,10 +137,10 @@ def epoch_table(results: Results) -> list[dict[str, Any]]:
         ):
             if n in _shown():
                 rows.append(_epoch_row(where, n, seconds, predicted))
-        told = (
+        errors = (
             f"median {100 * fit['median_error']:.1f} %, at most {100 * fit['largest_error']:.1f} %"
         )
-        rows.append({"where": where, "batch size": f"all {ALL_SIZES}", "error": told})
+        rows.append({"where": where, "batch size": f"all {ALL_SIZES}", "error": errors})
     a, b = PAPER["inferred"]["a"], PAPER["inferred"]["b"]
     for n in _shown():
         predicted = (a * n + b) * math.ceil(PAPER["cifar_samples"] / n)
@@ -265,10 +265,10 @@ def raw_fits(results: Results) -> dict[str, dict[str, Any]]:
     Raises:
         NotRun: There are none.
     """
-    found = frameworks(results)
-    if not found:
+    fits = frameworks(results)
+    if not fits:
         raise NotRun("the authors' raw data is not at hand")
-    return found
+    return fits
 
 
 def _each_side(results: Results, judge: Callable[[Record, int], Part]) -> Verdict:
@@ -321,16 +321,16 @@ def _single(fit: Mapping[str, Any], key: str) -> dict[int, list[float]]:
 )
 def predictable(results: Results, expected: Expectation) -> Verdict:
     """Judge the median error of equation 2 over all batch sizes."""
-    found = raw_fits(results)
-    errors = {name: fit["median_error"] for name, fit in found.items()}
-    told = "; ".join(
+    fits = raw_fits(results)
+    errors = {name: fit["median_error"] for name, fit in fits.items()}
+    medians = "; ".join(
         f"{name}: median {100 * fit['median_error']:.1f} %, largest "
         f"{100 * fit['largest_error']:.1f} % of {ALL_SIZES} batch sizes"
-        for name, fit in found.items()
+        for name, fit in fits.items()
     )
     gap = exactly(errors["TensorFlow"] / errors["PyTorch"], log=True)
-    word, ratio_told = direction("TensorFlow's median over PyTorch's", gap, sign=expected.sign)
-    return Verdict(word, f"{ratio_told}; {told}")
+    word, ratio_evidence = direction("TensorFlow's median over PyTorch's", gap, sign=expected.sign)
+    return Verdict(word, f"{ratio_evidence}; {medians}")
 
 
 FIGURE3 = Exhibit(
@@ -419,10 +419,10 @@ def equation2_published(results: Results, expected: Expectation) -> Verdict:
     fit = raw_fits(results)["TensorFlow"]
     in_table4 = 100 * max(abs(value) for value in fit["plan_errors"].values())
     gap = exactly(100 * fit["largest_error"], unit="%", digits=1)
-    word, told = equivalence("the largest error", gap, ERROR_PERCENT)
+    word, evidence = equivalence("the largest error", gap, ERROR_PERCENT)
     return Verdict(
         word,
-        f"{told}, at batch size {fit['largest_at']}; {100 * fit['share_beyond']:.1f} % of "
+        f"{evidence}, at batch size {fit['largest_at']}; {100 * fit['share_beyond']:.1f} % of "
         f"{ALL_SIZES} batch sizes lie beyond; at Table 4's at most {in_table4:.1f} %",
     )
 
@@ -449,7 +449,7 @@ def shares(results: Results) -> list[dict[str, Any]]:
 
 def table4(results: Results) -> list[dict[str, Any]]:
     """Return the time of a worker's share, measured and predicted."""
-    found: list[dict[str, Any]] = [
+    table_rows: list[dict[str, Any]] = [
         {
             "where": "paper, GTX 1080",
             "k": f"{row['k']:.2f}",
@@ -473,7 +473,7 @@ def table4(results: Results) -> list[dict[str, Any]]:
             heading: f"{100 * (row['measured_s'] / row[key] - 1):+.1f} %"
             for heading, key in columns.items()
         }
-        found.append(
+        table_rows.append(
             {
                 "where": f"here, {row['kind']}",
                 "k": f"{row['k']:.2f}",
@@ -486,8 +486,8 @@ def table4(results: Results) -> list[dict[str, Any]]:
         )
     rows = measured(results, "times", CIFAR).get("shares", [])
     for k, n_small in dict.fromkeys((r["k"], r["n_small"]) for r in rows if "error" in r):
-        found.append({"where": f"here, {workers(n_small)}: no plan", "k": f"{k:.2f}"})
-    return found
+        table_rows.append({"where": f"here, {workers(n_small)}: no plan", "k": f"{k:.2f}"})
+    return table_rows
 
 
 @claim(
@@ -513,9 +513,9 @@ def shares_predicted(results: Results, expected: Expectation) -> Verdict:
         log = math.log(row["measured_s"] / row["predicted_s"])
         sd = of_median / math.sqrt(2)
         gaps[name] = Gap(log, error, spread.dof, sd, log=True, digits=3, trials="rounds")
-    found = all_within(gaps, "shares", ERROR_PERCENT)
-    told = f"spread of a time {100 * spread.sd:.1f} %"
-    return Verdict(found.word, f"{found.evidence}; {told}")
+    verdict = all_within(gaps, "shares", ERROR_PERCENT)
+    scatter = f"spread of a time {100 * spread.sd:.1f} %"
+    return Verdict(verdict.word, f"{verdict.evidence}; {scatter}")
 
 
 TABLE4 = Exhibit(

@@ -29,9 +29,9 @@ def bend(samples: Mapping[int, Sequence[float]]) -> Gap:
     Of the parabola through all samples by least squares; its residuals give the error.
     """
     sizes, seconds, turns = _flat(samples)
-    place = 2 * (sizes - sizes.min()) / np.ptp(sizes) - 1  # from -1 to 1
+    scaled = 2 * (sizes - sizes.min()) / np.ptp(sizes) - 1  # from -1 to 1
     (middle, _, square), error, dof = _least_squares(
-        np.stack([np.ones_like(place), place, place**2]), seconds, 2
+        np.stack([np.ones_like(scaled), scaled, scaled**2]), seconds, 2
     )
     chord = middle + square
     return _estimate(-100 * square / chord, 100 * error / chord, dof, turns, unit="%", digits=1)
@@ -63,10 +63,10 @@ def _least_squares(
 ) -> tuple[np.ndarray, float, int]:
     """Return all coefficients, and the standard error of one with its degrees of freedom."""
     inverse = np.linalg.inv(terms @ terms.T)
-    found = inverse @ terms @ values
+    coefficients = inverse @ terms @ values
     dof = values.size - len(terms)
-    variance = float(((values - found @ terms) ** 2).sum()) / dof
-    return found, math.sqrt(variance * inverse[wanted, wanted]), dof
+    variance = float(((values - coefficients @ terms) ** 2).sum()) / dof
+    return coefficients, math.sqrt(variance * inverse[wanted, wanted]), dof
 
 
 def _estimate(mean: float, error: float, dof: int, turns: int, **options: Any) -> Gap:
@@ -86,13 +86,13 @@ def all_within(gaps: Mapping[str, Gap], what: str, percent: float) -> Verdict:
     margin = percent / 100
     parts = {}
     for name, gap in gaps.items():
-        word, told = equivalence(name, gap, margin)
+        word, evidence = equivalence(name, gap, margin)
         if word == "not reproduced" and not _beyond(gap, math.log1p(margin), len(gaps)):
             word = "undecided"
-        parts[name] = word, told
+        parts[name] = word, evidence
     words = [word for word, _ in parts.values()]
     said = {"reproduced": "within", "undecided": "open", "not reproduced": "beyond"}
-    counted = ", ".join(f"{words.count(word)} {told}" for word, told in said.items())
+    counted = ", ".join(f"{words.count(word)} {meaning}" for word, meaning in said.items())
     farthest = max(gaps, key=lambda name: abs(gaps[name].mean))
     return Verdict(
         combine(list(parts.values())).word,

@@ -475,8 +475,10 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:  # noqa: C901 (claims,
             size = max(r.config["mini_batch"] for r in whole)
             largest = [r for r in whole if r.config["mini_batch"] == size]
             done = sum(r.status == "ok" for r in largest)
-            told = f"{role}: mini-batches of all {size:,} trained in {done} of {len(largest)} runs"
-            return certain(told, done == len(largest))
+            counted = (
+                f"{role}: mini-batches of all {size:,} trained in {done} of {len(largest)} runs"
+            )
+            return certain(counted, done == len(largest))
 
         return combine(each(roles, judge))
 

@@ -110,8 +110,8 @@ def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     )
     least = min(memory[WITHOUT][0], LEAST_SHARE * default_limit_mib(record))
     extent = ((0.8 * least, 1.3 * memory[WITHOUT][-1]), (0.8 * fastest, 1.3 * slowest))
-    told = _told(plans[sizes.index(mini_batch)])
-    title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {told}"
+    summary = _told(plans[sizes.index(mini_batch)])
+    title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {summary}"
     return plots.streaming_plan(sizes, memory, times, limit_mib, mini_batch, STYLES, extent, title)
 
 

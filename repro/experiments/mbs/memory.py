@@ -11,8 +11,8 @@ from repro.report import DASH
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the search for the largest mini-batch of each model."""
-    told = ("U-Net",) if profile == "smoke" else ROLES  # the others take seconds each
-    return [sizing(profile, role, chosen) for role in ROLES] + [foretold(role) for role in told]
+    models = ("U-Net",) if profile == "smoke" else ROLES  # the others take seconds each
+    return [sizing(profile, role, chosen) for role in ROLES] + [foretold(role) for role in models]
 
 
 def table(results: Results) -> list[dict[str, Any]]:

@@ -129,6 +129,6 @@ def _of_all() -> list[dict[str, str]]:
 
 
 def _options(options: Mapping[str, Any], first: str | None = "name") -> str:
-    told = [str(options[first])] if first else []
-    told += [f"{name} {value}" for name, value in options.items() if name != first]
-    return ", ".join(told)
+    parts = [str(options[first])] if first else []
+    parts += [f"{name} {value}" for name, value in options.items() if name != first]
+    return ", ".join(parts)

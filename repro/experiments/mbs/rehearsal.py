@@ -37,7 +37,7 @@ def rehearse(run: Run) -> Rehearsal | None:
     )
     initial = PAPER["table2"][config["role"]]["mini_batch"]
     # Of the lower resolution the paper says nothing.
-    told = run.experiment == "train" and config["resolution"] == "high"
+    paper_tells = run.experiment == "train" and config["resolution"] == "high"
     epochs = config.get("epochs", 0)
     return Rehearsal(
         model,
@@ -46,7 +46,7 @@ def rehearse(run: Run) -> Rehearsal | None:
         ((epochs * samples / batch, work),),
         peak,
         config.get("limit_bytes"),
-        (micro is not None or whole <= initial) if told else None,
+        (micro is not None or whole <= initial) if paper_tells else None,
     )
 
 

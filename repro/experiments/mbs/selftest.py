@@ -14,8 +14,8 @@ def gradients(device: str) -> float:
     functional.cross_entropy(whole(images), labels).backward()
     streamer = MicroBatchStreamer(model, nn.CrossEntropyLoss(), 3, device=device)
     streamer.backward(images, labels)
-    found = [p.grad for p in model.parameters() if p.grad is not None]
-    return relative_difference(found, [p.grad for p in whole.parameters() if p.grad is not None])
+    streamed = [p.grad for p in model.parameters() if p.grad is not None]
+    return relative_difference(streamed, [p.grad for p in whole.parameters() if p.grad is not None])
 
 
 TESTS = (SelfTest("gradients in micro-batches = undivided pass on the CPU", 1e-4, gradients),)

@@ -413,14 +413,14 @@ def marks(results: Results) -> Iterable[str]:
 def facts(records: Sequence[Record]) -> Iterable[str]:
     """Yield what all artefacts share: networks, sides, extents, limit, and what is foretold."""
     measured = _run(records)
-    told = {
+    models = {
         (role, network(role, r.config["model"]), _model(r.config["model"])): None
         for role in ROLES
         for r in measured
         if r.config["role"] == role
     }
-    ran = [f"{name} for {role} ({options})" for role, name, options in told if name != role]
-    published = [role for role, name, _ in told if name == role]
+    ran = [f"{name} for {role} ({options})" for role, name, options in models if name != role]
+    published = [role for role, name, _ in models if name == role]
     if ran:
         yield f"Networks (STAND-IN): {', '.join(ran)}."
     if published:

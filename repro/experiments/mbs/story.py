@@ -45,10 +45,10 @@ def beyond_memory(look: Look) -> str:
     reached = {role: reach(_results(look, role), role) for role in ROLES}
     undivided = [r for role in ROLES for r in beyond(_results(look, role), role, False)]
     refused = sum(record.status == "out_of_memory" for record in undivided)
-    told = [f"{largest:g} ({role})" for role, (largest, *_) in reached.items()]
+    factors = [f"{largest:g} ({role})" for role, (largest, *_) in reached.items()]
     return (
-        f"Mini-batches {_listed(told)} times as large as what fits (SIMULATED limit) trained with "
-        f"MBS in "
+        f"Mini-batches {_listed(factors)} times as large as what fits (SIMULATED limit) trained "
+        "with MBS in "
         f"{sum(done for _, done, _ in reached.values())} of "
         f"{sum(tried for *_, tried in reached.values())} runs; without MBS {refused} of "
         f"{len(undivided)} ran out of memory; the paper reached "

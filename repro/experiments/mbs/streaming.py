@@ -46,8 +46,10 @@ def table(results: Results) -> list[dict[str, Any]]:
         rows.append(("optimizer step", "1", update, update))
         if record.device["type"] != "cpu":
             hidden = Summary.of([100 * share for share in hidden_shares(metrics["spans"])])
-            told = f"{hidden.text(0)} %"
-            rows.append(("a copy behind a computation, but the first", str(hidden.n), told, DASH))
+            hidden_text = f"{hidden.text(0)} %"
+            rows.append(
+                ("a copy behind a computation, but the first", str(hidden.n), hidden_text, DASH)
+            )
     return [dict(zip(("stage", "n", "each (ms)", "in all (ms)"), row, strict=True)) for row in rows]
 
 
@@ -71,11 +73,11 @@ def one_update(results: Results, expected: Expectation) -> Verdict:
     """Judge whether parameters change once, after the last micro-batch."""
     metrics = results.need("timeline").metrics
     between, after = metrics["updates_between_micro_batches"], metrics["updates_after"]
-    told = (
+    evidence = (
         f"over {metrics['micro_batches']} micro-batches the parameters changed {between} times "
         f"between micro-batches and {after} times after the last"
     )
-    return combine([certain(told, (between, after) == (0, 1))])
+    return combine([certain(evidence, (between, after) == (0, 1))])
 
 
 @claim("overlap", "Micro-batches are streamed while others compute", "Section 3.1")
