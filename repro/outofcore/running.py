@@ -70,19 +70,19 @@ class Running:
         step = follower.upcoming(operation)
         given = args
         if step is None and operation is ADD and (step := follower.upcoming(ADD_INTO)) is not None:
-            place = self._sums.into(args, kwargs)
-            if place is None:
+            operand = self._sums.into(args, kwargs)
+            if operand is None:
                 step = None
-            elif place:
+            elif operand:
                 given = args[::-1]
         if step is None or step.signature.collective:
             return self._run(operation, args, kwargs)
         residency, lock, known = self._residency, self._lock, step.signature
         lock.acquire()
         try:
-            found = follower.operands(step, residency.known, given, kwargs)
-            if found is not None:
-                inputs, written = found
+            variables = follower.operands(step, residency.known, given, kwargs)
+            if variables is not None:
+                inputs, written = variables
                 self._bring_in(step, known, inputs)
                 self._promise(known, inputs, written, step.birth_bytes, True)
         except BaseException:
@@ -90,7 +90,7 @@ class Running:
             raise
         finally:
             lock.release()
-        if found is None:
+        if variables is None:
             return self._run(operation, args, kwargs)
         try:
             result = step.operation._op(*given, **kwargs)
@@ -167,12 +167,12 @@ class Running:
         if known.ignored:
             return operation._op(*args, **kwargs)
         into: int | None = None
-        if operation is ADD and (place := self._sums.into(args, kwargs)) is not None:
+        if operation is ADD and (operand := self._sums.into(args, kwargs)) is not None:
             if iterations.sums_in_place():
-                operation, args = ADD_INTO, args if place == 0 else args[::-1]
+                operation, args = ADD_INTO, args if operand == 0 else args[::-1]
                 known = signature(operation)
             else:
-                into = place
+                into = operand
         lock.acquire()
         try:
             if known.grouped:
