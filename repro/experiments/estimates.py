@@ -32,7 +32,7 @@ class Pace:
     """How long this machine takes for what a reference record measured.
 
     Attributes:
-        ratio: Seconds here over the record's; above 1 this machine is slower. 1 where none was timed.
+        ratio: Seconds here over the record's; above 1 this machine is slower. 1 if none was timed.
         what: What was timed, and by which record; why not, where nothing was.
     """
 

@@ -426,15 +426,15 @@ def same_gradients(results: Results, expected: Expectation) -> Verdict:
     """Judge the largest difference of a gradient's element, relative to its largest element."""
     tuned, margin = _tuned(results), expected.allowed()
     gaps = [(one["gradient_error"], one["own_gradient_error"]) for one in tuned]
-    beyond = [(gap, torchs) for gap, torchs in gaps if not gap <= margin]
+    beyond = [(gap, itself) for gap, itself in gaps if not gap <= margin]
     evidence = f"{len(gaps) - len(beyond)} of {len(gaps)} networks within {margin:.0e}"
     if beyond:
         worst = _finite([gap for gap, _ in beyond])
         evidence += (
             f"; elsewhere by up to {worst:.0e}, where torch's own with and without their library "
-            f"differ by {max(torchs for _, torchs in beyond):.0e} (a unit at the edge of its ReLU)"
+            f"differ by {max(itself for _, itself in beyond):.0e} (a unit at the edge of its ReLU)"
         )
-    holds = all(gap <= torchs + margin for gap, torchs in beyond)
+    holds = all(gap <= itself + margin for gap, itself in beyond)
     return combine([certain(evidence, holds)])
 
 
