@@ -43,7 +43,7 @@ def check_profile(profile: str, computing: bool = True) -> str:
 
 
 def check_device(device: str) -> str:
-    """Return the one name of a device that is there: ``cpu``, or ``cuda:0``, ``cuda:1``, ...
+    """Return the one name of a device that is present: ``cpu``, or ``cuda:0``, ``cuda:1``, ...
 
     Any accelerator will do that torch has a module for.
 
@@ -60,11 +60,15 @@ def check_device(device: str) -> str:
         # A long number is none of a device, and int() refuses it.
         if len(number) < 5 and int(number) < _count(kind):
             return f"{kind}:{number}"
-    here = accelerator.present()
-    last = _count(here) - 1 if here else -1
+    present = accelerator.present()
+    last = _count(present) - 1 if present else -1
     raise UsageError(
         f"device {_shortened(device)} is not available here; allowed are 'cpu'"
-        + (f" and '{here}:0' to '{here}:{last}'" if last >= 0 else " (no accelerator is present)")
+        + (
+            f" and '{present}:0' to '{present}:{last}'"
+            if last >= 0
+            else " (no accelerator is present)"
+        )
     )
 
 
@@ -115,7 +119,7 @@ def check_target(path: Path, what: str) -> None:
 
 
 def device_of_each_process(checked: str, given: str | None) -> str:
-    """Return the device, of which each process of torchrun takes one, without a number, there.
+    """Return the device, without its number where each process of torchrun takes one of a kind.
 
     Raises:
         UsageError: One of several was given.
@@ -171,11 +175,11 @@ def choose_datasets(
     present = set(datasets.available(root))
     if datasets.find_times(root) is not None:
         present.add(datasets.TIMES)
-    own = profile == "paper" and not stand_ins_allowed()
+    papers_only = profile == "paper" and not stand_ins_allowed()
     chosen = {}
     for task, names in tasks.items():
         asked = [name for name in wanted if name in names or name == "synthetic"]
-        if own and not asked and datasets.TIMES not in names:
+        if papers_only and not asked and datasets.TIMES not in names:
             asked = [*names[:1]]
         # A task that nothing can stand in for is left out, and its artefacts say "not run".
         chosen[task] = (asked or [name for name in names if name in present] or [""])[0]
@@ -217,14 +221,14 @@ def require_data(plans: Iterable[tuple[Paper, Sequence[Run]]], root: str | None 
     lacking = [name for name in absent if report[name].startswith("not downloaded")]
     if not lacking:
         return
-    told = [
+    details = [
         f"{name} for {_some(list(users[name]))} ({datasets.looked_for(name)}; "
         f"{' '.join(report[name].split())})"
         for name in lacking
     ]
     folders = " or ".join(str(folder) for folder in paths.data_roots(root))
     raise UsageError(
-        f"data that the papers' own settings take are not at hand: {'; '.join(told)}. Put them "
+        f"data that the papers' own settings take are not at hand: {'; '.join(details)}. Put them "
         f"into {folders}, in the layouts of data/README.md, or give --data FOLDER; "
         "--data-stand-in goes on with what is at hand in their place, and without the runs that "
         "nothing can stand in for"
@@ -290,12 +294,12 @@ def only(runs: Sequence[Run], choices: Choices) -> list[Run]:
 
 def value_of(run: Run, key: str) -> Any:
     """Return what a configuration has under a key, or ``OUTER.INNER``; ``...`` for nothing."""
-    found: Any = run.config
+    value: Any = run.config
     for part in key.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(value, Mapping) or part not in value:
             return ...
-        found = found[part]
-    return found
+        value = value[part]
+    return value
 
 
 def _with(config: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -358,13 +362,13 @@ def _is_plain(value: Any) -> bool:
 
 def _texts(paper: Paper, key: str) -> set[str]:
     """Return the texts that a key has in any run of a paper."""
-    found = set()
+    texts = set()
     for profile in COMPUTING_PROFILES:
         chosen = {task: names[-1] for task, names in paper.datasets[profile].items()}
         for run in plan(paper, paper.artefacts.values(), profile, chosen):
             if isinstance(value := value_of(run, key), str):
-                found.add(value)
-    return found
+                texts.add(value)
+    return texts
 
 
 def _check_number(key: str, value: float, present_: Sequence[Any]) -> None:

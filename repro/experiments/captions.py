@@ -64,32 +64,32 @@ def devices(records: Sequence[Record]) -> str:
 
 
 def dataset_phrase(
-    facts: Mapping[str, str], wanted: str, own: bool | None = None, more: str = ""
+    facts: Mapping[str, str], wanted: str, is_papers: bool | None = None, more: str = ""
 ) -> str:
     """Return what data a record was made with, and whose place it takes.
 
     Args:
         facts: The record's `dataset`.
         wanted: The paper's dataset.
-        own: Whether this is the paper's; None to tell by its name.
+        is_papers: Whether this is the paper's; None to tell by its name.
         more: What else was done with it.
     """
-    if own is None:
-        own = facts["name"].startswith(wanted.lower().replace("-", ""))
+    if is_papers is None:
+        is_papers = facts["name"].startswith(wanted.lower().replace("-", ""))
     kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
-    stand_in = "" if own else f", a STAND-IN for the paper's {wanted}"
+    stand_in = "" if is_papers else f", a STAND-IN for the paper's {wanted}"
     return f"Data: {kind}{facts['name']}{stand_in}: {facts['provenance'].rstrip('.')}{more}."
 
 
-def panel(role: str, own: str = "", data: str = "") -> str:
+def panel(role: str, ours: str = "", data: str = "") -> str:
     """Return a panel's title, which says whose numbers it shows.
 
     Args:
         role: What the paper ran, such as ``ResNet-50``.
-        own: What ran here in its place; empty where it is the same.
+        ours: What ran here instead; empty where it is the same.
         data: The dataset that it ran on here; empty where there is none.
     """
-    ran = f"{own} for {role}" if own and own != role else role
+    ran = f"{ours} for {role}" if ours and ours != role else role
     return f"ours: {ran}{f', {data}' if data else ''}"
 
 

@@ -70,13 +70,13 @@ class CapturedPasses:
         key = (inputs.shape, targets.shape, *(layer.p for layer in self._dropouts))
         if key not in self._graphs:
             self._graphs[key] = self._capture(inputs, targets)
-        own = self._graphs[key]
-        own.inputs.copy_(inputs)
-        own.targets.copy_(targets)
-        for p, gradient in zip(self._parameters, own.gradients, strict=True):
+        capture = self._graphs[key]
+        capture.inputs.copy_(inputs)
+        capture.targets.copy_(targets)
+        for p, gradient in zip(self._parameters, capture.gradients, strict=True):
             p.grad = gradient
-        own.graph.replay()
-        return own.loss
+        capture.graph.replay()
+        return capture.loss
 
     def _passes(self, inputs: Tensor, targets: Tensor) -> Tensor:
         kind = self._device.type

@@ -43,7 +43,7 @@ def claimed(record: Path) -> Iterator[bool]:
     Raises:
         UsageError: The file beside the record cannot be made.
     """
-    path = _place(record)
+    path = _claim_file(record)
     file = _take(path)
     try:
         yield file is not None
@@ -55,7 +55,7 @@ def claimed(record: Path) -> Iterator[bool]:
 def holder(record: Path) -> str:
     """Return who has claimed a run, in words."""
     try:
-        return _place(record).read_text(encoding="utf-8").strip() or "another process"
+        return _claim_file(record).read_text(encoding="utf-8").strip() or "another process"
     except (OSError, UnicodeError):
         return "another process"
 
@@ -71,7 +71,7 @@ def sweep(folder: Path) -> None:
                 _leave(path, file)
 
 
-def _place(record: Path) -> Path:
+def _claim_file(record: Path) -> Path:
     return record.with_name(f".{record.stem}{_SUFFIX}")
 
 

@@ -489,14 +489,16 @@ def expectations(paper: str) -> dict[str, dict[str, Expectation]]:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     written = content.pop("written")
     content.pop("seen")
-    found: dict[str, dict[str, Expectation]] = {}
+    by_artefact: dict[str, dict[str, Expectation]] = {}
     for artefact, rows in content.items():
         for key, row in rows.items():
             try:
-                found.setdefault(artefact, {})[key] = Expectation(**{"written": written, **row})
+                by_artefact.setdefault(artefact, {})[key] = Expectation(
+                    **{"written": written, **row}
+                )
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path.name}, [{artefact}.{key}]: {error}") from error
-    return found
+    return by_artefact
 
 
 def expectation(paper: str, artefact: str, key: str) -> Expectation:

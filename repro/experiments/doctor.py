@@ -21,14 +21,14 @@ _BUSY = 1.5  # processes that want each core, beyond which times say little
 
 
 def examine(
-    device: str, root: str | None = None, told: Callable[[str], None] = lambda line: None
+    device: str, root: str | None = None, tell: Callable[[str], None] = lambda line: None
 ) -> Facts:
     """Find out all about this machine; less than two minutes on two free cores.
 
     Args:
         device: Its one name, such as ``cpu`` or ``cuda:0``.
         root: Folder searched first for datasets.
-        told: Called with a line before each part that takes seconds.
+        tell: Called with a line before each part that takes seconds.
 
     Returns:
         JSON values: `software`, `host`, `device`, `links`, `disk`, `data`, `selftests`, `failed`
@@ -44,11 +44,11 @@ def examine(
     def part(name: str, find: Callable[[], Any], otherwise: Any) -> Any:
         try:
             return find()
-        except Exception as error:  # of a device or driver; all else is still told
+        except Exception as error:  # of a device or driver; all else is still reported
             problems.append({"part": name, "why": selftests.said(error)})
             return otherwise
 
-    found: Facts = {
+    facts: Facts = {
         "software": surroundings.software(),
         "host": surroundings.host(),
         "device": part(
@@ -57,42 +57,42 @@ def examine(
             {"device": device, "type": device.partition(":")[0], "name": "unknown"},
         ),
     }
-    told("copying memory")
-    found["links"] = part("copying memory", lambda: surroundings.links(device), [])
-    found["disk"] = surroundings.disk(root)
-    found["data"] = part("datasets", lambda: surroundings.data_found(root), _NO_DATA)
-    checked = selftests.run_all(device, told)
-    found["selftests"] = [one.to_json() for one in checked]
-    found["failed"] = sum(one.status == "failed" for one in checked)
-    told("timing a training step")
+    tell("copying memory")
+    facts["links"] = part("copying memory", lambda: surroundings.links(device), [])
+    facts["disk"] = surroundings.disk(root)
+    facts["data"] = part("datasets", lambda: surroundings.data_found(root), _NO_DATA)
+    checked = selftests.run_all(device, tell)
+    facts["selftests"] = [one.to_json() for one in checked]
+    facts["failed"] = sum(one.status == "failed" for one in checked)
+    tell("timing a training step")
     pace = estimates.measure_pace(device)
-    found["pace"] = {"ratio": pace.ratio, "what": pace.what}
-    host_bytes = found["host"]["available_bytes"]
-    device_bytes = found["device"].get("free_bytes", host_bytes)
-    found["estimates"] = [
+    facts["pace"] = {"ratio": pace.ratio, "what": pace.what}
+    host_bytes = facts["host"]["available_bytes"]
+    device_bytes = facts["device"].get("free_bytes", host_bytes)
+    facts["estimates"] = [
         one.to_json()
         for one in estimates.estimate_all(device, device_bytes, host_bytes, pace, root)
     ]
-    found["problems"] = problems
-    found["to_do"] = list(_to_do(found))
-    found["seconds"] = time.perf_counter() - start
-    return found
+    facts["problems"] = problems
+    facts["to_do"] = list(_to_do(facts))
+    facts["seconds"] = time.perf_counter() - start
+    return facts
 
 
-def _to_do(found: Facts) -> Iterator[dict[str, str]]:  # noqa: C901 (a list of things to ask)
+def _to_do(facts: Facts) -> Iterator[dict[str, str]]:  # noqa: C901 (a list of things to ask)
     """Yield what is missing or broken, and a command or an action for each."""
 
     def entry(what: str, do: str) -> dict[str, str]:
         return {"what": what, "do": do}
 
-    device, host, software = found["device"], found["host"], found["software"]
-    for one in found["selftests"]:
+    device, host, software = facts["device"], facts["host"], facts["software"]
+    for one in facts["selftests"]:
         if one["status"] == "failed":
             yield entry(
                 f"self-test of {one['paper']} failed: {one['text']}",
                 f"python -m pytest tests/{one['paper']} in a checkout shows where",
             )
-    for one in found["problems"]:
+    for one in facts["problems"]:
         yield entry(f"{one['part']}: {one['why']}", "mend that, then run doctor again")
     if host["nvidia_driver"] and host["accelerator"] is None:
         if software["torch_built_for"] == "CPU only":
@@ -103,19 +103,19 @@ def _to_do(found: Facts) -> Iterator[dict[str, str]]:  # noqa: C901 (a list of t
     elif host["accelerator"] is None:
         yield entry("no accelerator: gpu and paper would take days", "use --profile quick here")
     elif device["type"] == "cpu":
-        here = host["accelerator"]
-        yield entry(f"a {here} device is here, and was not looked at", f"doctor --device {here}")
+        kind = host["accelerator"]
+        yield entry(f"a {kind} device is here, and was not looked at", f"doctor --device {kind}")
     if software["compiler"] is None:
         yield entry("no C++ compiler: no chunked allocator", "apt-get install g++, or set $CXX")
-    for place in found["disk"]:
-        if place["problem"]:
+    for disk in facts["disk"]:
+        if disk["problem"]:
             variable = {"results": "REPRO_RESULTS", "caches": "REPRO_CACHE", "data": "REPRO_DATA"}
-            do = f"export {variable[place['for']]}=FOLDER, with one that can be written"
-            yield entry(f"{place['for']} cannot be written to {place['folder']}", do)
-        elif (place["free_bytes"] or 0) < _LOW_DISK_BYTES:
-            yield entry(f"little disk for {place['for']}", f"free some of {place['folder']}")
-    if found["data"]["missing"]:
-        missing = ", ".join(found["data"]["missing"])
+            do = f"export {variable[disk['for']]}=FOLDER, with one that can be written"
+            yield entry(f"{disk['for']} cannot be written to {disk['folder']}", do)
+        elif (disk["free_bytes"] or 0) < _LOW_DISK_BYTES:
+            yield entry(f"little disk for {disk['for']}", f"free some of {disk['folder']}")
+    if facts["data"]["missing"]:
+        missing = ", ".join(facts["data"]["missing"])
         yield entry(f"datasets not here: {missing}", "python -m repro data; see data/README.md")
     for extra in dict.fromkeys(one["extra"] for one in software["missing_modules"]):
         names = [one["module"] for one in software["missing_modules"] if one["extra"] == extra]
@@ -123,7 +123,7 @@ def _to_do(found: Facts) -> Iterator[dict[str, str]]:  # noqa: C901 (a list of t
             f"not installed: {', '.join(names)}",
             f"make setup, or pip install '.[{extra}]' in a checkout",
         )
-    for one in found["estimates"]:
+    for one in facts["estimates"]:
         if one["fits"] is False:
             yield entry(
                 f"{one['paper']} {one['profile']}: its largest runs want more memory than is free",
@@ -137,20 +137,20 @@ def _to_do(found: Facts) -> Iterator[dict[str, str]]:  # noqa: C901 (a list of t
         )
 
 
-def text(found: Facts) -> str:
+def text(facts: Facts) -> str:
     """Lay findings out for a terminal, within 98 columns where the names of folders allow."""
     parts = [
-        _table(list(_machine(found))),
-        _section("Self-tests (relative difference, of what is allowed)", _selftests(found)),
-        _section("What fits, and how long it takes (estimates)", _estimates(found)),
-        _section("What to do", _advice(found)),
-        "\n".join(_wrapped(_verdict(found), 0)),
+        _table(list(_machine(facts))),
+        _section("Self-tests (relative difference, of what is allowed)", _selftests(facts)),
+        _section("What fits, and how long it takes (estimates)", _estimates(facts)),
+        _section("What to do", _advice(facts)),
+        "\n".join(_wrapped(_verdict(facts), 0)),
     ]
     return "\n\n".join(parts)
 
 
-def _machine(found: Facts) -> Iterator[tuple[str, str]]:
-    software, host, device = found["software"], found["host"], found["device"]
+def _machine(facts: Facts) -> Iterator[tuple[str, str]]:
+    software, host, device = facts["software"], facts["host"], facts["device"]
     versions = software["versions"]
     yield "Python", f"{software['python']} on {software['system']}"
     built = software["torch_built_for"]
@@ -169,35 +169,35 @@ def _machine(found: Facts) -> Iterator[tuple[str, str]]:
         if "free_bytes" in device:
             memory = (device["free_bytes"], device["memory_bytes"])
             yield "its memory", "{} free of {}".format(*map(gib, memory))
-    for link in found["links"]:
+    for link in facts["links"]:
         yield link["copy"], f"{link['bytes_per_s'] / 1e9:.1f} GB/s"
-    for place in found["disk"]:
-        state = "cannot be written" if place["problem"] else f"{gib(place['free_bytes'])} free"
-        yield f"{place['for']} in", f"{place['folder']}: {state}"
-    yield "datasets", ", ".join(found["data"]["found"]) or "none"
+    for disk in facts["disk"]:
+        state = "cannot be written" if disk["problem"] else f"{gib(disk['free_bytes'])} free"
+        yield f"{disk['for']} in", f"{disk['folder']}: {state}"
+    yield "datasets", ", ".join(facts["data"]["found"]) or "none"
 
 
-def _selftests(found: Facts) -> list[str]:
+def _selftests(facts: Facts) -> list[str]:
     rows: list[tuple[str, ...]] = []
-    for one in found["selftests"]:
-        told = ""
+    for one in facts["selftests"]:
+        difference = ""
         if one["status"] == "ok":
-            told = f"{one['difference']:.0e} of {one['tolerance']:.0e}"
+            difference = f"{one['difference']:.0e} of {one['tolerance']:.0e}"
             if not one["difference"]:
-                told = "the same"
-        rows.append((one["status"], one["paper"], one["text"], told))
+                difference = "the same"
+        rows.append((one["status"], one["paper"], one["text"], difference))
     lines = _aligned(rows)
-    for number, one in reversed(list(enumerate(found["selftests"]))):
+    for number, one in reversed(list(enumerate(facts["selftests"]))):
         if one["why"]:
             lines[number + 1 : number + 1] = _wrapped(one["why"], 11)
     return lines
 
 
-def _estimates(found: Facts) -> list[str]:
+def _estimates(facts: Facts) -> list[str]:
     rows: list[tuple[str, ...]] = [
         ("paper", "profile", "runs", "time", "memory wanted", "fits", "data")
     ]
-    for one in found["estimates"]:
+    for one in facts["estimates"]:
         seconds = one["seconds"]
         rows.append(
             (
@@ -210,12 +210,12 @@ def _estimates(found: Facts) -> list[str]:
                 ", ".join(dict.fromkeys(name or "(none)" for name in one["data"].values())) or "–",
             )
         )
-    pace = found["pace"]
+    pace = facts["pace"]
     ratio = "" if pace["what"].startswith("not measured") else f", times {pace['ratio']:.2f}"
-    sources = dict.fromkeys(one["source"] for one in found["estimates"] if one["seconds"])
-    places = ", ".join(dict.fromkeys(s.partition(",")[0] for s in sources)) or "no reference record"
+    texts = dict.fromkeys(one["source"] for one in facts["estimates"] if one["seconds"])
+    sources = ", ".join(dict.fromkeys(s.partition(",")[0] for s in texts)) or "no reference record"
     note = (
-        f"Time: seconds of {places}{ratio} ({pace['what']}). Memory: of tensors of the "
+        f"Time: seconds of {sources}{ratio} ({pace['what']}). Memory: of tensors of the "
         "largest run, by the same records or from its settings; ? is not known before it has run. "
         f"{estimates.NO_RATE}: no reference record of this kind of device under this profile. "
         "(none): that part of the paper is not run without its data."
@@ -230,29 +230,29 @@ def _memory(one: Facts) -> str:
     return f"{gib(host)} host" if device is None else f"{gib(device)} + {gib(host)} host"
 
 
-def _advice(found: Facts) -> list[str]:
+def _advice(facts: Facts) -> list[str]:
     lines = []
-    for one in found["to_do"]:
+    for one in facts["to_do"]:
         lines += _wrapped(f"- {one['what']}", 2, "  ")
         lines += _wrapped(f"-> {one['do']}", 4, "   ")
     return lines or ["  nothing is missing"]
 
 
-def _verdict(found: Facts) -> str:
-    count, ran = len(found["selftests"]), sum(o["status"] == "ok" for o in found["selftests"])
+def _verdict(facts: Facts) -> str:
+    count, ran = len(facts["selftests"]), sum(o["status"] == "ok" for o in facts["selftests"])
     said = (
         f"All {count} self-tests passed" if ran == count else f"{ran} of {count} self-tests passed"
     )
-    said = f"{said}, in {found['seconds']:.0f} s. "
-    profile = "quick" if found["device"]["type"] == "cpu" else "gpu"
-    if broken(found):
+    said = f"{said}, in {facts['seconds']:.0f} s. "
+    profile = "quick" if facts["device"]["type"] == "cpu" else "gpu"
+    if broken(facts):
         return said + "Do not trust what this machine computes before the failures are mended."
     return said + f"Next: python -m repro run --profile {profile}, or make reproduce-all."
 
 
-def broken(found: Facts) -> bool:
+def broken(facts: Facts) -> bool:
     """Return whether a self-test failed, or something could not even be found out."""
-    return bool(found["failed"] or found["problems"])
+    return bool(facts["failed"] or facts["problems"])
 
 
 def _section(title: str, lines: list[str]) -> str:

@@ -32,7 +32,7 @@ class Pace:
     """How long this machine takes for what a reference record measured.
 
     Attributes:
-        ratio: Here over there; above 1 this machine is slower. 1 where it was not measured.
+        ratio: Seconds here over the record's; above 1 this machine is slower. 1 if none was timed.
         what: What was timed, and by which record; why not, where nothing was.
     """
 
@@ -83,12 +83,12 @@ def seconds_of(record: Record) -> float:
 @cache
 def _references(kind: str, paper: str) -> dict[tuple[str, str], list[Record]]:
     """Return a paper's reference records of a kind of device, by (device folder, profile)."""
-    found = {}
-    for place, store in reference_stores().items():
+    references = {}
+    for origin, store in reference_stores().items():
         records = [record for record in store.load(paper) if record.device["type"] == kind]
         if records:
-            found[place] = records
-    return found
+            references[origin] = records
+    return references
 
 
 def forget() -> None:
@@ -108,9 +108,9 @@ def measure_pace(device: str) -> Pace:
             if not hasattr(module, "measured_step"):
                 continue
             try:
-                found = module.measured_step(records, device)
-                if found is not None:
-                    record, then_s, step = found
+                measured = module.measured_step(records, device)
+                if measured is not None:
+                    record, then_s, step = measured
                     now_s = _median_s(step, record, device)
                     return Pace(
                         now_s / then_s,
@@ -161,7 +161,7 @@ def _estimate(
     paper: Paper,
     profile: str,
     device: str,
-    there: tuple[int, int],
+    spaces: tuple[int, int],
     pace: Pace,
     root: str | None,
 ) -> Estimate:
@@ -173,28 +173,28 @@ def _estimate(
         for seed in (run.seeds if run.seeds is not None else SEEDS[profile])
     ]
     kind = device.partition(":")[0]
-    found = {
-        place: records
-        for place, records in _references(kind, paper.key).items()
-        if place[1] == profile
+    references = {
+        origin: records
+        for origin, records in _references(kind, paper.key).items()
+        if origin[1] == profile
     }
     # Of several devices the one that has most records.
-    place = max(found, key=lambda one: len(found[one]), default=None)
-    records = found[place] if place else []
-    own = {record.identity: seconds_of(record) for record in records}
+    origin = max(references, key=lambda one: len(references[one]), default=None)
+    records = references[origin] if origin else []
+    took = {record.identity: seconds_of(record) for record in records}
     total, known, without = 0.0, 0, 0
     for experiment, name in wanted:
         others = [seconds_of(r) for r in records if r.experiment == experiment]
-        known += name in own
+        known += name in took
         without += not others
-        total += own.get(name, statistics.fmean(others) if others else 0.0)
+        total += took.get(name, statistics.fmean(others) if others else 0.0)
     needed = _needs(paper, profile, kind, records)
     fits = None
     if any(need is not None for need in needed):
-        fits = all((need or 0) <= space for need, space in zip(needed, there, strict=True))
+        fits = all((need or 0) <= space for need, space in zip(needed, spaces, strict=True))
     source = f"{NO_RATE} of a {kind} device"
-    if place:
-        source = f"reference records of {place[0]}, {known} of {len(wanted)} runs their own"
+    if origin:
+        source = f"reference records of {origin[0]}, {known} of {len(wanted)} runs their own"
         if without:
             source += f", {without} not counted"
     return Estimate(
@@ -202,7 +202,7 @@ def _estimate(
         profile,
         len(wanted),
         known,
-        total * pace.ratio if place and math.isfinite(total) else None,
+        total * pace.ratio if origin and math.isfinite(total) else None,
         *needed,
         fits,
         source,
@@ -219,7 +219,7 @@ def _needs(
     """
     module = importlib.import_module(f"repro.experiments.{paper.key}.selftest")
     if kind != "cpu" and hasattr(module, "needs"):
-        found: tuple[int | None, int | None] = module.needs(profile)
-        return found
+        needed: tuple[int | None, int | None] = module.needs(profile)
+        return needed
     peak = max((r.peak_bytes for r in records if r.peak_bytes), default=None)
     return (None, peak) if kind == "cpu" else (peak, None)

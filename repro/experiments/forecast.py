@@ -36,8 +36,8 @@ class Forecast:
             return fmean(self._here[name])
         if name in self.took:
             known = [n for n in self._here if self.took.get(n)]
-            here = sum(fmean(self._here[n]) for n in known)
-            pace = here / sum(self.took[n] for n in known) if known else 1.0
+            took_here = sum(fmean(self._here[n]) for n in known)
+            pace = took_here / sum(self.took[n] for n in known) if known else 1.0
             # No machines at hand differ by more, and of short runs the pace says little.
             return self.took[name] * min(4.0, max(0.25, pace))
         means = [fmean(seconds) for seconds in self._here.values()] or list(self.took.values())

@@ -101,9 +101,11 @@ def imagined() -> Iterator[None]:
         _, kind, *_ = torch._C._nn._parse_to(*args, **kwargs)
         if kind is not None:
             for part in module.modules():
-                for name, own in part._parameters.items():
-                    if own is not None and own.is_floating_point():
-                        part._parameters[name] = nn.Parameter(own.to(kind), own.requires_grad)
+                for name, parameter in part._parameters.items():
+                    if parameter is not None and parameter.is_floating_point():
+                        part._parameters[name] = nn.Parameter(
+                            parameter.to(kind), parameter.requires_grad
+                        )
                 for name, buffer in part._buffers.items():
                     if buffer is not None and buffer.is_floating_point():
                         part._buffers[name] = buffer.to(kind)

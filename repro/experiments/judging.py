@@ -71,17 +71,17 @@ class Spread:
     @classmethod
     def pooled(cls, cells: Iterable[Sequence[float]]) -> "Spread":
         """Pool the spread within each cell; a cell of one value adds nothing."""
-        own = []  # of each cell: variance, degrees of freedom
+        variances = []  # of each cell: variance, degrees of freedom
         for cell in cells:
             if len(cell) > 1:
                 mean = math.fsum(cell) / len(cell)
                 dof = len(cell) - 1
-                own.append((math.fsum((value - mean) ** 2 for value in cell) / dof, dof))
-        total = sum(dof for _, dof in own)
+                variances.append((math.fsum((value - mean) ** 2 for value in cell) / dof, dof))
+        total = sum(dof for _, dof in variances)
         if not total:
             return cls(math.nan, 0)
-        variance = math.fsum(v * dof for v, dof in own) / total
-        return cls(math.sqrt(variance), total, _alike(own, variance, total))
+        variance = math.fsum(v * dof for v, dof in variances) / total
+        return cls(math.sqrt(variance), total, _alike(variances, variance, total))
 
     @classmethod
     def pooled_logs(cls, cells: Iterable[Sequence[float]]) -> "Spread":
@@ -89,17 +89,17 @@ class Spread:
         return cls.pooled([math.log(value) for value in cell] for cell in cells)
 
 
-def _alike(own: Sequence[tuple[float, int]], pooled: float, total: int) -> bool:
+def _alike(cells: Sequence[tuple[float, int]], pooled: float, total: int) -> bool:
     """Test equal variances (Bartlett 1937)."""
-    if len(own) < 2 or pooled == 0:
+    if len(cells) < 2 or pooled == 0:
         return True
     from scipy.special import chdtrc
 
     # Equal values by chance are no proof of a spread of 0.
-    logs = math.fsum(dof * math.log(max(v, 1e-6 * pooled)) for v, dof in own)
+    logs = math.fsum(dof * math.log(max(v, 1e-6 * pooled)) for v, dof in cells)
     statistic = total * math.log(pooled) - logs
-    correction = 1 + (math.fsum(1 / dof for _, dof in own) - 1 / total) / (3 * (len(own) - 1))
-    return bool(chdtrc(len(own) - 1, statistic / correction) >= ALIKE)
+    correction = 1 + (math.fsum(1 / dof for _, dof in cells) - 1 / total) / (3 * (len(cells) - 1))
+    return bool(chdtrc(len(cells) - 1, statistic / correction) >= ALIKE)
 
 
 @dataclass(frozen=True)
@@ -183,22 +183,22 @@ def difference(
     # Two cells of so many values each would give the same error.
     count = 2 / (1 / len(first) + 1 / len(second))
 
-    def found(error: float, dof: float, sd: float) -> Gap:
+    def as_gap(error: float, dof: float, sd: float) -> Gap:
         seed_dof = dof / (count - 1) if count > 1 and math.isfinite(dof) else 2.0
         return Gap(gap, error, dof, sd, unit=unit, digits=digits, seed_dof=seed_dof)
 
     if spread is not None and spread.dof and spread.alike:
-        return found(spread.sd * math.sqrt(2 / count), spread.dof, spread.sd)
+        return as_gap(spread.sd * math.sqrt(2 / count), spread.dof, spread.sd)
     if min(len(first), len(second)) < 2:
-        return found(math.nan, math.nan, math.nan)
-    own = [Spread.pooled([sample]).sd ** 2 / len(sample) for sample in (first, second)]
-    total = sum(own)
+        return as_gap(math.nan, math.nan, math.nan)
+    squares = [Spread.pooled([sample]).sd ** 2 / len(sample) for sample in (first, second)]
+    total = sum(squares)
     dof = (
-        total**2 / sum(v**2 / (len(s) - 1) for v, s in zip(own, (first, second), strict=True))
+        total**2 / sum(v**2 / (len(s) - 1) for v, s in zip(squares, (first, second), strict=True))
         if total
         else math.inf
     )
-    return found(math.sqrt(total), dof, math.sqrt(total * count / 2))
+    return as_gap(math.sqrt(total), dof, math.sqrt(total * count / 2))
 
 
 def ratio(
@@ -282,19 +282,19 @@ def direction(
     """
     level = 1 - 0.05 / candidates
     low, high = sorted(sign * end for end in gap.interval(level))
-    mean, told = sign * gap.mean, f"{name} {gap.text(level)}"
+    mean, evidence = sign * gap.mean, f"{name} {gap.text(level)}"
     effect = None
     if paper is not None:
         size = math.log(paper) if gap.log else paper
-        told += f", {whose} {gap._text(size)}"
+        evidence += f", {whose} {gap._text(size)}"
         # Where the paper's own numbers go the other way, they set no size.
         effect = sign * size if sign * size > 0 else None
     if effect is not None:
-        told += f" ({mean / effect:.2g} of the {whose}'s)"
+        evidence += f" ({mean / effect:.2g} of the {whose}'s)"
     bounds = [0.0] if effect is None else [0.0, QUARTER * effect]
     word = "undecided"
     if math.isnan(low):
-        return word, f"{told}; {_UNKNOWN}"
+        return word, f"{evidence}; {_UNKNOWN}"
     if low > 0:
         word = "reproduced" if effect is None or mean >= HALF * effect else "partly"
     # An effect of exactly 0 is none.
@@ -303,8 +303,8 @@ def direction(
     if word == "undecided":
         # Clear of either bound is decided: the farther one takes fewer seeds.
         farthest = max(abs(mean - bound) for bound in bounds)
-        told += f"; {_needed([farthest], gap, level)}"
-    return word, told
+        evidence += f"; {_needed([farthest], gap, level)}"
+    return word, evidence
 
 
 def equivalence(name: str, gap: Gap, margin: float, *, side: int = 0) -> Part:
@@ -325,21 +325,21 @@ def equivalence(name: str, gap: Gap, margin: float, *, side: int = 0) -> Part:
     limit = math.log1p(margin) if gap.log else margin
     low, high = gap.interval(0.90)
     shown = f"{100 * margin:.3g} %" if gap.log else f"{margin:.3g}{f' {gap.unit}' * bool(gap.unit)}"
-    told = f"{name} {gap.text(0.90)}, margin {'-±+'[side + 1]}{shown}"
+    evidence = f"{name} {gap.text(0.90)}, margin {'-±+'[side + 1]}{shown}"
     # At most so far above is at most so far below with the signs changed.
     mean = -gap.mean if side > 0 else gap.mean
     low, high = (-high, -low) if side > 0 else (low, high)
     if low >= -limit and (side or high <= limit):
-        return "reproduced", told
+        return "reproduced", evidence
     if high < -limit or low > limit:
-        return "not reproduced", told
+        return "not reproduced", evidence
     if math.isnan(low):
-        return "undecided", f"{told}; {_UNKNOWN}"
+        return "undecided", f"{evidence}; {_UNKNOWN}"
     distances = [abs(mean + limit)] if side else [abs(mean + limit), abs(mean - limit)]
     if abs(mean) > limit:
         # Outside, the end that is passed has to be excluded; inside, both.
         distances = [min(distances)]
-    return "undecided", f"{told}; {_needed(distances, gap, 0.90)}"
+    return "undecided", f"{evidence}; {_needed(distances, gap, 0.90)}"
 
 
 def certain(name: str, holds: bool) -> Part:
@@ -389,15 +389,15 @@ def in_all_cases(
         # Each seed more is one in every case.
         sd=math.sqrt(math.fsum(gap.sd**2 for gap in gaps)) / count,
     )
-    whole, told = direction(what, contrast, common, sign=sign, whose=whose)
+    whole, pooled = direction(what, contrast, common, sign=sign, whose=whose)
     order = sorted(cases, key=lambda name: _level_away(cases[name][0]))
     words: dict[str, str] = {}
     stopped = False
-    for place, name in enumerate(order):
+    for rank, name in enumerate(order):
         gap, paper = cases[name]
         # Holm: from the surest case on, each against the cases that are left; none after a miss,
         # where Bonferroni's correction over all of them still stands.
-        left = count - place
+        left = count - rank
         low, high = gap.interval(1 - 0.05 / left)
         stopped = stopped or not (low > 0 or high < 0)
         words[name], _ = direction(
@@ -406,7 +406,7 @@ def in_all_cases(
     listed = "; ".join(
         f"{name} {gap}{_of(gap, paper, whose)}" for name, (gap, paper) in cases.items()
     )
-    evidence = f"{told}; {listed}"
+    evidence = f"{pooled}; {listed}"
     failed = [name for name, word in words.items() if word == "not reproduced"]
     sure = [name for name, word in words.items() if word in ("reproduced", "partly")]
     if failed:
@@ -415,8 +415,8 @@ def in_all_cases(
     short = [name for name, (gap, paper) in cases.items() if _falls_short(gap, paper, sign)]
     open_ = [name for name in short if name not in sure]
     if whole in ("reproduced", "partly") and open_:
-        told = f"{evidence}; on average, but not yet for {', '.join(open_)}"
-        return Verdict("undecided", told)
+        text = f"{evidence}; on average, but not yet for {', '.join(open_)}"
+        return Verdict("undecided", text)
     return Verdict(whole, evidence)
 
 

@@ -79,8 +79,8 @@ def rehearse(paper: Paper, run: Run) -> Rehearsal | None:
         Exception: Whatever the run itself would raise at its start.
     """
     module = importlib.import_module(f"repro.experiments.{paper.key}.rehearsal")
-    found: Rehearsal | None = module.rehearse(run)
-    return found
+    rehearsal: Rehearsal | None = module.rehearse(run)
+    return rehearsal
 
 
 def rows(
@@ -113,7 +113,7 @@ def rows(
         )
     if on not in DEVICES:
         raise UsageError(f"--on is {on!r}; choose {', '.join(DEVICES)}")
-    found: list[dict[str, str]] = []
+    listed: list[dict[str, str]] = []
     count = len(seeds or SEEDS[profile])
     for paper, artefacts in named:
         # The papers' own data, at hand or not.
@@ -126,8 +126,8 @@ def rows(
             tell(f"{paper.key}/{artefact.name}")
             runs = [varied[run] for run in artefact.runs(profile, chosen)]
             runs = [run for run in dict.fromkeys(runs) if run in wanted]
-            found += table(paper, artefact, runs, count, DEVICES[on])
-    return found
+            listed += table(paper, artefact, runs, count, DEVICES[on])
+    return listed
 
 
 def table(
@@ -145,29 +145,31 @@ def table(
     groups: dict[tuple[str, str, float], list[tuple[Rehearsal, int]]] = {}
     others = 0
     for run in runs:
-        found = rehearse(paper, run)
-        if found is None:
+        rehearsal = rehearse(paper, run)
+        if rehearsal is None:
             others += 1
             continue
         count = seeds if run.seeds is None else len(run.seeds)
-        groups.setdefault((found.model, found.data, found.epochs), []).append((found, count))
+        groups.setdefault((rehearsal.model, rehearsal.data, rehearsal.epochs), []).append(
+            (rehearsal, count)
+        )
     name = f"{paper.key}/{artefact.name}"
     rows = [
         {
             "artefact": name,
-            "runs": str(sum(count for _, count in own)),
+            "runs": str(sum(count for _, count in group)),
             "model": model,
             "data": data,
             "epochs": f"{epochs:g}",
-            "peak (GiB)": _range([one.peak_bytes / GIB for one, _ in own]),
-            "limit (GiB)": _range([o.limit_bytes / GIB for o, _ in own if o.limit_bytes]) or DASH,
-            "fit": _count([o.fits for o, _ in own if o.fits is not None]),
+            "peak (GiB)": _range([one.peak_bytes / GIB for one, _ in group]),
+            "limit (GiB)": _range([o.limit_bytes / GIB for o, _ in group if o.limit_bytes]) or DASH,
+            "fit": _count([o.fits for o, _ in group if o.fits is not None]),
             "as in the paper": _count(
-                [o.fits == o.expected for o, _ in own if None not in (o.fits, o.expected)]
+                [o.fits == o.expected for o, _ in group if None not in (o.fits, o.expected)]
             ),
-            f"h on {device.name} (ESTIMATED)": _hours(own, device),
+            f"h on {device.name} (ESTIMATED)": _hours(group, device),
         }
-        for (model, data, epochs), own in groups.items()
+        for (model, data, epochs), group in groups.items()
     ]
     if others:
         row = dict.fromkeys(rows[0] if rows else ("artefact", "runs", "model"), DASH)
@@ -175,9 +177,9 @@ def table(
     return rows
 
 
-def _hours(own: Sequence[tuple[Rehearsal, int]], device: Device) -> str:
+def _hours(group: Sequence[tuple[Rehearsal, int]], device: Device) -> str:
     # What runs out of memory takes no time.
-    took = [count * one.seconds(device) for one, count in own if one.fits is not False]
+    took = [count * one.seconds(device) for one, count in group if one.fits is not False]
     return f"{sum(took) / 3600:.2g}"
 
 

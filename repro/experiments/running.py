@@ -337,15 +337,15 @@ def _name(run: Run) -> str:
     return identity(run.experiment, run.config, 0)
 
 
-def _took_before(paper: Paper, own: RecordStore) -> dict[str, float]:
+def _took_before(paper: Paper, local: RecordStore) -> dict[str, float]:
     """Return the seconds that runs took, whatever their code was: here, else by the references."""
-    found = {}
-    for store in (*reference_stores().values(), own):
+    took = {}
+    for store in (*reference_stores().values(), local):
         for record in store.read(paper.key)[0]:
             spans = [datetime.fromisoformat(at) for at in (record.started, record.finished)]
             name = identity(record.experiment, record.config, 0)
-            found[name] = (spans[1] - spans[0]).total_seconds()
-    return found
+            took[name] = (spans[1] - spans[0]).total_seconds()
+    return took
 
 
 def settle(
@@ -367,9 +367,9 @@ def settle(
     with claims.claimed(store.path(paper.key, step.run.experiment, step.key)) as mine:
         if not mine:
             return None
-        found = store.find(paper.key, step.run.experiment, step.key)
-        if found is not None and found != before:
-            return found, None
+        existing = store.find(paper.key, step.run.experiment, step.key)
+        if existing is not None and existing != before:
+            return existing, None
         start = time.perf_counter()
         record = _carry_out(paper, step, setting)
         store.write(record)

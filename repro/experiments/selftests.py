@@ -66,12 +66,12 @@ class Checked:
         return asdict(self)
 
 
-def relative_difference(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
+def relative_difference(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """Return the largest difference over all tensors, relative to each one's largest value.
 
     Another number of tensors, another shape or a NaN is infinitely different.
     """
-    ours = [tensor.detach().cpu().double() for tensor in found]
+    ours = [tensor.detach().cpu().double() for tensor in actual]
     theirs = [tensor.detach().cpu().double() for tensor in expected]
     if [t.shape for t in ours] != [t.shape for t in theirs]:
         return math.inf
@@ -90,24 +90,24 @@ def tests_of(paper: str) -> Sequence[SelfTest]:
     return tests
 
 
-def run_all(device: str, told: Callable[[str], None] = lambda line: None) -> list[Checked]:
+def run_all(device: str, tell: Callable[[str], None] = lambda line: None) -> list[Checked]:
     """Run the self-tests of all papers; one that fails keeps no other from running.
 
     Args:
         device: Its one name, such as ``cuda:0``.
-        told: Called with a line before each.
+        tell: Called with a line before each.
     """
-    found = []
+    results = []
     for paper in PAPERS:
         try:
             tests = tests_of(paper)
         except Exception as error:  # such as a library that cannot be loaded
-            found.append(Checked(paper, "its code loads", "failed", None, None, 0.0, said(error)))
+            results.append(Checked(paper, "its code loads", "failed", None, None, 0.0, said(error)))
             continue
         for test in tests:
-            told(f"self-test of {paper}: {test.text}")
-            found.append(run_one(paper, test, device))
-    return found
+            tell(f"self-test of {paper}: {test.text}")
+            results.append(run_one(paper, test, device))
+    return results
 
 
 def run_one(paper: str, test: SelfTest, device: str) -> Checked:

@@ -57,8 +57,8 @@ class Session:
             running.load_data(runs, setting.root)
             tally = running.execute(self.paper, runs, setting)
             # What `long` leaves as it is may be a reference's.
-            place = None if profile == LONG else LOCAL
-            self.source = sources.find_source(self.paper, profile, place)
+            only_device = None if profile == LONG else LOCAL
+            self.source = sources.find_source(self.paper, profile, only_device)
             if failed := tally.failed + tally.failed_before:
                 again = f"python -m repro run {paper} --profile {profile} --retry-failed"
                 display(
@@ -70,8 +70,8 @@ class Session:
 
     def setup(self) -> None:
         """Show what holds for all that follows: device, data, stand-ins, what the marks mean."""
-        told = [report.markdown(sentence) for sentence in story.setup(self.source)]
-        display(Markdown("> **Setup.** " + "\n>\n> ".join(told)))
+        sentences = [report.markdown(sentence) for sentence in story.setup(self.source)]
+        display(Markdown("> **Setup.** " + "\n>\n> ".join(sentences)))
 
     def results(self, name: str) -> Results:
         """Return the records of an artefact."""
@@ -97,8 +97,8 @@ class Session:
             show_figure(figure)
         long = len(table) > report.LONG
         where = f" Its table of {len(table)} rows is at the end." if long else ""
-        told = f"{report.markdown(caption)}{where}"
-        display(Markdown(f"**{report.markdown(artefact.source)}.** {told}"))
+        text = f"{report.markdown(caption)}{where}"
+        display(Markdown(f"**{report.markdown(artefact.source)}.** {text}"))
         if not long:
             display(report.TableView(table))
         if failed:
@@ -140,7 +140,7 @@ class Session:
 
     def provenance(self) -> None:
         """Show what made the records: devices, versions, commits, time, datasets."""
-        records = [record for own in self.source.records.values() for record in own]
+        records = [record for group in self.source.records.values() for record in group]
         lines = [f"- {len(records)} records: {report.markdown(self.source.label)}"]
         for title, values in {
             "device": {record.device["name"] for record in records},

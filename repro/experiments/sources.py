@@ -24,12 +24,12 @@ from repro.experiments.running import is_current
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
 
 LOCAL = "local"
-MOST_NAMED = 6  # runs of a place, in a caption
+MOST_NAMED = 6  # runs from one device and profile, in a caption
 
 
 @dataclass(frozen=True)
 class Source:
-    """The records that count for a paper: of all places, or of one.
+    """The records that count for a paper: from all devices, or from one.
 
     Attributes:
         paper: The paper.
@@ -43,17 +43,17 @@ class Source:
 
     @cached_property
     def records(self) -> dict[tuple[str, str], list[Record]]:
-        """The paper's records by place and profile, where there are any; each is read once."""
-        found = {place: store.load(self.paper.key) for place, store in self.stores.items()}
-        return {place: records for place, records in found.items() if records}
+        """The paper's records, by the keys of `stores` that have any; each is read once."""
+        loaded = {origin: store.load(self.paper.key) for origin, store in self.stores.items()}
+        return {origin: records for origin, records in loaded.items() if records}
 
     def paths(self, records: Sequence[Record]) -> dict[int, Path]:
         """Return the files of records, by the records' identity in memory."""
         wanted = {id(record) for record in records}
         return {
-            id(record): self.stores[place].path(record.paper, record.experiment, record.key)
-            for place, own in self.records.items()
-            for record in own
+            id(record): self.stores[origin].path(record.paper, record.experiment, record.key)
+            for origin, held in self.records.items()
+            for record in held
             if id(record) in wanted
         }
 
@@ -62,11 +62,11 @@ class Source:
         """Where the records come from, in one phrase."""
         if not self.records:
             return "no records yet"
-        places = [_place(device, profile) for device, profile in reversed(self.records)]
+        places = [_label_of(device, profile) for device, profile in reversed(self.records)]
         return "; ".join(places)
 
 
-def _place(device: str, profile: str) -> str:
+def _label_of(device: str, profile: str) -> str:
     where = "this machine" if device == LOCAL else f"reference records, {device}"
     return f"{where}, profile {profile}"
 
@@ -87,24 +87,24 @@ def find_source(
         UsageError: There is no such device folder.
     """
     references = {
-        place: store
-        for place, store in reference_stores().items()
-        if place[1] in COMPUTING_PROFILES
+        origin: store
+        for origin, store in reference_stores().items()
+        if origin[1] in COMPUTING_PROFILES
     }
-    names = [LOCAL, *dict.fromkeys(place[0] for place in references)]
+    names = [LOCAL, *dict.fromkeys(origin[0] for origin in references)]
     if device is not None and device not in names:
         raise UsageError(f"no records of device {device!r}; choose among {', '.join(names)}")
-    own = {(LOCAL, name): local_store(name) for name in COMPUTING_PROFILES}
+    local_stores = {(LOCAL, name): local_store(name) for name in COMPUTING_PROFILES}
     # A GPU's reference before a CPU's, this machine's before both.
-    ordered = sorted(references, key=lambda place: not place[0].startswith("cpu"))
-    stores = {place: references[place] for place in ordered} | (own if local else {})
+    ordered = sorted(references, key=lambda origin: not origin[0].startswith("cpu"))
+    stores = {origin: references[origin] for origin in ordered} | (local_stores if local else {})
     counting = (profile, "quick") if profile == LONG else (profile,)
     return Source(
         paper,
         {
-            place: store
-            for place, store in stores.items()
-            if device in (None, place[0]) and (profile is None or place[1] in counting)
+            origin: store
+            for origin, store in stores.items()
+            if device in (None, origin[0]) and (profile is None or origin[1] in counting)
         },
         profile,
     )
@@ -135,7 +135,7 @@ def results_of(
     profiles = [name for name in COMPUTING_PROFILES if name in held]
     if not profiles:
         profiles = [source.profile or default_profile()]
-    found = [_of_profile(artefact, source, name, seeds, changes) for name in profiles]
+    candidates = [_of_profile(artefact, source, name, seeds, changes) for name in profiles]
 
     def worth(results: Results) -> tuple[bool, float, int]:
         share = len(results.records) / max(1, len(results.expected))
@@ -143,7 +143,7 @@ def results_of(
         real = results.profile != "smoke" and bool(results.records)
         return real, share, COMPUTING_PROFILES.index(results.profile)
 
-    best = max(found, key=worth)
+    best = max(candidates, key=worth)
     best.recorded = _recorded(artefact, source)
     return best
 
@@ -151,30 +151,30 @@ def results_of(
 def _recorded(artefact: Artefact, source: Source) -> list[Record]:
     """Return the records that stand of jobs that no plan has, of all profiles; the last of each."""
     wanted = artefact.exhibit.recorded
-    found = {
+    latest = {
         (record.identity, record.device["name"]): record
-        for own in source.records.values()
-        for record in own
+        for held in source.records.values()
+        for record in held
         if record.experiment in wanted
         and record.status == "ok"
         and is_current(source.paper, record)
     }
-    return list(found.values())
+    return list(latest.values())
 
 
 def _of_profile(
     artefact: Artefact, source: Source, profile: str, seeds: Sequence[int] | None, changes: Choices
 ) -> Results:
     paper = source.paper
-    places = [place for place in source.records if place[1] == profile]
-    records = [record for place in places for record in source.records[place]]  # best last
+    origins = [origin for origin in source.records if origin[1] == profile]
+    records = [record for origin in origins for record in source.records[origin]]  # best last
     names = [r.config["dataset"]["name"] for r in records if r.config.get("dataset")]
     used = list(dict.fromkeys(reversed(names)))
     tasks = paper.datasets[profile]
     served = []
-    for own in tasks.values():
-        serving = [name for name in used if name in (*own, "synthetic")]
-        served.append(serving or [next(iter(own), "")])
+    for allowed in tasks.values():
+        serving = [name for name in used if name in (*allowed, "synthetic")]
+        served.append(serving or [next(iter(allowed), "")])
     if seeds is None:
         # Whoever asked for further seeds sees them.
         seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
@@ -189,7 +189,7 @@ def _of_profile(
             Results(runs, seeds, records, lambda record: is_current(paper, record), profile)
         )
     best = max(candidates, key=lambda results: len(results.records))
-    best.places = _places(best, {p: source.records[p] for p in places}) if places else []
+    best.places = _places(best, {p: source.records[p] for p in origins}) if origins else []
     return best
 
 
@@ -200,14 +200,16 @@ def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]
     """
     runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
     chosen = {id(record): record for record in results.records}
-    found = {
-        _place(*place): list(dict.fromkeys(str(runs[r.identity]) for r in own if id(r) in chosen))
-        for place, own in records.items()
+    by_label = {
+        _label_of(*origin): list(
+            dict.fromkeys(str(runs[r.identity]) for r in group if id(r) in chosen)
+        )
+        for origin, group in records.items()
     }
-    first, *others = sorted(found.items(), key=lambda item: -len(item[1]))
-    told = [first[0]] if first[1] else []
-    for place, labels in others:
+    first, *others = sorted(by_label.items(), key=lambda item: -len(item[1]))
+    places = [first[0]] if first[1] else []
+    for where, labels in others:
         if labels:
             more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
-            told.append(f"{place}: {', '.join(labels[:MOST_NAMED])}{more}")
-    return told
+            places.append(f"{where}: {', '.join(labels[:MOST_NAMED])}{more}")
+    return places

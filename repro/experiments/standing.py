@@ -57,23 +57,23 @@ def verify(
         paper: The paper.
         artefacts: Some of its artefacts.
         profile: Only records of this one.
-        device: Only records of this place; see `find_source`.
+        device: Only records of this device; see `find_source`.
         root: Folder searched first for datasets.
     """
     source = find_source(paper, profile, device)
-    for place in source.records:
-        source.stores[place].sweep()
+    for origin in source.records:
+        source.stores[origin].sweep()
     stale: dict[int, Record] = {}
     stand: set[int] = set()
-    for name in dict.fromkeys(place[1] for place in source.records):
-        own = replace(source, stores={p: s for p, s in source.stores.items() if p[1] == name})
+    for name in dict.fromkeys(origin[1] for origin in source.records):
+        part = replace(source, stores={p: s for p, s in source.stores.items() if p[1] == name})
         for artefact in artefacts:
-            results = results_of(artefact, own)
+            results = results_of(artefact, part)
             stale |= {id(record): record for record in results.stale}
             stand |= {id(record) for record in results.records} - stale.keys()
     homes = {
-        id(record): source.stores[place]
-        for place, records in source.records.items()
+        id(record): source.stores[origin]
+        for origin, records in source.records.items()
         for record in records
     }
     for store in {homes[key].folder: homes[key] for key in stale}.values():
@@ -326,7 +326,7 @@ def _unseen(experiment: Experiment, record: Record, executed: set[tuple[str, str
         before = tree.reached(entry, record.config)
         after = present().reached(experiment.entry, record.config)
         texts = {text.rpartition("\n")[0] for text in before}
-        changed = {place for text, place in after.items() if text.rpartition("\n")[0] not in texts}
+        changed = {where for text, where in after.items() if text.rpartition("\n")[0] not in texts}
         return sorted(f"{file}:{name}" for file, name in changed - executed if name)
     return []
 
@@ -349,8 +349,8 @@ def compare(name: str, before: Any, after: Any, closeness: float) -> None:
     elif isinstance(before, list | tuple) and isinstance(after, list | tuple):
         if len(before) != len(after):
             raise Differs(f"{name}: {len(after)} values for {len(before)}")
-        for place, (one, other) in enumerate(zip(before, after, strict=True)):
-            compare(f"{name}[{place}]", one, other, closeness)
+        for index, (one, other) in enumerate(zip(before, after, strict=True)):
+            compare(f"{name}[{index}]", one, other, closeness)
     elif isinstance(before, float) and isinstance(after, float | int):
         both_nan = math.isnan(before) and math.isnan(after)
         if not both_nan and not math.isclose(before, after, rel_tol=closeness, abs_tol=0.0):

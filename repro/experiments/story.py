@@ -95,7 +95,7 @@ def looking(source: Source) -> Look:
     return look
 
 
-def found(source: Source) -> list[str]:
+def findings_of(source: Source) -> list[str]:
     """Return what was found, a sentence each; one whose records are missing is left out."""
     look, sentences = looking(source), []
     for finding in story_of(source.paper).findings:
@@ -114,7 +114,7 @@ def opening(source: Source, picture: str = "") -> str:
         picture: Where the figure lies, as a link; empty for none.
     """
     story = story_of(source.paper)
-    sentences = found(source) or ["The records that would say are missing."]
+    sentences = findings_of(source) or ["The records that would say are missing."]
     name = source.paper.artefacts[story.figure].source
     lines = [
         f"**{story.asks}.** {story.says}",
@@ -153,9 +153,9 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         numbers = summary.counts(judged)
         lines = [f"{number} {word}" for word, number in numbers.items() if number]
         counted = "<br>".join(lines).replace(" ", "&nbsp;")
-        best = report.markdown(next(iter(found(source)), "not run"))
+        best = report.markdown(next(iter(findings_of(source)), "not run"))
         costs = [effect for effect in _effects(source)[1:] if effect.ours is not None]
-        best += "".join(f"<br>Costs: {report.markdown(_told(cost))}." for cost in costs)
+        best += "".join(f"<br>Costs: {report.markdown(_in_words(cost))}." for cost in costs)
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
         rows.append(f"| {link} | {report.markdown(story.idea)} | {best} | {counted} |")
     labels = "; ".join(dict.fromkeys(source.label for source in sources.values()))
@@ -203,7 +203,7 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
             )
             for number, effect in enumerate(_effects(source))
         ]
-        records += [record for own in source.records.values() for record in own]
+        records += [record for group in source.records.values() for record in group]
     figure = plots.effects_by_group(groups, "ratio (logarithmic)")
     if records:
         labels = "; ".join(dict.fromkeys(source.label for source in sources.values()))
@@ -216,7 +216,7 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
     return figure
 
 
-def _told(effect: Effect) -> str:
+def _in_words(effect: Effect) -> str:
     """Return an effect in words: the ratio, ours and the paper's."""
     interval = ""
     if effect.interval is not None:
@@ -262,7 +262,7 @@ def setup(source: Source) -> list[str]:
 def _data(records: Iterable[Record]) -> list[str]:
     facts = {record.dataset["name"]: record.dataset for record in records if record.dataset}
     return [
-        f"Data: {'SYNTHETIC, ' * (own['kind'] == 'synthetic')}{name}: "
-        f"{own['provenance'].rstrip('.').replace('stand-in', 'STAND-IN')}."
-        for name, own in sorted(facts.items())
+        f"Data: {'SYNTHETIC, ' * (dataset['kind'] == 'synthetic')}{name}: "
+        f"{dataset['provenance'].rstrip('.').replace('stand-in', 'STAND-IN')}."
+        for name, dataset in sorted(facts.items())
     ]

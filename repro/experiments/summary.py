@@ -114,9 +114,9 @@ def whereabouts(paper: Paper, artefact: Artefact) -> str:
 
 def searched() -> str:
     """Return the folders in which records are looked for."""
-    own = paths.results_dir() / LOCAL
+    local = paths.results_dir() / LOCAL
     references = " and ".join(str(folder) for folder in reversed(paths.reference_dirs()))
-    return f"Looked for records of this machine in {own}, for reference records in {references}."
+    return f"Looked for records of this machine in {local}, for reference records in {references}."
 
 
 def checks(artefact: Artefact, results: Results) -> list[Row]:
@@ -217,8 +217,8 @@ def count_rows(rows: Sequence[Row]) -> list[Row]:
     """Return a row for each paper: how many claims it makes, and how many got each verdict."""
     counted = []
     for key in dict.fromkeys(row["artefact"].partition("/")[0] for row in rows):
-        own = [row for row in rows if row["artefact"].startswith(f"{key}/")]
-        counted.append({"paper": key, "claims": len(own)} | counts(own))
+        of_paper = [row for row in rows if row["artefact"].startswith(f"{key}/")]
+        counted.append({"paper": key, "claims": len(of_paper)} | counts(of_paper))
     return [*counted, {"paper": "all", "claims": len(rows)} | counts(rows)]
 
 
@@ -260,12 +260,12 @@ def write_report(
                 )
         lead = f"{paper.citation}. Records: {source.label}."
         chapters.append(page.Chapter(key, paper.title, lead, story.setup(source), sections))
-    told = page.html_page(
+    html = page.html_page(
         "Five papers, checked", lead_of(rows), chapters, WORDS, KINDS, provenance()
     )
     with replacing(path) as temporary:
         # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
-        temporary.write_text(told, encoding="utf-8", errors="backslashreplace")
+        temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
     return rows, path
 
 

@@ -60,12 +60,12 @@ def _compiler() -> str | None:
     """Return the first line of the C++ compiler's version, None where there is none."""
     given = os.environ.get("CXX")
     for name in [(shlex.split(given) or [given])[0]] if given else ["c++", "g++"]:
-        found = shutil.which(name)
-        if found is None:
+        path = shutil.which(name)
+        if path is None:
             continue
         with suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=20)
-            return next(iter(done.stdout.splitlines()), found)
+            done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+            return next(iter(done.stdout.splitlines()), path)
     return None
 
 
@@ -86,10 +86,10 @@ def host() -> Facts:
 
 def device_facts(device: str) -> Facts:
     """Return what a record keeps of a device, and how many bytes of it are free."""
-    found = {"device": device} | describe_device(device)
+    facts = {"device": device} | describe_device(device)
     if accelerator.is_accelerator(device):
-        found["free_bytes"] = accelerator.free_and_total_bytes(device)[0]
-    return found
+        facts["free_bytes"] = accelerator.free_and_total_bytes(device)[0]
+    return facts
 
 
 def links(device: str) -> list[Facts]:
@@ -101,24 +101,24 @@ def links(device: str) -> list[Facts]:
     if accelerator.is_accelerator(device):
         free = min(free, accelerator.free_and_total_bytes(device)[0])
     nbytes = max(2**20, min(_COPIED_BYTES, free // 16))
-    here = torch.zeros(nbytes, dtype=torch.uint8)
+    on_host = torch.zeros(nbytes, dtype=torch.uint8)
     if not accelerator.is_accelerator(device):
-        there = torch.zeros_like(here)
-        return [_link("memory copy", nbytes, device, lambda: there.copy_(here))]
-    there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+        copied = torch.zeros_like(on_host)
+        return [_link("memory copy", nbytes, device, lambda: copied.copy_(on_host))]
+    on_device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     pinned = accelerator.empty_pinned(nbytes, device, torch.uint8)
     pinned.zero_()
-    found = []
-    for kind, memory in (("pinned", pinned), ("pageable", here)):
+    measured = []
+    for kind, memory in (("pinned", pinned), ("pageable", on_host)):
         for way, target, source in (
-            ("to the device", there, memory),
-            ("from the device", memory, there),
+            ("to the device", on_device, memory),
+            ("from the device", memory, on_device),
         ):
             copy = _copying(target, source, kind == "pinned")
-            found.append(_link(f"{kind} memory {way}", nbytes, device, copy))
+            measured.append(_link(f"{kind} memory {way}", nbytes, device, copy))
     del pinned
     accelerator.empty_pinned_cache(device)
-    return found
+    return measured
 
 
 def _copying(target: torch.Tensor, source: torch.Tensor, queued: bool) -> Callable[[], Any]:
@@ -143,7 +143,7 @@ def disk(root: str | None) -> list[Facts]:
         "caches": cache_folder(),
         "data": paths.data_roots(root)[0],
     }
-    found = []
+    facts = []
     for name, folder in places.items():
         problem, free = None, None
         try:
@@ -153,18 +153,18 @@ def disk(root: str | None) -> list[Facts]:
                 check_writable(nearest, name, "name another folder")
         except (RecordError, OSError) as error:
             problem = str(error)
-        found.append({"for": name, "folder": str(folder), "free_bytes": free, "problem": problem})
-    return found
+        facts.append({"for": name, "folder": str(folder), "free_bytes": free, "problem": problem})
+    return facts
 
 
 def data_found(root: str | None) -> Facts:
     """Return the datasets that can be loaded, by name, and those that are not there."""
-    here = datasets.available(root)
+    present = datasets.available(root)
     if (times := datasets.find_times(root)) is not None:
-        here[datasets.TIMES] = f"at {times}"
+        present[datasets.TIMES] = f"at {times}"
     known = (*datasets.NAMES, datasets.TIMES)
     return {
-        "found": here,
-        "missing": [name for name in known if name not in here],
+        "found": present,
+        "missing": [name for name in known if name not in present],
         "searched": [str(folder) for folder in paths.data_roots(root)],
     }

@@ -9,13 +9,14 @@ from repro.outofcore.baselines import (
     vdnn,
 )
 from repro.outofcore.bounds import bound
+from repro.outofcore.forks import SwappedOutError
 from repro.outofcore.iterations import Statistics
 from repro.outofcore.literal import plan_literally
 from repro.outofcore.operations import OutOfCoreWarning
 from repro.outofcore.packing import plan_packed
 from repro.outofcore.plan import Action, Kind, PlanError, Simulation, SwapPlan, Transfer
 from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
-from repro.outofcore.swapper import OutOfCore, SwappedOutError
+from repro.outofcore.swapper import OutOfCore
 from repro.outofcore.trace import KINDS, Function, Trace, TraceError
 from repro.outofcore.tracing import record
 

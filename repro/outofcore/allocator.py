@@ -93,8 +93,8 @@ class _Allocator:
         _check_size(f"the request for {name!r}", nbytes)
         if name in self._live:
             raise AllocatorError(f"{name!r} is live already: free it, or use another name")
-        place, allocated = self._take(int(nbytes))
-        self._live[name] = place, int(nbytes)
+        taken, allocated = self._take(int(nbytes))
+        self._live[name] = taken, int(nbytes)
         self._note(int(nbytes), allocated, 1)
 
     def free(self, name: Hashable) -> None:
@@ -105,8 +105,8 @@ class _Allocator:
         """
         if name not in self._live:
             raise AllocatorError(f"{name!r} is not live: it was freed, or never asked for")
-        place, nbytes = self._live.pop(name)
-        self._note(-nbytes, -self._give(place), -1)
+        taken, nbytes = self._live.pop(name)
+        self._note(-nbytes, -self._give(taken), -1)
 
     def largest_allocatable(self) -> int | None:
         """Return the largest request that fits (best fit may refuse smaller); None: no limit."""
@@ -123,10 +123,10 @@ class _Allocator:
         for quantity, peak in self.peaks.items():
             self.peaks[quantity] = max(peak, getattr(self, quantity))
 
-    def _take(self, nbytes: int) -> tuple[Any, int]:  # a place, and the bytes allocated for it
+    def _take(self, nbytes: int) -> tuple[Any, int]:  # what it takes, and the bytes of that
         raise NotImplementedError
 
-    def _give(self, place: Any) -> int:  # bytes that are allocated no more
+    def _give(self, taken: Any) -> int:  # bytes that are allocated no more
         raise NotImplementedError
 
     def _largest(self, capacity: int) -> int:
@@ -282,8 +282,12 @@ class BestFitAllocator(_Allocator):
         small = self.small_bytes if device >= self.small_segment_bytes else small
         if device >= self.large_segment_bytes:
             large = max(large, self.large_bytes - 1)
-        own = device - device % self.large_rounding
-        sizes = (min(small, self.small_bytes), large, own if own >= self.large_bytes else 0)
+        own_segment = device - device % self.large_rounding
+        sizes = (
+            min(small, self.small_bytes),
+            large,
+            own_segment if own_segment >= self.large_bytes else 0,
+        )
         return max(size - size % self.alignment for size in sizes)
 
 

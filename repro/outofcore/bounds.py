@@ -65,7 +65,7 @@ class _Uses:
 
     Attributes:
         size: (v,) bytes of each variable.
-        own: For each function its variables.
+        variables: For each function those that it uses.
         following: For each function, of each of its variables, after how many functions it is used
             next and read then; `_NEVER` where nothing needs its value.
         written: For each function, of each of its variables, whether it has a new value after it.
@@ -77,7 +77,9 @@ class _Uses:
         number = {name: v for v, name in enumerate(trace.accesses)}
         self.size = np.array([trace.sizes[name] for name in number], dtype=np.float64)
         self.needs = np.array(trace.needs_bytes, dtype=np.float64)
-        self.own = [np.array([number[x] for x in f.variables], dtype=int) for f in trace.functions]
+        self.variables = [
+            np.array([number[x] for x in f.variables], dtype=int) for f in trace.functions
+        ]
         self.following: list[list[int]] = []
         self.written: list[list[bool]] = []
         self.kept: list[list[int]] = []
@@ -127,10 +129,10 @@ def _longest(
     until = np.full(count, -n - 1)
     for step in range(-n, n + 1):
         f = (at + step) % n
-        own = uses.own[f]
+        used = uses.variables[f]
         room = budget - uses.needs[f]
         others = np.ones(count, dtype=bool)
-        others[own] = False
+        others[used] = False
         if step > 0:
             away = np.flatnonzero(others & (until > step) & (wrote >= 0))
             start = ends[step - 1]
@@ -142,7 +144,7 @@ def _longest(
             starts[step] = max(starts[step], start)
             ends[step] = starts[step] + times[f]
         for v, then, new, kept in zip(
-            own, uses.following[f], uses.written[f], uses.kept[f], strict=True
+            used, uses.following[f], uses.written[f], uses.kept[f], strict=True
         ):
             read[v] = step + then if then != _NEVER else _NEVER
             until[v] = step + kept
@@ -159,14 +161,14 @@ def _longest(
     return float(ends[n])
 
 
-def _beyond(place: NDArray[np.int64], size: Vector, room: float, length: int) -> Vector:
-    """Return for i < length the bytes at places of i and more that do not fit into the room.
+def _beyond(position: NDArray[np.int64], size: Vector, room: float, length: int) -> Vector:
+    """Return for i < length the bytes at positions of i and more that do not fit into the room.
 
     Larger variables than the room do not fit at all.
     """
-    summed = np.bincount(place, size, length)[::-1].cumsum()[::-1]
+    summed = np.bincount(position, size, length)[::-1].cumsum()[::-1]
     small = size <= room
-    fitting = np.bincount(place[small], size[small], length)[::-1].cumsum()[::-1]
+    fitting = np.bincount(position[small], size[small], length)[::-1].cumsum()[::-1]
     return np.maximum(0.0, summed - np.minimum(fitting, room))
 
 

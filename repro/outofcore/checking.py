@@ -62,7 +62,7 @@ class _Run:
                 raise PlanError(f"at the start {_list(names - self.alive)}, {what}, is not alive")
         self.measure("at the start")
 
-    def place(self, name: str) -> None:
+    def allocate(self, name: str) -> None:
         if name not in self.device:
             self.device.add(name)
             self.held += self.sizes[name]
@@ -122,7 +122,7 @@ class _Run:
                     raise PlanError(f"{what}: its value is dead, for it is overwritten next")
                 if kind is Kind.ALLOCATE and self.needed(name, after):
                     raise PlanError(f"{what}: its value is needed, so it must be copied")
-                self.place(name)
+                self.allocate(name)
             elif name not in self.device:
                 raise PlanError(f"{what}: it is not on the device")
             elif kind is Kind.SWAP_OUT:
@@ -145,7 +145,7 @@ class _Run:
                 if self.uses[name][0][0] != number:
                     raise PlanError(f"{where} uses {name!r}, which is not alive")
                 self.alive.add(name)  # born here, or given from outside
-                self.place(name)
+                self.allocate(name)
             elif name not in self.device:
                 raise PlanError(f"{where} uses {name!r}, which is not on the device")
         self.measure(f"while {where} runs")

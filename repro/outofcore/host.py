@@ -343,11 +343,11 @@ class StreamMover:
 
     def _start(self, direction: int, storage: torch.UntypedStorage, place: Place) -> torch.Event:
         stream, timed = self._streams[direction], self._timed[direction]
-        there = torch.empty(0, dtype=torch.uint8, device=self.device)
-        there.set_(storage, 0, (storage.nbytes(),), (1,))
-        pieces: Sequence[torch.Tensor] = (there,)
+        whole = torch.empty(0, dtype=torch.uint8, device=self.device)
+        whole.set_(storage, 0, (storage.nbytes(),), (1,))
+        pieces: Sequence[torch.Tensor] = (whole,)
         if len(place) > 1:
-            pieces = there.split([piece.nbytes for piece in place])
+            pieces = whole.split([piece.nbytes for piece in place])
         current: Any = accelerator.current_stream(self.device)
         stream.wait_stream(current)
         timing = len(timed) < _TIMED_COPIES

@@ -84,6 +84,10 @@ class Iterations:
         self._refined = 0  # plans made since the functions last changed
         self._strays = 0  # iterations in a row that did not run by the plan
 
+    def record_only(self) -> None:
+        """Make no plans from now on."""
+        self._make_plan = self._settle = None
+
     def expected(self, operation: OpOverload, inputs: list[Variable]) -> Step | None:
         """Return the plan's next step where this operation is it; else leave the plan."""
         if self.follower is None:
@@ -165,9 +169,9 @@ class Iterations:
         plan = self.plan
         same = plan is not None and recorded.trace == plan.trace
         known = done and (self._settled or same or self._refined == _REFINEMENTS)
-        # The first is seldom like those after it. One strange iteration, such as with an evaluation
-        # before it, does not end a good plan; and where every iteration is strange, plans are made
-        # ever more seldom.
+        # The first iteration rarely runs like those after it, so it is not planned. A plan that has
+        # run through outlasts one iteration that does not follow it, such as one with an evaluation
+        # before it. Where many in a row do not, a plan is made after the 2nd, 4th, 8th and so on.
         few = 2 if self._proved or self.recorded is None else 1
         patient = self._strays < few or self._strays & (self._strays - 1)
         if self._make_plan and not known and (done or not patient):

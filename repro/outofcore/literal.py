@@ -71,14 +71,14 @@ class _Literal:
         for a, function in enumerate(self.trace.functions):
             for name in self.deaths[a]:
                 self._end(name)
-            own = function.variables
+            variables = function.variables
             while last < len(self.sequence) and self.sequence[last][0] < a:
                 if last < head:
                     entered -= self.sizes[self.sequence[last][1]]
                 last += 1
             head, entered = (last, 0) if head < last else (head, entered)
-            self._make(a, own)  # step (b) for f_i's own variables
-            for name in [x for x in self.late if x not in own]:
+            self._make(a, variables)  # step (b) for f_i's own variables
+            for name in [x for x in self.late if x not in variables]:
                 if not self._ask(a, name):
                     break
             while head < len(self.sequence):  # step (a): what enters the window
@@ -91,7 +91,7 @@ class _Literal:
                 entered += self.sizes[name]
                 head += 1
             inside = {x for b, x in self.sequence[last:head] if b > a}
-            for name in own:  # step (c), but for what step (d) keeps
+            for name in variables:  # step (c), but for what step (d) keeps
                 if name not in inside and self._next(name, a) is not None:
                     self._leave(a, name)
         for name in sorted(self.device):
@@ -126,34 +126,34 @@ class _Literal:
         if name in self.device:
             self.device.discard(name)
             self.used -= self.sizes[name]
-        for kept in (self.leaving, self.ahead, self.begun):
-            kept.pop(name, None)
+        for names in (self.leaving, self.ahead, self.begun):
+            names.pop(name, None)
         self.alive.discard(name)
 
-    def _place(self, name: str) -> None:
+    def _allocate(self, name: str) -> None:
         self.device.add(name)
         self.used += self.sizes[name]
 
-    def _make(self, a: int, own: tuple[str, ...]) -> None:
+    def _make(self, a: int, variables: tuple[str, ...]) -> None:
         """Have a function's variables on the device, and room for those that are born."""
         function = self.trace.functions[a]
-        for name in own:
+        for name in variables:
             self.leaving.pop(name, None)
             self.ahead.pop(name, None)
             if name in self.late:
                 self.late.remove(name)
-        for name in own:
+        for name in variables:
             if name not in self.device:
-                self._room(a, self.sizes[name], own)
+                self._room(a, self.sizes[name], variables)
                 if name in self.alive:
                     kind = Kind.SWAP_IN if name in function.inputs else Kind.ALLOCATE
                     self.before[a].append(Action(kind, name))
                 self.alive.add(name)
-                self._place(name)
+                self._allocate(name)
             if name in function.outputs and name in self.begun:
                 self.after[self.begun.pop(name)].remove(Action(Kind.SWAP_OUT, name))
 
-    def _room(self, a: int, nbytes: int, own: tuple[str, ...]) -> None:
+    def _room(self, a: int, nbytes: int, variables: tuple[str, ...]) -> None:
         while self.used + nbytes > self.budget:
             if self.leaving:
                 self._release(a, next(iter(self.leaving)))
@@ -164,7 +164,7 @@ class _Literal:
                 self.used -= self.sizes[name]
                 self.late.append(name)
             else:  # it had stayed, for it lies within the window
-                name = next(x for x in sorted(self.device) if x not in own)
+                name = next(x for x in sorted(self.device) if x not in variables)
                 self._leave(max(u for u in (-1, *self.trace.accesses[name]) if u < a), name)
                 self.late.append(name)
 
@@ -182,7 +182,7 @@ class _Literal:
         while self.used + self.sizes[name] > self.budget:
             self._release(a, next(iter(self.leaving)))
         self.before[a].append(Action(Kind.SWAP_IN, name))
-        self._place(name)
+        self._allocate(name)
         self.ahead[name] = a
         if name in self.late:
             self.late.remove(name)

@@ -116,8 +116,8 @@ def _compiler() -> list[str]:
     """Return the compiler and arguments of its own, as `$CXX` may hold them."""
     given = os.environ.get("CXX")
     for name, *arguments in [shlex.split(given) or [given]] if given else [["c++"], ["g++"]]:
-        if found := shutil.which(name):
-            return [found, *arguments]
+        if path := shutil.which(name):
+            return [path, *arguments]
     raise AllocatorBuildError(
         f"there is no C++ compiler: {f'$CXX is {given!r}' if given else 'no c++ and no g++'}; "
         f"install one (apt-get install g++), or name one as $CXX"
@@ -351,9 +351,9 @@ class ChunkedMemory:
 
     def counters(self) -> Counters:
         """Return what it holds and has done."""
-        found = _Counters()
-        _check(self._library, self._library.ca_counters(self._open(), ctypes.byref(found)))
-        return found.frozen()
+        counters = _Counters()
+        _check(self._library, self._library.ca_counters(self._open(), ctypes.byref(counters)))
+        return counters.frozen()
 
     def set_complete(self, stream: int, complete: bool) -> None:
         """Hold back what a pretended stream has yet to run, or let it finish; for tests."""
@@ -388,9 +388,9 @@ class Installed:
 
     def counters(self, device: int = 0) -> Counters:
         """Return what the allocator of a CUDA device holds and has done."""
-        library, found = _load(self.library), _Counters()
-        _check(library, library.ca_plug_counters(device, ctypes.byref(found)))
-        return found.frozen()
+        library, counters = _load(self.library), _Counters()
+        _check(library, library.ca_plug_counters(device, ctypes.byref(counters)))
+        return counters.frozen()
 
     def trim(self, device: int = 0) -> None:
         """Give all cached chunks back, as ``torch.cuda.empty_cache`` does on all devices."""

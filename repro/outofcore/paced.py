@@ -40,11 +40,11 @@ class PacedMover(ThreadMover):
         return self._paced(1, super().start_out(storage, place), storage.nbytes())
 
     def _paced(self, direction: int, copied: Future[None], nbytes: int) -> Future[None]:
-        asked = time.perf_counter()
+        asked_at = time.perf_counter()
 
         def wait() -> None:
             copied.result()
-            over = max(self._free_at[direction], asked) + nbytes / self.bytes_per_s
+            over = max(self._free_at[direction], asked_at) + nbytes / self.bytes_per_s
             self._free_at[direction] = over
             time.sleep(max(0.0, over - time.perf_counter()))
 

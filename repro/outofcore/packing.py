@@ -75,10 +75,10 @@ def packed_plans(
         for _ in range(_ROUNDS):
             plan = packing.plan(done)
             yield plan
-            found = _copied_before(plan.simulate(compute_times, bandwidth, latency_s), trace)
-            if found == done:
+            copied = _copied_before(plan.simulate(compute_times, bandwidth, latency_s), trace)
+            if copied == done:
                 break
-            done = found
+            done = copied
 
 
 @dataclass(slots=True)
@@ -116,17 +116,17 @@ def _gaps(trace: Trace) -> dict[str, list[_Gap]]:
     n = len(trace.functions)
     inputs = [frozenset(f.inputs) for f in trace.functions]
     outputs = [frozenset(f.outputs) for f in trace.functions]
-    found: dict[str, list[_Gap]] = {}
+    gaps: dict[str, list[_Gap]] = {}
     for name, used in trace.accesses.items():
         persists = name in trace.persistent
         then = [*used[1:], used[0] + n if persists else trace.lifetimes[name][1]]
-        found[name] = []
+        gaps[name] = []
         for a, b in zip(used, then, strict=True):
             ends = not persists and a == used[-1]
             dirty = name in outputs[a] or (not persists and a == used[0])
             needed = ends or name in inputs[b % n]
-            found[name].append(_Gap(name, trace.sizes[name], a, b, ends, needed, dirty))
-    return found
+            gaps[name].append(_Gap(name, trace.sizes[name], a, b, ends, needed, dirty))
+    return gaps
 
 
 class _Packing:
@@ -136,15 +136,15 @@ class _Packing:
         self.trace, self.budget = trace, budget
         self.n = len(trace.functions)
         self.gaps = _gaps(trace)
-        every = [gap for own in self.gaps.values() for gap in own]
+        every = [gap for gaps_of_one in self.gaps.values() for gap in gaps_of_one]
         needs = np.array(trace.needs_bytes, dtype=np.int64)
         self.load = needs.copy()  # bytes while each function runs
         limit = np.maximum(needs, budget - margin)
         for gap in sorted(every, key=lambda gap: (gap.then - gap.use, -gap.nbytes)):
-            places = self._between(gap.use + 1, gap.then)
-            gap.stays = all((self.load[p] + gap.nbytes <= limit[p]).all() for p in places)
+            spans = self._between(gap.use + 1, gap.then)
+            gap.stays = all((self.load[span] + gap.nbytes <= limit[span]).all() for span in spans)
             if gap.stays:
-                self._add(self.load, places, gap.nbytes)
+                self._add(self.load, spans, gap.nbytes)
         self.away = [gap for gap in every if not gap.stays]
 
     def _between(self, start: int, end: int) -> list[slice]:
@@ -155,12 +155,12 @@ class _Packing:
         return [slice(start - n, end - n)] if start >= n else [slice(start, n), slice(0, end - n)]
 
     @staticmethod
-    def _add(load: NDArray[np.int64], places: list[slice], nbytes: int) -> None:
-        for place in places:
-            load[place] += nbytes
+    def _add(load: NDArray[np.int64], spans: list[slice], nbytes: int) -> None:
+        for span in spans:
+            load[span] += nbytes
 
     def _fits(self, load: NDArray[np.int64], start: int, end: int, nbytes: int) -> NDArray[np.bool]:
-        parts = [load[place] for place in self._between(start, end)]
+        parts = [load[span] for span in self._between(start, end)]
         return np.concatenate(parts) + nbytes <= self.budget
 
     def plan(self, done: dict[tuple[str, int], int] | None) -> SwapPlan:
@@ -196,8 +196,8 @@ class _Writing:
         self.releases: list[list[_Gap]] = [[] for _ in range(self.n)]
         self.enters: list[list[_Gap]] = [[] for _ in range(self.n)]
         self.deaths: list[list[str]] = [[] for _ in range(self.n)]
-        for own in gaps.values():
-            for gap in own:
+        for gaps_of_one in gaps.values():
+            for gap in gaps_of_one:
                 if gap.ends:
                     self.deaths[gap.then % self.n].append(gap.name)
                 # What comes back as soon as it has left has stayed; what ends needs no release.
@@ -212,8 +212,8 @@ class _Writing:
         # On the device when the iteration starts: what is alive then and has not left, or is back.
         self.device = {
             gap.name
-            for own in gaps.values()
-            for gap in own
+            for gaps_of_one in gaps.values()
+            for gap in gaps_of_one
             if gap.use < self.n <= gap.then
             and not (gap.ends and gap.then == self.n)
             and (gap.stays or gap.release >= self.n or (gap.enter < self.n and not gap.ends))
@@ -250,7 +250,7 @@ class _Writing:
                 self._die(f)
             before.append(tuple(self._moves(f)))
             for name in function.variables:
-                self._place(name)
+                self._allocate(name)
             self.valid.difference_update(function.outputs)
             copies = []
             for gap in self.begins[f]:
@@ -272,7 +272,7 @@ class _Writing:
                 leaving.remove(gap.name)
                 yield self._release(gap.name)
             if gap.name not in self.device:
-                self._place(gap.name)
+                self._allocate(gap.name)
                 yield Action(Kind.SWAP_IN if gap.needed else Kind.ALLOCATE, gap.name)
         for name in leaving:
             yield self._release(name)
@@ -283,7 +283,7 @@ class _Writing:
         self.held -= self.trace.sizes[name]
         return Action(Kind.RELEASE, name)
 
-    def _place(self, name: str) -> None:
+    def _allocate(self, name: str) -> None:
         if name not in self.device:
             self.device.add(name)
             self.held += self.trace.sizes[name]
@@ -301,11 +301,11 @@ def _copied_before(simulation: Simulation, trace: Trace) -> dict[tuple[str, int]
     """Return before which function each copy to the host was done, by that after which it began."""
     n = len(trace.functions)
     ends = np.concatenate([simulation.ends_s, simulation.ends_s + simulation.time_s])
-    found = {}
+    copied = {}
     for kind, name, start, end in simulation.transfers:
         if kind is Kind.SWAP_OUT:
             used = [u for u in trace.accesses[name] if simulation.ends_s[u] <= start + 1e-12]
             if used:
                 done = int(np.searchsorted(ends, end - 1e-12)) + 1
-                found[name, used[-1]] = min(done, used[-1] + n)
-    return found
+                copied[name, used[-1]] = min(done, used[-1] + n)
+    return copied

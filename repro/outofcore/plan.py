@@ -137,17 +137,17 @@ class SwapPlan:
         deaths: dict[int, list[str]] = {}
         for name, (_, death) in self.trace.lifetimes.items():
             deaths.setdefault(death % len(self.trace.functions), []).append(name)
-        there: set[str] = set()
+        on_host: set[str] = set()
         held = peak = 0
         for number in 2 * [*range(len(self.trace.functions))]:
             for name in deaths.get(number, ()):
-                if name in there:
-                    there.discard(name)
+                if name in on_host:
+                    on_host.discard(name)
                     held -= sizes[name]
             for kind, name in (*self.before[number], *self.after[number]):
                 # What is released is copied in any case: somebody may look at its value.
-                if kind in (Kind.SWAP_OUT, Kind.RELEASE) and name not in there:
-                    there.add(name)
+                if kind in (Kind.SWAP_OUT, Kind.RELEASE) and name not in on_host:
+                    on_host.add(name)
                     held += sizes[name]
                     peak = max(peak, held)
         return peak

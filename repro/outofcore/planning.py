@@ -104,7 +104,7 @@ class Planner:
         if self._candidates is None:
             return None
         self._credit_s += SHARE * elapsed_s
-        found: SwapPlan | None = None
+        better_plan: SwapPlan | None = None
         began = self._clock()
         while (self._longest_s or self._guess_s) <= self._credit_s:
             try:
@@ -115,11 +115,11 @@ class Planner:
             self.tried += 1
             score, best = self._score(plan), self._best
             if score[0] < (1 - _MARGIN) * best[0] or (score[0] <= best[0] and score[1] < best[1]):
-                self._best, found = score, plan
+                self._best, better_plan = score, plan
             took, began = self._clock() - began, self._clock()
             self._longest_s = max(self._longest_s, took)
             self._credit_s -= took
-        return found
+        return better_plan
 
     def _score(self, plan: SwapPlan) -> tuple[float, int]:
         result = plan.simulate(self._times, self._link, _COPY_LATENCY_S)

@@ -69,10 +69,10 @@ class PooledChunkedAllocator(ChunkedAllocator):
     @property
     def blocks(self) -> dict[Hashable, tuple[int, ...]]:
         """The chunks of what is live, by number; several small blocks may have the same."""
-        return {name: self._chunks(place) for name, (place, _) in self._live.items()}
+        return {name: self._chunks(taken) for name, (taken, _) in self._live.items()}
 
-    def _chunks(self, place: Any) -> tuple[int, ...]:
-        return place if isinstance(place, tuple) else self._shared[self._segment(place.address)]
+    def _chunks(self, taken: Any) -> tuple[int, ...]:
+        return taken if isinstance(taken, tuple) else self._shared[self._segment(taken.address)]
 
     @property
     def _largest_piece(self) -> int:
@@ -93,15 +93,15 @@ class PooledChunkedAllocator(ChunkedAllocator):
             self._shared[self._segment(block.address)] = chunks
         return block, allocated
 
-    def _give(self, place: Any) -> int:
-        if isinstance(place, tuple):
-            return super()._give(place)
-        self._pool._give(place)
-        if place.before or place.after:
+    def _give(self, taken: Any) -> int:
+        if isinstance(taken, tuple):
+            return super()._give(taken)
+        self._pool._give(taken)
+        if taken.before or taken.after:
             return 0
         self._pool.release_cached()
-        return super()._give(self._shared.pop(self._segment(place.address)))
+        return super()._give(self._shared.pop(self._segment(taken.address)))
 
     def _largest(self, capacity: int) -> int:
-        own = super()._largest(capacity)
-        return own if own > 0 else min(self.small_bytes, self._largest_piece)
+        largest = super()._largest(capacity)
+        return largest if largest > 0 else min(self.small_bytes, self._largest_piece)

@@ -68,10 +68,10 @@ class Signature(NamedTuple):
 def signature(operation: OpOverload) -> Signature:
     """Return what is known of an operation."""
     # By its address: its own hash is computed in Python at every look.
-    kept = _SIGNATURES.get(id(operation))
-    if kept is None:
-        kept = _SIGNATURES[id(operation)] = operation, _signature(operation)
-    return kept[1]
+    cached = _SIGNATURES.get(id(operation))
+    if cached is None:
+        cached = _SIGNATURES[id(operation)] = operation, _signature(operation)
+    return cached[1]
 
 
 _SIGNATURES: dict[int, tuple[OpOverload, Signature]] = {}
@@ -204,8 +204,8 @@ def sum_in_place(entries: Sequence[Entry], origin: int) -> list[Entry]:
     for entry in entries:
         inputs, written, made = now(entry.inputs), now(entry.written), now(entry.made)
         if entry.into in stands and stands[entry.into] in made:
-            place = inputs.index(made[0])
-            inputs = [made[0], *inputs[:place], *inputs[place + 1 :]]
+            position = inputs.index(made[0])
+            inputs = [made[0], *inputs[:position], *inputs[position + 1 :]]
             entry = replace(entry, operation=ADD_INTO, inputs=inputs, written=made, made=[])
         elif inputs != entry.inputs or written != entry.written or made != entry.made:
             entry = replace(entry, inputs=inputs, written=written, made=made)

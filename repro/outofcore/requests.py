@@ -30,7 +30,7 @@ def by_function(plan: SwapPlan, iterations: int = 2) -> list[tuple[int, Event]]:
     events = [(0, Event(name, sizes[name])) for name in device]
     now = 0
 
-    def place(name: str) -> None:
+    def allocate(name: str) -> None:
         if name not in device and sizes[name]:
             device[name] = None
             events.append((now, Event(name, sizes[name])))
@@ -46,9 +46,9 @@ def by_function(plan: SwapPlan, iterations: int = 2) -> list[tuple[int, Event]]:
             for name in deaths.get(number, ()):
                 remove(name)
             for kind, name in plan.before[number]:
-                (remove if kind is Kind.RELEASE else place)(name)
+                (remove if kind is Kind.RELEASE else allocate)(name)
             for name in function.variables:
-                place(name)
+                allocate(name)
             for kind, name in plan.after[number]:
                 if kind is Kind.RELEASE:
                     remove(name)

@@ -264,18 +264,18 @@ class Residency:
         self.swap_out(variable)
         self.arrive(variable)
         self.settle(variable)
-        held: Any = variable.storage_ref() if variable.storage_ref else None
-        if variable.died is not None or held is None:  # the copy held its storage until now
+        storage: Any = variable.storage_ref() if variable.storage_ref else None
+        if variable.died is not None or storage is None:  # the copy held its storage until now
             return
         if self.lies:
             assert variable.place is not None
             address = self.store.address(variable.place)
-            there = torch._C._construct_storage_from_data_pointer(
+            host_storage = torch._C._construct_storage_from_data_pointer(
                 address, self.device, variable.nbytes
             )
-            held._swap_data_ptr_(there)  # what was here ends with `there`
+            storage._swap_data_ptr_(host_storage)  # which ends with the device's memory
         else:
-            held.resize_(0)
+            storage.resize_(0)
         variable.resident = False
         self.used_bytes -= variable.nbytes
 

@@ -164,14 +164,16 @@ def windows(trace: Trace, budget_bytes: int, times: NDArray[np.float64]) -> Iter
     for share in WINDOW_SHARES:
         yield plan_swaps(trace, budget_bytes, int(share * budget_bytes))
     n, unlimited = len(trace.functions), sum(trace.sizes.values())
-    here = np.arange(n)
-    reaches = [here + 1 + count for count in FUNCTIONS_AHEAD]
+    functions = np.arange(n)
+    reaches = [functions + 1 + count for count in FUNCTIONS_AHEAD]
     starts = np.concatenate([[0.0], np.cumsum(np.tile(times, 2))])
     for share in TIME_SHARES:  # those that start so soon after the current one ends
         until = starts[1 : n + 1] + share * times.sum()
         reaches.append(np.searchsorted(starts[:-1], until, side="right"))
     for reach in reaches:
-        yield _schedule(trace, budget_bytes, unlimited, np.clip(reach, here + 1, here + n).tolist())
+        yield _schedule(
+            trace, budget_bytes, unlimited, np.clip(reach, functions + 1, functions + n).tolist()
+        )
 
 
 def _alive_at_start(trace: Trace) -> frozenset[str]:
@@ -402,15 +404,15 @@ class _Window:
         """Return the plan of the last iteration, which started and ended in state `start`."""
         resident, valid = start[0], start[1]
         assert isinstance(resident, frozenset) and isinstance(valid, frozenset)
-        there = _alive_at_start(self.trace)  # what dies with the last function is gone
-        outgoing = there & {self.names[x // 2] for x in self.carried}
+        alive = _alive_at_start(self.trace)  # what dies with the last function is gone
+        outgoing = alive & {self.names[x // 2] for x in self.carried}
         return SwapPlan(
             self.trace,
             self.budget,
             self._named(self.before),
             self._named(self.after),
-            resident=there & {self.names[v] for v, _ in resident},
-            host_valid=(there & {self.names[v] for v, _ in valid}) | outgoing,
+            resident=alive & {self.names[v] for v, _ in resident},
+            host_valid=(alive & {self.names[v] for v, _ in valid}) | outgoing,
             outgoing=outgoing,
             window_bytes=self.window,
         )

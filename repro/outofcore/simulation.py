@@ -171,12 +171,12 @@ def _memory(plan: SwapPlan) -> list[int]:
     held = sum(size[name] for name in device)
     memory = []
 
-    def change(names: Sequence[str], there: bool) -> None:
+    def change(names: Sequence[str], on_device: bool) -> None:
         nonlocal held
         for name in names:
-            if (name in device) is not there:
-                held += size[name] if there else -size[name]
-                (device.add if there else device.discard)(name)
+            if (name in device) is not on_device:
+                held += size[name] if on_device else -size[name]
+                (device.add if on_device else device.discard)(name)
 
     for number, function in enumerate(plan.trace.functions):
         change(deaths.get(number, ()), False)

@@ -52,11 +52,11 @@ class _Probe(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[_Holders, _Holders]] = []
+        self.holders: list[tuple[_Holders, _Holders]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ADD and _in_the_engine():
-            self.found.append((_holders(args, 0), _holders(args, 1)))
+            self.holders.append((_holders(args, 0), _holders(args, 1)))
         return func(*args, **(kwargs or {}))
 
 
@@ -82,8 +82,8 @@ class Sums:
                     torch.autograd.grad(end, x)
         except (RuntimeError, NotImplementedError, AttributeError):
             return
-        if len(probe.found) == 1:
-            self._alone = probe.found[0]
+        if len(probe.holders) == 1:
+            self._alone = probe.holders[0]
 
     def into(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
         """Return which operand a sum of two gradients may go into, or None."""

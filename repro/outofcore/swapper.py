@@ -1,14 +1,10 @@
 """Training within a byte budget: `OutOfCore`, a context around anyone's own training steps."""
 
-import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, Self
 
 import torch
@@ -23,9 +19,8 @@ from torch.utils._python_dispatch import (
 
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
+from repro.outofcore import forks
 from repro.outofcore.addresses import Addresses
-from repro.outofcore.collectives import Collectives, wait_for
-from repro.outofcore.following import Step
 from repro.outofcore.host import (
     HostStore,
     Mover,
@@ -35,45 +30,19 @@ from repro.outofcore.host import (
 )
 from repro.outofcore.interrupts import Uninterrupted
 from repro.outofcore.iterations import Iterations, Statistics
-from repro.outofcore.operands import Operands
-from repro.outofcore.operations import (
-    Operations,
-    RawAccess,
-    Timer,
-    divide,
-    result_bytes,
-    run_in_parts,
-    say_once,
-)
+from repro.outofcore.kinds import classify, meet_module, meet_optimizer, parameters_of, variable_of
+from repro.outofcore.operations import Operations, RawAccess
+from repro.outofcore.others import Others
 from repro.outofcore.paced import PacedMover
-from repro.outofcore.plan import Kind, SwapPlan
+from repro.outofcore.plan import SwapPlan
 from repro.outofcore.planning import Planner
-from repro.outofcore.recording import Recording, Signature, signature, tensors_in
-from repro.outofcore.residency import Residency, Variable
+from repro.outofcore.recording import Recording
+from repro.outofcore.residency import Residency
+from repro.outofcore.running import Running
 from repro.outofcore.schedule import BudgetTooSmall
 from repro.outofcore.schedules import Name, Scheduler, check_schedule
-from repro.outofcore.sums import ADD, ADD_INTO, Sums
 from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace
-
-_process = os.getpid()
-
-
-def _forked() -> None:
-    global _process
-    _process = os.getpid()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)  # to ask the system at every operation takes time
-
-_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout})
-_PATIENCE_S = 300.0  # for other threads and collectives to end what they do with a tensor
-_PART = 16  # an operation on lists is run in parts of at most budget / 16
-
-
-class SwappedOutError(RuntimeError):
-    """A value is asked for where it cannot be brought to."""
 
 
 class OutOfCore:
@@ -229,30 +198,25 @@ class OutOfCore:
             mover = PacedMover(self._store, self.link_bytes_per_s)
         else:
             mover = ThreadMover(self._store)
-        self._process, self._thread = _process, threading.get_ident()
-        self._computes = self.device.type != "meta"  # where nothing is, nothing takes room
+        self._process, self._thread = forks.process, threading.get_ident()
         excluded = [tensor.untyped_storage()._cdata for tensor in self._excluded]
         self._mover = mover
         residency = Residency(self.budget_bytes, self.device, self._store, mover, excluded)
-        residency.wait = self._wait
         self._statistics = Statistics()
         self._residency, self._lock = residency, residency.lock
         self._addresses = Addresses(residency, self._statistics)
-        self._operands = Operands(residency, partial(self._addresses.bring, lock=True))
-        self._changed = threading.Condition(residency.lock)  # nobody works on some tensor any more
-        self._waiting = 0
-        self._active: Iterable[Variable] = ()  # what this thread's operation works on
-        self._promised: int | None = None  # bytes that it makes; None where none runs
-        self._collectives = Collectives()
         self._planner = Planner(
             self.schedule, self.window_bytes, self.budget_bytes, mover.bandwidth
         )
         self._iterations = Iterations(self._make_plan, self._planner.settle, self._statistics)
         self._ended = time.perf_counter()  # when the last iteration did
         self._leader: object = None  # the optimizer whose steps end the iterations
-        self._sums = Sums(torch.device("cpu") if self.device.type == "meta" else self.device)
         self._failed: BudgetTooSmall | None = None  # the last one, which TorchScript would hide
         self._guard = guard = Uninterrupted(OutOfCore.__exit__.__code__)
+        running = Running(residency, self._addresses, self._iterations, self._statistics)
+        self._follow = running.follow  # bound once: it is called at every operation
+        self._others = Others(running, residency, self._statistics, guard)
+        residency.wait = self._others.wait
         guard.install()
         try:
             with guard, ExitStack() as stack:
@@ -320,33 +284,16 @@ class OutOfCore:
     def _take_in(self) -> None:
         """Count what the user has named, and hold the budget."""
         for model in self._models:
-            self._take_in_module(model)
+            meet_module(self._residency, model)
         for optimizer in self._optimizers:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            self._meet("parameter", parameters)
-            self._meet("gradient", [p.grad for p in parameters])
-            for parameter in parameters:
-                self._meet("optimizer state", optimizer.state.get(parameter, {}).values())
+            meet_optimizer(self._residency, optimizer)
         self._residency.make_room(0, (), lambda: "what was there before", strict=False)
-
-    def _take_in_module(self, module: nn.Module) -> None:
-        parameters = list(module.parameters())
-        self._meet("parameter", parameters)
-        self._meet("gradient", [p.grad for p in parameters])
-        self._meet("buffer", module.buffers())
-
-    def _meet(self, kind: str, values: Iterable[object]) -> None:
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                variable = self._residency.find(value, made=True)
-                if variable is not None and not variable.kind:
-                    variable.kind = kind
 
     def _called(self, module: nn.Module, _: object) -> None:
         """Count what the first module that is called has, before its first operation."""
         self._first_call.remove()
         with self._guard, self._lock, _disable_current_modes(), torch._C.DisableTorchFunction():
-            self._take_in_module(module)
+            meet_module(self._residency, module)
             self._residency.make_room(0, (), lambda: "what was there before", strict=False)
 
     # ---- iterations
@@ -356,27 +303,15 @@ class OutOfCore:
             self._end_step(optimizer)
 
     def _end_step(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         with self._lock:
-            if not any(self._knows(parameter) for parameter in parameters):
+            if not any(variable_of(self._residency, p) for p in parameters_of(optimizer)):
                 return  # it has stepped out of our sight
-            for parameter in parameters if self._iterations.log is not None else ():
-                self._classify("parameter", [parameter])
-                self._classify("gradient", [parameter.grad])
-                self._classify("optimizer state", optimizer.state.get(parameter, {}).values())
+            if self._iterations.log is not None:
+                classify(self._residency, optimizer)
         if self._leader is None:
             self._leader = optimizer
         if self._leader is optimizer:
             self._end_iteration()
-
-    def _knows(self, tensor: torch.Tensor) -> Variable | None:
-        with torch._C.DisableTorchFunction():
-            return self._residency.look_up(tensor)
-
-    def _classify(self, kind: str, values: Iterable[object]) -> None:
-        for value in values:
-            if isinstance(value, torch.Tensor) and (known := self._knows(value)) is not None:
-                known.kind = kind
 
     def step(self) -> None:
         """End an iteration here; from now on optimizers no longer do."""
@@ -417,8 +352,8 @@ class OutOfCore:
 
     def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation with its inputs on the device and room for its results."""
-        if _process != self._process:  # such as a loader's worker
-            self._check_there(args, kwargs)
+        if forks.process != self._process:  # such as a loader's worker
+            self._check_readable([*args, *kwargs.values()])
             return operation(*args, **kwargs)
         guard = self._guard
         guard.depth += 1
@@ -432,310 +367,23 @@ class OutOfCore:
             if guard.pending is not None:
                 guard.deliver()
 
-    def _follow(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation by the shortest way where it is just the plan's next step."""
-        iterations = self._iterations
-        follower = iterations.follower
-        if follower is None or iterations.log is not None:
-            return self._run(operation, args, kwargs)
-        step = follower.upcoming(operation)
-        given = args
-        if step is None and operation is ADD and (step := follower.upcoming(ADD_INTO)) is not None:
-            place = self._sums.into(args, kwargs)
-            if place is None:
-                step = None
-            elif place:
-                given = args[::-1]
-        if step is None or step.signature.collective:
-            return self._run(operation, args, kwargs)
-        residency, lock, known = self._residency, self._lock, step.signature
-        lock.acquire()
-        try:
-            found = follower.operands(step, residency.known, given, kwargs)
-            if found is not None:
-                inputs, written = found
-                self._bring_in(step, known, inputs)
-                self._promise(known, inputs, written, step.birth_bytes, True)
-        except BaseException:
-            self._active = ()
-            raise
-        finally:
-            lock.release()
-        if found is None:
-            return self._run(operation, args, kwargs)
-        try:
-            result = step.operation._op(*given, **kwargs)
-        except BaseException:
-            with lock:
-                self._active, self._promised = (), None
-            raise
-        with lock:
-            self._active, self._promised = (), None
-            made = self._operands.made(result, inputs) if known.makes else []
-            if known.resizes:
-                self._operands.resized(known, given, kwargs, written, made)
-            if residency.used_bytes > residency.peak_bytes:
-                residency.peak_bytes = residency.used_bytes
-            if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
-                residency.make_room(0, (*inputs, *made), partial(self._name, known))
-            if known.awaited:
-                wait_for(result)
-            if self._waiting:
-                self._changed.notify_all()
-            residency.clock += 1
-            if step.births or made:
-                step = iterations.ran(step, step.operation, inputs, written, made, None)
-            else:
-                follower.cursor += 1
-            if step is not None and step.after:
-                self._act(step.after, (), partial(self._name, known))
-        return result
-
-    def _bring_in(self, step: Step | None, known: Signature, inputs: list[Variable]) -> None:
-        """Have an operation's inputs on the device."""
-        residency = self._residency
-        self._active = inputs
-        if residency.ended:
-            residency.bury()
-        if residency.leaving:
-            residency.let_go()
-        if self._collectives.works:
-            self._collectives.let_go()
-        clock = residency.clock
-        if step is not None and step.before:
-            self._act(step.before, inputs, partial(self._name, known))
-        for variable in inputs:
-            variable.used = clock
-            if not variable.resident:
-                self._statistics.on_demand += 1
-                residency.make_room(variable.nbytes, inputs, partial(self._name, known))
-                residency.swap_in(variable)
-            if variable.incoming is not None:
-                residency.arrive(variable)
-
-    def _promise(
-        self,
-        known: Signature,
-        inputs: list[Variable],
-        written: list[Variable],
-        nbytes: int,
-        certain: bool,
-    ) -> None:
-        """Have room for what an operation makes, and take note of what it writes."""
-        residency = self._residency
-        if residency.used_bytes + nbytes > residency.budget_bytes:
-            residency.make_room(nbytes, inputs, partial(self._name, known), strict=certain)
-        for variable in written:
-            if variable.valid:
-                residency.written(variable)
-        if written and self._addresses.kept:
-            self._addresses.kept.clear()
-        self._promised = nbytes
-
-    def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        residency, iterations, lock = self._residency, self._iterations, self._lock
-        known = signature(operation)
-        if known.ignored:
-            return operation._op(*args, **kwargs)
-        into: int | None = None
-        if operation is ADD and (place := self._sums.into(args, kwargs)) is not None:
-            if iterations.sums_in_place():
-                operation, args = ADD_INTO, args if place == 0 else args[::-1]
-                known = signature(operation)
-            else:
-                into = place
-        lock.acquire()
-        try:
-            if known.grouped:
-                parts = divide(args, self.budget_bytes / _PART)
-                if len(parts) > 1:
-                    return run_in_parts(self._follow, operation, parts, args, kwargs)
-            inputs, written = self._operands.of(known, args, kwargs)
-            step = iterations.expected(operation, inputs)
-            if not self._statistics.iterations:
-                _say_what_is_not_compiled()
-            self._bring_in(step, known, inputs)
-            nbytes, certain = 0, True
-            if step is not None:
-                nbytes = step.birth_bytes
-            elif (known.makes or known.resizes) and not known.collective and self._computes:
-                nbytes, certain = result_bytes(operation, args, kwargs)
-            self._promise(known, inputs, written, nbytes, certain)
-            clock = residency.clock
-        except BaseException:
-            self._active = ()
-            raise
-        finally:
-            lock.release()
-        timed = Timer(self.device) if iterations.log is not None else None
-        try:
-            result = operation._op(*args, **kwargs)
-        except BaseException:
-            with lock:
-                self._active, self._promised = (), None
-            raise
-        if timed:
-            timed.stop()
-        with lock:
-            self._active, self._promised = (), None
-            made = self._operands.made(result, inputs) if known.makes else []
-            if known.resizes:
-                self._operands.resized(known, args, kwargs, written, made)
-            if known.collective:
-                self._collectives.work_on(result, inputs)
-            elif known.awaited:
-                wait_for(result)
-            if residency.used_bytes > residency.peak_bytes:
-                residency.peak_bytes = residency.used_bytes
-            if residency.used_bytes > residency.budget_bytes:  # a result was larger than foretold
-                residency.make_room(0, (*inputs, *made), partial(self._name, known))
-            if self._waiting:
-                self._changed.notify_all()
-            if not inputs and not made:
-                return result
-            residency.clock = clock + 1
-            summed = None if into is None else residency.look_up(args[into])
-            step = iterations.ran(step, operation, inputs, written, made, timed, summed)
-            if step is not None and step.after:
-                self._act(step.after, (), partial(self._name, known))
-        return result
-
-    # ---- other threads, processes and collectives
-
     def run_beside(
         self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
-        known = signature(operation)
-        if known.ignored or _process != self._process:
+        if forks.process != self._process:
             return operation(*args, **kwargs)
-        residency = self._residency
+        return self._others.run(operation, args, kwargs)
 
-        def what() -> str:
-            return f"an operation of another thread ({known.name})"
-
-        with self._lock:
-            inputs, written = self._operands.of(known, args, kwargs)
-            nbytes, certain = 0, True
-            while True:
-                for variable in inputs:
-                    keep = (*inputs, *self._active)
-                    if not variable.resident:
-                        self._statistics.on_demand += 1
-                        need = variable.nbytes + (self._promised or 0)
-                        residency.make_room(need, keep, what)
-                        residency.swap_in(variable)
-                    residency.arrive(variable)
-                    variable.used = residency.clock
-                if known.makes or known.resizes:
-                    nbytes, certain = result_bytes(operation, args, kwargs)
-                need = nbytes + (self._promised or 0)
-                residency.make_room(need, (*inputs, *self._active), what, strict=certain)
-                if all(variable.resident for variable in inputs):  # also where we had to wait
-                    break
-            for variable in inputs:
-                variable.pins += 1
-            for variable in written:
-                residency.written(variable)
-            residency.used_bytes += nbytes
-        try:
-            self._other_streams()
-            result = operation._op(*args, **kwargs)
-            self._other_streams()
-        except BaseException:
-            with self._lock:
-                self._end_beside(inputs, nbytes)
-            raise
-        with self._lock:  # without a gap, in which another thread could take what was kept free
-            self._end_beside(inputs, nbytes)
-            made = self._operands.made(result, inputs) if known.makes else []
-            if known.resizes:
-                self._operands.resized(known, args, kwargs, written, made)
-            residency.note_peak()
-            keep = (*inputs, *made, *self._active)
-            residency.make_room(self._promised or 0, keep, what, strict=False)
-        return result
-
-    def _end_beside(self, inputs: list[Variable], nbytes: int) -> None:
-        self._residency.used_bytes -= nbytes
-        for variable in inputs:
-            variable.pins -= 1
-        self._changed.notify_all()
-
-    def _other_streams(self) -> None:
-        if accelerator.is_accelerator(self.device):  # each thread has a current stream of its own
-            accelerator.synchronize(self.device)
-
-    def _wait(self) -> bool:
-        """Wait until nobody else works on some tensor: other threads, or collectives."""
-        until = time.monotonic() + _PATIENCE_S
-        before = sum(v.pins for v in self._residency.variables())
-        if not before and self._promised is None:
-            return False
-        self._waiting += 1
-        try:
-            while time.monotonic() < until and self._guard.pending is None:
-                self._changed.wait(0.002)
-                self._collectives.let_go()
-                if sum(v.pins for v in self._residency.variables()) < before:
-                    return True
-                if not before and self._promised is None:
-                    return True
-        finally:
-            self._waiting -= 1
-        return False
-
-    def _check_there(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse what a forked process cannot read: of memory it has its own copy, not of a file.
-
-        Raises:
-            SwappedOutError: A tensor was swapped out when the process was forked.
-        """
-        if self._residency.lies and self.swap_folder is None:
-            return
-        for tensor in tensors_in([*args, *kwargs.values()]):
-            variable = self._residency.look_up(tensor)
-            if variable is not None and not (variable.resident and variable.incoming is None):
-                raise SwappedOutError(
-                    f"a process that was forked within an OutOfCore block reads a tensor of "
-                    f"{variable.nbytes} bytes that is swapped out"
-                    f"{' to a file' if self.swap_folder else ''}: name it in exclude=, or start "
-                    "such processes (a DataLoader's workers) before the block, or by "
-                    'multiprocessing_context="spawn"'
-                )
-
-    def _name(self, known: Signature) -> str:
-        return f"function {self._residency.clock - self._iterations.origin} ({known.name})"
-
-    def _act(
-        self,
-        actions: tuple[tuple[Kind, int], ...],
-        keep: Iterable[Variable],
-        what: Callable[[], str],
-    ) -> None:
-        assert self._iterations.follower is not None
-        residency, bound = self._residency, self._iterations.follower.bound
-        for kind, v in actions:
-            variable = bound[v]
-            if variable is None or variable.died is not None:
-                continue
-            if kind is Kind.SWAP_OUT:
-                if self._iterations.plan is not None and self._iterations.plan.copies_again:
-                    residency.written(variable)  # as if it were: the plan wants the copy
-                residency.swap_out(variable)
-            elif kind is Kind.RELEASE:
-                residency.release(variable)
-            elif not variable.resident:
-                residency.make_room(variable.nbytes, keep, what)
-                residency.swap_in(variable)
-                variable.used = residency.clock
+    def _check_readable(self, values: list[Any]) -> None:
+        forks.check_readable(self._residency, values, self.swap_folder is not None)
 
     # ---- addresses
 
     def bring(self, tensor: torch.Tensor, lock: bool) -> None:
         """Have a tensor's bytes on the device for who reads its address."""
-        if _process != self._process:
-            self._check_there((tensor,), {})
+        if forks.process != self._process:
+            self._check_readable([tensor])
             return
         with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
             self._addresses.bring(tensor, lock)
@@ -769,26 +417,11 @@ class OutOfCore:
             tensor: Any tensor.
             keep: The copy stands until the iteration ends or an operation writes to some tensor.
         """
-        if _process != self._process:
-            self._check_there((tensor,), {})
+        if forks.process != self._process:
+            self._check_readable([tensor])
             return tensor.untyped_storage()
         with self._guard if self._mine() else nullcontext(), self._lock, _disable_current_modes():
             return self._addresses.snapshot(tensor, keep)
 
     def _mine(self) -> bool:
         return threading.get_ident() == self._thread
-
-
-def _say_what_is_not_compiled() -> None:
-    if "torch._dynamo.eval_frame" not in sys.modules:
-        return
-    frame: FrameType | None = sys._getframe(3)
-    while frame is not None:
-        if frame.f_code.co_name == "compile_wrapper":
-            say_once(
-                "compile",
-                "within OutOfCore a compiled function runs as if it were not compiled, as every "
-                "operation has to be seen: its values are those of the function itself",
-            )
-            return
-        frame = frame.f_back

@@ -105,11 +105,11 @@ class Trace:
     @cached_property
     def accesses(self) -> dict[str, list[int]]:
         """For each variable the numbers of the functions that use it, ascending."""
-        found: dict[str, list[int]] = {}
+        uses: dict[str, list[int]] = {}
         for number, function in enumerate(self.functions):
             for name in function.variables:
-                found.setdefault(name, []).append(number)
-        return found
+                uses.setdefault(name, []).append(number)
+        return uses
 
     @cached_property
     def persistent(self) -> frozenset[str]:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import torch
 
-from repro.outofcore.iterations import Iterations
 from repro.outofcore.recording import Recording
 from repro.outofcore.swapper import OutOfCore
 from repro.outofcore.trace import Trace
@@ -59,7 +58,7 @@ def record_timed(
     if meta:
         block.device = torch.device("meta")
     with block:
-        block._iterations = Iterations(None, None, block._statistics)
+        block._iterations.record_only()
         block._leader = block
         for _ in range(warmup + 1):
             step()

@@ -28,7 +28,7 @@ def test_every_paper_is_told(source):
     told = story.story_of(source.paper)
     assert told.says.endswith(".") and told.look_for.endswith(".")
     assert source.paper.artefacts[told.figure].draws
-    sentences = story.found(source)
+    sentences = story.findings_of(source)
     assert len(sentences) == len(told.findings) == 3
     assert all(any(c.isdigit() for c in s) and s.endswith(".") for s in sentences), sentences
     assert sum(effect.ours is not None for effect in told.effects(story.looking(source))) >= 1
@@ -38,14 +38,14 @@ def test_without_records_nothing_was_found(source, monkeypatch, tmp_path):
     monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
     monkeypatch.setattr(paths, "reference_dirs", lambda: [])
     empty = find_source(source.paper, "quick", local=True)
-    assert story.found(empty) == []
+    assert story.findings_of(empty) == []
     assert "missing" in story.opening(empty) and "Nothing has been run" in story.setup(empty)[0]
 
 
 def test_the_sentences_follow_the_records(monkeypatch):
     source = find_source(load_paper("mbs"), local=False)
     look = story.looking(source)
-    told = story.found(source)
+    told = story.findings_of(source)
     for record in look("table4").select("overhead"):
         undivided = record.timings["undivided"]["samples_s"]
         monkeypatch.setitem(record.timings["halved"], "samples_s", undivided)
@@ -88,7 +88,7 @@ def test_the_overview_has_a_row_for_each_paper():
     assert len(rows) == 2 and all("<br>Costs: " in row for row in rows)
     for row, source in zip(rows, sources.values(), strict=True):
         assert f"({source.paper.notebook}.ipynb)" in row and "reproduced" in row
-        assert report.markdown(story.found(source)[0]) in row
+        assert report.markdown(story.findings_of(source)[0]) in row
     counted = sum(len(artefact.claims) for artefact in sources["mbs"].paper.artefacts.values())
     assert f"{counted} claims of five papers" in text
     for name in story.overview_figures(sources):
@@ -141,7 +141,7 @@ def test_missing_records_leave_a_sentence_out(monkeypatch):
 
     lame = story.Story(**{**vars(told), "findings": (lacking, told.findings[0])})
     monkeypatch.setattr(story, "story_of", lambda paper: lame)
-    assert story.found(source) == [told.findings[0](story.looking(source))]
+    assert story.findings_of(source) == [told.findings[0](story.looking(source))]
 
 
 def test_the_figure_of_all_papers_is_a_file(monkeypatch, tmp_path):

@@ -222,8 +222,8 @@ F cuMemMap(u64 address, std::size_t bytes, std::size_t offset, u64 handle, u64 f
   RULE(!mapped.count(address))
   mapped[address] = {bytes, handle, false};
   void* at = reinterpret_cast<void*>(address);
-  const auto place = static_cast<off_t>(chunks[handle].at);
-  return mmap(at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file, place) == at ? 0 : 999;
+  const auto at_byte = static_cast<off_t>(chunks[handle].at);
+  return mmap(at, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file, at_byte) == at ? 0 : 999;
 }
 F cuMemSetAccess(u64 address, std::size_t bytes, const CUmemAccessDesc* access, std::size_t count) {
   BEGIN RULE(inside()) RULE(count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
@@ -276,16 +276,16 @@ F cuEventSynchronize(CUevent event) {
 
 // Hold a stream back from now on, or let it run what it has.
 F stub_hold(u64 stream, int held) {
-  CUstream_st& found = streams[reinterpret_cast<CUstream>(stream)];
-  found.held = held;
-  if (!held) run_to(found, found.last);
+  CUstream_st& timeline = streams[reinterpret_cast<CUstream>(stream)];
+  timeline.held = held;
+  if (!held) run_to(timeline, timeline.last);
   return 0;
 }
 // Put a kernel on a stream that writes bytes.
 F stub_fill(u64 stream, u64 address, u64 bytes, int value) {
-  CUstream_st& found = streams[reinterpret_cast<CUstream>(stream)];
-  found.queued.push_back({found.last + 1, address, bytes, value});
-  put(found);
+  CUstream_st& timeline = streams[reinterpret_cast<CUstream>(stream)];
+  timeline.queued.push_back({timeline.last + 1, address, bytes, value});
+  put(timeline);
   return 0;
 }
 // Let the driver's call of this number from now on fail; a negative one for none.

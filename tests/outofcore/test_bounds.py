@@ -53,14 +53,14 @@ def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:
             if device & trace.persistent == start[0]:
                 yield tuple(before), tuple(after)
             return
-        own = frozenset(trace.functions[number].variables)
+        needed = frozenset(trace.functions[number].variables)
         device = device & alive[number]
-        missing = (own & alive[number]) - device
-        away = sorted(alive[number] - device - own)
-        for leave in _subsets(sorted(device - own)):
+        missing = (needed & alive[number]) - device
+        away = sorted(alive[number] - device - needed)
+        for leave in _subsets(sorted(device - needed)):
             for enter in _subsets(away):
-                there = (device - leave) | own | enter
-                if sum(trace.sizes[name] for name in there) > budget:
+                on_device = (device - leave) | needed | enter
+                if sum(trace.sizes[name] for name in on_device) > budget:
                     continue
                 released = [Action(Kind.RELEASE, name) for name in sorted(leave)]
                 entered = [
@@ -70,12 +70,12 @@ def every_plan(trace: Trace, budget: int) -> Iterator[SwapPlan]:
                 if released and entered:
                     orders.append((*entered, *released))
                 dirty = valid - frozenset(trace.functions[number].outputs)
-                for out in _subsets(sorted(there - dirty)):
+                for out in _subsets(sorted(on_device - dirty)):
                     copies = tuple(Action(Kind.SWAP_OUT, name) for name in sorted(out))
                     for order in orders:
                         yield from go(
                             number + 1,
-                            there,
+                            on_device,
                             dirty | out,
                             [*before, order],
                             [*after, copies],
@@ -166,12 +166,12 @@ class TestBound:
         times = [need / 100 for need in trace.needs_bytes]
         low, high = trace.smallest_budget, trace.peak_bytes
         tried = [low + (high - low) * k // 40 for k in range(7)]
-        found = [round(bound(trace, budget, times, 60.0), 9) for budget in tried]
-        assert found == sorted(found, reverse=True)
-        assert found[0] > found[-1] == pytest.approx(sum(times))
-        found = [round(bound(trace, low, times, rate), 9) for rate in (30.0, 60.0, 1e9)]
-        assert found == sorted(found, reverse=True)
-        assert found[-1] == pytest.approx(sum(times))
+        seconds = [round(bound(trace, budget, times, 60.0), 9) for budget in tried]
+        assert seconds == sorted(seconds, reverse=True)
+        assert seconds[0] > seconds[-1] == pytest.approx(sum(times))
+        seconds = [round(bound(trace, low, times, rate), 9) for rate in (30.0, 60.0, 1e9)]
+        assert seconds == sorted(seconds, reverse=True)
+        assert seconds[-1] == pytest.approx(sum(times))
 
     def test_errors_are_those_of_plans_and_simulations(self):
         with pytest.raises(BudgetTooSmall):

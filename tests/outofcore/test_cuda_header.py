@@ -16,7 +16,7 @@ def test_the_driver_is_declared_as_cuda_h_declares_it():
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "told"),
+    ("right", "wrong", "message"),
     [
         ('"cuEventDestroy_v2"', '"cuEventDestroy"', "the symbol of cuEventDestroy"),
         ("(CUresult, const char**)", "(CUresult, const char*)", "parameters of cuGetErrorString"),
@@ -24,8 +24,8 @@ def test_the_driver_is_declared_as_cuda_h_declares_it():
         ("  int type;\n  int id;", "  int id;\n  int type;", "CUmemLocation.type"),
     ],
 )
-def test_what_is_declared_otherwise_is_found(right: str, wrong: str, told: str, tmp_path: Path):
+def test_what_is_declared_otherwise_is_found(right: str, wrong: str, message: str, tmp_path: Path):
     declared = (SOURCES / "cuda_driver.hpp").read_text(encoding="utf-8")
     assert right in declared
     (tmp_path / "cuda_driver.hpp").write_text(declared.replace(right, wrong), encoding="utf-8")
-    assert told in wheels.compiles(CHECK, tmp_path, *wheels.find("cuda.h"))
+    assert message in wheels.compiles(CHECK, tmp_path, *wheels.find("cuda.h"))

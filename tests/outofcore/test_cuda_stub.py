@@ -257,9 +257,9 @@ def test_a_call_that_fails_is_named_and_nothing_is_lost():
             caught = str(error)
         failed = driver().stub_failed().decode()
         seen.add(failed)
-        told = f"{failed.removesuffix('_v2')}: WRONG (999)"
+        expected = f"{failed.removesuffix('_v2')}: WRONG (999)"
         # What puts the caller's context back cannot throw.
-        assert caught == told or (failed == "cuCtxSetCurrent" and not caught), (number, caught)
+        assert caught == expected or (failed == "cuCtxSetCurrent" and not caught), (number, caught)
         if made is not None:
             live = made.counters().allocated_bytes
             made.trim()
@@ -339,8 +339,8 @@ def as_torch_calls(caller: Path) -> None:
         status = call(ctypes.cast(plug, ctypes.c_void_p), nbytes, message, 500)
         return status, message.value.decode()
 
-    status, told = thrown(1)
-    assert status == 1 and "ca_plug_configure comes before" in told
+    status, message = thrown(1)
+    assert status == 1 and "ca_plug_configure comes before" in message
     assert library.ca_plug_configure(3, 0, 2 * CHUNK) == 0
     assert library.ca_plug_configure(3, 0, 0) == 1
     installed = Installed(native.build(), 3, None)
@@ -348,11 +348,11 @@ def as_torch_calls(caller: Path) -> None:
     assert plug(0, 0, None) is None
     library.ca_plug_record_stream(second, 78)
     assert [installed.counters(d).reserved_bytes for d in (0, 1)] == [CHUNK, 2 * CHUNK]
-    status, told = thrown(CHUNK + 1)
-    assert status == 2 and told.startswith("out of memory, the limit is reached: 2097153 bytes")
+    status, message = thrown(CHUNK + 1)
+    assert status == 2 and message.startswith("out of memory, the limit is reached: 2097153 bytes")
     driver().stub_fail(2, UNKNOWN)
-    status, told = thrown(1)
-    assert (status, told) == (1, "cuMemCreate: WRONG (999)")
+    status, message = thrown(1)
+    assert (status, message) == (1, "cuMemCreate: WRONG (999)")
     word(first).value = 9
     release(first, 5, 0, None)
     release(second, CHUNK + 1, 1, 77)

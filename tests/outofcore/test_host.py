@@ -79,9 +79,9 @@ def swapped(device, host_bytes=None, n=6):
     """Make tensors of 1 MiB within a budget of two, and read all of them."""
     with OutOfCore(2 * MIB, device=device, host_bytes=host_bytes) as block:
         tensors = [torch.full((MIB // 4,), float(i), device=device) for i in range(n)]
-        found = [tensor.sum().item() / (MIB // 4) for tensor in tensors]
-        held = pinned(device)
-    return found, held, block.statistics
+        means = [tensor.sum().item() / (MIB // 4) for tensor in tensors]
+        pinned_bytes = pinned(device)
+    return means, pinned_bytes, block.statistics
 
 
 def pinned(device) -> int:
@@ -104,9 +104,9 @@ class TestPinned:
         accelerator.empty_pinned_cache(device)
         before = pinned(device)
         for host_bytes, slabs in ((None, 1), (1, 1), (2 * SLAB_BYTES + 1, 3)):
-            found, held, statistics = swapped(device, host_bytes)
-            assert found == [0, 1, 2, 3, 4, 5]
-            assert held - before == slabs * SLAB_BYTES
+            means, pinned_bytes, statistics = swapped(device, host_bytes)
+            assert means == [0, 1, 2, 3, 4, 5]
+            assert pinned_bytes - before == slabs * SLAB_BYTES
             assert 4 * MIB <= statistics.host_bytes <= 6 * MIB
             assert pinned(device) == before
 

@@ -44,10 +44,10 @@ class TestOthers:
             from concurrent.futures import ThreadPoolExecutor
             from repro.outofcore import OutOfCore
 
-            asked, told = queue.Queue(), queue.Queue()
+            questions, answers = queue.Queue(), queue.Queue()
             def answer():
-                while (tensor := asked.get()) is not None:
-                    told.put(tensor.sum().item())
+                while (tensor := questions.get()) is not None:
+                    answers.put(tensor.sum().item())
             before = threading.Thread(target=answer, daemon=True)
             before.start()
             pool = ThreadPoolExecutor(1)
@@ -84,9 +84,9 @@ class TestOthers:
                 assert block.statistics.peak_bytes <= 24 * 1024, block.statistics
                 if hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
                     for tensor in tensors:  # a thread that nobody sees
-                        asked.put(tensor)
-                    assert [told.get() for _ in tensors] == right
-                asked.put(None)
+                        questions.put(tensor)
+                    assert [answers.get() for _ in tensors] == right
+                questions.put(None)
             file.seek(0)
             loaded = torch.load(file)
             assert [t.sum().item() for t in loaded] == right
@@ -619,11 +619,11 @@ class TestSums:
         x = torch.randn(4, 4, 8, 8)
 
         def step() -> None:
-            found = [x]
+            features = [x]
             for layer in layers:
                 layer.zero_grad()
-                found.append(layer(torch.cat(found, 1)).relu())
-            torch.cat(found, 1).square().sum().backward()
+                features.append(layer(torch.cat(features, 1)).relu())
+            torch.cat(features, 1).square().sum().backward()
 
         with torch.profiler.profile() as plain:
             step()

@@ -511,9 +511,9 @@ class TestBuild:
 
     @pytest.mark.exhaustive
     def test_a_folder_in_the_place_of_the_library(self, folder):
-        place = build()
-        place.unlink()
-        place.mkdir()
+        library = build()
+        library.unlink()
+        library.mkdir()
         with pytest.raises(AllocatorBuildError, match=r"\.so is a folder: remove it$"):
             build()
 
@@ -525,11 +525,11 @@ class TestBuild:
         compiler.chmod(stat.S_IRWXU)
         monkeypatch.setenv("CXX", str(compiler))
         monkeypatch.setattr(native, "SOURCES", tmp_path)
-        found = set()
+        libraries = set()
         for text in ("one", "two", "one"):
             (tmp_path / "a.cpp").write_text(text)
-            found.add(build())
-        assert len(found) == 2
+            libraries.add(build())
+        assert len(libraries) == 2
 
     def compiler(self, tmp_path, monkeypatch) -> None:
         """A compiler that takes no time; the libraries it makes cannot be loaded."""
@@ -555,21 +555,21 @@ class TestBuild:
     @pytest.mark.parametrize("fault", ["writable", "another's", "link", "link to another's"])
     def test_a_folder_that_others_could_fill_is_refused(self, folder, tmp_path, monkeypatch, fault):
         self.compiler(tmp_path, monkeypatch)
-        place = build().parent
+        parent = build().parent
         if fault == "writable":
-            place.chmod(0o770)
+            parent.chmod(0o770)
         elif fault == "another's":
             if os.geteuid() != 0:
                 pytest.skip("only root gives folders away")
-            os.chown(place, 12345, -1)
+            os.chown(parent, 12345, -1)
         else:
-            place.rename(tmp_path / "elsewhere")
-            place.symlink_to(tmp_path / "elsewhere")
+            parent.rename(tmp_path / "elsewhere")
+            parent.symlink_to(tmp_path / "elsewhere")
         for act in (build, lambda: ChunkedMemory("posix", 4096)):
             with pytest.raises(AllocatorBuildError, match=r"\$REPRO_CACHE") as caught:
                 act()
             assert isinstance(caught.value.__cause__, UnsafeFolderError)
-            assert "\n" not in str(caught.value) and str(place) in str(caught.value)
+            assert "\n" not in str(caught.value) and str(parent) in str(caught.value)
 
     @pytest.mark.parametrize(
         "fault",
@@ -635,8 +635,8 @@ class TestBuild:
         (tmp_path / "copy").chmod(stat.S_IRWXU)
         monkeypatch.setenv("CXX", str(tmp_path / "copy"))
         library = build()
-        for place in (library, cache / library.name):
-            place.write_bytes(planted.read_bytes())
+        for path in (library, cache / library.name):
+            path.write_bytes(planted.read_bytes())
             with ChunkedMemory("posix", 4096) as memory:
                 memory.free(memory.malloc(1))
         assert not mark.exists()

@@ -69,12 +69,12 @@ class TestDriver:
                     simulated.malloc(number, nbytes)
                     addresses[number] = memory.malloc(nbytes)
                     live.append(number)
-                found = memory.counters()
+                counters = memory.counters()
                 for name in ("requested_bytes", "reserved_bytes", "allocated_bytes", "maps"):
-                    assert getattr(found, name) == getattr(simulated, name), name
+                    assert getattr(counters, name) == getattr(simulated, name), name
             memory.trim()
-            found = memory.counters()
-            assert found.reserved_bytes == found.allocated_bytes == found.physical_bytes
+            counters = memory.counters()
+            assert counters.reserved_bytes == counters.allocated_bytes == counters.physical_bytes
 
     def test_what_is_written_survives_the_remapping_of_others(self):
         stream = torch.cuda.current_stream().cuda_stream
@@ -90,9 +90,9 @@ class TestDriver:
                     address = memory.malloc(nbytes, stream)
                     view(address, nbytes).fill_(value)
                     live.append((address, nbytes, value))
-            found = memory.counters()
-            assert found.unmaps > 0
-            assert found.failures == 0
+            counters = memory.counters()
+            assert counters.unmaps > 0
+            assert counters.failures == 0
             torch.cuda.synchronize()
 
     def test_work_that_the_device_has_yet_to_do_keeps_its_mapping(self):
@@ -168,9 +168,9 @@ class TestTorch:
             torch.cuda.empty_cache()
         """
         counted = """
-            found = installed.counters()
-            assert found.failures == 0 and found.mallocs > 100
-            assert found.reserved_bytes == found.allocated_bytes > 0
+            counters = installed.counters()
+            assert counters.failures == 0 and counters.mallocs > 100
+            assert counters.reserved_bytes == counters.allocated_bytes > 0
         """
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         plain = run(code.format(install=""))

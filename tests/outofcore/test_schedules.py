@@ -151,8 +151,8 @@ class TestRunning:
     def test_gradients_and_weights_are_bit_identical(self, schedule, plain):
         assert abs(plain[1].statistics.peak_bytes / PEAK - 1) < 0.5
         share = 0.9 if schedule in ("lms", "vdnn") else 0.6
-        found, block = trained(schedule, share)
-        assert all(torch.equal(a, b) for a, b in zip(found, plain[0], strict=True))
+        tensors, block = trained(schedule, share)
+        assert all(torch.equal(a, b) for a, b in zip(tensors, plain[0], strict=True))
         assert block.plan is not None and block.statistics.replayed >= 2
         names = {"lms": "fixed distance", "on_demand": "on demand"}
         either = ("window", "packed") if schedule == "auto" else (names.get(schedule, schedule),)
@@ -161,16 +161,16 @@ class TestRunning:
         assert block.statistics.peak_bytes <= block.budget_bytes
 
     def test_a_function_plans(self, plain):
-        asked = []
+        calls = []
 
-        def own(trace, budget_bytes, times, rates):
-            asked.append((len(trace.functions), len(times), min(rates) > 0))
+        def planned_by_us(trace, budget_bytes, times, rates):
+            calls.append((len(trace.functions), len(times), min(rates) > 0))
             return plan_swaps(trace, budget_bytes, 0)
 
-        found, block = trained(own, 0.6)
-        assert all(torch.equal(a, b) for a, b in zip(found, plain[0], strict=True))
+        tensors, block = trained(planned_by_us, 0.6)
+        assert all(torch.equal(a, b) for a, b in zip(tensors, plain[0], strict=True))
         assert block.plan.window_bytes == 0
-        assert all(functions == times and rated for functions, times, rated in asked)
+        assert all(functions == times and rated for functions, times, rated in calls)
 
     def test_a_function_whose_plan_breaks_a_rule_is_refused(self):
         trace = chain(4)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.measure import accelerator
-from repro.outofcore import OutOfCore, addresses, host, operations, residency, swapper
+from repro.outofcore import OutOfCore, addresses, host, operations, residency, running
 from repro.outofcore.host import HostStore, StreamMover
 from repro.outofcore.residency import Residency
 from simulated_device.mutations import Omission, noticed
@@ -254,8 +254,8 @@ OMISSIONS: list[tuple[Callable[[], Any], Omission]] = [
     (restored, _settle("restore")),
     (restored, _arrive("restore")),
     (restored, Omission(residency, "self.mover.finish()")),
-    (trained, Omission(swapper, "residency.arrive(variable)", within="OutOfCore._bring_in")),
-    (trained, Omission(swapper, "residency.written(variable)", within="OutOfCore._promise")),
+    (trained, Omission(running, "residency.arrive(variable)", within="Running._bring_in")),
+    (trained, Omission(running, "residency.written(variable)", within="Running._promise")),
     (trained, Omission(operations, "            begin.record()", "            pass")),
     (trained, Omission(operations, "self.events[1].record()")),
     (trained, Omission(accelerator, "end.synchronize()")),

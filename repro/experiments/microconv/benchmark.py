@@ -175,8 +175,8 @@ def figure(results: Results) -> "Figure":
     gains = {over: layer_gains(results, setting, over) for over in panels.values()}
     sizes = ["all", *sorted(gains[TORCH], key=_area)]
     figure, axes = plots.new_axes(1, 2, 10.5, 1.8 + 0.42 * len(sizes))
-    told = layers_run(results, setting)
-    title = panel(told, data="SYNTHETIC inputs") if told else "ours: not run"
+    layers = layers_run(results, setting)
+    title = panel(layers, data="SYNTHETIC inputs") if layers else "ours: not run"
     figure.suptitle(title, fontsize=11)
     rows: dict[str, list[Dot]] = {}
     for over, groups in gains.items():
@@ -258,12 +258,12 @@ def _judged(
     """Judge the mean speed-up of the layers of a kernel size, or of all, in float32."""
     gap, gains, spread = measured_gain(results, over, size)
     unchanged = sum(not gain.compared for gain in gains)
-    word, told = direction(f"mean of {len(gains)} layers", gap, paper, sign=expected.sign)
+    word, evidence = direction(f"mean of {len(gains)} layers", gap, paper, sign=expected.sign)
     if of:
-        told += f"; the paper's is of a {of} in half precision"
+        evidence += f"; the paper's is of a {of} in half precision"
     if unchanged:
-        told += f"; best left undivided: {unchanged} of them"
-    return Verdict(word, f"{told}; {scatter(spread)}")
+        evidence += f"; best left undivided: {unchanged} of them"
+    return Verdict(word, f"{evidence}; {scatter(spread)}")
 
 
 @claim(
@@ -311,18 +311,18 @@ def pseudo_half_most(results: Results, expected: Expectation) -> Verdict:
     if not chosen:
         raise NotRun("no layers in half precision: cuDNN has the two configurations")
     share, paper = 100 * sum(chosen) / len(chosen), PAPER["figure8"]["pseudo_half_percent"]
-    told = (
+    name = (
         f"{sum(chosen)} of {len(chosen)} layers, {share:.0f} %, paper {paper:.0f} %; over a half:"
     )
     gap = exactly(share - 50, unit="points", digits=1)
-    return combine([direction(told, gap, paper - 50, sign=expected.sign)])
+    return combine([direction(name, gap, paper - 50, sign=expected.sign)])
 
 
 def _facts(results: Results) -> Iterable[str]:
     """Yield how many layers ran, and what is not the paper's."""
     setting = next(iter(settings_of(results)), "fp32")
-    if told := layers_run(results, setting):
-        yield f"{told}."
+    if layers := layers_run(results, setting):
+        yield f"{layers}."
     yield from marks(results)
 
 

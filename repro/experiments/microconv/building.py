@@ -51,9 +51,9 @@ def network_kernels(config: Config, device: str, model: nn.Module | None = None)
         side, dtype = config["image"], getattr(torch, config["dtype"])
         images = torch.zeros(config["batch"], 3, side, side, dtype=dtype, device=device)
     with rounding(config, device):
-        found = find_kernels(model, images)
-    order = {layer: index for index, layer in enumerate(dict.fromkeys(n for n, _, _ in found))}
-    named = [(f"conv{order[layer] + 1}", kernel, batch) for layer, kernel, batch in found]
+        kernels = find_kernels(model, images)
+    order = {layer: index for index, layer in enumerate(dict.fromkeys(n for n, _, _ in kernels))}
+    named = [(f"conv{order[layer] + 1}", kernel, batch) for layer, kernel, batch in kernels]
     if config.get("layer"):
         named = [
             entry

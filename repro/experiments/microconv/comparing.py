@@ -87,10 +87,10 @@ class Comparison:
     def judged(self, name: str, judge: Callable[[str, Gap], Part]) -> Part:
         """Return the part that `judge` makes of the gap, undecided where kernels are left out."""
         if self.unfit:
-            told = f"{name} {self.gap} of the {self.kernels} kernels that fit both ways, "
-            return "undecided", f"{told}which say nothing of the whole: {'; '.join(self.unfit)}"
-        word, told = judge(name, self.gap)
-        return word, f"{told}; {scatter(self.spread)}"
+            evidence = f"{name} {self.gap} of the {self.kernels} kernels that fit both ways, "
+            return "undecided", f"{evidence}which say nothing of the whole: {'; '.join(self.unfit)}"
+        word, evidence = judge(name, self.gap)
+        return word, f"{evidence}; {scatter(self.spread)}"
 
 
 def gained(before: Record, after: Record) -> Comparison:
@@ -114,8 +114,8 @@ def gained(before: Record, after: Record) -> Comparison:
     for sign, side in zip((1, -1), zip(*pairs, strict=True), strict=True):
         total = math.fsum(row["time_s"] for row in side)
         mean += sign * math.log(total / math.fsum(row["native_s"] for row in side))
-        own = [row for row, pair in zip(side, pairs, strict=True) if not _same(*pair)]
-        weight += math.fsum((row["time_s"] / total) ** 2 for row in own)
+        counted = [row for row, pair in zip(side, pairs, strict=True) if not _same(*pair)]
+        weight += math.fsum((row["time_s"] / total) ** 2 for row in counted)
     spread = own_spread([*kernels_of(before), *kernels_of(after)])
     left_out = [
         f"{named(missing)} do not fit with {_where(record)}"
@@ -168,10 +168,10 @@ def excluded(
         others: The same network undivided with a larger limit, or divided.
     """
     bound = dict.fromkeys(unfit(undivided))
-    own = {label(row): _algorithms(row) for row in kernels_of(undivided)}
+    algorithms = {label(row): _algorithms(row) for row in kernels_of(undivided)}
     for record in others:
         for row in kernels_of(record):
-            if "parts" not in row or _algorithms(row) <= own[label(row)]:
+            if "parts" not in row or _algorithms(row) <= algorithms[label(row)]:
                 continue
             share = max(size for size, _ in row["parts"]) / row["batch"]
             if row["workspace_bytes"] / share > limit_mib * MIB:

@@ -258,9 +258,9 @@ def together_no_slower(results: Results) -> tuple[bool, str]:
     results.need("cluster")
     shared = splits(results)
     gains = {name: _alone(shared) / slowest(shared[name][0]) for name in ("fast + slow", ALL)}
-    told = ", ".join(f"{name} {times(gain)}" for name, gain in gains.items())
+    evidence = ", ".join(f"{name} {times(gain)}" for name, gain in gains.items())
     paper = f"the paper's two GK210 and a K20Xm {times(FIGURE['speedup_k80_k20'])}"
-    return all(gain >= 1 for gain in gains.values()), f"{told} ({paper})"
+    return all(gain >= 1 for gain in gains.values()), f"{evidence} ({paper})"
 
 
 @check("No even split is faster than the best one, which is the best of all")
@@ -272,8 +272,8 @@ def even_no_faster(results: Results) -> tuple[bool, str]:
         for name, (best, even) in splits(results).items()
         if even and len(even) > 1
     }
-    told = ", ".join(f"{name}: even takes {times(ratio)}" for name, ratio in slower.items())
-    return all(ratio >= 1 for ratio in slower.values()), told or "no even split is measured"
+    evidence = ", ".join(f"{name}: even takes {times(ratio)}" for name, ratio in slower.items())
+    return all(ratio >= 1 for ratio in slower.values()), evidence or "no even split is measured"
 
 
 FIGURE13 = Exhibit(

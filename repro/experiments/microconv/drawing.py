@@ -189,7 +189,7 @@ def _draw_bar(axis: Axes, row: int, bar: Bar, longest: float) -> None:
             text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
             axis.text(left + width / 2, row, layer, color=ink_on(colour), **text)
         left += width
-    told = f" {left:.2f} ({bar.time_ms:,.0f} ms)" if bar.parts else " does not fit"
+    label = f" {left:.2f} ({bar.time_ms:,.0f} ms)" if bar.parts else " does not fit"
     ink = "black" if bar.parts else UNFIT
     ground = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}  # over the line at 1
-    axis.text(left, row, told, ha="left", va="center", fontsize=8, color=ink, bbox=ground)
+    axis.text(left, row, label, ha="left", va="center", fontsize=8, color=ink, bbox=ground)

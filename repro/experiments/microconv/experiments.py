@@ -58,9 +58,9 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         named = network_kernels(config, device)
         cache = BenchmarkCache(None)
         bench = make_bench(config, device, cache)
-        own = BACKENDS["torch"]
-        assert isinstance(own, TorchBackend)
-        own.forget()
+        backend = BACKENDS["torch"]
+        assert isinstance(backend, TorchBackend)
+        backend.forget()
         start = time.perf_counter()
         measured: dict[tuple[Kernel, int], dict[int, list[Candidate]]] = {}
         for _, kernel, batch in named:
@@ -70,7 +70,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
         benchmark_s = time.perf_counter() - start
         start = time.perf_counter()
         divided = {
-            key: _divide(key[1], found, 64 * MIB, "kernel") for key, found in measured.items()
+            key: _divide(key[1], by_size, 64 * MIB, "kernel") for key, by_size in measured.items()
         }
         optimise_s = time.perf_counter() - start
         checked: list[dict[str, Any]] = []
@@ -86,7 +86,7 @@ def candidates(config: Config, seed: int, data: ImageData | None, device: str) -
                 "benchmark_s": benchmark_s,
                 "optimise_s": optimise_s,
                 "measured": bench.counts.measured,
-                "infeasible_at_64_mib": sum(found is None for found in divided.values()),
+                "infeasible_at_64_mib": sum(division is None for division in divided.values()),
                 "kernels": [
                     _described(layer, kernel, batch, measured[kernel, batch])
                     for layer, kernel, batch in named
@@ -99,14 +99,14 @@ def _checked(
     bench: Bench,
     kernel: Kernel,
     batch: int,
-    found: Mapping[int, Sequence[Candidate]],
+    by_size: Mapping[int, Sequence[Candidate]],
     policies: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Run the divisions of one kernel by limit and policy, in turns with torch's own."""
     rows = []
     for limit, policy in itertools.product(CHECKED_MIB, policies):
         sizes = set(micro_batch_sizes(batch, policy))
-        ways = {size: candidates for size, candidates in found.items() if size in sizes}
+        ways = {size: candidates for size, candidates in by_size.items() if size in sizes}
         division = _divide(batch, ways, limit * MIB, "layer")
         if division is not None:
             time_s, native_s = bench.compare(kernel, batch, division.parts).medians_s
@@ -125,21 +125,21 @@ def _checked(
 
 
 def _divide(
-    batch: int, found: Mapping[int, Sequence[Candidate]], limit_bytes: int, name: str
+    batch: int, by_size: Mapping[int, Sequence[Candidate]], limit_bytes: int, name: str
 ) -> Division | None:
     try:
-        return best_division(batch, found, limit_bytes, kernel=name)
+        return best_division(batch, by_size, limit_bytes, kernel=name)
     except ValueError:
         return None
 
 
 def _described(
-    layer: str, kernel: Kernel, batch: int, found: Mapping[int, Sequence[Candidate]]
+    layer: str, kernel: Kernel, batch: int, by_size: Mapping[int, Sequence[Candidate]]
 ) -> dict[str, Any]:
     """Return a kernel and its useful candidates as plain values, torch's own at the end."""
-    native = next(way for way in found[batch] if way.algorithm == NATIVE)
+    native = next(way for way in by_size[batch] if way.algorithm == NATIVE)
     useful: dict[str, list[list[Any]]] = {}
-    for size, ways in found.items():
+    for size, ways in by_size.items():
         fastest = float("inf")
         useful[str(size)] = []
         for way in sorted(ways, key=lambda way: (way.workspace_bytes, way.time_s)):
@@ -219,9 +219,9 @@ def _hold(
     if mode == "WR":
         return [_divide(n, measured[kernel, n], limit, layer) for layer, kernel, n in named], 0
     fronts = {}
-    for key, found in measured.items():
+    for key, by_size in measured.items():
         try:
-            fronts[key] = pareto_front(key[1], found, limit)
+            fronts[key] = pareto_front(key[1], by_size, limit)
         except ValueError:
             return [None] * len(named), 0
     choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}
@@ -253,13 +253,13 @@ def bench_layers(config: Config, seed: int, data: ImageData | None, device: str)
 
 
 def _layer_row(bench: Bench, kernel: Kernel, batch: int, limit: int, policy: str) -> dict[str, Any]:
-    found = bench.candidates(kernel, batch, micro_batch_sizes(batch, policy), limit)
+    by_size = bench.candidates(kernel, batch, micro_batch_sizes(batch, policy), limit)
     row: dict[str, Any] = {
         "shape": _shape(kernel),
         "kernel_size": "×".join(map(str, kernel.conv.kernel_size)),
         "batch": batch,
     }
-    for name, ways in (("undivided", {batch: found[batch]}), ("divided", found)):
+    for name, ways in (("undivided", {batch: by_size[batch]}), ("divided", by_size)):
         division = _divide(batch, ways, limit, "layer")
         if division is not None:
             time_s, native_s = bench.compare(kernel, batch, division.parts).medians_s
@@ -282,16 +282,16 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
     sizes = sorted({1, 2, 4, *range(4, batch + 1, 4), batch})
     before = torch.get_num_threads()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2
-    places = {"fast": (device, min(2, cores)), "slow": ("cpu", 1)}
+    devices = {"fast": (device, min(2, cores)), "slow": ("cpu", 1)}
     if device != "cpu":
-        places = {"fast": (device, before), "slow": ("cpu", before)}
+        devices = {"fast": (device, before), "slow": ("cpu", before)}
     keep_freed_memory()
     times: dict[str, dict[str, float]] = {}
     divided: dict[str, int] = {}
     try:
-        for name, (place, threads) in places.items():
+        for name, (device_name, threads) in devices.items():
             torch.set_num_threads(threads)
-            model, images, labels = build_network(dict(config) | {"dtype": "float32"}, place)
+            model, images, labels = build_network(dict(config) | {"dtype": "float32"}, device_name)
             report = tune(
                 model,
                 images,
@@ -300,7 +300,7 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
                 algorithms=[
                     name
                     for name in config["tuned_with"]
-                    if BACKENDS[name.partition(":")[0]].missing(place) is None
+                    if BACKENDS[name.partition(":")[0]].missing(device_name) is None
                 ],
                 cache=BenchmarkCache(None),
             )
@@ -308,13 +308,13 @@ def cluster(config: Config, seed: int, data: ImageData | None, device: str) -> O
             steps: dict[str, Callable[[], Any]] = {
                 str(size): _bound(model, images[:size], labels[:size]) for size in sizes
             }
-            timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=place)
+            timed = time_interleaved(steps, warmup=1, repeats=config["repeats"], device=device_name)
             times[name] = {size: timing.median_s for size, timing in timed.items()}
     finally:
         torch.set_num_threads(before)
     described = {
-        name: place if place != "cpu" else f"CPU, {threads} thread{'s' * (threads > 1)}"
-        for name, (place, threads) in places.items()
+        name: device_name if device_name != "cpu" else f"CPU, {threads} thread{'s' * (threads > 1)}"
+        for name, (device_name, threads) in devices.items()
     }
     return Outcome(metrics={"times": times, "devices": described, "divided": divided})
 
@@ -334,10 +334,10 @@ def solver(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
             warmup=1,
             repeats=config["repeats"],
         )[""]
-    found = made_up_kernel(generator)
+    kernel = made_up_kernel(generator)
     for name, run in (("front", pareto_front), ("WR", best_division)):
         timings[f"{name}, B = 256, 6 algorithms, all"] = time_interleaved(
-            {"": lambda run=run: run(256, found)},  # type: ignore[misc]
+            {"": lambda run=run: run(256, kernel)},  # type: ignore[misc]
             warmup=1,
             repeats=config["repeats"],
         )[""]
@@ -354,8 +354,8 @@ def programme(config: Config, seed: int, data: ImageData | None, device: str) ->
         for layer, kernel, batch in named:
             if (kernel, batch) not in fronts:
                 sizes = micro_batch_sizes(batch, config["policy"])
-                found = bench.candidates(kernel, batch, sizes, _CAP_MIB * MIB)
-                fronts[kernel, batch] = pareto_front(batch, found, kernel=layer)
+                by_size = bench.candidates(kernel, batch, sizes, _CAP_MIB * MIB)
+                fronts[kernel, batch] = pareto_front(batch, by_size, kernel=layer)
     choices = {index: fronts[kernel, batch] for index, (_, kernel, batch) in enumerate(named)}
     least, most = (sum(front[end].workspace_bytes for front in choices.values()) for end in (0, -1))
     totals = {"as in the paper": max(limit, least), "binding": (least + most) // 2}
@@ -374,8 +374,8 @@ def programme(config: Config, seed: int, data: ImageData | None, device: str) ->
             "variables": sum(map(len, choices.values())),
             "total_bytes": totals,
             "taken_bytes": {
-                name: sum(d.workspace_bytes for d in found.values())
-                for name, found in chosen.items()
+                name: sum(d.workspace_bytes for d in divisions.values())
+                for name, divisions in chosen.items()
             },
             "wanted_bytes": most,
         },

@@ -44,7 +44,7 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
 
     Forms are torch's own twice, which shows what the same thing scatters by; `tune` without a
     binding limit, which is not timed where it leaves the model as it was, and else in more rounds;
-    and `tune` held to the limit by each policy. A form that cannot be held is told with the
+    and `tune` held to the limit by each policy. A form that cannot be held is listed with the
     smallest limit that would do. This process measures and divides; the iterations are
     timed in it and in others after each other, which find the measurements in a file.
     """
@@ -54,9 +54,9 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
         first, described = _timed(config, device, path, measured=True)
         samples = [first]
         for _ in range(config["processes"] - 1):
-            told = json.dumps([dict(config), device, str(path)])
+            request = json.dumps([dict(config), device, str(path)])
             done = subprocess.run(
-                [sys.executable, "-c", _CHILD, told], capture_output=True, text=True
+                [sys.executable, "-c", _CHILD, request], capture_output=True, text=True
             )
             if done.returncode:
                 raise RuntimeError(f"a process that times iterations failed: {done.stderr[-2000:]}")
@@ -85,18 +85,21 @@ def _timed(
         cache = BenchmarkCache(None)
         cache.take(BenchmarkCache(path))
         forms: dict[str, nn.Module] = {PLAIN: plain, AGAIN: copy.deepcopy(plain)}
-        told: dict[str, Any] = {}
+        outcomes: dict[str, Any] = {}
         for name, options in _forms(config).items():
             model = copy.deepcopy(plain)
             try:
                 report = tune(model, images, cache=cache, **options)
             except WorkspaceLimitError as refused:
-                told[name] = {"least_bytes": refused.least_bytes, "kernels": len(refused.kernels)}
+                outcomes[name] = {
+                    "least_bytes": refused.least_bytes,
+                    "kernels": len(refused.kernels),
+                }
                 continue
             if name != FREE or any(entry.division for entry in report.kernels):
                 forms[name] = model
             if measured:
-                told[name] = _described(report, model, plain, images, labels)
+                outcomes[name] = _described(report, model, plain, images, labels)
         BenchmarkCache(path).take(cache)
         steps: dict[str, Callable[[], Any]] = {
             name: _bound(model, images, labels) for name, model in forms.items()
@@ -107,12 +110,12 @@ def _timed(
             few = {name: steps[name] for name in (PLAIN, AGAIN, FREE)}
             timed = time_interleaved(few, warmup=0, repeats=config["pairs"], device=device)
             samples |= {name + MORE: list(timing.samples_s) for name, timing in timed.items()}
-        return samples, {"forms": told}
+        return samples, {"forms": outcomes}
 
 
 def _forms(config: Config) -> dict[str, dict[str, Any]]:
     limit = int((config["limit_mib"] or 0) * MIB)
-    found: dict[str, dict[str, Any]] = {
+    forms: dict[str, dict[str, Any]] = {
         FREE: {
             "strict": False,
             "workspace_limit": 512 * MIB,
@@ -121,7 +124,7 @@ def _forms(config: Config) -> dict[str, dict[str, Any]]:
     }
     for mode, total, policy in config["ways"]:
         bound = limit if mode == "WR" else int(total * MIB)
-        found[form_name(mode, total, policy)] = {
+        forms[form_name(mode, total, policy)] = {
             "mode": mode,
             "policy": policy,
             "workspace_limit": bound,
@@ -129,7 +132,7 @@ def _forms(config: Config) -> dict[str, dict[str, Any]]:
             # What the sum of kernels promises is taken: the iterations that follow are the trial.
             "min_gain": -1e-9,
         }
-    return found
+    return forms
 
 
 def form_name(mode: str, total_mib: float | None, policy: str) -> str:
@@ -150,7 +153,7 @@ def _described(
 ) -> dict[str, Any]:
     """Return what became of the kernels, and whether losses and gradients are the same."""
     loss_error, gradient_error = difference(model, plain, images, labels)
-    own = own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
+    own_error = own_difference(plain, images, labels) if gradient_error > 1e-4 else 0.0
     seen: int | None = None
     if images.device.type == "cpu":
         inside = peak_inside(lambda: iteration(model, images, labels), _WATCHED)
@@ -167,6 +170,6 @@ def _described(
         "seen_bytes": seen,
         "loss_error": loss_error,
         "gradient_error": gradient_error,
-        "own_gradient_error": own,
+        "own_gradient_error": own_error,
     }
     return dict(ways)

@@ -74,15 +74,15 @@ def form(record: Record, name: str) -> Mapping[str, Any]:
     Raises:
         NotRun: It was not run.
     """
-    told: Mapping[str, Mapping[str, Any]] = record.metrics["forms"]
-    if name not in told:
+    outcomes: Mapping[str, Mapping[str, Any]] = record.metrics["forms"]
+    if name not in outcomes:
         raise NotRun(f"{record.config['role']} was not run as {name}")
-    return told[name]
+    return outcomes[name]
 
 
-def refused(told: Mapping[str, Any]) -> bool:
+def refused(outcome: Mapping[str, Any]) -> bool:
     """Return whether a form could not be held to the limit."""
-    return "least_bytes" in told
+    return "least_bytes" in outcome
 
 
 def gain(record: Record, slower: str, faster: str) -> Gap:
@@ -155,7 +155,7 @@ def table(results: Results) -> list[dict[str, Any]]:
         if record is None:
             continue
         for name in _form_names(record):
-            told = record.metrics["forms"].get(name, {})
+            outcome = record.metrics["forms"].get(name, {})
             row = {
                 "network": role,
                 "form": name,
@@ -172,14 +172,16 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "for the limit": DASH,
                 "largest seen (MiB)": DASH,
             }
-            if refused(told):
-                row["iteration (ms)"] = f"cannot be held: {mib(told['least_bytes'])} MiB would do"
-            elif told:
+            if refused(outcome):
+                row["iteration (ms)"] = (
+                    f"cannot be held: {mib(outcome['least_bytes'])} MiB would do"
+                )
+            elif outcome:
                 row |= {
-                    "kernels alone": times(told["native_s"] / told["predicted_s"]),
-                    "divided kernels": f"{told['divided']} of {told['kernels']}",
-                    "for the limit": str(told["needed"]),
-                    "largest seen (MiB)": mib(told["seen_bytes"]),
+                    "kernels alone": times(outcome["native_s"] / outcome["predicted_s"]),
+                    "divided kernels": f"{outcome['divided']} of {outcome['kernels']}",
+                    "for the limit": str(outcome["needed"]),
+                    "largest seen (MiB)": mib(outcome["seen_bytes"]),
                 }
             if untouched(record, name):
                 row["iteration (ms)"] = "left as it was"
@@ -189,8 +191,8 @@ def table(results: Results) -> list[dict[str, Any]]:
 
 def untouched(record: Record, name: str) -> bool:
     """Return whether `tune` left a network as it was: there is nothing to time."""
-    told = record.metrics["forms"].get(name, {})
-    return name == FREE and told.get("divided") == 0
+    outcome = record.metrics["forms"].get(name, {})
+    return name == FREE and outcome.get("divided") == 0
 
 
 def _in_most_rounds(record: Record, *names: str) -> tuple[str, ...]:
@@ -236,13 +238,13 @@ def figure(results: Results) -> "Figure":
     draw_dots(speedups, rows, right_end(rows))
     for row, dot in enumerate(rows):
         if dot.ours is None:
-            told = " no limit was set" if not records[row].config["limit_mib"] else " not held"
-            speedups.text(0, row + 0.2, told, fontsize=8, va="center", color="#48536a")
+            reason = " no limit was set" if not records[row].config["limit_mib"] else " not held"
+            speedups.text(0, row + 0.2, reason, fontsize=8, va="center", color="#48536a")
         else:
-            told = f"  ×{dot.ours:.2f}"
+            speedup = f"  ×{dot.ours:.2f}"
             text: dict[str, Any] = {"va": "center", "fontsize": 9, "color": plots.INK}
             end = dot.ends[1] if dot.ends else dot.ours
-            speedups.text(end, row + 0.2 * bool(dot.papers), told, **text)
+            speedups.text(end, row + 0.2 * bool(dot.papers), speedup, **text)
     speedups.set_xlim(0, 1.15 * right_end(rows))
     speedups.set_title("ours and the paper's: speed-up of an iteration,\ndivided over undivided")
     speedups.set_xlabel("speed-up (×); right of 1, dividing wins")
@@ -364,8 +366,8 @@ def no_slower(results: Results, expected: Expectation) -> Verdict:
 
     def judge(role: str) -> Part:
         record = _record(results, role)
-        told = form(record, FREE)
-        name = f"{role}, {told['divided']} kernels divided:"
+        outcome = form(record, FREE)
+        name = f"{role}, {outcome['divided']} kernels divided:"
         plain, again, free = _in_most_rounds(record, PLAIN, AGAIN, FREE)
         rounds = [len(sample[free]) for sample in record.metrics["samples_s"] if free in sample]
         word, said = equivalence(name, gain(record, free, plain), expected.allowed(), side=1)
@@ -390,10 +392,10 @@ def _tuned(results: Results) -> list[Mapping[str, Any]]:
     """
     records = results.ok("iterations", setting="fp32")
     tuned = [
-        told
+        outcome
         for record in records
-        for told in record.metrics["forms"].values()
-        if told.get("divided")
+        for outcome in record.metrics["forms"].values()
+        if outcome.get("divided")
     ]
     if not tuned:
         untouched = f"{len(records)} networks, and no kernel of them left torch's own"
@@ -409,9 +411,9 @@ def _finite(values: Sequence[float]) -> float:
 def same_loss(results: Results, expected: Expectation) -> Verdict:
     """Judge the relative difference of the losses of tuned and untuned networks."""
     tuned = _tuned(results)
-    worst, margin = _finite([told["loss_error"] for told in tuned]), expected.allowed()
-    told = f"over {len(tuned)} networks with kernels that left torch's own, by at most {worst:.0e}"
-    return combine([certain(f"{told}, margin {margin:.0e}", worst <= margin)])
+    worst, margin = _finite([outcome["loss_error"] for outcome in tuned]), expected.allowed()
+    said = f"over {len(tuned)} networks with kernels that left torch's own, by at most {worst:.0e}"
+    return combine([certain(f"{said}, margin {margin:.0e}", worst <= margin)])
 
 
 @claim(
@@ -424,16 +426,16 @@ def same_gradients(results: Results, expected: Expectation) -> Verdict:
     """Judge the largest difference of a gradient's element, relative to its largest element."""
     tuned, margin = _tuned(results), expected.allowed()
     gaps = [(one["gradient_error"], one["own_gradient_error"]) for one in tuned]
-    beyond = [(gap, own) for gap, own in gaps if not gap <= margin]
-    told = f"{len(gaps) - len(beyond)} of {len(gaps)} networks within {margin:.0e}"
+    beyond = [(gap, itself) for gap, itself in gaps if not gap <= margin]
+    evidence = f"{len(gaps) - len(beyond)} of {len(gaps)} networks within {margin:.0e}"
     if beyond:
         worst = _finite([gap for gap, _ in beyond])
-        told += (
+        evidence += (
             f"; elsewhere by up to {worst:.0e}, where torch's own with and without their library "
-            f"differ by {max(own for _, own in beyond):.0e} (a unit at the edge of its ReLU)"
+            f"differ by {max(itself for _, itself in beyond):.0e} (a unit at the edge of its ReLU)"
         )
-    holds = all(gap <= own + margin for gap, own in beyond)
-    return combine([certain(told, holds)])
+    holds = all(gap <= itself + margin for gap, itself in beyond)
+    return combine([certain(evidence, holds)])
 
 
 @check(
@@ -444,11 +446,11 @@ def held(results: Results) -> tuple[bool, str]:
     """Compare what a profiler saw inside each convolution, and what is listed, with the limits."""
     fullest, forms = 0.0, 0
     for record in results.ok("iterations"):
-        for name, told in record.metrics["forms"].items():
-            if refused(told) or name == FREE:
+        for name, outcome in record.metrics["forms"].items():
+            if refused(outcome) or name == FREE:
                 continue
             limit = float(name.split()[1] if name.startswith("WD") else record.config["limit_mib"])
-            taken = max(told["workspace_bytes"], told["seen_bytes"] or 0)
+            taken = max(outcome["workspace_bytes"], outcome["seen_bytes"] or 0)
             fullest, forms = max(fullest, taken / (limit * MIB)), forms + 1
     if not forms:
         raise NotRun("no records")

@@ -171,10 +171,10 @@ def workspace_as_large(results: Results, expected: Expectation) -> Verdict:
         raise NotRun("its records are from before the layers' memory was kept")
     if any(workspace is None for workspace, _ in pairs):
         raise NotRun(f"not every kernel fits into {AMPLE} MiB undivided")
-    kept = sum(sum(own) for own in memory if own)
+    kept = sum(sum(parts) for parts in memory if parts)
     taken = sum(workspace for workspace, _ in pairs if workspace)
-    told = f"{mib(taken)} MiB of workspace for {mib(kept)} of data and filters:"
-    return combine([direction(told, exactly(max(1, taken) / kept, log=True), sign=expected.sign)])
+    name = f"{mib(taken)} MiB of workspace for {mib(kept)} of data and filters:"
+    return combine([direction(name, exactly(max(1, taken) / kept, log=True), sign=expected.sign)])
 
 
 @claim(
@@ -358,8 +358,8 @@ def divided_on_front(results: Results, expected: Expectation) -> Verdict:
     results.need("candidates", layer="conv2")
     points = _conv2_front(results)
     divided = sum(len(point.parts) > 1 for point in points)
-    told = f"{divided} of {len(points)} desirable divisions are divided"
-    return combine([certain(told, divided > 0)])
+    evidence = f"{divided} of {len(points)} desirable divisions are divided"
+    return combine([certain(evidence, divided > 0)])
 
 
 @check(
@@ -373,8 +373,8 @@ def few_desirable(results: Results) -> tuple[bool, str]:
     if not fronts:
         raise NotRun("no records")
     largest = max(map(len, fronts))
-    told = f"the largest of {len(fronts)} fronts has {largest} points"
-    return largest <= PAPER["figure6"]["largest_front"], told
+    evidence = f"the largest of {len(fronts)} fronts has {largest} points"
+    return largest <= PAPER["figure6"]["largest_front"], evidence
 
 
 FIGURE6 = Exhibit(
@@ -524,8 +524,8 @@ def _bound_cell(results: Results) -> tuple[dict[Cell, dict[str, Any]], Cell]:
     need = None if fastest is None else fastest.workspace_bytes / MIB
     bound = [limit for limit in FIGURE10_LIMITS if need is None or need > limit]
     if not bound:
-        told = f"{fastest} needs {need:.1f} MiB at a mini-batch of {entry['batch']}"
-        raise NotRun(f"no limit binds: the fastest undivided, {told}")
+        needed = f"{fastest} needs {need:.1f} MiB at a mini-batch of {entry['batch']}"
+        raise NotRun(f"no limit binds: the fastest undivided, {needed}")
     cell = max(bound), policy
     if cell not in cells:
         raise NotRun(f"nothing fits into {cell[0]} MiB")
@@ -545,8 +545,8 @@ def admits_algorithm(results: Results, expected: Expectation) -> Verdict:
     needs[NATIVE] = entry["native_bytes"] / MIB
     taken = sorted({str(name) for _, name in cells[limit, policy]["parts"]})
     admitted = [f"{name} ({needs[name]:.1f} MiB)" for name in taken if needs.get(name, 0) > limit]
-    told = f"{limit} MiB, {policy}: takes {', '.join(taken)}; excluded undivided: "
-    return combine([certain(told + (", ".join(admitted) or "none of them"), bool(admitted))])
+    evidence = f"{limit} MiB, {policy}: takes {', '.join(taken)}; excluded undivided: "
+    return combine([certain(evidence + (", ".join(admitted) or "none of them"), bool(admitted))])
 
 
 @claim(

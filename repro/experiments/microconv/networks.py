@@ -380,8 +380,8 @@ def all_gain(results: Results, expected: Expectation) -> Verdict:
         published = PAPER["table5"][role]
         paper = published["undivided"] / published["powerOfTwo"]
         judge_gap = partial(direction, paper=paper, sign=expected.sign)
-        word, told = gained(undivided, divided).judged(f"{role}'s convolutions:", judge_gap)
-        return word, f"{told}; the paper's is of an iteration"
+        word, evidence = gained(undivided, divided).judged(f"{role}'s convolutions:", judge_gap)
+        return word, f"{evidence}; the paper's is of an iteration"
 
     return combine(each(ROLES, judge))
 

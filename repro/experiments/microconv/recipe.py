@@ -43,7 +43,7 @@ def recipe() -> list[dict[str, str]]:
             "policies",
             "undivided, powerOfTwo, all",
             lambda p: ", ".join(
-                f"{role}: {' '.join(own)}" for role in ROLES if (own := policies(p, role))
+                f"{role}: {' '.join(names)}" for role in ROLES if (names := policies(p, role))
             ),
             "all measures every size: minutes for the large networks",
         ),

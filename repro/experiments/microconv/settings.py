@@ -256,10 +256,10 @@ def iterated(profile: str) -> tuple[str, ...]:
 def iterations(profile: str, role: str) -> Run:
     """Return a network's whole iterations under a limit that binds, by policy, in turns."""
     changes, limit_mib, ways = _ITERATED.get(profile, _ON_A_GPU)[role]
-    own = base(profile, role if role in ROLES else "AlexNet")
-    config = own | {"role": role} | changes
-    config["algorithms"] = [*own["algorithms"], *_LOW_MEMORY.get(profile, [])]
-    config["free"] = len(own["algorithms"])  # of them, where no limit binds
+    common = base(profile, role if role in ROLES else "AlexNet")
+    config = common | {"role": role} | changes
+    config["algorithms"] = [*common["algorithms"], *_LOW_MEMORY.get(profile, [])]
+    config["free"] = len(common["algorithms"])  # of them, where no limit binds
     config |= {
         "limit_mib": limit_mib,
         "ways": [list(way) for way in ways],
@@ -436,7 +436,7 @@ def own_spread(rows: Iterable[Mapping[str, Any]]) -> Spread:
     }
     if not pairs:
         return Spread(math.nan, 0)
-    squares = [math.log(own / native) ** 2 for own, native in pairs]
+    squares = [math.log(time_s / native_s) ** 2 for time_s, native_s in pairs]
     return Spread(math.sqrt(math.fsum(squares) / len(squares)), len(squares))
 
 
@@ -518,11 +518,11 @@ def marks(results: Results, caffes: bool = False) -> Iterable[str]:
     records = [record for record in results.records if record.status == "ok"]
     roles = dict.fromkeys(r.config["role"] for r in records if stands_in(r, caffes))
     names = ", ".join(role.replace(", two groups", " (two groups)") for role in roles)
-    told = [f"STAND-IN for the paper's {names}"] if roles else []
+    parts = [f"STAND-IN for the paper's {names}"] if roles else []
     if any(record.experiment in _TIMED for record in records):
-        told.append("SYNTHETIC inputs")
-    if told:
-        yield f"{'; '.join(told)}."
+        parts.append("SYNTHETIC inputs")
+    if parts:
+        yield f"{'; '.join(parts)}."
 
 
 caffe_marks = partial(marks, caffes=True)
@@ -559,8 +559,8 @@ def whose(record: Record | None, role: str, what: str = "") -> str:
     """
     if record is None:
         return "ours: not run"
-    own = f"{what}{own_network(record)}, mini-batch {record.config['batch']},"
-    return panel(role, own, "SYNTHETIC inputs")
+    ours = f"{what}{own_network(record)}, mini-batch {record.config['batch']},"
+    return panel(role, ours, "SYNTHETIC inputs")
 
 
 # What a notebook's Setup says once for all that it shows.
@@ -579,8 +579,8 @@ def setup(records: Iterable[Record]) -> Iterable[str]:
     """Yield what all artefacts share: networks and what they stand in for, algorithms, limits."""
     records = [record for record in records if record.status == "ok"]
     yield f"The paper measured on {PAPER['device']}."
-    if told := _networks(records):
-        yield f"Inputs and weights are random numbers (SYNTHETIC). Networks: {told}."
+    if networks := _networks(records):
+        yield f"Inputs and weights are random numbers (SYNTHETIC). Networks: {networks}."
     named = dict.fromkeys(name for r in records for name in r.config.get("algorithms", ()))
     if named:
         yield f"Divisions are made of {', '.join(sorted(named))}."
@@ -608,10 +608,10 @@ def _networks(records: Iterable[Record]) -> str:
     for record in records:
         config = record.config
         if "model" in config:
-            told = f"{own_network(record)}, {config['image']}×{config['image']} pixels"
-            batches.setdefault((config["role"], told), set()).add(config["batch"])
+            ran = f"{own_network(record)}, {config['image']}×{config['image']} pixels"
+            batches.setdefault((config["role"], ran), set()).add(config["batch"])
     return "; ".join(
-        f"{role}: {told}, mini-batch {' and '.join(map(str, sorted(sizes)))} "
+        f"{role}: {ran}, mini-batch {' and '.join(map(str, sorted(sizes)))} "
         f"(the paper's: {_PUBLISHED.get(role, 'none')})"
-        for (role, told), sizes in sorted(batches.items())
+        for (role, ran), sizes in sorted(batches.items())
     )

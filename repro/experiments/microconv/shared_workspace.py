@@ -213,8 +213,8 @@ def _wd_over_undivided(
     ]
     need_binding(undivided, each_mib, [*roomier, wd])
     judge = partial(direction, paper=paper, sign=expected.sign)
-    word, told = comparison.judged(f"{role}:", judge)
-    return word, told + f"; the paper's is {of}" * bool(of)
+    word, evidence = comparison.judged(f"{role}:", judge)
+    return word, evidence + f"; the paper's is {of}" * bool(of)
 
 
 @claim(
@@ -402,8 +402,8 @@ def draw_shares(
         style: dict[str, Any] = {"color": colour, "edgecolor": "white", "hatch": hatch}
         for row, division in enumerate(divisions):
             if division is None:
-                told = " does not fit"
-                axis.text(0, row + offset, told, fontsize=7, color=UNFIT, va="center")
+                text = " does not fit"
+                axis.text(0, row + offset, text, fontsize=7, color=UNFIT, va="center")
                 continue
             size = division.workspace_bytes / MIB
             axis.barh(row + offset, size, 0.38, label=name, **style)
@@ -448,9 +448,9 @@ def middle_layers_most(results: Results, expected: Expectation) -> Verdict:
     """Judge their share of the workspace that is taken, over a half."""
     share = middle_share(_shared_out(results))
     paper = PAPER["figure12"]["conv2_conv3_percent"]
-    told = f"conv2 and conv3 hold {share:.1f} %, paper {paper} %; over a half:"
+    name = f"conv2 and conv3 hold {share:.1f} %, paper {paper} %; over a half:"
     gap = exactly(share - 50, unit="points", digits=1)
-    return combine([direction(told, gap, paper - 50, sign=expected.sign)])
+    return combine([direction(name, gap, paper - 50, sign=expected.sign)])
 
 
 @claim(
@@ -532,11 +532,11 @@ def optimisation_table(results: Results) -> list[dict[str, Any]]:
     measured = results.first("programme")
     for name, timing in (measured.timings if measured else {}).items():
         assert measured is not None
-        told, total = measured.metrics, mib(measured.metrics["total_bytes"][name])
+        metrics, total = measured.metrics, mib(measured.metrics["total_bytes"][name])
         rows.append(
             {
-                "what": f"WD, ResNet-152's own {told['kernels']} kernels, "
-                f"{told['variables']} variables, {total} MiB ({name})",
+                "what": f"WD, ResNet-152's own {metrics['kernels']} kernels, "
+                f"{metrics['variables']} variables, {total} MiB ({name})",
                 "paper": f"{COST['resnet152_ms']} ms",
                 "ours": f"{ms(median(measured, name))} ms",
                 "of which dividing (ms)": DASH,
@@ -557,18 +557,18 @@ def power_of_two_saves(results: Results, expected: Expectation) -> Verdict:
     one_machine([every, two])
     gap = unsure(tuning_s(two) / tuning_s(every), log=True)
     paper = COST["power_of_two_s"] / COST["all_s"]
-    word, told = direction("powerOfTwo over all", gap, paper, sign=expected.sign)
+    word, evidence = direction("powerOfTwo over all", gap, paper, sign=expected.sign)
     counts = f"{two.metrics['measured']} for {every.metrics['measured']} times measured"
     batch = every.config["batch"]
-    return combine([(word, f"{told}; {counts} at a mini-batch of {batch}, each tuned once")])
+    return combine([(word, f"{evidence}; {counts} at a mini-batch of {batch}, each tuned once")])
 
 
 def _solved(results: Results, expected: Expectation, name: str, paper_ms: float) -> Verdict:
     """Judge the solver's seconds, sample by sample, against the paper's."""
     samples = results.need("solver").timings[name]["samples_s"]
     gap = ratio([1e3 * s for s in samples], [paper_ms] * len(samples), trials="rounds")
-    told = f"made-up fronts, {ms(median(results.need('solver'), name))} ms over the paper's:"
-    return combine([direction(told, gap, sign=expected.sign)])
+    subject = f"made-up fronts, {ms(median(results.need('solver'), name))} ms over the paper's:"
+    return combine([direction(subject, gap, sign=expected.sign)])
 
 
 @claim(
@@ -601,12 +601,12 @@ def solver_resnet152(results: Results, expected: Expectation) -> Verdict:
 def solver_resnet152_own(results: Results, expected: Expectation) -> Verdict:
     """Judge WD with the total that the paper names for ResNet-50, and with one that binds."""
     record = results.need("programme")
-    told, parts = record.metrics, []
+    metrics, parts = record.metrics, []
     for name, timing in record.timings.items():
         samples, paper_ms = timing["samples_s"], COST["resnet152_ms"]
         gap = ratio([1e3 * s for s in samples], [paper_ms] * len(samples), trials="rounds")
-        taken, total = mib(told["taken_bytes"][name]), mib(told["total_bytes"][name])
-        text = f"{told['variables']} variables, {taken} of {total} MiB taken ({name}):"
+        taken, total = mib(metrics["taken_bytes"][name]), mib(metrics["total_bytes"][name])
+        text = f"{metrics['variables']} variables, {taken} of {total} MiB taken ({name}):"
         parts.append(direction(text, gap, sign=expected.sign))
     return combine(parts)
 

@@ -30,15 +30,15 @@ def gains(results: Results) -> dict[str, Gap]:
     Raises:
         NotRun: No network was held to one both ways.
     """
-    told: dict[str, Gap] = {}
+    by_network: dict[str, Gap] = {}
     for role in ITERATED:
         try:
-            told[role] = over_undivided(results, role)
+            by_network[role] = over_undivided(results, role)
         except NotRun:
             continue
-    if not told:
+    if not by_network:
         raise NotRun("no network was held to a limit that binds")
-    return told
+    return by_network
 
 
 def left_to_torch(results: Results) -> tuple[list[str], list[str]]:
@@ -58,14 +58,14 @@ def left_to_torch(results: Results) -> tuple[list[str], list[str]]:
 def within_limits(look: Look) -> str:
     """Say for which networks dividing wins within a limit that binds, and for which it does not."""
     results = look("iterations")
-    told: dict[str, list[str]] = {}
+    by_word: dict[str, list[str]] = {}
     for role, gap in gains(results).items():
         low, high = gap.interval()
         word = "faster" if low > 0 else "slower" if high < 0 else "not certainly faster"
         mark = " (STAND-IN)" * stands_in(results.need("iterations", role=role))
         name = "AlexNet with two groups" if role == CAFFE else role
-        told.setdefault(word, []).append(f"{name}{mark} {gap}, paper ×{published(role):.2f}")
-    parts = [f"{word}: {'; '.join(networks)}" for word, networks in told.items()]
+        by_word.setdefault(word, []).append(f"{name}{mark} {gap}, paper ×{published(role):.2f}")
+    parts = [f"{word}: {'; '.join(networks)}" for word, networks in by_word.items()]
     return f"Divided, iterations within limits that bind are {'. They are '.join(parts)}."
 
 

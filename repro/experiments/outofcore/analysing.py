@@ -43,8 +43,8 @@ def chunk_sizes(config: Config, seed: int, data: ImageData | None, device: str) 
     rows: dict[str, Any] = {}
     for mib in config["chunks_mib"]:
         make: Make = partial(chunked, limit, int(mib * MIB))
-        found = largest_budget(trace, limit, make)
-        if found is not None:
-            best = tuned(found, limit, times, rate, make, config["map_s"], windows=False)
+        fitting = largest_budget(trace, limit, make)
+        if fitting is not None:
+            best = tuned(fitting, limit, times, rate, make, config["map_s"], windows=False)
             rows[str(mib)] = modelled_row(best, times, rate, make, config["map_s"])
     return Outcome({"limit_bytes": limit, "rows": rows})

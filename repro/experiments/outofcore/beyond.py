@@ -127,22 +127,22 @@ def table(results: Results) -> list[dict[str, Any]]:
     ):
         rates = published(mode)
         add(where, method, [f"{rates[b]:g}" if b in rates else "x" for b in TABLE["batches"]])
-    for where, place in PLACES.items():
+    for where, label in PLACES.items():
         columns = _columns(batches(results, where, RESNET), in_core_batch(results, where, RESNET))
         if where == MEASURED and batches(results, where, RESNET):
-            add(place, "batch size", ["" if b is None else f"N = {b}" for b in columns])
+            add(label, "batch size", ["" if b is None else f"N = {b}" for b in columns])
         ways = OF_THE_V100 if where == SIMULATED else (*MODES, *PEERS)
         for mode in ways:
             by_batch = points(results, where, RESNET, mode)
             if by_batch:
                 add(
-                    place,
+                    label,
                     LABELS[mode],
                     [DASH if batch is None else throughput(by_batch, batch) for batch in columns],
                 )
             if mode == FITTED and by_batch:
                 chunks = _chunks(results)
-                add(place, "its chunks (MiB)", [chunks.get(b, DASH) for b in TABLE["batches"]])
+                add(label, "its chunks (MiB)", [chunks.get(b, DASH) for b in TABLE["batches"]])
     return rows
 
 
@@ -273,10 +273,10 @@ def faster(batch: int) -> float:
 )
 def fitted(results: Results) -> tuple[bool, str]:
     """Ask whether the fitted line passes through the published throughputs."""
-    found = points(results, SIMULATED, RESNET, IN_CORE)
+    by_batch = points(results, SIMULATED, RESNET, IN_CORE)
     rates = {
         batch: (point.images_per_s, published(IN_CORE)[batch])
-        for batch, point in found.items()
+        for batch, point in by_batch.items()
         if point is not None and batch in published(IN_CORE)
     }
     if not rates:
@@ -326,11 +326,11 @@ def _speed_kept(results: Results, where: str, mode: str, batch: int, kept: float
     if point is None:
         return [certain(f"{size} images ran out of memory", False)]
     gap = slowdown(results, where, RESNET, point)
-    word, told = equivalence(f"time of an image of {size}", gap, 1 / kept - 1, side=1)
+    word, evidence = equivalence(f"time of an image of {size}", gap, 1 / kept - 1, side=1)
     best = points(results, where, RESNET, "bound").get(size)
     if best is not None and best.relative is not None:
-        told += f"; no schedule takes less than ×{1 / best.relative:.2f}"
-    return [(word, told)]
+        evidence += f"; no schedule takes less than ×{1 / best.relative:.2f}"
+    return [(word, evidence)]
 
 
 @both(
@@ -423,8 +423,8 @@ def lms_speed(results: Results, expected: Expectation) -> Verdict:
     if point is None or point.relative is None:
         raise NotRun(f"LMS trains no {LMS_BATCH} images")
     gap = exactly(100 * (point.relative - CLAIMS["lms_speed_kept"]), unit="points", digits=1)
-    told = f"{100 * point.relative:.0f} % kept, off the paper's by"
-    return combine([equivalence(told, gap, expected.allowed())])
+    name = f"{100 * point.relative:.0f} % kept, off the paper's by"
+    return combine([equivalence(name, gap, expected.allowed())])
 
 
 @claim(
@@ -494,8 +494,8 @@ def rows_reached(results: Results, expected: Expectation) -> Verdict:
         for record in sorted(results.ok(PACKED, role=RESNET), key=lambda r: r.config["batch"])
         if (batch := record.config["batch"]) > IN_CORE_BATCH and FITTED in record.metrics["rows"]
     ]
-    told = f"were mapping as slow by the byte as with the paper's chunks: {', '.join(by_bytes)}"
-    return Verdict(verdict.word, f"{verdict.evidence}; {told}")
+    remark = f"were mapping as slow by the byte as with the paper's chunks: {', '.join(by_bytes)}"
+    return Verdict(verdict.word, f"{verdict.evidence}; {remark}")
 
 
 def _against_the_paper(
@@ -519,11 +519,11 @@ def _against_the_paper(
     parts: list[Part] = []
     beyond = []
     for mode, batch, rate in pairs:
-        found = points(results, SIMULATED, RESNET, mode)
+        by_batch = points(results, SIMULATED, RESNET, mode)
         bounded = best.get(batch)
-        if batch not in found or bounded is None:
+        if batch not in by_batch or bounded is None:
             continue
-        name, point = f"{LABELS[mode]} at {batch}", found[batch]
+        name, point = f"{LABELS[mode]} at {batch}", by_batch[batch]
         if bounded.images_per_s < rate * (1 - expected.allowed()):
             beyond.append(f"{name} (at best {bounded.images_per_s:.0f} for {rate:g})")
         elif point is None:
@@ -601,14 +601,14 @@ def larger_than_peers(results: Results, expected: Expectation) -> Verdict:
 
     def judge(mode: str) -> Part:
         size = largest_trained(results, MEASURED, RESNET, mode)
-        told = f"{LABELS[mode]} trains up to {size}, swapping up to {swapped}"
-        theirs, own = points(results, MEASURED, RESNET, mode).get(size), ours.get(size)
-        if theirs is not None and own is not None:
-            gap = speed(results, MEASURED, RESNET, own, theirs)
-            told += f"; at {size} swapping is {gap} as fast"
+        text = f"{LABELS[mode]} trains up to {size}, swapping up to {swapped}"
+        their_point, our_point = points(results, MEASURED, RESNET, mode).get(size), ours.get(size)
+        if their_point is not None and our_point is not None:
+            gap = speed(results, MEASURED, RESNET, our_point, their_point)
+            text += f"; at {size} swapping is {gap} as fast"
         if size == swapped == last:
-            return "undecided", f"{told}; {last} is the largest that was tried"
-        return certain(told, swapped > size)
+            return "undecided", f"{text}; {last} is the largest that was tried"
+        return certain(text, swapped > size)
 
     tried = [mode for mode in PEERS if points(results, MEASURED, RESNET, mode)]
     return combine(each(tried, judge))

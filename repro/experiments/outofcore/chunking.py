@@ -113,8 +113,8 @@ def smaller_fragments_less(results: Results, expected: Expectation) -> Verdict:
     rows = _need(results)
     small = min(rows)
     gap = exactly(rows[small]["internal_bytes"] / rows[OWN]["internal_bytes"], log=True)
-    told = f"lost inside chunks of {small} MiB over those of {OWN}"
-    return combine([direction(told, gap, sign=expected.sign)])
+    name = f"lost inside chunks of {small} MiB over those of {OWN}"
+    return combine([direction(name, gap, sign=expected.sign)])
 
 
 @claim(
@@ -128,8 +128,8 @@ def smaller_costs_more(results: Results, expected: Expectation) -> Verdict:
     rows = _need(results)
     small = min(rows)
     gap = exactly(rows[small]["time_s"] / rows[OWN]["time_s"], log=True)
-    told = f"time with chunks of {small} MiB over {OWN}"
-    return combine([direction(told, gap, sign=expected.sign)])
+    name = f"time with chunks of {small} MiB over {OWN}"
+    return combine([direction(name, gap, sign=expected.sign)])
 
 
 @claim(
@@ -145,8 +145,8 @@ def balanced(results: Results, expected: Expectation) -> Verdict:
         return combine([certain(f"chunks of {OWN} MiB serve no budget", False)])
     fastest = min(rows, key=lambda mib: float(rows[mib]["time_s"]))
     gap = exactly(rows[OWN]["time_s"] / rows[fastest]["time_s"], log=True)
-    told = f"time with chunks of {OWN} MiB over the fastest, of {fastest}"
-    return combine([equivalence(told, gap, expected.allowed(), side=1)])
+    name = f"time with chunks of {OWN} MiB over the fastest, of {fastest}"
+    return combine([equivalence(name, gap, expected.allowed(), side=1)])
 
 
 CHUNK_SIZES = Exhibit(

@@ -80,14 +80,14 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
         }
     for name, allocator in ALLOCATORS.items():
         make: Make = partial(allocator, limit)
-        found = largest_budget(trace, limit, make)
-        if found is None:
+        fitting = largest_budget(trace, limit, make)
+        if fitting is None:
             continue
         mapped_s = config["map_s"] if name == "schedule_va" else 0.0
-        best = tuned(found, limit, times, rate, make, mapped_s, config["tune"])
+        best = tuned(fitting, limit, times, rate, make, mapped_s, config["tune"])
         metrics["rows"][name] = modelled_row(best, times, rate, make, mapped_s)
         if name == "schedule" and config["tune"]:
-            paper = literal(trace, found.plan.budget_bytes, times, rate, make)
+            paper = literal(trace, fitting.plan.budget_bytes, times, rate, make)
             if paper is not None:
                 metrics["rows"]["paper"] = modelled_row(paper, times, rate, make, 0.0)
     if config["lms"]:
@@ -105,21 +105,21 @@ def modelled_times(config: Config, trace: Trace) -> NDArray[np.float64]:
 
 
 def modelled_row(
-    found: Fitting, times: NDArray[np.float64], rate: float, make: Make, map_s: float
+    fitting: Fitting, times: NDArray[np.float64], rate: float, make: Make, map_s: float
 ) -> dict[str, Any]:
     """Return what a plan takes; each chunk that is mapped or unmapped, on the compute stream."""
-    alone = found.plan.simulate(times, rate)
-    mapped = mapping(found.plan, make) if map_s else np.zeros(len(times), dtype=np.int64)
-    taken = found.plan.simulate(times + map_s * mapped, rate) if map_s else alone
-    return _described(found.plan) | {
-        "host_bytes": found.plan.host_bytes,
-        "scheduler": found.plan.scheduler,
+    alone = fitting.plan.simulate(times, rate)
+    mapped = mapping(fitting.plan, make) if map_s else np.zeros(len(times), dtype=np.int64)
+    taken = fitting.plan.simulate(times + map_s * mapped, rate) if map_s else alone
+    return _described(fitting.plan) | {
+        "host_bytes": fitting.plan.host_bytes,
+        "scheduler": fitting.plan.scheduler,
         "time_s": taken.time_s,
         "unmapped_s": alone.time_s,
         "stall_s": alone.stall_s,
         "held_bytes": alone.peak_bytes,
-        "reserved_bytes": found.report.peak_reserved_bytes,
-        "internal_bytes": found.report.peak_internal_fragmentation_bytes,
+        "reserved_bytes": fitting.report.peak_reserved_bytes,
+        "internal_bytes": fitting.report.peak_internal_fragmentation_bytes,
         "map_operations": int(mapped.sum()),
     }
 
@@ -246,19 +246,19 @@ def _swapped(config: Config, device: str) -> Outcome:
     """
     name, limit = config["mode"], limit_bytes(config)
     make: Make = partial(ALLOCATORS[name], limit)
-    found = largest_budget(trace_at(config, config["batch"]), limit, make)
-    if found is None:
+    fitting = largest_budget(trace_at(config, config["batch"]), limit, make)
+    if fitting is None:
         raise torch.OutOfMemoryError(f"out of memory: no budget can be served within {limit} bytes")
     if device == "cpu":
-        return _shrinking(config, device, found.plan, limit, make)
+        return _shrinking(config, device, fitting.plan, limit, make)
     if name == "schedule":
         limit = max(limit, _LEAST_LIMIT)
         with accelerator.limited(device, limit):
-            return _shrinking(config, device, found.plan, limit)
+            return _shrinking(config, device, fitting.plan, limit)
     if is_cuda(device):
         installed = install(chunk_bytes(limit), limit)
-        return _shrinking(config, device, found.plan, limit, installed=installed)
-    return _shrinking(config, device, found.plan, limit, make)
+        return _shrinking(config, device, fitting.plan, limit, installed=installed)
+    return _shrinking(config, device, fitting.plan, limit, make)
 
 
 def link_rate(config: Config, device: str) -> float | None:

@@ -100,11 +100,11 @@ def largest_budget(trace: Trace, limit_bytes: int, make: Make) -> Fitting | None
         low, high = budget, above if above is not None else budget
         for _ in range(_STEPS if above is not None else 0):
             middle = (low + high) // 2
-            found = _try(trace, middle, make)
-            if found is None:
+            fitting = _try(trace, middle, make)
+            if fitting is None:
                 high = middle
             else:
-                low, best = middle, found
+                low, best = middle, fitting
         return best
     return None
 
@@ -120,7 +120,7 @@ def can_train(trace: Trace, limit_bytes: int, make: Make) -> bool:
 
 
 def tuned(
-    found: Fitting,
+    given: Fitting,
     limit_bytes: int,
     times: NDArray[np.float64],
     rate: float,
@@ -135,7 +135,7 @@ def tuned(
     mapping included.
 
     Args:
-        found: A plan and what its allocator makes of it.
+        given: A plan and what its allocator makes of it.
         limit_bytes: No budget is above it.
         times: (n,) seconds of each function.
         rate: Bytes/s of the copies, each way.
@@ -143,16 +143,16 @@ def tuned(
         map_s: Seconds that mapping or unmapping a chunk takes on the compute stream.
         windows: Whether to try windows.
     """
-    trace, budget = found.plan.trace, found.plan.budget_bytes
+    trace, budget = given.plan.trace, given.plan.budget_bytes
     low = trace.smallest_budget
-    plans = [found.plan]
+    plans = [given.plan]
     for part in _PACKED_PARTS[windows] if budget < trace.peak_bytes else ():
         smaller = min(limit_bytes, low + int(part * (budget - low)))
         plans += packed_plans(trace, smaller, times, rate, margins=(0.0,))
     if windows and budget < trace.peak_bytes:
         plans += [plan_swaps(trace, budget, int(k * budget)) for k in _WINDOWS]
     ordered = sorted((p.simulate(times, rate).time_s, k) for k, p in enumerate(plans))
-    best, least, served = found, float("inf"), 0
+    best, least, served = given, float("inf"), 0
     for unmapped_s, k in ordered:
         if unmapped_s >= least or served == _SERVED:
             break
@@ -179,9 +179,9 @@ def literal(
     for part in (1.0, 0.9, 0.8, 0.6, 0.4):
         budget = low + int(part * (budget_bytes - low))
         plans = (plan_literally(trace, budget, int(share * budget)) for share in (1.5, 3.0))
-        found = _fastest_served(plans, times, rate, make)
-        if found is not None:
-            return found
+        fitting = _fastest_served(plans, times, rate, make)
+        if fitting is not None:
+            return fitting
     return None
 
 

@@ -96,10 +96,10 @@ def host(point: Point) -> str:
 def figure3_table(results: Results) -> list[dict[str, Any]]:
     """Return the budgets that schedules could be given, and what the allocators took."""
     rows = []
-    for where, place in PLACES.items():
+    for where, label in PLACES.items():
         limit = limit_bytes(results, where, RESNET)
         for batch in batches(results, where, RESNET):
-            row: dict[str, Any] = {"where": place, "batch": batch, "limit": gib(limit)}
+            row: dict[str, Any] = {"where": label, "batch": batch, "limit": gib(limit)}
             for mode, note in ((SCHEDULE, ""), (CHUNKS, ", VA")):
                 by_batch = points(results, where, RESNET, mode)
                 point = by_batch.get(batch)
@@ -161,15 +161,15 @@ def budget_halved(results: Results, expected: Expectation, where: str) -> list[P
     cases = _cases(results, [RESNET], where)
 
     def judge(name: str) -> Part:
-        _, place = cases[name]
-        size, point = point_at(results, place, LMS_BATCH, SCHEDULE)
-        limit = limit_bytes(results, place, RESNET)
+        _, experiment = cases[name]
+        size, point = point_at(results, experiment, LMS_BATCH, SCHEDULE)
+        limit = limit_bytes(results, experiment, RESNET)
         if point is None or not point.budget_bytes or not limit:
             raise NotRun(f"{size} cannot be given any budget")
         gap = exactly(point.budget_bytes / limit, log=True)
         paper = CLAIMS["budget_gib_928"] / PAPER["limit_gib"]
-        told = f"{name}: budget at {size} over the memory"
-        return direction(told, gap, paper, sign=expected.sign)
+        subject = f"{name}: budget at {size} over the memory"
+        return direction(subject, gap, paper, sign=expected.sign)
 
     return each(cases, judge)
 
@@ -187,9 +187,9 @@ def less_unused(key: str, roles: Sequence[str], text: str, source: str) -> tuple
     @both(key, text, source)
     def judge_unused(results: Results, expected: Expectation, where: str) -> list[Part]:
         parts = []
-        for name, (role, place) in _cases(results, roles, where).items():
-            limit = limit_bytes(results, place, role)
-            alone, chunks = (points(results, place, role, mode) for mode in (SCHEDULE, CHUNKS))
+        for name, (role, experiment) in _cases(results, roles, where).items():
+            limit = limit_bytes(results, experiment, role)
+            alone, chunks = (points(results, experiment, role, mode) for mode in (SCHEDULE, CHUNKS))
             lost = {batch: (unused(chunks.get(batch)), unused(alone[batch])) for batch in alone}
             pairs = {b: (w, a) for b, (w, a) in lost.items() if w is not None and a is not None}
             if not alone or not chunks or not limit:
@@ -198,8 +198,10 @@ def less_unused(key: str, roles: Sequence[str], text: str, source: str) -> tuple
                 batch = max(pairs)
                 shares = [100 * value / limit for value in pairs[batch]]
                 gap = exactly(shares[0] - shares[1], unit="points", digits=0)
-                told = f"{name}, at {batch}: {shares[0]:.0f} % of the memory for {shares[1]:.0f} %,"
-                parts.append(direction(told, gap, sign=expected.sign))
+                subject = (
+                    f"{name}, at {batch}: {shares[0]:.0f} % of the memory for {shares[1]:.0f} %,"
+                )
+                parts.append(direction(subject, gap, sign=expected.sign))
         return parts
 
     return judge_unused
@@ -231,21 +233,21 @@ def inside_shrinks(results: Results, expected: Expectation) -> Verdict:
     if len(lost) < 2:
         raise NotRun("no records of two batch sizes")
     first, last = min(lost), max(lost)
-    told = "; ".join(f"{gib(value)} at {batch}" for batch, value in lost.items())
+    losses = "; ".join(f"{gib(value)} at {batch}" for batch, value in lost.items())
     gap = exactly(lost[last] / lost[first], log=True)
-    return combine([direction(f"{told}: {last} over {first}", gap, sign=expected.sign)])
+    return combine([direction(f"{losses}: {last} over {first}", gap, sign=expected.sign)])
 
 
 @check("Swapping takes no more of the host's memory than `Trace.host_bytes` foretells")
 def host_foretold(results: Results) -> tuple[bool, str]:
     """Ask it of every measured way that swaps."""
-    told = {
+    by_name = {
         f"{LABELS[mode]} at {batch}": (point.host_bytes, point.host_foretold_bytes)
         for mode in (SCHEDULE, CHUNKS)
         for batch, point in points(results, MEASURED, RESNET, mode).items()
         if point is not None
     }
-    known = {name: (u, f) for name, (u, f) in told.items() if u is not None and f is not None}
+    known = {name: (u, f) for name, (u, f) in by_name.items() if u is not None and f is not None}
     if not known:
         raise NotRun("no records")
     said = "; ".join(f"{name}: {gib(u)} of {gib(f)}" for name, (u, f) in known.items())
@@ -279,14 +281,14 @@ def taken(point: Point) -> int | None:
 def figure5_table(results: Results) -> list[dict[str, Any]]:
     """Return memory by network, place and batch size."""
 
-    def cell(found: Points, batch: int) -> str:
-        point = found.get(batch)
+    def cell(by_batch: Points, batch: int) -> str:
+        point = by_batch.get(batch)
         value = taken(point) if point else None
-        return gib(value) if value else "x" if batch in found else DASH
+        return gib(value) if value else "x" if batch in by_batch else DASH
 
     rows = []
     for role in NETWORKS:
-        limits = {place: limit_bytes(results, where, role) for where, place in PLACES.items()}
+        limits = {label: limit_bytes(results, where, role) for where, label in PLACES.items()}
         for row in rows_of_others(results, role, cell):
             rows.append(row | {"limit": gib(limits[row["where"]])})
     return rows
@@ -319,13 +321,13 @@ def figure5(results: Results) -> "Figure":
 def _beyond_core(results: Results) -> Iterator[tuple[str, str, int, list[int]]]:
     """Yield network, place, limit and what chunks took at each batch size beyond the core."""
     for role in NETWORKS:
-        for where, place in PLACES.items():
+        for where, label in PLACES.items():
             base, limit = in_core_batch(results, where, role), limit_bytes(results, where, role)
-            found = points(results, where, role, CHUNKS).items()
-            use = [p.reserved_bytes for b, p in found if base and b > base and p is not None]
+            by_batch = points(results, where, role, CHUNKS).items()
+            use = [p.reserved_bytes for b, p in by_batch if base and b > base and p is not None]
             known = [value for value in use if value is not None]
             if limit and len(known) > 1:
-                yield role, place, limit, known
+                yield role, label, limit, known
 
 
 @check(
@@ -335,8 +337,8 @@ def _beyond_core(results: Results) -> Iterator[tuple[str, str, int, list[int]]]:
 def flat(results: Results) -> tuple[bool, str]:
     """Ask how far apart the uses lie."""
     spreads = {
-        f"{role}, {place}": (max(use) - min(use)) / limit
-        for role, place, limit, use in _beyond_core(results)
+        f"{role}, {label}": (max(use) - min(use)) / limit
+        for role, label, limit, use in _beyond_core(results)
     }
     if not spreads:
         raise NotRun("no records of two batch sizes")

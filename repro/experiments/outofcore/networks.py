@@ -72,8 +72,8 @@ def table(results: Results) -> list[dict[str, Any]]:
             f"{SECTION['schedule'][role]:g}× that",
             f"{LEAST:g} to {MOST:g}× that",
         )
-        told = dict(zip([LABELS[mode] for mode in MODES], paper, strict=True))
-        rows.append(largest | {"where": "paper, V100"} | told)
+        cells = dict(zip([LABELS[mode] for mode in MODES], paper, strict=True))
+        rows.append(largest | {"where": "paper, V100"} | cells)
         for record in results.ok("reach", role=role):
             sizes = {LABELS[mode]: f"N = {record.metrics[mode]}" for mode in MODES}
             rows.append(largest | {"where": PLACES[SIMULATED]} | sizes)
@@ -132,8 +132,8 @@ def chunks_cost(results: Results, expected: Expectation, where: str) -> list[Par
             other = chunks.get(batch)
             if batch > base and alone is not None and other is not None:
                 gap = speed(results, where, role, alone, other)
-                told = f"{role} at {batch}: time of an image"
-                parts.append(equivalence(told, gap, expected.allowed(), side=1))
+                name = f"{role} at {batch}: time of an image"
+                parts.append(equivalence(name, gap, expected.allowed(), side=1))
     return parts
 
 

@@ -32,7 +32,7 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
     """
     limit, trace = limit_bytes(config), trace_at(config, config["batch"])
     times, rate = modelled_times(config, trace), float(config["bandwidth"])
-    own, least = (int(config[key] * MIB) for key in ("chunk_mib", "least_chunk_mib"))
+    published, least = (int(config[key] * MIB) for key in ("chunk_mib", "least_chunk_mib"))
     map_s = config["map_s"]
     # More than the peak is no other budget.
     budgets = dict.fromkeys(min(int(part * limit), trace.peak_bytes) for part in _PARTS)
@@ -43,15 +43,15 @@ def packed(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
     ]
     timed = sorted(((p.simulate(times, rate).time_s, k) for k, p in enumerate(plans)))
     ordered = [(plans[k], time_s) for time_s, k in timed]
-    sizes = fitted_chunks(trace, own, config["largest_chunk"] * own, least)
+    sizes = fitted_chunks(trace, published, config["largest_chunk"] * published, least)
     rows: dict[str, Any] = {}
-    for name, chunks in {"packed_va": [own], "packed_fitted": [*sizes, own]}.items():
-        found = _fastest(ordered, chunks, limit, times, rate, map_s)
-        if found is None:
+    for name, chunks in {"packed_va": [published], "packed_fitted": [*sizes, published]}.items():
+        fastest = _fastest(ordered, chunks, limit, times, rate, map_s)
+        if fastest is None:
             continue
-        best, chunk = found
+        best, chunk = fastest
         make: Make = partial(chunked, limit, chunk)
-        by_bytes = modelled_row(best, times, rate, make, map_s * chunk / own)
+        by_bytes = modelled_row(best, times, rate, make, map_s * chunk / published)
         rows[name] = modelled_row(best, times, rate, make, map_s)
         rows[name] |= {"chunk_bytes": chunk, "time_by_bytes_s": by_bytes["time_s"]}
     return Outcome({"limit_bytes": limit, "peak_bytes": trace.peak_bytes, "rows": rows})

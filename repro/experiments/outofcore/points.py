@@ -83,7 +83,10 @@ class Point:
         """Seconds an image, over those of the same round's reference where there is one."""
         if not self.reference_s:
             return list(self.image_s)
-        return [own / other for own, other in zip(self.image_s, self.reference_s, strict=True)]
+        return [
+            image / reference
+            for image, reference in zip(self.image_s, self.reference_s, strict=True)
+        ]
 
 
 Points = dict[int, Point | None]  # by batch size; None where it ran out of memory
@@ -103,9 +106,9 @@ def _simulated_points(results: Results, role: str, mode: str) -> Points:
     records = results.ok(SIMULATED, role=role)
     in_core = [(r.config["batch"], r.metrics["rows"].get(IN_CORE)) for r in records]
     base = max((batch / row["time_s"] for batch, row in in_core if row), default=None)
-    found: Points = {}
-    own = results.ok(PACKED, role=role) if mode in PACKED_MODES else records
-    for record in _by_batch(own):
+    by_batch: Points = {}
+    of_mode = results.ok(PACKED, role=role) if mode in PACKED_MODES else records
+    for record in _by_batch(of_mode):
         batch, rows = record.config["batch"], record.metrics["rows"]
         if mode == "lms" and not record.config["lms"]:
             continue
@@ -115,10 +118,10 @@ def _simulated_points(results: Results, role: str, mode: str) -> Points:
         if mode == "lms" and row is None:
             row = rows.get(IN_CORE)  # what fits is not swapped
         if row is None:
-            found[batch] = None
+            by_batch[batch] = None
             continue
         rate = batch / row["time_s"]
-        found[batch] = Point(
+        by_batch[batch] = Point(
             rate,
             rate / base if base else None,
             row.get("budget_bytes"),
@@ -127,20 +130,20 @@ def _simulated_points(results: Results, role: str, mode: str) -> Points:
             row.get("internal_bytes"),
             host_bytes=row.get("host_bytes"),
         )
-    return found
+    return by_batch
 
 
 def _measured_points(results: Results, role: str, mode: str) -> Points:
     in_core = [_rate(r) for r in results.ok(MEASURED, role=role, mode=IN_CORE)]
-    found: Points = {}
+    by_batch: Points = {}
     for record in _by_batch(results.select(MEASURED, role=role, mode=mode)):
         batch = record.config["batch"]
         if record.status == "out_of_memory":
-            found[batch] = None
+            by_batch[batch] = None
         if record.status != "ok":
             continue
-        found[batch] = point_of(record, max(in_core) if in_core else None)
-    return found
+        by_batch[batch] = point_of(record, max(in_core) if in_core else None)
+    return by_batch
 
 
 def point_of(record: Record, in_core: float | None = None) -> Point:
@@ -152,7 +155,7 @@ def point_of(record: Record, in_core: float | None = None) -> Point:
     if "reference" in record.timings:
         reference_s = _image_s(record, "reference", record.config["base_batch"])
         rounds = zip(image_s, reference_s, strict=True)
-        relative = float(np.median([other / own for own, other in rounds]))
+        relative = float(np.median([reference / seconds for seconds, reference in rounds]))
     return Point(
         _rate(record),
         relative,
@@ -177,9 +180,9 @@ def _rate(record: Record) -> float:
     return batch / seconds
 
 
-def largest(found: Points) -> int | None:
+def largest(by_batch: Points) -> int | None:
     """Return the largest batch size that fitted."""
-    return max((batch for batch, point in found.items() if point is not None), default=None)
+    return max((batch for batch, point in by_batch.items() if point is not None), default=None)
 
 
 def in_core_batch(results: Results, where: str, role: str) -> int | None:
@@ -194,8 +197,8 @@ def batches(results: Results, where: str, role: str) -> list[int]:
 
 def limit_bytes(results: Results, where: str, role: str) -> int | None:
     """Return the memory limit of a network's runs."""
-    found = [r.metrics["limit_bytes"] for r in results.ok(where, role=role)]
-    return int(found[0]) if found else None
+    limits = [r.metrics["limit_bytes"] for r in results.ok(where, role=role)]
+    return int(limits[0]) if limits else None
 
 
 def point_at(results: Results, where: str, batch: int, mode: str) -> tuple[int, Point | None]:
@@ -206,17 +209,17 @@ def point_at(results: Results, where: str, batch: int, mode: str) -> tuple[int, 
     Raises:
         NotRun: None was run within 10 %.
     """
-    found = points(results, where, RESNET, mode)
+    by_batch = points(results, where, RESNET, mode)
     wanted = float(batch)
     if any("base_batch" in record.config for record in results.select(where, role=RESNET)):
         base = in_core_batch(results, where, RESNET)
         if base is None:
             raise NotRun("no records of what fits in core")
         wanted = base * batch / PAPER["claims"]["in_core_batch"]
-    near = min(found, key=lambda size: abs(np.log(size / wanted)), default=0)
+    near = min(by_batch, key=lambda size: abs(np.log(size / wanted)), default=0)
     if abs(near / wanted - 1) > 0.1:
         raise NotRun("no records")
-    return near, found[near]
+    return near, by_batch[near]
 
 
 NO_LINK = "needs a GPU: a CPU swaps to its own memory, over no link"
@@ -290,10 +293,10 @@ def largest_trained(results: Results, where: str, role: str, mode: str) -> int:
     """
     if where == SIMULATED:
         return int(results.need("reach", role=role).metrics[mode])
-    found = points(results, where, role, mode)
-    if not found:
+    by_batch = points(results, where, role, mode)
+    if not by_batch:
         raise NotRun("no records")
-    return largest(found) or 0
+    return largest(by_batch) or 0
 
 
 def reach_over(
@@ -324,18 +327,18 @@ def larger(
     if second and not first:
         return certain(name, False)
     gap = reach_over(results, where, role, modes)[-1]
-    word, told = direction(f"{name},", gap, paper, sign=sign)
+    word, evidence = direction(f"{name},", gap, paper, sign=sign)
     tried = batches(results, where, role) if where == MEASURED else []
     if word != "reproduced" and tried and first == tried[-1]:
-        return "undecided", f"{told}; {first} is the largest that was tried"
-    return word, told
+        return "undecided", f"{evidence}; {first} is the largest that was tried"
+    return word, evidence
 
 
 Judge = Callable[[Results, Expectation, str], Sequence[Part]]
 
 
 def both(key: str, text: str, source: str) -> Callable[[Judge], tuple[Claim, Claim]]:
-    """Make two claims of a check that is given the place: of the simulated V100, and measured."""
+    """Make two claims of a check that is told whose records to judge: simulated, and measured."""
 
     def make(judge: Judge) -> tuple[Claim, Claim]:
         @claim(key, text, source, "simulated")
@@ -343,19 +346,19 @@ def both(key: str, text: str, source: str) -> Callable[[Judge], tuple[Claim, Cla
             return combine(judge(results, expected, SIMULATED))
 
         @claim(f"{key}_here", f"{text}, as measured here", source)
-        def here(results: Results, expected: Expectation) -> Verdict:
+        def as_measured(results: Results, expected: Expectation) -> Verdict:
             return combine(judge(results, expected, MEASURED))
 
-        return on_the_v100, here
+        return on_the_v100, as_measured
 
     return make
 
 
-def throughput(found: Points, batch: int) -> str:
+def throughput(by_batch: Points, batch: int) -> str:
     """Return images/s as text: x for out of memory, a dash where nothing was run."""
-    if batch not in found:
+    if batch not in by_batch:
         return DASH
-    point = found[batch]
+    point = by_batch[batch]
     if point is None:
         return "x"
     return f"{point.images_per_s:,.0f}" if point.images_per_s >= 20 else f"{point.images_per_s:.1f}"
@@ -366,11 +369,11 @@ def rows_of_others(
 ) -> list[dict[str, Any]]:
     """Return a row for each place and batch size of a network, a cell for each way to train."""
     rows = []
-    for where, place in PLACES.items():
+    for where, label in PLACES.items():
         base = in_core_batch(results, where, role)
         for batch in batches(results, where, role):
             over = f"{batch / base:.2g}×" if base else DASH
-            row = {"network": role, "where": place, "batch": batch, "over in core": over}
+            row = {"network": role, "where": label, "batch": batch, "over in core": over}
             for mode in MODES:
                 row[LABELS[mode]] = cell(points(results, where, role, mode), batch)
             rows.append(row)
@@ -431,8 +434,8 @@ def whose(results: Results, where: str, role: str) -> str:
     ran = network_name(configs[0]) if configs else ""
     if where == SIMULATED:
         return panel(role, ran, "SIMULATED V100")
-    told = departures(configs).split(", ") if configs else []
-    simulated = [words for words in told if words.startswith("SIMULATED")]
+    parts = departures(configs).split(", ") if configs else []
+    simulated = [words for words in parts if words.startswith("SIMULATED")]
     return panel(role, ran, ", ".join(["measured", *simulated]))
 
 

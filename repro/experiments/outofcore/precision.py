@@ -66,8 +66,8 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
 
 def _reach(results: Results) -> dict[str, Mapping[str, Any]]:
     """Return the largest batch sizes by precision."""
-    found = [*results.ok("reach", role=RESNET), *results.ok(HALF_REACH, role=RESNET)]
-    return {record.config["precision"]: record.metrics for record in found}
+    records = [*results.ok("reach", role=RESNET), *results.ok(HALF_REACH, role=RESNET)]
+    return {record.config["precision"]: record.metrics for record in records}
 
 
 def _row(results: Results, batch: int, way: str) -> Mapping[str, Any]:
@@ -92,11 +92,11 @@ def _kept(results: Results, batch: int, way: str) -> float:
 def _measured(results: Results) -> dict[str, Record]:
     """Return what was measured with chunks by precision, at the batch sizes of both."""
     halves = results.ok(HALF_MEASURED, role=RESNET, mode=CHUNKS)
-    found = {record.config["precision"]: record for record in halves}
+    by_precision = {record.config["precision"]: record for record in halves}
     for record in results.ok(MEASURED, role=RESNET, mode=CHUNKS):
         if any(record.config["batch"] == other.config["batch"] for other in halves):
-            found[FLOAT32] = record
-    return found
+            by_precision[FLOAT32] = record
+    return by_precision
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -106,9 +106,9 @@ def table(results: Results) -> list[dict[str, Any]]:
         cells = {LABELS[way]: f"N = {sizes[way]}" for way in WAYS}
         rows.append(_line(PLACES[SIMULATED], precision, "largest") | cells)
     for record in sorted(results.ok(HALF, role=RESNET), key=lambda r: r.config["batch"]):
-        batch, found = record.config["batch"], record.metrics["rows"]
+        batch, by_way = record.config["batch"], record.metrics["rows"]
         cells = {
-            LABELS[way]: f"{batch / found[way]['time_s']:,.0f}" if way in found else "x"
+            LABELS[way]: f"{batch / by_way[way]['time_s']:,.0f}" if way in by_way else "x"
             for way in WAYS
         }
         rows.append(_line(PLACES[SIMULATED], record.config["precision"], batch) | cells)
@@ -161,8 +161,8 @@ def _draw_sizes(axis: "Axes", reached: Mapping[str, Mapping[str, Any]]) -> None:
         for number, (precision, sizes) in enumerate(reached.items()):
             at = row + 0.24 * number
             axis.plot([sizes[way]], [at], ls="", ms=8, **look)
-            told = f"   {precision}: {sizes[way]:,}"
-            axis.text(sizes[way], at, told, va="center", fontsize=8)
+            text = f"   {precision}: {sizes[way]:,}"
+            axis.text(sizes[way], at, text, va="center", fontsize=8)
     set_sizes(axis, (128, 256, 512, 1024, 2048, 4096))
     axis.set_xlim(128, 12_000)
     axis.set_xlabel("images")
@@ -197,17 +197,17 @@ def _draw_kept(axis: "Axes", kept: Mapping[str, float]) -> None:
 )
 def larger(results: Results, expected: Expectation) -> Verdict:
     """Judge the largest batch sizes over those of float32, of each way and precision."""
-    found = _reach(results)
-    if FLOAT32 not in found:
+    reach = _reach(results)
+    if FLOAT32 not in reach:
         raise NotRun("no records of float32")
     parts: list[Part] = []
     for precision in HALVES:
-        for way in WAYS if precision in found else ():
-            if not found[precision][way] or not found[FLOAT32][way]:
+        for way in WAYS if precision in reach else ():
+            if not reach[precision][way] or not reach[FLOAT32][way]:
                 continue
-            gap = exactly(found[precision][way] / found[FLOAT32][way], log=True)
-            told = f"{precision}, {LABELS[way]}: {found[precision][way]}"
-            parts.append(direction(told, gap, sign=expected.sign))
+            gap = exactly(reach[precision][way] / reach[FLOAT32][way], log=True)
+            name = f"{precision}, {LABELS[way]}: {reach[precision][way]}"
+            parts.append(direction(name, gap, sign=expected.sign))
     if not parts:
         raise NotRun("no records")
     return combine(parts)
@@ -222,18 +222,18 @@ def larger(results: Results, expected: Expectation) -> Verdict:
 )
 def larger_than_lms(results: Results, expected: Expectation) -> Verdict:
     """Judge the largest batch sizes against the paper's ratio in float32."""
-    found = _reach(results)
-    tried = [precision for precision in HALVES if precision in found]
+    reach = _reach(results)
+    tried = [precision for precision in HALVES if precision in reach]
     if not tried:
         raise NotRun("no records")
 
     def judge(precision: str) -> Part:
-        ours, theirs = found[precision][CHUNKS], found[precision]["lms"]
+        ours, theirs = reach[precision][CHUNKS], reach[precision]["lms"]
         if not ours or not theirs:
             raise NotRun(f"{precision}: one of both trains nothing")
         gap = exactly(ours / theirs, log=True)
-        told = f"{precision}: {ours} over {theirs}"
-        return direction(told, gap, CLAIMS["over_lms"], sign=expected.sign)
+        name = f"{precision}: {ours} over {theirs}"
+        return direction(name, gap, CLAIMS["over_lms"], sign=expected.sign)
 
     return combine(each(tried, judge))
 
@@ -278,8 +278,8 @@ def lms_speed(results: Results, expected: Expectation) -> Verdict:
     """Judge the speed kept against the paper's, of a P100 in float32."""
     kept = _kept(results, LMS_BATCH, "lms")
     gap = exactly(100 * (kept - CLAIMS["lms_speed_kept"]), unit="points", digits=1)
-    told = f"{100 * kept:.0f} % kept, off the paper's by"
-    return combine([equivalence(told, gap, expected.allowed())])
+    name = f"{100 * kept:.0f} % kept, off the paper's by"
+    return combine([equivalence(name, gap, expected.allowed())])
 
 
 @claim(
@@ -289,13 +289,13 @@ def lms_speed(results: Results, expected: Expectation) -> Verdict:
 )
 def moves_less_here(results: Results, expected: Expectation) -> Verdict:
     """Judge the bytes of an iteration over those of float32."""
-    found = _both(results)
+    by_precision = _both(results)
     parts = []
-    for precision, record in found.items():
+    for precision, record in by_precision.items():
         if precision != FLOAT32:
-            moved = record.metrics["bytes_moved"] / found[FLOAT32].metrics["bytes_moved"]
-            told = f"{precision}: bytes moved"
-            parts.append(direction(told, exactly(moved, log=True), sign=expected.sign))
+            moved = record.metrics["bytes_moved"] / by_precision[FLOAT32].metrics["bytes_moved"]
+            name = f"{precision}: bytes moved"
+            parts.append(direction(name, exactly(moved, log=True), sign=expected.sign))
     return combine(parts)
 
 
@@ -307,30 +307,30 @@ def moves_less_here(results: Results, expected: Expectation) -> Verdict:
 )
 def keeps_as_much_here(results: Results, expected: Expectation) -> Verdict:
     """Judge the slowdown beyond the core over that of float32, each over its own in core."""
-    found = {precision: point_of(record) for precision, record in _both(results).items()}
-    if not all(point.reference_s for point in found.values()):
+    by_precision = {precision: point_of(record) for precision, record in _both(results).items()}
+    if not all(point.reference_s for point in by_precision.values()):
         raise NotRun("what fits in core in half precision was not timed beside")
     one_machine(list(_measured(results).values()))
     parts = [
         equivalence(
             f"{precision}: slowdown over float32's",
-            ratio(point.paces, found[FLOAT32].paces, trials="rounds"),
+            ratio(point.paces, by_precision[FLOAT32].paces, trials="rounds"),
             expected.allowed(),
             side=1,
         )
-        for precision, point in found.items()
+        for precision, point in by_precision.items()
         if precision != FLOAT32
     ]
     return combine(parts)
 
 
 def _both(results: Results) -> dict[str, Record]:
-    found = _measured(results)
-    if FLOAT32 not in found or len(found) == 1:
+    by_precision = _measured(results)
+    if FLOAT32 not in by_precision or len(by_precision) == 1:
         raise NotRun("no records of both precisions")
-    if not found[FLOAT32].metrics["bytes_moved"]:
+    if not by_precision[FLOAT32].metrics["bytes_moved"]:
         raise NotRun("float32 moves nothing to compare with")
-    return found
+    return by_precision
 
 
 PRECISION = Exhibit(

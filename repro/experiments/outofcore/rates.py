@@ -100,13 +100,19 @@ def figure(results: Results) -> "Figure":
             if not shown:
                 continue
             rates, most, ours = (np.array(values) for values in zip(*shown, strict=True))
-            told = f"{share:.0%} of the bytes"
+            portion = f"{share:.0%} of the bytes"
             axis.plot(
                 rates, most / in_core(), color="#5f6b7a", ls=line, lw=3, alpha=0.4,
-                label=f"{CEILING}, {told}",
+                label=f"{CEILING}, {portion}",
             )  # fmt: skip
             axis.plot(
-                rates, ours / in_core(), ls=line, ms=5, lw=1.3, label=f"our fastest, {told}", **look
+                rates,
+                ours / in_core(),
+                ls=line,
+                ms=5,
+                lw=1.3,
+                label=f"our fastest, {portion}",
+                **look,
             )
         if not rows:
             no_records(axis)
@@ -164,8 +170,8 @@ def within_reach(results: Results, expected: Expectation) -> Verdict:
         for batch in LINK_BATCHES:
             row = _of(results, batch, rate, share)
             gap = exactly(batch / row["time_s"] / published(batch), log=True)
-            told = f"{what}: images/s at {batch} over the paper's"
-            parts.append(equivalence(told, gap, expected.allowed(), side=-1))
+            name = f"{what}: images/s at {batch} over the paper's"
+            parts.append(equivalence(name, gap, expected.allowed(), side=-1))
     return combine(parts)
 
 

@@ -47,7 +47,7 @@ def recipe() -> list[dict[str, str]]:
                 else _SMALL,
             )
         )
-        batches = BATCHES if role == RESNET else {p: own[role] for p, own in GROWING.items()}
+        batches = BATCHES if role == RESNET else {p: sizes[role] for p, sizes in GROWING.items()}
         rows.append(
             compared(
                 f"{role}: batch sizes",
@@ -70,7 +70,7 @@ def recipe() -> list[dict[str, str]]:
 
 
 def _network(profile: str, role: str) -> str:
-    own = MODELS[profile][role]
-    height, width = own["image"]
-    options = "".join(f", {k} {v}" for k, v in own["model"].items() if k != "name")
-    return f"{own['model']['name']}{options}, {height}×{width}"
+    setting = MODELS[profile][role]
+    height, width = setting["image"]
+    options = "".join(f", {k} {v}" for k, v in setting["model"].items() if k != "name")
+    return f"{setting['model']['name']}{options}, {height}×{width}"

@@ -33,7 +33,7 @@ def rehearse(run: Run) -> Rehearsal | None:
     within = config.get("limit_gib")
     in_core = config.get("mode") == MODES[0]
     fitting = PAPER["table1"]["batches"], PAPER["table1"]["in_core"]
-    told = {b: rate == rate for b, rate in zip(*fitting, strict=True)}
+    fits = {b: rate == rate for b, rate in zip(*fitting, strict=True)}
     return Rehearsal(
         f"{config['role']}, {'in core' if in_core else 'swapped or recomputed'}",
         f"batches of {height}×{width}, random numbers",
@@ -42,7 +42,7 @@ def rehearse(run: Run) -> Rehearsal | None:
         peak,
         within * GIB if within and in_core else None,
         # Its in-core limit is of float32.
-        told.get(config["batch"])
+        fits.get(config["batch"])
         if in_core and config["role"] == "ResNet-50" and run.experiment == MEASURED
         else None,
     )

@@ -55,14 +55,14 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
 
 def points(results: Results) -> dict[str, Point | None]:
     """Return what each schedule reached, None where it does not fit."""
-    found: dict[str, Point | None] = {}
+    by_schedule: dict[str, Point | None] = {}
     for name in NAMES:
         for record in results.select(BY_SCHEDULE, schedule=name):
             if record.status == "ok":
-                found[name] = point_of(record)
+                by_schedule[name] = point_of(record)
             elif record.status == "out_of_memory":
-                found[name] = None
-    return found
+                by_schedule[name] = None
+    return by_schedule
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -131,11 +131,11 @@ def _faster(
     results: Results, expected: Expectation, one: str, other: str, paper: float | None = None
 ) -> Verdict:
     """Judge the images/s of one schedule over those of another."""
-    found = points(results)
-    if one not in found or other not in found:
+    by_schedule = points(results)
+    if one not in by_schedule or other not in by_schedule:
         raise NotRun("no records")
     one_machine(results.ok(BY_SCHEDULE))
-    ours, theirs = found[one], found[other]
+    ours, theirs = by_schedule[one], by_schedule[other]
     if ours is None:
         return combine([certain(f"{TITLES[one]} ran out of memory", False)])
     if theirs is None:

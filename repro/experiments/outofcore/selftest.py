@@ -75,7 +75,7 @@ def measured_step(
 
     It is that of the smallest mini-batch; None where no record is such.
     """
-    found = [
+    candidates = [
         record
         for record in records
         if record.experiment == settings.MEASURED
@@ -83,7 +83,7 @@ def measured_step(
         and record.config["role"] == settings.RESNET
         and "iteration" in record.timings
     ]
-    record = min(found, key=lambda record: record.config["batch"], default=None)
+    record = min(candidates, key=lambda record: record.config["batch"], default=None)
     if record is None:
         return None
     step = training_step(record.config, device)

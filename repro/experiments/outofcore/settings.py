@@ -414,10 +414,10 @@ def facts(results: Results) -> Iterable[str]:
 def departures(configs: Sequence[Mapping[str, Any]]) -> str:
     """Return what measured runs have instead of the paper's network, memory, link and data."""
     networks = {config["role"] for config in configs if config["model"] != _published(config)}
-    told = [f"STAND-IN network{'s' * (len(networks) > 1)}"] if networks else []
+    parts = [f"STAND-IN network{'s' * (len(networks) > 1)}"] if networks else []
     paced = any(_is_paced(config) for config in configs)
-    told.append(f"SIMULATED memory limit{' and link' * paced}")
-    return ", ".join([*told, "SYNTHETIC images"])
+    parts.append(f"SIMULATED memory limit{' and link' * paced}")
+    return ", ".join([*parts, "SYNTHETIC images"])
 
 
 def _published(config: Mapping[str, Any]) -> Any:
@@ -470,13 +470,13 @@ def _of_the_host(records: Sequence[Record]) -> Iterable[str]:
             f"({config['role']}, {config['batch']} images); the paper's machine has "
             f"{PAPER['host_gb']} GB."
         )
-    told = [
+    pairs = [
         (record.metrics["host_bytes"], record.metrics["host_foretold_bytes"])
         for record in records
         if record.status == "ok" and "host_foretold_bytes" in record.metrics
     ]
-    if told:
-        used, foretold = max(told)
+    if pairs:
+        used, foretold = max(pairs)
         yield (
             f"Measured schedules take up to {gib(used)} of the host's memory, where "
             f"{gib(foretold)} were foretold (Trace.host_bytes, in slabs of 32 MiB)."

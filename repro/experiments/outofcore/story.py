@@ -61,7 +61,7 @@ def cost(look: Look) -> str:
     best = points(results, SIMULATED, RESNET, "bound").get(size)
     if best is None:
         raise NotRun("no records of what no schedule beats")
-    told = (
+    sentence = (
         f"At {size:,} images an image takes {gap} as long as in core (SIMULATED V100), the "
         f"paper's ×{1 / CLAIMS['speed_kept']:.2f}; at the link's rate no schedule of our traces "
         f"takes less than {slowdown(results, SIMULATED, RESNET, best)}."
@@ -69,9 +69,9 @@ def cost(look: Look) -> str:
     try:
         batch, measured = slower(results, MEASURED)
     except NotRun:
-        return told
+        return sentence
     configs = [record.config for record in results.select(MEASURED, role=RESNET)]
-    return f"{told} Measured ({departures(configs)}), it is {measured} at {batch:,} images."
+    return f"{sentence} Measured ({departures(configs)}), it is {measured} at {batch:,} images."
 
 
 def against_lms(look: Look) -> str:

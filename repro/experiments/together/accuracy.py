@@ -73,9 +73,9 @@ def trained(results: Results, strategy: str) -> list[Record]:
     if not rates or not all(held.values()):
         return []
     worth = {
-        rate: statistics.fmean(final(record, "held_out") for record in own)
-        for rate, own in held.items()
-        if not any(record.metrics["diverged"] for record in own)
+        rate: statistics.fmean(final(record, "held_out") for record in records)
+        for rate, records in held.items()
+        if not any(record.metrics["diverged"] for record in records)
     }
     return held[max(worth, key=lambda rate: worth[rate])] if worth else []
 
@@ -86,10 +86,10 @@ def accuracies(results: Results, strategy: str) -> list[float]:
     Raises:
         NotRun: There are none, or every rate diverged.
     """
-    found = [final(record, "test") for record in trained(results, strategy)]
-    if not found:
+    by_seed = [final(record, "test") for record in trained(results, strategy)]
+    if not by_seed:
         raise NotRun(f"no training of {STRATEGIES[strategy]} at all rates")
-    return found
+    return by_seed
 
 
 def spread(results: Results) -> Spread:
@@ -179,14 +179,14 @@ def over_fixed(results: Results, record: Record, name: str) -> float | None:
     return final(record, name) / statistics.fmean(final(other, name) for other in fixed)
 
 
-def _here(results: Results, record: Record) -> float | None:
+def _seconds_here(results: Results, record: Record) -> float | None:
     elapsed = seconds(results, record)
     return elapsed[-1] if elapsed else None
 
 
 COSTS: Mapping[str, Callable[[Results, Record], float | None]] = {
     "updates (logarithmic)": lambda results, record: final(record, "updates"),
-    "seconds on this machine": _here,
+    "seconds on this machine": _seconds_here,
     "time on a parallel machine over fixed (SIMULATED)": lambda results, record: over_fixed(
         results, record, "parallel"
     ),
@@ -287,14 +287,14 @@ def same_samples(results: Results) -> tuple[bool, str]:
         raise NotRun("no records")
     # Shares of a plan are rounded to whole samples; what is measured beside updates is no training.
     allowed = dict.fromkeys(shares, 0.01) | {"noise": 1.0}
-    told = ", ".join(f"{STRATEGIES[name]} {100 * share:.2g} %" for name, share in shares.items())
-    return all(shares[name] <= allowed[name] for name in shares), f"off by at most: {told}"
+    text = ", ".join(f"{STRATEGIES[name]} {100 * share:.2g} %" for name, share in shares.items())
+    return all(shares[name] <= allowed[name] for name in shares), f"off by at most: {text}"
 
 
 def less(results: Results, ours: str, other: str) -> Gap:
     """Return a strategy's final accuracies less another's."""
-    own, theirs = (accuracies(results, name) for name in (ours, other))
-    return difference(own, theirs, spread(results), "points")
+    our_values, their_values = (accuracies(results, name) for name in (ours, other))
+    return difference(our_values, their_values, spread(results), "points")
 
 
 @claim(
@@ -325,10 +325,10 @@ def updates_over_fixed(results: Results) -> Gap:
 def fewer_updates(results: Results, expected: Expectation) -> Verdict:
     """Judge counts against the prediction."""
     gap = updates_over_fixed(results)
-    told = direction(
+    part = direction(
         "updates", gap, PREDICTED["updates_over_fixed"], sign=expected.sign, whose=WHOSE
     )
-    return combine([told])
+    return combine([part])
 
 
 @claim(
@@ -350,10 +350,10 @@ def growth_keeps_accuracy(results: Results, expected: Expectation) -> Verdict:
 def linear_loses(results: Results, expected: Expectation) -> Verdict:
     """Judge final accuracies against the prediction."""
     gap = less(results, "linear", "fixed")
-    told = direction(
+    part = direction(
         "large less small", gap, PREDICTED["linear_points"], sign=expected.sign, whose=WHOSE
     )
-    return combine([told])
+    return combine([part])
 
 
 @claim(
@@ -381,8 +381,8 @@ def cycling_saves(results: Results, expected: Expectation) -> Verdict:
         for name in ("cyclic_theta", "theta")
     )
     gap = ratio(ours, theirs)
-    told = direction("time", gap, PREDICTED["cycled_time"], sign=expected.sign, whose=WHOSE)
-    return combine([told])
+    part = direction("time", gap, PREDICTED["cycled_time"], sign=expected.sign, whose=WHOSE)
+    return combine([part])
 
 
 CANDIDATES = len(TOGETHER) * (1 + len(ALONE))  # pairs, of which the best was chosen
@@ -412,8 +412,8 @@ def best_combination(results: Results) -> tuple[str, str, Gap]:
 def together_wins(results: Results, expected: Expectation) -> Verdict:
     """Judge the most accurate combination against the most accurate of the others."""
     best, rival, gap = best_combination(results)
-    told = f"{best} less {rival}"
-    return combine([direction(told, gap, sign=expected.sign, candidates=CANDIDATES)])
+    name = f"{best} less {rival}"
+    return combine([direction(name, gap, sign=expected.sign, candidates=CANDIDATES)])
 
 
 ACCURACY = Exhibit(

@@ -107,12 +107,12 @@ def table(results: Results) -> list[dict[str, Any]]:
         {
             "network": network,
             "way": LABELS[mode],
-            "fits as foretold": f"{sum(cell.right for cell in own)} of {len(own)}",
-            "peak, error (%)": _errors([cell.peak_error for cell in own]),
-            "time of an image, error (%)": _errors([cell.time_error for cell in own]),
-            "measured over its bound": ", ".join(map(_over_bound, own)),
+            "fits as foretold": f"{sum(cell.right for cell in group)} of {len(group)}",
+            "peak, error (%)": _errors([cell.peak_error for cell in group]),
+            "time of an image, error (%)": _errors([cell.time_error for cell in group]),
+            "measured over its bound": ", ".join(map(_over_bound, group)),
         }
-        for (network, mode), own in rows.items()
+        for (network, mode), group in rows.items()
     ]
 
 
@@ -135,15 +135,15 @@ def figure(results: Results) -> "Figure":
     axis = axes[0, 0]
     ends = []
     for number, network in enumerate(NETWORKS):
-        own = [
+        pairs = [
             (cell.measured.speed, 1 / cell.slowdown)
             for cell in cells(results)
             if cell.network == network and cell.time_error is not None and cell.slowdown
         ]
-        if own:
-            axis.plot(*zip(*own, strict=True), MARKERS[number], color=PALETTE[number], ms=6,
+        if pairs:
+            axis.plot(*zip(*pairs, strict=True), MARKERS[number], color=PALETTE[number], ms=6,
                       alpha=0.8, label=network)  # fmt: skip
-            ends += [value for pair in own for value in pair if value]
+            ends += [value for pair in pairs for value in pair if value]
     if ends:
         low, high = 0.8 * min(ends), 1.25 * max(ends)
         line = np.array([low, high])
@@ -171,8 +171,8 @@ def _on_cpu(results: Results) -> bool:
 def _share(name: str, held: list[bool]) -> Verdict:
     if not held:
         raise NotRun("no records")
-    told = f"{name} {sum(held)} of {len(held)} cells"
-    return combine([certain(told, sum(held) >= MOST_CELLS * len(held))])
+    text = f"{name} {sum(held)} of {len(held)} cells"
+    return combine([certain(text, sum(held) >= MOST_CELLS * len(held))])
 
 
 @claim(
@@ -194,9 +194,9 @@ def fits(results: Results, expected: Expectation) -> Verdict:
 def time(results: Results, expected: Expectation) -> Verdict:
     """Judge what fits, and was foretold to."""
     errors = [abs(cell.time_error) for cell in cells(results) if cell.time_error is not None]
-    found = _share(f"within {100 * WITHIN:.0f} % in", [error <= WITHIN for error in errors])
+    verdict = _share(f"within {100 * WITHIN:.0f} % in", [error <= WITHIN for error in errors])
     half = f"half of all within {100 * float(np.median(errors)):.0f} %"
-    return Verdict(found.word, f"{found.evidence}; {half}")
+    return Verdict(verdict.word, f"{verdict.evidence}; {half}")
 
 
 @claim("answers", f"`advise` answers for each of the networks in less than {SLOWEST_S:g} s", OURS)

@@ -33,14 +33,14 @@ def _speeds(results: Results, mode: str, where: str | None = None) -> str:
 
     Where another way is named, it is at the largest that the other one trains, on its networks.
     """
-    found = []
+    kept = []
     for network in NETWORKS:
-        own = points(results, network, mode)
+        by_multiple = points(results, network, mode)
         fitting = [m for m, point in points(results, network, where or mode).items() if point.fits]
-        last = own.get(max(fitting, default=0))
+        last = by_multiple.get(max(fitting, default=0))
         if last is not None and last.speed is not None:
-            found.append(f"{network} {last.speed:.2f} at {max(fitting)}×")
-    return f"of undivided images/s: {', '.join(found)}" if found else f"speed: {NOT_RUN}"
+            kept.append(f"{network} {last.speed:.2f} at {max(fitting)}×")
+    return f"of undivided images/s: {', '.join(kept)}" if kept else f"speed: {NOT_RUN}"
 
 
 def _errors(results: Results, mode: str, networks: Iterable[str]) -> str:
@@ -58,16 +58,16 @@ def _errors(results: Results, mode: str, networks: Iterable[str]) -> str:
 
 def _ends(results: Results, mode: str) -> str:
     """Name the networks on which a way does not fit, and from which mini-batch on."""
-    found = {network: points(results, network, mode) for network in NETWORKS}
-    known = {network: own for network, own in found.items() if own}
+    by_network = {network: points(results, network, mode) for network in NETWORKS}
+    known = {network: tried for network, tried in by_network.items() if tried}
     if not known:
         return NOT_RUN
     ends = []
-    for network, own in known.items():
-        if failed := [multiple for multiple in own if own[multiple].fits is False]:
+    for network, tried in known.items():
+        if failed := [multiple for multiple in tried if tried[multiple].fits is False]:
             ends.append(f"{network} at {min(failed)}×")
     if not ends:
-        return f"fits on all networks up to {max(max(own) for own in known.values())}×"
+        return f"fits on all networks up to {max(max(tried) for tried in known.values())}×"
     return "does not fit on " + ", ".join(ends)
 
 
@@ -87,7 +87,7 @@ def _over_fixed(results: Results, strategy: str, name: str) -> str:
     return f"{statistics.fmean(known):.2f}" if known else NOT_RUN
 
 
-def _here(results: Results, strategy: str) -> str:
+def _time_here(results: Results, strategy: str) -> str:
     """Say the time of a training on this machine over the fixed small batch's."""
     means = []
     for one in (strategy, "fixed"):
@@ -106,13 +106,13 @@ def _work(results: Results, strategy: str) -> str:
 
 def _verdicts(results: Results, names: Sequence[str]) -> str:
     """Say what became of the claims that a row rests on."""
-    told = []
+    parts = []
     for name in names:
         artefact, _, key = name.partition(".")
         claims = {claim.key: claim for claim in _EXHIBITS[artefact].claims}
-        found = claims[key].judge(results, expectation("together", artefact, key))
-        told.append(f"{key}: {found.word}")
-    return "; ".join(told)
+        verdict = claims[key].judge(results, expectation("together", artefact, key))
+        parts.append(f"{key}: {verdict.word}")
+    return "; ".join(parts)
 
 
 _EXHIBITS = {"limit": limit.UNDER_LIMIT, "accuracy": accuracy.ACCURACY}
@@ -191,7 +191,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         lambda results: f"{_accuracy(results, 'theta')}; {_work(results, 'theta')}",
         lambda results: (
             "where one device computes, and fewer updates save little: of fixed's seconds here it "
-            f"takes {_here(results, 'theta')}"
+            f"takes {_time_here(results, 'theta')}"
         ),
         ACCURACY_FIGURE,
         ("accuracy.linear_loses",),

@@ -32,23 +32,23 @@ def foretell(config: Config, seed: int, data: ImageData | None, device: str) -> 
         )
         speed = probe(workload, device, fits, allowed, seconds=config["probe_s"])
 
-        def told(mode: str, batch: int) -> Any:
+        def predicted(mode: str, batch: int) -> Any:
             kind = device.partition(":")[0]
             return predict(workload, mode, batch, allowed, speed, device=kind, simulated=simulated)
 
-        image_s = told(UNDIVIDED, fits).seconds / fits
+        image_s = predicted(UNDIVIDED, fits).seconds / fits
         cells = []
         for mode in config["modes"]:
             for multiple in config["multiples"]:
-                found = told(mode, multiple * fits)
-                base_s = told(UNDIVIDED, multiple * fits).seconds
-                cell = {"mode": mode, "multiple": multiple, "fits": found.fits, "slowdown": None}
-                if found.fits:
-                    scale = base_s / found.batch / image_s  # of an image, not of a mini-batch
+                cost = predicted(mode, multiple * fits)
+                base_s = predicted(UNDIVIDED, multiple * fits).seconds
+                cell = {"mode": mode, "multiple": multiple, "fits": cost.fits, "slowdown": None}
+                if cost.fits:
+                    scale = base_s / cost.batch / image_s  # of an image, not of a mini-batch
                     cell |= {
-                        "slowdown": found.slowdown and scale * found.slowdown,
-                        "bound": found.bound and scale * found.bound,
-                        "peak_bytes": found.peak_bytes,
+                        "slowdown": cost.slowdown and scale * cost.slowdown,
+                        "bound": cost.bound and scale * cost.bound,
+                        "peak_bytes": cost.peak_bytes,
                     }
                 cells.append(cell)
         took = time.perf_counter() - begun

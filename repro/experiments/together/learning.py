@@ -101,14 +101,14 @@ class Images:
         """Return the accuracy on held-out and on test images, in percent."""
         mean, std = self.statistics
         model.eval()
-        found = {}
+        accuracies = {}
         with torch.no_grad():
             for name, (images, labels) in {"held_out": self.held_out, "test": self.test}.items():
                 batches = TensorLoader(images, labels, AT_ONCE, shuffle=False, mean=mean, std=std)
                 right = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches)
-                found[name] = 100 * right / len(labels)
+                accuracies[name] = 100 * right / len(labels)
         model.train()
-        return found
+        return accuracies
 
 
 def _three_channels(images: Tensor) -> Tensor:
@@ -187,10 +187,10 @@ class History:
         names = ("held_out", "test", "updates", "work", "parallel", "batch")
         self.rows: dict[str, list[Any]] = {name: [] for name in names}
 
-    def add(self, found: Mapping[str, float], parallel: float, batch: int) -> None:
+    def add(self, accuracies: Mapping[str, float], parallel: float, batch: int) -> None:
         """Add the epoch that has ended: accuracies, and all that was done until then."""
         row = {
-            **found,
+            **accuracies,
             "updates": self._work.updates,
             "work": [[side, *done] for side, done in sorted(self._work.by_side.items())],
             "parallel": parallel,
@@ -332,14 +332,14 @@ def _dual(
         )
         for side in {entry.resolution for entry in schedule}
     }
-    found: list[dict[str, float]] = []
+    evaluations: list[dict[str, float]] = []
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        found.append(images.evaluate(model))
-        return found[-1]
+        evaluations.append(images.evaluate(model))
+        return evaluations[-1]
 
     def ended(epoch: Any) -> None:
-        history.add(found[-1], epoch.virtual_time_s, large)
+        history.add(evaluations[-1], epoch.virtual_time_s, large)
 
     try:
         train_dual_batch(

@@ -70,29 +70,29 @@ def table(results: Results) -> list[dict[str, Any]]:
     rows = []
     for network in NETWORKS:
         for mode in MODES:
-            found = points(results, network, mode)
-            if not found:
+            by_multiple = points(results, network, mode)
+            if not by_multiple:
                 continue
-            last = largest(found)
+            last = largest(by_multiple)
             rows.append(
                 {
                     "network": network,
                     "way": LABELS[mode],
-                    **{f"images/s over undivided, ×{m}": _speed(found.get(m)) for m in heads},
+                    **{f"images/s over undivided, ×{m}": _speed(by_multiple.get(m)) for m in heads},
                     "peak (% of the limit)": _share(results, network, mode, last),
                     "on the host (MiB)": _mib(last),
                     "micro-batch": DASH if last is None or not last.micro else str(last.micro),
                     "gradient, relative error": DASH if last is None else _error(last),
                     "BatchNorm's statistics, relative error": _running(network, last),
-                    "where it ends": _end(found),
+                    "where it ends": _end(by_multiple),
                 }
             )
     return rows
 
 
-def largest(found: dict[int, Point]) -> Point | None:
+def largest(by_multiple: dict[int, Point]) -> Point | None:
     """Return the point of the largest mini-batch that fits."""
-    fitting = [point for point in found.values() if point.fits]
+    fitting = [point for point in by_multiple.values() if point.fits]
     return max(fitting, key=lambda point: point.batch, default=None)
 
 
@@ -125,13 +125,13 @@ def _running(network: str, point: Point | None) -> str:
     return f"{point.batchnorm_error:.1g}"
 
 
-def _end(found: dict[int, Point]) -> str:
-    for multiple, point in sorted(found.items()):
+def _end(by_multiple: dict[int, Point]) -> str:
+    for multiple, point in sorted(by_multiple.items()):
         if point.fits is None:
             return f"refused: {point.why}"
         if not point.fits:
             return f"does not fit at ×{multiple}"
-    return f"beyond ×{max(found)}"
+    return f"beyond ×{max(by_multiple)}"
 
 
 def figure(results: Results) -> "Figure":
@@ -214,8 +214,8 @@ def _trained(results: Results, modes: Iterable[str]) -> Iterator[tuple[str, str,
     """Yield network, way and points of those that have records."""
     for network in NETWORKS:
         for mode in modes:
-            if found := points(results, network, mode):
-                yield network, mode, found
+            if by_multiple := points(results, network, mode):
+                yield network, mode, by_multiple
 
 
 def reached(results: Results, mode: str) -> dict[str, int]:
@@ -279,12 +279,12 @@ def recomputing_ends(results: Results, expected: Expectation) -> Verdict:
     """Judge what does not bound memory."""
     parts = _reaches(results, ["checkpointing", "save_on_cpu"])
     opposite = {"reproduced": "not reproduced", "not reproduced": "reproduced"}
-    return combine([(opposite[word], told) for word, told in parts])
+    return combine([(opposite[word], evidence) for word, evidence in parts])
 
 
-def _gradient(found: dict[int, Point]) -> float:
+def _gradient(by_multiple: dict[int, Point]) -> float:
     """Return the largest error of the gradients of a way."""
-    errors = [point.gradient_error for point in found.values() if point.fits]
+    errors = [point.gradient_error for point in by_multiple.values() if point.fits]
     if not errors:
         raise NotRun("nothing fits")
     return max(errors)
@@ -294,20 +294,20 @@ def _same_gradient(
     results: Results, expected: Expectation, modes: Iterable[str], networks: Iterable[str]
 ) -> Verdict:
     cases = [
-        (network, mode, found)
-        for network, mode, found in _trained(results, modes)
-        if network in networks and any(point.fits for point in found.values())
+        (network, mode, by_multiple)
+        for network, mode, by_multiple in _trained(results, modes)
+        if network in networks and any(point.fits for point in by_multiple.values())
     ]
     if not cases:
         raise NotRun("no records")
     parts = [
         equivalence(
             f"{network}, {LABELS[mode]}:",
-            exactly(_gradient(found), digits=7),
+            exactly(_gradient(by_multiple), digits=7),
             expected.allowed(),
             side=1,
         )
-        for network, mode, found in cases
+        for network, mode, by_multiple in cases
     ]
     return combine(parts)
 
@@ -348,11 +348,11 @@ def _closer(
         if not both:
             raise NotRun("no mini-batch that both train")
         last = max(both)
-        own, other = what(ours[last]), what(theirs[last])
-        if not own or not other:
+        our_error, their_error = what(ours[last]), what(theirs[last])
+        if not our_error or not their_error:
             raise NotRun("no error to compare")
-        told = f"{network} at ×{last}: {own:.3g} for {other:.3g},"
-        return direction(told, exactly(own / other, log=True), sign=expected.sign)
+        name = f"{network} at ×{last}: {our_error:.3g} for {their_error:.3g},"
+        return direction(name, exactly(our_error / their_error, log=True), sign=expected.sign)
 
     known = [n for n in BATCHNORM if points(results, n, better) and points(results, n, worse)]
     return combine(each(known, judge))
@@ -412,8 +412,8 @@ def streaming_keeps_speed(results: Results, expected: Expectation) -> Verdict:
         end = largest(points(results, network, "mbs"))
         if end is None:
             raise NotRun("nothing fits")
-        told = f"{network}, time of an image of {end.batch}"
-        return equivalence(told, slowdown(end), expected.allowed(), side=1)
+        name = f"{network}, time of an image of {end.batch}"
+        return equivalence(name, slowdown(end), expected.allowed(), side=1)
 
     return combine(each([n for n in NETWORKS if points(results, n, "mbs")], judge))
 
@@ -427,9 +427,9 @@ def streaming_keeps_speed(results: Results, expected: Expectation) -> Verdict:
 def recomputing_costs(results: Results, expected: Expectation) -> Verdict:
     """Judge images/s against the prediction, at the mini-batch that fits undivided."""
     cases = {}
-    for network, _, found in _trained(results, ["checkpointing"]):
-        if 1 in found and found[1].fits:
-            rounds = [1 / slow for slow in found[1].slowdowns]
+    for network, _, by_multiple in _trained(results, ["checkpointing"]):
+        if 1 in by_multiple and by_multiple[1].fits:
+            rounds = [1 / slow for slow in by_multiple[1].slowdowns]
             gap = ratio(rounds, [1.0] * len(rounds), trials="rounds")
             cases[network] = gap, PREDICTED["recomputing_speed"]
     return in_all_cases(cases, sign=expected.sign, whose=WHOSE)

@@ -46,14 +46,14 @@ def limit(config: Config, seed: int, data: ImageData | None, device: str) -> Out
             problem = build_problem(config, batch)
             point: dict[str, Any] = {"multiple": multiple, "batch": batch}
             try:
-                found = _measure(config, problem, allowed, device)
+                measured = _measure(config, problem, allowed, device)
             except Refused as why:
                 points.append(point | {"fits": None, "why": str(why)})
                 continue
-            if isinstance(found, str):
-                points.append(point | {"fits": False, "why": found})
+            if isinstance(measured, str):
+                points.append(point | {"fits": False, "why": measured})
                 continue
-            row, timed = found
+            row, timed = measured
             points.append(point | {"fits": True, "why": ""} | row)
             timings |= {f"{name} ×{multiple}": timing for name, timing in timed.items()}
             _release(device)
@@ -77,8 +77,8 @@ def limit_bytes(config: Config, device: str) -> int:
 
 
 def _undivided(config: Config, batch: int, device: str) -> Way:
-    own = dict(config) | {"mode": UNDIVIDED}
-    return make_way(own, build_problem(config, batch), None, _NO_LIMIT, device)
+    undivided = dict(config) | {"mode": UNDIVIDED}
+    return make_way(undivided, build_problem(config, batch), None, _NO_LIMIT, device)
 
 
 def _measure(
@@ -183,8 +183,8 @@ def _errors(
             way.passes()
             if way.block is not None:
                 way.block.step()
-    found = _taken(way.model)
-    gradient, running = (relative(a, b) for a, b in zip(found, expected, strict=True))
+    actual = _taken(way.model)
+    gradient, running = (relative(a, b) for a, b in zip(actual, expected, strict=True))
     return {"gradient_error": gradient, "batchnorm_error": running}
 
 
@@ -199,15 +199,17 @@ def _taken(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     return gradients, running
 
 
-def relative(found: list[Tensor], expected: list[Tensor]) -> float | None:
+def relative(actual: list[Tensor], expected: list[Tensor]) -> float | None:
     """Return the norm of the difference over that of what was expected; None for no tensors.
 
     Raises:
         ValueError: They are not as many, or of other shapes.
     """
-    if [t.shape for t in found] != [t.shape for t in expected]:
-        raise ValueError(f"{len(found)} tensors for {len(expected)}, or of other shapes")
+    if [t.shape for t in actual] != [t.shape for t in expected]:
+        raise ValueError(f"{len(actual)} tensors for {len(expected)}, or of other shapes")
     if not expected:
         return None
-    ours, theirs = (torch.cat([t.flatten().double() for t in own]) for own in (found, expected))
+    ours, theirs = (
+        torch.cat([t.flatten().double() for t in tensors]) for tensors in (actual, expected)
+    )
     return float((ours - theirs).norm() / theirs.norm())

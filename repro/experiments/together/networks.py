@@ -75,8 +75,8 @@ class Recomputed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # No part draws random numbers, whose state need not be kept.
-        found: Tensor = checkpoint(self.part, x, use_reentrant=False, preserve_rng_state=False)
-        return found
+        output: Tensor = checkpoint(self.part, x, use_reentrant=False, preserve_rng_state=False)
+        return output
 
 
 def recompute(model: nn.Module) -> None:

@@ -28,26 +28,26 @@ def recipe() -> list[dict[str, str]]:
     Returns:
         Rows with the columns item, paper, paper profile, gpu, quick, why they differ.
     """
-    rows = [_of_limit(network, place) for network in NETWORKS for place in ("network", "ways")]
-    for item, told in _TRAINING.items():
-        rows.append(compared(f"Part 2: {item}", _NO_PAPER, partial(_told, told), _SMALL))
+    rows = [_of_limit(network, aspect) for network in NETWORKS for aspect in ("network", "ways")]
+    for item, describe in _TRAINING.items():
+        rows.append(compared(f"Part 2: {item}", _NO_PAPER, partial(_described, describe), _SMALL))
     rows.append(compared("Part 2: rates searched", _NO_PAPER, _rates, _SMALL))
     rows.append(compared("Part 2: seeds", _NO_PAPER, lambda p: str(len(SEEDS[p]))))
     return rows
 
 
-def _of_limit(network: str, place: str) -> dict[str, str]:
-    def told(profile: str) -> str:
+def _of_limit(network: str, aspect: str) -> dict[str, str]:
+    def describe(profile: str) -> str:
         configs = [r.config for r in under_limit(profile) if r.config["network"] == network]
         first = configs[0]
-        if place == "ways":
+        if aspect == "ways":
             return ", ".join(LABELS[mode] for mode in modes_of(profile, network))
         side = "×".join(map(str, first.get("image", [])))
         options = _options(first["model"]) + (f", images of {side}" if side else "")
         return f"{options}; {first['fits']} samples fit, tried at ×{first['multiples']}"
 
-    why = _SMALL if place == "network" else "a file is for what a CPU swaps; tuning takes long"
-    return compared(f"Part 1, {network}: {place}", _NO_PAPER, told, why)
+    why = _SMALL if aspect == "network" else "a file is for what a CPU swaps; tuning takes long"
+    return compared(f"Part 1, {network}: {aspect}", _NO_PAPER, describe, why)
 
 
 def _options(values: Mapping[str, Any]) -> str:
@@ -59,8 +59,8 @@ def _configs(profile: str) -> list[Mapping[str, Any]]:
     return [run.config for run in trainings(profile, chosen) if run.experiment == TRAIN]
 
 
-def _told(told: Callable[[Mapping[str, Any]], str], profile: str) -> str:
-    return told(_configs(profile)[0])
+def _described(describe: Callable[[Mapping[str, Any]], str], profile: str) -> str:
+    return describe(_configs(profile)[0])
 
 
 def _rates(profile: str) -> str:

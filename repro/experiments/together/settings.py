@@ -312,9 +312,9 @@ def _dataset(profile: str, name: str) -> tuple[dict[str, Any], tuple[int, int, i
     images: tuple[int, int, int] = scale["images"]
     side = scale["sides"][-1]
     if name != "cifar10":
-        own = {} if profile == "smoke" else {"image_size": side}
+        options = {} if profile == "smoke" else {"image_size": side}
         fewer = (min(a, b) for a, b in zip(images, _DIGITS, strict=True))
-        return {"name": name, **own}, (next(fewer), next(fewer), next(fewer))
+        return {"name": name, **options}, (next(fewer), next(fewer), next(fewer))
     few = {"per_class": (images[0] + images[1]) // 10} if images[0] < 10_000 else {}
     return {"name": name, **({"image_size": side} if side != 32 else {}), **few}, images
 

@@ -23,8 +23,8 @@ def fits(look: Look) -> str:
     results = look("limit")
     last = max(limit.multiples(results), default=0)
     ends = {
-        told: limit.reached(results, mode)
-        for told, mode in {
+        way: limit.reached(results, mode)
+        for way, mode in {
             "MBS": "mbs",
             "plain accumulation": "accumulation",
             "out-of-core training": "outofcore",
@@ -33,8 +33,8 @@ def fits(look: Look) -> str:
         }.items()
     }
     counted = ", ".join(
-        f"{told} on {sum(times == last for times in by_network.values())} of {len(by_network)}"
-        for told, by_network in ends.items()
+        f"{way} on {sum(times == last for times in by_network.values())} of {len(by_network)}"
+        for way, by_network in ends.items()
     )
     simulated = " (SIMULATED)" * is_simulated(results)
     return (
@@ -49,9 +49,9 @@ def speed(look: Look) -> str:
     if not gaps:
         raise NotRun("no mini-batch beyond what fits that both train")
     ends = sorted(gaps, key=lambda name: gaps[name].mean)
-    told = " to ".join(f"{gaps[name]} ({name})" for name in dict.fromkeys((ends[0], ends[-1])))
+    speeds = " to ".join(f"{gaps[name]} ({name})" for name in dict.fromkeys((ends[0], ends[-1])))
     return (
-        f"MBS trains {told} as many images a second as out-of-core training; we had predicted "
+        f"MBS trains {speeds} as many images a second as out-of-core training; we had predicted "
         f"×{PREDICTED['streaming_over_swapping']:.2f}."
     )
 

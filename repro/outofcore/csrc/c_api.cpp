@@ -63,11 +63,11 @@ struct Plugged {
 
   std::vector<Allocator*> all() {
     const std::lock_guard<std::mutex> lock(mutex);
-    std::vector<Allocator*> found;
+    std::vector<Allocator*> made;
     for (auto& allocator : allocators) {
-      if (allocator) found.push_back(allocator.get());
+      if (allocator) made.push_back(allocator.get());
     }
-    return found;
+    return made;
   }
 };
 

@@ -126,12 +126,12 @@ Allocator::Block Allocator::acquire(std::size_t count, std::uint64_t bytes, Stre
     if (!wait_for_small()) out_of_memory(bytes, "the limit is reached");
   }
   Block block;
-  bool found = reuse(caches_[stream], count, false, block.range);
+  bool reused = reuse(caches_[stream], count, false, block.range);
   for (auto& [other, cache] : caches_) {
-    if (found) break;
-    if (other != stream) found = reuse(cache, count, true, block.range);
+    if (reused) break;
+    if (other != stream) reused = reuse(cache, count, true, block.range);
   }
-  if (!found) {
+  if (!reused) {
     std::vector<FreeChunk> chunks = collect(count, stream);
     if (chunks.size() < count) {
       give_back(chunks, stream);
@@ -171,13 +171,13 @@ Address Allocator::malloc_small(std::uint64_t bytes, Stream stream) {
       heap.chunks.emplace(shared.number, std::move(shared));
     }
   }
-  const auto [found, number, at] = *best;
+  const auto [available, number, at] = *best;
   heap.free.erase(best);
   SharedChunk& shared = heap.chunks.at(number);
   shared.pieces[at] = {size, false};
-  if (found > size) {
-    shared.pieces[at + size] = {found - size, true};
-    heap.free.insert({found - size, number, at + size});
+  if (available > size) {
+    shared.pieces[at + size] = {available - size, true};
+    heap.free.insert({available - size, number, at + size});
   }
   const Address address = shared.block.range.address + at;
   small_live_.emplace(address, SmallBlock{stream, number, at, bytes, {}});
@@ -202,16 +202,16 @@ void Allocator::free(void* pointer, Stream stream) {
 }
 
 void Allocator::free_block(Address address, Stream stream) {
-  const auto found = live_.find(address);
-  if (found == live_.end()) {
+  const auto entry = live_.find(address);
+  if (entry == live_.end()) {
     throw InvalidArgument("free: " + std::to_string(address) +
                           " is not the address of a live block: it was freed before, or never "
                           "handed out by this allocator");
   }
-  release(found->second, stream);
+  release(entry->second, stream);
   ++counters_.frees;
-  counters_.requested_bytes -= found->second.bytes;
-  live_.erase(found);
+  counters_.requested_bytes -= entry->second.bytes;
+  live_.erase(entry);
 }
 
 void Allocator::release(Block& block, Stream stream) { release(block, last_uses(block, stream)); }
@@ -239,8 +239,8 @@ void Allocator::release(Block& block, FreedRange freed) {
 }
 
 void Allocator::free_small(Address address, Stream stream) {
-  const auto found = small_live_.find(address);
-  SmallBlock& block = found->second;
+  const auto entry = small_live_.find(address);
+  SmallBlock& block = entry->second;
   block.others.insert(stream);
   block.others.erase(block.stream);
   FreedSmall freed{block, {}};
@@ -252,7 +252,7 @@ void Allocator::free_small(Address address, Stream stream) {
   }
   ++counters_.frees;
   counters_.requested_bytes -= block.bytes;
-  small_live_.erase(found);
+  small_live_.erase(entry);
 }
 
 // Makes a piece free, one with its free neighbours.
@@ -295,12 +295,12 @@ void Allocator::record_stream(void* pointer, Stream stream) {
     small->second.others.insert(stream);
     return;
   }
-  const auto found = live_.find(address_of(pointer));
-  if (found == live_.end()) {
+  const auto entry = live_.find(address_of(pointer));
+  if (entry == live_.end()) {
     throw InvalidArgument("record_stream: " + std::to_string(address_of(pointer)) +
                           " is not the address of a live block");
   }
-  found->second.others.insert(stream);
+  entry->second.others.insert(stream);
 }
 
 bool Allocator::owns(void* pointer) {
@@ -339,25 +339,25 @@ bool Allocator::reuse(Cache& cache, std::size_t count, bool only_complete, Range
 
 // Returns fewer where there are no more.
 std::vector<Allocator::FreeChunk> Allocator::collect(std::size_t count, Stream stream) {
-  std::vector<FreeChunk> found;
+  std::vector<FreeChunk> chunks;
   try {
     do {
-      take(caches_[stream], count, false, found);
+      take(caches_[stream], count, false, chunks);
       for (auto& [other, cache] : caches_) {
-        if (other != stream) take(cache, count, true, found);
+        if (other != stream) take(cache, count, true, chunks);
       }
-      create(count, found);
-    } while (found.size() < count && wait_for_oldest(stream));
+      create(count, chunks);
+    } while (chunks.size() < count && wait_for_oldest(stream));
   } catch (...) {
-    give_back(found, stream);
+    give_back(chunks, stream);
     throw;
   }
-  return found;
+  return chunks;
 }
 
 void Allocator::take(Cache& cache, std::size_t count, bool only_complete,
-                     std::vector<FreeChunk>& found) {
-  while (found.size() < count) {
+                     std::vector<FreeChunk>& chunks) {
+  while (chunks.size() < count) {
     // Chunks that were retired last have the latest uses: the first are the likeliest to be ready.
     auto chunk = cache.chunks.end();
     if (!only_complete && !cache.chunks.empty()) {
@@ -367,7 +367,7 @@ void Allocator::take(Cache& cache, std::size_t count, bool only_complete,
                            [](FreeChunk& c) { return !c.use || c.use->complete(); });
     }
     if (chunk != cache.chunks.end()) {
-      found.push_back(std::move(*chunk));
+      chunks.push_back(std::move(*chunk));
       cache.chunks.erase(chunk);
     } else if (!cache.ranges.empty() &&
                (!only_complete || cache.ranges.begin()->second.use->complete())) {
@@ -378,10 +378,10 @@ void Allocator::take(Cache& cache, std::size_t count, bool only_complete,
   }
 }
 
-void Allocator::create(std::size_t count, std::vector<FreeChunk>& found) {
-  while (found.size() < count && chunks_reserved() < limit_chunks_) {
+void Allocator::create(std::size_t count, std::vector<FreeChunk>& chunks) {
+  while (chunks.size() < count && chunks_reserved() < limit_chunks_) {
     try {
-      found.push_back({backend_->create_chunk(counters_.chunk_bytes), nullptr});
+      chunks.push_back({backend_->create_chunk(counters_.chunk_bytes), nullptr});
     } catch (const OutOfMemory&) {
       return;  // others use the device, too: make do with what was freed
     }
@@ -464,9 +464,9 @@ void Allocator::put(FreedRange freed) {
 }
 
 Allocator::FreedRange Allocator::pull(Cache& cache, std::uint64_t number) {
-  const auto found = cache.ranges.find(number);
-  FreedRange freed = std::move(found->second);
-  cache.ranges.erase(found);
+  const auto entry = cache.ranges.find(number);
+  FreedRange freed = std::move(entry->second);
+  cache.ranges.erase(entry);
   cache.by_size[freed.range.chunks.size()].erase(number);
   return freed;
 }

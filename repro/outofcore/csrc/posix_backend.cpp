@@ -56,7 +56,7 @@ class Posix final : public PosixBackend {
     released_.push_back(chunk);
   }
 
-  Address reserve(std::uint64_t bytes) override { return place(nullptr, bytes, 0); }
+  Address reserve(std::uint64_t bytes) override { return map_nothing(nullptr, bytes, 0); }
 
   void unreserve(Address address, std::uint64_t bytes) override {
     if (munmap(pointer(address), bytes) != 0) fail("munmap");
@@ -73,7 +73,7 @@ class Posix final : public PosixBackend {
   }
 
   void unmap(Address address, std::uint64_t bytes) override {
-    place(pointer(address), bytes, MAP_FIXED);
+    map_nothing(pointer(address), bytes, MAP_FIXED);
   }
 
   Event record(Stream stream) override {
@@ -114,11 +114,11 @@ class Posix final : public PosixBackend {
   };
 
   // Addresses without memory behind them.
-  static Address place(void* at, std::uint64_t bytes, int flags) {
+  static Address map_nothing(void* at, std::uint64_t bytes, int flags) {
     flags |= MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* found = mmap(at, bytes, PROT_NONE, flags, -1, 0);
-    if (found == MAP_FAILED) fail("mmap");
-    return reinterpret_cast<Address>(found);
+    void* mapping = mmap(at, bytes, PROT_NONE, flags, -1, 0);
+    if (mapping == MAP_FAILED) fail("mmap");
+    return reinterpret_cast<Address>(mapping);
   }
 
   int file_;

@@ -1,0 +1,120 @@
+"""Operations of other threads, and how the thread that trains waits for these and collectives."""
+
+import time
+from typing import Any
+
+from torch._ops import OpOverload
+
+from repro.measure import accelerator
+from repro.outofcore.interrupts import Uninterrupted
+from repro.outofcore.iterations import Statistics
+from repro.outofcore.operations import result_bytes
+from repro.outofcore.recording import signature
+from repro.outofcore.residency import Residency, Variable
+from repro.outofcore.running import Running
+
+_PATIENCE_S = 300.0  # for other threads and collectives to end what they do with a tensor
+
+
+class Others:
+    """Runs operations of other threads beside what the thread that trains runs.
+
+    Args:
+        running: What that thread runs.
+        residency: What moves variables.
+        statistics: Where to count.
+        guard: What tells whether an interrupt is pending: then nobody waits any longer.
+    """
+
+    def __init__(
+        self,
+        running: Running,
+        residency: Residency,
+        statistics: Statistics,
+        guard: Uninterrupted,
+    ) -> None:
+        self._running, self._residency, self._lock = running, residency, residency.lock
+        self._statistics, self._guard = statistics, guard
+
+    def run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation of another thread: it may take room, and nothing that it uses leaves."""
+        known = signature(operation)
+        if known.ignored:
+            return operation(*args, **kwargs)
+        residency, running = self._residency, self._running
+
+        def what() -> str:
+            return f"an operation of another thread ({known.name})"
+
+        with self._lock:
+            inputs, written = running.operands.of(known, args, kwargs)
+            nbytes, certain = 0, True
+            while True:
+                for variable in inputs:
+                    keep = (*inputs, *running.active)
+                    if not variable.resident:
+                        self._statistics.on_demand += 1
+                        need = variable.nbytes + (running.promised or 0)
+                        residency.make_room(need, keep, what)
+                        residency.swap_in(variable)
+                    residency.arrive(variable)
+                    variable.used = residency.clock
+                if known.makes or known.resizes:
+                    nbytes, certain = result_bytes(operation, args, kwargs)
+                need = nbytes + (running.promised or 0)
+                residency.make_room(need, (*inputs, *running.active), what, strict=certain)
+                if all(variable.resident for variable in inputs):  # also where we had to wait
+                    break
+            for variable in inputs:
+                variable.pins += 1
+            for variable in written:
+                residency.written(variable)
+            residency.used_bytes += nbytes
+        try:
+            self._other_streams()
+            result = operation._op(*args, **kwargs)
+            self._other_streams()
+        except BaseException:
+            with self._lock:
+                self._end(inputs, nbytes)
+            raise
+        with self._lock:  # without a gap, in which another thread could take what was kept free
+            self._end(inputs, nbytes)
+            made = running.operands.made(result, inputs) if known.makes else []
+            if known.resizes:
+                running.operands.resized(known, args, kwargs, written, made)
+            residency.note_peak()
+            keep = (*inputs, *made, *running.active)
+            residency.make_room(running.promised or 0, keep, what, strict=False)
+        return result
+
+    def _end(self, inputs: list[Variable], nbytes: int) -> None:
+        self._residency.used_bytes -= nbytes
+        for variable in inputs:
+            variable.pins -= 1
+        self._running.changed.notify_all()
+
+    def _other_streams(self) -> None:
+        device = self._residency.device
+        if accelerator.is_accelerator(device):  # each thread has a current stream of its own
+            accelerator.synchronize(device)
+
+    def wait(self) -> bool:
+        """Wait until nobody else works on some tensor: other threads, or collectives."""
+        residency, running = self._residency, self._running
+        until = time.monotonic() + _PATIENCE_S
+        before = sum(v.pins for v in residency.variables())
+        if not before and running.promised is None:
+            return False
+        running.waiting += 1
+        try:
+            while time.monotonic() < until and self._guard.pending is None:
+                running.changed.wait(0.002)
+                running.collectives.let_go()
+                if sum(v.pins for v in residency.variables()) < before:
+                    return True
+                if not before and running.promised is None:
+                    return True
+        finally:
+            running.waiting -= 1
+        return False
