@@ -237,7 +237,7 @@ class TestNumbers:
         assert_drawn(gains, [0.7, 2.7, 2.9, 2.7], [-1, -2, -3, -4])
 
     def test_the_picture_for_a_talk(self):
-        drawn = gains.draw(results("table5"), results("table8"))
+        drawn = gains.draw(results("gains"))
         assert [axis.get_title() for axis in drawn.axes] == [
             "5 % more time (Table 5)",
             "10 % more time (Table 5)",
