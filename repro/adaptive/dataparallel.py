@@ -315,7 +315,7 @@ class DataParallel:
         if self.processes > 1 or len(pieces) > 1:
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
         if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
-            check_hooks(self._names, own=self._averager is not None)
+            check_hooks(self._names, expected=self._averager is not None)
             if self._to_check:
                 self.finish()
                 self._to_check = not check_loss_adds_up(
