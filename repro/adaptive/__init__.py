@@ -170,7 +170,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
             # Kept here, so that it is looked for once.
-            found = getattr(importlib.import_module(module), name)
-            globals()[name] = found
-            return found
+            value = getattr(importlib.import_module(module), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

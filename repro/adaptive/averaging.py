@@ -199,17 +199,17 @@ class OverlappedAverager:
         self._handles = []
         owner = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         for number, bucket in enumerate(self.buckets):
-            for place, p in enumerate(bucket.parameters):
-                hook = Hook(self, "collect", number, place)
+            for position, p in enumerate(bucket.parameters):
+                hook = Hook(self, "collect", number, position)
                 self._handles.append(p.register_post_accumulate_grad_hook(hook))
         compiled = {
             part for module in model.modules() if _is_compiled(module) for part in module.modules()
         }
         for module in model.modules():
-            own = [p for p in module.parameters(recurse=False) if p in owner]
-            for p in own:
+            averaged = [p for p in module.parameters(recurse=False) if p in owner]
+            for p in averaged:
                 self._owners.setdefault(p, []).append(module)
-            buckets = list(dict.fromkeys(owner[p] for p in own))
+            buckets = list(dict.fromkeys(owner[p] for p in averaged))
             if module in compiled:  # its hooks would be compiled with it
                 self._early.update(buckets)
             elif any(True for _ in module.parameters()):
@@ -227,10 +227,10 @@ class OverlappedAverager:
         for bucket in self.buckets:
             yield from bucket.parameters
 
-    def collect(self, number: int, place: int, parameter: Tensor) -> None:
+    def collect(self, number: int, position: int, parameter: Tensor) -> None:
         """Take a parameter's gradient, which is there."""
         bucket = self.buckets[number]
-        if not self.gathering or parameter is not bucket.parameters[place]:
+        if not self.gathering or parameter is not bucket.parameters[position]:
             return  # a micro-batch before the last, where gradients add up; or a copy's
         assert parameter.grad is not None
         if parameter.grad.layout is not torch.strided:
@@ -238,7 +238,7 @@ class OverlappedAverager:
                 f"the gradient of {self._names[parameter]} is {parameter.grad.layout}; make "
                 "it dense (sparse=False), or give averaging='allreduce'"
             )
-        bucket.views[place].copy_(parameter.grad)
+        bucket.views[position].copy_(parameter.grad)
         parameter.grad = None
         self._collected.add(parameter)
         bucket.left -= 1
@@ -525,4 +525,4 @@ def measure_messages(
             synchronize(device)
             if turn >= warmup:
                 samples[size].append(time.perf_counter() - start)
-    return [(size, processes, statistics.median(found)) for size, found in samples.items()]
+    return [(size, processes, statistics.median(times)) for size, times in samples.items()]

@@ -329,9 +329,13 @@ class BatchController:
 
     def _settings(self) -> dict[str, Any]:
         rule = self.decay_at
-        own: dict[str, Any] = {name: getattr(self, name) for name in self._SETTINGS}
+        settings: dict[str, Any] = {name: getattr(self, name) for name in self._SETTINGS}
         listed = [rule.patience, rule.threshold] if isinstance(rule, Saturation) else list(rule)
-        return own | {"kind": type(self).__name__, "rule": type(rule).__name__, "decay_at": listed}
+        return settings | {
+            "kind": type(self).__name__,
+            "rule": type(rule).__name__,
+            "decay_at": listed,
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that `load_state_dict` needs, w_0 included; its tensors are not copied."""
@@ -347,13 +351,13 @@ class BatchController:
         Raises:
             ValueError: The settings differ; the controller stays as it was.
         """
-        own, saved = self._settings(), state["settings"]
-        if own != saved:
-            names = [name for name in own if own[name] != saved.get(name)]
-            told = ", ".join(f"{name} {saved.get(name)!r}, here {own[name]!r}" for name in names)
+        ours, saved = self._settings(), state["settings"]
+        if ours != saved:
+            names = [name for name in ours if ours[name] != saved.get(name)]
+            differing = (f"{name} {saved.get(name)!r}, here {ours[name]!r}" for name in names)
             raise ValueError(
-                f"the saved state is of other settings ({told}); make the controller with the saved"
-                " ones, or start anew"
+                f"the saved state is of other settings ({', '.join(differing)}); make the "
+                "controller with the saved ones, or start anew"
             )
         for name in self._STATE:
             # What checkpoints of before did not have stays as it is.

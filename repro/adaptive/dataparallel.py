@@ -4,11 +4,8 @@ Source: Lee et al., section IV. Every process is given the same mini-batch and t
 it, so that the batch size is the whole one, whatever the number of processes.
 """
 
-import hashlib
-import inspect
-import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -17,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 
+from repro.adaptive.agreement import MAKING, Agreement, all_reduce, broadcast
+from repro.adaptive.allreduce import Allreduce
 from repro.adaptive.averaging import (
     METHODS,
     Hook,
@@ -33,6 +31,7 @@ from repro.adaptive.loss_check import LossCheck, check_loss_adds_up
 from repro.adaptive.losses import parts_of, weighted
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
+from repro.adaptive.unchanged import Unchanged, check_layers
 from repro.measure import accelerator
 from repro.measure.batches import bounds, call_model, read_batch, to_device
 
@@ -167,34 +166,23 @@ class DataParallel:
         alone = loss_fn.parameters() if isinstance(loss_fn, nn.Module) else ()
         check_optimizer(optimizer, model, alone if self.processes == 1 else ())
         if self.processes > 1:
-            _check_layers(model)
+            check_layers(model)
         self._device = next(model.parameters()).device
         self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
-        # Quicker to compare in each step than `model.parameters()` is to walk through.
-        self._parts: list[tuple[dict[str, Any], list[Any]]] = [
-            (own, list(own.values()))
-            for module in model.modules()
-            for own in (module._parameters, module._modules)
-        ]
-        self._trainable = [p.requires_grad for p in self._names]
-        self._types = [(p.dtype, p.device) for p in self._names]
-        self._nodes: list[Any] = []
-        self._held = _count(optimizer)
+        self._unchanged = Unchanged(model, self._names, optimizer)
         self.timings: list[StepTiming] = []
         self._averager: OverlappedAverager | None = None
-        self._ddp: DistributedDataParallel | None = None
+        self._allreduce: Allreduce | None = None
         self._group: dist.ProcessGroup | None = None
-        self._spans: list[tuple[float, float]] = []
-        self._last_bucket = 0.0
+        self._agreement: Agreement | None = None
         self._closed = False
-        self._first = self.processes > 1
         self._to_check = check == "first"
         self._shared, self._known = tuple(shared), dict[Any, str]()
         self._handles: list[Any] = []
         if self.processes == 1:
             return
         self._check_unchanged()
-        with with_peers("making a DataParallel"):
+        with with_peers(MAKING):
             self._connect(bucket_bytes, timeout_s)
 
     def _connect(self, bucket_bytes: int, timeout_s: float) -> None:
@@ -204,19 +192,14 @@ class DataParallel:
         assert isinstance(group, dist.ProcessGroup)
         self._group = group
         model, averaging = self.model, self.averaging
-        self._check_alike([f"averaging {averaging!r}", f"bucket_bytes {bucket_bytes}"])
+        self._agreement = Agreement(self.rank, self.processes, group, self._device)
+        options = [f"averaging {averaging!r}", f"bucket_bytes {bucket_bytes}"]
+        self._agreement.check_alike(options + self._described())
         for tensor in (*model.parameters(), *model.buffers()):
-            _broadcast(tensor.detach(), group)
+            broadcast(tensor.detach(), group)
         if averaging == "allreduce":
-            known = inspect.signature(DistributedDataParallel.__init__).parameters
-            # torch 2.13 has renamed it.
-            name = "forward_sync_buffers"
-            name = name if name in known else "broadcast_buffers"
-            options: dict[str, Any] = {name: False, "bucket_cap_mb": max(bucket_bytes, 1) / 2**20}
-            options["init_sync"] = False  # done, and its own knows no expanded buffers
-            self._ddp = DistributedDataParallel(model, process_group=group, **options)
-            self._ddp.register_comm_hook(None, self._timed_allreduce)
-            self._nodes = _gradient_nodes(self._names)
+            self._allreduce = Allreduce(model, self.processes, group, bucket_bytes)
+            self._unchanged.note_nodes()
         else:
             self._averager = OverlappedAverager(
                 model, self.optimizer, averaging, group, bucket_bytes, timeout_s
@@ -239,27 +222,15 @@ class DataParallel:
         """Yield the model's parameters."""
         return self.model.parameters()
 
-    def _check_alike(self, options: list[str]) -> None:
-        """Refuse models and options that are not the same in all processes."""
-        told = options + [
+    def _described(self) -> list[str]:
+        """Return what has to be the same of the model in all processes, in lines."""
+        parameters = [
             f"{name} {tuple(p.shape)}, {p.dtype}, strides {p.stride()}, requires_grad "
             f"{p.requires_grad}"
             for p, name in self._names.items()
         ]
-        told += [f"buffer {name} {tuple(b.shape)}" for name, b in self.model.named_buffers()]
-        digest = hashlib.sha256("\n".join(told).encode()).digest()[:6]  # float64 holds 53 bits
-        if self._extremes(float(int.from_bytes(digest))) is None:
-            return
-        of_all: list[Any] = [None] * self.processes
-        dist.all_gather_object(of_all, told, group=self._group)
-        for rank, other in enumerate(of_all):
-            differing = [pair for pair in zip(told, other, strict=False) if pair[0] != pair[1]]
-            if differing or len(told) != len(other):
-                own, theirs = (differing or [(f"{len(told)} lines", f"{len(other)} lines")])[0]
-                raise ValueError(
-                    f"rank {self.rank} has {own}, rank {rank} {theirs}; make the same model with "
-                    "the same options in every process"
-                )
+        buffers = self.model.named_buffers()
+        return parameters + [f"buffer {name} {tuple(b.shape)}" for name, b in buffers]
 
     def clip_grad_norm(
         self,
@@ -330,8 +301,9 @@ class DataParallel:
             raise RuntimeError("this DataParallel is closed; make another one to go on")
         batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
         self._check_unchanged()
-        if self._first:
-            self._check_same(batch.num_samples, shares)
+        if self._agreement is not None:  # asked once, since it takes time
+            self._agreement.check_same(batch.num_samples, shares)
+            self._agreement = None
         mine = share(batch.num_samples, self.rank, self.processes, shares)
         count = mine.stop - mine.start
         pieces = (
@@ -343,7 +315,7 @@ class DataParallel:
         if self.processes > 1 or len(pieces) > 1:
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
         if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
-            check_hooks(self._names, own=self._averager is not None)
+            check_hooks(self._names, expected=self._averager is not None)
             if self._to_check:
                 self.finish()
                 self._to_check = not check_loss_adds_up(
@@ -360,8 +332,9 @@ class DataParallel:
                 piece = batch.slice(a, max(b, 1))
                 last = number == len(pieces) - 1
                 losses.append(self._pass(*piece, part * self.processes, last))
-            blocked = time.perf_counter() - self._last_bucket if self._ddp else 0.0
-            if self._ddp is not None:
+            blocked = 0.0
+            if self._allreduce is not None:
+                blocked = time.perf_counter() - self._allreduce.last_start
                 self._check_gradients()
             if self._averager is not None:
                 self._averager.end()
@@ -382,30 +355,6 @@ class DataParallel:
             self.timings.append(timing)
         return torch.stack(losses).sum()
 
-    def _check_same(self, samples: int, shares: Sequence[int] | None) -> None:
-        """Refuse mini-batches that differ between processes; asked once, since it takes time."""
-        digest = hashlib.sha256(repr(shares and list(shares)).encode()).digest()[:6]
-        if self._extremes(float(int.from_bytes(digest))) is not None:
-            raise ValueError(
-                f"shares are {shares} in rank {self.rank}, and others in another process; give the "
-                "same in every process, one number for each"
-            )
-        if (extremes := self._extremes(samples)) is not None:
-            least, most = map(int, extremes)
-            raise ValueError(
-                f"mini-batches have {least} to {most} samples, {samples} in rank {self.rank}; give "
-                "the whole mini-batch, the same in every process, which takes its own share"
-            )
-        self._first = False
-
-    def _extremes(self, number: float) -> tuple[float, float] | None:
-        """Return the least and largest of a number over processes, None where all are the same."""
-        both = torch.tensor([number, -number], dtype=torch.float64)
-        both = both.to(self._device)
-        self._collective(both, dist.ReduceOp.MAX)
-        most, least = float(both[0]), -float(both[1])
-        return None if most == least else (least, most)
-
     @property
     def _in_parts(self) -> bool:
         """Whether the optimizer is stepped bucket by bucket."""
@@ -416,41 +365,7 @@ class DataParallel:
         """Refuse what has changed since this was made, and what would see parts of gradients."""
         if self.processes == 1:
             return
-        if any(
-            len(own) != len(known) or any(map(operator.is_not, own.values(), known))
-            for own, known in self._parts
-        ):
-            raise ValueError(
-                "the model has other layers or parameters than when this DataParallel was made, "
-                "which would not be averaged: call close, make the optimizer of them, and another "
-                "DataParallel"
-            )
-        trainable = [p.requires_grad for p in self._names]
-        if trainable != self._trainable:
-            changed = [
-                name
-                for (p, name), was in zip(self._names.items(), self._trainable, strict=True)
-                if p.requires_grad != was
-            ]
-            raise ValueError(
-                f"requires_grad of {', '.join(changed[:5])} has changed since this DataParallel "
-                "was made, which averages the parameters that required a gradient then: call close "
-                "and make another DataParallel after freezing or unfreezing"
-            )
-        types = [(p.dtype, p.device) for p in self._names]
-        # DistributedDataParallel hooks the nodes, which torch makes anew with a parameter's type.
-        known = self._ddp is None or all(
-            map(operator.is_, _gradient_nodes(self._names), self._nodes)
-        )
-        if types != self._types or not known:
-            raise ValueError(
-                "the model's parameters were moved or given another type since this DataParallel "
-                "was made, even if they were taken back: call close, make the optimizer of them, "
-                "and another DataParallel"
-            )
-        if _count(self.optimizer) != self._held:
-            check_optimizer(self.optimizer, self.model)
-            self._held = _count(self.optimizer)
+        self._unchanged.check(self.model, self.optimizer)
         if self._in_parts:
             check_in_parts(self.optimizer)
 
@@ -485,8 +400,9 @@ class DataParallel:
             raise ValueError(no_gradient(lacking))
 
     def _pass(self, inputs: Any, targets: Any, part: float | Tensor, last: bool) -> Tensor:
-        network = self._ddp or self.model
-        with nullcontext() if last or self._ddp is None else self._ddp.no_sync():
+        ddp = self._allreduce.network if self._allreduce is not None else None
+        network = ddp or self.model
+        with nullcontext() if last or ddp is None else ddp.no_sync():
             with self._precision():
                 outputs = call_model(network, to_device(inputs, self._device))
                 if targets is None:
@@ -516,24 +432,8 @@ class DataParallel:
             )
             averager.communication_s = averager.summation_s = 0.0
             return timing
-        communication, end = 0.0, 0.0
-        for first, last in sorted(self._spans):  # those of several buckets overlap
-            communication += max(0.0, last - max(first, end))
-            end = max(end, last)
-        self._spans.clear()
-        return StepTiming(total_s, communication, 0.0, blocked_s)
-
-    def _timed_allreduce(self, state: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """Average a bucket as DistributedDataParallel does, and note when."""
-        start = self._last_bucket = time.perf_counter()
-        flat = bucket.buffer().div_(self.processes)
-        future = dist.all_reduce(flat, group=self._group, async_op=True).get_future()
-
-        def done(ended: torch.futures.Future[list[Tensor]]) -> Tensor:
-            self._spans.append((start, time.perf_counter()))
-            return ended.value()[0]
-
-        return future.then(done)
+        communication_s = self._allreduce.take_communication_s() if self._allreduce else 0.0
+        return StepTiming(total_s, communication_s, 0.0, blocked_s)
 
     def finish(self) -> None:
         """Wait until the parameters are those after the last step.
@@ -568,7 +468,7 @@ class DataParallel:
         if self._group is None:
             return float(number)
         number = number.detach().to(self._device, copy=True)
-        self._collective(number)
+        self._sum(number)
         return float(number) / self.processes
 
     def average_buffers(self) -> None:
@@ -582,15 +482,11 @@ class DataParallel:
         self.finish()
         for buffer in self.model.buffers():
             if self._group is not None and buffer.is_floating_point():
-                self._collective(buffer)
+                self._sum(buffer)
                 buffer /= self.processes
 
-    def _collective(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
-        try:
-            dist.all_reduce(tensor, op, group=self._group)
-        except RuntimeError as error:
-            step = len(self.timings) or "making a DataParallel"
-            raise PeerError(lost_peer(step, error)) from error
+    def _sum(self, tensor: Tensor) -> None:
+        all_reduce(tensor, self._group, len(self.timings) or MAKING)
 
     def close(self) -> None:
         """Finish, and give the model back without hooks, also where finishing fails.
@@ -607,39 +503,4 @@ class DataParallel:
                 self._averager.close()
             for handle in self._handles:
                 handle.remove()
-            self._averager = self._ddp = None
-
-
-def _gradient_nodes(parameters: Iterable[Tensor]) -> list[Any]:
-    """Return what accumulates the gradient of each parameter that requires one."""
-    return [get_gradient_edge(p).node for p in parameters if p.requires_grad]
-
-
-def _check_layers(model: nn.Module) -> None:
-    """Refuse layers that change their parameters in the forward pass, by their samples.
-
-    Raises:
-        ValueError: An embedding has a `max_norm`.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            raise ValueError(
-                f"the embedding {name or type(module).__name__} has max_norm={module.max_norm}: it "
-                "changes its parameters in the forward pass, in each process those of its own "
-                "samples, so that they would differ; set max_norm to None, and scale rows of "
-                "weight after finish(), in every process"
-            )
-
-
-def _count(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-def _broadcast(tensor: Tensor, group: dist.ProcessGroup) -> None:
-    """Make a tensor of any layout that of rank 0; gloo knows contiguous memory alone."""
-    # Of an expanded buffer the one element that there is.
-    own = tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())]
-    whole = own.contiguous()
-    dist.broadcast(whole, 0, group=group)
-    if whole.data_ptr() != own.data_ptr():
-        own.copy_(whole)
+            self._averager = self._allreduce = None

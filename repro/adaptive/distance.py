@@ -75,7 +75,7 @@ def _pieces(tensor: Tensor) -> Iterator[slice | tuple[()]]:
 def _what_differs(shapes: Sequence[tuple[int, ...]], wanted: Sequence[tuple[int, ...]]) -> str:
     if len(shapes) != len(wanted):
         spent = " (a generator is spent after one use: call model.parameters() each time)"
-        told = f"{len(shapes)} parameters were given, and w_0 has {len(wanted)}"
-        return told if shapes else told + spent
-    place = next(i for i, (a, b) in enumerate(zip(shapes, wanted, strict=True)) if a != b)
-    return f"parameter {place} has the shape {shapes[place]}, and {wanted[place]} in w_0"
+        counts = f"{len(shapes)} parameters were given, and w_0 has {len(wanted)}"
+        return counts if shapes else counts + spent
+    number = next(i for i, (a, b) in enumerate(zip(shapes, wanted, strict=True)) if a != b)
+    return f"parameter {number} has the shape {shapes[number]}, and {wanted[number]} in w_0"

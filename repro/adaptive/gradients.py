@@ -67,7 +67,7 @@ def gradient_norms(
             f"batch sizes are {list(batch_sizes)} and batches {batches}; give at least one size, "
             "distinct ones of at least 1, and at least 1 mini-batch"
         )
-    found = []
+    results = []
     with _untouched(model, seed):
         for size in sizes:
             norms = [
@@ -77,8 +77,8 @@ def gradient_norms(
             mean = sum(norms) / len(norms)
             spread = sum((norm - mean) ** 2 for norm in norms)
             error = (spread / (len(norms) - 1) / len(norms)) ** 0.5 if norms[1:] else float("nan")
-            found.append(GradientNorm(size, mean, error))
-    return found
+            results.append(GradientNorm(size, mean, error))
+    return results
 
 
 def stable_batch(norms: Sequence[GradientNorm], tolerance: float = 0.10) -> int:

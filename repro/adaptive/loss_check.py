@@ -85,26 +85,26 @@ def check_loss_adds_up(
                 before = _generators(device)
                 outputs = forward(whole[0])
                 drawn_from = _generators(device)
-                found = _by_outputs(
+                compared = _by_outputs(
                     loss_of, outputs, whole[1], [p[1] for p in parts], ends, factors
                 )
-                if found is None:  # the model's own loss
+                if compared is None:  # the model's own loss
                     drawn_from = before
                     if training or _mixes(model):
                         break
                     with torch.no_grad():
                         losses = [loss_of(outputs, whole[1])]
                         losses += [loss_of(forward(x), t) for x, t in parts]
-                    found = _Compared.of(losses, factors, outputs)
+                    compared = _Compared.of(losses, factors, outputs)
                 if _generators(device) != drawn_from:
                     break
         except Exception:
             # A model may be unable to evaluate, or a loss need what only training gives; what
             # fails in any case fails in the training step, with an error of its own.
             continue
-        if not found.is_finite:
+        if not compared.is_finite:
             return False
-        found.check(_tolerance(model, outputs, device, precision), (few, len(order)))
+        compared.check(_tolerance(model, outputs, device, precision), (few, len(order)))
         return True
     warnings.warn(
         "it could not be checked whether the loss of a mini-batch is the mean of its parts' losses "
@@ -205,8 +205,8 @@ def _by_outputs(
         losses = []
         for (start, stop), target in zip(ends, targets_of_parts, strict=True):
             piece = [
-                _copied(leaf[start:stop] if own else leaf)
-                for leaf, own in zip(wanted, divided, strict=True)
+                _copied(leaf[start:stop] if by_sample else leaf)
+                for leaf, by_sample in zip(wanted, divided, strict=True)
             ]
             losses.append(loss_of(replaced(outputs, piece), target))
         of_parts = gradients(losses, factors)
@@ -232,7 +232,7 @@ def _unchanged(
     modules += list(loss_fn.modules()) if isinstance(loss_fn, nn.Module) else []
     modes = [(module, module.training) for module in modules]
     buffers = [(b, b.detach().clone()) for m in modules for b in m.buffers(recurse=False)]
-    own, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with accelerator.forked_rng(device):
             if not training:
@@ -246,7 +246,7 @@ def _unchanged(
             for buffer, value in buffers:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-        random.setstate(own)
+        random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002
 
 
@@ -293,9 +293,9 @@ def _tolerance(
     with precision():
         if torch.is_autocast_enabled(device.type):
             kinds.add(torch.get_autocast_dtype(device.type))
-    found = max((_TOLERANCE.get(kind, 0.0) for kind in kinds), default=0.0)
+    largest = max((_TOLERANCE.get(kind, 0.0) for kind in kinds), default=0.0)
     tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-    return max(found or _TOLERANCE[torch.float32], 1e-2 if tf32 else 0.0)
+    return max(largest or _TOLERANCE[torch.float32], 1e-2 if tf32 else 0.0)
 
 
 def _is_float(leaf: Any) -> bool:

@@ -57,12 +57,12 @@ def check_in_parts(optimizer: torch.optim.Optimizer) -> None:
 @cache
 def _overridden(kind: Any) -> str | None:
     lineage = kind.__mro__
-    base = next((place for place, own in enumerate(lineage) if own in INDEPENDENT), None)
+    base = next((index for index, cls in enumerate(lineage) if cls in INDEPENDENT), None)
     if base is None:
-        names = ", ".join(own.__name__ for own in INDEPENDENT)
+        names = ", ".join(known.__name__ for known in INDEPENDENT)
         return f"{kind.__name__} is none of torch's optimizers {names}"
     theirs = set(dir(lineage[base])) - {"step"}  # which `_replaced` looks at
-    changed = {name for own in lineage[:base] for name in vars(own)} & theirs
+    changed = {name for derived in lineage[:base] for name in vars(derived)} & theirs
     changed = {name for name in changed if not name.startswith("__")}
     if changed and kind not in INDEPENDENT:
         return f"{kind.__name__} overrides {', '.join(sorted(changed))} of {lineage[base].__name__}"
@@ -83,14 +83,14 @@ def _replaced(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
-    for found in (
+    for hooks in (
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
         _global_optimizer_pre_hooks,
         _global_optimizer_post_hooks,
     ):
-        if found:
-            hook = next(iter(found.values()))
+        if hooks:
+            hook = next(iter(hooks.values()))
             name = getattr(hook, "__qualname__", type(hook).__name__)
             return f"the hook {name} is called around the optimizer's step"
     return None
@@ -98,8 +98,8 @@ def _hooked(optimizer: torch.optim.Optimizer) -> str | None:
 
 @contextmanager
 def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Step without hooks: those that are there came after the gradient that is applied."""
-    found: list[Any] = [
+    """Step without the hooks, which came after the gradient that is applied."""
+    registries: list[Any] = [
         hooks
         for hooks in (
             optimizer._optimizer_step_pre_hooks,
@@ -109,14 +109,14 @@ def without_hooks(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         )
         if hooks
     ]
-    kept = [dict(hooks) for hooks in found]
-    for hooks in found:
+    kept = [dict(hooks) for hooks in registries]
+    for hooks in registries:
         hooks.clear()
     try:
         yield
     finally:
-        for hooks, own in zip(found, kept, strict=True):
-            hooks.update(own)
+        for hooks, before in zip(registries, kept, strict=True):
+            hooks.update(before)
 
 
 def is_dense(tensor: Tensor) -> bool:
@@ -183,20 +183,22 @@ def check_optimizer(
         )
 
 
-def check_hooks(names: Mapping[Tensor, str], own: int) -> None:
+def check_hooks(names: Mapping[Tensor, str], expected: int) -> None:
     """Refuse hooks that are called for every part of a gradient.
 
     Args:
         names: Of the parameters.
-        own: Such hooks on each that belong to the averaging.
+        expected: How many on each belong to the averaging.
 
     Raises:
         ValueError: There are others.
     """
-    found = [name for p, name in names.items() if len(p._post_accumulate_grad_hooks or ()) > own]
-    if found:
+    hooked = [
+        name for p, name in names.items() if len(p._post_accumulate_grad_hooks or ()) > expected
+    ]
+    if hooked:
         raise ValueError(
-            f"{_some(found)} have a hook of register_post_accumulate_grad_hook, which would see "
+            f"{_some(hooked)} have a hook of register_post_accumulate_grad_hook, which would see "
             "this process's or a micro-batch's part of a gradient, before it is averaged: remove "
             "it; to clip, use clip_grad_norm; to act on whole gradients, a step hook of the "
             "optimizer and overlap=False"

@@ -45,9 +45,9 @@ def check_loopback() -> None:
 
 def on_one_machine() -> bool:
     """Whether all processes of the job run on this machine, as far as their environment says."""
-    here, everywhere = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
-    if here is not None:
-        return here == everywhere
+    local_size, size = (os.environ.get(name) for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"))
+    if local_size is not None:
+        return local_size == size
     return os.environ.get("MASTER_ADDR") in (LOOPBACK, "localhost")
 
 
@@ -57,12 +57,12 @@ def _torchruns_store() -> bool:
 
 
 def _by_loopback(backend: str) -> None:
-    """Let gloo or NCCL use the loopback interface, unless told of one or there is none."""
-    found = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    """Let gloo or NCCL use the loopback interface, where it works and no other is named."""
+    interfaces = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
     with suppress(NoLoopbackError):
         check_loopback()
-        if found:
-            os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(found))
+        if interfaces:
+            os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", min(interfaces))
 
 
 def _store(timeout: timedelta) -> dist.Store | None:
@@ -118,12 +118,13 @@ def meeting_place() -> str:
     """Say in a line where the processes of this job listen for each other."""
     backend = dist.get_backend()
     interface = os.environ.get(f"{backend.upper()}_SOCKET_IFNAME", "an interface of its choice")
-    told = f"{dist.get_world_size()} processes, connected by {backend} over {interface}"
+    connection = f"{dist.get_world_size()} processes, connected by {backend} over {interface}"
     if not _torchruns_store():
-        return told
+        return connection
     return (
-        f"{told}; torchrun's store listens on every interface, port {os.environ['MASTER_PORT']}: "
-        "keep that port closed to others, or see `python -m repro parallel --help`"
+        f"{connection}; torchrun's store listens on every interface, port "
+        f"{os.environ['MASTER_PORT']}: keep that port closed to others, or see "
+        "`python -m repro parallel --help`"
     )
 
 

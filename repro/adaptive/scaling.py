@@ -232,9 +232,9 @@ class ScalingModel:
             return cls(1.0, least + share * (most - least), float(latency), float(transfer))
 
         def errors(x: np.ndarray) -> list[float]:
-            own = model(x)
+            candidate = model(x)
             misses = [
-                math.log(max(own.speedup(s, samples, p) for p in nodes) / value)
+                math.log(max(candidate.speedup(s, samples, p) for p in nodes) / value)
                 for s, nodes, value in points
             ]
             # Where the points leave latency and transfer open, both are as small as can be.

@@ -247,12 +247,12 @@ def own_memory(outputs: Any, inputs: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
     }
 
-    def own(leaf: Any) -> Any:
+    def unshared(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or leaf.layout != torch.strided:
             return leaf
         return leaf.clone() if leaf.untyped_storage().data_ptr() in shared else leaf
 
-    return map_leaves(own, outputs)
+    return map_leaves(unshared, outputs)
 
 
 def concatenate(
@@ -317,7 +317,7 @@ class Sketch:
 
     def of(self, outputs: Any) -> list[tuple[torch.Tensor, torch.Tensor, float]]:
         """Return projection and size of each sample, (n,) each, and the tolerance, by leaf."""
-        found = []
+        sketches = []
         for leaf in leaves_of(outputs):
             if (
                 not isinstance(leaf, torch.Tensor)
@@ -332,12 +332,12 @@ class Sketch:
             rows = value.reshape(len(value), -1).to(wide)
             key = (rows.shape[1], rows.dtype, rows.device)
             if key not in self._signs:
-                own = torch.Generator(rows.device).manual_seed(rows.shape[1])
+                generator = torch.Generator(rows.device).manual_seed(rows.shape[1])
                 self._signs[key] = torch.randn(
-                    rows.shape[1], generator=own, dtype=rows.dtype, device=rows.device
+                    rows.shape[1], generator=generator, dtype=rows.dtype, device=rows.device
                 )
-            found.append(((rows * self._signs[key]).sum(1), rows.norm(dim=1), tolerance))
-        return found
+            sketches.append(((rows * self._signs[key]).sum(1), rows.norm(dim=1), tolerance))
+        return sketches
 
     def differ(
         self,

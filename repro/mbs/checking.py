@@ -329,8 +329,8 @@ class SelfCheck:
                            for f, g in zip(factors, column, strict=True)])
                 for column in columns
             ]  # fmt: skip
-            found = _difference(expected, whole.gradients)
-            gradient = 0.0 if found is None else found
+            difference = _difference(expected, whole.gradients)
+            gradient = 0.0 if difference is None else difference
         kinds = [whole.loss, *whole.gradients]
         narrow = self._tolerance(kinds, narrow=True, wide=wide)
         tolerance = narrow if same_outputs else self._tolerance(kinds)
@@ -521,14 +521,14 @@ def _difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) ->
         a.shape != b.shape for a, b in zip(ours, theirs, strict=True)
     ):
         return None  # fmt: skip
-    found = 0.0
+    largest = 0.0
     for one, other in zip(ours, theirs, strict=True):
         a, b = one.double(), other.double()
         size = float(torch.maximum(a.norm(), b.norm()))
         if not np.isfinite(size):
             return None
-        found = max(found, float((a - b).norm()) / size if size > 0 else 0.0)
-    return found
+        largest = max(largest, float((a - b).norm()) / size if size > 0 else 0.0)
+    return largest
 
 
 def _relative(

@@ -57,6 +57,38 @@ class Processes:
         dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group)
         return values.tolist()
 
+    def agreed_count(self, count: int, room: int) -> int:
+        """Return how many micro-batches each process takes.
+
+        Args:
+            count: What this one would take by itself.
+            room: Most that it can take.
+
+        Raises:
+            DistributedModelError: A process cannot take as many as another has to.
+        """
+        most, negative = self.most(count, -room)
+        if most > -negative:
+            raise unequal_counts(int(-negative), int(most))
+        return int(most)
+
+    def agreed_size(self, size: int, num_samples: int, problem: Exception | None) -> int:
+        """Return the smallest size that a process can take, unless it takes all its samples.
+
+        Args:
+            size: What this one can take.
+            num_samples: What it has.
+            problem: An error that it met, which all raise.
+
+        Raises:
+            DistributedModelError: Another process met an error.
+        """
+        bound = -float("inf") if size >= num_samples else -float(size)
+        failed, negative, most = self.most(problem is not None, bound, num_samples)
+        if failed:
+            raise problem or error_of_a_peer(False)
+        return int(min(-negative, most))
+
     def synchronization(self, wanted: bool) -> AbstractContextManager[Any]:
         """Return a context in which a backward pass synchronises gradients only if `wanted`."""
         no_sync = None if self.sharded else getattr(self._model, "no_sync", None)
@@ -96,6 +128,21 @@ class _Zero(nn.Module):
     def forward(self) -> torch.Tensor:
         # A sum's gradient is one number, however large the parameter.
         return torch.stack([parameter.sum().float() * 0 for parameter in self._touched]).sum()
+
+
+def unequal_counts(room: int, wanted: int) -> Exception:
+    """Return the error of processes that cannot have equally many micro-batches."""
+    return DistributedModelError(
+        f"a process can make {room} micro-batches of its samples, another has {wanted}; a "
+        f"fully sharded model computes as many in each: give each process as many samples"
+    )
+
+
+def error_of_a_peer(memory: bool) -> Exception:
+    """Return the error that stands for another process's: out of memory, or any other."""
+    if memory:
+        return torch.OutOfMemoryError("another process ran out of memory")
+    return DistributedModelError("another process failed; its own error says why")
 
 
 def _is_sharded(model: nn.Module) -> bool:

@@ -36,9 +36,9 @@ class DeferredHooks:
                 )
             for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
                 hooks = getattr(parameter, name, None)
-                own = {key: hook for key, hook in (hooks or {}).items() if not _is_torchs(hook)}
-                if own:
-                    self._held.append((parameter, name, own))
+                users = {key: hook for key, hook in (hooks or {}).items() if not _is_torchs(hook)}
+                if users:
+                    self._held.append((parameter, name, users))
 
     @property
     def change_gradients(self) -> bool:
@@ -46,9 +46,9 @@ class DeferredHooks:
         return any(name == "_backward_hooks" for _, name, _ in self._held)
 
     def __enter__(self) -> "DeferredHooks":
-        for parameter, name, own in self._held:
+        for parameter, name, held in self._held:
             hooks = getattr(parameter, name)
-            for key in own:
+            for key in held:
                 del hooks[key]
         return self
 
@@ -58,28 +58,28 @@ class DeferredHooks:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        for parameter, name, own in self._held:
+        for parameter, name, held in self._held:
             hooks = getattr(parameter, name)
-            every = {**hooks, **own}
+            every = {**hooks, **held}
             hooks.clear()
             hooks.update(sorted(every.items()))  # keys count up, and order the calls
 
     def on_gradients(self) -> None:
         """Call the hooks that see the new gradients, which `Parameter.grad` holds alone."""
-        for parameter, name, own in self._held:
+        for parameter, name, held in self._held:
             if name != "_backward_hooks" or parameter.grad is None:
                 continue
-            for hook in own.values():
+            for hook in held.values():
                 result = hook(parameter.grad)
                 if result is not None:
                     parameter.grad = result
 
     def on_parameters(self, touched: Sequence[nn.Parameter]) -> None:
         """Call the hooks that see parameters whose gradients have been accumulated."""
-        found = {id(parameter) for parameter in touched}
-        for parameter, name, own in self._held:
-            if name == "_post_accumulate_grad_hooks" and id(parameter) in found:
-                for hook in own.values():
+        ids = {id(parameter) for parameter in touched}
+        for parameter, name, held in self._held:
+            if name == "_post_accumulate_grad_hooks" and id(parameter) in ids:
+                for hook in held.values():
                     hook(parameter)
 
 
@@ -103,21 +103,21 @@ def refuse_unknown_leaves(loss: torch.Tensor, known: Sequence[nn.Parameter]) -> 
     Raises:
         UnsupportedLossError: Another tensor would receive a gradient.
     """
-    found, seen = [loss.grad_fn], set()
-    places = {id(parameter) for parameter in known}
-    while found:
-        node: Any = found.pop()
+    waiting, seen = [loss.grad_fn], set()
+    known_ids = {id(parameter) for parameter in known}
+    while waiting:
+        node: Any = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in places:
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in known_ids:
             raise UnsupportedLossError(
                 f"a parameter of shape {tuple(leaf.shape)} is neither the model's nor the loss's: "
                 f"make the loss a module that has it, so that its gradient is divided by what the "
                 f"pieces of the mini-batch add up to; or give the mini-batch whole"
             )
-        found.extend(following for following, _ in node.next_functions)
+        waiting.extend(following for following, _ in node.next_functions)
 
 
 def gradients_present(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:

@@ -1,23 +1,14 @@
 """Micro-Batch Streaming: the gradient of a mini-batch that does not fit into memory."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from repro.mbs.batches import (
-    Piece,
-    Plan,
-    Reader,
-    Sketch,
-    concatenate,
-    joined_targets,
-    mark_last,
-    own_memory,
-)
+from repro.mbs.batches import Piece, Plan, Reader, mark_last
 from repro.mbs.batchnorm import DeferredBatchNorm, Moments
 from repro.mbs.checking import SelfCheck
 from repro.mbs.collecting import Collector
@@ -26,7 +17,6 @@ from repro.mbs.errors import (
     DistributedModelError,
     EmptyBatchError,
     MicroBatchError,
-    NondeterministicModelError,
     check_choice,
     check_finite,
     check_headroom,
@@ -40,15 +30,18 @@ from repro.mbs.errors import (
     resolve_device,
 )
 from repro.mbs.hooks import DeferredHooks, gradients_present, refuse_unknown_leaves
-from repro.mbs.losses import known_loss, normalization_of
+from repro.mbs.precision import Precision
 from repro.mbs.randomness import Randomness
 from repro.mbs.results import StreamResult, Totals
-from repro.mbs.sizing import AutoSizer, Sizing, release_memory
+from repro.mbs.sizing import AutoSizer, Sizing
 from repro.mbs.staging import Span, Stager
 from repro.mbs.transaction import Buffers, Transaction, parameters_of
+from repro.mbs.tries import Tries
+from repro.mbs.two_pass import TwoPass
 from repro.mbs.verification import Verification
-from repro.measure import MemoryMeter, is_out_of_memory
-from repro.measure.batches import SplitFunction, call_model, leaves_of, to_device
+from repro.mbs.weighing import Weighing
+from repro.measure import MemoryMeter
+from repro.measure.batches import SplitFunction, call_model
 
 
 class MicroBatchStreamer:
@@ -177,14 +170,11 @@ class MicroBatchStreamer:
         self.device = resolve_device(model, device)
         self._batchnorm = batchnorm
         self._two_pass = two_pass
-        self._given_normalization = normalization
         self._modules: list[nn.Module] = []
         self._collector: Collector | None = None
         self._leaves_due = self._leaves_seen = False
-        self._read_loss_fn: Any = None
-        self._read_loss()
-        self._scaler = scaler
-        self._autocast = autocast
+        self._weighing = Weighing(normalization, two_pass, loss_fn)
+        self._precision = Precision(self.device, autocast, scaler)
         self._sizer = AutoSizer(self.device, headroom) if self._size is None else None
         self._stager = Stager(self.device, prefetch, trace)
         self._trace = trace
@@ -206,22 +196,39 @@ class MicroBatchStreamer:
             self._modules,
             lambda *arguments: self.loss_fn(*arguments),  # the one there is then
             self.device,
-            self._precision,
+            self._precision.forward,
             autocast,
         )
         self._verification = Verification(
             check,
-            self._known is not None,
+            self._weighing.known is not None,
             two_pass,
-            self._normalization,
+            self._weighing.normalization,
             self._processes.sharded,
             compare,
-            self._plan,
+            self._weighing.plan,
             partial(self._transaction, keep=False),
             self.device,
         )
-        self._too_large: int | None = None
-        self._sketches: dict[torch.dtype | None, Sketch] = {}
+        self._tries = Tries(
+            self._size,
+            self._sizer,
+            self._measure,
+            self._stager,
+            self._processes,
+            self._module,
+            self.device,
+        )
+        self._passes = TwoPass(
+            self._module,
+            self.device,
+            self._stager,
+            self._randomness,
+            self._processes,
+            self._precision,
+            self._loss,
+            self._check_finite,
+        )
 
     @property
     def sizing(self) -> Sizing | None:
@@ -276,7 +283,7 @@ class MicroBatchStreamer:
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)
         if weights is not None:
-            check_weights_usable(self._two_pass, self._normalization)
+            check_weights_usable(self._two_pass, self._weighing.normalization)
         if pieces is not None and self._two_pass:
             raise MicroBatchError("two_pass takes a whole mini-batch, not an iterable of pieces")
         if pieces is not None and self._processes.sharded:
@@ -285,10 +292,11 @@ class MicroBatchStreamer:
                 "many micro-batches there are; give the whole mini-batch, not an iterable"
             )
         self._stager.reset()
-        changed = self._read_loss()
+        changed = self._weighing.read(self.loss_fn)
         if changed:
             self._read_modules()
-        self._verification.begin(self._known is not None, self._normalization, changed)
+        known = self._weighing.known is not None
+        self._verification.begin(known, self._weighing.normalization, changed)
         # Anew for each mini-batch: layers are frozen and thawed, buffers replaced.
         self._parameters, self._buffers = parameters_of(self._modules), Buffers(self._modules)
         self._hooks = DeferredHooks([] if self._processes.sharded else self._parameters)
@@ -298,7 +306,8 @@ class MicroBatchStreamer:
             if pieces is None:
                 piece = self._reader.read(inputs, targets, weights)
                 self._check_inputs(piece)
-                touched = self._with_retries(piece, partial(self._run_whole, piece), totals)
+                run = partial(self._run_whole, piece)
+                touched = self._tries.run(piece, run, totals, self._local)
             else:
                 with self._transaction():
                     self._run_pieces(pieces, totals)
@@ -307,21 +316,11 @@ class MicroBatchStreamer:
         self._hooks.on_parameters(touched or [])
         if totals.num_micro_batches > 1:
             self._verification.warn_if_unchecked()
-        return totals.result(self._divisor(totals.weight))
+        return totals.result(self._weighing.divisor(totals.weight))
 
     def _check_inputs(self, piece: Piece) -> None:
         check_no_parameter(piece.batch, self._parameters)
         check_no_graph(piece.inputs)
-
-    def _read_loss(self) -> bool:
-        """Read what the loss divides by, as it is now; return whether it is another function."""
-        self._known = known_loss(self.loss_fn)
-        self._normalization = normalization_of(
-            self._known, self._given_normalization, self._two_pass
-        )
-        changed = self.loss_fn is not self._read_loss_fn
-        self._read_loss_fn = self.loss_fn
-        return changed
 
     def _read_modules(self) -> None:
         loss = [self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []
@@ -342,11 +341,16 @@ class MicroBatchStreamer:
 
     def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
         self._verification.verify(piece, size)
-        plan = self._plan(piece, size, fewest=self._agreed_count(piece, size))
+        fewest = self._agreed_count(piece, size)
+        plan = self._weighing.plan(piece, size, fewest=fewest)
         with self._transaction(), self._batchnorm_updates() as updates:
-            divisor = self._shared_divisor(sum(plan.weights))
-            run = partial(self._two_passes, piece, plan, updates)
-            if not self._two_pass:
+            divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
+            if self._two_pass:
+                synchronize = not self._local
+                run = partial(
+                    self._passes.run, self.model, piece, plan, updates, self._buffers, synchronize
+                )
+            else:
                 run = partial(self._accumulate_checked, piece, plan, divisor)
             totals = self._together(run, max(stop - start for start, stop in plan.bounds))
             self._average()
@@ -359,7 +363,7 @@ class MicroBatchStreamer:
         with self._batchnorm_updates() as updates:
             self._together(partial(self._each_piece, pieces, totals, updates))
             # The total weight is known only now: the gradients so far are sums.
-            divisor = self._shared_divisor(totals.weight)
+            divisor = self._weighing.shared_divisor(totals.weight, self._processes)
             gradients = [p.grad for p in self._parameters if p.grad is not None]
             if gradients:
                 torch._foreach_div_(gradients, divisor)
@@ -375,7 +379,7 @@ class MicroBatchStreamer:
         marked = mark_last(pieces) if several else ((piece, True) for piece in pieces)
         for piece, is_last in marked:
             run = partial(self._run_piece, piece, is_last, updates, dict(updates.moments))
-            self._with_retries(piece, run, totals)
+            self._tries.run(piece, run, totals)
             del piece, run  # before the next one is made
         if totals.loss is None:
             raise EmptyBatchError("the iterable yielded no piece; give at least one sample")
@@ -392,55 +396,10 @@ class MicroBatchStreamer:
         self._check_inputs(piece)
         updates.moments = dict(moments)  # without what a failed try gathered
         self._verification.verify(piece, size, alone=False)
-        plan = self._plan(piece, size)
+        plan = self._weighing.plan(piece, size)
         # Only a size that may shrink needs a piece that can be undone on its own.
         with self._transaction() if self._sizer is not None else nullcontext():
             return self._accumulate_checked(piece, plan, 1.0, is_last), None
-
-    def _with_retries(self, piece: Piece, run: Callable[[int], Any], totals: Totals) -> Any:
-        """Run at the size given or chosen, smaller where memory runs out; add to `totals`."""
-        if self._sizer is None:
-            assert self._size is not None
-            done, touched = run(self._size)
-            totals.merge(done)
-            return touched
-        together = self._local and run.func == self._run_whole  # type: ignore[attr-defined]
-        marks = len(self._stager.marks)
-        self._too_large = None
-        first = self._sizer.needs_probe(piece.num_samples)
-        problem: Exception | None = None
-        if first:
-            try:
-                self._sizer.probe(piece.num_samples, partial(self._measure, piece))
-            except Exception as error:
-                if not together:
-                    raise
-                problem = error
-        while True:
-            del self._stager.marks[marks:]  # what probes and failed tries left
-            size = self._sizer.size_for(piece.num_samples)
-            if together:
-                size = self._smallest(size, piece.num_samples, problem)
-            try:
-                if first:
-                    with MemoryMeter(self.device, resident=self._module) as meter:
-                        done, touched = run(size)
-                    self._sizer.observed(done.micro_batch_size, meter.peak_bytes)
-                else:
-                    done, touched = run(size)
-                break
-            except Exception as error:
-                size = self._too_large or size  # in the process that ran out
-                if not is_out_of_memory(error) or size == 1:
-                    raise
-            # Outside the except block: the error's traceback holds the failed try's tensors.
-            self._stager.release()
-            release_memory(self.device)
-            self._sizer.failed(size)
-            totals.retries += 1
-        self._sizer.succeeded()
-        totals.merge(done)
-        return touched
 
     def _measure(self, piece: Piece, size: int) -> tuple[int, int, int]:
         """Return what `AutoSizer.probe` asks for, of micro-batches that leave no trace.
@@ -448,7 +407,8 @@ class MicroBatchStreamer:
         From the second on they find gradients in memory, as most of a mini-batch's do, and as
         many are streamed as are ever on the device at once.
         """
-        first = next(self._plan(piece.without_weights(), size, as_in_paper=True).parts())
+        whole = piece.without_weights()
+        first = next(self._weighing.plan(whole, size, as_in_paper=True).parts())
         count = max(2, self._stager.ring_length)
         sample = Plan([(0, size)] * count, [1.0] * count, lambda number: first)
         with (
@@ -458,69 +418,20 @@ class MicroBatchStreamer:
             self._accumulate(self._module, sample, 1.0)
         return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
 
-    def _plan(self, piece: Piece, size: int, as_in_paper: bool = False, fewest: int = 1) -> Plan:
-        as_in_paper = as_in_paper or self._normalization == "paper"
-        exact = self._normalization == "exact" and not self._two_pass
-        plan = piece.plan(size, as_in_paper, self._known if exact else None, fewest)
-        if len(plan.bounds) < fewest:
-            raise self._unequal(len(plan.bounds), fewest)
-        return plan if exact else Plan(plan.bounds, [1.0] * len(plan.bounds), plan._part)
-
     # Several processes
 
     def _agreed_count(self, piece: Piece, size: int) -> int:
         """Return how many micro-batches each process of a fully sharded model takes."""
         if not self._processes.sharded:
             return 1
-        own = len(self._plan(piece, size).bounds)
+        count = len(self._weighing.plan(piece, size).bounds)
         # With weights or micro-batches of the caller's their number is given.
-        free = piece.batch is not None and self._normalization != "paper"
+        free = piece.batch is not None and self._weighing.normalization != "paper"
         free = free and (piece.weights is None or len(piece.weights) == piece.num_samples)
-        room = piece.num_samples if free else own
-        most, negative = self._processes.most(own, -room)
-        if most > -negative:
-            raise self._unequal(int(-negative), int(most))
-        return int(most)
-
-    def _unequal(self, room: int, wanted: int) -> Exception:
-        return DistributedModelError(
-            f"a process can make {room} micro-batches of its samples, another has {wanted}; a "
-            f"fully sharded model computes as many in each: give each process as many samples"
-        )
-
-    def _smallest(self, size: int, num_samples: int, problem: Exception | None) -> int:
-        """Return the smallest size that a process can take, unless it takes all its samples."""
-        bound = -float("inf") if size >= num_samples else -float(size)
-        failed, negative, most = self._processes.most(problem is not None, bound, num_samples)
-        if failed:
-            raise problem or self._of_a_peer(False)
-        return int(min(-negative, most))
+        return self._processes.agreed_count(count, piece.num_samples if free else count)
 
     def _together(self, run: Callable[[], Totals], largest: int = 1) -> Totals:
-        """Run, and where it failed in any process that computes by itself, fail in all.
-
-        Args:
-            run: The micro-batches.
-            largest: Samples of the largest.
-        """
-        if not self._local:
-            return run()
-        problem: Exception | None = None
-        try:
-            totals = run()
-        except Exception as error:
-            problem = error
-        kind = 0 if problem is None else 1 if is_out_of_memory(problem) else 2
-        worst, negative = self._processes.most(kind, -largest if kind == 1 else -float("inf"))
-        self._too_large = int(-negative) if worst == 1 else None
-        if worst:
-            raise problem if kind == worst and problem else self._of_a_peer(worst == 1)
-        return totals
-
-    def _of_a_peer(self, memory: bool) -> Exception:
-        if memory:
-            return torch.OutOfMemoryError("another process ran out of memory")
-        return DistributedModelError("another process failed; its own error says why")
+        return self._tries.together(run, largest) if self._local else run()
 
     def _average(self) -> None:
         self._hooks.on_gradients()
@@ -544,8 +455,8 @@ class MicroBatchStreamer:
         finally:
             self._collector = None
         if collector is not None:
-            scale = self._scaler.get_scale() if self._scaler is not None else 1.0
-            self._verification.conclude(piece, plan, collector, scale / float(divisor))
+            scale = self._precision.scale / float(divisor)
+            self._verification.conclude(piece, plan, collector, scale)
         return totals
 
     def _accumulate(
@@ -567,14 +478,14 @@ class MicroBatchStreamer:
             if not counts[index]:
                 # The loss of no tokens is 0 / 0. It does not count; BatchNorm still sees the
                 # samples, and dropout draws.
-                with self._precision():
+                with self._precision.forward():
                     outputs = call_model(self._module, inputs)
                 if self._collector is not None:
                     self._collector.watch(outputs, _count(plan.bounds[index]), 0.0)
                 del outputs
                 continue
             with self._processes.synchronization(synchronize and index == last):
-                with self._precision(), explained(plan.bounds[index], total):
+                with self._precision.forward(), explained(plan.bounds[index], total):
                     outputs = call_model(model, inputs)
                     if self._collector is not None:
                         count = _count(plan.bounds[index])
@@ -588,7 +499,7 @@ class MicroBatchStreamer:
                     self._leaves_due = False
                 if weight == 0:
                     loss = loss.nan_to_num() * 0
-                self._backward(loss * (weight / divisor))
+                self._precision.backward(loss * (weight / divisor))
             totals.add(loss.detach(), weight)
             del loss, inputs, targets  # with what its graph still holds
         if last < 0:
@@ -597,83 +508,14 @@ class MicroBatchStreamer:
                 self._processes.synchronize(self._parameters)
         return totals
 
-    def _two_passes(self, piece: Piece, plan: Plan, updates: DeferredBatchNorm) -> Totals:
-        buffers = self._buffers.copies()
-        states, outputs, sketches = [], [], []
-        ambient = torch.is_autocast_enabled(self.device.type)
-        dtype = torch.get_autocast_dtype(self.device.type) if ambient else self._autocast
-        sketch = self._sketches.setdefault(dtype, Sketch(dtype))
-        with torch.no_grad(), self._precision():
-            for (inputs, _), bound in zip(
-                self._stager.stream(plan.parts()), plan.bounds, strict=True
-            ):
-                states.append(self._randomness.get())
-                with explained(bound, plan.bounds[-1][1]):
-                    outputs.append(own_memory(call_model(self._module, inputs), inputs))
-                sketches.append(sketch.of(outputs[-1]))
-        # The second pass updates buffers and moments, and needs weights cast with a graph.
-        self._buffers.write(buffers)
-        updates.moments.clear()
-        torch.clear_autocast_cache()
-
-        whole = concatenate(outputs, plan.bounds)
-        del outputs
-        targets = piece.targets
-        if piece.split is not None:  # in the order of the outputs
-            targets = joined_targets([part[1] for part in plan.parts()], plan.bounds)
-        with self._precision():
-            loss = self._loss(whole, to_device(targets, self.device))
-        totals = Totals.over(plan.bounds)
-        totals.add(loss.detach(), 1.0)
-        if not self._processes.several:
-            self._check_finite(totals)
-        self._backward(loss)
-        gradients = [getattr(leaf, "grad", None) for leaf in leaves_of(whole)]
-        del whole, loss
-
-        after = self._randomness.get()
-        differences = []
-        synchronize = not self._local
-        for index, (inputs, _) in enumerate(self._stager.stream(plan.parts())):
-            self._randomness.set(states[index])  # so that dropout repeats
-            with self._processes.synchronization(synchronize and index == len(plan.bounds) - 1):
-                with self._precision():
-                    found = call_model(self.model, inputs)
-                    differences.append(sketch.differ(sketches[index], sketch.of(found)))
-                    leaves = leaves_of(found)
-                    del found
-                pairs = [
-                    (leaf, gradient[slice(*plan.bounds[index])])
-                    for leaf, gradient in zip(leaves, gradients, strict=True)
-                    if gradient is not None and leaf.requires_grad
-                ]
-                with self._no_autocast():
-                    torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
-                del leaves, pairs
-        self._randomness.set(after)  # what the loss drew comes after the first pass
-        worst = [difference for difference in differences if difference is not None]
-        if worst and float(torch.stack(worst).max()) > 1:
-            raise NondeterministicModelError(
-                "the second pass computed other outputs than the first, so that gradients would "
-                "be wrong: the model draws from a random number generator of its own, which "
-                "generators= takes, or keeps a state between calls outside its buffers, such as a "
-                "counter; register it as a buffer"
-            )
-        return totals
-
     def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
-        if self._known is not None and tensors and not self._two_pass:
-            self._known.check(outputs, targets)
+        known = self._weighing.known
+        if known is not None and tensors and not self._two_pass:
+            known.check(outputs, targets)
         return check_loss(
             self.loss_fn(outputs) if targets is None else self.loss_fn(outputs, targets)
         )
-
-    def _backward(self, loss: torch.Tensor) -> None:
-        if self._scaler is not None:
-            loss = self._scaler.scale(loss)
-        with self._no_autocast():
-            loss.backward()
 
     def _check_finite(self, totals: Totals) -> None:
         loss = totals.loss
@@ -681,25 +523,6 @@ class MicroBatchStreamer:
         if totals.weight == 0 and not self._processes.several:
             loss = loss * torch.nan  # nothing counts: 0 / 0, as for the whole mini-batch
         check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
-
-    def _divisor(self, weight: float) -> float:
-        return 1.0 if self._normalization == "none" and not self._two_pass else weight
-
-    def _shared_divisor(self, weight: float) -> float | torch.Tensor:
-        if self._normalization != "exact" or self._two_pass:
-            return self._divisor(weight)
-        return self._processes.mean_weight(weight)
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self._autocast is None:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self._autocast)
-
-    def _no_autocast(self) -> AbstractContextManager[Any]:
-        # The backward pass repeats the forward pass's precisions without autocast around it.
-        if not torch.is_autocast_enabled(self.device.type):
-            return nullcontext()
-        return torch.autocast(self.device.type, enabled=False)
 
     def _transaction(self, keep: bool = True) -> Transaction:
         views = self._processes.gradients_are_views

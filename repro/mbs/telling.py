@@ -80,11 +80,11 @@ class LabelValues:
             small = values.numel() <= _FEW and high - low < _RANGE
             if target and small and self._tries < _TRIES:
                 counts = torch.bincount((values.reshape(-1).long() - low).cpu())
-                found = {low + number for number in counts.nonzero().reshape(-1).tolist()}
+                labels = {low + number for number in counts.nonzero().reshape(-1).tolist()}
                 known = self._values.setdefault(path, set())
-                if not found <= known:
+                if not labels <= known:
                     self._tries += before is not None and not new
-                    known |= found
+                    known |= labels
                     new = True
         return new
 

@@ -87,21 +87,21 @@ class Buffers:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._places = [
+        self._entries = [
             (module._buffers, name, buffer)
             for module in modules
             for name, buffer in module._buffers.items()
         ]
-        found = (buffer for _, _, buffer in self._places)
-        self._tensors = list({id(b): b for b in found if b is not None}.values())
+        buffers = (buffer for _, _, buffer in self._entries)
+        self._tensors = list({id(b): b for b in buffers if b is not None}.values())
 
     def copies(self) -> list[torch.Tensor]:
         """Return copies of the values."""
         return copy_tensors(self._tensors)
 
     def write(self, copies: Sequence[torch.Tensor]) -> None:
-        """Put the buffers that there were back, with these values."""
-        for buffers, name, buffer in self._places:
+        """Put back the buffers of before, with these values."""
+        for buffers, name, buffer in self._entries:
             if buffers.get(name) is not buffer:
                 buffers[name] = buffer
         write_tensors(self._tensors, copies)

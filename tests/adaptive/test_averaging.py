@@ -47,7 +47,7 @@ VARIANTS = {
 CASES = [(method, variant) for method in METHODS for variant in VARIANTS]
 SPLIT = ("all_to_all", "reduce_scatter")
 ENDS = ("exit", "kill", "hang")
-ELSEWHERE = [(how, place) for how in ("kill", "hang") for place in ("construction", "leaving")]
+ELSEWHERE = [(how, stage) for how in ("kill", "hang") for stage in ("construction", "leaving")]
 TIMEOUT_S = 4.0
 
 
@@ -188,7 +188,7 @@ def train(method, variant, rank):
                 seen = model(batch(3, dtype)[0])
             model.train()
     parallel.finish()
-    found = {
+    report = {
         "weights": weights_of(model),
         "seen": seen,
         "sums": torch.stack(sums).tolist(),
@@ -200,7 +200,7 @@ def train(method, variant, rank):
         "rates": [float(group["lr"]) for group in optimizer.param_groups],
     }
     parallel.close()
-    return found
+    return report
 
 
 def steps_of(method, kind, rank, steps=3, between=None, freeze="", **options):
@@ -219,14 +219,14 @@ def steps_of(method, kind, rank, steps=3, between=None, freeze="", **options):
                     model(batch(3)[0])
         parallel.finish()
     except (RuntimeError, ValueError) as error:
-        found = (type(error).__name__, str(error))
+        refusal = (type(error).__name__, str(error))
         if kind is Unused:
             try:
                 parallel.close()
             except Exception as another:
-                return (*found, repr(another), hooks_of(model))
-            return (*found, "closed", hooks_of(model))
-        return found
+                return (*refusal, repr(another), hooks_of(model))
+            return (*refusal, "closed", hooks_of(model))
+        return refusal
     parallel.close()
     return weights_of(model)
 
@@ -238,40 +238,40 @@ def hooks_of(model):
     return sum(hooks)
 
 
-def bad(place):
-    """Return a mini-batch that fails at a place, and the error."""
+def bad(stage):
+    """Return a mini-batch that fails at a stage of the step, and the error."""
     x, y = batch(3)
-    if place == "before":
+    if stage == "before":
         return x[:, :17], y, "RuntimeError"
-    if place == "within":
+    if stage == "within":
         return torch.cat((x, x[:, :6]), 1), y, "RuntimeError"
-    if place == "loss":
+    if stage == "loss":
         return x, y + 7, "IndexError"
     return x, y, "ZeroDivisionError"
 
 
-def failing(method, place, **options):
+def failing(method, stage, **options):
     """Fail after a good step; note the weights then, and after two more good steps."""
     model = make(Failing, 0)
     optimizer = make_optimizer(model)
     parallel = DataParallel(model, F.cross_entropy, optimizer, method, timeout_s=30, **options)
     parallel.step(*batch(0))
     set_lr(optimizer, RATES[1])  # the update under way is of the rate before
-    model.fail = place == "backward"
-    x, y, _ = bad(place)
-    found = {"error": "none"}
+    model.fail = stage == "backward"
+    x, y, _ = bad(stage)
+    report = {"error": "none"}
     try:
         parallel.step(x, y)
     except Exception as error:
-        found["error"] = type(error).__name__
+        report["error"] = type(error).__name__
     model.fail = False
     parallel.finish()
-    found["good"] = weights_of(model)
+    report["good"] = weights_of(model)
     for number in (1, 2):
         set_lr(optimizer, RATES[number])
         parallel.step(*batch(number))
     parallel.close()
-    return found | {"end": weights_of(model), "timings": len(parallel.timings)}
+    return report | {"end": weights_of(model), "timings": len(parallel.timings)}
 
 
 def lacking(method, skip, **options):
@@ -306,12 +306,12 @@ def closing(method, rank):
     updated = weights_of(model)
     del parallel
     gc.collect()
-    found = {"weights": updated, "hooks": hooks_of(model)}
+    report = {"weights": updated, "hooks": hooks_of(model)}
     model.zero_grad()
     if rank == 0:
         F.cross_entropy(model(batch(1)[0]), batch(1)[1]).backward()
-        found["gradients"] = [p.grad for p in model.parameters()]
-    return found
+        report["gradients"] = [p.grad for p in model.parameters()]
+    return report
 
 
 def averages(method, rank):
@@ -321,10 +321,10 @@ def averages(method, rank):
     x, y = batch(3, torch.float32)
     parallel.step(x, y)
     parallel.finish()
-    own = model[1].running_mean.clone(), model[1].running_var.clone()
+    of_share = model[1].running_mean.clone(), model[1].running_var.clone()
     parallel.average_buffers()
-    found = {
-        "own": own,
+    report = {
+        "of_share": of_share,
         "mean": (model[1].running_mean, model[1].running_var),
         "count": int(model[1].num_batches_tracked),
         "numbers": [
@@ -334,7 +334,7 @@ def averages(method, rank):
         ],
     }
     parallel.close()
-    return found
+    return report
 
 
 EXTRAS = {
@@ -345,8 +345,8 @@ EXTRAS = {
     "uncalled, no overlap": lambda m, r: steps_of(m, Uncalled, r, bucket_bytes=0, overlap=False),
     "no_grad between": lambda m, r: steps_of(m, Net, r, between=torch.no_grad),
     "inference between": lambda m, r: steps_of(m, Net, r, between=torch.inference_mode),
-    **{f"failing {place}": lambda m, r, p=place: failing(m, p, bucket_bytes=0) for place in PLACES},
-    **{f"failing {place}, one bucket": lambda m, r, p=place: failing(m, p) for place in PLACES},
+    **{f"failing {stage}": lambda m, r, p=stage: failing(m, p, bucket_bytes=0) for stage in PLACES},
+    **{f"failing {stage}, one bucket": lambda m, r, p=stage: failing(m, p) for stage in PLACES},
     **{
         f"lacking {skip}": lambda m, r, s=skip: lacking(m, s, bucket_bytes=0)
         for skip in ("first", "extra")
@@ -360,17 +360,17 @@ def work(rank, port, folder):
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    found = {"joined": join_processes("cpu", 60)}
-    found["again"] = join_processes("cpu", 60)
+    reports = {"joined": join_processes("cpu", 60)}
+    reports["again"] = join_processes("cpu", 60)
     todo = [((m, v), lambda m=m, v=v: train(m, v, rank)) for m, v in CASES]
     todo += [((m, name), lambda m=m, f=f: f(m, rank)) for m in METHODS for name, f in EXTRAS.items()
              if m in SPLIT or name.split()[0] not in ("unused", "failing", "lacking")]  # fmt: skip
     for key, run in todo:
         try:
-            found[key] = run()
+            reports[key] = run()
         except Exception:
-            found[key] = traceback.format_exc()
-    torch.save(found, Path(folder) / f"{rank}.pt")
+            reports[key] = traceback.format_exc()
+    torch.save(reports, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -391,11 +391,11 @@ def lose(rank, folder, method, end):
     timeout = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timeout)
     model = make(Net, 0)
-    how, _, place = end.partition(" at ")
-    if place == "construction" and rank == 1:
+    how, _, stage = end.partition(" at ")
+    if stage == "construction" and rank == 1:
         lost_by(how)
     start = time.perf_counter()
-    found, parallel = {"type": None, "text": "no error"}, None
+    report, parallel = {"type": None, "text": "no error"}, None
     try:
         parallel = DataParallel(
             model, F.cross_entropy, make_optimizer(model), method, timeout_s=TIMEOUT_S
@@ -407,22 +407,22 @@ def lose(rank, folder, method, end):
         if rank == 1:
             lost_by(how)
         start = time.perf_counter()
-        if place == "leaving":
+        if stage == "leaving":
             parallel.close()
             leave_processes()
         for _ in range(3):
             parallel.step(*batch(3))
         parallel.finish()
     except Exception as error:
-        found = {"type": type(error).__name__, "text": str(error)}
-    found["seconds"] = time.perf_counter() - start
-    found["joined"] = dist.is_initialized()
-    if not place:
+        report = {"type": type(error).__name__, "text": str(error)}
+    report["seconds"] = time.perf_counter() - start
+    report["joined"] = dist.is_initialized()
+    if not stage:
         with contextlib.suppress(PeerError):
             parallel.close()
-    found["hooks"] = hooks_of(model)
-    (folder / "part").write_text(json.dumps(found))
-    (folder / "part").rename(folder / "found.json")
+    report["hooks"] = hooks_of(model)
+    (folder / "part").write_text(json.dumps(report))
+    (folder / "part").rename(folder / "report.json")
     os._exit(0)
 
 
@@ -435,7 +435,7 @@ def context():
 def lost(context, tmp_path_factory):
     """What the survivor of each pair tells."""
     asked = [(method, end) for method in METHODS for end in ENDS]
-    asked += [("all_to_all", f"{how} at {place}") for how, place in ELSEWHERE]
+    asked += [("all_to_all", f"{how} at {stage}") for how, stage in ELSEWHERE]
     pairs = {pair: tmp_path_factory.mktemp("pair") for pair in asked}
     processes = [
         context.Process(target=lose, args=(rank, str(folder), *pair), daemon=True)
@@ -444,7 +444,7 @@ def lost(context, tmp_path_factory):
     ]
     for process in processes:
         process.start()
-    yield {pair: folder / "found.json" for pair, folder in pairs.items()}
+    yield {pair: folder / "report.json" for pair, folder in pairs.items()}
     for process in processes:
         process.kill()
         process.join()
@@ -456,10 +456,10 @@ def both(context, lost, tmp_path_factory):
 
 
 def answers(both, *key):
-    found = [answer[key] for answer in both]
-    for each in found:
+    both_answers = [answer[key] for answer in both]
+    for each in both_answers:
         assert not isinstance(each, str), each
-    return found
+    return both_answers
 
 
 def assert_same(got, wanted, tolerance=1e-12):
@@ -471,19 +471,19 @@ def assert_same(got, wanted, tolerance=1e-12):
 class TestTwoProcesses:
     @pytest.mark.parametrize(("method", "variant"), CASES)
     def test_training_is_that_of_one_process_on_the_whole_batch(self, both, method, variant):
-        found = answers(both, method, variant)
+        replies = answers(both, method, variant)
         dtype = torch.float32 if variant == "float32" else torch.float64
         model = make(Net, 0, dtype)
         optimizer = make_optimizer(model, variant)
         weights, losses, seen = plainly(model, optimizer, dtype=dtype)
         tolerance = 1e-6 if variant == "float32" else 1e-12
-        for answer in found:
+        for answer in replies:
             assert_same(answer["weights"], weights, tolerance)
             assert_same([answer["seen"]], [seen], tolerance)  # evaluated amid an update
             assert answer["losses"] == pytest.approx(losses, rel=1e-6)
             assert answer["sums"] == [[3.0]] * len(SIZES)
             assert answer["rates"] == [float(group["lr"]) for group in optimizer.param_groups]
-        for a, b in zip(*(answer["weights"] for answer in found), strict=True):
+        for a, b in zip(*(answer["weights"] for answer in replies), strict=True):
             assert torch.equal(a, b)
 
     @pytest.mark.parametrize("method", METHODS)
@@ -527,12 +527,12 @@ class TestTwoProcesses:
 
     @pytest.mark.parametrize("method", SPLIT)
     @pytest.mark.parametrize("buckets", ["", ", one bucket"])
-    @pytest.mark.parametrize("place", PLACES)
-    def test_a_failed_step_leaves_the_good_update_before_it(self, both, method, buckets, place):
+    @pytest.mark.parametrize("stage", PLACES)
+    def test_a_failed_step_leaves_the_good_update_before_it(self, both, method, buckets, stage):
         good, end = (plainly(m, make_optimizer(m), n)[0] for n, m in
                      ((1, make(Failing, 0)), (3, make(Failing, 0))))  # fmt: skip
-        for answer in answers(both, method, f"failing {place}{buckets}"):
-            assert answer["error"] == bad(place)[2]
+        for answer in answers(both, method, f"failing {stage}{buckets}"):
+            assert answer["error"] == bad(stage)[2]
             assert_same(answer["good"], good)
             assert_same(answer["end"], end)
             assert answer["timings"] == 3  # of the good steps
@@ -541,8 +541,8 @@ class TestTwoProcesses:
     @pytest.mark.parametrize("skip", ["first", "extra"])
     def test_good_steps_after_lacking_gradients(self, both, method, skip):
         for answer in answers(both, method, f"lacking {skip}"):
-            told = f"{skip}.bias, {skip}.weight got no gradient in this mini-batch: "
-            assert [text.startswith(told) for text in answer["texts"]] == [True] * 3
+            start = f"{skip}.bias, {skip}.weight got no gradient in this mini-batch: "
+            assert [text.startswith(start) for text in answer["texts"]] == [True] * 3
             for number, weights in enumerate(answer["weights"], 1):
                 model = make(Lazy, 0)
                 assert_same(weights, plainly(model, make_optimizer(model), number)[0])
@@ -569,24 +569,24 @@ class TestTwoProcesses:
 
     @pytest.mark.parametrize("method", METHODS)
     def test_after_close_the_model_is_plain(self, both, method):
-        found = answers(both, method, "closing")
+        replies = answers(both, method, "closing")
         model = make(Net, 0)
         weights = plainly(model, make_optimizer(model), 1)[0]
         model.zero_grad()
         F.cross_entropy(model(batch(1)[0]), batch(1)[1]).backward()
-        for answer in found:
+        for answer in replies:
             assert_same(answer["weights"], weights)
             assert answer["hooks"] == 0
-        assert_same(found[0]["gradients"], [p.grad for p in model.parameters()])
+        assert_same(replies[0]["gradients"], [p.grad for p in model.parameters()])
 
     @pytest.mark.parametrize("method", METHODS)
     def test_means(self, both, method):
-        found = answers(both, method, "averages")
-        for answer in found:
+        replies = answers(both, method, "averages")
+        for answer in replies:
             assert answer["numbers"] == [2.5, 1.0, 0.5]
             assert answer["count"] == 1
             for number in range(2):
-                one, other = (each["own"][number] for each in found)
+                one, other = (each["of_share"][number] for each in replies)
                 assert not torch.equal(one, other)  # each saw its share
                 torch.testing.assert_close(answer["mean"][number], (one + other) / 2)
 
@@ -595,7 +595,7 @@ class TestTwoProcesses:
         assert [answer["again"] for answer in both] == [(0, 2), (1, 2)]
 
 
-def told(path):
+def report_of(path):
     deadline = time.monotonic() + 40
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -606,35 +606,35 @@ def told(path):
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_lost_process_is_an_error_in_the_other(both, lost, method, end):
-    found = told(lost[method, end])
-    assert found["type"] == PeerError.__name__, found
-    assert found["text"].startswith("rank 0 of 2: averaging the gradients of step ")
-    assert "another process has ended or hangs, or a parameter that is used here" in found["text"]
-    assert "torchrun's summary names the first that ended" in found["text"]
-    assert "go on from the checkpoint" in found["text"]
+    report = report_of(lost[method, end])
+    assert report["type"] == PeerError.__name__, report
+    assert report["text"].startswith("rank 0 of 2: averaging the gradients of step ")
+    assert "another process has ended or hangs, or a parameter that is used here" in report["text"]
+    assert "torchrun's summary names the first that ended" in report["text"]
+    assert "go on from the checkpoint" in report["text"]
     # The end of a process is seen at once, silence after the time given (and slow machines' rest).
-    assert found["seconds"] < TIMEOUT_S + 6
+    assert report["seconds"] < TIMEOUT_S + 6
     if end == "hang":
-        assert found["seconds"] > TIMEOUT_S / 2
+        assert report["seconds"] > TIMEOUT_S / 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "place"), ELSEWHERE)
-def test_a_lost_process_is_an_error_at_construction_and_at_parting_too(both, lost, how, place):
-    found = told(lost["all_to_all", f"{how} at {place}"])
-    done = "making a DataParallel" if place == "construction" else "parting from the other proc"
-    assert found["type"] == PeerError.__name__, found
-    assert found["text"].startswith(f"rank 0 of 2: {done}")
-    assert "torchrun --max-restarts=3, which does so by itself" in found["text"]
-    assert found["seconds"] < TIMEOUT_S + 6
-    assert found["joined"] == (place == "construction")
+@pytest.mark.parametrize(("how", "stage"), ELSEWHERE)
+def test_a_lost_process_is_an_error_at_construction_and_at_parting_too(both, lost, how, stage):
+    report = report_of(lost["all_to_all", f"{how} at {stage}"])
+    done = "making a DataParallel" if stage == "construction" else "parting from the other proc"
+    assert report["type"] == PeerError.__name__, report
+    assert report["text"].startswith(f"rank 0 of 2: {done}")
+    assert "torchrun --max-restarts=3, which does so by itself" in report["text"]
+    assert report["seconds"] < TIMEOUT_S + 6
+    assert report["joined"] == (stage == "construction")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("method", METHODS)
 def test_close_after_a_lost_process_leaves_no_hooks(both, lost, method, end):
-    assert told(lost[method, end])["hooks"] == 0
+    assert report_of(lost[method, end])["hooks"] == 0
 
 
 class TestOneProcess:

@@ -107,8 +107,8 @@ def test_buckets_are_larger_on_an_accelerator_than_on_a_cpu(device, monkeypatch)
     for name, value in {"is_initialized": True, "get_rank": 0, "get_world_size": 2}.items():
         monkeypatch.setattr(dataparallel.dist, name, lambda value=value: value)
     monkeypatch.setattr(DataParallel, "_connect", lambda self, size, timeout_s: made.append(size))
-    for place in ("cpu", device):
-        model = nn.Linear(2, 2).to(place)
+    for kind in ("cpu", device):
+        model = nn.Linear(2, 2).to(kind)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for given in ({}, {"bucket_bytes": 100}):
             DataParallel(model, F.mse_loss, optimizer, **given)

@@ -33,18 +33,18 @@ def test_round_trip(tmp_path):
     }
     path = tmp_path / "new" / "folder" / "last.pt"
     save_checkpoint(path, state)
-    found = load_checkpoint(str(path))
-    assert found.keys() == state.keys() and found["texts"] == state["texts"]
-    assert torch.equal(found["random"], state["random"])
+    loaded = load_checkpoint(str(path))
+    assert loaded.keys() == state.keys() and loaded["texts"] == state["texts"]
+    assert torch.equal(loaded["random"], state["random"])
     for name, value in model.state_dict().items():
-        assert torch.equal(found["model"][name], value)
-        assert found["model"][name].stride() == value.stride()
+        assert torch.equal(loaded["model"][name], value)
+        assert loaded["model"][name].stride() == value.stride()
     again = torch.optim.Adam(model.parameters())
-    again.load_state_dict(found["optimizer"])
+    again.load_state_dict(loaded["optimizer"])
     for p in model.parameters():
         assert torch.equal(again.state[p]["exp_avg"], optimizer.state[p]["exp_avg"])
     other = ThetaController(8, 64, 0.1)
-    other.load_state_dict(found["controller"])
+    other.load_state_dict(loaded["controller"])
     assert other.setting == controller.setting
     assert list(path.parent.iterdir()) == [path]
 
@@ -62,8 +62,8 @@ def test_damage_is_refused(tmp_path):
     save_checkpoint(path, state_of(1))
     whole = path.read_bytes()
     flipped = [
-        whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
-        for place in (0, 31, 32, len(whole) // 2, len(whole) - 1)
+        whole[:byte] + bytes([whole[byte] ^ 1]) + whole[byte + 1 :]
+        for byte in (0, 31, 32, len(whole) // 2, len(whole) - 1)
     ]
     for damaged in [b"", whole[:20], whole[:32], whole[:-1], whole + b"\0", whole[32:], *flipped]:
         path.write_bytes(damaged)

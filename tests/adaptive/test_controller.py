@@ -60,7 +60,7 @@ def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, deca
     """Algorithm 1 as printed, with section III-E after line 12: B and μ of each epoch, and K."""
     batch, mu, k = b_s, mu_0, math.inf
     before, decayed = None, False
-    found = [(batch, mu, None)]
+    settings = [(batch, mu, None)]
     for n, theta in enumerate(thetas, start=1):
         if k == math.inf:
             if before is not None and abs(theta - before) / abs(before) <= tolerance:
@@ -73,8 +73,8 @@ def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, deca
         if n in decay_at:
             mu = (mu if decayed else mu_0) * beta
             decayed = True
-        found.append((batch, mu, None if k == math.inf else k))
-    return found
+        settings.append((batch, mu, None if k == math.inf else k))
+    return settings
 
 
 def check(steps, expected):
@@ -141,10 +141,10 @@ class TestAlgorithm1:
         check(with_thetas(controller, thetas), expected)
 
     def test_interval_is_found_once_and_where_the_change_is_within_tolerance(self):
-        for change, found in [(1.09, 2), (0.91, 2), (1.11, None), (0.89, None)]:
+        for change, interval in [(1.09, 2), (0.91, 2), (1.11, None), (0.89, None)]:
             steps = with_thetas(ThetaController(8, 16, 0.1), [1.0, change, 9.0, 9.0])
-            assert steps[2].interval == found
-            assert steps[4].interval == (found or 4)
+            assert steps[2].interval == interval
+            assert steps[4].interval == (interval or 4)
 
     def test_a_given_interval_holds_from_the_first_epoch(self):
         steps = with_thetas(ThetaController(8, 64, 0.1, interval=3), curve(0, 10))
@@ -203,9 +203,9 @@ class TestDecay:
                 since = epoch
         assert decays
         rule = ThetaController(8, 64, 0.1, interval=4, decay_at=Saturation(3, 0.02))
-        told = ThetaController(8, 64, 0.1, interval=4, decay_at=decays)
+        scheduled = ThetaController(8, 64, 0.1, interval=4, decay_at=decays)
         distances = [1.0 + i for i in range(40)]
-        assert follow(rule, costs, distances) == follow(told, costs, distances)
+        assert follow(rule, costs, distances) == follow(scheduled, costs, distances)
 
     def test_saturation_of_a_negative_cost(self):
         controller = FixedBatch(8, 1.0, decay_at=Saturation(1, 0.1))
@@ -232,7 +232,7 @@ def guarded(costs, thetas, b_s, b_m, mu_0, first_cost=10.0, tolerance=0.10):
     """Algorithm 1 that waits for progress: B, μ, K and whether it diverges, of each epoch."""
     batch, mu, k = b_s, mu_0, math.inf
     grown_in, grown_at, worse, diverging = 0, math.inf, 0, False
-    found = [(batch, mu, None, False)]
+    settings = [(batch, mu, None, False)]
     for n, theta in enumerate(thetas, 1):
         seen = np.array([first_cost, *costs[:n]])
         cost, lowest = seen[-1], seen[:-1].min()
@@ -254,8 +254,8 @@ def guarded(costs, thetas, b_s, b_m, mu_0, first_cost=10.0, tolerance=0.10):
             line = np.polynomial.Polynomial.fit(range(len(recent)), recent, 1)
             mu, batch, grown_in = mu * 2, batch * 2, n
             grown_at = max(cost, line(len(recent) - 1))
-        found.append((batch, mu, None if k == math.inf else k, diverging))
-    return found
+        settings.append((batch, mu, None if k == math.inf else k, diverging))
+    return settings
 
 
 def wandering(seed, epochs=40):
@@ -284,10 +284,10 @@ class TestDivergence:
     def test_what_makes_no_progress_grows_nothing_and_is_named(self, name):
         costs, largest = UNHEALTHY[name]
         controller = ThetaController(8, 8 * 2**10, 0.1)
-        with pytest.warns(DivergenceWarning, match=r"makes no progress or diverges") as told:
+        with pytest.warns(DivergenceWarning, match=r"makes no progress or diverges") as warned:
             # θ is all but constant wherever the cost changes little.
             steps = follow(controller, costs, [5.0 + 0.01 * i for i in range(29)])
-        assert len(told) == 1
+        assert len(warned) == 1
         assert max(s.batch_size for s in steps) <= largest
         assert max(s.lr for s in steps) <= 0.1 * largest / 8
         assert steps[-1].diverging and not steps[0].diverging
@@ -303,8 +303,8 @@ class TestDivergence:
         distances = [2.0 + 0.1 * i for i in range(len(costs))]
         thetas = [(10.0 - cost) / d for cost, d in zip(costs, distances, strict=True)]
         steps = follow(ThetaController(8, 512, 0.1), costs, distances)
-        found = [(s.batch_size, s.lr, s.interval, s.diverging) for s in steps]
-        assert found == guarded(costs, thetas, 8, 512, 0.1)
+        settings = [(s.batch_size, s.lr, s.interval, s.diverging) for s in steps]
+        assert settings == guarded(costs, thetas, 8, 512, 0.1)
 
     def test_descent_that_overshoots(self):
         """Gradient descent on w² / 2 with a rate above 2, where the cost grows by a factor."""
@@ -394,13 +394,13 @@ SCALES = [random.Random(7).uniform(4, 300) for _ in range(14)]
 
 
 class Scripted:
-    """A measure of noise whose values are known; `place` says which comes."""
+    """A measure of noise whose values are known; `epoch` says which comes."""
 
     def __init__(self):
-        self.place = 0
+        self.epoch = 0
 
     def __call__(self):
-        return SCALES[self.place]
+        return SCALES[self.epoch]
 
 
 def noise_driven():
@@ -435,12 +435,12 @@ class TestSaving:
             observed.append((cost, at((10 - cost) / theta)))
 
         def go_on(controller, first, last):
-            found = []
+            steps = []
             for i in range(first, last):
                 if name == "noise":
-                    controller.script.place = i - 1
-                found.append(controller.observe(*observed[i]))
-            return found
+                    controller.script.epoch = i - 1
+                steps.append(controller.observe(*observed[i]))
+            return steps
 
         whole = go_on(MAKERS[name](), 0, epochs + 1)
         assert len({(s.batch_size, s.lr) for s in whole}) > 1
@@ -594,9 +594,9 @@ class TestRefused:
 def big(dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     shapes = [(1025, 3000), (CHUNK + 7,), (33, 40, 32, 32), (), (3, 0)]
-    found = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-    found[2] = found[2].to(memory_format=torch.channels_last)
-    return found
+    tensors = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    tensors[2] = tensors[2].to(memory_format=torch.channels_last)
+    return tensors
 
 
 class TestDistance:
@@ -690,8 +690,8 @@ class TestGroups:
         optimizer = self.optimizer(*rates, lr=lr)
         for rate in (0.2, 1.6, 0.004, 0.2):
             set_lr(optimizer, rate)
-            found = [float(group["lr"]) for group in optimizer.param_groups]
-            assert found == pytest.approx([rate / 0.2 * share for share in wanted], rel=1e-6)
+            set_rates = [float(group["lr"]) for group in optimizer.param_groups]
+            assert set_rates == pytest.approx([rate / 0.2 * share for share in wanted], rel=1e-6)
 
     def test_through_saving_and_with_a_group_added_later(self):
         optimizer = self.optimizer(None, 0.01, lr=0.1)
@@ -723,8 +723,10 @@ class TestGroups:
         other = self.optimizer(None, 0.01, lr=lr)
         other.load_state_dict(optimizer.state_dict())
         for each in (optimizer, other):
-            told = r"rate of group 0 is 0.05, and set_lr had set it to 0.5: another, such as a sche"
-            with pytest.raises(SchedulerError, match=told):
+            message = (
+                r"rate of group 0 is 0.05, and set_lr had set it to 0.5: another, such as a sche"
+            )
+            with pytest.raises(SchedulerError, match=message):
                 set_lr(each, 0.5)
             assert float(each.param_groups[0]["lr"]) == pytest.approx(0.05)
 
@@ -737,15 +739,15 @@ class TestGroups:
 
 class TestWhatANewcomerGives:
     @pytest.mark.parametrize(
-        ("options", "told"),
+        ("options", "message"),
         [
             ({"decay_at": 80}, "decay_at is 80; give epochs that rise"),
             ({"decay_at": (120, 80)}, r"decay_at is \(120, 80\); give epochs that rise"),
             ({"initial_lr": "0.1"}, "initial_lr is '0.1'; give a number above 0"),
         ],
     )
-    def test_is_refused_in_words(self, options, told):
-        with pytest.raises(ValueError, match=told):
+    def test_is_refused_in_words(self, options, message):
+        with pytest.raises(ValueError, match=message):
             ThetaController(**{"initial_batch": 8, "max_batch": 16, "initial_lr": 0.1} | options)
 
     def test_a_spent_generator_is_named(self):

@@ -65,13 +65,13 @@ class TestNorms:
     def test_of_single_samples_and_of_all_are_exact(self):
         model, x, y = least_squares()
         each, square, _ = known(model, x, y)
-        found = gradient_norms(model, (x, y), [64, 1], loss_fn=F.mse_loss, batches=64)
-        assert [norm.batch_size for norm in found] == [1, 64]
+        measured = gradient_norms(model, (x, y), [64, 1], loss_fn=F.mse_loss, batches=64)
+        assert [norm.batch_size for norm in measured] == [1, 64]
         norms = each.norm(dim=1)
-        assert found[0].mean == pytest.approx(float(norms.mean()), rel=1e-12)
-        assert found[0].error == pytest.approx(float(norms.std()) / 8, rel=1e-12)
-        assert found[1].mean == pytest.approx(square**0.5, rel=1e-12)
-        assert math.isnan(found[1].error)
+        assert measured[0].mean == pytest.approx(float(norms.mean()), rel=1e-12)
+        assert measured[0].error == pytest.approx(float(norms.std()) / 8, rel=1e-12)
+        assert measured[1].mean == pytest.approx(square**0.5, rel=1e-12)
+        assert math.isnan(measured[1].error)
 
     def test_fall_as_averaging_takes_noise_away(self):
         # Of many directions a norm is near the root of its mean square, |G|² + tr(Σ) / B (and no
@@ -165,15 +165,15 @@ class TestNoiseScale:
         # All 64 samples were drawn, so that the large batch's square is |G|², of which the
         # unbiased estimate takes away what of it is noise.
         wanted = trace / (square - trace / 64)
-        found = noise_scale(model, (x, y), 1, loss_fn=F.mse_loss, batches=64)
-        assert found == pytest.approx(wanted, rel=1e-9)
+        scale = noise_scale(model, (x, y), 1, loss_fn=F.mse_loss, batches=64)
+        assert scale == pytest.approx(wanted, rel=1e-9)
 
     @pytest.mark.parametrize("size", [4, 16])
     def test_does_not_depend_on_the_batch_size_it_is_measured_with(self, size):
         model, x, y = least_squares(4096, 50, noise=3.0)
         _, square, trace = known(model, x, y)
-        found = noise_scale(model, (x, y), size, loss_fn=F.mse_loss, batches=4096 // size)
-        assert found == pytest.approx(trace / square, rel=0.1)
+        scale = noise_scale(model, (x, y), size, loss_fn=F.mse_loss, batches=4096 // size)
+        assert scale == pytest.approx(trace / square, rel=0.1)
 
     def test_limits(self):
         model, x, y = least_squares()

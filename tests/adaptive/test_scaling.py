@@ -44,8 +44,8 @@ def counted(model, schedule, samples, processes):
                             communication += model.latency_s + model.transfer_s / busy
                 hidden = min(communication, model.overlap * computation)
                 blocked = communication - hidden
-                found = (computation, summation, communication, blocked)
-                for name, value in zip(PARTS, found, strict=True):
+                seconds = (computation, summation, communication, blocked)
+                for name, value in zip(PARTS, seconds, strict=True):
                     totals[name] += value
                 totals["total_s"] += computation + summation + blocked
     return totals, steps
@@ -61,10 +61,10 @@ class TestModel:
         model = drawn(seed)
         wanted, steps = counted(model, SCHEDULE, 90, processes)
         assert model.training_time(SCHEDULE, 90, processes) == pytest.approx(wanted["total_s"])
-        found = model.breakdown(SCHEDULE, 90, processes)
+        parts = model.breakdown(SCHEDULE, 90, processes)
         for part in PARTS:
-            assert getattr(found, part) == pytest.approx(wanted[part])
-        assert found.total_s == pytest.approx(wanted["total_s"])
+            assert getattr(parts, part) == pytest.approx(wanted[part])
+        assert parts.total_s == pytest.approx(wanted["total_s"])
         assert updates(SCHEDULE, 90) == steps
         alone = counted(model, SCHEDULE, 90, 1)[0]["total_s"]
         speedup = model.speedup(SCHEDULE, 90, processes)
@@ -134,12 +134,12 @@ class TestModel:
 
 
 def measured(model, points):
-    found = []
+    steps = []
     for batch, processes in points:
         cost = model.step(batch, processes)
-        found.append(MeasuredStep(batch, processes, *(getattr(cost, p) for p in (
+        steps.append(MeasuredStep(batch, processes, *(getattr(cost, p) for p in (
             "computation_s", "communication_s", "summation_s", "blocked_s"))))  # fmt: skip
-    return found
+    return steps
 
 
 class TestFit:
@@ -156,16 +156,16 @@ class TestFit:
         ]
         steps = measured(model, points)
         assert any(step.blocked_s > 0.02 * step.computation_s for step in steps)
-        found = ScalingModel.fit(steps, messages, int(size), rounds)
+        fitted = ScalingModel.fit(steps, messages, int(size), rounds)
         for name in vars(model):
-            assert getattr(found, name) == pytest.approx(getattr(model, name), rel=1e-6), name
+            assert getattr(fitted, name) == pytest.approx(getattr(model, name), rel=1e-6), name
 
     def test_of_one_process_knows_no_communication(self):
         model = ScalingModel(0.2, 0.3)
-        found = ScalingModel.fit(measured(model, [(1, 1), (2, 1), (5, 1)]))
-        assert (found.sample_s, found.overhead_s) == pytest.approx((0.2, 0.3))
-        assert (found.latency_s, found.transfer_s, found.summation_s) == (0, 0, 0)
-        assert found.overlap == 1
+        fitted = ScalingModel.fit(measured(model, [(1, 1), (2, 1), (5, 1)]))
+        assert (fitted.sample_s, fitted.overhead_s) == pytest.approx((0.2, 0.3))
+        assert (fitted.latency_s, fitted.transfer_s, fitted.summation_s) == (0, 0, 0)
+        assert fitted.overlap == 1
 
     def test_costs_are_not_negative(self):
         steps = [MeasuredStep(1, 1, 0.5), MeasuredStep(2, 1, 1.1), MeasuredStep(4, 1, 2.4)]
@@ -199,28 +199,28 @@ class TestFitSpeedups:
         schedules = [([(16, 1020)], 16), ([(64, 500), (128, 300), (256, 340)], 128), (ours, 128)]
         schedules.append((ours, 256))
         points = [(s, [p], model.speedup(s, 800, p)) for s, p in schedules]
-        found = ScalingModel.fit_speedups(points, 800, (7 / 6, 7 / 6))
+        fitted = ScalingModel.fit_speedups(points, 800, (7 / 6, 7 / 6))
         for schedule, (processes,), speedup in points:
-            assert found.speedup(schedule, 800, processes) == pytest.approx(speedup, rel=1e-3)
-        assert (found.sample_s, found.overhead_s) == (1.0, 7 / 6)
-        assert (found.summation_s, found.overlap) == (0.0, 1.0)
+            assert fitted.speedup(schedule, 800, processes) == pytest.approx(speedup, rel=1e-3)
+        assert (fitted.sample_s, fitted.overhead_s) == (1.0, 7 / 6)
+        assert (fitted.summation_s, fitted.overlap) == (0.0, 1.0)
 
     @pytest.mark.parametrize("overhead", [0.1, 0.6, 1.1])
     def test_the_overhead_is_found_between_its_bounds(self, overhead):
         model = ScalingModel(1.0, overhead, 0.02, 2.0)
         schedules = [([(16, 1)], 4), ([(16, 1)], 16), ([(64, 1)], 64), ([(256, 1)], 128)]
         points = [(s, [p], model.speedup(s, 800, p)) for s, p in schedules]
-        found = ScalingModel.fit_speedups(points, 800, (0.0, 7 / 6))
-        assert found.overhead_s == pytest.approx(overhead, abs=1e-3)
-        assert (found.latency_s, found.transfer_s) == pytest.approx((0.02, 2.0), rel=1e-2)
+        fitted = ScalingModel.fit_speedups(points, 800, (0.0, 7 / 6))
+        assert fitted.overhead_s == pytest.approx(overhead, abs=1e-3)
+        assert (fitted.latency_s, fitted.transfer_s) == pytest.approx((0.02, 2.0), rel=1e-2)
 
     @pytest.mark.parametrize(("true", "bound"), [(0.0, 0.4), (2.0, 0.8)])
     def test_the_overhead_keeps_to_its_bounds(self, true, bound):
         model = ScalingModel(1.0, true, 0.02, 2.0)
         schedules = [([(16, 1)], 4), ([(16, 1)], 16), ([(64, 1)], 64)]
         points = [(s, [p], model.speedup(s, 800, p)) for s, p in schedules]
-        found = ScalingModel.fit_speedups(points, 800, (0.4, 0.8))
-        assert found.overhead_s == pytest.approx(bound, abs=1e-3)
+        fitted = ScalingModel.fit_speedups(points, 800, (0.4, 0.8))
+        assert fitted.overhead_s == pytest.approx(bound, abs=1e-3)
 
     def test_where_no_number_of_nodes_is_known_it_is_the_best(self):
         """The largest on 4 of these; a fit to any one of the others would be another model."""
@@ -229,9 +229,9 @@ class TestFitSpeedups:
         speedups = [model.speedup(one, 800, p) for p in nodes]
         assert speedups.index(max(speedups)) not in (0, len(nodes) - 1)
         points = [(one, nodes, max(speedups)), (two, [16], model.speedup(two, 800, 16))]
-        found = ScalingModel.fit_speedups(points, 800, (0.5, 0.5))
+        fitted = ScalingModel.fit_speedups(points, 800, (0.5, 0.5))
         for schedule, choices, value in points:
-            largest = max(found.speedup(schedule, 800, p) for p in choices)
+            largest = max(fitted.speedup(schedule, 800, p) for p in choices)
             assert largest == pytest.approx(value, rel=1e-3)
 
     def test_error(self):

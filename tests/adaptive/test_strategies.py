@@ -195,16 +195,16 @@ class TestNoImprovement:
         for _ in range(120):
             value += draw.choice([0.3, 0.11, 0.04, 0.0, -0.2, -0.1])
             values.append(value)
-        rule, found = NoImprovement(least, patience), None
+        rule, stopped = NoImprovement(least, patience), None
         for epoch, value in enumerate(values, 1):
             resumed = NoImprovement(least, patience)
             resumed.load_state_dict(rule.state_dict())
             now = rule.observe(value)
             assert resumed.observe(value) == now
             if now:
-                found = epoch
+                stopped = epoch
                 break
-        assert found == stops(values, least, patience)
+        assert stopped == stops(values, least, patience)
 
     def test_papers_rule_ends_a_slow_creep_after_50_epochs(self):
         rule = NoImprovement()

@@ -143,11 +143,11 @@ def with_hook(parameters):
 
 def with_replaced_step(parameters):
     optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9)
-    own = optimizer.step
+    original = optimizer.step
 
     def step():
         clipping(optimizer)
-        own()
+        original()
 
     optimizer.step = step
     return optimizer
@@ -156,11 +156,11 @@ def with_replaced_step(parameters):
 def clipped_then_scheduled(parameters):
     """A scheduler wraps the replaced step, and so hides it."""
     optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9)
-    own = optimizer.step
+    original = optimizer.step
 
     def step(self, closure=None):
         clipping(self)
-        own()
+        original()
 
     optimizer.step = step.__get__(optimizer)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -234,11 +234,11 @@ def hooked_later(method):
     parallel = DataParallel(model, F.cross_entropy, optimizer, method, timeout_s=30)
     parallel.step(*batch(0))
     handle = optimizer.register_step_post_hook(clipping)
-    found = [error_of(parallel.step, *batch(1))]
+    refused = [error_of(parallel.step, *batch(1))]
     handle.remove()
     parallel.step(*batch(1))
     parallel.close()
-    return [*found, described(model, optimizer)["weights"]]
+    return [*refused, described(model, optimizer)["weights"]]
 
 
 def changed(method, what):
@@ -257,7 +257,7 @@ def changed(method, what):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     elif what == "hook":
         handle = model.mixed.register_post_accumulate_grad_hook(clamp)
-    told = error_of(parallel.step, *batch(1))
+    error = error_of(parallel.step, *batch(1))
     if what in ("unfrozen", "frozen"):
         model.out.weight.requires_grad_(what != "unfrozen")
     elif what == "replaced":
@@ -268,7 +268,7 @@ def changed(method, what):
         handle.remove()
     parallel.step(*batch(1))
     parallel.close()
-    return told, described(model, optimizer)["weights"]
+    return error, described(model, optimizer)["weights"]
 
 
 def states(method, whose):
@@ -298,9 +298,9 @@ def states(method, whose):
         parallel.step(*batch(number))
     parallel.close()
     hooks = [
-        len(found)
+        len(registry)
         for module in model.modules()
-        for found in (module._state_dict_pre_hooks, module._load_state_dict_pre_hooks)
+        for registry in (module._state_dict_pre_hooks, module._load_state_dict_pre_hooks)
     ]
     hooks += [len(optimizer._optimizer_state_dict_pre_hooks)]
     hooks += [len(optimizer._optimizer_load_state_dict_pre_hooks)]
@@ -415,29 +415,29 @@ def not_finite(method):
     parallel = DataParallel(model, F.cross_entropy, optimizer, method, timeout_s=30)
     parallel.clip_grad_norm(1.0, error_if_nonfinite=True)
     x, y = batch(0)
-    told = error_of(parallel.step, x * float("nan"), y)
+    error = error_of(parallel.step, x * float("nan"), y)
     parallel.clip_grad_norm(None)
     for number in range(2):
         parallel.step(*batch(number))
     parallel.close()
-    return told, described(model, optimizer)["weights"], parallel.grad_norm is None
+    return error, described(model, optimizer)["weights"], parallel.grad_norm is None
 
 
 def listening():
     """Return the addresses that this process listens on, in /proc's hexadecimal."""
-    own = set()
+    sockets = set()
     for link in Path("/proc/self/fd").iterdir():
         try:
-            own.add(str(link.readlink()))
+            sockets.add(str(link.readlink()))
         except OSError:
             continue
-    found = []
+    addresses = []
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/self/net/{name}").read_text(encoding="utf-8").splitlines()[1:]:
             fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
-                found.append(fields[1].rpartition(":")[0])
-    return found
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                addresses.append(fields[1].rpartition(":")[0])
+    return addresses
 
 
 @dataclass
@@ -504,9 +504,9 @@ def formed(method, kind, **options):
         model, flexible_loss, optimizer, method, shared=shared, timeout_s=30, **options
     )
     losses = [parallel.step(*form(kind, *batch(number))) for number in range(4)]
-    found = [parallel.mean(loss) for loss in losses]
+    means = [parallel.mean(loss) for loss in losses]
     parallel.close()
-    return {"weights": described(model, optimizer)["weights"], "losses": found}
+    return {"weights": described(model, optimizer)["weights"], "losses": means}
 
 
 def token_mean(outputs, targets):
@@ -534,9 +534,9 @@ def lost(method, name, **options):
         x, y = tokens(number, name)
         weights = (y != 3).sum(1) if name.startswith("own") else None
         losses.append(parallel.step(x, y, weights=weights))
-    found = [parallel.mean(loss) for loss in losses]
+    means = [parallel.mean(loss) for loss in losses]
     parallel.close()
-    return {"weights": described(model, optimizer)["weights"], "losses": found}
+    return {"weights": described(model, optimizer)["weights"], "losses": means}
 
 
 class Tokens(nn.Module):
@@ -571,10 +571,10 @@ def unusable():
     parallel = DataParallel(model, flexible_loss, optimizer, timeout_s=30)
     x, y = batch(0)
     given = [(x, y[:3]), (x[:0], y[:0]), (iter([x]), y), ({"x": x, "table": torch.ones(7, 8)}, y)]
-    told = [error_of(parallel.step, *each) for each in given]
+    errors = [error_of(parallel.step, *each) for each in given]
     parallel.step(x, y)
     parallel.close()
-    return told, described(model, optimizer)["weights"]
+    return errors, described(model, optimizer)["weights"]
 
 
 CHANGES = ("unfrozen", "frozen", "replaced", "group", "hook")
@@ -671,14 +671,14 @@ def checked(name, losses, **options):
     x, y = batch(3)
     torch.manual_seed(5)
     given = ({"x": x, "y": y}, None) if name == "in the model" else (x, y)
-    told = error_of(parallel.step, *given)
+    error = error_of(parallel.step, *given)
     parallel.close()
-    if not isinstance(told, tuple):
+    if not isinstance(error, tuple):
         return None, described(model, optimizer)["weights"]
     drawn = torch.rand(1)
     torch.manual_seed(5)
     untouched = torch.equal(drawn, torch.rand(1)) and all(m.training for m in model.modules())
-    return told, untouched and same(before.values(), model.state_dict().values())
+    return error, untouched and same(before.values(), model.state_dict().values())
 
 
 class Tied(nn.Module):
@@ -763,7 +763,7 @@ def amid(method, what):
         model, F.cross_entropy, optimizer, method, timeout_s=30, bucket_bytes=200
     )
     parallel.step(*batch(0))
-    told = None
+    error = None
     if what == "hook":
         optimizer.register_step_pre_hook(clipping)
         handle = register_optimizer_step_pre_hook(lambda *_: clipping(optimizer))
@@ -775,9 +775,9 @@ def amid(method, what):
         parallel.step(*batch(1))
     else:
         model.float().double()
-        told = error_of(parallel.step, *batch(1))
+        error = error_of(parallel.step, *batch(1))
     parallel.close()
-    return told, described(model, optimizer)["weights"]
+    return error, described(model, optimizer)["weights"]
 
 
 def bounded(method):
@@ -800,12 +800,12 @@ def copies(method):
     torch.save(model, file)
     file.seek(0)
     saved = torch.load(file, weights_only=False)
-    found = [[p.detach().clone() for p in each.parameters()] for each in (copied, saved)]
+    tensors = [[p.detach().clone() for p in each.parameters()] for each in (copied, saved)]
     F.cross_entropy(copied(batch(2)[0]), batch(2)[1]).backward()
-    found.append([p.grad for p in copied.parameters()])
+    tensors.append([p.grad for p in copied.parameters()])
     parallel.step(*batch(2))
     parallel.close()
-    return [*found, described(model, optimizer)["weights"]]
+    return [*tensors, described(model, optimizer)["weights"]]
 
 
 def unused_in_bucket():
@@ -813,9 +813,9 @@ def unused_in_bucket():
     model.extra = nn.Linear(2, 2).double()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     parallel = DataParallel(model, F.cross_entropy, optimizer, timeout_s=30, bucket_bytes=2**30)
-    told = error_of(parallel.step, *batch(0))
+    error = error_of(parallel.step, *batch(0))
     parallel.close()
-    return told
+    return error
 
 
 def todo(rank):
@@ -886,13 +886,13 @@ def work(rank, port, folder):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ.pop("GLOO_SOCKET_IFNAME", None)
     join_processes("cpu", 60)
-    found = {}
+    reports = {}
     for key, run in todo(rank):
         try:
-            found[key] = run()
+            reports[key] = run()
         except Exception:
-            found[key] = traceback.format_exc()
-    torch.save(found, Path(folder) / f"{rank}.pt")
+            reports[key] = traceback.format_exc()
+    torch.save(reports, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -903,10 +903,10 @@ def both(tmp_path_factory):
 
 
 def answers(both, *key):
-    found = [answer[key if len(key) > 1 else key[0]] for answer in both]
-    for each in found:
+    both_answers = [answer[key if len(key) > 1 else key[0]] for answer in both]
+    for each in both_answers:
         assert not isinstance(each, str), each
-    return found
+    return both_answers
 
 
 def assert_close(got, wanted, tolerance=1e-12):
@@ -982,11 +982,11 @@ def test_what_overrides_nothing_is_not_refused(both):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_hook_that_comes_later(both, method):
-    for told, weights in answers(both, method, "hooked later"):
+    for error, weights in answers(both, method, "hooked later"):
         if method == "allreduce":
-            assert isinstance(told, torch.Tensor)  # the loss
+            assert isinstance(error, torch.Tensor)  # the loss
         else:
-            assert told[0] == "WholeStepError" and "the hook clipping is called around" in told[1]
+            assert error[0] == "WholeStepError" and "the hook clipping is called around" in error[1]
             assert_close(weights, described(*plainly(OPTIMIZERS["sgd"], 2)[:2])["weights"])
 
 
@@ -1025,15 +1025,15 @@ def test_states_hold_the_last_update_and_loaded_ones_stay(both, whose):
     }[whose]
     for method in SPLIT if whose == "model" else SPLIT[:1]:
         for answer in answers(both, method, "states", whose):
-            found = answer["saved"]
+            state_saved = answer["saved"]
             if whose == "optimizer":
-                found = {
+                state_saved = {
                     f"{number} {name}": value
-                    for number, state in found["state"].items()
+                    for number, state in state_saved["state"].items()
                     for name, value in state.items()
                 }
-            assert found.keys() == saved.keys()
-            assert_close(list(found.values()), list(saved.values()))
+            assert state_saved.keys() == saved.keys()
+            assert_close(list(state_saved.values()), list(saved.values()))
             assert same(answer["loaded"].values(), make().state_dict().values())
             assert_close(answer["weights"], wanted["weights"])
             assert answer["hooks"] == 0
@@ -1114,12 +1114,12 @@ def test_losses_that_are_no_plain_mean_over_samples(both, name):
 
 @pytest.mark.parametrize("name", UNEVEN)
 def test_a_loss_that_does_not_add_up_is_refused_before_anything_changes(both, name):
-    for told, unchanged in [*answers(both, "uneven", name), checked(name, UNEVEN, micro_batch=3)]:
-        assert told[0] == "LossCheckError", told
-        assert "Give weights= to step" in told[1] and "check='off' computes it" in told[1]
+    for error, unchanged in [*answers(both, "uneven", name), checked(name, UNEVEN, micro_batch=3)]:
+        assert error[0] == "LossCheckError", error
+        assert "Give weights= to step" in error[1] and "check='off' computes it" in error[1]
         assert unchanged
-    told, _ = checked(name, UNEVEN, micro_batch=3, check="off")
-    assert told is None
+    error, _ = checked(name, UNEVEN, micro_batch=3, check="off")
+    assert error is None
 
 
 @pytest.mark.parametrize("name", EVEN)
@@ -1129,8 +1129,8 @@ def test_a_mean_over_samples_is_not_refused(both, name):
     if name != "in the model":
         loss(model(x), y).backward()
         torch.optim.SGD(model.parameters(), 0.1).step()
-    for told, weights in answers(both, "even", name):
-        assert told is None
+    for error, weights in answers(both, "even", name):
+        assert error is None
         if name != "in the model":  # which drops out
             assert_close(weights, [p.detach() for p in model.parameters()])
 
@@ -1152,14 +1152,14 @@ def test_mini_batches_that_cannot_be_divided(both):
     x, y = batch(0)
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
-    for told, weights in answers(both, "unusable"):
-        assert [kind for kind, _ in told] == [
+    for errors, weights in answers(both, "unusable"):
+        assert [kind for kind, _ in errors] == [
             "BatchSizeMismatchError",
             "EmptyBatchError",
             "UnsplittableBatchError",
             "BatchSizeMismatchError",
         ]
-        assert "name in shared=" in told[3][1]
+        assert "name in shared=" in errors[3][1]
         assert_close(weights, [p.detach() for p in model.parameters()])
 
 
@@ -1191,12 +1191,12 @@ def test_what_changes_before_the_update_ends_leaves_it_as_it_was(both, method):
         assert_close(weights, plain(1))
     for _, weights in answers(both, method, "amid", "layout"):
         assert_close(weights, plain(2))
-    found = answers(both, method, "amid", "type")
-    for told, weights in found:
+    replies = answers(both, method, "amid", "type")
+    for error, weights in replies:
         if method == "allreduce":  # the other ways hook the parameters themselves
-            assert told[0] == "ValueError" and "moved or given another type" in told[1]
+            assert error[0] == "ValueError" and "moved or given another type" in error[1]
         assert_close(weights, plain(1 if method == "allreduce" else 2, Small), 1e-6)
-        assert same(weights, found[0][1])
+        assert same(weights, replies[0][1])
 
 
 @pytest.mark.parametrize("method", SPLIT)

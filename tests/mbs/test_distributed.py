@@ -170,16 +170,16 @@ def work(rank, port, queue):
     try:
         store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-        found = {}
+        reports = {}
         for case in CASES:
             gradients, facts = run_case(case, rank)
-            found[case] = ([None if g is None else g.tolist() for g in gradients], facts)
+            reports[case] = ([None if g is None else g.tolist() for g in gradients], facts)
         for case in SHARDED:
             gradients, facts = run_sharded(case, rank)
-            found[case] = ([g.tolist() for g in gradients], facts)
+            reports[case] = ([g.tolist() for g in gradients], facts)
         for case in REFUSED:
-            found[case] = run_refused(case, rank)
-        queue.put((rank, found))
+            reports[case] = run_refused(case, rank)
+        queue.put((rank, reports))
         dist.barrier()
         dist.destroy_process_group()
     except Exception:
@@ -187,7 +187,7 @@ def work(rank, port, queue):
 
 
 @pytest.fixture(scope="module")
-def found():
+def reports():
     import socket
 
     with socket.socket() as probe:
@@ -241,9 +241,9 @@ def reference_at(case, scale):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES[:-2])
-def test_gradient_is_that_of_all_samples(found, case):
+def test_gradient_is_that_of_all_samples(reports, case):
     for rank in range(2):
-        gradients, counts = found[rank][case]
+        gradients, counts = reports[rank][case]
         for got, want in zip(gradients, reference(case), strict=True):
             got = torch.tensor(got, dtype=torch.float64)
             torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-14)
@@ -259,9 +259,9 @@ def size_of(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["nan", "other"])
-def test_a_non_finite_loss_in_one_process_is_an_error_in_all(found, case):
+def test_a_non_finite_loss_in_one_process_is_an_error_in_all(reports, case):
     for rank in range(2):
-        gradients, message = found[rank][case]
+        gradients, message = reports[rank][case]
         assert all(g is None for g in gradients)
         another = case == "other" and rank == 0
         assert ("of another process is nan" in message) == another
@@ -269,8 +269,8 @@ def test_a_non_finite_loss_in_one_process_is_an_error_in_all(found, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["auto", "auto two_pass", "auto short"])
-def test_auto_agrees_on_one_size_and_tries_again_together(found, case):
-    sizes = [found[rank][case][1]["sizes"] for rank in range(2)]
+def test_auto_agrees_on_one_size_and_tries_again_together(reports, case):
+    sizes = [reports[rank][case][1]["sizes"] for rank in range(2)]
     if case == "auto short":
         # The 5 samples that one of them could not take are halved in both.
         assert sizes[0][1] == sizes[1][1] == (2, 1), sizes
@@ -279,16 +279,16 @@ def test_auto_agrees_on_one_size_and_tries_again_together(found, case):
 
 
 @pytest.mark.slow
-def test_auto_fails_in_all_processes_where_it_fails_in_one(found):
-    messages = [found[rank]["one fails"][1] for rank in range(2)]
+def test_auto_fails_in_all_processes_where_it_fails_in_one(reports):
+    messages = [reports[rank]["one fails"][1] for rank in range(2)]
     assert messages[0].startswith("DistributedModelError: another process failed")
     assert messages[1].startswith("ZeroDivisionError")
-    assert all(g is None for rank in range(2) for g in found[rank]["one fails"][0])
+    assert all(g is None for rank in range(2) for g in reports[rank]["one fails"][0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", SHARDED)
-def test_fully_sharded_models(found, case):
+def test_fully_sharded_models(reports, case):
     model, (x, y) = make_model(), make_batch()
     shares = (slice(0, 11), slice(5, 14))
     if "two_pass" in case:
@@ -298,7 +298,7 @@ def test_fully_sharded_models(found, case):
                                torch.cat([y[s] for s in shares]))  # fmt: skip
     expected = torch.autograd.grad(loss, list(model.parameters()))
     for rank in range(2):
-        gradients, facts = found[rank][case]
+        gradients, facts = reports[rank][case]
         assert facts["micro_batches"] == 6  # 11 in twos; and 9 in as many
         flat = torch.cat([torch.tensor(g, dtype=torch.float64).flatten() for g in gradients])
         want = torch.cat([2 * g.flatten() for g in expected])
@@ -306,7 +306,7 @@ def test_fully_sharded_models(found, case):
 
 
 @pytest.mark.slow
-def test_what_sharded_models_cannot_do_is_refused_in_all_processes(found):
+def test_what_sharded_models_cannot_do_is_refused_in_all_processes(reports):
     for rank in range(2):
         for case, message in (
             ("sharded auto", "micro_batch_size='auto' would try"),
@@ -316,11 +316,11 @@ def test_what_sharded_models_cannot_do_is_refused_in_all_processes(found):
                 "a process can make 2 micro-batches of its samples, another has 6",
             ),
         ):
-            assert found[rank][case][1].startswith(f"DistributedModelError: {message}")
+            assert reports[rank][case][1].startswith(f"DistributedModelError: {message}")
 
 
 @pytest.mark.slow
-def test_a_model_that_is_not_wrapped_is_named_once(found):
+def test_a_model_that_is_not_wrapped_is_named_once(reports):
     for rank in range(2):
-        ((message, file),) = found[rank]["unwrapped"][1]
+        ((message, file),) = reports[rank]["unwrapped"][1]
         assert message.startswith("2 processes are joined") and file == "test_distributed.py"

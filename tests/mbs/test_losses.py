@@ -347,8 +347,8 @@ def test_values_that_labels_had_not_before_are_checked():
         (lacking, LABELS, {"weight": torch.tensor([1.0, 9.0, 1.0, 1.0]).double()}),
         (LABELS, torch.where(LABELS == 1, 255, LABELS), {"ignore_index": 255}),
     ):
-        own = lambda o, t: F.cross_entropy(o, t, **options)  # noqa: B023, E731
-        streamer = MicroBatchStreamer(make_model(), own, 16)
+        loss_fn = lambda o, t: F.cross_entropy(o, t, **options)  # noqa: B023, E731
+        streamer = MicroBatchStreamer(make_model(), loss_fn, 16)
         streamer.backward(X, first)
         with pytest.raises(LossCheckError):
             streamer.backward(X, later)
@@ -504,8 +504,8 @@ class Attending(nn.Module):
         self.linear = nn.Linear(6, 4).double()
 
     def forward(self, x, table, scale=None):
-        found = (x @ table.T).softmax(1) @ table
-        return self.linear(found)
+        quantized = (x @ table.T).softmax(1) @ table
+        return self.linear(quantized)
 
 
 TABLE = torch.randn(N, 6, generator=GENERATOR, dtype=torch.float64)
@@ -649,8 +649,8 @@ def test_a_split_function_divides_what_is_of_a_form_of_its_own():
         MicroBatchStreamer(Reading(), F.mse_loss, 16).backward(Graph(X), VALUES)
     for loss_fn, two_pass in ((F.mse_loss, False), (tokens, False), (dice, True)):
         targets = LABELS if loss_fn is tokens else BITS
-        found = error_of(loss_fn, targets, Reading(), Graph(X), 16, split=split, two_pass=two_pass)
-        assert found < 1e-12
+        error = error_of(loss_fn, targets, Reading(), Graph(X), 16, split=split, two_pass=two_pass)
+        assert error < 1e-12
     with pytest.raises(LossCheckError):
         error_of(dice, BITS, Reading(), Graph(X), 16, split=split)
     with pytest.raises(ValueError, match="nothing for shared"):

@@ -16,27 +16,36 @@ Y = torch.randint(4, (20,), generator=torch.Generator().manual_seed(2))
 PARTS = [(0, 5), (5, 10), (10, 15), (15, 20)]  # 20 in micro-batches of at most 6
 
 SOURCES = {
-    "python": (None, lambda own: random.random()),
-    "numpy": (None, lambda own: np.random.rand()),  # noqa: NPY002
-    "torch": (None, lambda own: torch.rand(()).item()),
-    "torch.Generator": (torch.Generator, lambda own: torch.rand((), generator=own).item()),
-    "numpy.random.Generator": (lambda: np.random.default_rng(0), lambda own: own.random()),
-    "numpy.random.RandomState": (lambda: np.random.RandomState(0), lambda own: own.rand()),
-    "random.Random": (lambda: random.Random(0), lambda own: own.random()),
+    "python": (None, lambda generator: random.random()),
+    "numpy": (None, lambda generator: np.random.rand()),  # noqa: NPY002
+    "torch": (None, lambda generator: torch.rand(()).item()),
+    "torch.Generator": (
+        torch.Generator,
+        lambda generator: torch.rand((), generator=generator).item(),
+    ),
+    "numpy.random.Generator": (
+        lambda: np.random.default_rng(0),
+        lambda generator: generator.random(),
+    ),
+    "numpy.random.RandomState": (
+        lambda: np.random.RandomState(0),
+        lambda generator: generator.rand(),
+    ),
+    "random.Random": (lambda: random.Random(0), lambda generator: generator.random()),
 }
 
 
 class Masking(nn.Module):
     """Masks features by random numbers drawn in `forward`, as Wav2Vec2 does from numpy."""
 
-    def __init__(self, draw, own):
+    def __init__(self, draw, generator):
         super().__init__()
         torch.manual_seed(0)
         self.linear = nn.Linear(6, 4)
-        self.draw, self.own = draw, own
+        self.draw, self.generator = draw, generator
 
     def forward(self, x):
-        mask = torch.tensor([[self.draw(self.own) < 0.6 for _ in row] for row in x])
+        mask = torch.tensor([[self.draw(self.generator) < 0.6 for _ in row] for row in x])
         return self.linear(x * mask)
 
 
@@ -69,12 +78,12 @@ def test_two_passes_repeat_random_numbers_of_all_kinds(name):
     over_the_batch(outputs, Y).backward()
     after = states()
     seed()
-    generators = [] if make is None else [model.own]
+    generators = [] if make is None else [model.generator]
     streamer = MicroBatchStreamer(model, over_the_batch, 6, two_pass=True, generators=generators)
     streamer.backward(X, Y)
     assert_same(model, plain)
     assert states() == after
-    assert make is None or draw(model.own) == draw(plain.own)
+    assert make is None or draw(model.generator) == draw(plain.generator)
 
 
 @pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source[0]])
@@ -140,9 +149,9 @@ def test_probes_and_failed_tries_put_generators_back(name):
             raise torch.OutOfMemoryError("injected")
         return F.cross_entropy(outputs, targets)
 
-    found = []
+    outcomes = []
     for model, size in zip(models, ("auto", 10), strict=True):
-        generators = [] if make is None else [model.own]
+        generators = [] if make is None else [model.generator]
         streamer = MicroBatchStreamer(model, loss_fn, size, generators=generators, check="off")
         seed()
         if size == "auto":
@@ -150,13 +159,13 @@ def test_probes_and_failed_tries_put_generators_back(name):
             model.zero_grad()
             seed()
             if make is not None:
-                model.own = make()
-                streamer._randomness._generators[0] = model.own
+                model.generator = make()
+                streamer._randomness._generators[0] = model.generator
             fail[0] = True
         result = streamer.backward(X, Y)
-        found.append((states(), result.micro_batch_size, make and draw(model.own)))
+        outcomes.append((states(), result.micro_batch_size, make and draw(model.generator)))
     assert_same(*models)
-    assert found[0] == found[1] and found[0][1] == 10
+    assert outcomes[0] == outcomes[1] and outcomes[0][1] == 10
 
 
 # Hooks

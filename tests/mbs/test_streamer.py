@@ -228,15 +228,17 @@ def test_paper_overweighs_a_ragged_end(mini, micro, last):
     # A loss that only the last micro-batch contributes to: weight 1/5 instead of last/mini.
     x = torch.zeros(mini, 1, dtype=torch.float64)
     x[-last:] = 1
-    found = {}
+    gradients = {}
     for normalization in ("exact", "paper"):
         model = nn.Linear(1, 1, bias=False).double()
         MicroBatchStreamer(
             model, lambda outputs: outputs.mean(), micro, normalization=normalization
         ).backward(x)
-        found[normalization] = model.weight.grad.item()
-    assert found["exact"] == pytest.approx(last / mini, rel=1e-12)
-    assert found["paper"] / found["exact"] == pytest.approx((1 / 5) / (last / mini), rel=1e-12)
+        gradients[normalization] = model.weight.grad.item()
+    assert gradients["exact"] == pytest.approx(last / mini, rel=1e-12)
+    assert gradients["paper"] / gradients["exact"] == pytest.approx(
+        (1 / 5) / (last / mini), rel=1e-12
+    )
 
 
 # Trajectories and existing gradients

@@ -1,0 +1,62 @@
+"""Gradients averaged by torch's DistributedDataParallel, and how long that takes."""
+
+import inspect
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Allreduce:
+    """A model in DistributedDataParallel, whose collectives are timed.
+
+    Args:
+        model: The same in all processes already, with its buffers.
+        processes: How many there are.
+        group: Of them.
+        bucket_bytes: Gradients that are communicated together.
+
+    Attributes:
+        network: What to call instead of the model.
+        last_start: When the communication of the last bucket began, by `time.perf_counter`.
+    """
+
+    def __init__(
+        self, model: nn.Module, processes: int, group: dist.ProcessGroup, bucket_bytes: int
+    ) -> None:
+        self._processes, self._group = processes, group
+        self._spans: list[tuple[float, float]] = []
+        self.last_start = 0.0
+        known = inspect.signature(DistributedDataParallel.__init__).parameters
+        # torch 2.13 has renamed it.
+        name = "forward_sync_buffers"
+        name = name if name in known else "broadcast_buffers"
+        options: dict[str, Any] = {name: False, "bucket_cap_mb": max(bucket_bytes, 1) / 2**20}
+        options["init_sync"] = False  # done, and its own knows no expanded buffers
+        self.network = DistributedDataParallel(model, process_group=group, **options)
+        self.network.register_comm_hook(None, self._timed_allreduce)
+
+    def take_communication_s(self) -> float:
+        """Return for how long buckets were communicated since the last call."""
+        communication, end = 0.0, 0.0
+        for first, last in sorted(self._spans):  # those of several buckets overlap
+            communication += max(0.0, last - max(first, end))
+            end = max(end, last)
+        self._spans.clear()
+        return communication
+
+    def _timed_allreduce(self, _: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Average a bucket as DistributedDataParallel does, and note when."""
+        start = self.last_start = time.perf_counter()
+        flat = bucket.buffer().div_(self._processes)
+        future = dist.all_reduce(flat, group=self._group, async_op=True).get_future()
+
+        def done(ended: torch.futures.Future[list[Tensor]]) -> Tensor:
+            self._spans.append((start, time.perf_counter()))
+            return ended.value()[0]
+
+        averaged: torch.futures.Future[Tensor] = future.then(done)
+        return averaged

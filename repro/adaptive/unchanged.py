@@ -1,0 +1,112 @@
+"""That model and optimizer stay as they were when the averaging of their gradients was set up."""
+
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+from repro.adaptive.optimizers import check_optimizer
+
+
+class Unchanged:
+    """What model and optimizer were made of; a later `check` refuses others.
+
+    Args:
+        model: The model.
+        names: Of its parameters.
+        optimizer: Of the model's parameters.
+    """
+
+    def __init__(
+        self, model: nn.Module, names: Mapping[Tensor, str], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._names = names
+        # Quicker to compare in each step than `model.parameters()` is to walk through.
+        self._parts: list[tuple[dict[str, Any], list[Any]]] = [
+            (members, list(members.values()))
+            for module in model.modules()
+            for members in (module._parameters, module._modules)
+        ]
+        self._trainable = [p.requires_grad for p in names]
+        self._types = [(p.dtype, p.device) for p in names]
+        self._nodes: list[Any] | None = None
+        self._held = _count(optimizer)
+
+    def note_nodes(self) -> None:
+        """Note what accumulates gradients, which DistributedDataParallel hooks from now on."""
+        self._nodes = _gradient_nodes(self._names)
+
+    def check(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse what has changed since this was made.
+
+        Args:
+            model: The model, as it is now.
+            optimizer: Likewise.
+
+        Raises:
+            ValueError: The model has other layers or parameters, or parameters were frozen,
+                unfrozen, moved or given another type; or the optimizer has others.
+        """
+        if any(
+            len(members) != len(known) or any(map(operator.is_not, members.values(), known))
+            for members, known in self._parts
+        ):
+            raise ValueError(
+                "the model has other layers or parameters than when this DataParallel was made, "
+                "which would not be averaged: call close, make the optimizer of them, and another "
+                "DataParallel"
+            )
+        trainable = [p.requires_grad for p in self._names]
+        if trainable != self._trainable:
+            changed = [
+                name
+                for (p, name), was in zip(self._names.items(), self._trainable, strict=True)
+                if p.requires_grad != was
+            ]
+            raise ValueError(
+                f"requires_grad of {', '.join(changed[:5])} has changed since this DataParallel "
+                "was made, which averages the parameters that required a gradient then: call close "
+                "and make another DataParallel after freezing or unfreezing"
+            )
+        types = [(p.dtype, p.device) for p in self._names]
+        # DistributedDataParallel hooks the nodes, which torch makes anew with a parameter's type.
+        known = self._nodes is None or all(
+            map(operator.is_, _gradient_nodes(self._names), self._nodes)
+        )
+        if types != self._types or not known:
+            raise ValueError(
+                "the model's parameters were moved or given another type since this DataParallel "
+                "was made, even if they were taken back: call close, make the optimizer of them, "
+                "and another DataParallel"
+            )
+        if _count(optimizer) != self._held:
+            check_optimizer(optimizer, model)
+            self._held = _count(optimizer)
+
+
+def check_layers(model: nn.Module) -> None:
+    """Refuse layers that change their parameters in the forward pass, by their samples.
+
+    Raises:
+        ValueError: An embedding has a `max_norm`.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+            raise ValueError(
+                f"the embedding {name or type(module).__name__} has max_norm={module.max_norm}: it "
+                "changes its parameters in the forward pass, in each process those of its own "
+                "samples, so that they would differ; set max_norm to None, and scale rows of "
+                "weight after finish(), in every process"
+            )
+
+
+def _gradient_nodes(parameters: Iterable[Tensor]) -> list[Any]:
+    """Return what accumulates the gradient of each parameter that requires one."""
+    return [get_gradient_edge(p).node for p in parameters if p.requires_grad]
+
+
+def _count(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
