@@ -54,7 +54,7 @@ def test_each_mix_is_compared_at_the_rate_that_its_held_out_images_choose():
         ("4 large", "4 (chosen)")
     }
     drawn = panels(figure("rates", World(accuracy=tuned), "long"))
-    assert list(drawn) == ["accuracy on images held out", "accuracy on test images"]
+    assert list(drawn) == ["ours: accuracy on images held out", "ours: accuracy on test images"]
 
 
 def test_nothing_is_chosen_before_all_rates_were_run():

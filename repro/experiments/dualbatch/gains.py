@@ -52,7 +52,7 @@ def draw(results: Results) -> "Figure":
     ticks = {mix(n): str(n) for n in range(1, WORKERS + 1)}
     for axis, (title, changes) in zip(axes[0], panels.items(), strict=True):
         drawing.draw_changes(axis, changes, ticks)
-        axis.set_title(title, fontsize=12)
+        axis.set_title(f"paper and ours:\n{title}", fontsize=11)
         axis.set_xlabel(f"workers with small batches, of {WORKERS}")
     axes[0, 0].set_ylabel("gain of accuracy over\nlarge batches alone (points)")
     drawing.on_one_scale(axes[0])
