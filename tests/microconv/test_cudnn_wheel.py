@@ -75,9 +75,9 @@ def check(declared: Declared) -> str:
 
 @pytest.fixture
 def declared() -> Declared:
-    found = Declared()
-    cudnn.declare(found)  # type: ignore[arg-type]
-    return found
+    library = Declared()
+    cudnn.declare(library)  # type: ignore[arg-type]
+    return library
 
 
 def test_functions_and_numbers_are_those_of_the_header(declared: Declared, tmp_path: Path):
@@ -148,12 +148,12 @@ def test_a_missing_part_of_the_library_is_told(tmp_path: Path):
     # All but one of its libraries, in a folder of their own.
     (folder,) = wheels.find("libcudnn.so.9")
     for missing in ("graph", "ops", "cnn"):
-        place = tmp_path / missing
-        place.mkdir()
+        broken = tmp_path / missing
+        broken.mkdir()
         for library in folder.glob("libcudnn*.so.9"):
             if library.name == "libcudnn.so.9":
-                (place / library.name).write_bytes(library.read_bytes())  # it looks beside itself
+                (broken / library.name).write_bytes(library.read_bytes())  # it looks beside itself
             elif library.name != f"libcudnn_{missing}.so.9":
-                (place / library.name).symlink_to(library)
-        problem = cudnn._problem(ctypes.CDLL(str(place / "libcudnn.so.9")))
+                (broken / library.name).symlink_to(library)
+        problem = cudnn._problem(ctypes.CDLL(str(broken / "libcudnn.so.9")))
         assert "a part of it may be missing" in problem, (missing, problem)
