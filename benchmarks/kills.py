@@ -51,7 +51,7 @@ class Writer:
     Attributes:
         write: Writes number n into a folder.
         check: Raises AssertionError unless what is in the folder is whole; returns the largest
-            number that it finds, None where that is not to be told.
+            number that it finds, None where that cannot be known.
         longest_s: Within which a kill comes, at a random moment after the first write.
         share: Of the kills that the others get.
     """

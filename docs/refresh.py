@@ -59,7 +59,7 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
     """Return a page's text with counts, verdicts and evidence as the records have them.
 
     Raises:
-        KeyError: The page names a claim that there is not.
+        KeyError: The page names a claim that does not exist.
     """
     by_claim = {row["key"]: row for claims in rows.values() for row in claims}
     numbers = {key: counts(claims) for key, claims in rows.items()}

@@ -556,7 +556,7 @@ def at_commit(commit: str) -> Tree:
 
 @cache
 def _memory() -> Path:
-    """Return where what was found in files is kept, by Python's version, this module's and place.
+    """Return the file that keeps facts of sources: by Python's version, this module and its folder.
 
     Several checkouts and installed packages share a user's cache folder.
     """

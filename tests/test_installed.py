@@ -62,8 +62,8 @@ USE = """
     codes = {}
     for key in PAPERS:
         paper = load_paper(key)
-        for own in sources.find_source(paper, local=False).records.values():
-            for record in own:
+        for results in sources.find_source(paper, local=False).records.values():
+            for record in results:
                 experiment = paper.experiments[record.experiment]
                 codes[record.key] = running.code_of(experiment, record.config)
     tiny = {

@@ -181,7 +181,7 @@ def advise(
 ) -> Advice:
     """Say for each method whether a batch fits, what it costs and what it changes.
 
-    Nothing is computed but, where the device is here, some steps of small batches that are
+    Nothing is computed but, where the device is present, some steps of small batches that are
     measured. Nothing that was given is changed.
 
     Args:
@@ -189,7 +189,7 @@ def advise(
         batch: Samples of the mini-batch.
         memory_bytes: That may be taken on the device.
         device: ``"cpu"``, an accelerator of torch's such as ``"cuda"``, or a name with a data sheet
-            (``"H100"``). Where it is not here, a data sheet's rates are taken; ``"cuda"`` is then
+            (``"H100"``). Where it is absent, a data sheet's rates are taken; ``"cuda"`` is then
             an H100.
         speed: Of the device; then nothing is measured.
         probe_seconds: To measure for, at most; 0 to leave it.

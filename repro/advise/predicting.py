@@ -47,8 +47,8 @@ class Prediction:
         batch: Samples of the mini-batch.
         fits: Whether it trains within the memory.
         peak_bytes: The most on the device at once; where it does not fit, what it would take.
-        slowdown: Seconds over those of the undivided step (if that fitted); None where nothing
-            can be told of it, or nothing runs.
+        slowdown: Seconds over those of the undivided step (if that fitted); None where
+            nothing is known of it, or nothing runs.
         bound: The least that the method can take, likewise: of out-of-core what no schedule beats,
             of `save_on_cpu` copies that overlap whole, of dual-batch learning k = 1; None where
             nothing bounds it but the time that is foretold.

@@ -74,7 +74,7 @@ class Speed:
 
         Args:
             name: One of `repro.experiments.datasheets.DEVICES`; ``"cpu"`` is a CPU of which only
-                the proportions are told.
+                the proportions are known.
 
         Raises:
             ValueError: It is none of them.
@@ -134,7 +134,7 @@ def probe(
     limit_bytes: int,
     seconds: float = 8.0,
 ) -> Speed:
-    """Measure some steps on a device that is here, of growing batch sizes up to `batch`.
+    """Measure some steps on a device that is present, of growing batch sizes up to `batch`.
 
     Args:
         workload: Of whose model a copy is trained.

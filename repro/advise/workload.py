@@ -29,7 +29,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class AdviceError(ValueError):
-    """Nothing can be told of what was given; the text says what to give."""
+    """Nothing can be foretold of what was given; the text says what to give."""
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class WorkerActor:
     """A worker as an actor: pulls, trains and pushes until the server has no more shares for it."""
 
     def is_up(self) -> bool:
-        """Return, once the cluster has found a place for this worker."""
+        """Return, once the cluster has room for this worker."""
         return True
 
     def run(self, number: int, job: Job, server: Any) -> None:

@@ -37,7 +37,7 @@ from repro.measure import accelerator, save_checkpoint
 SERVER_NAME = "repro-dualbatch-server"
 CHECK_S = 5.0  # seconds without news after which the driver asks whether the cluster is there
 CHECKS = 3  # how many times in turn it may stay without an answer
-PLACE_S = 120.0  # seconds that a worker may wait for a place on the cluster
+PLACE_S = 120.0  # seconds that a worker may wait for room on the cluster
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
 
 
@@ -157,7 +157,7 @@ class RayEngine:
         deaths = [0] * job.plan.n
         running: dict[Any, int] = {}
         actors: dict[int, Any] = {}
-        waiting: dict[int, tuple[Any, float]] = {}  # for a place on the cluster, and since when
+        waiting: dict[int, tuple[Any, float]] = {}  # for room on the cluster, and since when
 
         def start(number: int) -> None:
             actors[number] = kind.remote()

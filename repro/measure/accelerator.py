@@ -143,13 +143,13 @@ def module(device: torch.device | str) -> ModuleType:
 
 
 def present() -> str | None:
-    """Return the type of the accelerator that is here, such as ``"cuda"``, or None."""
+    """Return the type of the accelerator that is present, such as ``"cuda"``, or None."""
     current = torch.accelerator.current_accelerator(check_available=True)
     return current.type if current is not None else None
 
 
 def count(device: torch.device | str) -> int:
-    """Return how many accelerators of a device's type are here; 0 for a CPU."""
+    """Return how many accelerators of a device's type are present; 0 for a CPU."""
     if not is_accelerator(device):
         return 0
     of = module(device)
@@ -160,10 +160,10 @@ def resolve(device: torch.device | str | None = None) -> torch.device:
     """Return a device with its index, the current one's where none is said.
 
     Args:
-        device: None for the accelerator that is here, else the CPU.
+        device: None for the accelerator that is present, else the CPU.
 
     Raises:
-        ValueError: It is an accelerator that is not here.
+        ValueError: It is an accelerator that is not present.
     """
     if device is None:
         device = present() or "cpu"

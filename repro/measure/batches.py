@@ -313,7 +313,7 @@ class _Finder:
     def decide(self, trees: dict[str, Any]) -> tuple[dict[Path, str], int]:
         self._find_broadcast()
         candidates = self._fixed or {*self._sizes.values(), *self._lengths.values()}
-        counts = {}
+        by_count = {}
         for number in sorted(candidates):
             kinds: dict[Path, str] = {}
             fits = [
@@ -321,8 +321,8 @@ class _Finder:
                 for name, tree in trees.items()
             ]
             if all(fits) and not {_SAMPLES, _OPEN}.isdisjoint(kinds.values()):
-                counts[number] = kinds
-        kinds = next(iter(counts.values())) if counts else {}
+                by_count[number] = kinds
+        kinds = next(iter(by_count.values())) if by_count else {}
         self._refuse_objects(trees, kinds)
         if not candidates:
             raise BatchError(
@@ -334,19 +334,19 @@ class _Finder:
             [f"{_name(path)} has {size}" for path, size in self._sizes.items()]
             + [f"{_name(path)} {size} items" for path, size in self._lengths.items()]
         )
-        if not counts:
+        if not by_count:
             raise BatchSizeMismatchError(
                 f"the tensors of the mini-batch have first dimensions "
                 f"{list(self._sizes.values())}; they must be equal, one entry per sample; name in "
                 f"shared= what belongs to the whole mini-batch; what has its samples in another "
                 f"dimension (a recurrent layer's state) needs split= ({sizes})"
             )
-        if len(counts) > 1:
+        if len(by_count) > 1:
             raise UnsplittableBatchError(
-                f"the mini-batch may have {' or '.join(map(str, counts))} samples ({sizes}); stack "
-                f"the tensors of a list, or give split="
+                f"the mini-batch may have {' or '.join(map(str, by_count))} samples ({sizes}); "
+                f"stack the tensors of a list, or give split="
             )
-        number = next(iter(counts))
+        number = next(iter(by_count))
         for path, kind in kinds.items():
             if kind == _OPEN:
                 raise UnsplittableBatchError(

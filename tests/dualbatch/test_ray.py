@@ -159,11 +159,11 @@ KILL_ALL = """
         assert len(addresses) > 5 and {ip for _, ip in addresses} == {"127.0.0.1"}, addresses
         # All processes of this driver's own cluster, and no others'.
         if entry.epoch == 1:
-            own = psutil.Process().children(recursive=True)
-            names = [process.name() for process in own]
+            processes = psutil.Process().children(recursive=True)
+            names = [process.name() for process in processes]
             assert "gcs_server" in names and "raylet" in names, names
-            assert sum("ray::" in " ".join(process.cmdline()) for process in own) >= 3
-            for process in own:
+            assert sum("ray::" in " ".join(process.cmdline()) for process in processes) >= 3
+            for process in processes:
                 process.kill()
             start.append(time.monotonic())
 

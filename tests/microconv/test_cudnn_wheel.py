@@ -116,22 +116,22 @@ for kind, dtype, layout in product(KINDS, cudnn._DATA_TYPES, cudnn._LAYOUTS):
     made = [d.first, d.second, d.out]
     for position, (descriptor, shape) in enumerate(zip(made, kernel.shapes(5))):
         if position == filters:
-            found = asked("cudnnGetFilter4dDescriptor", descriptor, count=6)
-            assert found == (cudnn._DATA_TYPES[dtype], cudnn._LAYOUTS[layout], *shape), found
+            answer = asked("cudnnGetFilter4dDescriptor", descriptor, count=6)
+            assert answer == (cudnn._DATA_TYPES[dtype], cudnn._LAYOUTS[layout], *shape), answer
         else:
-            found = asked("cudnnGetTensor4dDescriptor", descriptor, count=9)
+            answer = asked("cudnnGetTensor4dDescriptor", descriptor, count=9)
             n, c, h, w = shape
             strides = (c * h * w, h * w, w, 1) if layout == "nchw" else (h * w * c, 1, w * c, c)
-            assert found == (cudnn._DATA_TYPES[dtype], *shape, *strides), found
+            assert answer == (cudnn._DATA_TYPES[dtype], *shape, *strides), answer
     tensors = [m for i, m in enumerate(made) if i != filters]
     input = tensors[1] if kind == "backward_data" else tensors[0]
     size = asked(
         "cudnnGetConvolution2dForwardOutputDim", d.conv, input, made[filters], count=4
     )
     assert size == conv.output_shape(5), size
-    found = asked("cudnnGetConvolution2dDescriptor", d.conv, count=8)
+    answer = asked("cudnnGetConvolution2dDescriptor", d.conv, count=8)
     compute = 1 if dtype == "float64" else 0
-    assert found == (*conv.padding, *conv.stride, *conv.dilation, 1, compute), found
+    assert answer == (*conv.padding, *conv.stride, *conv.dilation, 1, compute), answer
     assert asked("cudnnGetConvolutionGroupCount", d.conv, count=1) == (2,)
 print("asked", library.cudnnGetVersion())
 """
