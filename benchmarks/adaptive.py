@@ -29,22 +29,22 @@ def controller(steps: int, repeats: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     step = plain_step(model, nn.functional.cross_entropy, optimizer, "cpu")
     images, labels = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
-    own = ThetaController(256, 2048, 0.2)
-    own.observe(2.3, model.parameters())
+    theta_controller = ThetaController(256, 2048, 0.2)
+    theta_controller.observe(2.3, model.parameters())
     times, decisions = [], []
     for number in range(steps + 3):
         start = time.perf_counter()
         step(images, labels)
         middle = time.perf_counter()
-        own.observe(2.2, model.parameters())
+        theta_controller.observe(2.2, model.parameters())
         if number >= 3:
             times.append(middle - start)
             decisions.append(time.perf_counter() - middle)
     epoch_s = statistics.median(times) * -(-SAMPLES // BATCH)
     observe_s = statistics.median(decisions)
-    resident = [*model.parameters(), *own.state_dict()["start"]]
+    resident = [*model.parameters(), *theta_controller.state_dict()["start"]]
     with MemoryMeter("cpu", resident=resident) as meter:
-        own.observe(2.2, model.parameters())
+        theta_controller.observe(2.2, model.parameters())
     size = sum(p.nbytes for p in model.parameters())
     print(f"{torch.get_num_threads()} threads, medians of {steps} steps of {BATCH} images")
     print(
@@ -70,14 +70,14 @@ def buckets(steps: int, repeats: int) -> None:
         ways = {}
         for mib in (1, 25):
             groups = [len(b.parameters) for b in make_buckets(sizes, 1, mib * 2**20)]
-            own = [[nn.Parameter(torch.zeros(1)) for _ in range(count)] for count in groups]
-            optimizer = kind([p for group in own for p in group], lr=0.1, fused=True)
-            ways[f"{mib} MiB"] = partial(_in_buckets, own, optimizer)
-        found = time_interleaved(ways, warmup=3, repeats=repeats)
-        for (name, timing), way in zip(found.items(), ways.values(), strict=True):
+            parameters = [[nn.Parameter(torch.zeros(1)) for _ in range(count)] for count in groups]
+            optimizer = kind([p for group in parameters for p in group], lr=0.1, fused=True)
+            ways[f"{mib} MiB"] = partial(_in_buckets, parameters, optimizer)
+        timings = time_interleaved(ways, warmup=3, repeats=repeats)
+        for (name, timing), way in zip(timings.items(), ways.values(), strict=True):
             each = len(way.args[0])
             print(f"{kind.__name__:6}{name:>8}: {each:3} calls, {1e3 * timing.median_s:6.2f} ms")
-        first, last = found.values()
+        first, last = timings.values()
         print(f"{kind.__name__:6} 1 MiB over 25 MiB: {first.median_s / last.median_s:.1f}")
 
 
@@ -108,12 +108,12 @@ def averaging(steps: int, repeats: int) -> None:
         "device": "cpu", "averaging": list(METHODS), "processes": 2, "bucket_bytes": 2**18,
         "messages": [2**14, 2**20], "warmup": 1, "repeats": repeats, "seed": 0,
     }  # fmt: skip
-    found = launch(job, 2)
+    results = launch(job, 2)
     print(f"2 processes of one thread; means of 4 steps in a row, medians of {repeats}, in turns")
     print(f"{'':22}{'batch':>6}{'averaging':>16}{'step (ms)':>11}{'over allreduce':>16}"
           f"{'blocked (ms)':>14}{'over 1 process':>16}")  # fmt: skip
-    for name, own in found.items():
-        rows = {(row["batch"], row["averaging"]): row for row in own["steps"]}
+    for name, result in results.items():
+        rows = {(row["batch"], row["averaging"]): row for row in result["steps"]}
         for (batch, way), row in rows.items():
             if way == "none":
                 continue
@@ -123,7 +123,7 @@ def averaging(steps: int, repeats: int) -> None:
                 f"{row['total_s'] / plain['total_s']:16.2f}{1e3 * row['blocked_s']:14.1f}"
                 f"{row['total_s'] / alone['total_s']:16.2f}"
             )
-        print(f"{name:22}largest difference between their weights: {own['difference']:.1g}")
+        print(f"{name:22}largest difference between their weights: {result['difference']:.1g}")
 
 
 def main() -> None:

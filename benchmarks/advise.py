@@ -74,10 +74,10 @@ def main() -> None:
         limit = predict(workload, "undivided", FITS, 1 << 40, simulated=True).peak_bytes
         speed = probe(workload, "cpu", batch, 1 << 40, seconds=6)
         for method in ("mbs", "accumulation", "checkpointing", "outofcore"):
-            told = predict(workload, method, batch, limit, speed, simulated=True)
-            if told.slowdown is None:
+            prediction = predict(workload, method, batch, limit, speed, simulated=True)
+            if prediction.slowdown is None:
                 continue
-            micro = told.settings.get("micro_batch", batch)
+            micro = prediction.settings.get("micro_batch", batch)
             with ExitStack() as stack:
                 plain, whole = workload.built(batch, "cpu")
                 parts, step = workload.built(batch, "cpu", checkpointing="checkpointing" in method)
@@ -102,10 +102,10 @@ def main() -> None:
                 if method == "outofcore":
                     timed |= timed_alone
             ratio = timed["method"].median_s / timed["undivided"].median_s
-            errors.append(abs(told.slowdown / ratio - 1))
+            errors.append(abs(prediction.slowdown / ratio - 1))
             print(
-                f"| {name} | {method} | {told.slowdown:.2f} | {ratio:.2f} | "
-                f"{100 * (told.slowdown / ratio - 1):+.0f} % |"
+                f"| {name} | {method} | {prediction.slowdown:.2f} | {ratio:.2f} | "
+                f"{100 * (prediction.slowdown / ratio - 1):+.0f} % |"
             )
             del plain
     close = sum(error <= 0.15 for error in errors)

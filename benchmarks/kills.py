@@ -51,7 +51,7 @@ class Writer:
     Attributes:
         write: Writes number n into a folder.
         check: Raises AssertionError unless what is in the folder is whole; returns the largest
-            number that it finds, None where that is not to be told.
+            number that it finds, None where that cannot be known.
         longest_s: Within which a kill comes, at a random moment after the first write.
         share: Of the kills that the others get.
     """
@@ -89,10 +89,10 @@ def record(number: int) -> Record:
 
 def check_records(folder: Path) -> int | None:
     """All records are whole."""
-    found = RecordStore(folder).load("mbs")
-    for one in found:
+    records = RecordStore(folder).load("mbs")
+    for one in records:
         assert one == replace(record(one.seed), schema=one.schema)
-    return max((one.seed for one in found), default=None)
+    return max((one.seed for one in records), default=None)
 
 
 def decoded(number: int) -> archives.Decoded:
@@ -112,8 +112,8 @@ def check_decoded(folder: Path) -> int | None:
     os.environ["REPRO_CACHE"] = str(folder)
     numbers = [int(path.stem.split("-")[1]) for path in folder.glob("set-*.pt")]
     for number in numbers:
-        found = archives.cached(f"set-{number}", lambda: archives.Decoded((), {}))
-        assert (found.splits["train"].images == number % 256).all() and found.classes == ("a",)
+        decoded = archives.cached(f"set-{number}", lambda: archives.Decoded((), {}))
+        assert (decoded.splits["train"].images == number % 256).all() and decoded.classes == ("a",)
     for path in folder.glob("set-*.pt"):
         path.unlink()
     return max(numbers, default=None)
@@ -178,8 +178,8 @@ def write_times(folder: Path, number: int) -> None:
 def check_times(folder: Path) -> int | None:
     """All measurements are whole, and those before the last are there; then another is kept."""
     cache, number = BenchmarkCache(folder / "microconv.sqlite"), 0
-    while found := cache.times(Key(str(number)), 1):
-        assert found == {"gemm": [float(number)] * 500}
+    while times := cache.times(Key(str(number)), 1):
+        assert times == {"gemm": [float(number)] * 500}
         number += 1
     assert len(cache) == number
     cache.clear()
@@ -276,29 +276,29 @@ def leftovers(folder: Path) -> list[str]:
 
 def kill_once(writer: Writer, folder: Path, after_s: float) -> int:
     """Kill a process while it writes; return the last number that it said it had written."""
-    read, told = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(read)
+        os.close(read_end)
         number = 0
         try:
             while True:
                 writer.write(folder, number)
-                os.write(told, number.to_bytes(8, "big"))
+                os.write(write_end, number.to_bytes(8, "big"))
                 number += 1
         except BaseException:
             traceback.print_exc()
         os._exit(1)
-    os.close(told)
-    said = os.read(read, 8)
+    os.close(write_end)
+    said = os.read(read_end, 8)
     if not said:
         raise SystemExit("the writer failed before it was killed")
     time.sleep(after_s)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    while more := os.read(read, 8):
+    while more := os.read(read_end, 8):
         said = more
-    os.close(read)
+    os.close(read_end)
     return int.from_bytes(said, "big")
 
 
@@ -306,16 +306,16 @@ def try_writer(name: str, kills: int, chance: random.Random) -> tuple[int, int, 
     """Return how many kills left something, left something for good, and tore or lost something."""
     writer, left, stayed, torn = WRITERS[name], 0, 0, 0
     for _ in range(kills):
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-            folder = Path(place)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+            folder = Path(scratch)
             last = kill_once(writer, folder, chance.uniform(0, writer.longest_s))
             left += bool(leftovers(folder))
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")
-                    found = writer.check(folder)
-                if found is not None:
-                    assert found in (last, last + 1), f"{found} stands, {last} was written"
+                    standing = writer.check(folder)
+                if standing is not None:
+                    assert standing in (last, last + 1), f"{standing} stands, {last} was written"
             except Exception as error:
                 print(f"{name}: {type(error).__name__}: {error}")
                 torn += 1

@@ -51,8 +51,8 @@ def dice(outputs: Tensor, masks: Tensor) -> Tensor:
 def clip(outputs: Tensor, others: Tensor) -> Tensor:
     """Return CLIP's loss of pairs of embeddings."""
     similar = 10 * F.normalize(outputs) @ F.normalize(others).T
-    own = torch.arange(len(outputs))
-    return (F.cross_entropy(similar, own) + F.cross_entropy(similar.T, own)) / 2
+    partners = torch.arange(len(outputs))
+    return (F.cross_entropy(similar, partners) + F.cross_entropy(similar.T, partners)) / 2
 
 
 def info_nce(outputs: Tensor, others: Tensor) -> Tensor:
@@ -93,8 +93,8 @@ def rows() -> Iterator[tuple[str, Callable[..., Tensor], Any, str, Options]]:
         return F.ctc_loss(scores, t[:, None] % 1 + 1, 2 * lengths, lengths)
 
     yield "your own: a mean over samples, `CTCLoss`", ctc, LABELS, "", {}
-    own = lambda o, t: F.triplet_margin_loss(o, t, t.flip(1))  # noqa: E731
-    yield "your own: triplets given per sample", own, VALUES, "", {}
+    triplets = lambda o, t: F.triplet_margin_loss(o, t, t.flip(1))  # noqa: E731
+    yield "your own: triplets given per sample", triplets, VALUES, "", {}
     ignored = lambda o, t: F.cross_entropy(o, t)  # noqa: E731
     counts = {"weights": (IGNORED >= 0).float()}
     yield "your own: ignored targets, padding", ignored, IGNORED, "`weights=` counts", counts
@@ -175,22 +175,22 @@ def error(
         torch.cat([pair[side].grad.flatten() for pair in pairs if pair[1].grad is not None])
         for side in (0, 1)
     )
-    found = float((ours - theirs).norm() / theirs.norm())
-    return "exact" if found < 1e-6 else f"{100 * found:.1f} %"
+    difference = float((ours - theirs).norm() / theirs.norm())
+    return "exact" if difference < 1e-6 else f"{100 * difference:.1f} %"
 
 
 def main() -> None:
     """Print the table."""
     warnings.simplefilter("ignore")
     print("| loss | by default | unchecked | give | then |\n| --- | --- | --- | --- | --- |")
-    cases = [(name, classifier, loss, X, targets, text, own)
-             for name, loss, targets, text, own in rows()]  # fmt: skip
-    cases += [(name, make, lambda outputs: outputs["loss"], inputs, None, text, own)
-              for name, make, inputs, text, own in hugging_face()]  # fmt: skip
-    for name, make, loss_fn, inputs, targets, text, own in cases:
+    cases = [(name, classifier, loss, X, targets, text, options)
+             for name, loss, targets, text, options in rows()]  # fmt: skip
+    cases += [(name, make, lambda outputs: outputs["loss"], inputs, None, text, options)
+              for name, make, inputs, text, options in hugging_face()]  # fmt: skip
+    for name, make, loss_fn, inputs, targets, text, options in cases:
         default = error(make, loss_fn, inputs, targets)
         unchecked = error(make, loss_fn, inputs, targets, check="off") if "Check" in default else ""
-        then = error(make, loss_fn, inputs, targets, **own) if own else ""
+        then = error(make, loss_fn, inputs, targets, **options) if options else ""
         print(f"| {name} | {default} | {unchecked} | {text} | {then} |", flush=True)
 
 

@@ -72,11 +72,11 @@ def conv2(repeats: int, batch: int = 64, limit_mib: int = 8) -> float:
     """Run conv2's best division and its best undivided algorithm in turns; return their ratio."""
     kernel = Kernel("forward", CONV2)
     bench = Bench(choose(None, "cpu"), BenchmarkCache(None), max_error=1e-4)
-    found = bench.candidates(kernel, batch, micro_batch_sizes(batch, "powerOfTwo"), 64 * MIB)
+    ways = bench.candidates(kernel, batch, micro_batch_sizes(batch, "powerOfTwo"), 64 * MIB)
     limit = limit_mib * MIB
     divisions: dict[str, Division] = {
-        "divided": best_division(batch, found, limit),
-        "undivided": best_division(batch, {batch: found[batch]}, limit),
+        "divided": best_division(batch, ways, limit),
+        "undivided": best_division(batch, {batch: ways[batch]}, limit),
     }
     first, second, out = kernel.tensors(batch)
     workspace = torch.zeros(limit, dtype=torch.uint8)
@@ -94,9 +94,9 @@ def conv2(repeats: int, batch: int = 64, limit_mib: int = 8) -> float:
     for name, division in divisions.items():
         memory = division.workspace_bytes / MIB
         print(f"  {name:10} {1e3 * timed[name].median_s:7.1f} ms  {memory:5.1f} MiB  {division}")
-    own = max(way.workspace_bytes for way in found[batch] if way.algorithm == "torch:native")
+    size = max(way.workspace_bytes for way in ways[batch] if way.algorithm == "torch:native")
     print(
-        f"  {'torch':10} {1e3 * timed['torch'].median_s:7.1f} ms  {own / MIB:5.1f} MiB  (no limit)"
+        f"  {'torch':10} {1e3 * timed['torch'].median_s:7.1f} ms  {size / MIB:5.1f} MiB  (no limit)"
     )
     gain = _ratio(timed["undivided"], timed["divided"])
     over_torch = _ratio(timed["torch"], timed["divided"])
@@ -178,8 +178,8 @@ def chains(repeats: int, batch: int = 32, depth: int = 4) -> None:
         for name, run in (("forward", forward), ("forward and backward", step)):
             sizes = [batch, batch // 4, batch // 16, 1]
             timed = _rounds({str(b): lambda run=run, b=b: run(b) for b in sizes}, repeats)  # type: ignore[misc]
-            told = ", ".join(f"{b}: {_ratio(timed[str(batch)], timed[str(b)]):.2f}" for b in sizes)
-            print(f"  {channels:3} × {side}² ({each:.2f} MiB a sample), {name}: {told}")
+            gains = ", ".join(f"{b}: {_ratio(timed[str(batch)], timed[str(b)]):.2f}" for b in sizes)
+            print(f"  {channels:3} × {side}² ({each:.2f} MiB a sample), {name}: {gains}")
 
 
 def layers(repeats: int) -> None:
@@ -210,19 +210,20 @@ def layers(repeats: int) -> None:
             with torch.no_grad():
                 timed = _rounds(runs, repeats)
             ratio = _ratio(timed["plain"], timed["tuned"])
-            told = str(report.kernels[0].division or "left to torch")
-            own = 1e3 * timed["plain"].median_s
+            chosen = str(report.kernels[0].division or "left to torch")
+            plain_ms = 1e3 * timed["plain"].median_s
             print(
-                f"  {str(dtype)[6:]:8} {name:24} N = {batch:2} {own:8.1f} ms  {ratio:.2f}  {told}"
+                f"  {str(dtype)[6:]:8} {name:24} N = {batch:2} {plain_ms:8.1f} ms  {ratio:.2f}  "
+                f"{chosen}"
             )
 
 
 def optimisers(repeats: int) -> None:
     """Time the optimisers on made-up input."""
     generator = random.Random(0)
-    found = made_up_kernel(generator)
+    ways = made_up_kernel(generator)
     calls: dict[str, Callable[[], object]] = {
-        "pareto_front, B = 256, 6 algorithms, all (target 500)": lambda: pareto_front(256, found),
+        "pareto_front, B = 256, 6 algorithms, all (target 500)": lambda: pareto_front(256, ways),
     }
     for kernels, variables, target in ((159, 562, 250), (465, 2500, 1000)):
         fronts, total = made_up_fronts(generator, kernels, variables)

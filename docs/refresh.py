@@ -27,16 +27,16 @@ _TOTAL = re.compile(r"\d+ claims: \d+ [^.]* not run(?=\.)")
 
 def judged() -> dict[str, list[dict[str, str]]]:
     """Return by paper a row for each claim, by the reference records alone, with its ``key``."""
-    found = {}
+    by_paper = {}
     for paper in PAPERS:
         source = find_source(load_paper(paper), local=False)
         rows = []
         for artefact in source.paper.artefacts.values():
-            own = verdicts(source.paper, artefact, results_of(artefact, source))
-            for claim, row in zip(artefact.claims, own, strict=True):
+            of_artefact = verdicts(source.paper, artefact, results_of(artefact, source))
+            for claim, row in zip(artefact.claims, of_artefact, strict=True):
                 rows.append({**row, "key": f"{paper}/{artefact.name}.{claim.key}"})
-        found[paper] = rows
-    return found
+        by_paper[paper] = rows
+    return by_paper
 
 
 def excerpt(evidence: str) -> str:
@@ -59,22 +59,22 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
     """Return a page's text with counts, verdicts and evidence as the records have them.
 
     Raises:
-        KeyError: The page names a claim that there is not.
+        KeyError: The page names a claim that does not exist.
     """
-    by_claim = {row["key"]: row for own in rows.values() for row in own}
-    numbers = {key: counts(own) for key, own in rows.items()}
-    by_title = {load_paper(key).title: own for key, own in numbers.items()}
-    pages = {"combining" if key == "together" else key: own for key, own in numbers.items()}
-    papers = [own for key, own in numbers.items() if key != "together"]
-    total = {word: sum(own[word] for own in papers) for word in WORDS}
+    by_claim = {row["key"]: row for claims in rows.values() for row in claims}
+    numbers = {key: counts(claims) for key, claims in rows.items()}
+    by_title = {load_paper(key).title: tally for key, tally in numbers.items()}
+    pages = {"combining" if key == "together" else key: tally for key, tally in numbers.items()}
+    papers = [tally for key, tally in numbers.items() if key != "together"]
+    total = {word: sum(tally[word] for tally in papers) for word in WORDS}
 
     def claim(match: re.Match[str]) -> str:
         row = by_claim[match[2]]
         return f"{match[1]}**{row['verdict']}** | {excerpt(row['evidence'])} |"
 
     def counted(match: re.Match[str]) -> str:
-        own = by_title[match[1]]
-        return f"| {match[1]} | {' | '.join(map(str, (sum(own.values()), *own.values())))} |"
+        tally = by_title[match[1]]
+        return f"| {match[1]} | {' | '.join(map(str, (sum(tally.values()), *tally.values())))} |"
 
     page = _CLAIM.sub(claim, page)
     page = _COUNTED.sub(counted, page)
@@ -85,7 +85,7 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
 def description(rows: Mapping[str, list[dict[str, str]]]) -> str:
     """Return the chart in words, which its file holds for those who do not see it."""
     return "; ".join(
-        f"{load_paper(key).title}: {in_words(counts(own))}" for key, own in rows.items()
+        f"{load_paper(key).title}: {in_words(counts(claims))}" for key, claims in rows.items()
     )
 
 
@@ -95,7 +95,7 @@ def draw(rows: Mapping[str, list[dict[str, str]]], path: Path) -> None:
 
     from repro.plots import verdict_counts
 
-    figure = verdict_counts({load_paper(key).title: counts(own) for key, own in rows.items()})
+    figure = verdict_counts({load_paper(key).title: counts(claims) for key, claims in rows.items()})
     metadata = {"Title": "Verdicts", "Description": description(rows), "Date": None}
     with mpl.rc_context({"svg.hashsalt": "verdicts"}), replacing(path) as temporary:
         figure.savefig(temporary, format="svg", metadata=metadata, facecolor="white")

@@ -68,9 +68,9 @@ def doctor(
         if interactive:
             typer.echo(f"{line} ...", err=True)
 
-    found = physician.examine(chosen, data, tell)
-    typer.echo(json.dumps(found, indent=1) if as_json else _printable(physician.text(found)))
-    raise typer.Exit(1 if physician.broken(found) else 0)
+    findings = physician.examine(chosen, data, tell)
+    typer.echo(json.dumps(findings, indent=1) if as_json else _printable(physician.text(findings)))
+    raise typer.Exit(1 if physician.broken(findings) else 0)
 
 
 @app.command()
@@ -102,7 +102,7 @@ def advise(
     from repro.experiments import arguments
 
     try:
-        found = ask(
+        advice = ask(
             model,
             batch,
             parse_memory(memory),
@@ -117,9 +117,9 @@ def advise(
     except advising.AdviceError as error:
         raise arguments.UsageError(str(error)) from error
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=1))
+        typer.echo(json.dumps(advice.to_json(), indent=1))
     else:
-        typer.echo(found.text(method))
+        typer.echo(advice.text(method))
 
 
 @app.command("list")
@@ -275,12 +275,12 @@ def verify(
     if profile is not None:
         arguments.check_profile(profile)
     arguments.check_data(data)
-    found = 0
+    fallen = 0
     for paper, artefacts in _by_paper(targets):
         for line, agrees in standing.verify(paper, artefacts, profile, reference, data):
             typer.echo(_printable(line))
-            found += not agrees
-    raise typer.Exit(1 if found else 0)
+            fallen += not agrees
+    raise typer.Exit(1 if fallen else 0)
 
 
 @app.command()
@@ -393,8 +393,8 @@ def show(
     if profile is not None:
         arguments.check_profile(profile)
     changed = [arguments.parse_choice(text) for text in changes or ()]
-    for found in showing.found(target, profile, reference, changed):
-        typer.echo(f"{showing.text(*found)}\n")
+    for shown in showing.found(target, profile, reference, changed):
+        typer.echo(f"{showing.text(*shown)}\n")
     typer.echo(f"{showing.setup(target, profile, reference)}\n")
     typer.echo(terminal.prose(summary.searched()))
 

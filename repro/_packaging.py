@@ -48,9 +48,9 @@ def shipped() -> Iterator[tuple[Path, Path]]:
 
 def write_state(package: Path) -> None:
     """Write the commit that is built, of the checkout or else of the source distribution."""
-    found = runpy.run_path(str(PACKAGE / "paths.py"))
-    state = found["checkout_state"]()
-    commit, dirty = state if state[0] else found["built_from"]()
+    namespace = runpy.run_path(str(PACKAGE / "paths.py"))
+    state = namespace["checkout_state"]()
+    commit, dirty = state if state[0] else namespace["built_from"]()
     target = package / "build.json"
     target.unlink(missing_ok=True)  # may be a second name of the source's own
     target.write_text(json.dumps({"commit": commit, "dirty": dirty}) + "\n", encoding="utf-8")
@@ -68,21 +68,21 @@ class BuildPy(build_py):
         # Modules and records that are gone since an earlier build would be in the wheel.
         shutil.rmtree(built / PACKAGE, ignore_errors=True)
         super().run()
-        for file, place in shipped():
-            (built / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, built / place)
+        for file, target in shipped():
+            (built / target).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, built / target)
         write_state(built / PACKAGE)
 
     def get_source_files(self) -> list[str]:
         """Return what a source distribution has to carry."""
-        found = [file for file, _ in shipped()]
+        files = [file for file, _ in shipped()]
         for pattern in PROJECT:
-            found += [
+            files += [
                 file
                 for file in sorted(Path().glob(pattern))
                 if file.is_file() and file.suffix != ".pyc"
             ]
-        return [*super().get_source_files(), *map(str, found)]
+        return [*super().get_source_files(), *map(str, files)]
 
 
 class SDist(sdist):

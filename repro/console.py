@@ -145,7 +145,7 @@ def _let_go() -> bool:
     Returns:
         Whether there was such output.
     """
-    found = False
+    any_lost = False
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -153,11 +153,11 @@ def _let_go() -> bool:
         except OSError:
             lost = True
         if lost:
-            found = True
+            any_lost = True
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
-    return found
+    return any_lost
 
 
 def _has_no_reader(stream: Any) -> bool:

@@ -291,13 +291,13 @@ def opening(name: str) -> tuple[str, dict[str, bytes]]:
 @contextmanager
 def _same_folders() -> Iterator[None]:
     """Let kernels, which run in another folder, find those that relative paths mean here."""
-    found = {
+    folders = {
         "REPRO_CACHE": paths.cache_dir,
         "REPRO_DATA": lambda: paths.data_roots()[0],
         "REPRO_RESULTS": paths.results_dir,
     }
-    before = {name: os.environ[name] for name in found if os.environ.get(name)}
-    os.environ.update({name: str(found[name]()) for name in before})
+    before = {name: os.environ[name] for name in folders if os.environ.get(name)}
+    os.environ.update({name: str(folders[name]()) for name in before})
     try:
         yield
     finally:

@@ -88,7 +88,7 @@ def _why_no_folder(given: str) -> str:
         path = Path(given).expanduser()
     except RuntimeError:
         return "is in the home of a user who is not known here"
-    reasons = [_why_unreadable(place) for place in (path, home() / path)]
+    reasons = [_why_unreadable(folder) for folder in (path, home() / path)]
     return "" if "" in reasons else reasons[0]
 
 
@@ -177,7 +177,7 @@ def checkout_state() -> tuple[str | None, bool | None]:
 def built_from() -> tuple[str | None, bool | None]:
     """Return the commit that the package was built from and whether it had changes, if known."""
     try:
-        found = json.loads(BUILT.read_text(encoding="utf-8"))
-        return found["commit"], found["dirty"]
+        build = json.loads(BUILT.read_text(encoding="utf-8"))
+        return build["commit"], build["dirty"]
     except (OSError, ValueError, LookupError, TypeError):
         return None, None

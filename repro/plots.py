@@ -500,8 +500,8 @@ def errors_and_curves(
     for row, ways in enumerate(errors.values()):
         for number, (way, error) in enumerate(ways.items()):
             # Rounding may leave nothing at all, which a logarithm has no place for.
-            place = row + 0.22 * (number - (len(ways) - 1) / 2)
-            first.plot([max(error, 1e-17)], [place], ls="", ms=7, label=way, **styles[way])
+            height = row + 0.22 * (number - (len(ways) - 1) / 2)
+            first.plot([max(error, 1e-17)], [height], ls="", ms=7, label=way, **styles[way])
     first.set_xscale("log")
     first.set_xlim(1e-17, 1e2)
     first.set_xticks([1e-16, 1e-12, 1e-8, 1e-4, 1])
@@ -552,19 +552,19 @@ def effects_by_group(
         if number % 2 == 0:
             axis.axhspan(top - 0.5, len(labels) - 0.5, color="#f3f5f9", zorder=0, lw=0)
         for row, (_, paper, ours, interval) in enumerate(rows, top + 1):
-            told = "not run"
+            our_text = "not run"
             if paper is not None and ours is not None:
                 axis.plot([paper, ours], [row] * 2, ":", color=PAPER, lw=1.2)
             if interval is not None:
                 axis.plot(interval, [row] * 2, "-", color=OURS, lw=2.4, label="ours, 95 % interval")
             if ours is not None:
                 axis.plot([ours], [row], "o", color=OURS, ms=7, label="ours")
-                told = f"×{_times(ours)}"
-                told += f" [{', '.join(map(_times, interval))}]" if interval else ""
+                our_text = f"×{_times(ours)}"
+                our_text += f" [{', '.join(map(_times, interval))}]" if interval else ""
             if paper is not None:  # over ours, which shows through
                 axis.plot([paper], [row], "D", mfc="none", mec=INK, ms=9, mew=1.5, label="paper")
             write(row, 8, "–" if paper is None else f"×{_times(paper)}", INK)
-            write(row, 52, told, OURS)
+            write(row, 52, our_text, OURS)
     axis.margins(x=0.06)
     low, high = axis.get_xlim()
     axis.xaxis.set_major_locator(LogLocator(10, (1, 2, 5) if high < 1000 * low else (1,)))

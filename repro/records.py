@@ -361,13 +361,13 @@ def reference_stores() -> dict[tuple[str, str], RecordStore]:
 
 def library_versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that results depend on."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in _LIBRARIES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            versions[name] = "absent"
+    return versions
 
 
 def commit_state() -> tuple[str | None, bool | None]:

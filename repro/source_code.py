@@ -45,7 +45,7 @@ class Tree:
         self._texts: dict[tuple[str, str], str] = {}
         if commit is None:
             root = paths.PACKAGE.parent
-            found = [
+            files = [
                 path.relative_to(root).as_posix()
                 for path in paths.PACKAGE.rglob("*")
                 if path.suffix in (".py", ".cpp", ".hpp", ".toml")
@@ -54,8 +54,8 @@ class Tree:
             listed = paths.git("ls-tree", "-r", "--name-only", commit, "repro")
             if listed is None:
                 raise LookupError(f"there is no commit {commit!r}")
-            found = listed.decode().splitlines()
-        self.files = frozenset(found)
+            files = listed.decode().splitlines()
+        self.files = frozenset(files)
 
     def read(self, file: str) -> bytes:
         """Return a file's content, such as that of ``repro/training.py``."""
@@ -75,9 +75,9 @@ class Tree:
         return self._modules[file]
 
     def _state(self, file: str) -> list[int]:
-        found = (paths.PACKAGE.parent / file).stat()
+        status = (paths.PACKAGE.parent / file).stat()
         # Of a package that is installed anew the times of change may be those of the old one.
-        return [found.st_mtime_ns, found.st_ctime_ns, found.st_size]
+        return [status.st_mtime_ns, status.st_ctime_ns, status.st_size]
 
     @cached_property
     def _remembered(self) -> dict[str, Any]:
@@ -88,8 +88,8 @@ class Tree:
             digest, _, text = regular(_memory()).read_text(encoding="utf-8").partition("\n")
             if digest != hashlib.sha256(text.encode()).hexdigest():
                 return {}  # a damaged or foreign file is none
-            found = json.loads(text)
-            return {f: facts for f, facts in found.items() if {*facts} == {*_FACTS, "state"}}
+            files = json.loads(text)
+            return {f: facts for f, facts in files.items() if {*facts} == {*_FACTS, "state"}}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
@@ -141,17 +141,17 @@ class Tree:
         return self._closures[entry, wanted]
 
     def _closure(self, start: str, wanted: frozenset[str] | None) -> frozenset[str]:
-        found: set[str] = set()
+        closure: set[str] = set()
         queue = [start]
         while queue:
             file = queue.pop()
-            if file in found:
+            if file in closure:
                 continue
-            found.add(file)
+            closure.add(file)
             package = PurePosixPath(file).parts[1]
             if package in METHODS:
-                own = f"repro/{package}/"
-                queue += [f for f in self.files if f.startswith(own) and f not in found]
+                folder = f"repro/{package}/"
+                queue += [f for f in self.files if f.startswith(folder) and f not in closure]
             if not file.endswith(".py"):
                 continue
             for module, name in self.module(file).imports:
@@ -165,7 +165,7 @@ class Tree:
                 if reached[1] == "reported":
                     paper = PurePosixPath(start).parts[2]
                     queue.append(f"{_REPORTED}/{paper}.toml")
-        return frozenset(found)
+        return frozenset(closure)
 
     def _architectures(self, config: Mapping[str, Any]) -> frozenset[str] | None:
         """Return the architectures that a configuration names, None where it names none."""
@@ -216,29 +216,29 @@ class Tree:
         file = self.file_of(start)
         if file is None or name not in self.module(file).names:
             raise LookupError(f"{entry} is not defined there")
-        found: dict[str, tuple[str, str]] = {}
+        reached: dict[str, tuple[str, str]] = {}
         done: set[tuple[str, str]] = set()
         # What a paper's own files do when they are run as a program, they do for a record too.
-        own = f"{PurePosixPath(file).parent}/"
-        queue = [(file, name), *((f, "") for f in files if f.startswith(own))]
+        folder = f"{PurePosixPath(file).parent}/"
+        queue = [(file, name), *((f, "") for f in files if f.startswith(folder))]
         while queue:
-            place = queue.pop()
-            if place in done or place[0] not in files or not place[0].endswith(".py"):
+            symbol = queue.pop()
+            if symbol in done or symbol[0] not in files or not symbol[0].endswith(".py"):
                 continue
-            done.add(place)
-            text = self._text(*place)
-            nodes = self._nodes(*place)
+            done.add(symbol)
+            text = self._text(*symbol)
+            nodes = self._nodes(*symbol)
             local = {k: v for node in nodes for k, v in _imported_in(node).items()}
             used = {
-                f"{name}.{attribute}": self._targets(place[0], local, name, attribute)
+                f"{name}.{attribute}": self._targets(symbol[0], local, name, attribute)
                 for name, attribute in sorted({pair for node in nodes for pair in _used(node)})
             }
             bound = [f"{key} is {[self._text(*t) for t in used[key]]}" for key in used if used[key]]
             meant = hashlib.sha256("\n".join(bound).encode()).hexdigest()
             if text:
-                found.setdefault(f"{text}\n{meant}", place)
-            queue += [(place[0], ""), *(target for own_ in used.values() for target in own_)]
-        return found
+                reached.setdefault(f"{text}\n{meant}", symbol)
+            queue += [(symbol[0], ""), *(target for targets in used.values() for target in targets)]
+        return reached
 
     def _nodes(self, file: str, name: str) -> list[ast.stmt]:
         """Return what defines a name, or for no name all that a file does besides defining."""
@@ -259,14 +259,14 @@ class Tree:
     ) -> list[tuple[str, str]]:
         """Return what a name may stand for: what is imported, here or anywhere, or defined."""
         module = self.module(file)
-        found = {
+        targets = {
             self._follow(*imported[name], attribute)
             for imported in (local, module.imported)
             if name in imported
         }
         if name in module.names or name in module.foreign:
-            found.add((file, name))
-        return sorted(place for place in found if place is not None)
+            targets.add((file, name))
+        return sorted(target for target in targets if target is not None)
 
     def _follow(self, module: str, name: str, attribute: str) -> tuple[str, str] | None:
         reached = self.target(module, name) if name else None
@@ -343,13 +343,13 @@ class Module:
     @cached_property
     def foreign(self) -> dict[str, str]:
         """What the top level imports from elsewhere, by the name it has here."""
-        found = {}
+        origins = {}
         for node in self.tree.body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 whence = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
                 for alias in node.names:
-                    found[alias.asname or alias.name.partition(".")[0]] = f"{whence}{alias.name}"
-        return {name: origin for name, origin in found.items() if not _is_own(origin)}
+                    origins[alias.asname or alias.name.partition(".")[0]] = f"{whence}{alias.name}"
+        return {name: origin for name, origin in origins.items() if not _is_own(origin)}
 
     @cached_property
     def effects(self) -> list[ast.stmt]:
@@ -359,11 +359,11 @@ class Module:
     @cached_property
     def definitions(self) -> dict[str, list[ast.stmt]]:
         """The top level's functions, classes and constants, by name."""
-        found: dict[str, list[ast.stmt]] = {}
+        by_name: dict[str, list[ast.stmt]] = {}
         for node in self.tree.body:
             for name in _defined(node):
-                found.setdefault(name, []).append(node)
-        return found
+                by_name.setdefault(name, []).append(node)
+        return by_name
 
 
 def _statements(node: ast.AST, for_types: bool = True) -> Iterator[ast.stmt]:
@@ -389,16 +389,16 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _imported_in(tree: ast.AST) -> dict[str, tuple[str, str]]:
-    found: dict[str, tuple[str, str]] = {}
+    imported: dict[str, tuple[str, str]] = {}
     for node in _statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module and _is_own(node.module):
             for alias in node.names:
-                found[alias.asname or alias.name] = (node.module, alias.name)
+                imported[alias.asname or alias.name] = (node.module, alias.name)
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if _is_own(alias.name):
-                    found[alias.asname or alias.name] = (alias.name, "")
-    return found
+                    imported[alias.asname or alias.name] = (alias.name, "")
+    return imported
 
 
 def _defined(node: ast.AST) -> Iterator[str]:
@@ -446,11 +446,11 @@ def _is_name(target: ast.expr) -> bool:
 
 def _used(tree: ast.AST) -> set[tuple[str, str]]:
     """Return the names that code uses, each with the attribute that is taken of it."""
-    found = {(node.id, "") for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    used = {(node.id, "") for node in ast.walk(tree) if isinstance(node, ast.Name)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found.add((node.value.id, node.attr))
-    return found
+            used.add((node.value.id, node.attr))
+    return used
 
 
 def canonical(node: ast.AST, without: frozenset[str] | set[str] = frozenset()) -> str:
@@ -485,13 +485,13 @@ def _write(value: Any, parts: list[str], without: frozenset[str] | set[str]) -> 
     elif isinstance(value, ast.AST):
         parts.append(f"({kind.__name__}")
         for name in value._fields:
-            own = getattr(value, name, None)
-            if own is None or own == [] or name in _NO_MEANING:
+            field = getattr(value, name, None)
+            if field is None or field == [] or name in _NO_MEANING:
                 continue
-            if name == "body" and type(own) is list:
-                own = [part for part in _meant(value, own) if not _imports_of(part, without)]
+            if name == "body" and type(field) is list:
+                field = [part for part in _meant(value, field) if not _imports_of(part, without)]
             parts.append(f" {name}=")
-            _write(own, parts, without)
+            _write(field, parts, without)
         parts.append(")")
     else:
         parts.append(repr(value))
@@ -556,11 +556,11 @@ def at_commit(commit: str) -> Tree:
 
 @cache
 def _memory() -> Path:
-    """Return where what was found in files is kept, by Python's version, this module's and place.
+    """Return the file that keeps facts of sources: by Python's version, this module and its folder.
 
     Several checkouts and installed packages share a user's cache folder.
     """
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    place = os.fsencode(paths.PACKAGE)
-    own = hashlib.sha256(Path(__file__).read_bytes() + place).hexdigest()[:12]
-    return paths.cache_dir() / f"source-{version}-{own}.json"
+    package = os.fsencode(paths.PACKAGE)
+    digest = hashlib.sha256(Path(__file__).read_bytes() + package).hexdigest()[:12]
+    return paths.cache_dir() / f"source-{version}-{digest}.json"

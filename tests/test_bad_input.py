@@ -37,7 +37,7 @@ CARRY_OUT = running._carry_out
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, what its error names, and the environment; ``{place}`` is a folder."""
+    """A command line, what its error names, and the environment; ``{root}`` is a folder."""
 
     arguments: tuple[str, ...]
     named: tuple[str, ...]
@@ -194,10 +194,10 @@ add(("run", "mbs", *QUICK, "--dataset", "flowers102"), "flowers102", "$REPRO_DAT
 for name in ("mnist", "CIFAR10", "", "../cifar10"):
     add(("data", name), "unknown dataset", "cifar10")
 
-# Folders of data. (What lies in {place} is made below.)
+# Folders of data. (What lies in {root} is made below.)
 for folder in ("missing", "file", "fifo", "loop", "file/below", "dangling"):
     for command in (FIGURE, ("verify", "mbs"), ("notebooks",), ("parallel", *SMOKE), ("doctor",)):
-        add((*command, "--data", f"{{place}}/{folder}"), folder)
+        add((*command, "--data", f"{{root}}/{folder}"), folder)
 
 # Files that are to be written.
 for path, *named in (
@@ -205,16 +205,16 @@ for path, *named in (
     ("loop", "symbolic links"), ("loop/below.html", "symbolic links"),
     (f"{'n' * 300}/x.html", "nnn"),
 ):  # fmt: skip
-    add(("report", "--output", f"{{place}}/{path}"), *named)
-    add(("parallel", *SMOKE, "--checkpoint", f"{{place}}/{path}"), *named)
-add(("report", "--output", "{place}/new/"), "a folder", "give the path of a file")
+    add(("report", "--output", f"{{root}}/{path}"), *named)
+    add(("parallel", *SMOKE, "--checkpoint", f"{{root}}/{path}"), *named)
+add(("report", "--output", "{root}/new/"), "a folder", "give the path of a file")
 for path in ("~nobody-of-that-name/x.html", "~nobody-of-that-name"):
     add(("report", "--output", path), "no such user", "give a path")
     add(("parallel", *SMOKE, "--checkpoint", path), "no such user", "give a path")
 add(("report", "--output", "/proc/none/report.html"), "/proc/none")
 add(("report", "--output", "/dev/null"), "no regular file")
 add(
-    ("parallel", *SMOKE, "--checkpoint", "{place}/file"),
+    ("parallel", *SMOKE, "--checkpoint", "{root}/file"),
     "is damaged, or no checkpoint",
     "remove it",
 )
@@ -223,7 +223,7 @@ add(
 WRITING = {"run": FIGURE, "report": ("report",), "notebooks": ("notebooks",)}
 for folder in ("file", "file/below", "loop", "fifo", "dangling/../file/x", "n" * 300):
     for command in WRITING.values():
-        add(command, "{place}"[:0], REPRO_RESULTS=f"{{place}}/{folder}")
+        add(command, "{root}"[:0], REPRO_RESULTS=f"{{root}}/{folder}")
 for command in (*WRITING.values(), ("status",), ("show", "mbs/table4"), ("verify", "mbs")):
     add(command, "~", "name another folder", REPRO_RESULTS="~nobody-of-that-name/results")
 for command in WRITING.values():
@@ -245,7 +245,7 @@ add(("notebooks", "-p", "count=1", "-p", "count=2"), "count is given twice", "gi
 add(("notebooks", "-p", "profile=view", "--profile", "smoke"), "profile is given twice")
 add(("notebooks", "-p", "profile=fast"), "unknown profile 'fast'")
 add(("notebooks", "-p", "reference=tpu"), "'tpu'", "choose among")
-add(("notebooks", "-p", "data={place}/missing"), "missing", "does not exist")
+add(("notebooks", "-p", "data={root}/missing"), "missing", "does not exist")
 for given in (("-p", "count=1"), ("--profile", "quick"), ("--device", "cpu"), ("--seeds", "3")):
     add(("notebooks", "--refresh", *given), "--refresh", "leave it out")
 
@@ -256,12 +256,12 @@ ARCHIVES = (
     "loop_in_place",
 )  # fmt: skip
 for kind in ARCHIVES:
-    options = (*QUICK, "--data", f"{{place}}/archives/{kind}", "--dataset", "flowers5")
+    options = (*QUICK, "--data", f"{{root}}/archives/{kind}", "--dataset", "flowers5")
     add(("run", "mbs/table4", *options), "flowers5")
 CACHES = ("file", "file/below", "loop", "fifo", "~nobody-of-that-name/cache", "/proc/none/cache")
 for folder in CACHES:
-    where = folder if folder[0] in "~/" else f"{{place}}/{folder}"
-    options = (*QUICK, "--data", "{place}/archives/whole", "--dataset", "flowers5")
+    where = folder if folder[0] in "~/" else f"{{root}}/{folder}"
+    options = (*QUICK, "--data", "{root}/archives/whole", "--dataset", "flowers5")
     add(("run", "mbs/table4", *options), "", REPRO_CACHE=where)
 
 
@@ -315,43 +315,43 @@ def make_archives(folder: Path) -> None:
 
 def state_of(folder: Path) -> dict[str, object]:
     """Return all that lies below a folder, with contents and times."""
-    found: dict[str, object] = {}
+    state: dict[str, object] = {}
     for parent, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(parent, name)  # noqa: PTH118 (not every name is text)
             facts = os.lstat(path)
             read = 0 < facts.st_size < 2**20 and Path(path).is_file()
             content = Path(path).read_bytes() if read else b""
-            found[path] = (facts.st_mode, facts.st_mtime_ns, content)
-    return found
+            state[path] = (facts.st_mode, facts.st_mtime_ns, content)
+    return state
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of things that are no use as a file, folder, dataset or notebook."""
     from invented import make_record
 
-    place = tmp_path_factory.mktemp("place")
-    (place / "file").write_text("a file", encoding="utf-8")
-    (place / "folder").mkdir()
-    os.mkfifo(place / "fifo")
-    (place / "loop").symlink_to("loop")
-    (place / "dangling").symlink_to("nowhere")
-    make_archives(place / "archives")
-    tiny(place / "notebooks")
-    path = place / "notebooks" / "01_tiny.ipynb"
+    root = tmp_path_factory.mktemp("place")
+    (root / "file").write_text("a file", encoding="utf-8")
+    (root / "folder").mkdir()
+    os.mkfifo(root / "fifo")
+    (root / "loop").symlink_to("loop")
+    (root / "dangling").symlink_to("nowhere")
+    make_archives(root / "archives")
+    tiny(root / "notebooks")
+    path = root / "notebooks" / "01_tiny.ipynb"
     notebook = json.loads(path.read_text(encoding="utf-8"))
     for name in ("device", "data", "seeds", "reference"):
         notebook["cells"][0]["source"] += f'\n{name}: str = ""  # of it'
     notebook["cells"][0]["source"] += "\nratio: float = 0.5  # of it\nswitch: bool = False  # on"
     path.write_text(json.dumps(notebook), encoding="utf-8")
-    store = RecordStore(place / "results" / "local" / "smoke")
+    store = RecordStore(root / "results" / "local" / "smoke")
     store.write(make_record(config={"mini_batch": 16}))
-    return place
+    return root
 
 
 @pytest.fixture
-def run(place, monkeypatch, capsys) -> Iterator[object]:
+def run(root, monkeypatch, capsys) -> Iterator[object]:
     """Run a command in this process; return its exit code, stdout and stderr."""
 
     def train(*arguments):
@@ -362,9 +362,9 @@ def run(place, monkeypatch, capsys) -> Iterator[object]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(accelerator, "present", lambda: None)
     monkeypatch.setattr(running, "_carry_out", train)
-    monkeypatch.setattr(paths, "ROOT", place / "checkout")  # the user's data is not searched
-    monkeypatch.setattr(notebooks, "FOLDER", place / "notebooks")
-    monkeypatch.setenv("REPRO_RESULTS", str(place / "results"))
+    monkeypatch.setattr(paths, "ROOT", root / "checkout")  # the user's data is not searched
+    monkeypatch.setattr(notebooks, "FOLDER", root / "notebooks")
+    monkeypatch.setenv("REPRO_RESULTS", str(root / "results"))
     running._load_cached.cache_clear()
     yield command_line(monkeypatch, capsys)
     running._load_cached.cache_clear()
@@ -372,22 +372,22 @@ def run(place, monkeypatch, capsys) -> Iterator[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input(place, run, monkeypatch, name):
+def test_bad_input(root, run, monkeypatch, name):
     case = CASES[name]
 
     def filled(text: str) -> str:
-        return text.replace("{place}", str(place))
+        return text.replace("{root}", str(root))
 
     for variable, value in case.environment.items():
         monkeypatch.setenv(variable, filled(value))
-    before = state_of(place)
+    before = state_of(root)
     code, out, err = run(*map(filled, case.arguments))
     assert (code, out) == (2, "")
     (line,) = err.splitlines()
     assert line.startswith("error: ") and line.isprintable() and len(line) < 2000, line
     for text in case.named:
         assert text in line
-    assert state_of(place) == before
+    assert state_of(root) == before
 
 
 def test_there_are_at_least_250():

@@ -423,11 +423,11 @@ def test_output_and_hashes_do_not_depend_on_the_locale(reproduced):
         assert (encoding == b"utf-8") == (name == "C.UTF-8")
     out, err = said["C"]
     assert all(one == (out, err) for one in said.values())
-    text, told = out.decode(), b"\n".join(err).decode()
+    text, errors = out.decode(), b"\n".join(err).decode()
     assert not text.isascii()
     assert (text.count("] ends 0"), text.count("] ends 2")) == (3, 1)
-    assert "résultats θ" in told and "train-\\xff-é.json" in told  # the file that is no record
-    assert "unknown artefact" in told
+    assert "résultats θ" in errors and "train-\\xff-é.json" in errors  # the file that is no record
+    assert "unknown artefact" in errors
     assert "All records of all 8 artefacts" in text  # none is stale
 
 
@@ -508,10 +508,10 @@ def test_a_report_that_cannot_be_written(run, results_folder, tmp_path, monkeypa
     monkeypatch.setattr(summary, "load_paper", None)
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
-    for place in (tmp_path / "file" / "x.html", tmp_path / "pipe", Path("/dev/null"), tmp_path):
-        code, out, err = run("report", "--output", str(place))
+    for target in (tmp_path / "file" / "x.html", tmp_path / "pipe", Path("/dev/null"), tmp_path):
+        code, out, err = run("report", "--output", str(target))
         assert code == 2 and out == ""
-        named = place.parent if place.name == "x.html" else place
+        named = target.parent if target.name == "x.html" else target
         assert len(err.splitlines()) == 1 and str(named) in err
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
@@ -546,8 +546,8 @@ def planted(reproduced) -> Path:
         if content["dataset"] is not None:
             content["dataset"]["provenance"] = EVIL
         path.write_text(json.dumps(content))
-    place = reproduced / "reference" / EVIL.replace("/", "|").replace("\0", "") / "smoke"
-    shutil.copytree(reproduced / "local" / "smoke", place)
+    foreign = reproduced / "reference" / EVIL.replace("/", "|").replace("\0", "") / "smoke"
+    shutil.copytree(reproduced / "local" / "smoke", foreign)
     return reproduced
 
 
@@ -574,14 +574,14 @@ class Tags(HTMLParser):
 
 def check_page(page: str, mathjax: bool = True) -> str:
     """Return a page's text, after looking that nothing was made of what records say."""
-    found = Tags(page)
-    assert not found.tags & {"script", "em", "code"}
-    assert all(place.startswith(("#", "data:image/png;")) for place in found.references)
-    assert not found.attributes & {"onerror", "onclick"}
-    for text in found.texts if mathjax else ():
+    parsed = Tags(page)
+    assert not parsed.tags & {"script", "em", "code"}
+    assert all(reference.startswith(("#", "data:image/png;")) for reference in parsed.references)
+    assert not parsed.attributes & {"onerror", "onclick"}
+    for text in parsed.texts if mathjax else ():
         assert "$" not in text or text == "$", text
         assert "\\" not in text or text == "\\", text
-    text = "".join(found.texts)
+    text = "".join(parsed.texts)
     assert all(character.isprintable() or character == "\n" for character in text)
     return text
 

@@ -28,14 +28,14 @@ _ARTEFACT = re.compile(rf"`(?:python -m repro show )?((?:{'|'.join(PAPERS)})/\w+
 
 def tables(page: str) -> list[tuple[str, list[list[str]]]]:
     """Return each table's rows of cells, the head first, and the paragraph above it."""
-    found = []
+    parsed = []
     paragraphs = PAGES[page].split("\n\n")
     for before, text in zip(["", *paragraphs], paragraphs, strict=False):
         lines = text.splitlines()
         if len(lines) > 1 and re.fullmatch(r"[|: -]+", lines[1]):
             rows = [line for number, line in enumerate(lines) if number != 1]
-            found.append((before, [re.split(r"\s*(?<!\\)\|\s*", row)[1:-1] for row in rows]))
-    return found
+            parsed.append((before, [re.split(r"\s*(?<!\\)\|\s*", row)[1:-1] for row in rows]))
+    return parsed
 
 
 def table_with(page: str, *columns: str) -> list[list[str]]:
@@ -88,7 +88,7 @@ class TestNumbers:
         for (*_, counted), key in zip(readme, PAPERS, strict=True):
             total = sum(int(number) for number in _NUMBER.findall(counted))
             assert total == len(judged[key])
-        papers = sum(len(own) for key, own in judged.items() if key != "together")
+        papers = sum(len(claims) for key, claims in judged.items() if key != "together")
         assert f"{papers} claims: " in PAGES["README.md"]
 
     def test_the_chart_is_of_these_verdicts(self, judged):
@@ -110,10 +110,10 @@ class TestNumbers:
                 quoting = [(shown, text)] if shown else []
             for (name,), text in quoting:
                 text = re.sub(r"`[^`]*`|CIFAR-10\b", "", text)
-                found = {number.removesuffix(",") for number in _NUMBER.findall(text)}
-                unknown = {number for number in found if not is_one_of(number, numbers_of(name))}
+                numbers = {number.removesuffix(",") for number in _NUMBER.findall(text)}
+                unknown = {number for number in numbers if not is_one_of(number, numbers_of(name))}
                 assert not unknown, f"{page} quotes {sorted(unknown)} of {name}"
-                checked += len(found)
+                checked += len(numbers)
         assert checked > 10 or page not in ("README.md", "docs/mbs.md", "docs/outofcore.md")
 
 
@@ -155,7 +155,7 @@ def anchors(text: str) -> set[str]:
 
 def broken_links(page: str, text: str) -> list[str]:
     """Return the relative links of a page that lead to no file, or to no heading of it."""
-    found = []
+    broken = []
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", link):
             continue
@@ -163,8 +163,8 @@ def broken_links(page: str, text: str) -> list[str]:
         target = (paths.ROOT / page).parent / name if name else paths.ROOT / page
         known = anchors(target.read_text(encoding="utf-8")) if target.is_file() else None
         if known is None or (anchor and anchor not in known):
-            found.append(link)
-    return found
+            broken.append(link)
+    return broken
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS])
@@ -223,12 +223,12 @@ def surroundings() -> dict[str, object]:
 
 def blocks() -> dict[str, list[str]]:
     """Return the Python blocks of every page; those of recipes are run by test_recipes."""
-    found = {
+    by_page = {
         page: re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
         for page, text in PAGES.items()
         if page != "docs/recipes.md"
     }
-    return {page: own for page, own in found.items() if own}
+    return {page: snippets for page, snippets in by_page.items() if snippets}
 
 
 def test_every_method_has_a_block():

@@ -42,7 +42,7 @@ def small(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def found():
+def findings():
     """What is found on this CPU with the reference records of the checkout."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPRO_RESULTS", str(REFERENCE))
@@ -70,8 +70,8 @@ def lines_of(text: str) -> list[str]:
 
 class TestSelfTests:
     @pytest.mark.parametrize(("paper", "test"), TESTS, ids=lambda one: getattr(one, "text", one))
-    def test_each_passes_on_this_cpu(self, found, paper, test):
-        (one,) = [o for o in found["selftests"] if (o["paper"], o["text"]) == (paper, test.text)]
+    def test_each_passes_on_this_cpu(self, findings, paper, test):
+        (one,) = [o for o in findings["selftests"] if (o["paper"], o["text"]) == (paper, test.text)]
         assert one["status"] == "ok" and one["difference"] <= one["tolerance"] <= 1e-3
 
     @pytest.mark.slow
@@ -157,20 +157,20 @@ def wrong_convolution(model, *arguments, **options):
 
 
 class TestReport:
-    def test_it_fits_a_terminal_and_names_everything(self, found):
-        text = doctor.text(found)
+    def test_it_fits_a_terminal_and_names_everything(self, findings):
+        text = doctor.text(findings)
         assert max(map(len, lines_of(text))) <= 100
         for word in ("Python", "torch", "compiler", "cores", "host memory", "memory copy", "GB/s",
                      "datasets", "digits", "Self-tests", "no committed rate", *PAPERS):  # fmt: skip
             assert word in text
-        assert "All 8 self-tests passed" in text and not doctor.broken(found)
+        assert "All 8 self-tests passed" in text and not doctor.broken(findings)
 
-    def test_findings_are_json(self, found):
-        assert json.loads(json.dumps(found, allow_nan=False)) == found
+    def test_findings_are_json(self, findings):
+        assert json.loads(json.dumps(findings, allow_nan=False)) == findings
 
-    def test_a_failure_is_said_and_not_trusted(self, found):
-        bad = dict(found["selftests"][0], status="failed", difference=None, why="ValueError: no")
-        broken = found | {"selftests": [bad, *found["selftests"][1:]], "failed": 1}
+    def test_a_failure_is_said_and_not_trusted(self, findings):
+        bad = dict(findings["selftests"][0], status="failed", difference=None, why="ValueError: no")
+        broken = findings | {"selftests": [bad, *findings["selftests"][1:]], "failed": 1}
         text = doctor.text(broken | {"to_do": list(doctor._to_do(broken))})
         assert "failed  mbs" in text and "ValueError: no" in text
         assert "7 of 8" in text and "Do not trust" in text and doctor.broken(broken)
@@ -182,9 +182,9 @@ class TestReport:
         only()
         for name in ("links", "device_facts", "data_found"):
             monkeypatch.setattr(surroundings, name, broken)
-        found = doctor.examine("cpu")
-        assert len(found["problems"]) == 3 and doctor.broken(found)
-        assert doctor.text(found).count("driver shutting down") == 3
+        findings = doctor.examine("cpu")
+        assert len(findings["problems"]) == 3 and doctor.broken(findings)
+        assert doctor.text(findings).count("driver shutting down") == 3
 
     @pytest.mark.parametrize(
         ("seconds", "said"),
@@ -204,13 +204,13 @@ class TestWhatIsMissing:
         monkeypatch.setattr(paths, "ROOT", tmp_path)
         monkeypatch.setitem(surroundings._OPTIONAL, "no_such_module", ("sparkles", "sparkle"))
         only(SelfTest("allocator", 0.0, of_outofcore.allocator))
-        found = doctor.examine("cpu")
-        advice = {one["what"]: one["do"] for one in found["to_do"]}
-        text = doctor.text(found)
-        assert found["selftests"][0]["status"] == "not run" and not doctor.broken(found)
-        assert "no-such-compiler" in text and found["software"]["compiler"] is None
-        assert {one["seconds"] for one in found["estimates"]} == {None}
-        assert found["pace"]["what"].startswith("not measured")
+        findings = doctor.examine("cpu")
+        advice = {one["what"]: one["do"] for one in findings["to_do"]}
+        text = doctor.text(findings)
+        assert findings["selftests"][0]["status"] == "not run" and not doctor.broken(findings)
+        assert "no-such-compiler" in text and findings["software"]["compiler"] is None
+        assert {one["seconds"] for one in findings["estimates"]} == {None}
+        assert findings["pace"]["what"].startswith("not measured")
         for what, do in {
             "no C++ compiler": "g++", "results cannot be written": "REPRO_RESULTS",
             "datasets not here: cifar10": "python -m repro data",
@@ -219,8 +219,8 @@ class TestWhatIsMissing:
             assert any(what in one and do in advice[one] for one in advice), (what, advice)
         assert [path.name for path in tmp_path.iterdir()] == ["file"]  # nothing is left behind
 
-    def test_a_driver_without_a_torch_for_it(self, found):
-        seen = found | {"host": found["host"] | {"nvidia_driver": True, "accelerator": None}}
+    def test_a_driver_without_a_torch_for_it(self, findings):
+        seen = findings | {"host": findings["host"] | {"nvidia_driver": True, "accelerator": None}}
         (entry,) = [one for one in doctor._to_do(seen) if "NVIDIA" in one["what"]]
         assert "built for CUDA" in entry["do"] or "nvidia-smi" in entry["do"]
 
@@ -283,11 +283,11 @@ class TestCommand:
 
         return run
 
-    def test_text_json_and_exit_codes(self, run, monkeypatch, found):
-        monkeypatch.setattr(doctor, "examine", lambda device, root, told: found)
+    def test_text_json_and_exit_codes(self, run, monkeypatch, findings):
+        monkeypatch.setattr(doctor, "examine", lambda device, root, tell: findings)
         code, out, err = run("--device", "cpu")
-        assert (code, err) == (0, "") and out.strip() == doctor.text(found)
+        assert (code, err) == (0, "") and out.strip() == doctor.text(findings)
         code, out, _ = run("--json")
         assert code == 0 and json.loads(out)["device"]["type"] == "cpu"
-        monkeypatch.setattr(doctor, "examine", lambda device, root, told: found | {"failed": 2})
+        monkeypatch.setattr(doctor, "examine", lambda device, root, tell: findings | {"failed": 2})
         assert run("--json")[0] == 1

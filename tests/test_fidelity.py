@@ -37,17 +37,17 @@ class Row:
 
 def rows_of(page: str) -> dict[str, list[Row]]:
     """Return the rows of each paper, whose part begins with ``## KEY: ``."""
-    found: dict[str, list[Row]] = {}
+    by_paper: dict[str, list[Row]] = {}
     for part in page.split("\n## ")[1:]:
         key, _, text = part.partition(": ")
         lines = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
         cells = [re.split(r" (?<!\\)\| ", line) for line in lines]
-        found[key] = [
-            Row(*(cell.replace(r"\|", "|") for cell in own))
-            for own in cells
-            if own != ["section", "what", "where", "how", "why"] and set(own) != {"---"}
+        by_paper[key] = [
+            Row(*(cell.replace(r"\|", "|") for cell in row))
+            for row in cells
+            if row != ["section", "what", "where", "how", "why"] and set(row) != {"---"}
         ]
-    return found
+    return by_paper
 
 
 def named(row: Row) -> list[str]:
@@ -73,11 +73,11 @@ def known(paper: str) -> tuple[frozenset[str], frozenset[str]]:
 def faults(page: str) -> list[str]:
     """Return what is missing on the page and what it makes up, each in a line."""
     by_paper = rows_of(page)
-    found = [f"{key}: no paper is called so" for key in by_paper if key not in PAPERS]
+    problems = [f"{key}: no paper is called so" for key in by_paper if key not in PAPERS]
     for key in PAPERS:
-        found += [f"{key}: {fault}" for fault in _faults_of(key, by_paper.get(key, []))]
+        problems += [f"{key}: {fault}" for fault in _faults_of(key, by_paper.get(key, []))]
     targets = re.findall(r"\]\(([^)]+)\)", page)
-    return found + [f"no file {name}" for name in targets if not (DOCS / name).exists()]
+    return problems + [f"no file {name}" for name in targets if not (DOCS / name).exists()]
 
 
 def _faults_of(paper: str, rows: list[Row]) -> Iterator[str]:
@@ -110,8 +110,10 @@ def _faults_of(paper: str, rows: list[Row]) -> Iterator[str]:
     artefacts, claims = known(paper)
     quoted = {text for row in rows for text in re.findall(r"`([^`]+)`", f"{row.where} {row.why}")}
     for name in sorted(artefacts):
-        own = name.removeprefix(f"{paper}/")
-        if name not in quoted and not any(claim.startswith(f"{own}.") for claim in claims & quoted):
+        short = name.removeprefix(f"{paper}/")
+        if name not in quoted and not any(
+            claim.startswith(f"{short}.") for claim in claims & quoted
+        ):
             yield f"no row names the artefact {name}"
     yield from (f"no row names the claim {name}" for name in sorted(claims - quoted))
     for text in sorted(quoted):
@@ -122,8 +124,8 @@ def _faults_of(paper: str, rows: list[Row]) -> Iterator[str]:
 
 
 def test_nothing_is_left_out_or_made_up():
-    found = faults(PAGE)
-    assert not found, "\n".join(["docs/fidelity.md:", *found])
+    problems = faults(PAGE)
+    assert not problems, "\n".join(["docs/fidelity.md:", *problems])
 
 
 @pytest.mark.parametrize("paper", PAPERS)

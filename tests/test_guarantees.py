@@ -15,14 +15,14 @@ NAMED = sorted(set(re.findall(r"`(tests/[^`]+)`", PAGE)))
 @pytest.mark.parametrize("name", NAMED)
 def test_it_is_there(name):
     file, *parts = name.split("::")
-    found = ast.parse((paths.ROOT / file).read_text(encoding="utf-8")).body
+    statements = ast.parse((paths.ROOT / file).read_text(encoding="utf-8")).body
     for part in parts:
         (node,) = (
             node
-            for node in found
+            for node in statements
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == part
         )
-        found = node.body
+        statements = node.body
 
 
 def test_what_is_exact_or_refused_has_one():

@@ -62,8 +62,8 @@ USE = """
     codes = {}
     for key in PAPERS:
         paper = load_paper(key)
-        for own in sources.find_source(paper, local=False).records.values():
-            for record in own:
+        for results in sources.find_source(paper, local=False).records.values():
+            for record in results:
                 experiment = paper.experiments[record.experiment]
                 codes[record.key] = running.code_of(experiment, record.config)
     tiny = {
@@ -149,21 +149,21 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def test_a_wheel_carries_records_and_notebooks_and_the_sdist_makes_the_same(built):
-    found = contents(built.wheel)
-    assert found == contents(built.again)
-    shipped = {name: text for name, text in found.items() if name.startswith("repro/shipped/")}
+    files = contents(built.wheel)
+    assert files == contents(built.again)
+    shipped = {name: text for name, text in files.items() if name.startswith("repro/shipped/")}
     reference, books = built.project / "results" / "reference", built.project / "notebooks"
     expected = {
         f"repro/shipped/reference/{f.relative_to(reference).as_posix()}": f.read_bytes()
         for f in reference.rglob("*.json")
     } | {f"repro/shipped/notebooks/{f.name}": f.read_bytes() for f in books.glob("[0-9]*.ipynb")}
     assert shipped == expected and len(expected) > 100
-    assert json.loads(found["repro/build.json"]) == {"commit": built.commit, "dirty": False}
-    own = set(git(built.project, "ls-files", "repro").splitlines())
-    others = {n for n in found if n.startswith("repro/")} - shipped.keys() - {"repro/build.json"}
-    assert others == own
-    assert {name.partition("/")[0] for name in found} == {"repro", "repro-0.1.0.dist-info"}
-    assert "repro = repro.__main__:main" in found["repro-0.1.0.dist-info/entry_points.txt"].decode()
+    assert json.loads(files["repro/build.json"]) == {"commit": built.commit, "dirty": False}
+    tracked = set(git(built.project, "ls-files", "repro").splitlines())
+    others = {n for n in files if n.startswith("repro/")} - shipped.keys() - {"repro/build.json"}
+    assert others == tracked
+    assert {name.partition("/")[0] for name in files} == {"repro", "repro-0.1.0.dist-info"}
+    assert "repro = repro.__main__:main" in files["repro-0.1.0.dist-info/entry_points.txt"].decode()
 
 
 def test_the_sdist_is_a_checkout(built):
@@ -197,10 +197,10 @@ def test_used_from_somebodys_repository(built, site, tmp_path):
     work = site.parent / "work"
     before = {path: path.stat().st_mtime_ns for path in site.rglob("*") if path.suffix != ".pyc"}
     done = python("-B", "-c", textwrap.dedent(USE), cwd=work, env=environment)
-    text, _, facts = done.stdout.partition("FACTS")
-    found = json.loads(facts)
-    assert found["package"] == str(site / "repro")
-    assert found["ends"] == [0, 0, 0, 2, 2, 0], done.stderr
+    text, _, raw = done.stdout.partition("FACTS")
+    facts = json.loads(raw)
+    assert facts["package"] == str(site / "repro")
+    assert facts["ends"] == [0, 0, 0, 2, 2, 0], done.stderr
     # The reference records are found, and the folders are named.
     assert "mbs/table4" in text and "reference records, cpu-2-cores, profile quick" in text
     looked = f"of this machine in {work}/results/local, for reference records in "
@@ -211,22 +211,22 @@ def test_used_from_somebodys_repository(built, site, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
         for paper in map(load_paper, PAPERS):
-            for own in sources.find_source(paper, local=False).records.values():
-                for record in own:
+            for records in sources.find_source(paper, local=False).records.values():
+                for record in records:
                     experiment = paper.experiments[record.experiment]
                     codes[record.key] = running.code_of(experiment, record.config)
-    assert found["codes"] == codes and len(codes) > 100
+    assert facts["codes"] == codes and len(codes) > 100
     # A record's commit is the one that was built, whosever repository this is.
-    assert found["commit"] == [built.commit, False]
-    assert found["made from"] and set(found["made from"]) == {built.commit}
+    assert facts["commit"] == [built.commit, False]
+    assert facts["made from"] and set(facts["made from"]) == {built.commit}
     # The notebooks are found; kernels mean the same folders.
     shipped = site / "repro" / "shipped" / "notebooks"
-    assert found["notebooks"] == sorted(str(path) for path in shipped.glob("*.ipynb"))
-    assert "done, " in found["executed"]
-    assert found["printed"] == [f"True {work}/results {work}\n"]
+    assert facts["notebooks"] == sorted(str(path) for path in shipped.glob("*.ipynb"))
+    assert "done, " in facts["executed"]
+    assert facts["printed"] == [f"True {work}/results {work}\n"]
     assert "choose among 00_overview, " in done.stderr and "installed package" in done.stderr
     # What is made lies where it is used, caches in the user's folder, nothing in the package.
-    assert found["records"] and all(name.startswith("results/local/") for name in found["records"])
+    assert facts["records"] and all(name.startswith("results/local/") for name in facts["records"])
     assert list((tmp_path / ".cache" / "repro").glob("source-*.json"))
     after = {path: path.stat().st_mtime_ns for path in site.rglob("*") if path.suffix != ".pyc"}
     assert after == before

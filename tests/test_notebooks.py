@@ -147,8 +147,8 @@ class TestAsTheyStand:
             for target in re.findall(r"\]\(([^)#]+)\)", source(cell)):
                 name = target.removeprefix("attachment:")
                 attached = name != target and name in cell.get("attachments", {})
-                there = target.startswith("https://") or (FOLDER / target).exists()
-                assert attached or there, target
+                reachable = target.startswith("https://") or (FOLDER / target).exists()
+                assert attached or reachable, target
 
     @pytest.mark.parametrize("key", PAPERS)
     def test_a_papers_notebook_shows_every_artefact_and_its_end(self, key):
@@ -218,8 +218,8 @@ class TestRunner:
          ("3", "None", 3)],
     )  # fmt: skip
     def test_parameters_have_the_types_that_the_notebook_declares(self, given, kind, value):
-        found = notebooks._value("x", given, kind)
-        assert found == value and type(found) is type(value)
+        parsed = notebooks._value("x", given, kind)
+        assert parsed == value and type(parsed) is type(value)
 
     @pytest.mark.parametrize(
         ("given", "kind"),

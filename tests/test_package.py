@@ -63,17 +63,17 @@ def module_name(path: Path) -> str:
 def imports(path: Path, top_level_only: bool = False) -> set[str]:
     """Return the modules that a file imports, in functions too; relative ones as they are."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = set()
+    modules = set()
     nodes = tree.body if top_level_only else ast.walk(tree)
     for node in nodes:
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path.name} imports relatively"
             # `from repro import plots` imports repro.plots.
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found.update(names if node.module == "repro" else {node.module or ""})
-    return found
+            modules.update(names if node.module == "repro" else {node.module or ""})
+    return modules
 
 
 def python(script: str, *arguments: str) -> subprocess.CompletedProcess:
@@ -92,7 +92,7 @@ class TestArrows:
     def test_a_method_can_be_lifted_out(self, method):
         for path in (paths.PACKAGE / method).rglob("*.py"):
             for name in imports(path):
-                own = under(name, f"repro.{method}", "repro.measure")
+                of_method = under(name, f"repro.{method}", "repro.measure")
                 library = name.split(".")[0] in {
                     *sys.stdlib_module_names,
                     "torch",
@@ -103,7 +103,7 @@ class TestArrows:
                 ray_files = ("actors.py", "cluster.py", "own_cluster.py")
                 on_ray = method == "dualbatch" and path.name in ray_files
                 extra = under(name, "ray") and on_ray
-                assert own or library or extra, f"{path.name} imports {name}"
+                assert of_method or library or extra, f"{path.name} imports {name}"
 
     def test_measure_and_records_know_nothing_of_the_rest(self):
         for path in (paths.PACKAGE / "measure").rglob("*.py"):
@@ -149,8 +149,8 @@ class TestArrows:
     def test_notebook_packages_are_for_notebooks(self):
         allowed = {"repro.notebooks", "repro._kernels", "repro.experiments.session"}
         for path in MODULES:
-            found = [name for name in imports(path) if under(name, *NOTEBOOK_PACKAGES)]
-            assert not found or module_name(path) in allowed, path.name
+            imported = [name for name in imports(path) if under(name, *NOTEBOOK_PACKAGES)]
+            assert not imported or module_name(path) in allowed, path.name
         # The runner is imported by the command line, and so must not need them at once.
         at_once = imports(paths.PACKAGE / "notebooks.py", top_level_only=True)
         assert not [name for name in at_once if under(name, *NOTEBOOK_PACKAGES)]
@@ -166,8 +166,8 @@ class TestArrows:
 
     @pytest.mark.slow
     def test_cuda_is_named_where_only_cuda_will_do(self):
-        found = {module_name(path) for path in MODULES if _names_cuda(path)}
-        assert found == ONLY_CUDA.keys()
+        naming = {module_name(path) for path in MODULES if _names_cuda(path)}
+        assert naming == ONLY_CUDA.keys()
 
 
 class TestLayout:
@@ -178,10 +178,10 @@ class TestLayout:
         folder = paths.PACKAGE / "experiments" / paper
         names = {path.stem for path in folder.glob("*.py")}
         assert {"__init__", "settings", "experiments", "explorer"} <= names
-        found = load_paper(paper)
+        loaded = load_paper(paper)
         questions = {
             artefact.question.partition(":")[0].rsplit(".", 1)[-1]
-            for artefact in found.artefacts.values()
+            for artefact in loaded.artefacts.values()
         }
         assert 3 <= len(questions) <= 10
         assert questions <= names
@@ -284,8 +284,8 @@ def undocumented(path: Path) -> list[str]:
 class TestModules:
     @pytest.mark.slow
     def test_everything_public_has_a_docstring(self):
-        found = {module_name(path): undocumented(path) for path in MODULES}
-        assert not {name: missing for name, missing in found.items() if missing}
+        gaps = {module_name(path): undocumented(path) for path in MODULES}
+        assert not {name: missing for name, missing in gaps.items() if missing}
 
     def test_no_path_of_a_machine(self):
         for path in MODULES:

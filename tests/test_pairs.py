@@ -40,14 +40,14 @@ LOSS = functional.cross_entropy
 class Norm:
     """Whether networks normalise by their batch, as most do."""
 
-    there = False
+    used = False
 
 
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 6, 3, padding=1),
-        nn.BatchNorm2d(6) if Norm.there else nn.Identity(),
+        nn.BatchNorm2d(6) if Norm.used else nn.Identity(),
         nn.ReLU(),
         nn.Conv2d(6, 6, 3, padding=1),
         nn.ReLU(),
@@ -82,9 +82,9 @@ def cost(model: nn.Module) -> float:
     model.eval()
     with torch.no_grad():
         parts = zip(images.split(BATCH), labels.split(BATCH), strict=True)
-        found = torch.stack([LOSS(model(some), wanted) for some, wanted in parts]).mean()
+        loss = torch.stack([LOSS(model(some), wanted) for some, wanted in parts]).mean()
     model.train()
-    return float(found)
+    return float(loss)
 
 
 Passes = Callable[[Tensor, Tensor], Any]
@@ -180,12 +180,12 @@ def block(budget: int = BUDGET) -> OutOfCore:
     return OutOfCore(budget, device="cpu", window_bytes=None)
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def same(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert state.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(state[name], value, rtol=1e-4, atol=1e-5)
     before = network().state_dict()
-    assert any((before[name] - value).abs().max() > 1e-3 for name, value in found.items())
+    assert any((before[name] - value).abs().max() > 1e-3 for name, value in state.items())
 
 
 # ---- what works: outer, then inner
@@ -299,8 +299,8 @@ def outofcore_mbs() -> None:
 
 def outofcore_dualbatch() -> None:
     with block() as within:
-        found = dual()
-    same(found, dual())
+        state = dual()
+    same(state, dual())
     assert within.statistics.bytes_out > 0
 
 
@@ -407,7 +407,7 @@ PAIRS = {
 @pytest.mark.parametrize("norm", [False, True], ids=["", "BatchNorm"])
 @pytest.mark.parametrize("pair", PAIRS, ids="_".join)
 def test_pair(pair, norm, monkeypatch):
-    monkeypatch.setattr(Norm, "there", norm)
+    monkeypatch.setattr(Norm, "used", norm)
     _, outcome = PAIRS[pair]
     outcome()
 
@@ -419,10 +419,10 @@ def test_the_table_says_what_the_tests_found():
         pytest.skip("not a checkout")
     rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| \*\*(\w+)\*\* \|", page.read_text("utf-8"), re.M)
     names = {title: key for key, title in METHODS.items()}
-    told = {(names[outer], names[inner]): outcome for outer, inner, outcome in rows}
+    stated = {(names[outer], names[inner]): outcome for outer, inner, outcome in rows}
     pairs = {(outer, inner) for outer in METHODS for inner in METHODS if outer != inner}
-    assert told == {pair: outcome for pair, (outcome, _) in PAIRS.items()}
-    assert told.keys() == pairs and len(rows) == len(pairs)
+    assert stated == {pair: outcome for pair, (outcome, _) in PAIRS.items()}
+    assert stated.keys() == pairs and len(rows) == len(pairs)
 
 
 def test_what_is_compared_can_differ():

@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def cwd(tmp_path, monkeypatch):
     """A working directory with all kinds of folders that are none."""
     (tmp_path / "file").write_text("")
     (tmp_path / "broken").symlink_to("nowhere")
@@ -68,7 +68,7 @@ class TestDataFolders:
     @pytest.mark.slow
     @pytest.mark.parametrize("command", COMMANDS)
     @pytest.mark.parametrize("given", NO_FOLDERS, ids=lambda given: given[:12])
-    def test_one_line_before_anything_runs(self, place, run, monkeypatch, command, given):
+    def test_one_line_before_anything_runs(self, cwd, run, monkeypatch, command, given):
         code, out, err = run(*COMMANDS[command], "--data", given)
         assert (code, out, len(err.splitlines())) == (2, "", 1)
         if given:  # an empty variable is none, by convention
@@ -78,7 +78,7 @@ class TestDataFolders:
             assert (code, out, len(err.splitlines())) == (2, "", 1)
             assert f"{given!r} of $REPRO_DATA " in err and NO_FOLDERS[given] in err
 
-    def test_in_a_notebook_and_as_a_library(self, place, monkeypatch):
+    def test_in_a_notebook_and_as_a_library(self, cwd, monkeypatch):
         from repro.experiments.session import Session
 
         def asked(root):
@@ -90,14 +90,14 @@ class TestDataFolders:
             ]
 
         # It would be found here, in the place of what was given.
-        monkeypatch.setattr(paths, "ROOT", place)
-        (place / "data").mkdir()
-        (place / "data" / "flowers5.tar.xz").write_text("")
+        monkeypatch.setattr(paths, "ROOT", cwd)
+        (cwd / "data").mkdir()
+        (cwd / "data" / "flowers5.tar.xz").write_text("")
 
         for error, call in asked("missing"):
             with pytest.raises(error, match=r"data folder 'missing' does not exist; make it"):
                 call()
-        monkeypatch.setenv("REPRO_DATA", str(place / "broken"))
+        monkeypatch.setenv("REPRO_DATA", str(cwd / "broken"))
         for error, call in asked(""):
             with pytest.raises(error, match=r"broken' of \$REPRO_DATA is a broken link"):
                 call()
@@ -109,12 +109,12 @@ class TestDataFolders:
                 with pytest.raises((DatasetError, OSError), match=r"older|too long"):
                     datasets.load("flowers5", given)
 
-    def test_folders_that_are_there(self, place, monkeypatch):
-        (place / "link").symlink_to("with spaces")
-        monkeypatch.setenv("HOME", str(place))
-        for given in ("with spaces", "link", "~/with spaces", str(place / "with spaces"), "."):
+    def test_folders_that_are_there(self, cwd, monkeypatch):
+        (cwd / "link").symlink_to("with spaces")
+        monkeypatch.setenv("HOME", str(cwd))
+        for given in ("with spaces", "link", "~/with spaces", str(cwd / "with spaces"), "."):
             assert paths.data_problem(given) is None
-            assert paths.data_roots(given)[0] == (place / given.replace("~", ".")).resolve()
+            assert paths.data_roots(given)[0] == (cwd / given.replace("~", ".")).resolve()
             assert given == "link" or datasets.available(given)
         # A kernel's working directory is another: a path from the checkout is found as well.
         assert paths.data_problem("data") is None
@@ -135,8 +135,8 @@ def test_caches_have_one_place(tmp_path, monkeypatch):
         ("", "relative"): tmp_path / ".cache" / "repro",  # as XDG's specification asks
         ("", ""): tmp_path / ".cache" / "repro",
     }
-    for (own, xdg), expected in rules.items():
-        monkeypatch.setenv("REPRO_CACHE", own)
+    for (given, xdg), expected in rules.items():
+        monkeypatch.setenv("REPRO_CACHE", given)
         monkeypatch.setenv("XDG_CACHE_HOME", xdg)
         assert cache_folder() == paths.cache_dir() == default_path().parent == expected
     monkeypatch.setenv("REPRO_CACHE", "~nobody-of-that-name/cache")
@@ -144,7 +144,7 @@ def test_caches_have_one_place(tmp_path, monkeypatch):
         cache_folder()
 
 
-def test_results_that_cannot_be_followed(place, run, monkeypatch):
+def test_results_that_cannot_be_followed(cwd, run, monkeypatch):
     for given in ("~nobody-of-that-name", "circle/below"):
         monkeypatch.setenv("REPRO_RESULTS", given)
         code, out, err = run("status")
@@ -155,9 +155,9 @@ def test_status_and_show_say_where_they_looked(run, results_folder):
     for command in (("status",), ("show", "mbs/table1", "--profile", "smoke")):
         code, out, _ = run(*command)
         assert code == 0
-        told = " ".join(out.splitlines()[-2:])
-        assert f"of this machine in {results_folder / 'local'}, " in told
-        assert f"in {results_folder / 'reference'}." in told
+        searched = " ".join(out.splitlines()[-2:])
+        assert f"of this machine in {results_folder / 'local'}, " in searched
+        assert f"in {results_folder / 'reference'}." in searched
 
 
 class TestCommit:
@@ -192,10 +192,10 @@ class TestCommit:
         assert records.commit_state() == (None, None)
 
 
-def test_kernels_find_the_folders_that_are_meant_here(place, monkeypatch):
+def test_kernels_find_the_folders_that_are_meant_here(cwd, monkeypatch):
     given = {"REPRO_DATA": "with spaces", "REPRO_RESULTS": "out", "REPRO_CACHE": "kept"}
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     with notebooks._same_folders():
-        assert {n: os.environ[n] for n in given} == {n: str(place / v) for n, v in given.items()}
+        assert {n: os.environ[n] for n in given} == {n: str(cwd / v) for n, v in given.items()}
     assert {n: os.environ[n] for n in given} == given

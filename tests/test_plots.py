@@ -309,8 +309,8 @@ def test_effects_stand_under_their_group_with_their_values():
     assert rows == ["MBS", "gives: reach", "costs: time", "lacking", "not run"]
     marks = [(line.get_label(), *line.get_xydata()[0]) for line in axis.get_lines()]
     assert ("ours", 32.0, 1) in marks and ("paper", 64.0, 1) in marks and ("ours", 1.4, 2) in marks
-    told = [text.get_text() for text in axis.texts]
-    assert told == ["paper", "ours [95 %]", "×64", "×32", "×1.03", "×1.40 [1.20, 1.60]"]
+    texts = [text.get_text() for text in axis.texts]
+    assert texts == ["paper", "ours [95 %]", "×64", "×32", "×1.03", "×1.40 [1.20, 1.60]"]
     hollow = [line for line in axis.get_lines() if line.get_label() == "paper"]
     assert all(line.get_markerfacecolor() == "none" for line in hollow)
     renderer = FigureCanvasAgg(figure).get_renderer()

@@ -330,9 +330,9 @@ class TestCircumstances:
             RecordStore(results_folder / "reference" / device / profile).write(make_record())
         (results_folder / "reference" / "README.md").write_text("")
         (results_folder / "reference" / "nvidia-h200" / "README.md").write_text("")
-        found = records.reference_stores()
-        assert set(found) == {("nvidia-h200", "gpu"), ("cpu-2-cores", "quick")}
-        assert len(found["nvidia-h200", "gpu"].load("mbs")) == 1
+        stores = records.reference_stores()
+        assert set(stores) == {("nvidia-h200", "gpu"), ("cpu-2-cores", "quick")}
+        assert len(stores["nvidia-h200", "gpu"].load("mbs")) == 1
 
 
 # Some of Table 4 at toy scale.

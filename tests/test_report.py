@@ -192,7 +192,7 @@ class TestTextsAreShownAsTheyAre:
         for text in ("<b>a</b> & b", "a_b_c *d* **e**", "`x` [y](z) ![i](j)", "# no heading",
                      "$\\frac{1}{2}$ \\(x\\) a\\_b", "1 | 2 ~~3~~ &lt; &#36;"):  # fmt: skip
             page = filters.markdown2html(f"Shown: {report.markdown(text)}.")
-            assert "".join(Text(page).found).strip() == f"Shown: {text}."
+            assert "".join(Text(page).pieces).strip() == f"Shown: {text}."
 
     @pytest.mark.slow
     @pytest.mark.parametrize("text", ["$x$", "$\\frac{1$", "a $ b", "$$", r"\$5$", "\x1b[2J", "μ"])
@@ -207,9 +207,9 @@ class TestTextsAreShownAsTheyAre:
         figure.suptitle(text)
         legend_below(figure, 1)
         assert report.figure_png(figure).startswith(b"\x89PNG")
-        shown = [own.get_text() for own in figure.findobj(match=matplotlib.text.Text)]
+        shown = [artist.get_text() for artist in figure.findobj(match=matplotlib.text.Text)]
         assert shown.count(report.printable(text)) >= 6 - (not text.isprintable())
-        parsed = {own.get_text() for own in axis.get_yticklabels() if own.get_parse_math()}
+        parsed = {label.get_text() for label in axis.get_yticklabels() if label.get_parse_math()}
         assert "$\\mathdefault{10^{2}}$" in parsed  # the powers of ten are formulas still
 
     def test_one_marker_keeps_its_colour(self):
@@ -244,8 +244,8 @@ class Text(html.parser.HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.pieces: list[str] = []
         self.feed(page)
 
     def handle_data(self, data):
-        self.found.append(data)
+        self.pieces.append(data)

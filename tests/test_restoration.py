@@ -20,9 +20,9 @@ def pair(*shape, seed=0):
 @pytest.mark.parametrize("shape", [(4, 3, 5, 7), (2, 1, 8, 8), (1, 1, 1, 1)])
 def test_scikit_images_values(shape, data_range):
     restored, target = pair(*shape)
-    found = psnr(restored * data_range, target * data_range, data_range)
-    assert found.shape == (shape[0],)
-    for value, a, b in zip(found, restored, target, strict=True):
+    ratios = psnr(restored * data_range, target * data_range, data_range)
+    assert ratios.shape == (shape[0],)
+    for value, a, b in zip(ratios, restored, target, strict=True):
         a, b = ((data_range * image).double().numpy() for image in (a, b))
         expected = peak_signal_noise_ratio(b, a, data_range=data_range)
         assert float(value) == pytest.approx(expected, rel=1e-5)
@@ -30,12 +30,12 @@ def test_scikit_images_values(shape, data_range):
 
 def test_what_follows_from_the_formula():
     restored, target = pair(3, 3, 6, 6)
-    found = psnr(restored, target)
-    assert torch.equal(psnr(target, restored), found)
+    ratios = psnr(restored, target)
+    assert torch.equal(psnr(target, restored), ratios)
     # A tenth of the error is 20 dB more; so is ten times the range.
     closer = target + (restored - target) / 10
-    torch.testing.assert_close(psnr(closer, target), found + 20, atol=1e-4, rtol=0)
-    torch.testing.assert_close(psnr(restored, target, 10), found + 20)
+    torch.testing.assert_close(psnr(closer, target), ratios + 20, atol=1e-4, rtol=0)
+    torch.testing.assert_close(psnr(restored, target, 10), ratios + 20)
     assert psnr(target, target).tolist() == [math.inf] * 3
     one = target + 0.1
     torch.testing.assert_close(psnr(one, target), torch.full((3,), 20.0).double(), rtol=1e-5,
@@ -74,15 +74,15 @@ class Stretched(nn.Module):
 def test_evaluation_by_brute_force(sizes):
     inputs, targets = pair(7, 2, 4, 5)
     model = Stretched()
-    found = evaluate_psnr(model, zip(inputs.split(sizes), targets.split(sizes), strict=True))
+    metrics = evaluate_psnr(model, zip(inputs.split(sizes), targets.split(sizes), strict=True))
     values, errors = [], []
     for x, y in zip(inputs.double().numpy(), targets.double().numpy(), strict=True):
         restored = 2 * (x - 0.5) + 0.5
         values.append(-10 * math.log10(np.mean((restored.clip(0, 1) - y) ** 2)))
         errors.append(np.abs(restored - y).mean())
-    assert set(found) == {"psnr", "test_l1"}
-    assert found["psnr"] == pytest.approx(np.mean(values), rel=1e-6)
-    assert found["test_l1"] == pytest.approx(np.mean(errors), rel=1e-6)
+    assert set(metrics) == {"psnr", "test_l1"}
+    assert metrics["psnr"] == pytest.approx(np.mean(values), rel=1e-6)
+    assert metrics["test_l1"] == pytest.approx(np.mean(errors), rel=1e-6)
     assert set(model.modes) == {(False, False)}
 
 

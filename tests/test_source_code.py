@@ -102,8 +102,8 @@ def edited(file: str, old: str, new: str) -> dict[str, str | None]:
 
 class TestClosure:
     def test_what_runs_and_nothing_that_judges(self, package):
-        found = Tree().closure(ENTRY, RESNET)
-        assert found == {
+        closure = Tree().closure(ENTRY, RESNET)
+        assert closure == {
             "repro/training.py", "repro/measure/timing.py", "repro/models/__init__.py",
             "repro/models/_options.py", "repro/models/resnet.py", "repro/mbs/__init__.py",
             "repro/mbs/streamer.py", "repro/mbs/errors.py", "repro/mbs/csrc/copy.cpp",
@@ -145,8 +145,8 @@ class TestClosure:
             }
             files = present().closure(experiment.entry, config)
             assert not files & {"repro/report.py", "repro/plots.py", "repro/records.py"}
-            own = source_code.METHODS if paper == "together" else [paper]
-            assert any(file.startswith(f"repro/{name}/") for file in files for name in own)
+            methods = source_code.METHODS if paper == "together" else [paper]
+            assert any(file.startswith(f"repro/{name}/") for file in files for name in methods)
 
 
 class TestStyle:
@@ -163,9 +163,9 @@ class TestStyle:
         for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom):
                 assert node.level == 0, "relative"
-                own = (node.module or "").split(".")[0] == "repro"
-                assert not own or all(alias.name != "*" for alias in node.names), "star"
-                if path == paths.PACKAGE / "models" / "__init__.py" and own:
+                of_repro = (node.module or "").split(".")[0] == "repro"
+                assert not of_repro or all(alias.name != "*" for alias in node.names), "star"
+                if path == paths.PACKAGE / "models" / "__init__.py" and of_repro:
                     assert all(alias.asname is None for alias in node.names)
             elif isinstance(node, ast.Import):
                 assert not any(a.name.split(".")[0] == "repro" for a in node.names), (
@@ -377,11 +377,11 @@ class TestDefinitions:
         package({"repro/paths.py": "def f():\n    return 3\n",
                  "repro/training.py": "def f():\n    return 4\n"})  # fmt: skip
         file = "repro/experiments/mbs/experiments.py"
-        found = []
+        definitions = []
         for text in (one, other):
             package({file: text + self.TRAIN})
-            found.append(Tree().definitions(ENTRY, RESNET))
-        assert found[0] != found[1]
+            definitions.append(Tree().definitions(ENTRY, RESNET))
+        assert definitions[0] != definitions[1]
 
     def test_a_program_that_a_record_starts_counts(self, package):
         program = "def main():\n    return {}\n\n\nif __name__ == '__main__':\n    main()\n"
@@ -389,11 +389,11 @@ class TestDefinitions:
         line = "    from repro.mbs import stream\n"
         started = "    from repro.experiments.mbs import child\n\n    run = child.__name__\n"
         caller = edited("repro/experiments/mbs/experiments.py", line, started + line)
-        found = []
+        definitions = []
         for number in "12":
             package({file: program.format(number)} | caller)
-            found.append(Tree().definitions(ENTRY, RESNET))
-        assert found[0] != found[1]
+            definitions.append(Tree().definitions(ENTRY, RESNET))
+        assert definitions[0] != definitions[1]
 
     def test_an_entry_that_is_not_there(self, package):
         with pytest.raises(LookupError, match="is not defined there"):

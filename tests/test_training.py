@@ -80,10 +80,10 @@ def test_each_epoch_trains_then_evaluates_then_tells(model, batches):
         events.append("evaluate")
         return {"accuracy": 50.0}
 
-    told: list[Epoch] = []
-    history = fit(model, step, batches[:1], epochs=2, evaluate=evaluate, on_epoch=told.append)
+    ended: list[Epoch] = []
+    history = fit(model, step, batches[:1], epochs=2, evaluate=evaluate, on_epoch=ended.append)
     assert events == ["train", "evaluate"] * 2
-    assert told == history
+    assert ended == history
     assert history[0].metrics == {"accuracy": 50.0}
 
 
@@ -125,29 +125,29 @@ def test_an_empty_loader(model):
 
 def test_classification_against_scikit_learn(model, batches):
     fit(model, plain_step(model, nn.CrossEntropyLoss(), sgd(model), "cpu"), batches, epochs=2)
-    found = evaluate_classifier(model, batches)
+    metrics = evaluate_classifier(model, batches)
     assert not model.training
     with torch.no_grad():
         probabilities = torch.cat([model(inputs) for inputs, _ in batches]).double().softmax(1)
     labels = torch.cat([targets for _, targets in batches]).numpy()
-    assert set(found) == {"test_loss", "accuracy"}
-    assert found["accuracy"] == pytest.approx(
+    assert set(metrics) == {"test_loss", "accuracy"}
+    assert metrics["accuracy"] == pytest.approx(
         100 * accuracy_score(labels, probabilities.argmax(1).numpy())
     )
     expected = log_loss(labels, probabilities.numpy(), labels=range(4))
-    assert found["test_loss"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["test_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_segmentation_against_scikit_learn():
     torch.manual_seed(0)
     model = nn.Conv2d(3, 1, 3, padding=1)
     batches = [(torch.randn(n, 3, 6, 5), torch.randint(0, 3, (n, 6, 5)).byte()) for n in (4, 1)]
-    found = evaluate_binary_segmentation(model, batches)
+    metrics = evaluate_binary_segmentation(model, batches)
     with torch.no_grad():
         predicted = torch.cat([model(inputs)[:, 0] > 0 for inputs, _ in batches])
     truth = torch.cat([targets > 0 for _, targets in batches])
     expected = 100 * jaccard_score(truth.numpy().ravel(), predicted.numpy().ravel())
-    assert found == {"iou": pytest.approx(expected)}
+    assert metrics == {"iou": pytest.approx(expected)}
     assert not model.training
 
 
@@ -171,8 +171,8 @@ def test_counts_are_exact_beyond_float32():
         (torch.ones(1, 1, side, side), torch.ones(1, side, side, dtype=torch.uint8)),
         (torch.ones(1, 1, 1, 3), torch.zeros(1, 1, 3, dtype=torch.uint8)),
     ]
-    found = evaluate_binary_segmentation(Threshold(), batches)
-    assert found["iou"] == 100 * 2**24 / (2**24 + 3)
+    metrics = evaluate_binary_segmentation(Threshold(), batches)
+    assert metrics["iou"] == 100 * 2**24 / (2**24 + 3)
 
 
 @pytest.mark.parametrize("evaluate", [evaluate_classifier, evaluate_binary_segmentation])

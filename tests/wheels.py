@@ -17,12 +17,12 @@ def find(*names: str) -> list[Path]:
     Wheels install to ``nvidia/*/include`` and ``nvidia/*/lib``, a toolkit to `$CUDA_HOME`.
     """
     toolkit = Path(os.environ.get("CUDA_HOME") or "/usr/local/cuda")
-    roots = [part for place in sys.path for part in sorted(Path(place or ".").glob("nvidia/*"))]
+    roots = [part for entry in sys.path for part in sorted(Path(entry or ".").glob("nvidia/*"))]
     folders = [root / kind for root in (*roots, toolkit) for kind in ("include", "lib", "lib64")]
-    found = [next((f for f in folders if (f / name).is_file()), None) for name in names]
-    if None in found:
-        pytest.skip(f"no {names[found.index(None)]}: install NVIDIA's wheel that has it")
-    return [folder for folder in found if folder]
+    folders_of = [next((f for f in folders if (f / name).is_file()), None) for name in names]
+    if None in folders_of:
+        pytest.skip(f"no {names[folders_of.index(None)]}: install NVIDIA's wheel that has it")
+    return [folder for folder in folders_of if folder]
 
 
 def compiles(source: Path, *includes: Path) -> str:

@@ -1,12 +1,12 @@
-"""Which method trains this batch within that memory, told before anything is trained.
+"""Which method trains this batch within that memory, known before anything is trained.
 
 Example:
     >>> from repro.advise import Workload, advise
-    >>> told = advise("torchvision/resnet18", 256, 2 * 2**30, image=224, device="H100")
-    >>> print(told.text())  # doctest: +SKIP
+    >>> advice = advise("torchvision/resnet18", 256, 2 * 2**30, image=224, device="H100")
+    >>> print(advice.text())  # doctest: +SKIP
 
 From a training step recorded on tensors that have shapes and no content, the planners of
-`repro.outofcore`, and a data sheet's rates or, where the device is here, a few measured steps.
+`repro.outofcore`, and a data sheet's rates or, where the device is present, a few measured steps.
 """
 
 from repro.advise.advising import Advice, advise

@@ -92,10 +92,10 @@ class Advice:
 
     def changes(self, method: str) -> str:
         """Return what a method changes in the mathematics."""
-        told = _CHANGES[method]
+        change = _CHANGES[method]
         if not self.workload.has_batch_statistics:
-            return told.partition(" but that BatchNorm")[0]
-        return told + _STATISTICS if method in _DIVIDES else told
+            return change.partition(" but that BatchNorm")[0]
+        return change + _STATISTICS if method in _DIVIDES else change
 
     def code(self, method: str | None = None) -> str:
         """Return the lines that use a method; the best one's by default."""
@@ -181,7 +181,7 @@ def advise(
 ) -> Advice:
     """Say for each method whether a batch fits, what it costs and what it changes.
 
-    Nothing is computed but, where the device is here, some steps of small batches that are
+    Nothing is computed but, where the device is present, some steps of small batches that are
     measured. Nothing that was given is changed.
 
     Args:
@@ -189,7 +189,7 @@ def advise(
         batch: Samples of the mini-batch.
         memory_bytes: That may be taken on the device.
         device: ``"cpu"``, an accelerator of torch's such as ``"cuda"``, or a name with a data sheet
-            (``"H100"``). Where it is not here, a data sheet's rates are taken; ``"cuda"`` is then
+            (``"H100"``). Where it is absent, a data sheet's rates are taken; ``"cuda"`` is then
             an H100.
         speed: Of the device; then nothing is measured.
         probe_seconds: To measure for, at most; 0 to leave it.
@@ -209,11 +209,11 @@ def advise(
     if not probe_seconds >= 0:
         raise AdviceError(f"probe_seconds is {probe_seconds!r}: give seconds, 0 or more")
     device = str(device)
-    here = _here(device)
+    present = _is_present(device)
     workload = Workload.of(step_or_model, **given)
     if speed is None:
         speed = Speed.of(device if device in DEVICES else "cpu" if device == "cpu" else "H100")
-        if here and probe_seconds:
+        if present and probe_seconds:
             try:
                 speed = probe(workload, device, batch, memory_bytes, probe_seconds)
             except AdviceError:
@@ -225,13 +225,13 @@ def advise(
                     "take; probe_seconds=0 measures nothing"
                 ) from error
     kind = "cpu" if device == "cpu" else "accelerator"
-    told = [
+    predictions = [
         predict(workload, m, batch, memory_bytes, speed, device=kind, simulated=simulated)
         for m in methods
     ]
-    told.sort(key=_rank)
+    predictions.sort(key=_rank)
     took = time.perf_counter() - begun
-    return Advice(workload, batch, memory_bytes, device, speed.grounds, tuple(told), took)
+    return Advice(workload, batch, memory_bytes, device, speed.grounds, tuple(predictions), took)
 
 
 def _rank(row: Prediction) -> tuple[int, float]:
@@ -240,7 +240,7 @@ def _rank(row: Prediction) -> tuple[int, float]:
     return group, row.slowdown if row.slowdown is not None else 1.0 + 1e-6
 
 
-def _here(device: str) -> bool:
+def _is_present(device: str) -> bool:
     if device == "cpu":
         return True
     if device in DEVICES:

@@ -292,12 +292,12 @@ def recorded(make: Callable[[int], Callable[[], object]]) -> Iteration:
     Raises:
         ValueError: Steps of two batch sizes differ in more than sizes.
     """
-    found: list[tuple[Trace, tuple[Cost, ...]]] = []
+    recordings: list[tuple[Trace, tuple[Cost, ...]]] = []
     # When variables end shows in the third iteration; their sizes in the second already.
     for batch, warmup in zip(_RECORDED, (2, 1), strict=True):
         with imagined():
-            found.append(_record(make(batch), warmup))
-    return _joined(found)
+            recordings.append(_record(make(batch), warmup))
+    return _joined(recordings)
 
 
 def recorded_again(step_of: Callable[[int], Callable[[], object]]) -> Iteration:
@@ -317,8 +317,8 @@ def _record(step: Callable[[], object], warmup: int) -> tuple[Trace, tuple[Cost,
     return trace, _aligned(trace, noting.costs.noted)
 
 
-def _joined(found: list[tuple[Trace, tuple[Cost, ...]]]) -> Iteration:
-    (small, costs), (large, larger) = found
+def _joined(recordings: list[tuple[Trace, tuple[Cost, ...]]]) -> Iteration:
+    (small, costs), (large, larger) = recordings
     if small.functions != large.functions:
         raise ValueError(
             f"steps of {_RECORDED[0]} and {_RECORDED[1]} samples run different operations"
@@ -343,17 +343,17 @@ class _Noting:
 
 def _aligned(trace: Trace, noted: list[Cost]) -> tuple[Cost, ...]:
     """Return the costs of a trace's functions: of all operations it has those that touch data."""
-    found: list[Cost] = []
+    costs: list[Cost] = []
     at = 0
     for function in trace.functions:
         # A sum that autograd makes in place is recorded as such, and noted as it is called.
         names = {function.name, "aten.add"} if function.name == "aten.add_" else {function.name}
-        there = next((i for i in range(at, len(noted)) if noted[i].name in names), None)
-        if there is None:
+        position = next((i for i in range(at, len(noted)) if noted[i].name in names), None)
+        if position is None:
             raise ValueError(f"{function.name} is in the trace of the step, but was not seen")
-        found.append(noted[there])
-        at = there + 1
-    last = max((i for i, cost in enumerate(found) if cost.phase == BACKWARD), default=-1)
+        costs.append(noted[position])
+        at = position + 1
+    last = max((i for i, cost in enumerate(costs) if cost.phase == BACKWARD), default=-1)
     return tuple(
-        replace(cost, phase=UPDATE) if i > last >= 0 else cost for i, cost in enumerate(found)
+        replace(cost, phase=UPDATE) if i > last >= 0 else cost for i, cost in enumerate(costs)
     )

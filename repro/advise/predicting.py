@@ -47,8 +47,8 @@ class Prediction:
         batch: Samples of the mini-batch.
         fits: Whether it trains within the memory.
         peak_bytes: The most on the device at once; where it does not fit, what it would take.
-        slowdown: Seconds over those of the undivided step (if that fitted); None where nothing
-            can be told of it, or nothing runs.
+        slowdown: Seconds over those of the undivided step (if that fitted); None where
+            nothing is known of it, or nothing runs.
         bound: The least that the method can take, likewise: of out-of-core what no schedule beats,
             of `save_on_cpu` copies that overlap whole, of dual-batch learning k = 1; None where
             nothing bounds it but the time that is foretold.
@@ -139,8 +139,8 @@ class _Case:
     @property
     def budget(self) -> int:
         """What to give to `OutOfCore`."""
-        there = self.memory if self.on_cpu else int(SWAPPED_SHARE * self.memory)
-        return max(0, there - self.speed.beside_bytes)
+        available = self.memory if self.on_cpu else int(SWAPPED_SHARE * self.memory)
+        return max(0, available - self.speed.beside_bytes)
 
     def undivided_s(self) -> float:
         return float(self.speed.seconds(self.plain, self.plain, self.batch).sum())
@@ -167,19 +167,19 @@ class _Case:
         peak = np.where(iteration.phases == UPDATE, update, passes).max()
         if not self.simulated:
             ring = 1 + PREFETCH if streamed else 1
-            there = self.batch if self.on_cpu else min(self.batch, ring * micro)
-            peak += self.batch_bytes(there)
+            samples = self.batch if self.on_cpu else min(self.batch, ring * micro)
+            peak += self.batch_bytes(samples)
         if streamed:  # running statistics are copied, to be put back where memory runs out
             peak += iteration.kept_bytes("buffer")
         return math.ceil(peak) + self.speed.beside_bytes
 
     def trace(self, iteration: Iteration, batch: int) -> Trace:
         """Return the trace that out-of-core training plans by."""
-        found = iteration.trace(batch)
+        trace = iteration.trace(batch)
         if not self.simulated:
-            return found
-        without = {name: 0 if name in iteration.inputs else n for name, n in found.sizes.items()}
-        return replace(found, sizes=without)
+            return trace
+        without = {name: 0 if name in iteration.inputs else n for name, n in trace.sizes.items()}
+        return replace(trace, sizes=without)
 
     def smallest_budget(self, iteration: Iteration, batch: int) -> int:
         """Return the most that one operation needs."""
@@ -311,14 +311,14 @@ def _recomputing(
     """Return how a method is foretold that recomputes; where that cannot be, it says why."""
 
     def foretell(case: _Case) -> Prediction:
-        found = case.workload.checkpointed
-        if isinstance(found, Iteration):
-            told = answer(case, found)
+        checkpointed = case.workload.checkpointed
+        if isinstance(checkpointed, Iteration):
+            prediction = answer(case, checkpointed)
             blocks = case.workload.blocks
             names = None if callable(blocks) else tuple(blocks)
-            return replace(told, settings={"blocks": names} | told.settings)
+            return replace(prediction, settings={"blocks": names} | prediction.settings)
         peak = case.undivided_bytes(case.plain, case.batch)
-        return case.answer(method, peak, None, reason=found)
+        return case.answer(method, peak, None, reason=checkpointed)
 
     return foretell
 
@@ -400,10 +400,10 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
     count = -(-case.batch // micro)
     micro = -(-case.batch // count)
     if count == 1:
-        told = _outofcore(case)
-        settings = told.settings | {"micro_batch": micro}
-        return replace(told, method="mbs_in_outofcore", settings=settings)
-    found = []
+        prediction = _outofcore(case)
+        settings = prediction.settings | {"micro_batch": micro}
+        return replace(prediction, method="mbs_in_outofcore", settings=settings)
+    outcomes = []
     # What further micro-batches take shows in the third.
     for repeats in sorted({min(count, 2), min(count, 3)}):
         trace, order = repeated(case.trace(case.plain, micro), case.plain, repeats)
@@ -418,10 +418,10 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
         plan = _plan(trace, budget, seen, case.speed.link)
         done = plan.simulate(seen, case.speed.link, LATENCY_S)
         least = bound(trace, budget, seen, case.speed.link, LATENCY_S)
-        found.append(
+        outcomes.append(
             (case.moving_s(done), min(least, done.time_s), done.peak_bytes, plan.host_bytes)
         )
-    times_s, leasts, peaks, hosts = zip(*found, strict=True)
+    times_s, leasts, peaks, hosts = zip(*outcomes, strict=True)
     more = count - 2
     beside = 0 if case.on_cpu else case.batch_bytes(case.batch)
     first_s, more_s = case.streamed_s("mbs") or (0.0, 0.0)
@@ -453,8 +453,8 @@ def _save_on_cpu(case: _Case) -> Prediction:
         )
 
     def peak(size: int) -> int:
-        found = int(case.plain.kept_on_host(size)[0].max()) + case.speed.beside_bytes
-        return found if not case.simulated else found - case.batch_bytes(size)
+        peak_bytes = int(case.plain.kept_on_host(size)[0].max()) + case.speed.beside_bytes
+        return peak_bytes if not case.simulated else peak_bytes - case.batch_bytes(size)
 
     moved = case.plain.kept_on_host(case.batch)[1]
     into, out = moved / case.speed.link[0], moved / case.speed.link[1]

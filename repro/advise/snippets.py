@@ -52,7 +52,7 @@ print(tune(model, next(iter(loader))[0].to(device), workspace_limit=64 * 2**20, 
 LR = 0.01
 
 
-def snippet(told: Prediction) -> str:
+def snippet(prediction: Prediction) -> str:
     """Return the code that uses a method, a few lines beside its imports.
 
     It takes what a training loop has: `model`, `loss_fn`, `optimizer`, `loader` (of mini-batches in
@@ -61,8 +61,8 @@ def snippet(told: Prediction) -> str:
     `make_model`, `images`, `labels` and `epochs`. Empty where the method is not for the device, or
     nothing could be solved.
     """
-    given = {"batch": told.batch, "lr": LR, **told.settings}
-    method = told.method
+    given = {"batch": prediction.batch, "lr": LR, **prediction.settings}
+    method = prediction.method
     if method == "theta":
         return _THETA.format(**given)
     if method == "dualbatch":

@@ -74,7 +74,7 @@ class Speed:
 
         Args:
             name: One of `repro.experiments.datasheets.DEVICES`; ``"cpu"`` is a CPU of which only
-                the proportions are told.
+                the proportions are known.
 
         Raises:
             ValueError: It is none of them.
@@ -123,8 +123,8 @@ class Speed:
             return statistics.median(seconds)
         at = int(np.clip(np.searchsorted(sizes, batch), 1, len(sizes) - 1))
         (left, right), (low, high) = sizes[at - 1 : at + 1], seconds[at - 1 : at + 1]
-        found = low + (high - low) * (batch - left) / (right - left)
-        return max(found, min(low, high) * batch / right)
+        interpolated = low + (high - low) * (batch - left) / (right - left)
+        return max(interpolated, min(low, high) * batch / right)
 
 
 def probe(
@@ -134,7 +134,7 @@ def probe(
     limit_bytes: int,
     seconds: float = 8.0,
 ) -> Speed:
-    """Measure some steps on a device that is here, of growing batch sizes up to `batch`.
+    """Measure some steps on a device that is present, of growing batch sizes up to `batch`.
 
     Args:
         workload: Of whose model a copy is trained.
@@ -149,7 +149,7 @@ def probe(
     device = accelerator.resolve(device)
     queued = accelerator.is_accelerator(device)
     room = min(limit_bytes, memory_state(device).free_bytes)
-    found: dict[int, dict[str, float]] = {}
+    times: dict[int, dict[str, float]] = {}
     begun, beside = time.perf_counter(), 0
     forked: dict[str, Any] = {"devices": []}
     if queued:
@@ -162,10 +162,10 @@ def probe(
                 with MemoryMeter(device) if queued else _Nothing() as meter:
                     timed = _timed_phases(workload, size, device, begun + seconds / 2)
             except RuntimeError as error:
-                if not found or not is_out_of_memory(error):
+                if not times or not is_out_of_memory(error):
                     raise
                 break
-            found[size] = timed
+            times[size] = timed
             if isinstance(meter, MemoryMeter):
                 live = workload.plain.trace(size).peak_bytes
                 beside = max(beside, meter.peak_reserved_bytes - meter.start_bytes - live)
@@ -175,22 +175,22 @@ def probe(
             if size == batch or not growth:
                 break
             size = min(batch, size * growth)
-        if not found:
+        if not times:
             smallest = workload.plain.trace(size).peak_bytes
             return replace(
                 Speed.of("cpu" if not queued else "H100"),
                 grounds=f"no step fits to be measured: {size} samples take {smallest:,} bytes; "
                 "proportions of a data sheet, ESTIMATED",
             )
-        smallest_s = sum(found[min(found)].values())
+        smallest_s = sum(times[min(times)].values())
         seen = SEEN_S
         if (2 + _REPEATS) * smallest_s < begun + seconds - time.perf_counter():
-            seen = _seen_s(workload, min(found), device, smallest_s)
+            seen = _seen_s(workload, min(times), device, smallest_s)
         copied = _LINK_BYTES if queued else _typical_bytes(workload, batch)
         link = _link(device, copied)
-    sizes = tuple(sorted(found))
+    sizes = tuple(sorted(times))
     measured = {
-        phase: tuple(found[size][phase] for size in sizes) for phase in (FORWARD, BACKWARD, UPDATE)
+        phase: tuple(times[size][phase] for size in sizes) for phase in (FORWARD, BACKWARD, UPDATE)
     }
     listed = ", ".join(map(str, sizes))
     where = accelerator.name(device) if queued else "this CPU"
@@ -200,7 +200,7 @@ def probe(
     )  # fmt: skip
     speed = Speed(sheet, grounds, link, seen, measured=measured, sizes=sizes, beside_bytes=beside)
     size = sizes[len(sizes) // 2]
-    step_s = sum(found[size].values())
+    step_s = sum(times[size].values())
 
     def time_for(rounds: int) -> bool:
         """Return whether so many steps are still to be had; so long ones hide what is beside."""
@@ -333,8 +333,8 @@ def _block_s(workload: "Workload", speed: Speed, size: int, device: torch.device
         return 0.0
     step = workload.built(size, device, checkpointing=True)[1]
     took = min(_took(step, device) for _ in range(1 + _REPEATS))
-    told = float(speed.seconds(iteration, workload.plain, size).sum())
-    return max(0.0, took - told) / iteration.blocks
+    expected_s = float(speed.seconds(iteration, workload.plain, size).sum())
+    return max(0.0, took - expected_s) / iteration.blocks
 
 
 def _streamed_s(
@@ -374,9 +374,9 @@ def _link(device: torch.device, nbytes: int) -> tuple[float, float]:
     host = torch.zeros(nbytes, dtype=torch.uint8)
     if accelerator.is_accelerator(device):
         host = host.pin_memory()
-    there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    on_device = torch.zeros(nbytes, dtype=torch.uint8, device=device)
     rates = []
-    for into, of in ((there, host), (host, there)):
+    for into, of in ((on_device, host), (host, on_device)):
         into.copy_(of)
         least = min(_took(partial(into.copy_, of), device) for _ in range(_REPEATS))
         rates.append(nbytes / least)

@@ -29,7 +29,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 class AdviceError(ValueError):
-    """Nothing can be told of what was given; the text says what to give."""
+    """Nothing can be foretold of what was given; the text says what to give."""
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,10 @@ class Workload:
             # does: then tensors that say they are a CPU's.
             for inside in (partial(torch.device, "meta"), imagined):
                 with inside():
-                    found = recorded_again(self._recordable(checkpointing))
-                if not any(cost.name == "aten._safe_softmax" for cost in found.costs):
+                    iteration = recorded_again(self._recordable(checkpointing))
+                if not any(cost.name == "aten._safe_softmax" for cost in iteration.costs):
                     break
-            return found
+            return iteration
         except AdviceError:
             raise
         except Exception as error:
@@ -285,24 +285,24 @@ def repeated_blocks(model: nn.Module) -> tuple[str, ...]:
     Where there is none, the classes of its own parts that have parts themselves.
     """
     counts = Counter(type(module).__name__ for module in model.modules() if _is_block(module))
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
 
     def look(module: nn.Module) -> None:
         for child in module.children():
             name = type(child).__name__
             if _is_block(child) and counts[name] > 1:
-                found[name] = None
+                names[name] = None
             else:
                 look(child)
 
     look(model)
-    if not found:
-        found = {
+    if not names:
+        names = {
             type(child).__name__: None
             for child in model.children()
             if isinstance(child, nn.Sequential) and len(child) > 1
         }
-    return tuple(found)
+    return tuple(names)
 
 
 def _is_block(module: nn.Module) -> bool:
@@ -358,8 +358,8 @@ def _twin(module: nn.Module) -> nn.Module:
         return copy.deepcopy(module)
     memo: dict[int, Any] = {}
     for part in module.modules():
-        own = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
-        for value in own:
+        values = [*part._parameters.values(), *part._buffers.values(), *vars(part).values()]
+        for value in values:
             if isinstance(value, Tensor) and id(value) not in memo:
                 if isinstance(
                     value, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer
@@ -428,6 +428,6 @@ def default_loss(outputs: Any, targets: Tensor) -> Tensor:
     """Return the cross-entropy; of several outputs their mean."""
     if isinstance(outputs, Tensor):
         return functional.cross_entropy(outputs, targets)
-    found = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)
-    losses = [functional.cross_entropy(one, targets) for one in found]
+    tensors = list(outputs.values()) if isinstance(outputs, Mapping) else list(outputs)
+    losses = [functional.cross_entropy(one, targets) for one in tensors]
     return torch.stack(losses).mean()

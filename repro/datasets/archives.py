@@ -296,9 +296,9 @@ def masked_items(files: Mapping[str, Encoded], where: Path) -> dict[str, list[It
 def _require_splits(items: Mapping[str, Sequence[Item]], where: Path, layout: str) -> None:
     for split in ("train", "test"):
         if not items.get(split):
-            found = ", ".join(items) or "none"
+            names = ", ".join(items) or "none"
             raise CorruptDatasetError(
-                f"{where} has no image of the {split} split (splits found: {found}): expected "
+                f"{where} has no image of the {split} split (splits found: {names}): expected "
                 f"{where.name.split('.')[0]}/{layout}"
             )
 

@@ -187,12 +187,12 @@ def available(root: str | os.PathLike[str] | None = None) -> dict[str, str]:
 
 
 def _available(root: str | os.PathLike[str] | None) -> dict[str, str]:
-    found = dict(EMBEDDED)
+    origins = dict(EMBEDDED)
     for name in ON_DISK:
         source = _find(name, root)
         if source is not None:
-            found[name] = f"{source.layout} at {source.path}"
-    return found | {"phantom": "generated", "synthetic": "generated"}
+            origins[name] = f"{source.layout} at {source.path}"
+    return origins | {"phantom": "generated", "synthetic": "generated"}
 
 
 def looked_for(name: str) -> str:
@@ -258,8 +258,8 @@ def _module(name: str) -> Any:
 
 def _find(name: str, root: str | os.PathLike[str] | None) -> sources.Source | None:
     finder = _module(name).find
-    found = (finder(name, folder) for folder in paths.data_roots(root))
-    return next((source for source in found if source is not None), None)
+    candidates = (finder(name, folder) for folder in paths.data_roots(root))
+    return next((source for source in candidates if source is not None), None)
 
 
 class _NoDownloadError(Exception):
@@ -342,10 +342,10 @@ def _streamed(
         tuple(classes),
         {
             name: Split(
-                cast(torch.Tensor, StreamedImages(own, size)),
-                labels_tensor(item.label for item in own if item.label is not None),
+                cast(torch.Tensor, StreamedImages(members, size)),
+                labels_tensor(item.label for item in members if item.label is not None),
             )
-            for name, own in items.items()
+            for name, members in items.items()
         },
     )
 

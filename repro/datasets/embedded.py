@@ -118,9 +118,9 @@ def photos(
             tops = random.integers(0, len(image) - height + 1, count)
             lefts = random.integers(first, last - width + 1, count)
             for top, left in zip(tops, lefts, strict=True):
-                here = (slice(top, top + height), slice(left, left + width))
-                images.append(image[here].transpose(2, 0, 1))
-                masks.append(mask[here])
+                window = (slice(top, top + height), slice(left, left + width))
+                images.append(image[window].transpose(2, 0, 1))
+                masks.append(mask[window])
         labels = torch.arange(len(photographs)).repeat_interleave(count)
         splits.append(
             Split(torch.from_numpy(np.stack(images)), labels, torch.from_numpy(np.stack(masks)))

@@ -135,9 +135,9 @@ def _masked(patterns: np.ndarray, count: int, random: np.random.Generator) -> Sp
 def _mix(clean: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Mix clean images (n, C, H, W) with a smooth pattern of their own and with noise."""
     n, channels, height, width = clean.shape
-    own = _upsample(random.integers(0, 256, (n, channels, COARSE, COARSE)), height, width)
+    pattern = _upsample(random.integers(0, 256, (n, channels, COARSE, COARSE)), height, width)
     noise = random.integers(0, 256, clean.shape, np.uint8)
-    return ((6 * clean + 5 * own + 5 * noise.astype(np.int32)) // 16).astype(np.uint8)
+    return ((6 * clean + 5 * pattern + 5 * noise.astype(np.int32)) // 16).astype(np.uint8)
 
 
 def _ellipses(n: int, height: int, width: int, random: np.random.Generator) -> np.ndarray:

@@ -153,22 +153,22 @@ def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
     needed = count
     for side in shape:
         needed *= side
-    if needed > (there := memory_bytes()):
+    if needed > (available := memory_bytes()):
         size = "x".join(map(str, shape[-2:]))
         raise DatasetError(
             f"{count} images of {size} pixels take {needed / 1e9:,.0f} GB and this machine has "
-            f"{there / 1e9:,.0f} GB of memory: {advice}"
+            f"{available / 1e9:,.0f} GB of memory: {advice}"
         )
 
 
 def memory_bytes() -> int:
     """Return the memory of this machine, or of the container if that is less."""
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
     except OSError:
-        return there
-    return min(there, int(limit)) if limit.isdigit() else there
+        return physical
+    return min(physical, int(limit)) if limit.isdigit() else physical
 
 
 def check_size(image_size: int | Size | None) -> int | Size | None:

@@ -215,8 +215,8 @@ class TensorLoader:
         self, plan: tuple[Tensor, Tensor, Tensor], count: int, batch_size: int, resolution: Size
     ) -> Iterator[Batch]:
         for i in range(count):
-            here = slice(i * batch_size, (i + 1) * batch_size)
-            index, corner, flips = (part[here] for part in plan)
+            rows = slice(i * batch_size, (i + 1) * batch_size)
+            index, corner, flips = (part[rows] for part in plan)
             pixels = self._cut(self._images, index, corner, flips, fill=0)
             images = pixels.to(torch.float32)
             if resolution != self.crop_size:
@@ -333,7 +333,7 @@ def _per_channel(name: str, values: Sequence[float], channels: int) -> tuple[flo
             f"{name}={tuple(values)} has {len(values)} values: expected one for each of the "
             f"{channels} channels"
         )
-    found = tuple(float(value) for value in values)
-    if not all(map(math.isfinite, found)):
-        raise ValueError(f"{name}={found}: expected finite values")
-    return found
+    numbers = tuple(float(value) for value in values)
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{name}={numbers}: expected finite values")
+    return numbers

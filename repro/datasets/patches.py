@@ -160,8 +160,8 @@ class PatchLoader:
             inputs = stacked[:, : self._channels]
             targets = functional.pixel_shuffle(stacked[:, self._channels :], self.scale)
             if self.augment:
-                own = draws[:, number * size : number * size + len(stacked)]
-                inputs, targets = _turned(inputs, own), _turned(targets, own)
+                batch_draws = draws[:, number * size : number * size + len(stacked)]
+                inputs, targets = _turned(inputs, batch_draws), _turned(targets, batch_draws)
             yield inputs.contiguous(), targets
 
 

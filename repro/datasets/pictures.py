@@ -75,11 +75,11 @@ def fetch(name: str, root: Path) -> None:
         with scratch(root / part) as folder:
             archive = folder / f"{part}.zip"
             torchvision.datasets.utils.download_url(f"{_URL}{archive.name}", str(folder))
-            found = file_sha256(archive)
-            if found != expected:
+            received = file_sha256(archive)
+            if received != expected:
                 came = archive.stat().st_size
                 raise RuntimeError(
-                    f"{archive.name} came as {came:,} bytes with SHA-256 {found}, expected are "
+                    f"{archive.name} came as {came:,} bytes with SHA-256 {received}, expected are "
                     f"{size:,} bytes with {expected}; nothing was kept, try again"
                 )
             torchvision.datasets.utils.extract_archive(str(archive), str(folder))
@@ -102,8 +102,8 @@ def _source(name: str, layout: str, path: Path) -> Source:
     def files(per_class: int | None) -> Sequence[Path]:
         if path.is_file():
             return [path]
-        found = (file for members in contents().values() for file in members.values())
-        return [file for file in found if isinstance(file, Path)]
+        pictures = (file for members in contents().values() for file in members.values())
+        return [file for file in pictures if isinstance(file, Path)]
 
     def read(size: int | Size | None, per_class: int | None) -> Decoded:
         splits = contents()

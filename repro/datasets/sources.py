@@ -74,8 +74,8 @@ def find(name: str, root: Path) -> Source | None:
 def looked_for(name: str) -> list[str]:
     """Return the paths in a root that `find` looks for."""
     kinds = "{images,masks}" if name in MASK_CLASSES else "<class>"
-    own = [f"{name}.tar.xz", f"{name}/{{train,test}}/{kinds}/"]
-    return _NATIVE_PATHS.get(name, []) + own
+    own_layouts = [f"{name}.tar.xz", f"{name}/{{train,test}}/{kinds}/"]
+    return _NATIVE_PATHS.get(name, []) + own_layouts
 
 
 def _archive(name: str, root: Path) -> Source | None:
@@ -106,7 +106,7 @@ def _folders_source(name: str, path: Path) -> Source:
 
     def encoded(per_class: int | None) -> Encoded:
         classes, items = labelled_items(read_folder(path), path)
-        return classes, {s: first_of_each_class(own, per_class) for s, own in items.items()}
+        return classes, {s: first_of_each_class(members, per_class) for s, members in items.items()}
 
     # Elsewhere the images may have been recompressed, which changes accuracies.
     record_name = f"{name}-jpeg" if name in _NATIVE else name
@@ -202,7 +202,7 @@ def _imagenet(name: str, root: Path) -> Source | None:
 
     def encoded(per_class: int | None) -> Encoded:
         classes, items = listing()
-        return classes, {s: first_of_each_class(own, per_class) for s, own in items.items()}
+        return classes, {s: first_of_each_class(members, per_class) for s, members in items.items()}
 
     def read(size: int | Size | None, per_class: int | None) -> Decoded:
         classes, items = listing()

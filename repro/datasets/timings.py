@@ -45,9 +45,9 @@ class EpochTimes:
 def find_times(root: str | os.PathLike[str] | None = None) -> Path | None:
     """Return the folder of `EpochTimes`, None where it is not at hand."""
     for folder in paths.data_roots(root):
-        found = folder / TIMES
-        if all((found / name).is_file() for name in _FILES.values()):
-            return found
+        candidate = folder / TIMES
+        if all((candidate / name).is_file() for name in _FILES.values()):
+            return candidate
     return None
 
 
@@ -60,7 +60,7 @@ def load_times(root: str | os.PathLike[str] | None = None) -> EpochTimes:
     """
     folder = find_times(root)
     if folder is None:
-        searched = ", ".join(str(place) for place in paths.data_roots(root))
+        searched = ", ".join(str(data_root) for data_root in paths.data_roots(root))
         raise DatasetNotFoundError(
             f"{TIMES!r} ({', '.join(_FILES.values())}) is in none of {searched}: copy the folder "
             "there, or set $REPRO_DATA"

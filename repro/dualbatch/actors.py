@@ -61,10 +61,10 @@ class ServerActor:
     def _may_start(self, worker: int) -> bool:
         # The clock starts when all are there: processes take seconds to come up.
         done = [count >= len(self._job.schedule) for count in self._server.iterations]
-        there = all(number in self._pids or done[number] for number in range(self._job.plan.n))
-        if there and self._start_s is None:
+        complete = all(number in self._pids or done[number] for number in range(self._job.plan.n))
+        if complete and self._start_s is None:
             self._start_s = time.perf_counter()
-        return there and self._server.may_start(worker)
+        return complete and self._server.may_start(worker)
 
     async def pull(self, worker: int, pid: int) -> tuple[int, int, Arrays] | None:
         """Return share, version and state once the worker may start; None after its last share."""
@@ -87,9 +87,9 @@ class ServerActor:
         loss: float,
     ) -> bool:
         """Merge a trained state; False where it changed nothing and the worker is to pull again."""
-        own, before = to_tensors(state), self._server.version
+        trained, before = to_tensors(state), self._server.version
         commit = self._server.push(
-            worker, iteration, own, factor, version=version, time_s=self._now_s, loss=loss
+            worker, iteration, trained, factor, version=version, time_s=self._now_s, loss=loss
         )
         if commit is None:
             return False
@@ -160,7 +160,7 @@ class WorkerActor:
     """A worker as an actor: pulls, trains and pushes until the server has no more shares for it."""
 
     def is_up(self) -> bool:
-        """Return, once the cluster has found a place for this worker."""
+        """Return, once the cluster has room for this worker."""
         return True
 
     def run(self, number: int, job: Job, server: Any) -> None:

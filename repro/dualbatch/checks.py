@@ -27,10 +27,10 @@ class NonFiniteError(FloatingPointError):
     ) -> None:
         self.worker, self.epoch, self.step = worker, epoch, step
         self._arguments = (what, worker, epoch, step, lr)
-        place = f"epoch {epoch}" if step is None else f"epoch {epoch}, step {step} of its share"
+        where = f"epoch {epoch}" if step is None else f"epoch {epoch}, step {step} of its share"
         rate = "" if lr is None else f" (it was {lr:g})"
         super().__init__(
-            f"training diverged: {what} (worker {worker}, {place}); nothing of this share was "
+            f"training diverged: {what} (worker {worker}, {where}); nothing of this share was "
             f"merged; lower the learning rate{rate}, or look for such values in data and loss"
         )
 
@@ -94,8 +94,8 @@ def largest(state: Mapping[str, Tensor]) -> float:
             # Ten times as fast on a CPU as isfinite; NaN comes through.
             two = torch.aminmax(tensor.detach())
             ends.setdefault((tensor.dtype, tensor.device), []).extend(two)
-    found = [float(torch.stack(of_kind).abs().max()) for of_kind in ends.values()]
-    return next((value for value in found if not math.isfinite(value)), max(found, default=0.0))
+    maxima = [float(torch.stack(of_kind).abs().max()) for of_kind in ends.values()]
+    return next((value for value in maxima if not math.isfinite(value)), max(maxima, default=0.0))
 
 
 def not_finite(state: Mapping[str, Tensor]) -> str | None:

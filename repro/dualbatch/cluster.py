@@ -37,7 +37,7 @@ from repro.measure import accelerator, save_checkpoint
 SERVER_NAME = "repro-dualbatch-server"
 CHECK_S = 5.0  # seconds without news after which the driver asks whether the cluster is there
 CHECKS = 3  # how many times in turn it may stay without an answer
-PLACE_S = 120.0  # seconds that a worker may wait for a place on the cluster
+PLACE_S = 120.0  # seconds that a worker may wait for room on the cluster
 _GO_ON = "run again with the same checkpoint=... to go on from the last epoch"
 
 
@@ -115,10 +115,10 @@ class RayEngine:
         else:
             save_checkpoint(path, checkpoint(server, fingerprint, 0.0, []))
         state_bytes = sum(tensor.nbytes for tensor in server.state.values())
-        here = 0
+        gpus = 0
         if self.address is None and self._gpus is None:
-            here = accelerator.count(recipe.device)
-        needed = {"CPU": job.plan.n * self._cpus, "GPU": job.plan.n * (self._gpus or 0.0) or here}
+            gpus = accelerator.count(recipe.device)
+        needed = {"CPU": job.plan.n * self._cpus, "GPU": job.plan.n * (self._gpus or 0.0) or gpus}
         if not callable(recipe.data):
             state_bytes += sum(tensor.nbytes for tensor in recipe.data) // 8
         try:
@@ -138,7 +138,7 @@ class RayEngine:
         job = replace(self.job, evaluate=None, on_epoch=None)
         bare = replace(job.recipe, data=_no_data, model_fn=torch.nn.Module)
         # Beside its checkpoints: a restart elsewhere would not find them.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         server = (
             ray.remote(ServerActor)
             .options(
@@ -148,7 +148,7 @@ class RayEngine:
                 max_restarts=self._server_restarts,
                 max_task_retries=-1,
                 max_concurrency=4 * job.plan.n + 8,
-                scheduling_strategy=here,
+                scheduling_strategy=node,
             )
             .remote(replace(job, recipe=bare), str(path), fingerprint)
         )
@@ -157,7 +157,7 @@ class RayEngine:
         deaths = [0] * job.plan.n
         running: dict[Any, int] = {}
         actors: dict[int, Any] = {}
-        waiting: dict[int, tuple[Any, float]] = {}  # for a place on the cluster, and since when
+        waiting: dict[int, tuple[Any, float]] = {}  # for room on the cluster, and since when
 
         def start(number: int) -> None:
             actors[number] = kind.remote()
@@ -207,8 +207,8 @@ class RayEngine:
                 model.load_state_dict(self.state)
                 unsaved.restore()
                 # The metrics of a later state would not be this epoch's.
-                told = self.job if exact else replace(self.job, evaluate=None)
-                result = told.end_epoch(model, self.log, epoch, float("nan"), wall_s)
+                ending = self.job if exact else replace(self.job, evaluate=None)
+                result = ending.end_epoch(model, self.log, epoch, float("nan"), wall_s)
                 self.history.append(result)
                 noted = server.note.remote(asdict(result))
                 if self.job.on_epoch is not None:
@@ -268,19 +268,20 @@ def connected(address: str | None, needed: Mapping[str, float], state_bytes: int
         raise ClusterError(
             "ray is not installed: pip install 'repro[cluster]', or take engine='local'"
         ) from error
-    own = not ray.is_initialized()
+    connects = not ray.is_initialized()
     with contextlib.ExitStack() as stack:
-        if own:
+        if connects:
             if address is None:
                 stack.enter_context(own_cluster.guarded())
             stack.callback(ray.shutdown)
             _connect(ray, address, needed, state_bytes)
-        there = ray.cluster_resources()
+        resources = ray.cluster_resources()
         for kind, amount in needed.items():
-            if there.get(kind, 0) < amount:
+            if resources.get(kind, 0) < amount:
                 raise ClusterError(
-                    f"the workers need {amount:g} {kind}, the cluster has {there.get(kind, 0):g}; "
-                    "add machines, or lower cpus_per_worker or gpus_per_worker"
+                    f"the workers need {amount:g} {kind}, the cluster has "
+                    f"{resources.get(kind, 0):g}; add machines, or lower cpus_per_worker or "
+                    "gpus_per_worker"
                 )
         yield ray
 

@@ -90,9 +90,9 @@ class Job:
             model.eval()
             metrics = self.evaluate(model)
         n = self.plan.n
-        own = log[(epoch - 1) * n : epoch * n]
+        commits = log[(epoch - 1) * n : epoch * n]
         setting = self.schedule[epoch - 1]
-        loss = sum(commit.loss for commit in own) / len(own)
+        loss = sum(commit.loss for commit in commits) / len(commits)
         return EpochResult(epoch, setting.lr, setting.resolution, loss, virtual_s, wall_s, metrics)
 
     def fingerprint(self, server: ParameterServer) -> dict[str, str]:
@@ -286,13 +286,13 @@ def load_own_checkpoint(
     """
     try:
         content = load_checkpoint(path, device)
-        own = content["fingerprint"]
+        stored = content["fingerprint"]
     except Exception as error:
         raise CheckpointError(
             f"checkpoint {path} cannot be read ({first_line(error)}); give another file, or move "
             "this one away to start anew"
         ) from error
-    other = [name for name in fingerprint if own.get(name) != fingerprint[name]]
+    other = [name for name in fingerprint if stored.get(name) != fingerprint[name]]
     if other:
         raise CheckpointError(
             f"checkpoint {path} is of another training: {', '.join(other)} differ; give the same, "

@@ -64,10 +64,10 @@ def start(ray: Any, **options: Any) -> None:
     before = open_ports()
     with _on_loopback():
         ray.init(address="local", include_dashboard=False, **options)
-    if found := sorted(open_ports() - before):
+    if exposed := sorted(open_ports() - before):
         warnings.warn(
             f"Ray {ray.__version__} listens on more than this machine's loopback interface, though "
-            f"it asks for a token: {', '.join(found)}; close these ports to others, or take "
+            f"it asks for a token: {', '.join(exposed)}; close these ports to others, or take "
             "engine='local'",
             RuntimeWarning,
             stacklevel=2,
@@ -104,15 +104,15 @@ def open_ports() -> set[str]:
             for fields in map(str.split, table.splitlines()[1:]):
                 if fields[3] == "0A" and not (address := _address(fields[1]))[0].is_loopback:
                     listening[f"socket:[{fields[9]}]"] = f"{address[0]} port {address[1]}"
-    found, pids = set(), [os.getpid()]
+    addresses, pids = set(), [os.getpid()]
     for pid in pids:  # which grows
         with contextlib.suppress(OSError):  # it has ended
             for task in Path(f"/proc/{pid}/task").iterdir():
                 pids += map(int, (task / "children").read_text(encoding="utf-8").split())
             for file in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    found.add(listening.get(str(file.readlink())))
-    return {place for place in found if place is not None}
+                    addresses.add(listening.get(str(file.readlink())))
+    return {entry for entry in addresses if entry is not None}
 
 
 def _address(text: str) -> tuple[ipaddress.IPv4Address | ipaddress.IPv6Address, int]:

@@ -204,9 +204,9 @@ class DualBatchPlan:
             ValueError: There is no worker of that kind.
         """
         batch = {"small": self.small_batch, "large": self.large_batch if self.n_large else None}
-        if (found := batch.get(kind)) is None:
+        if (size := batch.get(kind)) is None:
             raise ValueError(f"there is no {kind!r} worker among {self.kinds}")
-        return found
+        return size
 
     def share_of(self, kind: Kind) -> int:
         """Return the samples of an epoch for a worker of a kind; 0 where there is none.

@@ -124,8 +124,8 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
     def _divided(self, epochs: int) -> Iterator[tuple[int, SubStage]]:
         count = len(self.sub_stages)
         for number, sub in enumerate(self.sub_stages, 1):
-            own = epochs * number // count - epochs * (number - 1) // count
-            yield from ((number, sub) for _ in range(own))
+            length = epochs * number // count - epochs * (number - 1) // count
+            yield from ((number, sub) for _ in range(length))
 
     def _warmed_up(self, epoch: int, lr: float) -> float:
         if epoch > self.warmup_epochs:

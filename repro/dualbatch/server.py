@@ -222,7 +222,10 @@ class ParameterServer:
         if self.sync == "bsp":
             if (name := not_finite(state)) is not None:
                 raise _diverged(f"{name!r} is not finite", commit)
-            kept = {name: state[name].to(own.device, copy=True) for name, own in self.state.items()}
+            kept = {
+                name: state[name].to(tensor.device, copy=True)
+                for name, tensor in self.state.items()
+            }
             waiting = self._round | {worker: (kept, commit)}
             if len(waiting) == self.workers:
                 self._take(self._merged_round(waiting), state, commit)
@@ -240,8 +243,8 @@ class ParameterServer:
         """Make a merged state the server's if it is finite."""
         # What is merged with NaN or an infinity has one, so that one look is enough.
         if (name := not_finite(merged)) is not None:
-            own = not_finite(pushed)
-            what = f"merging makes {name!r} overflow" if own is None else f"{own!r} is not finite"
+            bad = not_finite(pushed)
+            what = f"merging makes {name!r} overflow" if bad is None else f"{bad!r} is not finite"
             raise _diverged(what, commit)
         self.state = merged
 
@@ -255,29 +258,29 @@ class ParameterServer:
         total = sum(commit.factor for _, commit in waiting.values())
         merged = {}
         for name, start in self.state.items():
-            own = torch.zeros_like(start) if start.is_floating_point() else start
+            average = torch.zeros_like(start) if start.is_floating_point() else start
             for worker in sorted(waiting):  # in a fixed order, for sums depend on it
                 state, commit = waiting[worker]
-                if own.is_floating_point():
-                    own.add_(state[name], alpha=commit.factor / total)
+                if average.is_floating_point():
+                    average.add_(state[name], alpha=commit.factor / total)
                 else:
-                    own = _merged_whole(own, state[name], start)
-            merged[name] = own
+                    average = _merged_whole(average, state[name], start)
+            merged[name] = average
         return merged
 
     def _merged(
         self, state: State, pushed: State, pulled: State, factor: float
     ) -> dict[str, Tensor]:
         merged = {}
-        for name, own in state.items():
-            new = pushed[name].to(own.device)
-            if not own.is_floating_point():
-                merged[name] = _merged_whole(own, new, pulled[name])
+        for name, current in state.items():
+            new = pushed[name].to(current.device)
+            if not current.is_floating_point():
+                merged[name] = _merged_whole(current, new, pulled[name])
             elif self.merge == "delta":
-                merged[name] = own.add(new - pulled[name], alpha=factor)
+                merged[name] = current.add(new - pulled[name], alpha=factor)
             else:
                 weight = factor / (1 + factor) if self.merge == "journal" else factor / 2
-                merged[name] = own.lerp(new, weight)
+                merged[name] = current.lerp(new, weight)
         return merged
 
     def state_dict(self, with_pulls: bool = True) -> dict[str, Any]:
@@ -354,7 +357,7 @@ class ParameterServer:
                 f"the state differs in names or shapes from the server's: {', '.join(wrong[:5])}; "
                 "push what model.state_dict() gives for the model that was pulled"
             )
-        types = {name: (state[name].dtype, own.dtype) for name, own in self.state.items()}
+        types = {name: (state[name].dtype, tensor.dtype) for name, tensor in self.state.items()}
         if other := [f"{name} ({a}, not {b})" for name, (a, b) in types.items() if a != b]:
             raise ValueError(
                 f"the state differs in types from the server's: {', '.join(other[:5])}; push what "
@@ -371,8 +374,8 @@ def _diverged(what: str, commit: Commit) -> NonFiniteError:
     return NonFiniteError(what, commit.worker, commit.iteration + 1, None)
 
 
-def _merged_whole(own: Tensor, new: Tensor, pulled: Tensor) -> Tensor:
-    return new.clone() if own.dtype == torch.bool else own + (new - pulled)
+def _merged_whole(current: Tensor, new: Tensor, pulled: Tensor) -> Tensor:
+    return new.clone() if current.dtype == torch.bool else current + (new - pulled)
 
 
 def _check_initial(state: State) -> None:

@@ -150,12 +150,13 @@ def train_dual_batch(
     function("evaluate", evaluate, optional=True)
     function("on_epoch", on_epoch, optional=True)
     for setting in schedule:
-        own = setting.plan or plan
-        if own.kinds != plan.kinds or own.samples != plan.samples:
+        epoch_plan = setting.plan or plan
+        if epoch_plan.kinds != plan.kinds or epoch_plan.samples != plan.samples:
             raise ValueError(
-                f"the plan of epoch {setting.epoch} has {own.n_small} small-batch and "
-                f"{own.n_large} large-batch workers for {own.samples} samples, the training's "
-                f"{plan.n_small} and {plan.n_large} for {plan.samples}; give plans of the same"
+                f"the plan of epoch {setting.epoch} has {epoch_plan.n_small} small-batch and "
+                f"{epoch_plan.n_large} large-batch workers for {epoch_plan.samples} samples, the "
+                f"training's {plan.n_small} and {plan.n_large} for {plan.samples}; give plans of "
+                "the same"
             )
     if isinstance(model_fn, nn.Module):
         raise ValueError("model_fn is a model; give a function that makes one, such as lambda: ...")
@@ -236,8 +237,8 @@ def _time_models(
             f"time_models has the resolutions {sorted(map(str, unknown))}, which the schedule has "
             f"not; it has {sorted({str(setting.resolution) for setting in schedule})}"
         )
-    found: dict[int | None, TimeModel] = {}
+    models: dict[int | None, TimeModel] = {}
     for setting in schedule:
-        own = (setting.plan or plan).time_model
-        found.setdefault(setting.resolution, own)
-    return found | dict(given or {})
+        planned = (setting.plan or plan).time_model
+        models.setdefault(setting.resolution, planned)
+    return models | dict(given or {})

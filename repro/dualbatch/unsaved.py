@@ -23,32 +23,34 @@ class UnsavedBuffers:
         self._initial: list[tuple[str, nn.Module, str, Tensor, Tensor]] = []
         for prefix, module in model.named_modules():
             for name in sorted(module._non_persistent_buffers_set):
-                own = module._buffers.get(name)
-                if own is None:  # made by the forward
+                buffer = module._buffers.get(name)
+                if buffer is None:  # made by the forward
                     continue
-                sizes = zip(own.shape, own.stride(), strict=True)
+                sizes = zip(buffer.shape, buffer.stride(), strict=True)
                 if any(size > 1 and not stride for size, stride in sizes):
-                    own = module._buffers[name] = own.clone()  # expanded: cannot be written to
+                    buffer = module._buffers[name] = buffer.clone()  # expanded: cannot be written
                 full = f"{prefix}.{name}" if prefix else name
-                self._initial.append((full, module, name, own, own.detach().clone()))
+                self._initial.append((full, module, name, buffer, buffer.detach().clone()))
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the initial values back."""
-        for _, module, name, own, initial in self._initial:
-            if own.shape != initial.shape:
-                own.resize_(initial.shape)
-            own.copy_(initial)
-            module._buffers[name] = own
+        for _, module, name, buffer, initial in self._initial:
+            if buffer.shape != initial.shape:
+                buffer.resize_(initial.shape)
+            buffer.copy_(initial)
+            module._buffers[name] = buffer
 
     def not_a_number(self) -> str | None:
         """Return the name of the first one that became NaN; infinities are common in masks."""
         now = {
-            full: (found, initial)
+            full: (buffer, initial)
             for full, module, name, _, initial in self._initial
-            if (found := module._buffers.get(name)) is not None and found.is_floating_point()
+            if (buffer := module._buffers.get(name)) is not None and buffer.is_floating_point()
         }
-        if math.isfinite(largest({full: found for full, (found, _) in now.items()})):
+        if math.isfinite(largest({full: buffer for full, (buffer, _) in now.items()})):
             return None
-        bad = (n for n, (found, first) in now.items() if found.isnan().any() > first.isnan().any())
+        bad = (
+            n for n, (buffer, first) in now.items() if buffer.isnan().any() > first.isnan().any()
+        )
         return next(bad, None)

@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _HOMES.items():
         if name in names:
             # Kept here: `probe` is a function, and its module is called `cost`.
-            found = getattr(importlib.import_module(f"repro.measure.{module}"), name)
-            globals()[name] = found
-            return found
+            value = getattr(importlib.import_module(f"repro.measure.{module}"), name)
+            globals()[name] = value
+            return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

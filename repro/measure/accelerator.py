@@ -143,13 +143,13 @@ def module(device: torch.device | str) -> ModuleType:
 
 
 def present() -> str | None:
-    """Return the type of the accelerator that is here, such as ``"cuda"``, or None."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return found.type if found is not None else None
+    """Return the type of the accelerator that is present, such as ``"cuda"``, or None."""
+    current = torch.accelerator.current_accelerator(check_available=True)
+    return current.type if current is not None else None
 
 
 def count(device: torch.device | str) -> int:
-    """Return how many accelerators of a device's type are here; 0 for a CPU."""
+    """Return how many accelerators of a device's type are present; 0 for a CPU."""
     if not is_accelerator(device):
         return 0
     of = module(device)
@@ -160,22 +160,22 @@ def resolve(device: torch.device | str | None = None) -> torch.device:
     """Return a device with its index, the current one's where none is said.
 
     Args:
-        device: None for the accelerator that is here, else the CPU.
+        device: None for the accelerator that is present, else the CPU.
 
     Raises:
-        ValueError: It is an accelerator that is not here.
+        ValueError: It is an accelerator that is not present.
     """
     if device is None:
         device = present() or "cpu"
     device = torch.device(device)
     if not is_accelerator(device):
         return torch.device(device.type)
-    here = count(device)
-    if (device.index or 0) >= here:
-        there = f"there are {device.type}:0 to {device.type}:{here - 1}"
+    number = count(device)
+    if (device.index or 0) >= number:
+        available = f"there are {device.type}:0 to {device.type}:{number - 1}"
         raise ValueError(
             f"device is {str(device)!r}, but "
-            + (there if here else f"no {device.type.upper()} device is present; use 'cpu'")
+            + (available if number else f"no {device.type.upper()} device is present; use 'cpu'")
         )
     if device.index is None:
         device = torch.device(device.type, module(device).current_device())
@@ -395,8 +395,8 @@ def empty_pinned_cache(device: torch.device | str) -> None:
     if not is_accelerator(device):
         return
     general = getattr(torch.accelerator, "empty_host_cache", None)  # torch 2.11 may lack it
-    own = getattr(torch._C, "_host_emptyCache", None)
-    for give_back in (general, own):
+    internal = getattr(torch._C, "_host_emptyCache", None)
+    for give_back in (general, internal):
         if give_back is not None:
             give_back()
             return
@@ -407,8 +407,8 @@ def empty_pinned_cache(device: torch.device | str) -> None:
 
 def get_rng(device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the states of the CPU's generator and of an accelerator's."""
-    own = module(device).get_rng_state(_indexed(device)) if is_accelerator(device) else None
-    return torch.get_rng_state(), own
+    state = module(device).get_rng_state(_indexed(device)) if is_accelerator(device) else None
+    return torch.get_rng_state(), state
 
 
 def set_rng(device: torch.device | str, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:

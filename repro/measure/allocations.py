@@ -81,7 +81,7 @@ def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> lis
     calls = sorted(
         (e.start_ns(), -e.duration_ns(), e.name()) for e in events if e.name() in operations
     )
-    found: list[tuple[str, int]] = []
+    peaks: list[tuple[str, int]] = []
     last_end = -1
     for start, minus_duration, name in calls:
         end = start - minus_duration
@@ -93,8 +93,8 @@ def peak_inside(function: Callable[[], Any], operations: Collection[str]) -> lis
             if start <= moment <= end:
                 live += count
                 peak = max(peak, live)
-        found.append((name, peak - max(0, live)))
-    return found
+        peaks.append((name, peak - max(0, live)))
+    return peaks
 
 
 _kept = False

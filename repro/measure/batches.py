@@ -176,7 +176,7 @@ def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list
         )
     if not parts:
         raise EmptyBatchError("split returned no micro-batch; give at least one sample")
-    found = []
+    micro_batches = []
     for part in parts:
         if not isinstance(part, list | tuple) or len(part) not in (2, 3):
             raise UnsplittableBatchError(
@@ -197,8 +197,8 @@ def split_by(split: SplitFunction, inputs: Any, targets: Any, most: int) -> list
                     f"the samples of a micro-batch that split returned cannot be counted "
                     f"({error}); return (inputs, targets, number of samples)"
                 ) from error
-        found.append((_without_mappings(part[0]), _without_mappings(part[1]), count))
-    return found
+        micro_batches.append((_without_mappings(part[0]), _without_mappings(part[1]), count))
+    return micro_batches
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
@@ -280,13 +280,13 @@ class _Finder:
         used = False
         for number, entry in enumerate(self._shared):
             if isinstance(entry, str):
-                found = entry in names
+                matches = entry in names
             elif isinstance(entry, int):
-                found = path == ("inputs", entry)
+                matches = path == ("inputs", entry)
             else:
-                found = tree is entry
-            self._used[number] |= found
-            used |= found
+                matches = tree is entry
+            self._used[number] |= matches
+            used |= matches
         return used
 
     def check_shared(self) -> None:
@@ -313,7 +313,7 @@ class _Finder:
     def decide(self, trees: dict[str, Any]) -> tuple[dict[Path, str], int]:
         self._find_broadcast()
         candidates = self._fixed or {*self._sizes.values(), *self._lengths.values()}
-        found = {}
+        by_count = {}
         for number in sorted(candidates):
             kinds: dict[Path, str] = {}
             fits = [
@@ -321,8 +321,8 @@ class _Finder:
                 for name, tree in trees.items()
             ]
             if all(fits) and not {_SAMPLES, _OPEN}.isdisjoint(kinds.values()):
-                found[number] = kinds
-        kinds = next(iter(found.values())) if found else {}
+                by_count[number] = kinds
+        kinds = next(iter(by_count.values())) if by_count else {}
         self._refuse_objects(trees, kinds)
         if not candidates:
             raise BatchError(
@@ -334,19 +334,19 @@ class _Finder:
             [f"{_name(path)} has {size}" for path, size in self._sizes.items()]
             + [f"{_name(path)} {size} items" for path, size in self._lengths.items()]
         )
-        if not found:
+        if not by_count:
             raise BatchSizeMismatchError(
                 f"the tensors of the mini-batch have first dimensions "
                 f"{list(self._sizes.values())}; they must be equal, one entry per sample; name in "
                 f"shared= what belongs to the whole mini-batch; what has its samples in another "
                 f"dimension (a recurrent layer's state) needs split= ({sizes})"
             )
-        if len(found) > 1:
+        if len(by_count) > 1:
             raise UnsplittableBatchError(
-                f"the mini-batch may have {' or '.join(map(str, found))} samples ({sizes}); stack "
-                f"the tensors of a list, or give split="
+                f"the mini-batch may have {' or '.join(map(str, by_count))} samples ({sizes}); "
+                f"stack the tensors of a list, or give split="
             )
-        number = next(iter(found))
+        number = next(iter(by_count))
         for path, kind in kinds.items():
             if kind == _OPEN:
                 raise UnsplittableBatchError(

@@ -103,7 +103,7 @@ def parts_of(tree: Any) -> tuple[list[tuple[Any, Any]], Callable[[list[Any]], An
             zip(keys, values, strict=True)
         )
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        names = [own.name for own in dataclasses.fields(tree)]
+        names = [field.name for field in dataclasses.fields(tree)]
         pairs = [(name, getattr(tree, name)) for name in names if hasattr(tree, name)]
         return pairs, lambda values: _remade(tree, [name for name, _ in pairs], values)
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -124,7 +124,7 @@ def _remade(original: Any, names: list[str], values: list[Any]) -> Any:
     What the class derives from its fields when it is made is derived anew. A class that changes
     them then would do so twice, and is refused.
     """
-    given = {own.name for own in dataclasses.fields(original) if own.init}
+    given = {field.name for field in dataclasses.fields(original) if field.init}
     new = dict(zip(names, values, strict=True))
     if all(getattr(original, name) is value for name, value in new.items()):
         return original
@@ -136,10 +136,10 @@ def _remade(original: Any, names: list[str], values: list[Any]) -> Any:
             f"a {type(original).__name__} cannot be made of its own fields ({error}){hint}"
         ) from error
     for name, value in new.items():
-        found = getattr(made, name)
-        if found is value or (name not in given and not holds_tensors(value, 3)):
+        remade = getattr(made, name)
+        if remade is value or (name not in given and not holds_tensors(value, 3)):
             continue
-        if name not in given and _same(found, value):
+        if name not in given and _same(remade, value):
             continue
         raise UnsplittableBatchError(
             f"{type(original).__name__} changes its field {name} when it is made, which would "

@@ -145,9 +145,9 @@ class MemoryModel(LinearMemoryModel):
 
     def max_batch(self, limit_bytes: float) -> int:
         """Return the largest B with M(B) <= `limit_bytes`, 0 where none fits (B_max)."""
-        found = self.largest_batch(limit_bytes)
+        largest = self.largest_batch(limit_bytes)
         # The division may round the last one away.
-        return found + 1 if found and self.predict(found + 1) <= limit_bytes else found
+        return largest + 1 if largest and self.predict(largest + 1) <= limit_bytes else largest
 
     @property
     def residuals(self) -> tuple[float, ...]:

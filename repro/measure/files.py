@@ -101,8 +101,8 @@ def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        own = error.filename is None or _LEFTOVER.search(os.fsdecode(error.filename))
-        if own and error.errno is not None:  # a full disk, say, which no name comes with
+        of_temporary = error.filename is None or _LEFTOVER.search(os.fsdecode(error.filename))
+        if of_temporary and error.errno is not None:  # a full disk, say, which no name comes with
             error.filename, error.filename2 = os.fspath(path), None
         raise
 
@@ -202,9 +202,9 @@ def sweep(folder: Path) -> None:
     except OSError:
         return
     for name in names:
-        if name.startswith(".") and (found := _LEFTOVER.fullmatch(name)):
+        if name.startswith(".") and (match := _LEFTOVER.fullmatch(name)):
             with contextlib.suppress(OSError):
-                _remove(folder / name, found[1])
+                _remove(folder / name, match[1])
 
 
 def _remove(leftover: Path, kernel: str) -> None:
@@ -213,13 +213,13 @@ def _remove(leftover: Path, kernel: str) -> None:
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            told = kernel == _kernel()  # another machine's locks need not be seen here
+            conclusive = kernel == _kernel()  # another machine's locks need not be seen here
         except BlockingIOError:
             return
         except OSError:
-            told = False
+            conclusive = False
         times = [entry.stat().st_mtime for entry in (leftover, *leftover.iterdir())]
-        if told or time.time() - max(times) > IDLE_S:
+        if conclusive or time.time() - max(times) > IDLE_S:
             shutil.rmtree(leftover, ignore_errors=True)
     finally:
         os.close(lock)

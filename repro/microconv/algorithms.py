@@ -207,10 +207,10 @@ class FFT(_Algorithm):
             slice(0, extent, d) for extent, d in zip(conv.extent, dilation, strict=True)
         )
 
-        def transform(source: Tensor, place: tuple, target: Tensor) -> None:
+        def transform(source: Tensor, region: tuple, target: Tensor) -> None:
             count = source.shape[0] * source.shape[1]
             image = t["image"][:count].zero_()
-            image.view(*source.shape[:2], rows, columns)[:, :, place[0], place[1]] = source
+            image.view(*source.shape[:2], rows, columns)[:, :, region[0], region[1]] = source
             staged = t["staging"][:count]
             torch.fft.rfft2(image, out=staged.view(count, rows, -1))
             target.copy_(staged.view(*source.shape[:2], -1).permute(2, 0, 1))

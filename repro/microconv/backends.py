@@ -117,9 +117,9 @@ def choose(names: Sequence[str] | None, device: str) -> Choice:
     """
     if names is None:
         problems = {name: backend.missing(device) for name, backend in BACKENDS.items()}
-        there = tuple(BACKENDS[name] for name, problem in problems.items() if problem is None)
+        usable = tuple(BACKENDS[name] for name, problem in problems.items() if problem is None)
         missing = dict.fromkeys(problem for problem in problems.values() if problem)
-        return Choice(there, None, tuple(missing))
+        return Choice(usable, None, tuple(missing))
     check_names(names)
     chosen = [BACKENDS[name.partition(":")[0]] for name in names]
     for backend in chosen:
@@ -134,13 +134,13 @@ def find(algorithm: str) -> tuple[Backend, str]:
     Raises:
         ValueError: No backend has that name.
     """
-    name, _, own = algorithm.partition(":")
-    if name not in BACKENDS or not own:
+    name, _, bare_name = algorithm.partition(":")
+    if name not in BACKENDS or not bare_name:
         raise ValueError(
             f"algorithm {algorithm!r} names no backend; give BACKEND:ALGORITHM with a backend "
             f"among {', '.join(BACKENDS)}"
         )
-    return BACKENDS[name], own
+    return BACKENDS[name], bare_name
 
 
 def stated_error(algorithm: str, kernel: Kernel) -> float:
@@ -150,9 +150,9 @@ def stated_error(algorithm: str, kernel: Kernel) -> float:
     random numbers: a small element may be off by a large share of itself. It is stated for float32;
     other data types and TF32 round more coarsely or finely, by the ratio of their precisions.
     """
-    backend, own = find(algorithm)
+    backend, bare_name = find(algorithm)
     precision = 2**-11 if kernel.math == "tf32" else torch.finfo(kernel.torch_dtype).eps
-    return backend.error(own, kernel) * max(precision / 2**-23, 2**-29)
+    return backend.error(bare_name, kernel) * max(precision / 2**-23, 2**-29)
 
 
 def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
@@ -160,8 +160,8 @@ def given_bytes(algorithm: str, kernel: Kernel, b: int) -> int:
 
     They are what the backend lists, less what its library allocates by itself.
     """
-    backend, own = find(algorithm)
-    return backend.given_bytes(own, kernel, b)
+    backend, bare_name = find(algorithm)
+    return backend.given_bytes(bare_name, kernel, b)
 
 
 def summing_bytes(kernel: Kernel) -> int:
@@ -194,14 +194,14 @@ def run(
         workspace: Bytes, at least `given_bytes`, aligned to `kernels.ALIGNMENT`.
         bias: Shape (K,), added to a forward pass.
     """
-    backend, own = find(algorithm)
-    backend.run(own, kernel, first, second, out, workspace, bias)
+    backend, bare_name = find(algorithm)
+    backend.run(bare_name, kernel, first, second, out, workspace, bias)
 
 
 def permitted(algorithm: str, kernel: Kernel) -> bool:
     """Return whether an algorithm may run while torch is asked for deterministic ones."""
-    backend, own = find(algorithm)
-    return not isinstance(backend, CuDNNBackend) or (kernel.kind, own) not in NONDETERMINISTIC
+    backend, bare_name = find(algorithm)
+    return not isinstance(backend, CuDNNBackend) or (kernel.kind, bare_name) not in NONDETERMINISTIC
 
 
 def run_division(

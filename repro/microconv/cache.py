@@ -171,9 +171,9 @@ class BenchmarkCache:
     def listing(self, key: Key, micro_batch: int) -> list[tuple[str, int]] | None:
         """Return the algorithms and their workspace in bytes, None where not listed yet."""
         if self._unwritten is not None:
-            found = self._unwritten.listing(key, micro_batch)
-            if found is not None:
-                return found
+            listed = self._unwritten.listing(key, micro_batch)
+            if listed is not None:
+                return listed
         with self._open() as connection:
             row = connection.execute(
                 "SELECT algorithms FROM listings_1 WHERE key = ? AND micro_batch = ?",
@@ -199,10 +199,10 @@ class BenchmarkCache:
                 "SELECT algorithm, samples_s FROM times_1 WHERE key = ? AND micro_batch = ?",
                 (key.text, micro_batch),
             ).fetchall()
-            found = {algorithm: [*map(float, json.loads(samples))] for algorithm, samples in rows}
+            times = {algorithm: [*map(float, json.loads(samples))] for algorithm, samples in rows}
         if self._unwritten is not None:
-            found |= self._unwritten.times(key, micro_batch)
-        return found
+            times |= self._unwritten.times(key, micro_batch)
+        return times
 
     def store_times(self, key: Key, micro_batch: int, times: Mapping[str, list[float]]) -> None:
         """Keep measured seconds by algorithm."""

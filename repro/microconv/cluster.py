@@ -46,8 +46,8 @@ def cached_times(
             continue
         threads = re.search(r"threads (\d+)", facts["backend"])
         device = facts["device"] + (f", {threads[1]} threads" if threads else "")
-        found = ways.setdefault(device, {}).setdefault(shape, {}).setdefault(micro_batch, [])
-        found += [
+        candidates = ways.setdefault(device, {}).setdefault(shape, {}).setdefault(micro_batch, [])
+        candidates += [
             Candidate(name, statistics.median(times[name]), size)
             for name, size in listed
             if times.get(name)

@@ -129,9 +129,9 @@ class TunedKernel:
                     size: [way for way in ways if self._fits(size, way)]
                     for size, ways in self.candidates.items()
                 }
-                found = best_division(batch, fitting, self.limit_bytes)
-                if found.time_s < self._native_s(batch):
-                    self._others[batch] = found.parts
+                best = best_division(batch, fitting, self.limit_bytes)
+                if best.time_s < self._native_s(batch):
+                    self._others[batch] = best.parts
         return self._others[batch]
 
     def _native_s(self, batch: int) -> float:

@@ -114,9 +114,9 @@ class CuDNNBackend:
         ]
 
     def _listed(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
-        found: list[tuple[str, int]] = []
+        listed: list[tuple[str, int]] = []
         if self.half and kernel.dtype != "float16":
-            return found
+            return listed
         with torch.cuda.device(kernel.device):
             for name, number in ALGORITHMS[kernel.kind].items():
                 size = ctypes.c_size_t(0)
@@ -126,8 +126,8 @@ class CuDNNBackend:
                 if kernel.kind == "backward_data":
                     order = (d.second, d.first, d.conv, d.out)
                 if query(_handle(), *order, number, ctypes.byref(size)) == 0:
-                    found.append((name, aligned(size.value)))
-        return found
+                    listed.append((name, aligned(size.value)))
+        return listed
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
         """Return the listed workspace: all of it is given."""
@@ -212,9 +212,9 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
     # Under this name the copy is found that torch has loaded; else that of the Python package.
     packaged = Path(torch.__file__).parents[1] / "nvidia" / "cudnn" / "lib" / "libcudnn.so.9"
     problem = ""
-    for place in ("libcudnn.so.9", str(packaged)):
+    for file in ("libcudnn.so.9", str(packaged)):
         try:
-            library = declare(ctypes.CDLL(place))
+            library = declare(ctypes.CDLL(file))
             problem = _problem(library)
         except (OSError, AttributeError) as error:
             problem = str(error)
@@ -252,8 +252,8 @@ def _problem(library: ctypes.CDLL) -> str:
         return f"{path} could not be tried: {error}"
     if done.returncode == 0:
         return ""
-    told = " ".join(done.stderr.decode(errors="replace").split())
-    return f"{path} does not work, a part of it may be missing: {told or done.returncode}"
+    message = " ".join(done.stderr.decode(errors="replace").split())
+    return f"{path} does not work, a part of it may be missing: {message or done.returncode}"
 
 
 class _Place(ctypes.Structure):
@@ -264,9 +264,9 @@ class _Place(ctypes.Structure):
 
 def _path(library: ctypes.CDLL) -> str:
     """Return the file of a library: its name may be found elsewhere in another process."""
-    found, here = _Place(), ctypes.cast(library.cudnnGetVersion, ctypes.c_void_p)
-    ctypes.CDLL(None).dladdr(here, ctypes.byref(found))
-    return os.fsdecode(found.file) if found.file else str(library._name)
+    info, address = _Place(), ctypes.cast(library.cudnnGetVersion, ctypes.c_void_p)
+    ctypes.CDLL(None).dladdr(address, ctypes.byref(info))
+    return os.fsdecode(info.file) if info.file else str(library._name)
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:

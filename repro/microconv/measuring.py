@@ -66,7 +66,7 @@ class Trial:
         Both run in each round, so that a slow spell of the machine does not decide.
         """
         pairs = zip(self.division_s, self.native_s, strict=True)
-        return statistics.median(own / native for own, native in pairs)
+        return statistics.median(divided / native for divided, native in pairs)
 
 
 class Bench:
@@ -133,8 +133,8 @@ class Bench:
         if any(missing.values()):
             for b, measured in self._time_at_once(kernel, missing, batch).items():
                 for key in dict.fromkeys(key for key, _, _ in listings[b]):
-                    own = [name for k, name, _ in listings[b] if k == key and name in measured]
-                    self.cache.store_times(key, b, {name: measured[name] for name in own})
+                    names = [name for k, name, _ in listings[b] if k == key and name in measured]
+                    self.cache.store_times(key, b, {name: measured[name] for name in names})
                 known[b] |= measured
         return {
             b: [
@@ -173,7 +173,7 @@ class Bench:
         return size + backends.summing_bytes(kernel)
 
     def _listing(self, kernel: Kernel, b: int) -> list[tuple[Key, str, int]]:
-        found = []
+        listing = []
         for backend in dict.fromkeys((backends.BACKENDS["torch"], *self.choice.backends)):
             key = Key.of(kernel, backend.name)
             listed = self.cache.listing(key, b)
@@ -182,17 +182,17 @@ class Bench:
                     algorithms = backend.algorithms(kernel, b)
                 listed = [(f"{backend.name}:{name}", size) for name, size in algorithms]
                 self.cache.store_listing(key, b, listed)
-            found += [(key, name, size) for name, size in listed if self._admits(name, kernel)]
-        return found
+            listing += [(key, name, size) for name, size in listed if self._admits(name, kernel)]
+        return listing
 
     def _admits(self, name: str, kernel: Kernel) -> bool:
         if name == backends.NATIVE:
             return True
         if not self.choice.admits(name):
             return False
-        backend, own = backends.find(name)
+        backend, bare_name = backends.find(name)
         # In float32 on both sides: a coarser type rounds by more with any algorithm.
-        return self.max_error is None or backend.error(own, kernel) <= self.max_error
+        return self.max_error is None or backend.error(bare_name, kernel) <= self.max_error
 
     def _time_at_once(
         self, kernel: Kernel, missing: Mapping[int, Mapping[str, int]], batch: int
@@ -202,12 +202,12 @@ class Bench:
         work = {b: b * len(needs) for b, needs in missing.items() if needs}
         shares: list[list[int]] = [[] for _ in devices]
         for b in sorted(work, key=lambda b: -work[b]):
-            min(shares, key=lambda own: sum(work[b] for b in own)).append(b)
+            min(shares, key=lambda share: sum(work[b] for b in share)).append(b)
 
         def measure(device: str, sizes: Sequence[int]) -> Any:
-            there = replace(kernel, device=device)
+            device_kernel = replace(kernel, device=device)
             wanted = {b: missing[b] for b in sorted(sizes)}
-            return self._time(there, wanted, there.tensors(batch))
+            return self._time(device_kernel, wanted, device_kernel.tensors(batch))
 
         jobs = [pair for pair in zip(devices, shares, strict=True) if pair[1]]
         if len(jobs) == 1:

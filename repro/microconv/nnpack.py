@@ -79,7 +79,7 @@ class NNPACKBackend:
         if shape is None or one is None or one.dtype != "float32" or kernel.layout != "nchw":
             return []
         beside = buffers_bytes(staging.buffers(kernel, b)) if staging.is_staged(kernel) else 0
-        found = []
+        listed = []
         for name in ALGORITHMS:
             rows, columns = _LARGEST[name]
             exact = name == "wt8x8"
@@ -91,9 +91,9 @@ class NNPACKBackend:
             if fits:
                 size = ctypes.c_size_t(0)
                 if _call(name, shape, b, None, None, None, None, None, size) == 0:
-                    own = aligned(size.value) + _flipped_bytes(one)
-                    found.append((name, beside + own))
-        return found
+                    workspace = aligned(size.value) + _flipped_bytes(one)
+                    listed.append((name, beside + workspace))
+        return listed
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
         """Return the listed workspace: all of it is given."""

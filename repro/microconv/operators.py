@@ -121,7 +121,7 @@ def _derivatives(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     # torch.
     if torch.is_grad_enabled() or _batched(gradient):
         conv = _kernel(ctx.layer, "forward").kernel.conv
-        found = torch.ops.aten.convolution_backward(
+        gradients = torch.ops.aten.convolution_backward(
             gradient,
             gradient.new_empty(ctx.shape) if input is None else input,
             weight,
@@ -134,7 +134,7 @@ def _derivatives(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
             conv.groups,
             [needs_input, needs_weight, ctx.with_bias and needs_bias],
         )
-        return (*found, None)
+        return (*gradients, None)
     operators = torch.ops.repro_microconv
     of_input = of_weight = of_bias = None
     if needs_input:

@@ -112,23 +112,23 @@ def record_calls(
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = names[module]  # type: ignore[index]
-        found = args[0] if args else kwargs.get("input")
-        if (reason := _reason(module, found)) is not None:
+        images = args[0] if args else kwargs.get("input")
+        if (reason := _reason(module, images)) is not None:
             if not any(called == name for called, _ in calls):
                 skipped[name] = reason
             shapes = [t.shape for t in tree_leaves((args, kwargs)) if _is_tensor(t)]
             untunable[name, *shapes] = Untunable(name, module, args, kwargs)
             return
-        assert isinstance(module, nn.Conv2d) and isinstance(found, torch.Tensor)
+        assert isinstance(module, nn.Conv2d) and isinstance(images, torch.Tensor)
         skipped.pop(name, None)
-        call = signature(found, module.weight)
+        call = signature(images, module.weight)
         kinds = ["forward"]
         if training and torch.is_grad_enabled():
-            kinds += ["backward_data"] * found.requires_grad
+            kinds += ["backward_data"] * images.requires_grad
             kinds += ["backward_filter"] * module.weight.requires_grad
         before = calls.get((name, call))
         merged = tuple(k for k in KINDS if k in kinds or (before and k in before.kinds))
-        batch = max(len(found), before.batch if before else 0)
+        batch = max(len(images), before.batch if before else 0)
         calls[name, call] = Call(name, module, call, batch, merged)
 
     hooks = []

@@ -75,8 +75,8 @@ def run(
     axes = {"forward": (1, 0, 1), "backward_data": (1, 0, 1), "backward_filter": (1, 1, 0)}
     for group in range(kernel.conv.groups):
         pieces = [
-            tensor.narrow(axis, group * own.shape[axis], own.shape[axis])
-            for tensor, axis, own in zip(
+            tensor.narrow(axis, group * one_piece.shape[axis], one_piece.shape[axis])
+            for tensor, axis, one_piece in zip(
                 (first, second, out),
                 axes[kernel.kind],
                 (one_first, one_second, one_out),

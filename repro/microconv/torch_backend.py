@@ -69,15 +69,15 @@ class TorchBackend:
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """List the algorithms for a micro-batch of `b` with their workspace in bytes."""
-        found = [("native", self._native_workspace(kernel, b))]
+        listed = [("native", self._native_workspace(kernel, b))]
         one = staging.of_one_group(kernel)
         if kernel.layout == "nchw" and one is not None:
-            found += [
+            listed += [
                 (name, buffers_bytes(_buffers(name, kernel, b)) + algorithm.hidden(one, b))
                 for name, algorithm in _WRITTEN.items()
                 if one.dtype in algorithm.dtypes and algorithm.supports(one)
             ]
-        return found
+        return listed
 
     def given_bytes(self, algorithm: str, kernel: Kernel, b: int) -> int:
         """Return the bytes of an algorithm's buffers; ``native`` has none of ours."""
@@ -168,5 +168,5 @@ def native(
     result = torch.ops.aten.convolution_backward(
         gradient, x, w, None, *shape, False, [0, 0], conv.groups, [data, not data, False]
     )
-    found: torch.Tensor = result[0 if data else 1]
-    return found
+    derivative: torch.Tensor = result[0 if data else 1]
+    return derivative

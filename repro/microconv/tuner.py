@@ -52,13 +52,13 @@ class WorkspaceLimitError(ValueError):
     ) -> None:
         self.least_bytes, self.kernels = least, kernels
         largest = sorted(kernels, key=lambda name: -kernels[name])
-        told = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
+        needs = ", ".join(f"{name} needs {kernels[name]}" for name in largest[:6])
         more = f" and {len(largest) - 6} more" if len(largest) > 6 else ""
         each = "for each kernel" if mode == "WR" else "in all"
         share = f", {-(-least // samples)} for each of {samples} samples" if samples > 1 else ""
         super().__init__(
             f"{len(kernels)} kernels cannot be held to {limit_bytes} bytes of workspace {each}: "
-            f"{told} bytes{more}; the smallest limit that would do is {least} bytes{share}: "
+            f"{needs} bytes{more}; the smallest limit that would do is {least} bytes{share}: "
             f"give that, or strict=False to leave torch's own convolution without a limit"
         )
 
@@ -211,19 +211,19 @@ class _Tuner:
         limit -= sum(self.others.values()) if strict else 0
         fronts = {key: self._front(*key) for key in keys}
         choices = {index: fronts[kernel, call.batch] for index, (call, kernel) in enumerate(wanted)}
-        own: dict[int, Division] = {}
+        whole: dict[int, Division] = {}
         for index, (call, kernel) in enumerate(wanted):
             native = self._native(kernel, call.batch)
-            own[index] = Division(native.time_s, native.workspace_bytes if strict else 0, [])
+            whole[index] = Division(native.time_s, native.workspace_bytes if strict else 0, [])
         # Where divisions are asked for, torch's own is the last resort.
-        tries = [{index: [own[index], *front] for index, front in choices.items()}]
+        tries = [{index: [whole[index], *front] for index, front in choices.items()}]
         if self.min_gain == -math.inf:
-            tries.insert(0, {index: front or [own[index]] for index, front in choices.items()})
+            tries.insert(0, {index: front or [whole[index]] for index, front in choices.items()})
         if strict:  # and what is smallest, whatever it is made of
             every = {key: self._smallest(*key) for key in keys}
             tries.append(
                 {
-                    index: [own[index], *choices[index], *every[kernel, call.batch]]
+                    index: [whole[index], *choices[index], *every[kernel, call.batch]]
                     for index, (call, kernel) in enumerate(wanted)
                 }
             )
@@ -241,9 +241,9 @@ class _Tuner:
             return best_division(batch, self._divisible(kernel, batch), limit)
         if self.report.strict and self._native(kernel, batch).workspace_bytes > limit:
             with suppress(ValueError):
-                found = best_division(batch, self.measured[key], limit)
+                division = best_division(batch, self.measured[key], limit)
                 self.own_divided.add(key)
-                return found
+                return division
         self.unfit.add(key)
         return None
 

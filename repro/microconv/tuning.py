@@ -125,10 +125,10 @@ def tune(
     if per_sample:
         report.samples = max([1, *(call.batch for call in calls)])
         report.limit_bytes *= report.samples
-    own = {call.signature[3] for call in calls}  # the devices
-    if alike and not own <= set(alike):
+    model_devices = {call.signature[3] for call in calls}  # the devices
+    if alike and not model_devices <= set(alike):
         raise ValueError(
-            f"the model is on {', '.join(sorted(own))}, which is not among the devices "
+            f"the model is on {', '.join(sorted(model_devices))}, which is not among the devices "
             f"{', '.join(alike)}; name it as well"
         )
     tuner = _Tuner(report, store, algorithms, max_error, min_gain, progress or _tell, alike)

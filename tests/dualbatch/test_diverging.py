@@ -55,21 +55,21 @@ class TestTrainings:
         path = tmp_path / "training.pt"
         for number, step, value in [(0, 1, NAN), (10, 2, -INF)]:
             path.unlink(missing_ok=True)
-            data, told = Poisoned(number, step, value), []
+            data, ended = Poisoned(number, step, value), []
             with pytest.raises(
                 NonFiniteError, match=r"diverged: the loss is nan .*; lower"
-            ) as found:
-                train(data=data, checkpoint=path, on_epoch=told.append, **options)
+            ) as caught:
+                train(data=data, checkpoint=path, on_epoch=ended.append, **options)
             commit = whole.log[number]
             epoch = commit.iteration + 1  # in these plans no worker is an epoch ahead
-            error = found.value
+            error = caught.value
             assert (error.worker, error.epoch, error.step) == (commit.worker, epoch, step)
             assert f"(worker {commit.worker}, epoch {epoch}, step {step} of its share)" in str(
                 error
             )
             assert len(data.shares) == number + 1  # no other share was begun
             # What stood before stands, and a training without the bad value goes on from it.
-            assert len(told) == number // 3
+            assert len(ended) == number // 3
             assert path.exists() == (number >= 3)
             assert same(train(data=Poisoned(), checkpoint=path, **options).state, whole.state)
 
@@ -94,9 +94,9 @@ class TestTrainings:
 
         name = "seen" if what == "buffer" else "linear.weight"
         plan = DualBatchPlan(TIMES, 1.0, 0, 3, 60, None, 20, 0, 20, 1.0)
-        with pytest.raises(NonFiniteError, match=rf"'{name}' is not finite after") as found:
+        with pytest.raises(NonFiniteError, match=rf"'{name}' is not finite after") as caught:
             train(plan, model_fn=Net)
-        assert (found.value.worker, found.value.epoch, found.value.step) == (0, 1, 1)
+        assert (caught.value.worker, caught.value.epoch, caught.value.step) == (0, 1, 1)
 
     def test_a_buffer_that_no_state_has(self):
         class Net(nn.Linear):
@@ -129,9 +129,9 @@ class TestTrainings:
 
     def test_following_a_log(self):
         log = train(data=Poisoned()).log
-        with pytest.raises(NonFiniteError) as found:
+        with pytest.raises(NonFiniteError) as caught:
             train(data=Poisoned(5, 1, NAN), follow=log)
-        assert found.value.worker == log[5].worker
+        assert caught.value.worker == log[5].worker
 
     def test_large_numbers_are_no_divergence(self):
         def loss_fn(outputs, targets):

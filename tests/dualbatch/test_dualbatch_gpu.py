@@ -85,6 +85,6 @@ def test_a_probe_fits_lines(device):
         images = torch.randn(batch_size, 3, 64, 64, device=device)
         return lambda: model(images).sum().backward()
 
-    found = probe(make_step, [256, 512, 1024, 2048], device=device)
-    assert found.memory.predict(4096) > found.peaks[2048]
-    assert found.time.a > 0
+    probed = probe(make_step, [256, 512, 1024, 2048], device=device)
+    assert probed.memory.predict(4096) > probed.peaks[2048]
+    assert probed.time.a > 0

@@ -150,8 +150,8 @@ class TestDataParallel:
                     model = make_double()
                 inputs, targets = data.images[share.indices], data.labels[share.indices]
                 functional.cross_entropy(model(inputs), targets).backward()
-                own = model[1].weight.detach() - 0.1 * model[1].weight.grad
-                total, expected = total + commit.factor, expected + commit.factor * own
+                trained = model[1].weight.detach() - 0.1 * model[1].weight.grad
+                total, expected = total + commit.factor, expected + commit.factor * trained
             assert torch.allclose(result.state["1.weight"], expected / total, rtol=1e-10)
 
 
@@ -248,8 +248,8 @@ class TestClock:
         assert [entry.virtual_time_s for entry in result.history] == pytest.approx(times)
         # Where none is given, the plan's own.
         result = train(plan, schedule=schedule, sync="bsp", time_models={6: given[6]})
-        own = plan.time_of("large")
-        assert [e.virtual_time_s for e in result.history] == pytest.approx([own, own + 102])
+        seconds = plan.time_of("large")
+        assert [e.virtual_time_s for e in result.history] == pytest.approx([seconds, seconds + 102])
 
 
 class Stop(Exception):
@@ -285,19 +285,19 @@ class TestResume:
         # An epoch is told of once its checkpoint stands, and so never twice.
         done = at if where == "on_epoch" else at - 1
         assert path.exists() == (done > 0)
-        told = []
-        resumed = train(checkpoint=path, evaluate=evaluate, on_epoch=told.append, **options)
+        ended = []
+        resumed = train(checkpoint=path, evaluate=evaluate, on_epoch=ended.append, **options)
         assert same(resumed.state, whole.state)
         assert resumed.log == whole.log
         assert without_wall_time(resumed) == without_wall_time(whole)
-        assert [entry.epoch for entry in told] == list(range(done + 1, 6))
+        assert [entry.epoch for entry in ended] == list(range(done + 1, 6))
         walls = [entry.wall_time_s for entry in resumed.history]
         assert walls == sorted(walls)
         assert list(path.parent.iterdir()) == [path]  # no temporary files
         # Once more: it has ended.
-        again = train(checkpoint=str(path), on_epoch=told.append, **options)
+        again = train(checkpoint=str(path), on_epoch=ended.append, **options)
         assert again.history == resumed.history and same(again.state, whole.state)
-        assert len(told) == 5 - done
+        assert len(ended) == 5 - done
 
     @pytest.mark.parametrize("options", SYNCS)
     def test_with_sub_stages_that_leave_dropout(self, options, tmp_path):
@@ -328,9 +328,9 @@ class TestResume:
             ):
                 train(checkpoint=path, count=1)
             assert path.read_bytes() == damaged
-        for place in range(0, len(content), len(content) // 40):
+        for position in range(0, len(content), len(content) // 40):
             flipped = bytearray(content)
-            flipped[place] ^= 8
+            flipped[position] ^= 8
             path.write_bytes(flipped)
             with pytest.raises(CheckpointError, match=r"cannot be read \(CheckpointError: "):
                 train(checkpoint=path, count=1)
@@ -508,12 +508,12 @@ class TestFollow:
         # Two machines: one has a cost per sample alone, the other one per step alone.
         plan = replace(make_plan(), small_samples=14, large_samples=32, small_batch=2)
         options = options | {"merge": merge, "count": 5}
-        own = train(plan, time_models={None: TimeModel(1e-3, 0.0)}, **options)
+        one = train(plan, time_models={None: TimeModel(1e-3, 0.0)}, **options)
         other = train(plan, time_models={None: TimeModel(1e-9, 1.0)}, **options)
         if options["sync"] != "bsp":
-            assert [c.worker for c in own.log] != [c.worker for c in other.log]
-            assert not same(own.state, other.state)
-        for result in (own, other):
+            assert [c.worker for c in one.log] != [c.worker for c in other.log]
+            assert not same(one.state, other.state)
+        for result in (one, other):
             followed = train(plan, follow=result.log, **options)
             assert same(followed.state, result.state)
             assert followed.log == result.log

@@ -102,9 +102,9 @@ NUMBERS = {
 
 
 def refused(call, value):
-    with pytest.raises(ValueError) as found:  # noqa: PT011 (what it says depends on the call)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (what it says depends on the call)
         call(value)
-    assert str(found.value) and "\n" not in str(found.value), (value, str(found.value))
+    assert str(caught.value) and "\n" not in str(caught.value), (value, str(caught.value))
 
 
 class TestOneByOne:

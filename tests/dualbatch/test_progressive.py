@@ -139,9 +139,9 @@ class TestDivision:
         schedule = CyclicProgressiveSchedule([Stage(epochs, 0.1), Stage(epochs, 0.01)], subs)
         assert len(schedule) == 2 * epochs
         for stage in (1, 2):
-            own = [s.sub_stage for s in schedule if s.stage == stage]
-            assert own == sorted(own)
-            assert [own.count(i + 1) for i in range(parts)] == expected
+            numbers = [s.sub_stage for s in schedule if s.stage == stage]
+            assert numbers == sorted(numbers)
+            assert [numbers.count(i + 1) for i in range(parts)] == expected
 
     def test_at_progress(self):
         schedule = CyclicProgressiveSchedule([Stage(2, 0.1), Stage(1, 0.01)])

@@ -159,11 +159,11 @@ KILL_ALL = """
         assert len(addresses) > 5 and {ip for _, ip in addresses} == {"127.0.0.1"}, addresses
         # All processes of this driver's own cluster, and no others'.
         if entry.epoch == 1:
-            own = psutil.Process().children(recursive=True)
-            names = [process.name() for process in own]
+            processes = psutil.Process().children(recursive=True)
+            names = [process.name() for process in processes]
             assert "gcs_server" in names and "raylet" in names, names
-            assert sum("ray::" in " ".join(process.cmdline()) for process in own) >= 3
-            for process in own:
+            assert sum("ray::" in " ".join(process.cmdline()) for process in processes) >= 3
+            for process in processes:
                 process.kill()
             start.append(time.monotonic())
 
@@ -283,7 +283,7 @@ class TestFailures:
 
     @pytest.mark.exhaustive
     def test_a_loss_that_is_not_finite(self, clean, tmp_path):
-        plan, told, path = make_plan(1, 1), [], tmp_path / "training.pt"
+        plan, ended, path = make_plan(1, 1), [], tmp_path / "training.pt"
         seen = []  # each process has its own
 
         def data(share):
@@ -298,10 +298,10 @@ class TestFailures:
         with pytest.raises(
             NonFiniteError, match=r"the loss is nan \(worker 1, epoch 2, step 2"
         ) as e:
-            train(plan, engine="ray", data=data, sync="bsp", on_epoch=told.append, checkpoint=path)
+            train(plan, engine="ray", data=data, sync="bsp", on_epoch=ended.append, checkpoint=path)
         assert (e.value.worker, e.value.epoch, e.value.step) == (1, 2, 2)
         # The driver may hear of the failure before it has told of the first epoch.
-        assert [entry.epoch for entry in told] in ([], [1]) and "\n" not in str(e.value)
+        assert [entry.epoch for entry in ended] in ([], [1]) and "\n" not in str(e.value)
         wait_until_gone()
         state = load_checkpoint(path)["server"]["state"]
         assert all(tensor.isfinite().all() for tensor in state.values())
@@ -339,8 +339,8 @@ class TestStrangers:
     def test_addresses_are_read_as_the_system_writes_them(self, address):
         packed = ipaddress.ip_address(address).packed
         mapped = [bytes(10) + b"\xff\xff" + packed] if len(packed) == 4 else []
-        for found in [packed, *mapped]:
-            words = struct.unpack(f"={len(found) // 4}I", found)
+        for octets in [packed, *mapped]:
+            words = struct.unpack(f"={len(octets) // 4}I", octets)
             text = "".join(f"{word:08X}" for word in words)
             assert own_cluster._address(f"{text}:1F90") == (ipaddress.ip_address(address), 8080)
 
@@ -348,14 +348,14 @@ class TestStrangers:
 class TestRuns:
     # then these fail with ActorAlreadyExistsError.
     def test_follows_the_log_to_the_bit(self, cluster, tmp_path):
-        told = []
+        ended = []
         path = tmp_path / "training.pt"
         result = run(
             checkpoint=path,
-            on_epoch=told.append,
+            on_epoch=ended.append,
             evaluate=lambda model: {"sum": float(model[6].bias.detach().sum())},
         )
-        assert told == result.history
+        assert ended == result.history
         assert result.history[-1].metrics["sum"] == float(result.state["6.bias"].sum())
         followed = follow(result)
         assert same(followed.state, result.state)

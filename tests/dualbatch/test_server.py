@@ -71,9 +71,9 @@ class TestMergeRules:
     def test_at_each_commit(self, sync, merge):
         f = self.FACTOR
         rules = {
-            "journal": lambda w, own, pulled: (w + f * own) / (1 + f),
-            "conference": lambda w, own, pulled: ((2 - f) * w + f * own) / 2,
-            "delta": lambda w, own, pulled: w + f * (own - pulled),
+            "journal": lambda w, pushed, pulled: (w + f * pushed) / (1 + f),
+            "conference": lambda w, pushed, pulled: ((2 - f) * w + f * pushed) / 2,
+            "delta": lambda w, pushed, pulled: w + f * (pushed - pulled),
         }
         rule = rules[merge or "journal"]
         start = make_state()
@@ -83,14 +83,14 @@ class TestMergeRules:
         assert close(first.state, w)
         pulled = arrays(second.state)
         for number, (pull, seed) in enumerate([(first, 3), (second, 5)]):
-            own = trained(pull, seed)
-            before = arrays(own)
-            assert server.push(pull.worker, 0, own, f).number == number
+            pushed = trained(pull, seed)
+            before = arrays(pushed)
+            assert server.push(pull.worker, 0, pushed, f).number == number
             for name in ("weight", "mean"):
                 w[name] = rule(w[name], before[name], pulled[name])
             w["count"] = w["count"] + seed  # 3, then 5 more
             assert close(server.state, w)
-            assert close(own, before)  # what is pushed is read only
+            assert close(pushed, before)  # what is pushed is read only
         assert server.version == 2
         assert close(start, arrays(make_state()))  # and the initial state was copied
 
@@ -129,10 +129,10 @@ class TestMergeRules:
     def test_what_is_pushed_may_change_before_the_barrier(self):
         server = ParameterServer(make_state(), 2, "bsp")
         pulls = [server.pull(0), server.pull(1)]
-        own = trained(pulls[0], 1)
-        expected = (own["weight"] + trained(pulls[1], 2)["weight"]) / 2
-        server.push(0, 0, own)
-        own["weight"].fill_(99.0)
+        pushed = trained(pulls[0], 1)
+        expected = (pushed["weight"] + trained(pulls[1], 2)["weight"]) / 2
+        server.push(0, 0, pushed)
+        pushed["weight"].fill_(99.0)
         server.push(1, 0, trained(pulls[1], 2))
         assert torch.allclose(server.state["weight"], expected)
 
@@ -267,17 +267,17 @@ class TestRepeatedPushes:
     def test_the_same_share_twice(self, sync, staleness):
         server = ParameterServer(make_state(), 2, sync, staleness)
         pull, _ = server.pull(0), server.pull(1)
-        own = trained(pull, 3)
-        assert server.push(0, 0, own, version=0) is not None
+        pushed = trained(pull, 3)
+        assert server.push(0, 0, pushed, version=0) is not None
         before = server.state_dict()
         for version in (0, None):
-            assert server.push(0, 0, own, version=version) is None
+            assert server.push(0, 0, pushed, version=version) is None
         assert_same(server.state_dict(), before)
         # Nor when the next share of the worker is under way.
         push(server, 1)
         server.pull(0)
         before = server.state_dict()
-        assert server.push(0, 0, own) is None
+        assert server.push(0, 0, pushed) is None
         assert_same(server.state_dict(), before)
 
     def test_a_share_pulled_anew(self):

@@ -74,9 +74,9 @@ class TestDataFunctions:
     @pytest.mark.parametrize("name", WRONG)
     def test_what_is_not_the_share_is_refused(self, name):
         function, message = WRONG[name]
-        with pytest.raises(ValueError, match=message) as found:
+        with pytest.raises(ValueError, match=message) as caught:
             train(ONE, data=function, count=1)
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(caught.value)
 
     def test_nothing_of_such_a_share_reaches_the_server(self):
         worker = Worker(Recipe(make_model, lambda s: batches(s)[:-1]), PLAN)
@@ -333,9 +333,9 @@ class TestModels:
         ],
     )  # fmt: skip
     def test_what_cannot_be_trained_is_named(self, options, message):
-        with pytest.raises(ValueError, match=message) as found:
+        with pytest.raises(ValueError, match=message) as caught:
             train(count=1, **options)
-        assert "\n" not in str(found.value)
+        assert "\n" not in str(caught.value)
 
     def test_extra_state(self):
         class Extra(nn.Linear):

@@ -165,14 +165,14 @@ class TestProbe:
     def test_both_lines(self, monkeypatch):
         # The first step of each takes less memory, as one without optimizer state would.
         machine = Machine(monkeypatch, lambda size: 0.25 * size + 2.0, first=4)
-        found = probe(machine.make_step, [16, 4, 8, 4], warmup=1, repeats=3)
-        assert (found.time.a, found.time.b) == pytest.approx((0.25, 2.0))
-        assert found.memory.bytes_per_sample == 4 * 1024
-        assert found.memory.fixed_bytes == 32 * 1024
-        assert found.memory.batch_sizes == found.time.batch_sizes == (4, 8, 16)
-        assert found.peaks == {4: 48 * 1024, 8: 64 * 1024, 16: 96 * 1024}
-        assert set(found.timings) == {4, 8, 16}
-        assert found.timings[8].samples_s == pytest.approx((4.0,) * 3)
+        probed = probe(machine.make_step, [16, 4, 8, 4], warmup=1, repeats=3)
+        assert (probed.time.a, probed.time.b) == pytest.approx((0.25, 2.0))
+        assert probed.memory.bytes_per_sample == 4 * 1024
+        assert probed.memory.fixed_bytes == 32 * 1024
+        assert probed.memory.batch_sizes == probed.time.batch_sizes == (4, 8, 16)
+        assert probed.peaks == {4: 48 * 1024, 8: 64 * 1024, 16: 96 * 1024}
+        assert set(probed.timings) == {4, 8, 16}
+        assert probed.timings[8].samples_s == pytest.approx((4.0,) * 3)
         assert len(machine.calls) == 3 * 2 + 3 * (1 + 3)
         # Timed in turns, a slow spell of the machine would meet all of them.
         assert machine.calls[6:12] == [4, 8, 16, 16, 8, 4]
@@ -180,29 +180,29 @@ class TestProbe:
     def test_medians_and_warmup(self, monkeypatch):
         # One slow step in the warm-up, one among five recorded ones.
         machine = Machine(monkeypatch, lambda size: 0.5 * size + 1.0, slow_calls=(5, 10))
-        found = probe(machine.make_step, [2, 6], warmup=1, repeats=5)
-        assert (found.time.a, found.time.b) == pytest.approx((0.5, 1.0))
-        recorded = [*found.timings[2].samples_s, *found.timings[6].samples_s]
+        probed = probe(machine.make_step, [2, 6], warmup=1, repeats=5)
+        assert (probed.time.a, probed.time.b) == pytest.approx((0.5, 1.0))
+        recorded = [*probed.timings[2].samples_s, *probed.timings[6].samples_s]
         assert max(recorded) > 100 and sum(s > 100 for s in recorded) == 1
 
     def test_relative(self, monkeypatch):
         seconds = {1: 1.0, 10: 1.4, 100: 11.5}
         machine = Machine(monkeypatch, seconds.__getitem__)
-        found = probe(machine.make_step, list(seconds), warmup=0, repeats=1, relative=True)
+        probed = probe(machine.make_step, list(seconds), warmup=0, repeats=1, relative=True)
         expected = TimeModel.fit(list(seconds), list(seconds.values()), relative=True)
         absolute = TimeModel.fit(list(seconds), list(seconds.values()))
-        assert found.time.a == pytest.approx(expected.a)
+        assert probed.time.a == pytest.approx(expected.a)
         assert expected.a != pytest.approx(absolute.a, rel=1e-3)
 
     def test_what_is_resident_counts(self, monkeypatch):
         machine = Machine(monkeypatch, lambda size: float(size))
         tensors = [torch.zeros(256 * 8), torch.zeros(256 * 2)]  # 10 KiB
-        found = probe(machine.make_step, [1, 2, 3], resident=iter(tensors), warmup=0, repeats=1)
-        assert found.memory.fixed_bytes == (32 + 10) * 1024
-        assert found.memory.bytes_per_sample == 4 * 1024
+        probed = probe(machine.make_step, [1, 2, 3], resident=iter(tensors), warmup=0, repeats=1)
+        assert probed.memory.fixed_bytes == (32 + 10) * 1024
+        assert probed.memory.bytes_per_sample == 4 * 1024
         linear = torch.nn.Linear(256, 3, bias=False)  # 3 KiB
-        found = probe(machine.make_step, [1, 2], resident=linear, warmup=0, repeats=1)
-        assert found.memory.fixed_bytes == (32 + 3) * 1024
+        probed = probe(machine.make_step, [1, 2], resident=linear, warmup=0, repeats=1)
+        assert probed.memory.fixed_bytes == (32 + 3) * 1024
 
     def test_too_few_batch_sizes_are_refused_before_any_step(self, monkeypatch):
         machine = Machine(monkeypatch, lambda size: 1.0)

@@ -19,8 +19,8 @@ def test_the_limit_is_found_from_wherever_it_starts(limit, growth, within):
             tried.append(n)
             return n <= limit
 
-        found = largest_batch(fits, **start, growth=growth, within=within)
-        assert found <= limit < found + max(1, found // within) + 1
+        largest = largest_batch(fits, **start, growth=growth, within=within)
+        assert largest <= limit < largest + max(1, largest // within) + 1
         assert all(n >= 1 for n in tried) and len(tried) < 100
         if "known" in start:
             assert start["known"] not in tried  # it costs nothing again

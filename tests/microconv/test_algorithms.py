@@ -155,9 +155,9 @@ def test_every_algorithm_against_float64(family, kind, block):
 @pytest.mark.parametrize("b", [1, 2, 3, 8])
 def test_every_algorithm_at_the_size_of_a_layer(kind, b):
     kernel = Kernel(kind, Convolution(12, 19, 15, 20, (3, 3), padding=(1, 1)))
-    found = listing(kernel, b)
-    assert len(found) >= 5
-    for algorithm, size in found:
+    listed = listing(kernel, b)
+    assert len(listed) >= 5
+    for algorithm, size in listed:
         check(algorithm, kernel, b, size, b)
 
 
@@ -302,8 +302,8 @@ def test_every_type_has_every_algorithm():
     for kind in KINDS:
         for dtype in ("float32", "float64", "bfloat16", "float16"):
             kernel = Kernel(kind, Convolution(3, 9, 9, 3, (3, 3)), dtype)
-            found = {name for name, _ in BACKENDS["torch"].algorithms(kernel, 1)}
-            assert found == {"native", "direct", "im2col", "fft", "winograd"}
+            names = {name for name, _ in BACKENDS["torch"].algorithms(kernel, 1)}
+            assert names == {"native", "direct", "im2col", "fft", "winograd"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -407,10 +407,10 @@ class TestNNPACKListing:
     def test_what_it_has(self):
         for kind in ("forward", "backward_data"):
             assert {"ft8x8", "ft16x16", "wt8x8"} <= set(self.names(Kernel(kind, self.plain)))
-            found = self.names(Kernel(kind, replace(self.plain, kernel_size=(5, 5))))
-            assert {"ft8x8", "ft16x16"} <= set(found) and "wt8x8" not in found
-            found = self.names(Kernel(kind, replace(self.plain, kernel_size=(9, 9))))
-            assert "ft16x16" in found and "ft8x8" not in found
+            names = self.names(Kernel(kind, replace(self.plain, kernel_size=(5, 5))))
+            assert {"ft8x8", "ft16x16"} <= set(names) and "wt8x8" not in names
+            names = self.names(Kernel(kind, replace(self.plain, kernel_size=(9, 9))))
+            assert "ft16x16" in names and "ft8x8" not in names
 
     @pytest.mark.parametrize(
         "changes",

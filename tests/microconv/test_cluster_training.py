@@ -30,13 +30,13 @@ def made():
 def measured(rank, folder):
     """Tune as a node does, into a file of its own, on a device of its own name and speed."""
     model, images, _ = made()
-    here = BenchmarkCache(None)
-    tune(model, images, policy="powerOfTwo", cache=here)
-    there = BenchmarkCache(folder / f"node{rank}.sqlite")
-    for text, b, listed, times in here.contents():
+    measurements = BenchmarkCache(None)
+    tune(model, images, policy="powerOfTwo", cache=measurements)
+    store = BenchmarkCache(folder / f"node{rank}.sqlite")
+    for text, b, listed, times in measurements.contents():
         key = Key(json.dumps(json.loads(text) | {"device": f"node {rank}"}, sort_keys=True))
-        there.store_listing(key, b, listed)
-        there.store_times(key, b, {name: [SECONDS[rank] * b] for name in times if times[name]})
+        store.store_listing(key, b, listed)
+        store.store_times(key, b, {name: [SECONDS[rank] * b] for name in times if times[name]})
 
 
 def shares_of(folder):
@@ -59,9 +59,9 @@ def train(rank, port, folder):
     folder = Path(folder)
     measured(rank, folder)
     dist.barrier()
-    told = {"shares": shares_of(folder), "slept_s": {}, "weights": {}}
+    outcome = {"shares": shares_of(folder), "slept_s": {}, "weights": {}}
     for averaging in METHODS:
-        for name, shares in (("split", told["shares"]), ("even", None)):
+        for name, shares in (("split", outcome["shares"]), ("even", None)):
             model, images, labels = made()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             training = DataParallel(model, F.cross_entropy, optimizer, averaging, check="off")
@@ -75,8 +75,8 @@ def train(rank, port, folder):
             for _ in range(STEPS):
                 training.step(images, labels, shares=shares)
             training.finish()
-            told["slept_s"][averaging, name] = sum(slept)
-            told["weights"][averaging, name] = [p.detach().clone() for p in model.parameters()]
+            outcome["slept_s"][averaging, name] = sum(slept)
+            outcome["weights"][averaging, name] = [p.detach().clone() for p in model.parameters()]
             training.close()
     model, images, labels = made()
     for problem, shares in (("sum", [1, 2]), ("other", [8 + rank, 8 - rank])):
@@ -85,9 +85,9 @@ def train(rank, port, folder):
         try:
             training.step(images, labels, shares=shares)
         except ValueError as error:
-            told[problem] = str(error)
+            outcome[problem] = str(error)
         training.close()
-    torch.save(told, folder / f"{rank}.pt")
+    torch.save(outcome, folder / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

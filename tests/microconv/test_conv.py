@@ -158,8 +158,8 @@ def test_another_batch_size_is_divided_best_within_the_same_workspace(sizes, lim
     for batch in (1, 3, 5, 7, 8, 9, 16, 31):
         parts = kernel.division(batch)
         assert sum(size for size, _ in parts) == batch
-        own = [need[part] for part in parts if part[1] != NATIVE]
-        assert max(own, default=0) <= kernel.segment_bytes == kernel.workspace.size
+        workspaces = [need[part] for part in parts if part[1] != NATIVE]
+        assert max(workspaces, default=0) <= kernel.segment_bytes == kernel.workspace.size
         assert max(need[part] for part in parts) <= kernel.limit_bytes <= limit
         if batch != 8:
             within = (kernel.segment_bytes, kernel.limit_bytes)

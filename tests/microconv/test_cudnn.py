@@ -154,15 +154,15 @@ def test_ieee_is_more_exact_than_tf32():
         kernel = Kernel("forward", conv, "float32", "cuda", "nchw", math_)
         operands = kernel.tensors(8)
         expected = reference(kernel, operands[0], operands[1])
-        found = []
+        relative = []
         for algorithm, size in BACKEND.algorithms(kernel, 8):
             if not algorithm.startswith("WINOGRAD"):
                 try:
                     out = run_guarded(algorithm, kernel, operands, size)
                 except UnsupportedError:
                     continue
-                found.append(float((out.cpu() - expected).abs().max() / expected.abs().max()))
-        errors[math_] = max(found)
+                relative.append(float((out.cpu() - expected).abs().max() / expected.abs().max()))
+        errors[math_] = max(relative)
     assert errors["ieee"] < 5e-6
     if torch.cuda.get_device_capability() >= (8, 0):
         assert errors["tf32"] > 20 * errors["ieee"]
@@ -344,8 +344,8 @@ def test_true_half_is_taken_where_its_error_is_admitted_alone(stub):
     kernel = Kernel("forward", CONVS[0], "float16")
     choice = Choice((BACKENDS["cudnn"], BACKENDS["cudnn_half"]), None, ())
     for max_error, wanted in ((1e-4, {"torch", "cudnn"}), (1e-2, {"torch", "cudnn", "cudnn_half"})):
-        found = Bench(choice, BenchmarkCache(), max_error).candidates(kernel, 2, [1, 2])[2]
-        assert {way.algorithm.partition(":")[0] for way in found} == wanted
+        candidates = Bench(choice, BenchmarkCache(), max_error).candidates(kernel, 2, [1, 2])[2]
+        assert {way.algorithm.partition(":")[0] for way in candidates} == wanted
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -484,14 +484,14 @@ def test_the_bench_measures_and_remembers_what_is_refused(stub):
     kernel = Kernel("forward", CONVS[0])
     stub.library.stub_refuse(0, NUMBERS["forward"]["GEMM"], 1, 3000)
     choice, cache = Choice((BACKENDS["cudnn"],), ("cudnn",), ()), BenchmarkCache()
-    found = Bench(choice, cache).candidates(kernel, 4, [2, 4], 3000)
-    assert [way.algorithm for way in found[2]] == [
+    candidates = Bench(choice, cache).candidates(kernel, 4, [2, 4], 3000)
+    assert [way.algorithm for way in candidates[2]] == [
         "torch:native",
         "cudnn:IMPLICIT_GEMM",
         "cudnn:IMPLICIT_PRECOMP_GEMM",
     ]
-    found = Bench(choice, cache).candidates(kernel, 4, [2, 4])
-    assert len(found[2]) == len(found[4]) == 8  # native, and all but GEMM
+    candidates = Bench(choice, cache).candidates(kernel, 4, [2, 4])
+    assert len(candidates[2]) == len(candidates[4]) == 8  # native, and all but GEMM
     tried = [run for run in log(stub, "run") if run["algo"] == "2"]
     assert [run["n"] for run in tried] == ["2", "4"]
 
@@ -531,11 +531,11 @@ def test_the_version(stub, monkeypatch):
 def test_a_library_is_looked_for_in_two_places(library, monkeypatch):
     tried, plain = [], ctypes.CDLL
 
-    def load(place):
-        if place is None:
+    def load(name):
+        if name is None:
             return plain(None)
-        tried.append(place)
-        if place == "libcudnn.so.9":
+        tried.append(name)
+        if name == "libcudnn.so.9":
             raise OSError("cannot open shared object file")
         return library
 
@@ -545,19 +545,19 @@ def test_a_library_is_looked_for_in_two_places(library, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "reason"),
     [
         ("ABORTS", "missing: Unable to load any of {libcudnn_graph.so.9} Invalid handle.)"),
         ("LACKS", "missing: cudnnCnnVersionCheck failed with 3009)"),
     ],
 )
-def test_a_library_that_lacks_a_part_is_not_present(library, monkeypatch, how, told):
+def test_a_library_that_lacks_a_part_is_not_present(library, monkeypatch, how, reason):
     monkeypatch.setenv(f"CUDNN_STUB_{how}", "1")
     plain = ctypes.CDLL
-    monkeypatch.setattr(ctypes, "CDLL", lambda place: library if place else plain(None))
-    found, problem = cudnn._load.__wrapped__()
-    assert found is None and problem.startswith("cudnn: no cuDNN 9 with the convolution functions")
-    assert library._name in problem and problem.endswith(told) and "\n" not in problem
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library if name else plain(None))
+    loaded, problem = cudnn._load.__wrapped__()
+    assert loaded is None and problem.startswith("cudnn: no cuDNN 9 with the convolution functions")
+    assert library._name in problem and problem.endswith(reason) and "\n" not in problem
 
 
 def test_the_file_of_a_library_that_is_known_by_another_name(library):
@@ -568,17 +568,17 @@ def test_the_file_of_a_library_that_is_known_by_another_name(library):
 
 
 def test_no_library_and_one_without_the_functions(monkeypatch):
-    def absent(place):
-        raise OSError(f"{place}: cannot open shared object file")
+    def absent(name):
+        raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", absent)
-    found, problem = cudnn._load.__wrapped__()
-    assert found is None and problem.startswith("cudnn: no cuDNN 9 with the convolution functions")
+    loaded, problem = cudnn._load.__wrapped__()
+    assert loaded is None and problem.startswith("cudnn: no cuDNN 9 with the convolution functions")
     assert "cannot open shared object file" in problem
     monkeypatch.undo()
     other = ctypes.CDLL(None)
     with pytest.raises(AttributeError, match="cudnnCreate"):
         cudnn.declare(other)
-    monkeypatch.setattr(ctypes, "CDLL", lambda place: other)
-    found, problem = cudnn._load.__wrapped__()
-    assert found is None and "undefined symbol: cudnnCreate" in problem
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: other)
+    loaded, problem = cudnn._load.__wrapped__()
+    assert loaded is None and "undefined symbol: cudnnCreate" in problem

@@ -75,9 +75,9 @@ def check(declared: Declared) -> str:
 
 @pytest.fixture
 def declared() -> Declared:
-    found = Declared()
-    cudnn.declare(found)  # type: ignore[arg-type]
-    return found
+    library = Declared()
+    cudnn.declare(library)  # type: ignore[arg-type]
+    return library
 
 
 def test_functions_and_numbers_are_those_of_the_header(declared: Declared, tmp_path: Path):
@@ -116,22 +116,22 @@ for kind, dtype, layout in product(KINDS, cudnn._DATA_TYPES, cudnn._LAYOUTS):
     made = [d.first, d.second, d.out]
     for position, (descriptor, shape) in enumerate(zip(made, kernel.shapes(5))):
         if position == filters:
-            found = asked("cudnnGetFilter4dDescriptor", descriptor, count=6)
-            assert found == (cudnn._DATA_TYPES[dtype], cudnn._LAYOUTS[layout], *shape), found
+            answer = asked("cudnnGetFilter4dDescriptor", descriptor, count=6)
+            assert answer == (cudnn._DATA_TYPES[dtype], cudnn._LAYOUTS[layout], *shape), answer
         else:
-            found = asked("cudnnGetTensor4dDescriptor", descriptor, count=9)
+            answer = asked("cudnnGetTensor4dDescriptor", descriptor, count=9)
             n, c, h, w = shape
             strides = (c * h * w, h * w, w, 1) if layout == "nchw" else (h * w * c, 1, w * c, c)
-            assert found == (cudnn._DATA_TYPES[dtype], *shape, *strides), found
+            assert answer == (cudnn._DATA_TYPES[dtype], *shape, *strides), answer
     tensors = [m for i, m in enumerate(made) if i != filters]
     input = tensors[1] if kind == "backward_data" else tensors[0]
     size = asked(
         "cudnnGetConvolution2dForwardOutputDim", d.conv, input, made[filters], count=4
     )
     assert size == conv.output_shape(5), size
-    found = asked("cudnnGetConvolution2dDescriptor", d.conv, count=8)
+    answer = asked("cudnnGetConvolution2dDescriptor", d.conv, count=8)
     compute = 1 if dtype == "float64" else 0
-    assert found == (*conv.padding, *conv.stride, *conv.dilation, 1, compute), found
+    assert answer == (*conv.padding, *conv.stride, *conv.dilation, 1, compute), answer
     assert asked("cudnnGetConvolutionGroupCount", d.conv, count=1) == (2,)
 print("asked", library.cudnnGetVersion())
 """
@@ -148,12 +148,12 @@ def test_a_missing_part_of_the_library_is_told(tmp_path: Path):
     # All but one of its libraries, in a folder of their own.
     (folder,) = wheels.find("libcudnn.so.9")
     for missing in ("graph", "ops", "cnn"):
-        place = tmp_path / missing
-        place.mkdir()
+        broken = tmp_path / missing
+        broken.mkdir()
         for library in folder.glob("libcudnn*.so.9"):
             if library.name == "libcudnn.so.9":
-                (place / library.name).write_bytes(library.read_bytes())  # it looks beside itself
+                (broken / library.name).write_bytes(library.read_bytes())  # it looks beside itself
             elif library.name != f"libcudnn_{missing}.so.9":
-                (place / library.name).symlink_to(library)
-        problem = cudnn._problem(ctypes.CDLL(str(place / "libcudnn.so.9")))
+                (broken / library.name).symlink_to(library)
+        problem = cudnn._problem(ctypes.CDLL(str(broken / "libcudnn.so.9")))
         assert "a part of it may be missing" in problem, (missing, problem)

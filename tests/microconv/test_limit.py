@@ -313,12 +313,12 @@ def test_make_fx_sees_what_a_tuned_model_does(mode):
     graph = make_fx(gradients, tracing_mode=mode)(images(4, 9), *parameters)
     # On other values than it was traced with.
     other = [p.detach() * 1.5 for p in parameters]
-    found = graph(images(4, 9, seed=1), *other)
+    computed = graph(images(4, 9, seed=1), *other)
     for parameter, value in zip(plain.parameters(), other, strict=True):
         parameter.data.copy_(value)
     loss = plain(images(4, 9, seed=1)).square().sum()
     wanted = torch.autograd.grad(loss, list(plain.parameters()))
-    for got, want in zip(found, wanted, strict=True):
+    for got, want in zip(computed, wanted, strict=True):
         assert torch.allclose(got, want, rtol=1e-3, atol=1e-2)
 
 
@@ -338,8 +338,8 @@ def test_a_traced_model_computes_any_input_and_says_where_its_layers_are_gone():
     for x in (images(4, 9, seed=1), images(3, 9), images(2, 14)):  # the last was not tuned for
         assert torch.allclose(traced(x), plain(x), rtol=1e-4, atol=1e-4)
     grown = torch.autograd.grad(traced(images(4, 9)).sum(), list(traced.parameters()))
-    own = torch.autograd.grad(plain(images(4, 9)).sum(), list(plain.parameters()))
-    for got, want in zip(grown, own, strict=True):
+    expected = torch.autograd.grad(plain(images(4, 9)).sum(), list(plain.parameters()))
+    for got, want in zip(grown, expected, strict=True):
         assert torch.allclose(got, want, rtol=1e-3, atol=1e-2)
     file = io.BytesIO()
     torch.jit.save(traced, file)
@@ -375,11 +375,11 @@ def test_what_a_division_takes_is_what_it_lists():
         x = images().to(next(model.parameters()).dtype)
         bench = Bench(backends.choose(["torch:native"], "cpu"), BenchmarkCache(None))
         for _, kernel, batch in find_kernels(model, x):
-            found = bench.candidates(kernel, batch, [1, 3, 4, BATCH])
+            candidates = bench.candidates(kernel, batch, [1, 3, 4, BATCH])
             first, second, out = kernel.tensors(batch)
             for sizes in ((3, 4, 1), (4, 4), (1,) * 8):
                 parts = [(size, backends.NATIVE) for size in sizes]
-                listed = max(found[size][0].workspace_bytes for size in sizes)
+                listed = max(candidates[size][0].workspace_bytes for size in sizes)
                 empty = torch.empty(0, dtype=torch.uint8)
 
                 def run(parts=parts, kernel=kernel, of=(first, second, out, empty)):
@@ -402,12 +402,12 @@ def test_the_policy_may_come_from_the_environment(monkeypatch):
 
 
 def test_progress_counts_kernels_and_estimates_the_rest(capsys):
-    told = []
+    reports = []
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-    tune(model, images(3, 8), policy="all", cache=BenchmarkCache(None), progress=told.append)
-    assert [p.done for p in told] == [1, 2, 3, 4, 5] and {p.total for p in told} == {5}
-    assert all(p.left_s > 0 for p in told[:-1]) and told[-1].left_s == 0
-    assert "about" in str(told[0]) and capsys.readouterr().err == ""
+    tune(model, images(3, 8), policy="all", cache=BenchmarkCache(None), progress=reports.append)
+    assert [p.done for p in reports] == [1, 2, 3, 4, 5] and {p.total for p in reports} == {5}
+    assert all(p.left_s > 0 for p in reports[:-1]) and reports[-1].left_s == 0
+    assert "about" in str(reports[0]) and capsys.readouterr().err == ""
 
 
 def test_a_cache_that_cannot_be_written_is_read_and_the_rest_kept_in_memory(tmp_path, monkeypatch):

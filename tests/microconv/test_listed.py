@@ -22,13 +22,13 @@ LARGE = {
 
 
 def kernels_of(models):
-    found: dict[Kernel, None] = {}
+    kernels: dict[Kernel, None] = {}
     for name, side in models.items():
         options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
         model = torchvision.models.get_model(name, weights=None, **options)
         images = torch.randn(BATCH, 3, side, side)
-        found |= dict.fromkeys(kernel for _, kernel, _ in find_kernels(model, images))
-    return list(found)
+        kernels |= dict.fromkeys(kernel for _, kernel, _ in find_kernels(model, images))
+    return list(kernels)
 
 
 def too_little(kernel):

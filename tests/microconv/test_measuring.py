@@ -84,21 +84,21 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
-def own(clock, monkeypatch):
+def builtin(clock, monkeypatch):
     """Torch's own convolution: 4 ms a sample, 1000 bytes."""
-    own = Invented("torch", clock, native=(linear(4), lambda b: 1000 * b))
-    monkeypatch.setitem(BACKENDS, "torch", own)
+    builtin = Invented("torch", clock, native=(linear(4), lambda b: 1000 * b))
+    monkeypatch.setitem(BACKENDS, "torch", builtin)
     nothing = torch.empty(0)
 
     def native(kernel, first, second, bias=None, like=None):
-        own.run("native", kernel, first, second, first, nothing)
+        builtin.run("native", kernel, first, second, first, nothing)
 
     monkeypatch.setattr(measuring, "native", native)  # of a whole mini-batch
-    return own
+    return builtin
 
 
 @pytest.fixture
-def fast(clock, own, monkeypatch):
+def fast(clock, builtin, monkeypatch):
     """Two algorithms: 1 ms a sample with workspace by sample, 2 ms with a fixed one."""
     fast = Invented(
         "fast",
@@ -129,10 +129,10 @@ def as_tuples(candidates):
 # What it returns
 
 
-def test_candidates_of_every_size(store, own, fast):
-    found = make(store, fast).candidates(KERNEL, 8, [8, 1, 2])
-    assert list(found) == [1, 2, 8]
-    assert as_tuples(found) == {
+def test_candidates_of_every_size(store, builtin, fast):
+    candidates = make(store, fast).candidates(KERNEL, 8, [8, 1, 2])
+    assert list(candidates) == [1, 2, 8]
+    assert as_tuples(candidates) == {
         1: [("torch:native", 4 * MS, 1000), ("fast:big", MS, 4096), ("fast:small", 2 * MS, 512)],
         2: [
             ("torch:native", 8 * MS, 2000),
@@ -147,34 +147,34 @@ def test_candidates_of_every_size(store, own, fast):
     }
 
 
-def test_the_workspace_of_native_is_never_negative(store, own, fast):
-    own.known["native"] = (linear(4), lambda b: 16)
+def test_the_workspace_of_native_is_never_negative(store, builtin, fast):
+    builtin.known["native"] = (linear(4), lambda b: 16)
     (native, *_) = make(store, fast).candidates(KERNEL, 4, [4])[4]
     assert native.workspace_bytes == 0
 
 
-def test_torch_is_measured_once_where_it_is_chosen_too(store, own):
-    bench = make(store, own)
-    (found,) = bench.candidates(KERNEL, 2, [2])[2]
-    assert found.algorithm == "torch:native" and bench.counts.measured == 1
+def test_torch_is_measured_once_where_it_is_chosen_too(store, builtin):
+    bench = make(store, builtin)
+    (candidates,) = bench.candidates(KERNEL, 2, [2])[2]
+    assert candidates.algorithm == "torch:native" and bench.counts.measured == 1
 
 
-def test_only_what_was_asked_for_and_native(store, own, fast):
-    own.known["direct"] = (linear(1), lambda b: 0)
+def test_only_what_was_asked_for_and_native(store, builtin, fast):
+    builtin.known["direct"] = (linear(1), lambda b: 0)
     bench = make(store, fast, names=("fast:small",))
-    (found,) = bench.candidates(KERNEL, 4, [4]).values()
-    assert [c.algorithm for c in found] == ["torch:native", "fast:small"]
-    assert fast.counted("big") == own.counted("direct") == 0
+    (candidates,) = bench.candidates(KERNEL, 4, [4]).values()
+    assert [c.algorithm for c in candidates] == ["torch:native", "fast:small"]
+    assert fast.counted("big") == builtin.counted("direct") == 0
 
 
-def test_algorithms_that_err_too_much_are_not_measured(store, own, fast):
+def test_algorithms_that_err_too_much_are_not_measured(store, builtin, fast):
     fast.stated = {"big": 1e-4, "small": 1e-5}
-    own.stated = {"native": 1e-2}  # measured besides, whatever it states
+    builtin.stated = {"native": 1e-2}  # measured besides, whatever it states
 
     def names(max_error, dtype="float32"):
         kernel = Kernel("forward", CONV, dtype)
-        found = make(BenchmarkCache(), fast, max_error=max_error).candidates(kernel, 1, [1])[1]
-        return [c.algorithm for c in found]
+        candidates = make(BenchmarkCache(), fast, max_error=max_error).candidates(kernel, 1, [1])[1]
+        return [c.algorithm for c in candidates]
 
     for dtype in ("float32", "bfloat16"):  # a coarser type rounds by more with any algorithm
         assert names(None, dtype) == ["torch:native", "fast:big", "fast:small"]
@@ -188,21 +188,21 @@ def test_algorithms_that_err_too_much_are_not_measured(store, own, fast):
 # What it measures, and what it does not
 
 
-def test_a_second_call_measures_nothing(store, own, fast, monkeypatch):
+def test_a_second_call_measures_nothing(store, builtin, fast, monkeypatch):
     first = make(store, fast)
     before = first.candidates(KERNEL, 8, [1, 2, 4, 8])
     assert (first.counts.measured, first.counts.cached) == (12, 0)
-    calls = len(own.calls), len(fast.calls)
+    calls = len(builtin.calls), len(fast.calls)
     monkeypatch.setattr(Kernel, "tensors", lambda *_: pytest.fail("buffers were made"))
     for bench in (first, make(store, fast)):
         counts = bench.counts.measured
         assert bench.candidates(KERNEL, 8, [1, 2, 4, 8]) == before
         assert (bench.counts.measured - counts, bench.counts.cached) == (0, 12)
-    assert (len(own.calls), len(fast.calls)) == calls
+    assert (len(builtin.calls), len(fast.calls)) == calls
     assert fast.listed == [1, 2, 4, 8]  # nor asked what there is
 
 
-def test_another_size_measures_only_that(store, own, fast):
+def test_another_size_measures_only_that(store, builtin, fast):
     bench = make(store, fast)
     bench.candidates(KERNEL, 8, [1, 8])
     fast.calls.clear()
@@ -213,44 +213,44 @@ def test_another_size_measures_only_that(store, own, fast):
     assert (bench.counts.measured, bench.counts.cached) == (9, 12)
 
 
-def test_another_kernel_is_measured_anew(store, own, fast):
+def test_another_kernel_is_measured_anew(store, builtin, fast):
     bench = make(store, fast)
     for count, kind in enumerate(KINDS, 1):
         bench.candidates(Kernel(kind, CONV), 2, [2])
         assert (bench.counts.measured, bench.counts.cached) == (3 * count, 0)
 
 
-def test_a_larger_cap_measures_only_what_is_missing(store, own, fast):
+def test_a_larger_cap_measures_only_what_is_missing(store, builtin, fast):
     bench = make(store, fast)
-    found = bench.candidates(KERNEL, 4, [1, 4], 512)
-    for listed in found.values():  # torch's own is not held to it
+    candidates = bench.candidates(KERNEL, 4, [1, 4], 512)
+    for listed in candidates.values():  # torch's own is not held to it
         assert [c.algorithm for c in listed] == ["torch:native", "fast:small"]
     assert bench.counts.measured == 4 and fast.counted("big") == 0
-    found = bench.candidates(KERNEL, 4, [1, 4], 4096)
-    assert [c.algorithm for c in found[1]] == ["torch:native", "fast:big", "fast:small"]
-    assert [c.algorithm for c in found[4]] == ["torch:native", "fast:small"]
+    candidates = bench.candidates(KERNEL, 4, [1, 4], 4096)
+    assert [c.algorithm for c in candidates[1]] == ["torch:native", "fast:big", "fast:small"]
+    assert [c.algorithm for c in candidates[4]] == ["torch:native", "fast:small"]
     assert (bench.counts.measured, bench.counts.cached) == (5, 4)
     assert {c.b for c in fast.calls if c.algorithm == "big"} == {1}
     calls = len(fast.calls)
-    assert bench.candidates(KERNEL, 4, [1, 4], 512)[1] == [found[1][0], found[1][2]]
+    assert bench.candidates(KERNEL, 4, [1, 4], 512)[1] == [candidates[1][0], candidates[1][2]]
     assert len(fast.calls) == calls
     assert bench.candidates(KERNEL, 4, [4])[4][1].algorithm == "fast:big"
     assert fast.counted("big", 4) > 0
 
 
-def test_the_workspace_is_the_largest_within_the_cap(store, own, fast):
+def test_the_workspace_is_the_largest_within_the_cap(store, builtin, fast):
     make(store, fast).candidates(KERNEL, 4, [4])
     assert {c.workspace for c in fast.calls} == {4 * 4096}
     fast.calls.clear()
     make(BenchmarkCache(), fast).candidates(KERNEL, 4, [4], 4 * 4096 - 1)
     assert {c.workspace for c in fast.calls} == {512}
-    assert not any(c.workspace > 4 * 4096 for c in own.calls)
+    assert not any(c.workspace > 4 * 4096 for c in builtin.calls)
 
 
 LEAST, MOST = measuring._ROUNDS
 
 
-def test_what_a_library_allocates_counts_and_is_not_given(store, own, fast):
+def test_what_a_library_allocates_counts_and_is_not_given(store, builtin, fast):
     fast.known = {"one": (linear(1), lambda b: 8192)}
     fast.hidden = {"one": 5000}
     bench = make(store, fast)
@@ -270,10 +270,10 @@ def test_what_a_library_allocates_counts_and_is_not_given(store, own, fast):
         (10.0, LEAST),
     ],
 )
-def test_short_rounds_are_repeated_more_often(store, own, fast, seconds, repeats):
+def test_short_rounds_are_repeated_more_often(store, builtin, fast, seconds, repeats):
     ms = 1e3 * seconds / 5.9  # a round is all three
     fast.known = {"one": (linear(ms), lambda b: 0), "two": (linear(2.9 * ms), lambda b: 0)}
-    own.known = {"native": (linear(2 * ms), lambda b: 0)}
+    builtin.known = {"native": (linear(2 * ms), lambda b: 0)}
     make(store, fast).candidates(KERNEL, 1, [1])
     times = store.times(Key.of(KERNEL, "fast"), 1)
     assert [len(samples) for samples in times.values()] == [repeats, repeats]
@@ -281,14 +281,14 @@ def test_short_rounds_are_repeated_more_often(store, own, fast, seconds, repeats
     assert times["fast:one"] == [pytest.approx(ms / 1e3)] * repeats
 
 
-def test_hopeless_ones_are_timed_once(store, own, fast):
+def test_hopeless_ones_are_timed_once(store, builtin, fast):
     fast.known |= {
         "slow": (linear(7), lambda b: 600),  # small takes less workspace and a third of the time
         "lean": (linear(30), lambda b: 0),  # for want of workspace it may have to run
         "worse": (linear(100), lambda b: 0),
     }
-    found = make(store, fast).candidates(KERNEL, 2, [1])[1]
-    assert {c.algorithm: c.time_s for c in found} == {
+    candidates = make(store, fast).candidates(KERNEL, 2, [1])[1]
+    assert {c.algorithm: c.time_s for c in candidates} == {
         "torch:native": pytest.approx(4 * MS),
         "fast:big": pytest.approx(MS),
         "fast:small": pytest.approx(2 * MS),
@@ -299,7 +299,7 @@ def test_hopeless_ones_are_timed_once(store, own, fast):
     # After a first call that is not counted, one is timed, and then those that may win.
     assert fast.counted("slow") == fast.counted("worse") == 2
     hopeful = [fast.counted(name) for name in ("big", "small", "lean")]
-    assert [*hopeful, own.counted("native")] == [2 + MOST] * 4
+    assert [*hopeful, builtin.counted("native")] == [2 + MOST] * 4
     samples = store.times(Key.of(KERNEL, "fast"), 1)
     assert {name: len(times) for name, times in samples.items()} == {
         "fast:big": MOST,
@@ -310,7 +310,7 @@ def test_hopeless_ones_are_timed_once(store, own, fast):
     }
 
 
-def test_the_first_call_of_each_is_not_counted(store, own, fast, clock):
+def test_the_first_call_of_each_is_not_counted(store, builtin, fast, clock):
     cold = {"big", "small"}
 
     def run(algorithm, *arguments):
@@ -320,11 +320,11 @@ def test_the_first_call_of_each_is_not_counted(store, own, fast, clock):
         Invented.run(fast, algorithm, *arguments)
 
     fast.run = run
-    found = make(store, fast).candidates(KERNEL, 1, [1])[1]
-    assert [c.time_s for c in found[1:]] == [pytest.approx(MS), pytest.approx(2 * MS)]
+    candidates = make(store, fast).candidates(KERNEL, 1, [1])[1]
+    assert [c.time_s for c in candidates[1:]] == [pytest.approx(MS), pytest.approx(2 * MS)]
 
 
-def test_the_median_counts(store, own, fast, clock):
+def test_the_median_counts(store, builtin, fast, clock):
     slow = {"turn": 0}
 
     def run(algorithm, *arguments):
@@ -334,23 +334,23 @@ def test_the_median_counts(store, own, fast, clock):
         Invented.run(fast, algorithm, *arguments)
 
     fast.known = {"one": (linear(11), lambda b: 0)}
-    own.known = {"native": (linear(11), lambda b: 0)}
+    builtin.known = {"native": (linear(11), lambda b: 0)}
     fast.run = run
-    found = make(store, fast).candidates(KERNEL, 1, [1])[1]
-    assert found[1].time_s == pytest.approx(11 * MS)
+    candidates = make(store, fast).candidates(KERNEL, 1, [1])[1]
+    assert candidates[1].time_s == pytest.approx(11 * MS)
 
 
-def test_what_cudnn_lists_and_refuses_is_remembered(store, own, fast):
+def test_what_cudnn_lists_and_refuses_is_remembered(store, builtin, fast):
     fast.errors["big"] = UnsupportedError("no")
     bench = make(store, fast)
-    found = bench.candidates(KERNEL, 2, [1, 2])
-    for listed in found.values():
+    candidates = bench.candidates(KERNEL, 2, [1, 2])
+    for listed in candidates.values():
         assert [c.algorithm for c in listed] == ["torch:native", "fast:small"]
     assert fast.counted("big") == 2 and fast.counted("small") > 4
     assert store.times(Key.of(KERNEL, "fast"), 1)["fast:big"] == []
     del fast.errors["big"]
     again = make(store, fast)
-    assert again.candidates(KERNEL, 2, [1, 2]) == found
+    assert again.candidates(KERNEL, 2, [1, 2]) == candidates
     assert fast.counted("big") == 2
     assert (again.counts.measured, again.counts.cached) == (0, 6)
 
@@ -363,25 +363,25 @@ def test_what_cudnn_lists_and_refuses_is_remembered(store, own, fast):
         RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     ],
 )
-def test_what_runs_out_of_memory_is_tried_another_day(store, own, fast, error):
+def test_what_runs_out_of_memory_is_tried_another_day(store, builtin, fast, error):
     fast.errors["big"] = error
-    found = make(store, fast).candidates(KERNEL, 1, [1])[1]
-    assert [c.algorithm for c in found] == ["torch:native", "fast:small"]
+    candidates = make(store, fast).candidates(KERNEL, 1, [1])[1]
+    assert [c.algorithm for c in candidates] == ["torch:native", "fast:small"]
     assert "fast:big" not in store.times(Key.of(KERNEL, "fast"), 1)
     del fast.errors["big"]
     bench = make(store, fast)
-    found = bench.candidates(KERNEL, 1, [1])[1]
-    assert [c.algorithm for c in found] == ["torch:native", "fast:big", "fast:small"]
+    candidates = bench.candidates(KERNEL, 1, [1])[1]
+    assert [c.algorithm for c in candidates] == ["torch:native", "fast:big", "fast:small"]
     assert (bench.counts.measured, bench.counts.cached) == (1, 2)
 
 
-def test_torchs_own_convolution_has_to_run(store, own, fast):
-    own.errors["native"] = MemoryError("all is full")
+def test_torchs_own_convolution_has_to_run(store, builtin, fast):
+    builtin.errors["native"] = MemoryError("all is full")
     with pytest.raises(MemoryError, match="all is full"):
         make(store, fast).candidates(KERNEL, 1, [1])
 
 
-def test_other_errors_are_passed_on(store, own, fast):
+def test_other_errors_are_passed_on(store, builtin, fast):
     fast.errors["small"] = RuntimeError("an illegal memory access was encountered")
     with pytest.raises(RuntimeError, match="illegal memory access"):
         make(store, fast).candidates(KERNEL, 1, [1])
@@ -391,19 +391,19 @@ def test_other_errors_are_passed_on(store, own, fast):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_successive_calls_take_successive_pieces(store, own, fast, kind):
+def test_successive_calls_take_successive_pieces(store, builtin, fast, kind):
     kernel = Kernel(kind, CONV)
     make(store, fast).candidates(kernel, 7, [2, 3, 7])
     for b, starts in ((2, [0, 2, 4]), (3, [0, 3]), (7, [0])):
         for algorithm in ("big", "small"):
-            found = [c.start for c in fast.calls if (c.b, c.algorithm) == (b, algorithm)]
-            assert found == [starts[turn % len(starts)] for turn in range(len(found))]
-            assert len(found) > 3
+            starts_seen = [c.start for c in fast.calls if (c.b, c.algorithm) == (b, algorithm)]
+            assert starts_seen == [starts[turn % len(starts)] for turn in range(len(starts_seen))]
+            assert len(starts_seen) > 3
         outs = {c.out for c in fast.calls if c.b == b}
         assert outs == ({3} if kind == "backward_filter" else {b})
 
 
-def test_buffers_are_made_once_and_only_where_needed(store, own, fast, monkeypatch):
+def test_buffers_are_made_once_and_only_where_needed(store, builtin, fast, monkeypatch):
     made = []
     tensors = Kernel.tensors
     monkeypatch.setattr(Kernel, "tensors", lambda *a: made.append(a[1]) or tensors(*a))
@@ -420,7 +420,7 @@ def test_buffers_are_made_once_and_only_where_needed(store, own, fast, monkeypat
 
 
 @pytest.fixture
-def beside(own, fast, clock, monkeypatch):
+def beside(builtin, fast, clock, monkeypatch):
     """Torch's convolution as `compare` calls it; its milliseconds may be changed."""
     beside = SimpleNamespace(ms=20.0, calls=0)
 
@@ -435,7 +435,7 @@ def beside(own, fast, clock, monkeypatch):
 PARTS = [(4, "fast:big"), (2, "fast:small"), (2, "torch:native")]
 
 
-def test_compare(store, own, fast, beside):
+def test_compare(store, builtin, fast, beside):
     bench = make(store, fast)
     trial = bench.compare(KERNEL, 8, PARTS)
     assert trial.medians_s == (pytest.approx((4 + 4 + 8) * MS), pytest.approx(20 * MS))
@@ -443,7 +443,7 @@ def test_compare(store, own, fast, beside):
     rounds = len(trial.native_s)
     assert rounds == len(trial.division_s) >= 5
     assert (bench.counts.measured, bench.counts.cached) == (2, 0)
-    assert beside.calls == len(fast.calls) // 2 == len(own.calls) == rounds + 1  # and a warm-up
+    assert beside.calls == len(fast.calls) // 2 == len(builtin.calls) == rounds + 1  # and a warm-up
     assert [c.b for c in fast.calls[:2]] == [4, 2]
     assert {c.workspace for c in fast.calls} == {4 * 4096}  # torch's own takes none of it
     for again in (bench, make(store, fast)):
@@ -460,7 +460,7 @@ def test_the_ratio_is_of_rounds():
     assert trial.medians_s == (8.0, 9.0)
 
 
-def test_compare_allocates_the_output_on_both_sides(store, own, fast, beside, monkeypatch):
+def test_compare_allocates_the_output_on_both_sides(store, builtin, fast, beside, monkeypatch):
     outs = []
     run_division = backends.run_division
 
@@ -473,7 +473,7 @@ def test_compare_allocates_the_output_on_both_sides(store, own, fast, beside, mo
     assert len({out.data_ptr() for out in outs}) == len(outs) > 5
 
 
-def test_a_comparison_is_kept_with_its_own_measurement_of_torch(store, own, fast, beside):
+def test_a_comparison_is_kept_with_its_own_measurement_of_torch(store, builtin, fast, beside):
     # Both sides were measured in turns; another comparison's is of another spell of the machine.
     bench = make(store, fast)
     bench.compare(KERNEL, 8, PARTS)
@@ -485,7 +485,7 @@ def test_a_comparison_is_kept_with_its_own_measurement_of_torch(store, own, fast
     assert make(store, fast).compare(KERNEL, 8, PARTS).medians_s[1] == pytest.approx(20 * MS)
 
 
-def test_comparisons_differ_by_kernel_batch_and_division(store, own, fast, beside):
+def test_comparisons_differ_by_kernel_batch_and_division(store, builtin, fast, beside):
     bench = make(store, fast)
     bench.compare(KERNEL, 8, PARTS)
     bench.compare(Kernel("backward_data", CONV), 8, PARTS)
@@ -501,10 +501,10 @@ def test_comparisons_differ_by_kernel_batch_and_division(store, own, fast, besid
 def test_real_algorithms(kind):
     kernel = Kernel(kind, Convolution(3, 12, 12, 4, (3, 3), padding=(1, 1)))
     bench = Bench(backends.choose(["torch"], "cpu"), BenchmarkCache(), 1e-4)
-    found = bench.candidates(kernel, 4, [1, 4], 2**20)
+    candidates = bench.candidates(kernel, 4, [1, 4], 2**20)
     listed = dict(BACKENDS["torch"].algorithms(kernel, 1))
-    assert {c.algorithm.partition(":")[2]: c.workspace_bytes for c in found[1]} == listed
-    assert all(c.time_s > 0 for ways in found.values() for c in ways)
+    assert {c.algorithm.partition(":")[2]: c.workspace_bytes for c in candidates[1]} == listed
+    assert all(c.time_s > 0 for ways in candidates.values() for c in ways)
     parts = [(2, "torch:im2col"), (1, "torch:fft"), (1, "torch:native")]
     trial = bench.compare(kernel, 4, parts)
     assert min(*trial.medians_s, trial.ratio) > 0

@@ -77,8 +77,8 @@ def assert_consistent(division, batch, candidates):
     assert sizes == sorted(sizes, reverse=True)
     ways = []
     for size, algorithm in division.parts:
-        (found,) = [way for way in candidates[size] if way.algorithm == algorithm]
-        ways.append(found)
+        (candidate,) = [way for way in candidates[size] if way.algorithm == algorithm]
+        ways.append(candidate)
     assert division.time_s == math.fsum(way.time_s for way in ways)
     assert division.workspace_bytes == max(way.workspace_bytes for way in ways)
 
@@ -175,11 +175,11 @@ def test_all_sizes_against_the_recurrence(seed):
     least = [0.0]  # T(b), in whole numbers
     for b in range(1, batch + 1):
         least.append(min(single[size] + least[b - size] for size in range(1, b + 1)))
-    found = outcome(best_division, batch, candidates, limit)
+    division = outcome(best_division, batch, candidates, limit)
     if math.isinf(least[batch]):
-        assert "smallest limit" in found
+        assert "smallest limit" in division
     else:
-        assert found.time_s == least[batch]
+        assert division.time_s == least[batch]
 
 
 def test_equal_times_take_the_smallest_workspace():
@@ -288,10 +288,10 @@ class TestErrors:
                 function(batch, candidates, 0, kernel="conv2 forward")
             message = str(caught.value)
             assert "conv2 forward" in message and str(batch) in message
-            found = re.search(r"into 0 bytes .* smallest limit that would work is (\d+)", message)
-            if found is None:
+            named = re.search(r"into 0 bytes .* smallest limit that would work is (\d+)", message)
+            if named is None:
                 continue
-            least = int(found[1])
+            least = int(named[1])
             division = function(batch, candidates, least)
             division = division if isinstance(division, Division) else division[0]
             assert division.workspace_bytes == least

@@ -459,8 +459,8 @@ def test_sixteen_bits(dtype, autocast):
     if not autocast:
         model, x = model.to(dtype), x.to(dtype)
     with torch.autocast("cpu", dtype, enabled=autocast):
-        own = {"algorithms": ("torch:native",), "cache": InventedTimes(slowdown=1.0)}
-        reference, report = divided(model, x, **own)
+        options = {"algorithms": ("torch:native",), "cache": InventedTimes(slowdown=1.0)}
+        reference, report = divided(model, x, **options)
         assert {entry.kernel.dtype for entry in report.kernels} == {str(dtype)[6:]}
         assert tuned_layers(model) == ["0", "2"]
         outputs = model(x), reference(x)
