@@ -291,8 +291,7 @@ def _divided(case: _Case, method: str, iteration: Iteration, streamed: bool) -> 
     # As many micro-batches, alike but for one sample.
     micro = -(-case.batch // -(-case.batch // micro))
     if streamed and case.speed.streaming_refused:
-        why = f"MBS refuses it: {case.speed.streaming_refused}"
-        return case.answer(method, peak(micro), None, fits=False, reason=why)
+        return _refused(case, method, peak(micro))
     host = case.batch_bytes(case.batch) if micro < case.batch and not case.on_cpu else 0
     return case.answer(
         method,
@@ -303,6 +302,11 @@ def _divided(case: _Case, method: str, iteration: Iteration, streamed: bool) -> 
         settings={"micro_batch": micro},
         reason="" if fitting else "not even a micro-batch of 1 fits",
     )
+
+
+def _refused(case: _Case, method: str, peak: int) -> Prediction:
+    why = f"MBS refuses it: {case.speed.streaming_refused}"
+    return case.answer(method, peak, None, fits=False, reason=why)
 
 
 def _recomputing(
@@ -399,6 +403,9 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
     micro = min(case.batch, case.micro or max(1, fitting))
     count = -(-case.batch // micro)
     micro = -(-case.batch // count)
+    if case.speed.streaming_refused:
+        least = case.trace(case.plain, micro).smallest_budget
+        return _refused(case, "mbs_in_outofcore", least + case.speed.beside_bytes)
     if count == 1:
         prediction = _outofcore(case)
         settings = prediction.settings | {"micro_batch": micro}
