@@ -404,8 +404,8 @@ def _mbs_in_outofcore(case: _Case) -> Prediction:
     count = -(-case.batch // micro)
     micro = -(-case.batch // count)
     if case.speed.streaming_refused:
-        least = case.trace(case.plain, micro).smallest_budget
-        return _refused(case, "mbs_in_outofcore", least + case.speed.beside_bytes)
+        peak = case.trace(case.plain, micro).smallest_budget + case.speed.beside_bytes
+        return _refused(case, "mbs_in_outofcore", peak)
     if count == 1:
         prediction = _outofcore(case)
         settings = prediction.settings | {"micro_batch": micro}
