@@ -36,6 +36,7 @@ class Effect:
         ours: Our value, None where it was not run.
         interval: The 95 % interval of ours, None where there is none.
         remark: Such as SIMULATED.
+        less: Whether less is better, as of a time.
     """
 
     label: str
@@ -43,13 +44,17 @@ class Effect:
     ours: float | None
     interval: tuple[float, float] | None = None
     remark: str = ""
+    less: bool = False
 
     @classmethod
-    def of(cls, label: str, paper: float | None, gap: Gap, remark: str = "") -> "Effect":
+    def of(
+        cls, label: str, paper: float | None, gap: Gap, remark: str = "", less: bool = False
+    ) -> "Effect":
         """Return an effect whose value and interval are those of a ratio or a difference."""
         value = math.exp if gap.log else float
         low, high = map(value, gap.interval())
-        return cls(label, paper, value(gap.mean), None if math.isnan(low) else (low, high), remark)
+        interval = None if math.isnan(low) else (low, high)
+        return cls(label, paper, value(gap.mean), interval, remark, less)
 
 
 @dataclass(frozen=True)
@@ -195,7 +200,7 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
     for source in sources.values():
         groups[source.paper.title] = [
             (
-                f"{'costs' if number else 'gives'}: {effect.label}"
+                f"{'costs' if number else 'gives'} {'↓' if effect.less else '↑'}: {effect.label}"
                 f"{f' ({effect.remark})' if effect.remark else ''}",
                 effect.paper,
                 effect.ours,
@@ -204,7 +209,7 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
             for number, effect in enumerate(_effects(source))
         ]
         records += [record for group in source.records.values() for record in group]
-    figure = plots.effects_by_group(groups, "ratio (logarithmic)")
+    figure = plots.effects_by_group(groups, "ratio (logarithmic); ↑ more is better, ↓ less is better")
     if records:
         labels = "; ".join(dict.fromkeys(source.label for source in sources.values()))
         plots.sign(

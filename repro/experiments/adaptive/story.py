@@ -65,10 +65,10 @@ def _listed(parts: Iterable[str]) -> str:
 def accuracy(look: Look) -> str:
     """Say what growing the batch saves in updates, and what it costs in accuracy."""
     gaps = {task: end_gap(look(name), task, "theta", "best") for task, name in COMPARED.items()}
-    listed = _listed(
-        f"{gap.text()} with {saved(look(COMPARED[task]), task):.1f} times fewer updates on "
-        f"{_called(look, task)} (the paper: {paper_gap(task, 'theta', 'best') or 0.0:+.2f} with "
-        f"{papers_saved(task):.1f})"
+    each = " ".join(
+        f"On {_called(look, task)} {gap.text()}, with {saved(look(COMPARED[task]), task):.1f} times "
+        f"fewer updates (the paper: {paper_gap(task, 'theta', 'best') or 0.0:+.2f}, "
+        f"{papers_saved(task):.1f} times fewer)."
         for task, gap in gaps.items()
     )
     lower = sum(gap.interval()[1] < 0 for gap in gaps.values())
@@ -76,7 +76,7 @@ def accuracy(look: Look) -> str:
     return (
         f"θ-adaptive training ends certainly within the paper's margin ({kept_up(CIFAR):g} point, "
         f"{kept_up(DIV2K):.1f} dB) of the best fixed batch on {kept} of {len(gaps)} tasks, and "
-        f"certainly below it on {lower}: {listed}."
+        f"certainly below it on {lower}. {each}"
     )
 
 

@@ -121,6 +121,7 @@ def effects(look: Look) -> Iterable[Effect]:
         "time of a mini-batch in two halves over whole, ResNet-50",
         paper_overhead(role, 0),
         longer_step(results, role, "halved"),
+        less=True,
     )
 
 

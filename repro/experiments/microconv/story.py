@@ -117,6 +117,7 @@ def effects(look: Look) -> Iterable[Effect]:
         f"time of layers divided within {LIMIT_MIB} MiB over torch's own without a limit",
         None,
         replace(gap, mean=-gap.mean),
+        less=True,
     )
 
 

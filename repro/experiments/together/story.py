@@ -117,6 +117,7 @@ def effects(look: Look) -> Iterable[Effect]:
         "updates, θ-adaptive + MBS over a fixed small batch",
         None,
         accuracy.updates_over_fixed(look("accuracy")),
+        less=True,
     )
     measured = look("limit")
     swapped = points(measured, RESNET, "mbs_in_outofcore")
@@ -126,6 +127,7 @@ def effects(look: Look) -> Iterable[Effect]:
             None,
             limit.slowdown(point),
             "SIMULATED" * is_simulated(measured),
+            less=True,
         )
 
 
