@@ -571,7 +571,13 @@ class TestWhateverThereIs:
                 assert check.row(results)["evidence"]
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("kind", ["nothing", "one in two", "one diverges"])
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            "one in two",
+            *(pytest.param(k, marks=pytest.mark.exhaustive) for k in ("nothing", "one diverges")),
+        ],
+    )
     def test_figures(self, kind):
         plt.close("all")  # of a test that failed
         for artefact in DESIGN.artefacts.values():

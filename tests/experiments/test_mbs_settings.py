@@ -217,7 +217,15 @@ class TestEveryArtefact:
     }
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("kind", MAKERS)
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            "plausible",
+            "nothing",
+            "all out of memory",
+            *(pytest.param(k, marks=pytest.mark.exhaustive) for k in ("all failed", "one seed")),
+        ],
+    )
     def test_whatever_there_is_can_be_shown_and_judged(self, kind):
         for artefact in PAPER.artefacts.values():
             found = results(artefact.name, self.MAKERS[kind])

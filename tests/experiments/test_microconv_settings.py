@@ -306,7 +306,13 @@ class TestWhateverThereIs:
             assert all(check.row(results)["holds"] for check in artefact.checks)
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("kind", ["nothing", "nothing fits", "plausible"])
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            "plausible",
+            *(pytest.param(k, marks=pytest.mark.exhaustive) for k in ("nothing", "nothing fits")),
+        ],
+    )
     def test_figures(self, kind):
         import matplotlib.pyplot as plt
         from matplotlib.backends.backend_agg import FigureCanvasAgg

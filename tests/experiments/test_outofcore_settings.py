@@ -387,7 +387,9 @@ class TestEveryArtefact:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("rules", WORLDS, ids=str)
-    @pytest.mark.parametrize("profile", ["smoke", "gpu"])
+    @pytest.mark.parametrize(
+        "profile", ["gpu", pytest.param("smoke", marks=pytest.mark.exhaustive)]
+    )
     def test_whatever_there_is_can_be_shown_and_judged(self, rules, profile):
         for name, artefact in PAPER.artefacts.items():
             world = World(profile, **rules)

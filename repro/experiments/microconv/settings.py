@@ -311,7 +311,7 @@ def deepbench(profile: str, network_type: str, setting: str) -> Run:
 
 _CLUSTER: dict[str, dict[str, Any]] = {
     "smoke": {"model": {"name": "resnet18", "width": 4}, "image": 16, "batch": 8},
-    "quick": {"model": {"name": "resnet18", "width": 32}, "image": 32, "batch": 32},
+    "quick": {"model": {"name": "resnet18", "width": 16}, "image": 32, "batch": 32},
     "gpu": {"model": {"name": "torchvision/resnet18"}, "image": 224, "batch": 32},
     "paper": {"model": {"name": "torchvision/resnet18"}, "image": 224, "batch": 32},
 }

@@ -148,7 +148,7 @@ LINK_SHARE = 0.98
 # By schedule, the same for all: about as much as that network holds there, in the time it takes.
 LINK_BYTES_PER_S = 128 * MIB
 WARMUP = {"smoke": 1, "quick": 1, "gpu": 2, "paper": 2}
-REPEATS = {"smoke": 2, "quick": 4, "gpu": 10, "paper": 100}  # the paper averages 100
+REPEATS = {"smoke": 2, "quick": 3, "gpu": 10, "paper": 100}  # the paper averages 100
 THREADS = {"smoke": 1, "quick": 1, "gpu": None, "paper": None}
 
 
