@@ -38,7 +38,8 @@ class Section:
         caption: What the numbers are.
         table: The paper's values beside ours.
         checks: What holds by construction.
-        claims: Rows of claim, in the paper, kind, expected, verdict, evidence.
+        claims: Rows of claim, in the paper, kind, expected, verdict, evidence; ``unheld`` where one
+            is not reproduced.
         figure: None where there is none.
         records: A row each: what ran, how it ended, the file.
     """
@@ -186,7 +187,8 @@ def _section(section: Section, meanings: Mapping[str, str]) -> list[str]:
         rows = [
             f"<tr><td>{_badge(claim['verdict'], anchor)}</td><td>{_text(claim['claim'])} "
             f"<small>{_text(claim['in the paper'])}, {_text(claim['kind'])}</small></td>"
-            f"<td>{_text(claim['expected'])}</td><td>{_evidence(claim['evidence'])}</td></tr>"
+            f"<td>{_text(claim['expected'])}</td><td>{_evidence(claim['evidence'])}"
+            f"{_paragraph(claim.get('unheld', ''))}</td></tr>"
             for claim in section.claims
         ]
         head = _head("verdict", "claim", "expected", "evidence")
@@ -226,6 +228,10 @@ def _badge(word: str, anchor: str = "", number: int | None = None) -> str:
 
 def _class(word: str) -> str:
     return _text(word.replace(" ", "-"))
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{_text(text)}</p>" if text else ""
 
 
 def _evidence(text: str) -> str:

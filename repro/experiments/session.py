@@ -134,6 +134,16 @@ class Session:
             summary.frame(rows, ("artefact", "claim", "kind", "expected", "verdict", "evidence"))
         )
 
+    def unheld(self) -> None:
+        """Show a paragraph for each claim that is not reproduced: why, and what to take from it."""
+        rows = [row for row in summary.paper_verdicts(self.source) if "unheld" in row]
+        paragraphs = [
+            f"- **{report.markdown(row['claim'])}** (`{row['artefact']}`). "
+            f"{report.markdown(row['unheld'])}"
+            for row in rows
+        ]
+        display(Markdown("\n".join(paragraphs) or "All that was run is reproduced or open."))
+
     def counts(self) -> dict[str, int]:
         """Return how many claims got each verdict."""
         return summary.counts(summary.paper_verdicts(self.source))

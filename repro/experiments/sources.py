@@ -18,6 +18,7 @@ from repro.experiments.design import (
     Artefact,
     Paper,
     Results,
+    Run,
     UsageError,
 )
 from repro.experiments.running import is_current
@@ -118,8 +119,8 @@ def results_of(
 ) -> Results:
     """Gather the best record of every run of an artefact.
 
-    Of the profiles the one counts that has records of most of its runs, of several the most
-    thorough one, and `smoke` after all others. The datasets are those that the records have, so
+    Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
+    several the most thorough one, and `smoke` after all others. The datasets are those that the records have, so
     that an artefact is shown as it was computed whatever data is at hand now.
 
     Args:
@@ -138,14 +139,23 @@ def results_of(
     candidates = [_of_profile(artefact, source, name, seeds, changes) for name in profiles]
 
     def worth(results: Results) -> tuple[bool, float, int]:
-        share = len(results.records) / max(1, len(results.expected))
         # Toy records show that the code runs; they hide nothing better.
         real = results.profile != "smoke" and bool(results.records)
-        return real, share, COMPUTING_PROFILES.index(results.profile)
+        return real, _share(results), COMPUTING_PROFILES.index(results.profile)
 
     best = max(candidates, key=worth)
     best.recorded = _recorded(artefact, source)
     return best
+
+
+def _share(results: Results) -> float:
+    """Return the share of the runs that have records, of seeds two each: more narrow intervals."""
+    present = {record.identity for record in results.records}
+    seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
+    for run, seed in results.expected:
+        seeds.setdefault(run, []).append(identity(run.experiment, run.config, seed) in present)
+    shares = [min(2, sum(run)) / min(2, len(run)) for run in seeds.values()]
+    return sum(shares) / max(1, len(shares))
 
 
 def _recorded(artefact: Artefact, source: Source) -> list[Record]:

@@ -242,6 +242,12 @@ def _effects(source: Source) -> list[Effect]:
     return effects
 
 
+_QUICK = (
+    "The profile quick shows the machinery: small networks, few images and epochs. What such "
+    "trainings cannot decide is undecided here."
+)
+
+
 def setup(source: Source) -> list[str]:
     """Return sentences on what holds for all that is shown of a paper, said once."""
     look = looking(source)
@@ -253,6 +259,7 @@ def setup(source: Source) -> list[str]:
     return [
         f"Ours: {devices(records)}, profile {', '.join(profiles)}, torch "
         f"{', '.join(sorted({record.versions['torch'] for record in records}))} ({source.label}).",
+        *([_QUICK] if "quick" in profiles else []),
         *(_data(records)),
         *story_of(source.paper).setup(look),
         "Tables give the mean ± the standard deviation over n seeds (or repeats); [a, b] is a "

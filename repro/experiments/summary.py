@@ -1,9 +1,11 @@
 """Verdicts, status and the HTML report over all papers."""
 
+import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +57,26 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
             verdict.word,
             verdict.evidence,
         )
-        rows.append(dict(zip(CLAIM_COLUMNS, values, strict=True)))
+        row = dict(zip(CLAIM_COLUMNS, values, strict=True))
+        if verdict.word == "not reproduced":
+            told = unheld(paper.key).get(artefact.name, {})
+            row["unheld"] = told.get(claim.key, NOTHING_YET)
+        rows.append(row)
     return rows
+
+
+NOTHING_YET = "It holds in the reference records, or nobody has looked into it yet."
+
+
+@cache
+def unheld(paper: str) -> Mapping[str, Mapping[str, str]]:
+    """Return a paragraph for each claim that reference records do not reproduce.
+
+    By artefact and key, from ``unheld/PAPER.toml``: what was seen, what was ruled out, what a
+    reader should take from it.
+    """
+    path = paths.PACKAGE / "experiments" / "unheld" / f"{paper}.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 @contextmanager

@@ -145,7 +145,12 @@ class TestDraw:
     def test_axes_stay_whatever_a_slider_does(self, task):
         """So that what moves is what changed; and all of it is seen."""
         ends = set()
-        for peak, tolerance, largest in itertools.product((1, 80), (0.0, 0.5), (2**5, 2**13)):
+        for peak, tolerance, largest in [
+            (1, 0.0, 2**5),
+            (80, 0.5, 2**13),
+            (1, 0.5, 2**5),
+            (80, 0.0, 2**13),
+        ]:
             curve = rising(task, peak)
             drawn = draw(curve, follow(curve, tolerance, largest))
             if not ends:

@@ -444,7 +444,7 @@ class TestCaptions:
 
     def test_failed_and_missing(self):
         said = caption("table1", World(status={("schedule_va",): None, ("in_core",): FAILED}))
-        assert "4 runs FAILED." in said and "4 of 35 runs are missing." in said
+        assert "4 runs FAILED." in said and "4 of 31 runs are missing." in said
 
 
 class TestSetup:

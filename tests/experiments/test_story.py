@@ -106,7 +106,7 @@ def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
     monkeypatch.setattr(story, "story_of", lambda paper: told)
     figure = story.effects_figure({"mbs": source})
     rows = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert rows == ["Micro-Batch Streaming", "gives: reach (SIMULATED)"]
+    assert rows == ["Micro-Batch Streaming", "gives ↑: reach (SIMULATED)"]
     assert figure.texts[-1].get_text().startswith("Ours: ")
 
 

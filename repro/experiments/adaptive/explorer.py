@@ -21,7 +21,7 @@ from repro.experiments.adaptive.drawing import (
     papers_point,
 )
 from repro.experiments.adaptive.settings import NAMES, PAPER, consecutive, ticks_of_two
-from repro.plots import INK, legend_below, new_axes
+from repro.plots import INK, legend_below, new_axes, sign
 
 OTHERS = ("best", "scheduled")  # of the paper's strategies, drawn beside
 LARGEST = 2**13  # batch size that a slider reaches
@@ -148,6 +148,11 @@ def draw(curve: Curve, steps: Sequence[Step]) -> Figure:
     ticks_of_two(speed, projection.NODES, "nodes of the paper's cluster")
     speed.set_xlim(0.8, 320)
     legend_below(drawn, 6)
+    sign(
+        drawn,
+        "SIMULATED: batches as our controller decides on a θ that is made up, on a model of the "
+        "paper's cluster fitted to its speed-ups; nothing was trained.",
+    )
     return drawn
 
 

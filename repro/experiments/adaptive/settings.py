@@ -92,7 +92,7 @@ SCALE: dict[str, dict[str, dict[str, Any]]] = {
     # have the epochs that they need.
     "long": {
         CIFAR: {
-            "model": _RESNET8 | {"width": 16},
+            "model": _RESNET8,
             "samples": (50_000, 10_000),
             "batches": 1.0,
             "lr": 1.0,

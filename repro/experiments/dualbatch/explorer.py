@@ -74,6 +74,7 @@ def draw(setting: Setting, large_batch: int, plan: DualBatchPlan | str) -> Figur
     _draw_workers(axes[0, 0], setting, large_batch, plan)
     _draw_choices(axes[0, 1], setting, large_batch, plan)
     plots.legend_below(figure, 4)
+    plots.sign(figure, "SIMULATED: arithmetic of equations 4 to 8; nothing was trained or timed.")
     return figure
 
 

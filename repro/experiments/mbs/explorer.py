@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from repro import plots
+from repro.experiments.captions import device_name
 from repro.experiments.design import Results
 from repro.experiments.mbs.drawing import STYLES, WITH, WITHOUT, whose
 from repro.measure import LinearMemoryModel
@@ -112,7 +113,11 @@ def draw_plan(record: Record, limit_mib: float, mini_batch: int) -> Figure:
     extent = ((0.8 * least, 1.3 * memory[WITHOUT][-1]), (0.8 * fastest, 1.3 * slowest))
     summary = _told(plans[sizes.index(mini_batch)])
     title = f"{whose(record.config['role'], [record])}, modelled: {mini_batch} samples, {summary}"
-    return plots.streaming_plan(sizes, memory, times, limit_mib, mini_batch, STYLES, extent, title)
+    figure = plots.streaming_plan(
+        sizes, memory, times, limit_mib, mini_batch, STYLES, extent, title
+    )
+    plots.sign(figure, f"Modelled from measurements on {device_name(record)}; SIMULATED limit.")
+    return figure
 
 
 def _each_ms(seconds: float | None, samples: int) -> float:

@@ -114,7 +114,7 @@ def draw(shown: Iteration, budget: int, window_percent: float) -> "Figure":
 
     The axes are those of all budgets and windows of this network and batch size.
     """
-    from repro.plots import legend_below, new_axes
+    from repro.plots import legend_below, new_axes, sign
 
     result = simulate(shown, budget, window_percent)
     figure, axes = new_axes(2, 2, 12.6, 5.2)
@@ -127,6 +127,7 @@ def draw(shown: Iteration, budget: int, window_percent: float) -> "Figure":
         axis.set_xlim(0, 1.01 * end)
     _draw_budgets(speed, moved, shown, budget, window_percent)
     legend_below(figure, 5)
+    sign(figure, f"SIMULATED V100: {shown.role}'s own trace, times by published rates.")
     return figure
 
 
