@@ -2,12 +2,14 @@
 
 import pytest
 
+from repro import paths
 from repro.experiments import PAPERS, load_paper, summary
 from repro.experiments.sources import find_source
 
 
 @pytest.mark.parametrize("key", PAPERS)
-def test_each_claim_that_the_records_do_not_reproduce_has_its_paragraph(key):
+def test_each_claim_that_the_records_do_not_reproduce_has_its_paragraph(key, monkeypatch):
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
     paper, told = load_paper(key), summary.unheld(key)
     claims = {f"{name}/{c.key}" for name, a in paper.artefacts.items() for c in a.claims}
     assert {f"{name}/{claim}" for name, rows in told.items() for claim in rows} <= claims
