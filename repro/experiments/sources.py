@@ -120,8 +120,8 @@ def results_of(
     """Gather the best record of every run of an artefact.
 
     Of the profiles the one counts that has records of most of its runs, with two seeds or more, of
-    several the most thorough one, and `smoke` after all others. The datasets are those that the records have, so
-    that an artefact is shown as it was computed whatever data is at hand now.
+    several the most thorough one, and `smoke` after all others. The datasets are those that the
+    records have, so that an artefact is shown as it was computed whatever data is at hand now.
 
     Args:
         artefact: Of the source's paper.

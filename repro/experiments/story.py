@@ -209,7 +209,9 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
             for number, effect in enumerate(_effects(source))
         ]
         records += [record for group in source.records.values() for record in group]
-    figure = plots.effects_by_group(groups, "ratio (logarithmic); ↑ more is better, ↓ less is better")
+    figure = plots.effects_by_group(
+        groups, "ratio (logarithmic); ↑ more is better, ↓ less is better"
+    )
     if records:
         labels = "; ".join(dict.fromkeys(source.label for source in sources.values()))
         plots.sign(

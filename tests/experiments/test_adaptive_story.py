@@ -24,13 +24,14 @@ def ending(change):
 class TestAccuracy:
     def test_the_papers_numbers(self):
         said = story.accuracy(look_in(World(spread=0.01)))
-        assert "(the paper: -0.72 with 11.3)" in said and "(the paper: +0.00 with 5.3)" in said
+        assert "(the paper: -0.72, 11.3 times fewer)" in said
+        assert "(the paper: +0.00, 5.3 times fewer)" in said
         # A gap of exactly the margin is not certainly within it.
         assert "-0.72 [" in said and "on 2 of 3 tasks" in said
 
     def test_what_failed_is_said(self):
         said = story.accuracy(ending(-5.0))
-        assert "-5.72 [" in said and "certainly below it on 3:" in said
+        assert "-5.72 [" in said and "certainly below it on 3." in said
         assert "on 0 of 3 tasks" in said
 
     def test_a_stand_in_is_named(self):

@@ -73,7 +73,7 @@ class TestPlan:
             "figure12": 1,
             "figure13": 1,
             "table5": settings * (3 * 2 + with_all),
-            "iterations": 6 if profile == "quick" else 7,
+            "iterations": 4 if profile == "quick" else 7,
             "optimisation": 4,
         }
 

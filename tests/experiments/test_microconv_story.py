@@ -66,12 +66,12 @@ class TestWithoutALimit:
 
     def test_it_counts_what_tune_left_and_advises_only_then(self):
         told = story.without_a_limit(look_at(self.make(1.25)))
-        assert "in 6 of 6 networks" in told and "×0.96" in told
+        assert "in 4 of 4 networks" in told and "×0.96" in told
         assert told.endswith("divide for a limit, not for speed.")
         told = story.without_a_limit(look_at(self.make(0.5)))
         assert "not for speed" not in told
         told = story.without_a_limit(look_at(self.make(1.25, left=False)))
-        assert "in 0 of 6 networks" in told and "not for speed" not in told
+        assert "in 0 of 4 networks" in told and "not for speed" not in told
 
 
 class TestOneWorkspace:

@@ -65,9 +65,10 @@ def _listed(parts: Iterable[str]) -> str:
 def accuracy(look: Look) -> str:
     """Say what growing the batch saves in updates, and what it costs in accuracy."""
     gaps = {task: end_gap(look(name), task, "theta", "best") for task, name in COMPARED.items()}
+    updates = {task: saved(look(name), task) for task, name in COMPARED.items()}
     each = " ".join(
-        f"On {_called(look, task)} {gap.text()}, with {saved(look(COMPARED[task]), task):.1f} times "
-        f"fewer updates (the paper: {paper_gap(task, 'theta', 'best') or 0.0:+.2f}, "
+        f"On {_called(look, task)} {gap.text()}, with {updates[task]:.1f} times fewer updates (the "
+        f" paper: {paper_gap(task, 'theta', 'best') or 0.0:+.2f}, "
         f"{papers_saved(task):.1f} times fewer)."
         for task, gap in gaps.items()
     )
