@@ -68,7 +68,7 @@ def accuracy(look: Look) -> str:
     updates = {task: saved(look(name), task) for task, name in COMPARED.items()}
     each = " ".join(
         f"On {_called(look, task)} {gap.text()}, with {updates[task]:.1f} times fewer updates (the "
-        f" paper: {paper_gap(task, 'theta', 'best') or 0.0:+.2f}, "
+        f"paper: {paper_gap(task, 'theta', 'best') or 0.0:+.2f}, "
         f"{papers_saved(task):.1f} times fewer)."
         for task, gap in gaps.items()
     )
