@@ -54,14 +54,15 @@ class TestCommands:
 
     @pytest.mark.slow
     def test_run_computes_a_subset_once(self, run, results_folder):
-        command = ("run", "mbs/figure2", "mbs/table5", "--only", "mini_batch=64")
+        command = ("run", "mbs/figure2", "mbs/table5", "--only", "mini_batch=32")
+        command += ("--only", "mini_batch=64")
         options = ("--profile", "smoke", "--device", "cpu", "--seeds", "0,3")
         code, out, err = run(*command, *options)
         assert code == 0, err
         assert "mbs, profile smoke: " in out and "0 stood already" in out
         written = snapshot(results_folder)
         contents = [json.loads(content) for content, _ in written.values()]
-        assert {c["config"]["mini_batch"] for c in contents} == {64}
+        assert {c["config"]["mini_batch"] for c in contents} == {32, 64}
         assert {c["seed"] for c in contents if c["experiment"] == "train"} == {0, 3}
         assert len(err.splitlines()) == len(written)
         code, out, err = run(*command, *options)

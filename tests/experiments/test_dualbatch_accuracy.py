@@ -239,9 +239,9 @@ class TestNumbers:
     def test_the_picture_for_a_talk(self):
         drawn = gains.draw(results("gains"))
         assert [axis.get_title() for axis in drawn.axes] == [
-            "5 % more time (Table 5)",
-            "10 % more time (Table 5)",
-            "resolution cycled as well (Table 8)",
+            "paper and ours:\n5 % more time (Table 5)",
+            "paper and ours:\n10 % more time (Table 5)",
+            "paper and ours:\nresolution cycled as well (Table 8)",
         ]
         assert_drawn(drawn.axes[1], [0.7, 2.7, 2.9, 2.7])
         assert_drawn(drawn.axes[2], [1.9, 3.0, 3.3, 3.2])

@@ -111,6 +111,7 @@ def draw_updates(results: Results) -> "Figure":
         axis.set_xlabel("small-batch workers, of 4")
     axes[0, 0].set_ylabel("gain of accuracy (points)")
     drawing.on_one_scale(axes[0])
+    plots.legend_below(figure, 2)
     return figure
 
 

@@ -58,6 +58,7 @@ def draw(results: Results) -> "Figure":
     drawing.on_one_scale(axes[0])
     ran = whose(section51(results, 1.0, 0))
     figure.suptitle(drawing.both(ran, curves=False), fontsize=9)
+    plots.legend_below(figure, 2)
     return figure
 
 
