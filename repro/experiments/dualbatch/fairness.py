@@ -103,11 +103,11 @@ def draw_updates(results: Results) -> "Figure":
     figure, axes = plots.new_axes(1, 2 * len(K), 9.8, 3.6)
     figure.suptitle(drawing.both(whose(section51(results, 1.0, 0)), curves=False), fontsize=9)
     panels = [(k, gains(results, k), "large batches") for k in K]
-    panels += [(k, over_equal_updates(results, k), "as many\nupdates of one size") for k in K]
+    panels += [(k, over_equal_updates(results, k), "as many updates of one size") for k in K]
     ticks = {mix(n): str(n) for n in range(1, WORKERS + 1)}
     for axis, (k, drawn, base) in zip(axes[0], panels, strict=True):
         drawing.draw_changes(axis, drawn, ticks)
-        drawing.titled(axis, f"paper and ours, k = {k:g}: over {base}", 30)
+        drawing.titled(axis, f"paper and ours, k = {k:g}:\nover {base}")
         axis.set_xlabel("small-batch workers, of 4")
     axes[0, 0].set_ylabel("gain of accuracy (points)")
     drawing.on_one_scale(axes[0])
@@ -213,6 +213,7 @@ def draw_rates(results: Results) -> "Figure":
         axis.set_xlabel("rate over the paper's")
         drawing.titled(axis, f"ours: accuracy on {name}")
     axes[0, 0].set_ylabel("accuracy (%)")
+    drawing.on_one_scale(axes[0])
     plots.legend_below(figure, len(SEARCHED))
     return figure
 
