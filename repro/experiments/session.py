@@ -1,8 +1,10 @@
 """What a notebook does with a paper: compute or look up its records, and show them."""
 
 import importlib
+from collections.abc import Callable, Hashable
+from typing import TypeVar
 
-from IPython.display import Image, Markdown, display
+from IPython.display import Image, Markdown, clear_output, display
 from matplotlib.figure import Figure
 
 from repro import report
@@ -10,6 +12,8 @@ from repro.experiments import arguments, load_paper, running, sources, story, su
 from repro.experiments.design import LONG, Results
 from repro.experiments.running import Setting
 from repro.experiments.sources import LOCAL
+
+Shown = TypeVar("Shown")
 
 
 class Session:
@@ -171,6 +175,20 @@ def show_figure(figure: Figure) -> None:
     """Show a figure as PNG, sharp on a dense screen."""
     png = report.figure_png(figure, dpi=105)
     display(Image(png, width=int(figure.get_figwidth() * 85)))
+
+
+_called: set[tuple[str, Hashable]] = set()
+
+
+def once(said: str, function: Callable[..., Shown], *arguments: Hashable) -> Shown:
+    """Call what takes seconds the first time, and say so in the notebook until it is done."""
+    call = (function.__qualname__, arguments)
+    if call not in _called:
+        print(said, flush=True)
+    returned = function(*arguments)
+    _called.add(call)
+    clear_output(wait=True)  # which goes with what is shown next
+    return returned
 
 
 def definitions() -> report.TableView:

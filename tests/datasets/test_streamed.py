@@ -58,6 +58,7 @@ def test_mini_batches_and_evaluation_are_those_of_memory(both, samples):
         "augment": {"padding": 2, "flip": True},
         "sub_stages": [{"resolution": 8, "dropout": None, "plan": PLAN | {"samples": samples}}],
         "test_samples": 11,
+        "stages": [[1, 0.1]],
         "autocast": None,
     }
     assert low_precision(config) is None

@@ -18,7 +18,7 @@ from made_dualbatch import (
 )
 
 from repro.experiments.design import Results, Run
-from repro.experiments.dualbatch import gains
+from repro.experiments.dualbatch import hybrid
 from repro.experiments.dualbatch.settings import K, section51
 from repro.report import DASH
 
@@ -237,7 +237,7 @@ class TestNumbers:
         assert_drawn(gains, [0.7, 2.7, 2.9, 2.7], [-1, -2, -3, -4])
 
     def test_the_picture_for_a_talk(self):
-        drawn = gains.draw(results("gains"))
+        drawn = hybrid.draw_gains(results("gains"))
         assert [axis.get_title() for axis in drawn.axes] == [
             "paper and ours:\n5 % more time (Table 5)",
             "paper and ours:\n10 % more time (Table 5)",

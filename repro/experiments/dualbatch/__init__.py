@@ -127,7 +127,7 @@ PAPER = Paper(
             "gains",
             "Gains (Tables 5 and 8)",
             "What dual batches gain, on one picture for a talk",
-            f"{_HERE}.gains:GAINS",
+            f"{_HERE}.hybrid:GAINS",
         ),
     ),
     datasets=DATASETS,

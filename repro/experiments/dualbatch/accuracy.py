@@ -328,7 +328,7 @@ def finals(results: Results, metric: str) -> dict[tuple[float, int], list[float]
 
 
 def pooled_spread(cells: Mapping[tuple[float, int], list[float]]) -> Spread:
-    # The baseline stands under each k, and counts once.
+    """Return the spread of all cells; the baseline stands under each k, and counts once."""
     return Spread.pooled(values for (k, n), values in cells.items() if n or k == K[0])
 
 

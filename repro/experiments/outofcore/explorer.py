@@ -69,21 +69,6 @@ def iteration(role: str, batch: int) -> Iteration:
     return Iteration(role, batch, trace, rates.times(trace))
 
 
-_told: set[tuple[str, int]] = set()
-
-
-def told(role: str, batch: int) -> Iteration:
-    """Return what `iteration` does, and say in a notebook that it takes seconds where it does."""
-    from IPython.display import clear_output
-
-    if (role, batch) not in _told:
-        print(f"Recording {role} at batch size {batch}: some seconds, once ...", flush=True)
-    shown = iteration(role, batch)
-    _told.add((role, batch))
-    clear_output(wait=True)  # which goes with what is drawn next
-    return shown
-
-
 def budget_bytes(shown: Iteration, percent: float) -> int:
     """Return the budget at so many percent of the way from the smallest feasible to in core."""
     low, high = shown.limits
