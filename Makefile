@@ -45,8 +45,8 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 	default_profile; print(default_profile())"))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab data test test-fast test-exhaustive coverage unit unit-methods unit-dualbatch \
-	unit-experiments unit-rest unit-device unit-gpu nbval smoke smoke-simulated recipes docs doctor \
+.PHONY: help setup lab data test test-fast test-thorough test-exhaustive coverage \
+	unit unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke smoke-simulated recipes docs doctor \
 	reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
@@ -85,7 +85,7 @@ UNIT := unit-dualbatch unit-experiments unit-methods unit-gpu unit-device unit-r
 METHODS := $(patsubst %,tests/%,$(filter-out dualbatch together,$(PAPERS)))
 PYTEST := $(BIN)/python -m pytest
 FAST := unit-methods unit-experiments unit-dualbatch unit-rest
-SHORT := not gpu and not exhaustive
+SHORT := not gpu and not exhaustive and not thorough
 test: $(STAMP)  ## unit tests, notebook validation, a smoke reproduction
 	@$(MAKE) --no-print-directory -j3 --output-sync=target unit-dualbatch smoke $(UNIT) nbval
 
@@ -117,23 +117,30 @@ coverage: $(STAMP)  ## which lines the unit tests run, in their own processes, a
 		PYTEST="$(BIN)/python -m coverage run -m pytest" $(FAST) || failed=1; \
 	$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report; exit $$failed
 
-test-exhaustive: $(STAMP)  ## what make test leaves out: long tests of what others show in small
+test-thorough: $(STAMP)  ## what make test leaves to CI: more of the kind, some seconds each
+	@$(PYTEST) -m "thorough and not exhaustive" tests --ignore tests/simulated_device
+	@$(PYTEST) -m "thorough and not exhaustive" tests/simulated_device
+
+test-exhaustive: $(STAMP)  ## what CI leaves out: long tests of what others show in small
 	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device
 	@$(BIN)/python -m pytest -m exhaustive tests/simulated_device
 
 # By themselves: a process that has loaded the simulated device keeps it.
 unit-device: $(STAMP)
-	@$(BIN)/python -m pytest -m "not exhaustive" tests/simulated_device
+	@$(BIN)/python -m pytest -m "not exhaustive and not thorough" tests/simulated_device
 
+# Only the files that have such tests: to collect the others takes longer than to run these.
 unit-gpu: $(STAMP)
-	@$(BIN)/python -m pytest -m gpu tests --ignore tests/simulated_device
+	@$(BIN)/python -m pytest -m gpu $$(grep -rl --include='test_*.py' \
+		--exclude-dir=simulated_device 'mark\.gpu' tests)
 
 nbval: $(STAMP)  ## run the notebooks as they are and compare their outputs
 	@$(BIN)/python -m pytest -p no:warnings --nbval --nbval-sanitize-with notebooks/sanitize.cfg \
 		notebooks
 
 smoke: $(STAMP)  ## every experiment and notebook end to end at toy scale, in a folder of its own
-	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" && export REPRO_RESULTS && \
+	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" && OMP_NUM_THREADS=1 && \
+	export REPRO_RESULTS OMP_NUM_THREADS && \
 	$(REPRO) run --profile smoke && $(REPRO) notebooks --profile smoke && \
 	$(REPRO) report --profile smoke >/dev/null && rm -r "$$folder" && echo "smoke reproduction passed"
 

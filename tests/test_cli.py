@@ -603,7 +603,7 @@ class TestPlantedRecords:
         if command[-1] == "mbs/table3":
             assert "alert(1)" in out and r"\x1b]0;m\x07" in out
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     def test_in_the_report(self, run, planted, monkeypatch):
         monkeypatch.setattr(summary, "PAPERS", ["mbs"])
         code, _, err = run("report", "--profile", "smoke")

@@ -190,6 +190,7 @@ def site(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return theirs / "site"
 
 
+@pytest.mark.thorough
 def test_used_from_somebodys_repository(built, site, tmp_path):
     dropped = ("REPRO_RESULTS", "REPRO_CACHE", "REPRO_DATA", "XDG_CACHE_HOME")
     environment = {k: v for k, v in os.environ.items() if k not in dropped}

@@ -91,7 +91,7 @@ class TestAt100Columns:
 
 
 @pytest.mark.skipif(paths.INSTALLED, reason="not a checkout")
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_draws_nothing_imports_no_plots(results_folder):
     code = """
 import sys

@@ -328,7 +328,7 @@ class TestDivergence:
         assert max(s.batch_size for s in steps) <= 16
         assert not any(s.diverging for s in steps)
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     @pytest.mark.filterwarnings("ignore::repro.adaptive.DivergenceWarning")
     @pytest.mark.parametrize("distance", [lambda i: i**0.5, float, lambda i: 5.0 + 0.01 * i])
     def test_noise_is_no_progress(self, distance):

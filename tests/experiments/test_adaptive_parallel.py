@@ -375,6 +375,7 @@ BAD = {
 }
 
 
+@pytest.mark.thorough
 def test_bad_options_end_a_process_with_one_line():
     ended = in_a_process(*SMOKE, "--task", "MNIST")
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
@@ -412,6 +413,7 @@ def test_without_loopback_nothing_is_started(monkeypatch):
         worker.launch({}, 2)
 
 
+@pytest.mark.thorough
 def test_a_machine_without_loopback():
     """In a network of its own, whose loopback interface is down."""
     script = "from repro.experiments.adaptive import worker; worker.launch({}, 2)"

@@ -156,7 +156,7 @@ def tally(log: list[str], worker: str) -> dict[str, int]:
     return json.loads(line.removeprefix(f"{worker} ends "))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_two_runs_at_once_compute_everything_once(scenarios):
     codes, log, left = scenarios["together"]
     assert codes == [0, 0]

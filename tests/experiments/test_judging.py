@@ -459,6 +459,7 @@ class TestSeeds:
         few, many = (seeds_to_decide([2.0], 1.0, seed_dof=cells) for cells in (1, 12))
         assert many < seeds_to_decide([2.0], 1.0) < few
 
+    @pytest.mark.thorough
     @pytest.mark.parametrize("effect", [None, 1.0])
     @pytest.mark.parametrize("mean", [0.35, 0.2, -0.2, 0.9])
     def test_as_many_as_a_direction_tells_of_decide_it(self, mean, effect):
@@ -479,7 +480,7 @@ class TestSeeds:
         assert decided(count) > 0.76
         assert decided(max(2, count // 2)) < 0.76
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     @pytest.mark.parametrize("side", [0, 1, -1])
     @pytest.mark.parametrize("mean", [0.0, 0.3, -0.6, 1.8, -1.5])
     def test_as_many_as_an_equivalence_tells_of_decide_it(self, mean, side):

@@ -221,8 +221,10 @@ class TestEveryArtefact:
         "kind",
         [
             "plausible",
-            "nothing",
-            "all out of memory",
+            *(
+                pytest.param(k, marks=pytest.mark.thorough)
+                for k in ("nothing", "all out of memory")
+            ),
             *(pytest.param(k, marks=pytest.mark.exhaustive) for k in ("all failed", "one seed")),
         ],
     )

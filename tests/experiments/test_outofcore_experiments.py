@@ -307,7 +307,7 @@ class TestChild:
         assert outcome.metrics["bytes_moved"] > 0
         assert outcome.peak_bytes == outcome.metrics["held_bytes"]
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     def test_out_of_memory_is_an_error_here(self):
         with pytest.raises(torch.OutOfMemoryError, match="simulated limit"):
             child.measure_in_child(_MEASURED | {"mode": "in_core", "batch": 32}, "cpu")

@@ -41,7 +41,9 @@ def one_thread():
 
 class TestTraces:
     @pytest.mark.slow
-    @pytest.mark.parametrize("toy", TOYS, ids=names)
+    @pytest.mark.parametrize(
+        "toy", [TOYS[0], pytest.param(TOYS[1], marks=pytest.mark.thorough)], ids=names
+    )
     def test_an_extended_trace_is_that_of_training(self, toy):
         step = building.training_step(toy | {"batch": 7}, "cpu")
         computed = record(step, warmup=2, device="cpu")

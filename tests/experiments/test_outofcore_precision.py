@@ -104,7 +104,13 @@ def parameters(optimizer):
 class TestTraining:
     @pytest.mark.slow
     @pytest.mark.parametrize("precision", settings.HALVES)
-    @pytest.mark.parametrize("toy", [TOY, PLAYERS], ids=["classes", "players"])
+    @pytest.mark.parametrize(
+        "toy",
+        [
+            pytest.param(TOY, id="classes"),
+            pytest.param(PLAYERS, id="players", marks=pytest.mark.thorough),
+        ],
+    )
     def test_swapping_changes_no_bit(self, toy, precision, one_thread):
         config = toy | {"precision": precision, "batch": 4}
         trace = trace_at(config, 4)

@@ -386,7 +386,11 @@ class TestEveryArtefact:
     )
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("rules", WORLDS, ids=str)
+    @pytest.mark.parametrize(
+        "rules",
+        [*WORLDS[:2], *(pytest.param(r, marks=pytest.mark.thorough) for r in WORLDS[2:])],
+        ids=str,
+    )
     @pytest.mark.parametrize(
         "profile", ["gpu", pytest.param("smoke", marks=pytest.mark.exhaustive)]
     )

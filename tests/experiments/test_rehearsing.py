@@ -101,7 +101,7 @@ class TestRuns:
         (run,) = [settings.training("paper", "ResNet-50", OWN, 16, None, True)]
         assert rehearse(load_paper("mbs"), run).data == "6,551 images of 32×32"
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     def test_gradients_are_those_of_one_card_in_float64(self):
         paper = load_paper("mbs")
         for profile in ("gpu", "paper"):
@@ -166,7 +166,7 @@ def test_a_profile_for_a_cpu_is_not_rehearsed(profile, monkeypatch, capsys):
     assert code == 2 and "add --profile gpu or paper" in err
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_choices_are_of_the_whole_plan_when_it_is_rehearsed(monkeypatch, capsys):
     # Table 7 is arithmetic: its runs have no mini-batch to choose, nor a strategy.
     command = command_line(monkeypatch, capsys)

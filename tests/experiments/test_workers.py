@@ -114,7 +114,7 @@ def test_processes_are_handed_nothing_more_once_it_is_time(tmp_path):
     assert sorted(done) == [0, 1, 2] and asked == [0, 1, 2, 3]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_measurements_wait_until_the_processes_have_ended(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, wait=0.2)

@@ -328,7 +328,7 @@ print(codes)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @needs_fork
 def test_several_processes_write_into_one_file(path):
     workers, count = 4, 25

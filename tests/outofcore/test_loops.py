@@ -113,7 +113,7 @@ class TestOthers:
             assert train(1.0) == plain[0]
         assert block.statistics.bytes_in > 0
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     def test_asynchronous_collectives(self, tmp_path):
         """Gradients that are being averaged stay; and what is reduced in place is not lost."""
         code = """

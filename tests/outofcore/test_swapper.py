@@ -143,7 +143,14 @@ def assert_same(ours: Run, plain: Run) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.exhaustive), "adam"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model",
+    [
+        "unet",
+        "views",
+        *(pytest.param(m, marks=pytest.mark.thorough) for m in ("resnet20", "densenet")),
+    ],
+)
 def test_training_is_bit_identical_at_every_budget(model, optimizer):
     plain = run(None, model=model, optimizer=optimizer)
     ample = run(AMPLE, model=model, optimizer=optimizer)
@@ -344,10 +351,8 @@ def keep(training: Training, i: int, where: str) -> None:
     "at",
     [
         clip,
-        evaluate,
         changed_step,
-        save,
-        addresses,
+        *(pytest.param(at, marks=pytest.mark.thorough) for at in (evaluate, save, addresses)),
         *(
             pytest.param(at, marks=pytest.mark.exhaustive)
             for at in (rate, copied, loaded, average, keep)

@@ -38,6 +38,7 @@ def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path, m
     assert "--device sim:0" in found["sim"].command
 
 
+@pytest.mark.thorough
 def test_doctor_looks_at_any_accelerator(sim, monkeypatch):
     monkeypatch.setattr(surroundings, "_COPIED_BYTES", 2**20)
     found = doctor.examine("sim:0")

@@ -10,8 +10,11 @@ from repro.records import RecordStore
 from simulated_device.checking import checked
 from simulated_device.smoke import carry_out, one_of_each_kind, runs_of
 
+SHORT = ("outofcore", "microconv")  # which have the most code of a device's own
+THOROUGH = [pytest.param(name, marks=pytest.mark.thorough) for name in PAPERS if name not in SHORT]
 
-@pytest.mark.parametrize("name", PAPERS)
+
+@pytest.mark.parametrize("name", [*SHORT, *THOROUGH])
 def test_runs_of_a_paper(sim, tmp_path, name):
     paper = load_paper(name)
     runs = one_of_each_kind(runs_of(paper))
