@@ -15,6 +15,8 @@ NOTEBOOK_together := 06_together
 
 # Threads that wait by spinning stop each other for seconds where cores are shared.
 export OMP_WAIT_POLICY ?= passive
+# Ray has its workers give way to everything else (nice 15), and whoever waits for them too.
+export RAY_worker_niceness ?= 0
 # Keeps pip and papermill from asking or telling what is not about this project.
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYDEVD_DISABLE_FILE_VALIDATION := 1
