@@ -239,6 +239,47 @@ def ratio(
     return replace(gap, error=least / math.sqrt(len(first)), dof=len(first) - 1, sd=least)
 
 
+def paired(
+    first: Sequence[float],
+    second: Sequence[float],
+    unit: str = "",
+    digits: int = 2,
+    *,
+    resolution: float = 0.0,
+) -> Gap:
+    """Return the mean of ``first - second``, of pairs that are alike but for what is asked.
+
+    Seeds alone are no pairs: that both cells have a seed 0 makes them no more alike.
+
+    Args:
+        first: Values of one way.
+        second: Of the other, in the same order.
+        unit: For the evidence.
+        digits: Behind the point, in words.
+        resolution: What the values are counted in, such as one test image: equal values are no
+            proof of a spread of 0, but of one no larger than rounding's.
+
+    Raises:
+        NotRun: They are empty.
+        ValueError: They are not of one length.
+    """
+    apart = [one - other for one, other in zip(first, second, strict=True)]
+    if not apart:
+        raise NotRun("no records")
+    mean, spread = math.fsum(apart) / len(apart), Spread.pooled([apart])
+    sd = max(spread.sd, resolution / math.sqrt(12)) if spread.dof else math.nan
+    # Of `seeds_to_decide`, two cells of such a spread have a difference with this error.
+    return Gap(
+        mean,
+        sd / math.sqrt(len(apart)),
+        spread.dof or math.nan,
+        sd / math.sqrt(2),
+        unit=unit,
+        digits=digits,
+        seed_dof=1.0,
+    )
+
+
 def exactly(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Gap:
     """Return a value that is the same in every run, such as a count of bytes, as a gap.
 

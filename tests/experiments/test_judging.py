@@ -24,6 +24,7 @@ from repro.experiments.judging import (
     equivalence,
     exactly,
     in_all_cases,
+    paired,
     ratio,
     seeds_to_decide,
     unsure,
@@ -195,6 +196,31 @@ class TestDifference:
     )
     def test_in_words(self, gap, text):
         assert str(gap) == text
+
+
+class TestPaired:
+    @pytest.mark.parametrize("count", [2, 3, 10])
+    def test_interval_is_that_of_the_paired_t_test(self, count):
+        random = np.random.default_rng(count)
+        seeds = 100 * random.normal(size=count)  # which both ways share
+        one, other = (seeds + random.normal(size=count) for _ in range(2))
+        found = paired(list(one), list(other))
+        theirs = stats.ttest_rel(one, other).confidence_interval(0.95)
+        assert found.interval() == pytest.approx((theirs.low, theirs.high))
+        assert difference(list(one), list(other)).error > 10 * found.error
+
+    def test_equal_values_are_known_to_what_they_are_counted_in(self):
+        assert paired([1.0, 2.0], [1.0, 2.0], resolution=0.5).error == pytest.approx(
+            0.5 / math.sqrt(12) / math.sqrt(2)
+        )
+        assert paired([1.0, 2.0], [1.0, 2.0]).interval() == (0.0, 0.0)
+
+    def test_what_has_no_pairs(self):
+        assert math.isnan(paired([1.0], [2.0], resolution=0.5).error)
+        with pytest.raises(NotRun):
+            paired([], [])
+        with pytest.raises(ValueError, match="zip"):
+            paired([1.0, 2.0], [1.0])
 
 
 def direction_by_the_issue(mean, error, dof, effect):

@@ -8,7 +8,7 @@ from repro.experiments.design import LONG
 from repro.experiments.sources import find_source, results_of
 from repro.records import RecordStore
 
-TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "figure3"),
+TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "figure3", "batchnorm"),
            "dualbatch": ("table3", "table5", "table8", "updates", "rates", "gains"),
            "adaptive": ("figure1", "figure2", "figure3", "figure4", "figure5", "figure6",
                         "figure10")}  # fmt: skip

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 from made import OUT_OF_MEMORY
-from made_mbs import NOISE, PAPER, judge, plausible, results, streamed, trained
+from made_mbs import CHOSEN, NOISE, PAPER, judge, plausible, results, streamed, trained, twins
 
-from repro.experiments.mbs.sameness import FIGURE3, TABLE3
+from repro.datasets import load
+from repro.experiments.mbs import settings
+from repro.experiments.mbs import twins as executed
+from repro.experiments.mbs.sameness import BATCHNORM, FIGURE3, TABLE3
 from repro.experiments.mbs.settings import same_margin
 
 # How far apart results with and without MBS are in the paper at the initial mini-batch, or twice
@@ -142,3 +145,47 @@ class TestTables:
 
     def test_noise_has_the_spread_that_the_cells_show(self):
         assert np.std(NOISE, ddof=1) == 0.5
+
+
+class TestTwins:
+    def test_only_batchnorm_sets_them_apart(self):
+        found = {}
+        for norm in ("batch", "group"):
+            run = settings.twins("smoke", CHOSEN, norm)
+            dataset = dict(run.config["dataset"])
+            data = load(dataset.pop("name"), **dataset)
+            found[norm] = executed.twins(run.config, 0, data, "cpu").metrics
+        assert max(found["group"]["apart"]) < 1e-4 < 1e-2 < min(found["batch"]["apart"])
+        assert found["group"]["best"]["with"] == found["group"]["best"]["without"]
+
+    @pytest.mark.parametrize(
+        ("gaps", "word"),
+        [
+            ((0.0, 0.0, 0.0), "reproduced"),
+            ((0.1, -0.1, 0.2), "reproduced"),
+            ((9.0, 9.1, 9.2), "not reproduced"),
+            ((-3.0, 0.0, 3.0), "undecided"),
+        ],
+    )
+    def test_pairs_are_judged(self, gaps, word):
+        """However far seeds lie apart."""
+
+        def make(run, seed):
+            apart = gaps[seed] if run.config["norm"] == "group" else 50.0
+            return twins(20.0 + 30 * seed, 20.0 + 30 * seed + apart)
+
+        assert judge("batchnorm/same_without_batchnorm", make).word == word
+
+    def test_not_run(self):
+        key = "batchnorm/same_without_batchnorm"
+        assert judge(key, lambda run, seed: None).word == "not run"
+        only = judge(key, lambda run, seed: twins(1, 1) if run.config["norm"] == "batch" else None)
+        assert only.word == "not run"
+        assert judge(key, plausible, seeds=(0,)).word == "undecided"
+
+    def test_what_is_shown(self):
+        rows = BATCHNORM.table(results("batchnorm", plausible))
+        assert [row["weights apart, after one epoch"] for row in rows] == ["1.0e-07"] * 2
+        assert [row["with less without (points)"][:5] for row in rows] == ["+0.00"] * 2
+        empty = BATCHNORM.table(results("batchnorm", lambda run, seed: None))
+        assert [row["n"] for row in empty] == [0, 0]

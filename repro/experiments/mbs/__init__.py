@@ -25,6 +25,7 @@ PAPER = Paper(
         Experiment("timeline", f"{_HERE}.experiments:timeline"),
         Experiment("gradients", f"{_HERE}.normalising:gradients", measures=False),
         Experiment("normalised", f"{_HERE}.normalising:normalised", measures=False, trains=True),
+        Experiment("twins", f"{_HERE}.twins:twins", measures=False, trains=True),
         Experiment("foretell", f"{_HERE}.foretelling:foretell", measures=False),
     ),
     artefacts=by_name(
@@ -62,6 +63,12 @@ PAPER = Paper(
             "Figure 3",
             "Learning curves with and without MBS",
             f"{_HERE}.sameness:FIGURE3",
+        ),
+        Artefact(
+            "batchnorm",
+            "BatchNorm (not in the paper)",
+            "One training without and with MBS, with BatchNorm and with GroupNorm in its place",
+            f"{_HERE}.sameness:BATCHNORM",
         ),
     ),
     datasets=DATASETS,

@@ -38,7 +38,7 @@ def rehearse(run: Run) -> Rehearsal | None:
     initial = PAPER["table2"][config["role"]]["mini_batch"]
     # Of the lower resolution the paper says nothing.
     paper_tells = run.experiment == "train" and config["resolution"] == "high"
-    epochs = config.get("epochs", 0)
+    epochs = config.get("epochs", 0) * (2 if run.experiment == "twins" else 1)
     return Rehearsal(
         model,
         images,

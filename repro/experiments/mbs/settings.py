@@ -311,6 +311,22 @@ def normalised_training(profile: str, chosen: Mapping[str, str], way: str | None
     )
 
 
+def twins(profile: str, chosen: Mapping[str, str], norm: str) -> Run:
+    """Return ResNet-50's training at the initial mini-batch, twice: without and with MBS.
+
+    Args:
+        profile: Which one.
+        chosen: The dataset of each task.
+        norm: ``batch``, or ``group`` for GroupNorm in the place of BatchNorm.
+    """
+    initial: int = PAPER["table2"]["ResNet-50"]["mini_batch"]
+    config = base_config(profile, "ResNet-50", chosen) | EXTENT[profile]["ResNet-50"]
+    config |= {name: None for name in ("limit_fits", "limit_bytes") if name in config}
+    sizes = {"mini_batch": initial, "micro_batch": micro_batch_of("ResNet-50", initial)}
+    label = f"ResNet-50, {'GroupNorm' if norm == 'group' else 'BatchNorm'}, without and with MBS"
+    return Run("twins", config | sizes | {"norm": norm}, label=label)
+
+
 def foretold(role: str) -> Run:
     """Return the memory that a published model takes at the published sizes (Table 2)."""
     initial = PAPER["table2"][role]["mini_batch"]
@@ -479,14 +495,14 @@ def _extents(measured: Sequence[Record]) -> Iterable[str]:
             sides.append(f"{role} {ours} px (paper {paper})")
     if sides:
         yield f"Image sides: {', '.join(sides)}."
-    trained = [r for r in measured if r.experiment in ("train", "normalised")]
+    wheres = {"train": "", "normalised": " in section 3.4", "twins": " as twins"}
+    trained = [r for r in measured if r.experiment in wheres]
     extents: dict[tuple[int | None, int], dict[str, None]] = {}
-    for role, experiment in itertools.product(ROLES, ("train", "normalised")):
+    for role, experiment in itertools.product(ROLES, wheres):
         for record in trained:
             if (record.config["role"], record.experiment) == (role, experiment):
                 extent = record.config["train_samples"], record.config["epochs"]
-                where = "" if experiment == "train" else " in section 3.4"
-                extents.setdefault(extent, {})[f"{role}{where}"] = None
+                extents.setdefault(extent, {})[f"{role}{wheres[experiment]}"] = None
     for (samples, epochs), roles in extents.items():
         count = "all" if samples is None else f"{samples:,}"
         yield f"{', '.join(roles)}: {epochs} epochs of {count} training samples."
