@@ -186,6 +186,6 @@ class TestTwins:
     def test_what_is_shown(self):
         rows = BATCHNORM.table(results("batchnorm", plausible))
         assert [row["weights apart, after one epoch"] for row in rows] == ["1.0e-07"] * 2
-        assert [row["with less without (points)"][:5] for row in rows] == ["+0.00"] * 2
+        assert [row["ours, with less without (points)"][:5] for row in rows] == ["+0.00"] * 2
         empty = BATCHNORM.table(results("batchnorm", lambda run, seed: None))
         assert [row["n"] for row in empty] == [0, 0]

@@ -266,13 +266,13 @@ def twins_table(results: Results) -> list[dict[str, Any]]:
                 "weights apart, after one epoch": _ends(apart[0]),
                 "weights apart, at the end": _ends(apart[1]),
                 **{
-                    f"{way} MBS, best accuracy (%)": Summary.of(values).text() if values else DASH
+                    f"ours, best {way} MBS (%)": Summary.of(values).text() if values else DASH
                     for way, values in best_of.items()
                 },
                 "paper, with less without (points)": (
                     f"{paper[1] - paper[0]:+.2f}" if norm == "batch" else DASH
                 ),
-                "with less without (points)": (
+                "ours, with less without (points)": (
                     replace(twins_gap(results, norm), unit="").text() if records else DASH
                 ),
                 "n": len(records),
