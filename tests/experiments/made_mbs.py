@@ -68,7 +68,7 @@ def twins(without: float, streamed: float) -> dict[str, Any]:
     best = {"without": without, "with": streamed}
     losses = {way: [2.0 - value / 100, 1.5 - value / 100] for way, value in best.items()}
     curves = {way: [value / 2, value] for way, value in best.items()}
-    apart = [1e-7, abs(streamed - without) / 100]
+    apart = [1e-15, abs(streamed - without) / 100]
     return {"metrics": {"best": best, "train_loss": losses, "accuracy": curves, "apart": apart}}
 
 

@@ -8,7 +8,7 @@ from made_mbs import CHOSEN, NOISE, PAPER, judge, plausible, results, streamed, 
 from repro.datasets import load
 from repro.experiments.mbs import settings
 from repro.experiments.mbs import twins as executed
-from repro.experiments.mbs.sameness import BATCHNORM, FIGURE3, TABLE3
+from repro.experiments.mbs.sameness import BATCHNORM, FIGURE3, NORMS, TABLE3
 from repro.experiments.mbs.settings import same_margin
 
 # How far apart results with and without MBS are in the paper at the initial mini-batch, or twice
@@ -150,13 +150,15 @@ class TestTables:
 class TestTwins:
     def test_only_batchnorm_sets_them_apart(self):
         found = {}
-        for norm in ("batch", "group"):
-            run = settings.twins("smoke", CHOSEN, norm)
+        for norm, dtype in NORMS:
+            run = settings.twins("smoke", CHOSEN, norm, dtype)
             dataset = dict(run.config["dataset"])
             data = load(dataset.pop("name"), **dataset)
-            found[norm] = executed.twins(run.config, 0, data, "cpu").metrics
-        assert max(found["group"]["apart"]) < 1e-4 < 1e-2 < min(found["batch"]["apart"])
-        assert found["group"]["best"]["with"] == found["group"]["best"]["without"]
+            found[norm, dtype] = executed.twins(run.config, 0, data, "cpu").metrics
+        exact, grouped, normed = (found[way]["apart"] for way in reversed(NORMS))
+        assert max(exact) < 1e-12 < 1e-8 < max(grouped) < 1e-4 < 1e-2 < min(normed)
+        best = found["group", "float64"]["best"]
+        assert best["with"] == best["without"]
 
     @pytest.mark.parametrize(
         ("gaps", "word"),
@@ -185,7 +187,11 @@ class TestTwins:
 
     def test_what_is_shown(self):
         rows = BATCHNORM.table(results("batchnorm", plausible))
-        assert [row["weights apart, after one epoch"] for row in rows] == ["1.0e-07"] * 2
-        assert [row["ours, with less without (points)"][:5] for row in rows] == ["+0.00"] * 2
+        assert [row["weights apart, after one epoch"] for row in rows] == ["1.0e-15"] * 3
+        assert [row["ours, with less without (points)"][:5] for row in rows] == ["+0.00"] * 3
         empty = BATCHNORM.table(results("batchnorm", lambda run, seed: None))
-        assert [row["n"] for row in empty] == [0, 0]
+        assert [row["n"] for row in empty] == [0, 0, 0]
+        (check,) = BATCHNORM.checks
+        assert check.row(results("batchnorm", plausible))["holds"] == "yes"
+        parted = results("batchnorm", lambda run, seed: twins(1.0, 2.0))
+        assert check.row(parted)["holds"] == "NO"

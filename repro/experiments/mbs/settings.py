@@ -311,20 +311,28 @@ def normalised_training(profile: str, chosen: Mapping[str, str], way: str | None
     )
 
 
-def twins(profile: str, chosen: Mapping[str, str], norm: str) -> Run:
+def twins(profile: str, chosen: Mapping[str, str], norm: str, dtype: str = "float32") -> Run:
     """Return ResNet-50's training at the initial mini-batch, twice: without and with MBS.
 
     Args:
         profile: Which one.
         chosen: The dataset of each task.
         norm: ``batch``, or ``group`` for GroupNorm in the place of BatchNorm.
+        dtype: ``float32``, or ``float64``, which is slow: one seed trains no longer than in quick.
     """
     initial: int = PAPER["table2"]["ResNet-50"]["mini_batch"]
-    config = base_config(profile, "ResNet-50", chosen) | EXTENT[profile]["ResNet-50"]
+    wide = dtype == "float64"
+    extent = EXTENT["quick" if wide and profile != "smoke" else profile]["ResNet-50"]
+    config = base_config(profile, "ResNet-50", chosen) | extent
     config |= {name: None for name in ("limit_fits", "limit_bytes") if name in config}
     sizes = {"mini_batch": initial, "micro_batch": micro_batch_of("ResNet-50", initial)}
-    label = f"ResNet-50, {'GroupNorm' if norm == 'group' else 'BatchNorm'}, without and with MBS"
-    return Run("twins", config | sizes | {"norm": norm}, label=label)
+    name = f"{'GroupNorm' if norm == 'group' else 'BatchNorm'}{' in float64' if wide else ''}"
+    return Run(
+        "twins",
+        config | sizes | {"norm": norm, "dtype": dtype},
+        seeds=(0,) if wide else None,
+        label=f"ResNet-50, {name}, without and with MBS",
+    )
 
 
 def foretold(role: str) -> Run:

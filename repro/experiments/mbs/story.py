@@ -103,7 +103,16 @@ def _short(gap: Gap, candidates: int = 1) -> str:
 
 def setup(look: Look) -> Iterable[str]:
     """Yield what all artefacts share."""
-    artefacts = ("table1", "table2", "table3", "table4", "table5", "normalisation", "figure2")
+    artefacts = (
+        "table1",
+        "table2",
+        "table3",
+        "table4",
+        "table5",
+        "normalisation",
+        "figure2",
+        "batchnorm",
+    )
     records: dict[str, Record] = {}
     for name in artefacts:
         records |= {record.identity: record for record in look(name).records}

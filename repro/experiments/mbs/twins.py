@@ -46,6 +46,8 @@ def twins(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     start = build_model(config, data, device)
     if config["norm"] == "group":
         start = without_batchnorm(start)
+    if config["dtype"] == "float64":
+        start.double().register_forward_pre_hook(lambda _, inputs: (inputs[0].double(),))
     metrics: dict[str, dict[str, object]] = {"train_loss": {}, "accuracy": {}, "best": {}}
     passed: dict[str, list[torch.Tensor]] = {}
     for way, micro_batch in (("without", None), ("with", config["micro_batch"])):
