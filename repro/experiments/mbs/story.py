@@ -103,18 +103,9 @@ def _short(gap: Gap, candidates: int = 1) -> str:
 
 def setup(look: Look) -> Iterable[str]:
     """Yield what all artefacts share."""
-    artefacts = (
-        "table1",
-        "table2",
-        "table3",
-        "table4",
-        "table5",
-        "normalisation",
-        "figure2",
-        "batchnorm",
-    )
     records: dict[str, Record] = {}
-    for name in artefacts:
+    tables = (f"table{number}" for number in range(1, 6))
+    for name in (*tables, "normalisation", "figure2", "batchnorm"):
         records |= {record.identity: record for record in look(name).records}
     yield from facts(list(records.values()))
 
