@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from repro import report
 from repro.experiments import summary
 from repro.experiments.captions import devices
-from repro.experiments.design import Paper, Results
+from repro.experiments.design import LONG, Paper, Results
 from repro.experiments.judging import Gap, NotRun
 from repro.experiments.sources import Source, results_of
 from repro.records import Record
@@ -258,10 +258,13 @@ def setup(source: Source) -> list[str]:
     if not records:
         return ["Nothing has been run yet."]
     profiles = sorted({results.profile for results in every if results.records})
+    artefacts = zip(source.paper.artefacts.values(), every, strict=True)
+    long = [a.source for a, results in artefacts if results.records and results.profile == LONG]
     return [
         f"Ours: {devices(records)}, profile {', '.join(profiles)}, torch "
         f"{', '.join(sorted({record.versions['torch'] for record in records}))} ({source.label}).",
         *([_QUICK] if "quick" in profiles else []),
+        *([f"Trained longer, by the profile long: {', '.join(long)}."] if long else []),
         *(_data(records)),
         *story_of(source.paper).setup(look),
         "Tables give the mean ± the standard deviation over n seeds (or repeats); [a, b] is a "
