@@ -342,9 +342,8 @@ BATCHNORM = Exhibit(
     table=twins_table,
     figure=twins_figure,
     caption=caption(
-        "Twins start with the same weights and get the same mini-batches. Weights apart: the "
-        "distance of the two over the way that the one without MBS has come; from the lowest to "
-        "the highest seed. GroupNorm has 4 groups of channels and is not in the paper.",
+        "Twins start with the same weights and get the same mini-batches. Weights apart: their "
+        "distance over the way of the one without MBS, of all seeds. GroupNorm: 4 groups.",
         marks,
     ),
     claims=(same_without_batchnorm,),
