@@ -119,9 +119,10 @@ class TestDescription:
 
 @pytest.mark.parametrize(("limit", "chosen"), [(0.0, 1), (9.5, 5), (1000.0, 6), (None, None)])
 def test_the_drawing_marks_what_is_chosen(limit, chosen):
-    kernel = entry() if limit is not None else entry(slow_mib=2.0)
+    kernel = (entry() if limit is not None else entry(slow_mib=2.0)) | {"device": "a toy"}
     drawn = explorer.draw(kernel, 1.0 if limit is None else limit)
     FigureCanvasAgg(drawn).draw()
+    assert drawn.texts[-1].get_text() == "Computed from times measured on a toy."
     curve, bars = drawn.axes
     marks = [line for line in curve.get_lines() if line.get_label() == "chosen"]
     bold = [t.get_text() for t in bars.get_yticklabels() if t.get_fontweight() == "bold"]
@@ -136,7 +137,7 @@ def test_the_drawing_marks_what_is_chosen(limit, chosen):
 
 
 def test_the_axes_do_not_move_with_the_limit():
-    kernel = entry()
+    kernel = entry() | {"device": "a toy"}
     shown = [explorer.draw(kernel, limit).axes[0] for limit in (0.0, 8.0, 16.0)]
     assert len({axis.get_xlim() for axis in shown}) == len({axis.get_ylim() for axis in shown}) == 1
 
@@ -168,6 +169,7 @@ class TestSharing:
         assert len({figure.axes[0].get_xlim() for figure in drawn}) == 1
         labels = [t.get_text() for f in drawn for legend in f.legends for t in legend.get_texts()]
         assert not any("paper" in label for label in labels)
+        assert all(" measured on " in figure.texts[-1].get_text() for figure in drawn)
 
     def test_what_does_not_fit_is_said(self):
         told = explorer.describe_sharing(self.record(nowhere), 100.0)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from repro.experiments.captions import panel
+from repro.experiments.captions import device_name, panel
 from repro.experiments.design import Results
 from repro.experiments.microconv.layers import draw_front
 from repro.experiments.microconv.settings import (
@@ -31,10 +31,13 @@ _KINDS = {
 def kernels(results: Results) -> dict[str, Entry]:
     """Return the measured kernels by name, such as ``conv2 forward, mini-batch 64``.
 
-    Of several of a name the last one counts.
+    Of several of a name the last one counts. Each has the device it was measured on.
     """
     return {
-        f"{entry['layer']} {_KINDS[entry['kind']]}, mini-batch {entry['batch']}": entry
+        f"{entry['layer']} {_KINDS[entry['kind']]}, mini-batch {entry['batch']}": {
+            **entry,
+            "device": device_name(record),
+        }
         for record in results.ok("candidates")
         for entry in kernels_of(record)
     }
@@ -76,9 +79,12 @@ def describe(entry: Entry, limit_mib: float) -> str:
 
 def draw(entry: Entry, limit_mib: float) -> "Figure":
     """Draw a kernel's front, the limit, and the division that is chosen."""
+    from repro.plots import sign
+
     figure = draw_front(entry, front(entry), limit_mib, chosen_point(entry, limit_mib))
     role = f"{label(entry)}, mini-batch {entry['batch']}"
     figure.suptitle(panel(role, data="SYNTHETIC inputs"), fontsize=11)
+    sign(figure, f"Computed from times measured on {entry['device']}.")
     return figure
 
 
@@ -114,9 +120,12 @@ def describe_sharing(record: Record, total_mib: float) -> str:
 
 def draw_sharing(record: Record, total_mib: float) -> "Figure":
     """Draw what each kernel takes under WR and under WD, on the same axis for all totals."""
+    from repro.plots import sign
+
     entries = kernels_of(record)
     shared = share_out(entries, total_mib)
     largest = max(most for _, most in map(limits_mib, entries))
     figure = draw_shares(entries, total_mib / len(entries), total_mib, shared, 1.12 * largest)
     figure.suptitle(whose(record, "Caffe's AlexNet"), fontsize=11)
+    sign(figure, f"Computed from times measured on {device_name(record)}.")
     return figure
