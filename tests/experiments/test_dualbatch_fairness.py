@@ -61,7 +61,7 @@ def test_nothing_is_chosen_before_all_rates_were_run():
     some = results(
         "rates", World(status=lambda run: None if run.config["rate"] == 4 else {}), "long"
     )
-    assert fairness.best_rate(some, 0) is None
+    assert fairness.best_rate(some, 0) is None and fairness.tuned_gain(some, 3) is None
     assert "chosen" not in str(fairness.rates_table(some))
 
 

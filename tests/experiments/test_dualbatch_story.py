@@ -23,6 +23,7 @@ def test_gains():
     said = told(1)
     assert "+2.3 to +2.9 points" in said and "6 of 6 intervals above 0: reproduced" in said
     assert "hybrid scheme with three gains +3.30" in said
+    assert "At a rate tuned for each, three gain +2.90 " in said
     open_ = told(1, spread=4.0)
     assert open_.count("undecided") == 2 and "reproduced" not in open_
     none = told(1, accuracy=lambda config: 67.8)

@@ -6,6 +6,7 @@ the samples, which is the same, the rest is b for each update. So the row of fou
 workers is the baseline at equal updates: one batch size, as many updates, as many epochs.
 """
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -161,26 +162,34 @@ def best_rate(results: Results, n: int) -> float | None:
     return max(RATES, key=lambda rate: float(np.mean(held_out[rate])))
 
 
+def tuned_gain(results: Results, n: int) -> Gap | None:
+    """Return what a mix gains over large batches alone, each at its own rate, in test points.
+
+    None where not all rates were run.
+    """
+    cells = {(m, rate): _at_rate(results, m, rate) for m in SEARCHED for rate in RATES}
+    own, base = best_rate(results, n), best_rate(results, 0)
+    if own is None or base is None:
+        return None
+    ours, theirs = (final(cells[at], "accuracy") for at in ((n, own), (0, base)))
+    spread = Spread.pooled(final(records, "accuracy") for records in cells.values())
+    return difference(ours, theirs, spread, "points")
+
+
 def rates_table(results: Results) -> list[dict[str, Any]]:
     """Return accuracy by mix and rate, on images held out and on test images."""
     rows = []
-    cells = {(n, r): _at_rate(results, n, r) for n in SEARCHED for r in RATES}
-    spread = Spread.pooled(final(records, "accuracy") for records in cells.values())
     tuned = {n: best_rate(results, n) for n in SEARCHED}
-    for (n, rate), records in cells.items():
-        chosen = rate == tuned[n]
-        base = cells[0, tuned[0]] if tuned[0] is not None else []
-        gain = DASH
-        if n and chosen and base:
-            ours, theirs = final(records, "accuracy"), final(base, "accuracy")
-            gain = str(difference(ours, theirs, spread, "points", 2))
+    for n, rate in itertools.product(SEARCHED, RATES):
+        records, chosen = _at_rate(results, n, rate), rate == tuned[n]
+        gain = tuned_gain(results, n) if n and chosen else None
         rows.append(
             {
                 "workers": mix(n),
                 "rate over the paper's": f"{rate:g}" + " (chosen)" * chosen,
                 "accuracy on images held out (%)": Summary.of(final(records, "held_out")).text(),
                 "accuracy on test images (%)": Summary.of(final(records, "accuracy")).text(),
-                "gain over large batches, both tuned": gain,
+                "gain over large batches, both tuned": DASH if gain is None else str(gain),
                 "n": len(records),
             }
         )
