@@ -48,8 +48,8 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lab data test test-fast test-thorough test-exhaustive coverage \
-	unit unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke smoke-simulated recipes docs doctor \
-	reproduce-all \
+	unit unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke \
+	smoke-simulated recipes docs doctor reproduce-all \
 	$(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
