@@ -241,8 +241,8 @@ TABLE3 = Exhibit(
     table=table3,
     figure=figures5_6,
     caption=caption(
-        f"After the last epoch at k = {K[1]:g}, n seeds. Over none: points with Welch's interval; "
-        "verdicts and figure pool the spread of all cells.",
+        f"After the last epoch, k = {K[1]:g}. Over none: points with Welch's interval; verdicts "
+        "and figure pool the spread of all cells.",
         facts,
     ),
     claims=(linear_factor, root_factor, root_below_linear),
@@ -441,8 +441,8 @@ TABLE5 = Exhibit(
     table=table5,
     figure=figures7_10,
     caption=caption(
-        "After the last epoch, n seeds. Gain: points over 4 large with warm-up, Welch's interval; "
-        "verdicts and figure pool the spread of all cells.",
+        "After the last epoch. Gain: points over 4 large with warm-up, Welch's interval; verdicts "
+        "and figure pool the spread of all cells.",
         facts,
     ),
     claims=(gained, one_too_few, three_best, lowest_loss),

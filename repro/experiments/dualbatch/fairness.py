@@ -122,8 +122,8 @@ UPDATES = Exhibit(
     table=updates_table,
     figure=draw_updates,
     caption=caption(
-        "Plans of one k make as many updates an epoch: with four small-batch workers, of one "
-        "size. Intervals of 95 % by the spread of all cells.",
+        "Plans of one k make as many updates; with four small-batch workers, of one size. "
+        "Intervals of 95 %.",
         facts,
     ),
 )

@@ -361,8 +361,7 @@ TABLE8 = Exhibit(
     table=table8,
     figure=figures11_12,
     caption=caption(
-        "After the last epoch, n seeds. Gain: over dual-batch, n_S = 0; hybrid, n_S = 0, is cyclic "
-        "progressive learning alone.",
+        "Gain: over dual-batch, n_S = 0; hybrid, n_S = 0, is cyclic progressive learning alone.",
         facts,
     ),
     claims=(
@@ -586,7 +585,7 @@ GAINS = Exhibit(
     table=gains_table,
     figure=draw_gains,
     caption=caption(
-        "Points of accuracy after the last epoch over large batches alone, with intervals of 95 %; "
+        "Points of accuracy after the last epoch over large batches alone, intervals of 95 %; "
         "Tables 5 and 8 have the accuracies.",
         facts,
     ),

@@ -343,7 +343,7 @@ BATCHNORM = Exhibit(
     figure=twins_figure,
     caption=caption(
         "Twins start with the same weights and get the same mini-batches. Weights apart: their "
-        "distance over the way of the one without MBS, of all seeds. GroupNorm: 4 groups.",
+        "distance over the way of the one without MBS. GroupNorm: 4 groups.",
         marks,
     ),
     claims=(same_without_batchnorm,),
