@@ -111,7 +111,7 @@ class TestWhateverThereIs:
         }
         assert numbers[artefact] in repr(report.TableView(frame))
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     @pytest.mark.parametrize("artefact", FIGURES)
     def test_figure(self, artefact):
         plt.close("all")  # of a test that failed

@@ -299,7 +299,7 @@ class TestReach:
 class TestChild:
     """On a GPU each measurement has a process of its own; the same on the CPU."""
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     def test_it_returns_what_it_measured(self):
         outcome = child.measure_in_child(_MEASURED | {"mode": "schedule", "batch": 32}, "cpu")
         assert len(outcome.timings["iteration"].samples_s) == 2

@@ -66,7 +66,7 @@ def test_the_setup_says_what_marks_mean(source):
         assert word in text
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["00_overview", *(load_paper(key).notebook for key in PAPERS)])
 def test_a_notebook_opens_with_what_the_reference_records_say(name):
     import nbformat

@@ -131,7 +131,7 @@ def test_measurements_wait_until_the_processes_have_ended(tmp_path):
     assert again == replace(running.Tally(), stood=8)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_what_a_killed_process_leaves_is_computed_here(tmp_path):
     store = RecordStore(tmp_path)
     tally, said = execute(store, kill=1)

@@ -152,7 +152,7 @@ class TestOthers:
         """
         assert child(code, str(tmp_path / "meet")) == "[0, 0]"
 
-    @pytest.mark.slow
+    @pytest.mark.thorough
     def test_a_forked_worker_reads_what_is_away(self, tmp_path):
         code = """
             import os, sys, torch
