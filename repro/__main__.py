@@ -563,7 +563,7 @@ def main() -> NoReturn:
     warnings.formatwarning = lambda message, *_, **__: (
         f"warning: {console.one_line(str(message))}\n"
     )
-    raise SystemExit(console.carry_out(_command, _explained))
+    raise SystemExit(console.carry_out(_command, lambda error: console.explained(error, PROGRAM)))
 
 
 def _command() -> int:
@@ -580,27 +580,6 @@ def _command() -> int:
         error.show()  # type: ignore[attr-defined]
         return 2
     return 0
-
-
-_OF_THE_USER = {
-    "repro.experiments.outcome": "UsageError",
-    "repro.records": "RecordError",
-    "repro.datasets.image_data": "DatasetError",
-}
-
-
-def _explained(error: Exception) -> str | None:
-    """Return what to say of an error of this package's that tells what its user can do."""
-    for module, name in _OF_THE_USER.items():
-        # What was not imported was not raised.
-        if module in sys.modules and isinstance(error, getattr(sys.modules[module], name)):
-            return str(error)
-    # Not by class: typer brings its own click, or uses the one installed.
-    if hasattr(error, "format_message"):
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context else PROGRAM
-        return f"{error.format_message().rstrip('.')}; {path} --help says what there is"
-    return None
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ _ADVICE = {
     errno.EMFILE: "raise the limit of open files (ulimit -n), then run again",
     errno.EIO: "the disk or the terminal failed",
 }
+_OF_THE_USER = {
+    "repro.experiments.outcome": "UsageError",
+    "repro.records": "RecordError",
+    "repro.datasets.image_data": "DatasetError",
+}
 
 
 def leave_when_interrupted() -> None:
@@ -167,6 +172,25 @@ def _has_no_reader(stream: Any) -> bool:
         return bool(poll.poll(0))
     except (OSError, ValueError):  # no file, as in a notebook
         return False
+
+
+def explained(error: Exception, program: str) -> str | None:
+    """Return what to say of an error of this package's that tells what its user can do.
+
+    Args:
+        error: Any.
+        program: The command's name, where the error knows no more of it.
+    """
+    for module, name in _OF_THE_USER.items():
+        # What was not imported was not raised.
+        if module in sys.modules and isinstance(error, getattr(sys.modules[module], name)):
+            return str(error)
+    # Not by class: typer brings its own click, or uses the one installed.
+    if hasattr(error, "format_message"):
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else program
+        return f"{error.format_message().rstrip('.')}; {path} --help says what there is"
+    return None
 
 
 def _of_the_system(error: Exception) -> str | None:

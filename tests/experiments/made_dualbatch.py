@@ -12,13 +12,7 @@ from repro.experiments import load_paper
 from repro.experiments.design import Results, Run
 from repro.experiments.dualbatch import building, experiments, schemes
 from repro.experiments.dualbatch.fairness import SEARCH
-from repro.experiments.dualbatch.settings import (
-    CIFAR,
-    IMAGENET,
-    SCHEMES,
-    SECTION_5_1,
-    SECTION_5_2,
-)
+from repro.experiments.dualbatch.settings import CIFAR, IMAGENET, SCHEMES, SECTION_5_1, SECTION_5_2
 from repro.experiments.dualbatch.settings import PAPER as REPORTED
 
 PAPER = load_paper("dualbatch")

@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from repro import report
 from repro.experiments.design import Results, expectations
-from repro.experiments.dualbatch import settings
+from repro.experiments.dualbatch import describing
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
 
 CLAIMS = [f"{name}/{c.key}" for name, a in PAPER.artefacts.items() for c in a.claims]
@@ -151,7 +151,7 @@ class TestWhateverThereIs:
 
 def details(artefact: str, **options) -> str:
     """Return what the notebook's setup says of an artefact's records."""
-    return " ".join(settings.described(results(artefact, **options).records))
+    return " ".join(describing.described(results(artefact, **options).records))
 
 
 class TestCaptions:

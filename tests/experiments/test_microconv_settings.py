@@ -16,7 +16,7 @@ from made_microconv import FAILED, MIB, OUT_OF_MEMORY, entry, plausible
 from repro import report
 from repro.experiments import arguments, load_paper
 from repro.experiments.design import Results, Run, expectations, reported
-from repro.experiments.microconv import deepbench, settings
+from repro.experiments.microconv import deepbench, describing, settings
 from repro.microconv import Convolution, backends
 from repro.report import DASH
 
@@ -387,7 +387,7 @@ class TestSetup:
     def told(self, profile="quick", make=plausible):
         every = [made.results(name, make, profile) for name in PAPER.artefacts]
         records = [record for results in every for record in results.records]
-        return " ".join(settings.setup(records))
+        return " ".join(describing.setup(records))
 
     def test_networks_beside_the_papers_each_once(self):
         said = self.told()
@@ -609,7 +609,7 @@ class TestReported:
                 assert 3 * len(convolutions) == kernels
 
     def test_the_setup_names_the_papers_batch_sizes(self):
-        published = settings._PUBLISHED
+        published = describing._PUBLISHED
         others = ("ResNet-18", "ResNet-152", settings.CAFFE, *settings.ALONE)
         assert set(published) == {*settings.ROLES, *others}
         for role, size in (("AlexNet", 256), ("DenseNet-40", 256), ("ResNet-18", 32)):

@@ -23,7 +23,8 @@ from test_outofcore_settings import (
 )
 
 from repro.experiments.judging import NotRun
-from repro.experiments.outofcore import points, settings, story
+from repro.experiments.outofcore import settings, story
+from repro.experiments.outofcore.panels import styles
 from repro.experiments.outofcore.settings import (
     CHUNKS,
     FITTED,
@@ -343,7 +344,7 @@ def test_the_papers_values_are_hollow_and_ours_solid():
 
 
 def test_each_way_has_one_look():
-    looks = [(look["color"], look["marker"]) for look in points.styles().values()]
+    looks = [(look["color"], look["marker"]) for look in styles().values()]
     assert len(looks) == len(set(looks)) and len({colour for colour, _ in looks}) == len(looks)
 
 

@@ -18,11 +18,11 @@ from repro.experiments.design import (
     check,
     claim,
 )
+from repro.experiments.dualbatch.describing import facts
 from repro.experiments.dualbatch.settings import (
     PAPER,
     WORKERS,
     K,
-    facts,
     final,
     mix,
     section51,

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
-from repro.experiments.dualbatch.settings import PAPER, facts
+from repro.experiments.dualbatch.describing import facts
+from repro.experiments.dualbatch.settings import PAPER
 from repro.experiments.judging import NotRun
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from repro import plots
-from repro.experiments.dualbatch.settings import ROLE, WORKERS, mix, whose
+from repro.experiments.dualbatch.describing import whose
+from repro.experiments.dualbatch.settings import ROLE, WORKERS, mix
 from repro.experiments.judging import Gap
 from repro.records import Record
 

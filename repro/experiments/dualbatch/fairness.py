@@ -22,16 +22,8 @@ from repro.experiments.dualbatch.accuracy import (
     pooled_spread,
     table5_runs,
 )
-from repro.experiments.dualbatch.settings import (
-    WORKERS,
-    K,
-    facts,
-    final,
-    mix,
-    section51,
-    table5_training,
-    whose,
-)
+from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.dualbatch.settings import WORKERS, K, final, mix, section51, table5_training
 from repro.experiments.judging import Gap, Spread, difference
 from repro.records import Record
 from repro.report import DASH, Summary

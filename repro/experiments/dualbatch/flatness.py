@@ -12,16 +12,15 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
+from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.settings import (
     PAPER,
     SCALE,
     WORKERS,
     K,
-    facts,
     mix,
     scaled,
     table5_training,
-    whose,
 )
 from repro.experiments.judging import (
     Gap,

@@ -34,6 +34,7 @@ from repro.experiments.dualbatch.accuracy import (
     virtual_time,
     wall_cell,
 )
+from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.measured_plan import (
     epoch_seconds,
     kinds_of,
@@ -51,7 +52,6 @@ from repro.experiments.dualbatch.settings import (
     SECTION_5_2_3,
     WORKERS,
     K,
-    facts,
     final,
     imagenet_training,
     mix,
@@ -60,7 +60,6 @@ from repro.experiments.dualbatch.settings import (
     solved,
     solved_rows,
     table8_training,
-    whose,
 )
 from repro.experiments.judging import (
     Gap,

@@ -19,6 +19,7 @@ from repro.experiments.design import (
     claim,
 )
 from repro.experiments.dualbatch.accuracy import gain, plan_cell, virtual_time
+from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     IMAGENET,
@@ -29,13 +30,11 @@ from repro.experiments.dualbatch.settings import (
     WORKERS,
     K,
     coefficients,
-    facts,
     final,
     pixels,
     section51,
     table5_training,
     time_coefficients,
-    whose,
     workers,
 )
 from repro.experiments.judging import (

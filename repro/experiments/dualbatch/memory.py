@@ -4,17 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.dualbatch.settings import (
-    CIFAR,
-    MIB,
-    PAPER,
-    PARTS,
-    ROLE,
-    config_of,
-    facts,
-    measured,
-    whose,
-)
+from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.dualbatch.settings import CIFAR, MIB, PAPER, PARTS, ROLE, config_of, measured
 from repro.experiments.dualbatch.settings import memory as measurement
 from repro.experiments.dualbatch.times import Series, draw_series
 from repro.experiments.judging import (

@@ -5,12 +5,12 @@ from typing import Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Exhibit, Expectation, Results, claim
+from repro.experiments.dualbatch.describing import facts
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     PAPER,
     PARTS,
     WORKERS,
-    facts,
     frameworks,
     published_times,
     solved,

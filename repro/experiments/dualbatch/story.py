@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from repro.experiments.design import expectation
 from repro.experiments.dualbatch.accuracy import ENOUGH, LEAST, MOST, TABLE5, gains
+from repro.experiments.dualbatch.describing import described
 from repro.experiments.dualbatch.fairness import over_equal_updates, tuned_gain
 from repro.experiments.dualbatch.hybrid import (
     PAPER_RATIOS,
@@ -15,7 +16,7 @@ from repro.experiments.dualbatch.hybrid import (
 )
 from repro.experiments.dualbatch.measured_plan import over_alone
 from repro.experiments.dualbatch.plans import TABLE2, raw_plan_off
-from repro.experiments.dualbatch.settings import CIFAR, IMAGENET, PAPER, K, described, mix
+from repro.experiments.dualbatch.settings import CIFAR, IMAGENET, PAPER, K, mix
 from repro.experiments.dualbatch.times import ERROR_PERCENT, raw_fits
 from repro.experiments.judging import NotRun
 from repro.experiments.story import Effect, Look, Story

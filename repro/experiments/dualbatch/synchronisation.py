@@ -22,16 +22,15 @@ from repro.experiments.design import (
     claim,
 )
 from repro.experiments.dualbatch.accuracy import SAME_TIME, virtual_time, wall_cell
+from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.measured_plan import rounds, wall
 from repro.experiments.dualbatch.settings import (
     ENGINES,
     WORKERS,
     K,
     clusters,
-    facts,
     final,
     table5_training,
-    whose,
 )
 from repro.experiments.judging import (
     Gap,

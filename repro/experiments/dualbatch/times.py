@@ -19,18 +19,17 @@ from repro.experiments.design import (
     Run,
     claim,
 )
+from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     PAPER,
     ROLE,
     coefficients,
     config_of,
-    facts,
     frameworks,
     measured,
     published_times,
     step_times,
-    whose,
     workers,
 )
 from repro.experiments.dualbatch.trends import (

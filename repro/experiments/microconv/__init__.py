@@ -53,7 +53,7 @@ PAPER = Paper(
             "optimisation",
             "Sections IV-B1 and IV-B2",
             "What optimising takes",
-            f"{_HERE}.shared_workspace:OPTIMISATION",
+            f"{_HERE}.optimisation:OPTIMISATION",
         ),
     ),
     datasets={profile: {} for profile in COMPUTING_PROFILES},

@@ -13,6 +13,7 @@ import numpy as np
 from repro.experiments.captions import caption, panel
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim, one_machine
 from repro.experiments.judging import Gap, NotRun, Spread, Verdict, combine, direction, exactly
+from repro.experiments.microconv.describing import marks
 from repro.experiments.microconv.settings import (
     HALF,
     LIMITS_MIB,
@@ -21,7 +22,6 @@ from repro.experiments.microconv.settings import (
     benchmark_settings,
     compared,
     deepbench,
-    marks,
     own_spread,
     scatter,
     settings_of,

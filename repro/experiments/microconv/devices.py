@@ -14,15 +14,8 @@ from repro.experiments.design import (
     claim,
 )
 from repro.experiments.judging import Verdict, combine, direction, exactly
-from repro.experiments.microconv.settings import (
-    LIMITS_MIB,
-    PAPER,
-    cluster,
-    marks,
-    ms,
-    times,
-    whose,
-)
+from repro.experiments.microconv.describing import marks, whose
+from repro.experiments.microconv.settings import LIMITS_MIB, PAPER, cluster, ms, times
 from repro.report import DASH
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from repro.experiments.captions import device_name, panel
 from repro.experiments.design import Results
+from repro.experiments.microconv.describing import whose
 from repro.experiments.microconv.layers import draw_front
 from repro.experiments.microconv.settings import (
     MIB,
@@ -13,7 +14,6 @@ from repro.experiments.microconv.settings import (
     front,
     kernels_of,
     label,
-    whose,
 )
 from repro.experiments.microconv.shared_workspace import draw_shares, share_out
 from repro.records import Record

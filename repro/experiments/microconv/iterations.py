@@ -31,6 +31,7 @@ from repro.experiments.judging import (
     each,
     equivalence,
 )
+from repro.experiments.microconv.describing import marks, stands_in
 from repro.experiments.microconv.settings import (
     ALONE,
     CAFFE,
@@ -39,11 +40,9 @@ from repro.experiments.microconv.settings import (
     PAPER,
     iterated,
     iterations,
-    marks,
     mib,
     ms,
     paper_batch,
-    stands_in,
     times,
 )
 from repro.records import Record

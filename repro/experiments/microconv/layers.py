@@ -22,6 +22,7 @@ from repro.experiments.judging import (
     exactly,
     unsure,
 )
+from repro.experiments.microconv.describing import caffe_marks, whose
 from repro.experiments.microconv.settings import (
     LIMITS_MIB,
     MIB,
@@ -30,7 +31,6 @@ from repro.experiments.microconv.settings import (
     POLICIES,
     Entry,
     best_candidates,
-    caffe_marks,
     candidates,
     candidates_of,
     conv2,
@@ -44,7 +44,6 @@ from repro.experiments.microconv.settings import (
     policies,
     stands_for_mib,
     times,
-    whose,
 )
 from repro.records import Record
 from repro.report import DASH

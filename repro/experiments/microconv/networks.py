@@ -43,14 +43,13 @@ from repro.experiments.microconv.comparing import (
     whole_gain,
     workspace_bytes,
 )
+from repro.experiments.microconv.describing import caffe_marks, marks, whose
 from repro.experiments.microconv.settings import (
     LIMITS_MIB,
     PAPER,
     POLICIES,
     ROLES,
-    caffe_marks,
     kernels_of,
-    marks,
     mib,
     ms,
     network,
@@ -59,7 +58,6 @@ from repro.experiments.microconv.settings import (
     settings_of,
     stands_for_mib,
     times,
-    whose,
 )
 from repro.records import Record
 from repro.report import DASH

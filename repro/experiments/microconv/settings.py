@@ -2,12 +2,10 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.captions import panel
 from repro.experiments.design import Results, Run, reported
 from repro.experiments.judging import Gap, Spread, exactly
 from repro.records import Record
@@ -191,6 +189,9 @@ def _narrow(name: str, batch: int) -> dict[str, Any]:
 _RESNET18 = {"name": "torchvision/resnet18"}
 _CAFFE = {"model": {"name": "alexnet"}, "image": 227}  # two groups
 CAFFE = "AlexNet, two groups"
+NETWORK_OF: dict[str, dict[str, Any]] = {
+    role: network["model"] for role, network in (_PAPER | _LARGEST).items()
+} | {"ResNet-18": _RESNET18, CAFFE: _CAFFE["model"]}  # as the paper has them
 _SQUEEZENET = {"model": {"name": "torchvision/squeezenet1_1"}}
 _VGG11 = {"model": {"name": "torchvision/vgg11"}}
 Iterated = tuple[dict[str, Any], float | None, tuple[Way, ...]]
@@ -484,132 +485,3 @@ def mib(count: float | None) -> str:
 def times(ratio: float | None) -> str:
     """Return a ratio as ``1.23×``."""
     return DASH if ratio is None else f"{ratio:.2f}×"
-
-
-_NETWORK_OF: dict[str, dict[str, Any]] = {
-    role: network["model"] for role, network in (_PAPER | _LARGEST).items()
-} | {"ResNet-18": _RESNET18, CAFFE: _CAFFE["model"]}  # as the paper has them
-_TIMED = ("candidates", "network", "iterations", "deepbench", "cluster", "programme")
-
-
-def stands_in(record: Record, caffes: bool = False) -> bool:
-    """Return whether a record is of another network than the paper's.
-
-    Args:
-        record: Of a network, or of layers alone, which are the paper's.
-        caffes: Whether the paper's AlexNet is Caffe's there, with two groups, and not the later
-            one of Table V, which is torchvision's.
-    """
-    role, model = record.config["role"], record.config.get("model")
-    if model is None or role not in _NETWORK_OF:
-        return False
-    return bool(model != _NETWORK_OF[role]) or (caffes and role == "AlexNet")
-
-
-def marks(results: Results, caffes: bool = False) -> Iterable[str]:
-    """Yield what of the records is not the paper's, for captions: networks and inputs.
-
-    Args:
-        results: Of an artefact.
-        caffes: As of `stands_in`.
-    """
-    records = [record for record in results.records if record.status == "ok"]
-    roles = dict.fromkeys(r.config["role"] for r in records if stands_in(r, caffes))
-    names = ", ".join(role.replace(", two groups", " (two groups)") for role in roles)
-    parts = [f"STAND-IN for the paper's {names}"] if roles else []
-    if any(record.experiment in _TIMED for record in records):
-        parts.append("SYNTHETIC inputs")
-    if parts:
-        yield f"{'; '.join(parts)}."
-
-
-caffe_marks = partial(marks, caffes=True)
-
-
-_WRITTEN = {
-    "alexnet": "AlexNet",
-    "densenet40": "DenseNet-40",
-    "resnet18": "ResNet-18",
-    "resnet50": "ResNet-50",
-    "resnet152": "ResNet-152",
-    "resnet_cifar": "ResNet for CIFAR",
-    "squeezenet1_1": "SqueezeNet 1.1",
-    "vgg11": "VGG-11",
-}
-
-
-def own_network(record: Record) -> str:
-    """Return the network that a record is of, such as ``ResNet-50 (width 16)``."""
-    model = record.config["model"]
-    options = ", ".join(f"{key} {value}" for key, value in model.items() if key != "name")
-    library, _, name = model["name"].rpartition("/")
-    of = f"{library}'s " if library else ""
-    return f"{of}{_WRITTEN.get(name, name)}{f' ({options})' if options else ''}"
-
-
-def whose(record: Record | None, role: str, what: str = "") -> str:
-    """Return the title of a figure of one network: ours, and whose place it takes.
-
-    Args:
-        record: None where there is none.
-        role: The paper's network.
-        what: Of it is shown, such as a layer.
-    """
-    if record is None:
-        return "ours: not run"
-    ours = f"{what}{own_network(record)}, mini-batch {record.config['batch']},"
-    return panel(role, ours, "SYNTHETIC inputs")
-
-
-# What a notebook's Setup says once for all that it shows.
-HELD = (
-    "A limit holds for every temporary byte of a convolution, also for those that torch's own "
-    "(torch:native) allocates inside, which are measured. WR gives each kernel the same limit, WD "
-    "shares one workspace out among all; powerOfTwo and all name the micro-batch sizes."
-)
-TUNED = (
-    "A speed-up over undivided compares two runs through torch's own convolution, which each of "
-    "them times in turns with its kernels."
-)
-
-
-def setup(records: Iterable[Record]) -> Iterable[str]:
-    """Yield what all artefacts share: networks and what they stand in for, algorithms, limits."""
-    records = [record for record in records if record.status == "ok"]
-    yield f"The paper measured on {PAPER['device']}."
-    if networks := _networks(records):
-        yield f"Inputs and weights are random numbers (SYNTHETIC). Networks: {networks}."
-    named = dict.fromkeys(name for r in records for name in r.config.get("algorithms", ()))
-    if named:
-        yield f"Divisions are made of {', '.join(sorted(named))}."
-    yield HELD
-    yield TUNED
-    if any(record.device["type"] == "cpu" for record in records):
-        yield "On a CPU the process keeps the memory it frees, so that times hold no page faults."
-
-
-_PUBLISHED = {
-    "AlexNet": f"{BATCHES['AlexNet']}, and Caffe's network with two groups but for Table V",
-    "ResNet-50": f"{BATCHES['ResNet-50']} in Table V, {BATCHES['ResNet-50, Caffe']} in Figure 11",
-    "DenseNet-40": f"{BATCHES['DenseNet-40']}, k = 40",
-    "ResNet-18": f"{BATCHES['ResNet-18']}",
-    "ResNet-152": f"{BATCHES['ResNet-152']}, section IV-B2",
-    CAFFE: f"{BATCHES['AlexNet']}, Caffe's",
-    "SqueezeNet": "none",
-    "VGG-11": "none",
-}
-
-
-def _networks(records: Iterable[Record]) -> str:
-    """Return each network as it is here and in the paper, with the mini-batches that it has."""
-    batches: dict[tuple[str, str], set[int]] = {}
-    for record in records:
-        config = record.config
-        if "model" in config:
-            ran = f"{own_network(record)}, {config['image']}×{config['image']} pixels"
-            batches.setdefault((config["role"], ran), set()).add(config["batch"])
-    return "; ".join(
-        f"{role}: {ran}, mini-batch {' and '.join(map(str, sorted(sizes)))} "
-        f"(the paper's: {_PUBLISHED.get(role, 'none')})"
-        for (role, ran), sizes in sorted(batches.items())
-    )

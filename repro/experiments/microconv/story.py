@@ -6,17 +6,11 @@ from dataclasses import replace
 from repro.experiments import microconv
 from repro.experiments.design import Results
 from repro.experiments.judging import Gap, NotRun
-from repro.experiments.microconv import settings
+from repro.experiments.microconv import describing
 from repro.experiments.microconv.benchmark import LIMIT_MIB, TORCH, measured_gain
+from repro.experiments.microconv.describing import stands_in
 from repro.experiments.microconv.iterations import FREE, TRIED, over_undivided, published, untouched
-from repro.experiments.microconv.settings import (
-    CAFFE,
-    ITERATED,
-    LIMITS_MIB,
-    PAPER,
-    stands_in,
-    wd_total,
-)
+from repro.experiments.microconv.settings import CAFFE, ITERATED, LIMITS_MIB, PAPER, wd_total
 from repro.experiments.microconv.shared_workspace import wd_gain
 from repro.experiments.story import Effect, Look, Story
 from repro.records import Record
@@ -102,7 +96,7 @@ def setup(look: Look) -> Iterable[str]:
     records: dict[str, Record] = {}
     for name in microconv.PAPER.artefacts:
         records |= {record.identity: record for record in look(name).records}
-    return settings.setup(records.values())
+    return describing.setup(records.values())
 
 
 def effects(look: Look) -> Iterable[Effect]:

@@ -5,10 +5,9 @@ at our best, by packed plans with chunks of sizes that variables have.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption, panel
+from repro.experiments.captions import caption
 from repro.experiments.design import (
     Chosen,
     Exhibit,
@@ -29,33 +28,32 @@ from repro.experiments.judging import (
     equivalence,
     exactly,
 )
+from repro.experiments.outofcore.drawing import figure
 from repro.experiments.outofcore.points import (
     NO_LINK,
-    OF_THE_PAPER,
-    Curve,
-    Line,
-    Panel,
     batches,
     both,
-    draw_panel,
     has_link,
     in_core_batch,
-    kept,
     larger,
     largest_trained,
-    line_of,
     need_real_allocators,
-    no_records,
     on_cpu,
     point_at,
     points,
-    set_sizes,
     slowdown,
     speed,
-    styles,
     throughput,
-    titled,
-    whose,
+)
+from repro.experiments.outofcore.published import (
+    CLAIMS,
+    IN_CORE_BATCH,
+    LARGEST_BATCH,
+    LMS_BATCH,
+    TABLE,
+    faster,
+    over_lms,
+    published,
 )
 from repro.experiments.outofcore.settings import (
     CHUNKS,
@@ -67,7 +65,6 @@ from repro.experiments.outofcore.settings import (
     MODES,
     PACKED,
     PACKED_MODES,
-    PAPER,
     PEERS,
     PLACES,
     RESNET,
@@ -80,29 +77,11 @@ from repro.experiments.outofcore.settings import (
 from repro.report import DASH
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    pass
 
-CLAIMS, TABLE = PAPER["claims"], PAPER["table1"]
-IN_CORE_BATCH, LMS_BATCH = CLAIMS["in_core_batch"], CLAIMS["lms_batch"]
-LARGEST_BATCH = CLAIMS["largest_batch"]
 # Ways that are simulated.
 OF_THE_V100 = (IN_CORE, "lms", "paper", SCHEDULE, CHUNKS, *PACKED_MODES, "bound")
 FIT = 0.01  # how far simulated throughputs in core may lie from those that they are fitted to
-
-
-def published(mode: str) -> dict[int, float]:
-    """Return the paper's images/s by batch size, of those that trained."""
-    pairs = zip(TABLE["batches"], TABLE[mode], strict=True)
-    return {batch: rate for batch, rate in pairs if rate == rate}
-
-
-def over_lms(way: str, batch: int, lms_batch: int) -> float:
-    """Return the paper's speed kept by a way over LMS's, V100 over P100."""
-    shares = []
-    for mode, base, size in ((way, IN_CORE, batch), ("lms", "lms_in_core", lms_batch)):
-        shares.append(published(mode)[size] / max(published(base).values()))
-    return shares[0] / shares[1]
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -172,102 +151,6 @@ def _columns(sizes: Sequence[int], base: int | None) -> list[int | None]:
             ours = min(near, key=lambda size: abs(size - wanted), default=None)
         columns.append(ours)
     return columns
-
-
-_TICKS = (0.5, 1, 2, 4, 8)  # batch size over the largest in core
-_TOP = 1.2  # images/s over the largest in core
-
-
-def figure(results: Results) -> "Figure":
-    """Draw how far each way trains, and at which share of the speed in core."""
-    from repro.plots import legend_below, new_axes
-
-    figure, axes = new_axes(2, 3, 11.2, 6.8)
-    first, *others = axes.flat
-    _draw_reach(first, results)
-    panels = [
-        _simulated_panel(results, "scheduling alone", (IN_CORE, SCHEDULE, "paper"), SCHEDULE),
-        _simulated_panel(results, "with chunks", (CHUNKS,), CHUNKS),
-        # What no schedule beats on a V100 says nothing of the paper's LMS.
-        replace(_simulated_panel(results, "LMS (paper: P100)", ("lms",), "lms"), ceiling=[]),
-        _simulated_panel(results, "our best, beside the paper's faster way", (FITTED,), FITTED),
-        _measured_panel(results),
-    ]
-    for axis, shown in zip(others, panels, strict=True):
-        draw_panel(axis, shown, _TOP, _TICKS)
-        axis.set_xlim(0.3, 9)
-        axis.set_xlabel("batch size over the largest in core")
-        axis.set_ylabel("images/s over the\nlargest in core")
-    legend_below(figure, 4)
-    return figure
-
-
-def _draw_reach(axis: "Axes", results: Results) -> None:
-    """Draw the largest batch sizes, ours solid and the paper's hollow."""
-    title = f"largest batch size\n{panel(RESNET, data='SIMULATED V100')}"
-    axis.set_title(titled(title), fontsize=9)
-    ways = (IN_CORE, SCHEDULE, CHUNKS, "lms")
-    try:
-        sizes = [largest_trained(results, SIMULATED, RESNET, way) for way in ways]
-    except NotRun:
-        no_records(axis)
-        return
-    for row, (way, size) in enumerate(zip(ways, sizes, strict=True)):
-        look = styles()[LABELS[way]]
-        axis.plot([size], [row], ls="", ms=8, label=LABELS[way], **look)
-        axis.text(size, row - 0.22, f"{size:,}", ha="center", va="bottom", fontsize=9)
-    for row, way in enumerate(ways):
-        mark, size = styles()[LABELS[way]]["marker"], max(published(way))
-        axis.plot([size], [row + 0.25], mark, mfc="none", mec="#5f6b7a", ms=7, label=OF_THE_PAPER)
-    set_sizes(axis, (128, 256, 512, 1024, 2048))
-    axis.set_xlim(128, 2300)
-    axis.set_yticks(range(len(ways)), [LABELS[way] for way in ways])
-    axis.set_ylim(len(ways) - 0.4, -0.75)
-    axis.grid(axis="y", visible=False)
-    axis.set_xlabel("batch size")
-
-
-def _simulated_panel(results: Results, what: str, ways: Sequence[str], compared: str) -> Panel:
-    """Return ways on the V100, simulated, beside what the paper has of one of them."""
-    lines = [_ours(results, SIMULATED, way) for way in ways]
-    shown = (IN_CORE, compared) if IN_CORE in ways else (compared,)
-    lines += [Line(LABELS[way], _published_shares(way), whose="paper") for way in shown]
-    ceiling = _ours(results, SIMULATED, "bound").curve
-    return Panel(f"{what}\n{whose(results, SIMULATED, RESNET)}", lines, ceiling=ceiling)
-
-
-def _measured_panel(results: Results) -> Panel:
-    lines = [_ours(results, MEASURED, way) for way in (*MODES, *PEERS)]
-    return Panel(whose(results, MEASURED, RESNET), lines)
-
-
-def _ours(results: Results, where: str, way: str) -> Line:
-    """Return the share of the speed in core by how many times larger the batch is."""
-    base = in_core_batch(results, where, RESNET)
-    return line_of(
-        way,
-        (
-            (batch / base, kept(results, where, RESNET, point))
-            for batch, point in points(results, where, RESNET, way).items()
-            if base and point is not None
-        ),
-    )
-
-
-def _published_shares(way: str) -> Curve:
-    """Return the paper's; of our best, those of its faster way."""
-    if way == FITTED:
-        rates = {batch: faster(batch) for batch in published(CHUNKS)}
-    else:
-        rates = published(way)
-    best = max(published("lms_in_core" if way == "lms" else IN_CORE).values())
-    return [(batch / IN_CORE_BATCH, rate / best) for batch, rate in rates.items()]
-
-
-def faster(batch: int) -> float:
-    """Return the paper's images/s at a batch size, without chunks or with, whichever are more."""
-    chunks = published(CHUNKS)[batch]
-    return max(chunks, published(SCHEDULE).get(batch, chunks))
 
 
 @check(

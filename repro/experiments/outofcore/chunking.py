@@ -13,7 +13,7 @@ from repro.experiments.judging import (
     equivalence,
     exactly,
 )
-from repro.experiments.outofcore.points import no_records, set_sizes, styles
+from repro.experiments.outofcore.panels import no_records, set_sizes, styles
 from repro.experiments.outofcore.settings import (
     CHUNK_BATCH,
     CHUNKS,

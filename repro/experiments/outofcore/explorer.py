@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from repro.experiments.captions import panel
 from repro.experiments.outofcore.modelled import Rates, trace_at
-from repro.experiments.outofcore.points import BEYOND, CEILING
+from repro.experiments.outofcore.panels import BEYOND, CEILING
 from repro.experiments.outofcore.settings import (
     DEEPLAB,
     DENSENET,

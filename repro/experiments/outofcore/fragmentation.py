@@ -14,14 +14,12 @@ from repro.experiments.judging import (
     each,
     exactly,
 )
+from repro.experiments.outofcore.panels import Line, Panel, draw, whose
 from repro.experiments.outofcore.points import (
-    Line,
-    Panel,
     Point,
     Points,
     batches,
     both,
-    draw,
     in_core_batch,
     limit_bytes,
     need_real_allocators,
@@ -29,7 +27,6 @@ from repro.experiments.outofcore.points import (
     point_at,
     points,
     rows_of_others,
-    whose,
 )
 from repro.experiments.outofcore.settings import (
     CHUNKS,

@@ -15,17 +15,15 @@ from repro.experiments.judging import (
     each,
     equivalence,
 )
+from repro.experiments.outofcore.panels import draw, panels_of_others, rate
 from repro.experiments.outofcore.points import (
     NO_LINK,
     both,
-    draw,
     in_core_batch,
     larger,
     need_real_allocators,
     on_cpu,
-    panels_of_others,
     points,
-    rate,
     rows_of_others,
     slowdown,
     speed,

@@ -25,7 +25,8 @@ from repro.experiments.judging import (
     exactly,
     ratio,
 )
-from repro.experiments.outofcore.points import no_records, point_of, set_sizes, styles
+from repro.experiments.outofcore.panels import no_records, set_sizes, styles
+from repro.experiments.outofcore.points import point_of
 from repro.experiments.outofcore.settings import (
     CHUNKS,
     FLOAT32,

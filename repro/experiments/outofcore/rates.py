@@ -13,7 +13,7 @@ import numpy as np
 from repro.experiments.captions import caption, panel
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
 from repro.experiments.judging import NotRun, Verdict, combine, direction, equivalence, exactly
-from repro.experiments.outofcore.points import CEILING, no_records, styles, titled
+from repro.experiments.outofcore.panels import CEILING, no_records, styles, titled
 from repro.experiments.outofcore.settings import (
     CHUNKS,
     FEWER_BYTES,

@@ -14,7 +14,8 @@ from repro.experiments.design import (
     one_machine,
 )
 from repro.experiments.judging import NotRun, Verdict, certain, combine, direction, ratio
-from repro.experiments.outofcore.points import Point, no_records, point_of, styles
+from repro.experiments.outofcore.panels import no_records, styles
+from repro.experiments.outofcore.points import Point, point_of
 from repro.experiments.outofcore.settings import (
     BY_SCHEDULE,
     IN_CORE,

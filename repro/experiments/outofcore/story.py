@@ -7,7 +7,8 @@ from repro.experiments.design import Results
 from repro.experiments.judging import Gap, NotRun
 from repro.experiments.outofcore import PAPER as ARTEFACTS
 from repro.experiments.outofcore import settings
-from repro.experiments.outofcore.beyond import (
+from repro.experiments.outofcore.points import point_at, points, reach_over, slowdown, speed
+from repro.experiments.outofcore.published import (
     CLAIMS,
     IN_CORE_BATCH,
     LARGEST_BATCH,
@@ -15,7 +16,6 @@ from repro.experiments.outofcore.beyond import (
     over_lms,
     published,
 )
-from repro.experiments.outofcore.points import point_at, points, reach_over, slowdown, speed
 from repro.experiments.outofcore.settings import (
     CHUNKS,
     IN_CORE,
