@@ -144,7 +144,7 @@ smoke: $(STAMP)  ## every experiment and notebook end to end at toy scale, in a 
 	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" && OMP_NUM_THREADS=1 && \
 	export REPRO_RESULTS OMP_NUM_THREADS && \
 	$(REPRO) run --profile smoke && $(REPRO) notebooks --profile smoke && \
-	$(REPRO) report --profile smoke >/dev/null && rm -r "$$folder" && echo "smoke reproduction passed"
+	rm -r "$$folder" && echo "smoke reproduction passed"
 
 smoke-simulated: $(STAMP)  ## the same runs on the simulated accelerator, watched for races
 	@folder=$$(mktemp -d) && REPRO_RESULTS="$$folder" PYTHONPATH=tests \

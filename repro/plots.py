@@ -58,17 +58,16 @@ def legend_below(figure: Figure, columns: int, order: Sequence[str] = ()) -> Non
 
 def sign(figure: Figure, text: str) -> None:
     """Write a line below all that a figure shows, in grey; it is saved with a tight box."""
-    figure.draw_without_rendering()  # lays it out, for good
+    if (engine := figure.get_layout_engine()) is not None:
+        engine.execute(figure)  # for good, without drawing
     figure.set_layout_engine("none")
     for legend in figure.legends:  # stay where they are, wherever what is saved ends
         legend.set_bbox_to_anchor((0, 0, 1, 1), transform=figure.transFigure)
-    drawn = figure.get_tightbbox()  # in inches
-    width = int(15 * drawn.width)  # characters of this size
-    lines = textwrap.wrap(text, width, break_long_words=False)
     across, up = figure.get_size_inches()
+    lines = textwrap.wrap(text, int(15 * across), break_long_words=False)  # so many fit an inch
     figure.text(
-        drawn.x0 / across,
-        (drawn.y0 - 0.08) / up,
+        0,
+        -0.08 / up,
         "\n".join(lines),
         ha="left",
         va="top",

@@ -220,7 +220,8 @@ def figure_png(figure: "Figure", dpi: int = 110) -> bytes:
 
     _show_texts_as_they_are(figure)
     drawn, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=dpi, bbox_inches="tight")
+    uncompressed = {"compress_level": 0}  # it is read at once
+    figure.savefig(drawn, format="png", dpi=dpi, bbox_inches="tight", pil_kwargs=uncompressed)
     with Image.open(drawn, formats=("PNG",)) as image:
         # By the median of all pixels, the colour of a few markers falls to that of its neighbours.
         colours = image.convert("RGB").quantize(

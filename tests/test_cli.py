@@ -16,7 +16,7 @@ import pytest
 from commands import command_line
 
 from repro import notebooks, paths
-from repro.experiments import arguments, load_paper, running, standing, summary
+from repro.experiments import PAPERS, arguments, load_paper, running, standing, summary
 from repro.records import CorruptRecordWarning
 
 
@@ -185,7 +185,22 @@ class TestCommands:
         drawn = [a for key in papers for a in load_paper(key).artefacts.values() if a.draws]
         assert page.count("<img") == len(drawn)
 
+    @pytest.mark.thorough
+    def test_report_of_all_papers(self, run, results_folder):
+        """With the reference records, as a new user has it."""
+        code, _, err = run("report")
+        assert (code, err) == (0, "")
+        page = (results_folder / "local" / "report.html").read_text()
+        for key in PAPERS:
+            artefacts = load_paper(key).artefacts
+            assert all(f"id='{key}-{name}'" in page for name in artefacts)
+        assert page.count("<img") == sum(
+            artefact.draws for key in PAPERS for artefact in load_paper(key).artefacts.values()
+        )
+        assert len(page) < 5e6
+
     @pytest.mark.slow
+    @pytest.mark.thorough
     def test_report_without_records(self, run, results_folder, monkeypatch):
         monkeypatch.setattr(summary, "PAPERS", ["mbs"])
         code, out, _ = run("report", "--profile", "smoke")

@@ -19,6 +19,7 @@ from repro.experiments import PAPERS, load_paper, running, sources
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.thorough,
     pytest.mark.skipif(paths.INSTALLED, reason="not a checkout"),
     pytest.mark.skipif(shutil.which("git") is None, reason="there is no git"),
 ]

@@ -218,6 +218,7 @@ class TestImport:
         assert done.returncode == 0, done.stdout + done.stderr
 
     @pytest.mark.slow
+    @pytest.mark.thorough
     def test_the_command_line_needs_no_notebook_package(self, tmp_path):
         done = python(
             """

@@ -463,6 +463,7 @@ def test_the_first_process_reads_the_checkpoint_for_all(context, runs, tmp_path)
     assert equal(load_checkpoint(path)["model"], runs["whole"]["model"])
 
 
+@pytest.mark.thorough
 def test_steps_of_a_job_are_recorded_and_shown(context, tmp_path, monkeypatch):
     written, of_the_other = joined.both(context, measure, tmp_path)
     assert of_the_other == "None" and Path(written).exists()

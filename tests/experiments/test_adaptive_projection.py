@@ -91,11 +91,10 @@ class TestProjection:
     @pytest.mark.parametrize("task", TASKS)
     def test_what_is_left_out_is_not_seen(self, task, left_out, monkeypatch, uncached):
         seen = []
-        fit = ScalingModel.fit_speedups
 
         def spy(points, samples, overhead):
             seen.append((points, samples, overhead))
-            return fit(points, samples, overhead)
+            return ScalingModel(1.0)
 
         monkeypatch.setattr(ScalingModel, "fit_speedups", spy)
         projection.fitted_to_paper.cache_clear()

@@ -202,6 +202,7 @@ class TestThePapersSettings:
             assert own["epochs"] >= PAPER[task][strategy]["epochs"]
 
     @pytest.mark.slow
+    @pytest.mark.thorough
     def test_every_kind_of_training_is_rehearsed(self):
         """One with a rate for each layer, and one that decays on saturation."""
         runs = [settings.layerwise("paper", CHOSEN, "LARS", "theta")]

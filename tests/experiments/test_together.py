@@ -221,6 +221,7 @@ class TestClaimsUnderALimit:
 
 class TestAdvice:
     @pytest.mark.slow
+    @pytest.mark.thorough
     def test_a_toy_is_foretold_as_it_is_measured(self):
         config = RESNET | {"modes": ["undivided", "mbs", "outofcore"], "probe_s": 0.2}
         found = foretelling.foretell(config, 0, None, "cpu")

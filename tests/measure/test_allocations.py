@@ -115,6 +115,7 @@ def test_the_function_runs_once():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted as Linux does")
+@pytest.mark.thorough
 def test_freed_memory_is_kept_and_nothing_is_written_to_the_terminal():
     # In a process of its own: there is no way back.
     code = """

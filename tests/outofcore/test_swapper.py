@@ -351,8 +351,10 @@ def keep(training: Training, i: int, where: str) -> None:
     "at",
     [
         clip,
-        changed_step,
-        *(pytest.param(at, marks=pytest.mark.thorough) for at in (evaluate, save, addresses)),
+        *(
+            pytest.param(at, marks=pytest.mark.thorough)
+            for at in (changed_step, evaluate, save, addresses)
+        ),
         *(
             pytest.param(at, marks=pytest.mark.exhaustive)
             for at in (rate, copied, loaded, average, keep)

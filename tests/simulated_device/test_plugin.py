@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = """
 import pytest, torch
 
@@ -38,6 +40,7 @@ def test_without():
 """
 
 
+@pytest.mark.thorough
 def test_a_session_with_the_plugin(tmp_path: Path):
     (tmp_path / "test_some.py").write_text(TESTS, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n", encoding="utf-8")
