@@ -355,7 +355,7 @@ def caption(artefact: str, world: World | None = None, profile: str = "gpu", **o
 
 def figure(artefact: str, world: World | None = None, profile: str = "gpu") -> Any:
     """Return an artefact's figure."""
-    return PAPER.artefacts[artefact].figure(results(artefact, world, profile))
+    return PAPER.artefacts[artefact].exhibit.figure(results(artefact, world, profile))
 
 
 def panels(drawn: Any) -> dict[str, Any]:

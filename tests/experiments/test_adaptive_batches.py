@@ -413,7 +413,7 @@ class TestTables:
 
     def test_figures_have_a_line_for_every_size(self):
         def labels(artefact):
-            drawn = DESIGN.artefacts[artefact].figure(results_of(artefact))
+            drawn = DESIGN.artefacts[artefact].exhibit.figure(results_of(artefact))
             return [t.get_text() for legend in drawn.legends for t in legend.get_texts()]
 
         assert labels("figure1") == [f"B = {n}" for n in (16, 32, 64, 128, 256)]

@@ -76,7 +76,7 @@ def test_the_table():
 
 def test_curves_and_caption():
     results = results_of("lars")
-    drawn = DESIGN.artefacts["lars"].figure(results)
+    drawn = DESIGN.artefacts["lars"].exhibit.figure(results)
     assert [len(axis.get_lines()) for axis in drawn.axes] == [7, 7]  # and the decay
     said = DESIGN.artefacts["lars"].caption(results)
     assert "our choice" in said and "shows no such training" in said

@@ -471,7 +471,7 @@ class TestCaptions:
         whole = profile == "paper" or (profile == "gpu" and resnet)
         assert ("STAND-IN" in said) == (not whole)
         role = "ResNet-20" if resnet else "EDSR"
-        drawn = DESIGN.artefacts[artefact].figure(results)
+        drawn = DESIGN.artefacts[artefact].exhibit.figure(results)
         titles = [axis.get_title() for axis in drawn.axes]
         ours = [title for title in titles if title.startswith("ours: ")]
         assert len(ours) + sum(title.startswith("paper: ") for title in titles) == len(titles)
@@ -590,7 +590,7 @@ class TestWhateverThereIs:
 
 @pytest.mark.parametrize("artefact", DESIGN.artefacts)
 def test_panels_are_labelled(artefact):
-    drawn = DESIGN.artefacts[artefact].figure(results_of(artefact))
+    drawn = DESIGN.artefacts[artefact].exhibit.figure(results_of(artefact))
     assert all(axis.get_xlabel() for axis in drawn.axes)
     assert all(axis.get_title() for axis in drawn.axes if axis.get_visible())
     first = [axis for axis in drawn.axes if axis.get_subplotspec().is_first_col()]

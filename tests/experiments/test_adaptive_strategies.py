@@ -365,7 +365,7 @@ class TestTable:
 
 
 def test_curves_end_at_the_means():
-    drawn = DESIGN.artefacts["figure4"].figure(results_of("figure4", World(spread=0.5)))
+    drawn = DESIGN.artefacts["figure4"].exhibit.figure(results_of("figure4", World(spread=0.5)))
     axis = drawn.axes[0]
     ends = {line.get_label(): line.get_ydata()[-1] for line in axis.get_lines()}
     assert ends["θ-adaptive"] == pytest.approx(33.49)
@@ -377,7 +377,7 @@ def test_curves_end_at_the_means():
 def test_the_metric_is_drawn_against_the_updates(artefact, task):
     """The paper's hollow, by its own schedules; ours solid, with an interval each."""
     results = results_of(artefact, World(spread=0.5))
-    paper, ours = DESIGN.artefacts[artefact].figure(results).axes[-2:]
+    paper, ours = DESIGN.artefacts[artefact].exhibit.figure(results).axes[-2:]
     assert paper.get_title().startswith("paper: ") and ours.get_title().startswith("ours: ")
     points = {tuple(float(axis[0]) for axis in line.get_data()) for line in paper.get_lines()}
     epochs = PAPER[task]["best"].get("epochs", PAPER[task]["epochs"])

@@ -139,7 +139,7 @@ class TestTables:
         def make(run, seed):
             return plausible(run, seed) if run.config["role"] == "AmoebaNet-D" else None
 
-        figure = PAPER.artefacts["figure3"].figure(results("figure3", make))
+        figure = PAPER.artefacts["figure3"].exhibit.figure(results("figure3", make))
         labels = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
         assert labels == ["without MBS", "with MBS"]
 

@@ -291,7 +291,7 @@ def table(artefact: str, make: Maker, profile: str = "quick") -> list[Mapping[st
 
 def panels(artefact: str, make: Maker, profile: str = "quick") -> dict[str, Any]:
     """Draw a figure, and return its visible panels by title, in one line each."""
-    figure = PAPER.artefacts[artefact].figure(results(artefact, make, profile))
+    figure = PAPER.artefacts[artefact].exhibit.figure(results(artefact, make, profile))
     return {" ".join(axis.get_title().split()): axis for axis in figure.axes if axis.get_visible()}
 
 

@@ -201,7 +201,7 @@ class TestClaimsUnderALimit:
     def test_what_is_simulated_is_said_where_the_numbers_stand(self):
         artefact, found = load_paper("together").artefacts["limit"], limits()
         assert "SIMULATED" in artefact.caption(found)
-        drawn = artefact.figure(found)
+        drawn = artefact.exhibit.figure(found)
         assert "SIMULATED" in drawn.get_suptitle()
         told = [f"ours: {network}, SYNTHETIC" for network in NETWORKS]
         assert [axis.get_title() for axis in drawn.axes] == told
@@ -209,7 +209,7 @@ class TestClaimsUnderALimit:
         assert rows == list(LABELS.values())
 
     def test_a_mark_is_where_the_speed_is_and_a_cross_where_nothing_fits(self):
-        drawn = load_paper("together").artefacts["limit"].figure(limits(slow={"mbs": 1.25}))
+        drawn = load_paper("together").artefacts["limit"].exhibit.figure(limits(slow={"mbs": 1.25}))
         marks = {line.get_label(): line for line in drawn.axes[0].lines}
         row = list(LABELS).index("mbs")
         speeds = {round(y): x for x, y in marks["16× what fits"].get_xydata()}
@@ -276,7 +276,7 @@ class TestAdvice:
     def test_errors_are_of_what_was_foretold_over_what_was_measured(self):
         cell = next(c for c in advice.cells(self.results(off=1.2)) if c.measured.fits)
         assert cell.time_error == pytest.approx(0.2) and cell.peak_error == 0 and cell.right
-        drawn = load_paper("together").artefacts["advice"].figure(self.results())
+        drawn = load_paper("together").artefacts["advice"].exhibit.figure(self.results())
         assert "SIMULATED" in drawn.axes[0].get_title()
 
     def test_without_records(self):
@@ -376,7 +376,7 @@ class TestTowardsOneAccuracy:
         assert claim_of("together/accuracy/cycling_saves").kind == "simulated"
         artefact, found = load_paper("together").artefacts["accuracy"], trainings()
         assert "SIMULATED" in artefact.caption(found)
-        drawn = artefact.figure(found)
+        drawn = artefact.exhibit.figure(found)
         assert "SIMULATED" in drawn.axes[3].get_xlabel()
         assert drawn.get_suptitle() == "ours: ResNet-8, cifar10"
         assert [row["strategy"] for row in accuracy.table(found)] == list(STRATEGIES.values())
