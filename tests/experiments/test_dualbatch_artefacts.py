@@ -134,7 +134,9 @@ class TestWhateverThereIs:
     @pytest.mark.parametrize("artefact", FIGURES)
     def test_the_image_says_whose_numbers_each_panel_shows(self, artefact):
         tasks = {task: CHOSEN[task] for task in PAPER.datasets["quick"]} | {CIFAR: "cifar10"}
-        drawn = PAPER.artefacts[artefact].exhibit.figure(results(artefact, profile="quick", chosen=tasks))
+        drawn = PAPER.artefacts[artefact].exhibit.figure(
+            results(artefact, profile="quick", chosen=tasks)
+        )
         above = drawn.get_suptitle()
         for title in panels(drawn):
             said = " ".join(f"{above} {title}".split())
