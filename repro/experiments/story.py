@@ -163,7 +163,9 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         best += "".join(f"<br>Costs: {report.markdown(_in_words(cost))}." for cost in costs)
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
         rows.append(f"| {link} | {report.markdown(story.idea)} | {best} | {counted} |")
-    labels = "; ".join(dict.fromkeys(source.label for source in sources.values()))
+    labels = "; ".join(
+        dict.fromkeys(part for source in sources.values() for part in source.label.split("; "))
+    )
     return "\n\n".join(
         [
             f"**Did they hold up?** {summary.lead_of(claims)} Numbers are of "
