@@ -51,7 +51,7 @@ _GREY = {"scale": 1, "channels": 1}
 _WHOLE = {"autocast": None, "channels_last": False, "captured": False}
 _FAST = {"autocast": "bfloat16", "channels_last": True, "captured": True}
 # On a CPU channels last is 1.1 to 1.25 times as fast; bfloat16 is far slower on some.
-_COMPUTE = {"gpu": _FAST, "long": _WHOLE | {"channels_last": True}}
+_COMPUTE: dict[str, dict[str, Any]] = {"gpu": _FAST, "long": _WHOLE | {"channels_last": True}}
 
 # For each task and profile: the model; samples of an epoch and of the test; the share of the
 # paper's batch sizes; a factor of its rates; epochs; pixels of the images or patches.
