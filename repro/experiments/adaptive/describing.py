@@ -13,7 +13,7 @@ ROLES = {CIFAR: "ResNet-20", DIV2K: "EDSR", PHANTOM: "EDSR"}
 DATA = {CIFAR: "CIFAR-10", DIV2K: "DIV2K", PHANTOM: "Phantom"}
 
 # Of what is drawn by epoch.
-CURVES = "Curves: means over seeds; end bars: one deviation."
+CURVES = "Curves: means over seeds; end bars: one standard deviation."
 
 
 def facts(results: Results) -> Iterable[str]:

@@ -50,7 +50,7 @@ _BASELINE: dict[str, Any] = {"name": "edsr", "blocks": 16, "width": 64, "residua
 _GREY = {"scale": 1, "channels": 1}
 _WHOLE = {"autocast": None, "channels_last": False, "captured": False}
 _FAST = {"autocast": "bfloat16", "channels_last": True, "captured": True}
-# On a CPU channels last is 1.1 to 1.25 times as fast; bfloat16 is far slower on some.
+# On a CPU channels last is faster; bfloat16 is far slower on those without its instructions.
 _COMPUTE: dict[str, dict[str, Any]] = {"gpu": _FAST, "long": _WHOLE | {"channels_last": True}}
 
 # For each task and profile: the model; samples of an epoch and of the test; the share of the
