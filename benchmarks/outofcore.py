@@ -1,6 +1,6 @@
 """What out-of-core training costs and how it compares: the targets of `repro.outofcore`.
 
-    python -m benchmarks.outofcore [--device cpu] [--repeats 7] [--threads 2]
+    python -m benchmarks.outofcore [--device cpu] [--repeats 7] [--threads 2] [--only rivals …]
 
 - Planning a trace of 20,000 functions, at budgets from a tenth to nine tenths of its peak. Target:
   under 1 s.
@@ -13,6 +13,9 @@
   CPU: at most 1.08 (iterations of at least 1 s).
 - The same within a half and a quarter of its peak; on a GPU beside `save_on_cpu`.
 - Five networks, most of many small operations, with everything resident, over plain. Target: 1.05.
+- The same networks within what two others need on the device: `save_on_cpu`, and checkpointing of
+  their blocks. Our time over theirs, in turns. Target: at most 1. On a CPU `save_on_cpu` copies
+  nothing, so that its hooks are given the two copies that it makes of a tensor on an accelerator.
 - Simulated stall of the window schedule over that of LMS's best pair of distances, and bytes moved
   over those of swapping everything, for every traced network and budget; compute times measured
   here, copies at the rate at which an iteration's bytes take as long as its computation. Targets:
@@ -33,10 +36,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.measure import describe_device, time_interleaved
+from repro.advise.workload import checkpoint_blocks, repeated_blocks
+from repro.measure import Timing, describe_device, time_interleaved
 from repro.measure.allocations import keep_freed_memory
 from repro.models import build
 from repro.outofcore import (
+    BudgetTooSmall,
     DoesNotFit,
     Function,
     OutOfCore,
@@ -45,6 +50,7 @@ from repro.outofcore import (
     on_demand,
     plan_packed,
     plan_swaps,
+    record,
     swap_everything,
     tune_fixed_distance,
     tune_window,
@@ -61,10 +67,14 @@ NETWORKS: dict[str, tuple[dict[str, Any], int, int]] = {
 SHARES = (0.1, 0.35, 0.5, 0.65, 0.8)  # of the way from the smallest budget to the peak
 
 
-def training_step(model: dict[str, Any], side: int, batch: int, device: str) -> Callable[[], None]:
+def training_step(
+    model: dict[str, Any], side: int, batch: int, device: str, recompute: bool = False
+) -> Callable[[], None]:
     """Return one iteration of SGD with momentum on random images."""
     torch.manual_seed(0)
     network = build(**model).to(device).train()
+    if recompute:
+        checkpoint_blocks(network, repeated_blocks(network), keep_randomness=False)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(batch, 3, side, side, device=device)
     labels = torch.randint(0, 10, (batch,), device=device)
@@ -160,13 +170,15 @@ def replaying() -> None:
         )
 
 
-def transformer() -> Callable[[], None]:
+def transformer(recompute: bool = False) -> Callable[[], None]:
     """Return one iteration of AdamW of a GPT-2 small (124 million parameters) on 48 tokens."""
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(
         768, 12, 3072, activation="gelu", batch_first=True, norm_first=True
     )
     layers = torch.nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    if recompute:
+        checkpoint_blocks(layers, ["TransformerEncoderLayer"])
     table = torch.nn.Embedding(50257, 768)
     tokens = torch.randint(0, 50257, (1, 48))
     mask = torch.nn.Transformer.generate_square_subsequent_mask(48)
@@ -181,11 +193,14 @@ def transformer() -> Callable[[], None]:
     return step
 
 
-def perceptron() -> Callable[[], None]:
+def perceptron(recompute: bool = False) -> Callable[[], None]:
     """Return one iteration of Adam of 12 layers of 1024 units on 512 samples."""
     torch.manual_seed(0)
     layers = [m for _ in range(12) for m in (torch.nn.Linear(1024, 1024), torch.nn.ReLU())]
-    network = torch.nn.Sequential(*layers, torch.nn.Linear(1024, 10))
+    pairs = [torch.nn.Sequential(*layers[i : i + 4]) for i in range(0, 24, 4)]
+    network = torch.nn.Sequential(*pairs, torch.nn.Linear(1024, 10))
+    if recompute:
+        checkpoint_blocks(network, ["Sequential"], keep_randomness=False)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-4)
     samples, labels = torch.randn(512, 1024), torch.randint(0, 10, (512,))
 
@@ -197,84 +212,127 @@ def perceptron() -> Callable[[], None]:
     return step
 
 
+MANY: dict[str, Callable[..., Callable[[], None]]] = {
+    name: partial(training_step, {"name": f"torchvision/{network}"}, side, 8, "cpu")
+    for name, network, side in (
+        ("ResNet-50", "resnet50", 224),
+        ("EfficientNet-B0", "efficientnet_b0", 160),
+        ("DenseNet-121", "densenet121", 160),
+    )
+} | {"MLP": perceptron, "GPT-2 small": transformer}
+
+
+def within(
+    block: OutOfCore, ours: Callable[[], None], repeats: int, **others: Callable[[], None]
+) -> dict[str, Timing]:
+    """Time a step within a block in turns with others that the block does not see."""
+    with block:
+        ours()  # first, so that the block takes this step's model and optimizer for its own
+        steps = {name: unseen(step) for name, step in others.items()}
+        return time_interleaved(
+            steps | {"ours": ours}, warmup=6, repeats=repeats, device=block.device
+        )
+
+
+def unseen(step: Callable[[], None]) -> Callable[[], None]:
+    """Return a step that a block around it does not see."""
+
+    def alone() -> None:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            step()
+
+    return alone
+
+
+def ratio(timed: dict[str, Timing], above: str, below: str) -> str:
+    """Say what one takes over the other: median of the rounds, lowest, highest."""
+    pairs = zip(timed[above].samples_s, timed[below].samples_s, strict=True)
+    ratios = [ours / theirs for ours, theirs in pairs]
+    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+
+
 def watching(repeats: int) -> None:
     """Time five networks of which all stays on the device, on a CPU."""
     print("\nAll resident, over plain (target 1.05)")
-    steps: dict[str, Callable[[], Callable[[], None]]] = {
-        name: partial(training_step, {"name": f"torchvision/{network}"}, side, batch, "cpu")
-        for name, network, side, batch in (
-            ("ResNet-50", "resnet50", 224, 8),
-            ("EfficientNet-B0", "efficientnet_b0", 160, 8),
-            ("DenseNet-121", "densenet121", 160, 8),
-        )
-    }
-    for name, make in (steps | {"MLP": perceptron, "GPT-2 small": transformer}).items():
-        plain, step = make(), make()
-
-        def unseen(plain: Callable[[], None] = plain) -> None:
-            with _disable_current_modes(), torch._C.DisableTorchFunction():
-                plain()
-
-        with OutOfCore(1 << 50, device="cpu") as block:
-            timed = time_interleaved({"plain": unseen, "ours": step}, warmup=4, repeats=repeats)
-            assert block.trace is not None
-            count = len(block.trace.functions)
-        pairs = zip(timed["plain"].samples_s, timed["ours"].samples_s, strict=True)
-        ratios = [ours / theirs for theirs, ours in pairs]
+    for name, make in MANY.items():
+        block = OutOfCore(1 << 50, device="cpu")
+        timed = within(block, make(), repeats, plain=make())
+        assert block.trace is not None
         print(
-            f"  {name}, {count} functions: {statistics.median(ratios):.3f} of a plain iteration of "
-            f"{timed['plain'].median_s:.2f} s ({min(ratios):.3f} to {max(ratios):.3f})"
+            f"  {name}, {len(block.trace.functions)} functions: {ratio(timed, 'ours', 'plain')} "
+            f"of a plain iteration of {timed['plain'].median_s:.2f} s"
         )
+
+
+def saving(step: Callable[[], None], pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+    """Run a step whose saved tensors are packed, as those of `save_on_cpu` are."""
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        step()
+
+
+def rivals(repeats: int) -> None:
+    """Time five networks within what `save_on_cpu` and checkpointing leave on the device."""
+    print("\nWithin the device memory of two others, over their time (target 1)")
+    for name, make in MANY.items():
+        # What is saved takes none of the device's memory until it is asked for.
+        away = partial(
+            saving, make(), lambda t: (t.shape, t.dtype), lambda s: torch.zeros(*s[:1], dtype=s[1])
+        )
+        copied = partial(saving, make(), torch.clone, torch.clone)
+        recomputed = make(recompute=True)
+        others = {
+            "save_on_cpu": (record(away, warmup=2).peak_bytes, copied),
+            "checkpointing": (record(recomputed, warmup=2).peak_bytes, recomputed),
+        }
+        whole = record(make(), warmup=2).peak_bytes
+        for other, (peak, theirs) in others.items():
+            about = f"  {name}, {other}, {peak / MIB:.0f} of {whole / MIB:.0f} MiB"
+            block = OutOfCore(peak, device="cpu")
+            try:
+                timed = within(block, make(), repeats, plain=make(), theirs=theirs)
+            except BudgetTooSmall as error:
+                print(f"{about}: {error}")
+                continue
+            print(
+                f"{about}: {ratio(timed, 'ours', 'theirs')} of it; over plain "
+                f"{ratio(timed, 'ours', 'plain')}, {other} {ratio(timed, 'theirs', 'plain')}; "
+                f"{block.statistics.replayed} of {block.statistics.iterations} replayed"
+            )
 
 
 def executing(device: str, repeats: int) -> None:
-    """Time ResNet-50 within blocks, in turns with a plain one, and within save_on_cpu."""
+    """Time ResNet-50 within blocks in turns with a plain one; on an accelerator save_on_cpu too."""
     side, batch = (224, 12) if device == "cpu" else (224, 64)
     model: dict[str, Any] = {"name": "torchvision/resnet50"}
-    plain = training_step(model, side, batch, device)
-
-    def unseen() -> None:
-        with _disable_current_modes(), torch._C.DisableTorchFunction():
-            plain()
-
-    def report(name: str, other: Callable[[], None], more: Callable[[], str]) -> None:
-        timed = time_interleaved(
-            {"plain": unseen, name: other}, warmup=4, repeats=repeats, device=device
-        )
-        pairs = zip(timed["plain"].samples_s, timed[name].samples_s, strict=True)
-        ratios = [theirs / ours for ours, theirs in pairs]
-        print(
-            f"  {name}: {statistics.median(ratios):.3f} of a plain iteration of "
-            f"{timed['plain'].median_s:.2f} s ({min(ratios):.3f} to {max(ratios):.3f}){more()}"
-        )
-
     print(f"\nResNet-50, {batch} images of {side}×{side}, forward, backward and SGD")
+
+    def make() -> Callable[[], None]:
+        return training_step(model, side, batch, device)
+
     peak = 0
     for share in (1.0, 0.5, 0.25):
-        budget = int(share * peak) or 1 << 50
-        block = OutOfCore(budget, device=device)
-        step = training_step(model, side, batch, device)
-        with block:
-
-            def said(block: OutOfCore = block) -> str:
-                done, plan = block.statistics, block.plan
-                moved = plan.bytes_moved / MIB if plan else 0
-                return (
-                    f"; {done.peak_bytes / MIB:.0f} MiB, {moved:.0f} MiB moved an iteration, "
-                    f"{done.replayed} of {done.iterations} replayed"
-                )
-
-            name = "everything resident (target 1.08)" if not peak else f"{share:.2f} of the peak"
-            report(name, step, said)
-        peak = peak or block.statistics.peak_bytes
-    saving = training_step(model, side, batch, device)
-
-    def saved() -> None:
-        with torch.autograd.graph.save_on_cpu(True, torch.device(device).type):
-            saving()
-
+        block = OutOfCore(int(share * peak) or 1 << 50, device=device)
+        timed = within(block, make(), repeats, plain=make())
+        name = f"{share:.2f} of the peak" if peak else "everything resident (target 1.08)"
+        done, moved = block.statistics, block.plan.bytes_moved if block.plan else 0
+        print(
+            f"  {name}: {ratio(timed, 'ours', 'plain')} of a plain iteration of "
+            f"{timed['plain'].median_s:.2f} s; {done.peak_bytes / MIB:.0f} MiB, "
+            f"{moved / MIB:.0f} MiB moved an iteration, {done.replayed} of {done.iterations} "
+            "replayed"
+        )
+        peak = peak or done.peak_bytes
     if device != "cpu":
-        report("save_on_cpu", saved, str)
+        saved, plain = make(), make()
+
+        def away() -> None:
+            with torch.autograd.graph.save_on_cpu(True, torch.device(device).type):
+                saved()
+
+        timed = time_interleaved(
+            {"plain": plain, "save_on_cpu": away}, warmup=4, repeats=repeats, device=device
+        )
+        print(f"  save_on_cpu: {ratio(timed, 'save_on_cpu', 'plain')} of a plain iteration")
 
 
 def comparing() -> None:
@@ -340,6 +398,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="cpu, or an accelerator")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="*", help="functions of this file, such as rivals")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.device == "cpu":
@@ -349,13 +408,19 @@ def main() -> None:
         f"{about['name']}, {arguments.threads} threads, torch {torch.__version__}, median of "
         f"{arguments.repeats} rounds"
     )
-    planning()
-    replaying()
-    executing(arguments.device, arguments.repeats)
+    repeats = arguments.repeats
+    parts: dict[str, Callable[[], None]] = {
+        "planning": planning,
+        "replaying": replaying,
+        "executing": partial(executing, arguments.device, repeats),
+        "comparing": comparing,
+        "bounding": bounding,
+    }
     if arguments.device == "cpu":
-        watching(arguments.repeats)
-    comparing()
-    bounding()
+        parts |= {"watching": partial(watching, repeats), "rivals": partial(rivals, repeats)}
+    for name, part in parts.items():
+        if not arguments.only or name in arguments.only:
+            part()
 
 
 if __name__ == "__main__":
