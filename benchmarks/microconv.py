@@ -17,7 +17,8 @@ measures and divides anew:
 
 ``--where`` looks for where dividing pays on this CPU instead, without a limit, side by side with
 plain torch: layers in turn on micro-batches that stay in the processor's cache, forward alone and
-with a backward pass; and single layers by `tune`, by data type, dilation and groups. No target: it
+with a backward pass; single layers by `tune`, by data type, dilation and groups; and iterations of
+networks that `tune` has gone through, beside the noise of plain torch against itself. No target: it
 tells whether to use the method for speed on a machine.
 """
 
@@ -29,6 +30,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from scipy import stats
@@ -218,6 +220,48 @@ def layers(repeats: int) -> None:
             )
 
 
+def networks(repeats: int) -> None:
+    """Tune networks without a limit; run iterations in turns with plain torch, which runs twice."""
+    print("\nIterations of networks without a limit: plain torch over tuned, and over itself")
+    for name, batch, side in (
+        ("alexnet", 16, 224),
+        ("vgg11", 4, 112),
+        ("squeezenet1_1", 16, 224),
+        ("resnet18", 4, 96),
+        ("googlenet", 4, 96),
+    ):
+        torch.manual_seed(0)
+        options = {"aux_logits": False} if name == "googlenet" else {}
+        plain = build(f"torchvision/{name}", **options)
+        images = torch.randn(batch, 3, side, side)
+        tuned = copy.deepcopy(plain)
+        report = tune(tuned, images, 512 * MIB, strict=False, cache=None)
+        kernels = [entry for entry in report.kernels if entry.division]
+        divided = sum(len(entry.division.parts) > 1 for entry in kernels if entry.division)
+
+        def forward(model: nn.Module, images: torch.Tensor = images) -> None:
+            with torch.no_grad():
+                model(images)
+
+        def step(model: nn.Module, images: torch.Tensor = images) -> None:
+            model.zero_grad()
+            model(images).square().mean().backward()
+
+        told = []
+        for run in (forward, step):
+            models = {"tuned": tuned, "plain": plain, "again": copy.deepcopy(plain)}
+            timed = _rounds({name: partial(run, model) for name, model in models.items()}, repeats)
+            told += [
+                f"{run.__name__} {_ratio(timed['plain'], timed['tuned']):.3f}, itself "
+                f"{_ratio(timed['plain'], timed['again']):.3f} "
+                f"({1e3 * timed['plain'].median_s:.0f} ms)"
+            ]
+        print(
+            f"  {name:14} N = {batch:2}, {side}²: {'; '.join(told)}; of {len(report.kernels)} "
+            f"kernels {len(kernels)} not torch's own, {divided} of these divided"
+        )
+
+
 def optimisers(repeats: int) -> None:
     """Time the optimisers on made-up input."""
     generator = random.Random(0)
@@ -253,6 +297,7 @@ def main() -> None:
     if arguments.where:
         chains(arguments.repeats)
         layers(arguments.repeats)
+        networks(arguments.repeats)
         return
     optimisers(min(5, arguments.repeats))
     gain = conv2(arguments.repeats)

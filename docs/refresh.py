@@ -13,6 +13,7 @@ from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.judging import WORDS
 from repro.experiments.sources import find_source, results_of
+from repro.experiments.story import story_of
 from repro.experiments.summary import counts, verdicts
 from repro.measure.files import replacing
 
@@ -20,7 +21,9 @@ ROOT = paths.ROOT
 CHART = ROOT / "docs" / "verdicts.svg"
 SHOWN = 5  # parts of an evidence that a table quotes
 _CLAIM = re.compile(r"^(\| `(\w+/\w+\.\w+)` [^|]*\| )[^|]*\| .* \|$", re.MULTILINE)
-_OF_A_PAPER = re.compile(r"^(\| \[[^|]*\]\(docs/(\w+)\.md\).* \| )[^|]* \|$", re.MULTILINE)
+_OF_A_PAPER = re.compile(
+    r"^(\| \[[^|]*\]\(docs/(\w+)\.md\)[^|]*\| [^|]*\| )[^|]*( \| [^|]* \| )[^|]* \|$", re.MULTILINE
+)
 _COUNTED = re.compile(r"^\| (\w[^|`]*) \|(?: \d+ \|){6}$", re.MULTILINE)
 _TOTAL = re.compile(r"\d+ claims: \d+ [^.]* not run(?=\.)")
 
@@ -64,7 +67,6 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
     by_claim = {row["key"]: row for claims in rows.values() for row in claims}
     numbers = {key: counts(claims) for key, claims in rows.items()}
     by_title = {load_paper(key).title: tally for key, tally in numbers.items()}
-    pages = {"combining" if key == "together" else key: tally for key, tally in numbers.items()}
     papers = [tally for key, tally in numbers.items() if key != "together"]
     total = {word: sum(tally[word] for tally in papers) for word in WORDS}
 
@@ -76,9 +78,15 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
         tally = by_title[match[1]]
         return f"| {match[1]} | {' | '.join(map(str, (sum(tally.values()), *tally.values())))} |"
 
+    def of_a_paper(match: re.Match[str]) -> str:
+        key = "together" if match[2] == "combining" else match[2]
+        promises = story_of(load_paper(key)).promises
+        held = (f"{text}: **{by_claim[f'{key}/{name}']['verdict']}**" for text, name in promises)
+        return f"{match[1]}{'; '.join(held)}{match[3]}{in_words(numbers[key])} |"
+
     page = _CLAIM.sub(claim, page)
     page = _COUNTED.sub(counted, page)
-    page = _OF_A_PAPER.sub(lambda match: f"{match[1]}{in_words(pages[match[2]])} |", page)
+    page = _OF_A_PAPER.sub(of_a_paper, page)
     return _TOTAL.sub(f"{sum(total.values())} claims: {in_words(total)}", page)
 
 

@@ -102,7 +102,7 @@ class TestNumbers:
         for above, (head, *rows) in tables(page):
             shown = re.findall(r"`python -m repro show (\w+/\w+)`, an excerpt", above)
             if page == "README.md" and head[0] == "method":
-                quoting = [(_ARTEFACT.findall(row[2]), row[2]) for row in rows]
+                quoting = [(_ARTEFACT.findall(row[3]), row[3]) for row in rows]
             elif head[0].startswith("artefact, for"):
                 quoting = [(_ARTEFACT.findall(row[0]), " ".join(row[1:])) for row in rows]
             else:

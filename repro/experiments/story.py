@@ -64,6 +64,8 @@ class Story:
     Attributes:
         idea: What the method does, in a few words.
         says: What the paper says, in one sentence with its own numbers.
+        promises: What a reader hopes for, in a few words each, with the claim that decides it, as
+            ``artefact.claim``.
         findings: What we found, a sentence each; may raise `NotRun`.
         figure: The artefact whose figure shows it.
         look_for: What to look for in that figure.
@@ -76,6 +78,7 @@ class Story:
 
     idea: str
     says: str
+    promises: tuple[tuple[str, str], ...]
     findings: tuple[Callable[[Look], str], ...]
     figure: str
     look_for: str
@@ -109,6 +112,17 @@ def findings_of(source: Source) -> list[str]:
         except NotRun:
             continue
     return sentences
+
+
+def held(source: Source) -> list[str]:
+    """Return what a method promises, each with the verdict on it."""
+    words = {}
+    for name in {claim.partition(".")[0] for _, claim in story_of(source.paper).promises}:
+        artefact = source.paper.artefacts[name]
+        rows = summary.verdicts(source.paper, artefact, results_of(artefact, source))
+        for claim, row in zip(artefact.claims, rows, strict=True):
+            words[f"{name}.{claim.key}"] = row["verdict"]
+    return [f"{text}: {words[claim]}" for text, claim in story_of(source.paper).promises]
 
 
 def opening(source: Source, picture: str = "") -> str:
@@ -149,7 +163,10 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         folder: Put before the figures' names, which are those of `overview_figures`.
     """
     # JupyterLab centres the columns of a table that says nothing of them.
-    rows = ["| paper | idea | result and cost here | verdicts |", "| :--- | :--- | :--- | :--- |"]
+    rows = [
+        "| paper | idea | held up? | result and cost here | verdicts |",
+        "| :--- | :--- | :--- | :--- | :--- |",
+    ]
     claims = []
     for source in sources.values():
         paper, story = source.paper, story_of(source.paper)
@@ -162,15 +179,14 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         costs = [effect for effect in _effects(source)[1:] if effect.ours is not None]
         best += "".join(f"<br>Costs: {report.markdown(_in_words(cost))}." for cost in costs)
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
-        rows.append(f"| {link} | {report.markdown(story.idea)} | {best} | {counted} |")
-    labels = "; ".join(
-        dict.fromkeys(part for source in sources.values() for part in source.label.split("; "))
-    )
+        kept = report.markdown("; ".join(held(source))).replace("; ", "<br>")
+        rows.append(f"| {link} | {report.markdown(story.idea)} | {kept} | {best} | {counted} |")
     return "\n\n".join(
         [
             f"**Did they hold up?** {summary.lead_of(claims)} Numbers are of "
-            f"{report.markdown(labels)}; most are of small networks and data that stand in for the "
-            "papers'.",
+            f"{report.markdown(_labels(sources))}; most are of small networks and data that stand "
+            "in for the papers'. ×0.65 of a time is 65 % of it. Brackets hold an interval of 95 %, "
+            "or of the level that they name.",
             "\n".join(rows),
             "A verdict is on one claim. Undecided: its interval admits both answers. Not run: no "
             "record here can say.",
@@ -180,6 +196,12 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
             f"![What each method gives and costs, in the paper and here]({folder}{ALL_EFFECTS})",
         ]
     )
+
+
+def _labels(sources: Mapping[str, Source]) -> str:
+    """Return whose numbers are told, each once."""
+    parts = (part for source in sources.values() for part in source.label.split("; "))
+    return "; ".join(dict.fromkeys(parts))
 
 
 def overview_figures(sources: Mapping[str, Source]) -> dict[str, bytes]:
@@ -202,7 +224,8 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
     for source in sources.values():
         groups[source.paper.title] = [
             (
-                f"{'costs' if number else 'gives'} {'↓' if effect.less else '↑'}: {effect.label}"
+                f"{'cost' if number else 'gain'}: {effect.label}, "
+                f"{'less' if effect.less else 'more'} is better"
                 f"{f' ({effect.remark})' if effect.remark else ''}",
                 effect.paper,
                 effect.ours,
@@ -211,16 +234,13 @@ def effects_figure(sources: Mapping[str, Source]) -> "Figure":
             for number, effect in enumerate(_effects(source))
         ]
         records += [record for group in source.records.values() for record in group]
-    figure = plots.effects_by_group(
-        groups, "ratio (logarithmic); ↑ more is better, ↓ less is better"
-    )
+    figure = plots.effects_by_group(groups, "ratio (logarithmic)")
     if records:
-        labels = "; ".join(dict.fromkeys(source.label for source in sources.values()))
         plots.sign(
             figure,
-            f"Ours: {devices(records)}, {labels}; mostly small networks and data that stand in for "
-            "the papers'. SIMULATED: by a model of a machine, or within a limit that the machine "
-            "does not have.",
+            f"Ours: {devices(records)}, {_labels(sources)}; mostly small networks and data that "
+            "stand in for the papers'. SIMULATED: by a model of a machine, or within a limit that "
+            "the machine does not have.",
         )
     return figure
 

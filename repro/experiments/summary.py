@@ -291,10 +291,16 @@ def write_report(
 
 def lead_of(rows: Sequence[Row]) -> str:
     """Return how many claims there are, of the papers and of our study, and their verdicts."""
-    ours = sum(row["artefact"].startswith("together/") for row in rows)
-    study = f", and {ours} of a study of ours that puts their methods together" if ours else ""
-    counted = ", ".join(f"{count} {word}" for word, count in counts(rows).items())
-    return f"{len(rows) - ours} claims of five papers{study}: {counted}."
+    ours = [row for row in rows if row["artefact"].startswith("together/")]
+    papers = [row for row in rows if not row["artefact"].startswith("together/")]
+    lead = f"{len(papers)} claims of five papers: {_counted(papers)}."
+    if ours:
+        lead += f" {len(ours)} of our own study, which puts the methods together: {_counted(ours)}."
+    return lead
+
+
+def _counted(rows: Sequence[Row]) -> str:
+    return ", ".join(f"{count} {word}" for word, count in counts(rows).items() if count)
 
 
 def record_rows(source: Source, results: Results) -> list[Row]:

@@ -159,11 +159,17 @@ def effects(look: Look) -> Iterable[Effect]:
 
 
 STORY = Story(
-    idea="grow batch and learning rate when θ, the fall of the cost over the distance travelled, "
-    "saturates; average gradients while others are still computed",
+    idea="begin with a small batch; let batch and learning rate grow once θ, the fall of the cost "
+    "over the distance that the weights travelled, has peaked; average gradients while others are "
+    "computed",
     says="A batch that grows from 256 to 2048 images while training keeps the accuracy of a small "
     "one on CIFAR-10 within 1 % (90.79 % beside 91.51 %), and so scales to 256 nodes with a "
     "speed-up of 64.64, where the small batch ends at 3.49.",
+    promises=(
+        ("a growing batch keeps the accuracy of a small one", "figure10.theta_keeps_up"),
+        ("it beats one that grows without its rate", "figure10.scheduled_below_theta"),
+        ("a speed-up of 64.64 on 256 nodes", "figure11.theta_speedup"),
+    ),
     findings=(accuracy, rival, speed),
     figure="figure10",
     look_for="In the lower row the paper's hollow marks stay nearly level from the most updates to "

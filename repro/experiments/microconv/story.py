@@ -118,13 +118,18 @@ def effects(look: Look) -> Iterable[Effect]:
 _P100 = PAPER["figure9"]["speedup_64"]["P100"]
 
 STORY = Story(
-    idea="divide the mini-batch of each convolution by itself, so that faster algorithms fit into "
-    "its workspace",
+    idea="divide the mini-batch of each convolution by itself, so that a faster algorithm fits "
+    "into the scratch memory (workspace) that it may take",
     says="Divided into micro-batches, each convolution fits faster algorithms into the same "
     f"workspace and computes the same result: convolutions of AlexNet run {_P100[1]:.2f} times as "
     f"fast, iterations of ResNet-18 {PAPER['abstract']['resnet18']:.2f} times, layers of DeepBench "
     f"{PAPER['figure8']['mean']:.2f} times on average and at most "
     f"{PAPER['figure8']['largest']:.2f} times.",
+    promises=(
+        ("iterations within a memory limit become faster", "iterations.divided_faster"),
+        ("3×3 convolutions become faster", "figure8.three_by_three"),
+        ("the loss does not change", "iterations.same_loss"),
+    ),
     findings=(within_limits, without_a_limit, one_workspace),
     figure="iterations",
     look_for="On the left, dots right of 1 are networks that run faster divided than undivided "

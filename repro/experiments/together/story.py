@@ -139,6 +139,12 @@ STORY = Story(
     f"checkpointing keeps {PREDICTED['recomputing_speed']:g} of the undivided speed, growth makes "
     f"{PREDICTED['updates_over_fixed']:g} of the updates, cyclic resolution takes "
     f"{PREDICTED['cycled_time']:g} of the time.",
+    promises=(
+        ("what divides the mini-batch always fits", "limit.dividing_always_fits"),
+        ("the advice foretells what fits", "advice.fits"),
+        ("the advice foretells the time within 15 %", "advice.time"),
+        ("a combination beats each method alone", "accuracy.together_wins"),
+    ),
     findings=(fits, speed, combined),
     figure="limit",
     look_for="A row is a way to train, a panel a network. Darker marks are larger mini-batches, a "
