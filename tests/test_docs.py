@@ -80,6 +80,11 @@ class TestNumbers:
         planted = re.sub(r"(overhead_halved` .*?)\*\*not reproduced\*\*", r"\1**reproduced**", page)
         assert planted != page == REFRESH["refreshed"](planted, judged)
 
+    def test_what_readme_says_of_a_promise_is_its_verdict(self, judged):
+        page = PAGES["README.md"]
+        planted = page.replace("memory trains: **reproduced**", "memory trains: **undecided**")
+        assert planted != page == REFRESH["refreshed"](planted, judged)
+
     def test_every_paper_is_counted(self, judged):
         words = "paper", "claims", *WORDS
         (rows,) = (rows for _, rows in tables("docs/verdicts.md") if tuple(rows[0]) == words)

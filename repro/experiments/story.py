@@ -179,14 +179,14 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         costs = [effect for effect in _effects(source)[1:] if effect.ours is not None]
         best += "".join(f"<br>Costs: {report.markdown(_in_words(cost))}." for cost in costs)
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
-        kept = report.markdown("; ".join(held(source))).replace("; ", "<br>")
+        kept = "<br>".join(report.markdown(line) for line in held(source))
         rows.append(f"| {link} | {report.markdown(story.idea)} | {kept} | {best} | {counted} |")
     return "\n\n".join(
         [
             f"**Did they hold up?** {summary.lead_of(claims)} Numbers are of "
             f"{report.markdown(_labels(sources))}; most are of small networks and data that stand "
-            "in for the papers'. ×0.65 of a time is 65 % of it. Brackets hold an interval of 95 %, "
-            "or of the level that they name.",
+            "in for the papers' (quick: minutes of training, long: hours). ×0.65 of a time is 65 % "
+            "of it. Brackets hold an interval of 95 %, or of the level that they name.",
             "\n".join(rows),
             "A verdict is on one claim. Undecided: its interval admits both answers. Not run: no "
             "record here can say.",

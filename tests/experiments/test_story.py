@@ -66,6 +66,16 @@ def test_the_setup_says_what_marks_mean(source):
         assert word in text
 
 
+def test_what_a_method_promises_is_decided_by_claims_that_there_are(source):
+    known = {
+        f"{artefact.name}.{claim.key}"
+        for artefact in source.paper.artefacts.values()
+        for claim in artefact.claims
+    }
+    promises = story.story_of(source.paper).promises
+    assert len(promises) >= 3 and {claim for _, claim in promises} <= known
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["00_overview", *(load_paper(key).notebook for key in PAPERS)])
 def test_a_notebook_opens_with_what_the_reference_records_say(name):
@@ -89,6 +99,8 @@ def test_the_overview_has_a_row_for_each_paper():
     for row, source in zip(rows, sources.values(), strict=True):
         assert f"({source.paper.notebook}.ipynb)" in row and "reproduced" in row
         assert report.markdown(story.findings_of(source)[0]) in row
+        assert all(report.markdown(line) in row for line in story.held(source))
+    assert "a mini-batch beyond memory trains: reproduced<br>" in rows[0]
     counted = sum(len(artefact.claims) for artefact in sources["mbs"].paper.artefacts.values())
     assert f"{counted} claims of five papers" in text
     for name in story.overview_figures(sources):
@@ -106,7 +118,7 @@ def test_the_figure_of_all_papers_keeps_what_records_tell(monkeypatch):
     monkeypatch.setattr(story, "story_of", lambda paper: told)
     figure = story.effects_figure({"mbs": source})
     rows = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert rows == ["Micro-Batch Streaming", "gives ↑: reach (SIMULATED)"]
+    assert rows == ["Micro-Batch Streaming", "gain: reach, more is better (SIMULATED)"]
     assert figure.texts[-1].get_text().startswith("Ours: ")
 
 

@@ -96,9 +96,8 @@ def effects(look: Look) -> Iterable[Effect]:
     most = max(K)
     cost = over_alone(look("own_plan")).get(most)
     if cost is not None:
-        yield Effect.of(
-            f"time with both batch sizes over large alone (k = {most:g})", most, cost, less=True
-        )
+        label = f"time with both batch sizes over large alone, planned for ×{most:g}"
+        yield Effect.of(label, most, cost, less=True)
 
 
 _GAIN = PAPER["claims"]["cifar_gain"]

@@ -101,10 +101,14 @@ def setup(look: Look) -> Iterable[str]:
 
 def effects(look: Look) -> Iterable[Effect]:
     """Yield what dividing gives within a limit, and what it costs where there need be none."""
+    results = look("iterations")
+    ran = gains(results)
+    faster = sum(gap.interval()[0] > 0 for gap in ran.values())
     yield Effect.of(
-        "speed-up of an AlexNet iteration within a limit that binds",
+        f"speed-up of an AlexNet iteration within a limit that binds ({faster} of {len(ran)} "
+        "networks gain)",
         published("AlexNet"),
-        over_undivided(look("iterations"), "AlexNet"),
+        over_undivided(results, "AlexNet"),
     )
     gap, _, _ = measured_gain(look("figure8"), TORCH)
     yield Effect.of(
@@ -126,7 +130,7 @@ STORY = Story(
     f"{PAPER['figure8']['mean']:.2f} times on average and at most "
     f"{PAPER['figure8']['largest']:.2f} times.",
     promises=(
-        ("iterations within a memory limit become faster", "iterations.divided_faster"),
+        ("every network is faster within a memory limit", "iterations.divided_faster"),
         ("3×3 convolutions become faster", "figure8.three_by_three"),
         ("the loss does not change", "iterations.same_loss"),
     ),

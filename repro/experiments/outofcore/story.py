@@ -107,16 +107,16 @@ def effects(look: Look) -> Iterable[Effect]:
     """Yield how many times the batch size in core trains, and what an image then takes."""
     results = look("table1")
     *_, gap = reach_over(results, SIMULATED, RESNET, (CHUNKS, IN_CORE))
-    label = "largest batch size over in core"
+    label = "largest batch size over the largest in core"
     yield Effect(label, LARGEST_BATCH / IN_CORE_BATCH, math.exp(gap.mean), None, "SIMULATED")
     size, longer = slower(results, SIMULATED)
-    label = f"time of an image at {size:,} over in core"
+    label = f"time of an image in a batch of {size:,} over the largest that fits"
     yield Effect(label, 1 / CLAIMS["speed_kept"], math.exp(longer.mean), None, "SIMULATED", True)
 
 
 STORY = Story(
     idea="copy tensors that are not needed now to the host's memory, and back in time; build the "
-    "device's memory of pieces, so that gaps between tensors are no loss",
+    "device's memory of pieces, so that gaps between tensors are not lost",
     says="Swapped by a window of bytes, with memory in chunks behind virtual addresses, a "
     f"ResNet-50 trains with a batch size of {LARGEST_BATCH}, "
     f"{CLAIMS['largest_over_in_core']:g} times what {LIMIT} GB hold, at "
@@ -125,7 +125,7 @@ STORY = Story(
     promises=(
         ("7.5 times the batch that fits trains", "table1.largest_batch"),
         ("55 % of the speed is kept then", "table1.largest_speed"),
-        ("a larger batch than with the rival LMS", "table1.larger_than_lms"),
+        ("a larger batch than with LMS, another method", "table1.larger_than_lms"),
     ),
     findings=(reach, cost, against_lms),
     figure="table1",
