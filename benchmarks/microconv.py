@@ -236,8 +236,8 @@ def networks(repeats: int) -> None:
         images = torch.randn(batch, 3, side, side)
         tuned = copy.deepcopy(plain)
         report = tune(tuned, images, 512 * MIB, strict=False, cache=None)
-        kernels = [entry for entry in report.kernels if entry.division]
-        divided = sum(len(entry.division.parts) > 1 for entry in kernels if entry.division)
+        kernels = [entry.division for entry in report.kernels if entry.division]
+        divided = sum(len(division.parts) > 1 for division in kernels)
 
         def forward(model: nn.Module, images: torch.Tensor = images) -> None:
             with torch.no_grad():

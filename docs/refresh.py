@@ -14,7 +14,7 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.judging import WORDS
 from repro.experiments.sources import find_source, results_of
 from repro.experiments.story import story_of
-from repro.experiments.summary import counts, verdicts
+from repro.experiments.summary import counts, in_words, verdicts
 from repro.measure.files import replacing
 
 ROOT = paths.ROOT
@@ -51,11 +51,6 @@ def excerpt(evidence: str) -> str:
     ]
     text = "; ".join(parts[:SHOWN]) + (" …" if len(parts) > SHOWN else "")
     return text.replace("|", "\\|")
-
-
-def in_words(numbers: Mapping[str, int]) -> str:
-    """Return counts of verdicts as a list, without those that are nought."""
-    return ", ".join(f"{number} {word}" for word, number in numbers.items() if number)
 
 
 def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:

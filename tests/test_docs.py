@@ -90,6 +90,7 @@ class TestNumbers:
         (rows,) = (rows for _, rows in tables("docs/verdicts.md") if tuple(rows[0]) == words)
         assert [row[0] for row in rows[1:]] == [load_paper(key).title for key in PAPERS]
         readme = table_with("README.md", "method", "idea")
+        assert len(REFRESH["_OF_A_PAPER"].findall(PAGES["README.md"])) == len(PAPERS)
         for (*_, counted), key in zip(readme, PAPERS, strict=True):
             total = sum(int(number) for number in _NUMBER.findall(counted))
             assert total == len(judged[key])

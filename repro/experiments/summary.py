@@ -293,14 +293,16 @@ def lead_of(rows: Sequence[Row]) -> str:
     """Return how many claims there are, of the papers and of our study, and their verdicts."""
     ours = [row for row in rows if row["artefact"].startswith("together/")]
     papers = [row for row in rows if not row["artefact"].startswith("together/")]
-    lead = f"{len(papers)} claims of five papers: {_counted(papers)}."
+    lead = f"{len(papers)} claims of five papers: {in_words(counts(papers))}."
     if ours:
-        lead += f" {len(ours)} of our own study, which puts the methods together: {_counted(ours)}."
+        told = in_words(counts(ours))
+        lead += f" {len(ours)} of our own study, which puts the methods together: {told}."
     return lead
 
 
-def _counted(rows: Sequence[Row]) -> str:
-    return ", ".join(f"{count} {word}" for word, count in counts(rows).items() if count)
+def in_words(numbers: Mapping[str, int]) -> str:
+    """Return counts of verdicts as a list, without those that are nought."""
+    return ", ".join(f"{number} {word}" for word, number in numbers.items() if number)
 
 
 def record_rows(source: Source, results: Results) -> list[Row]:

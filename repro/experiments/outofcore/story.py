@@ -123,8 +123,8 @@ STORY = Story(
     f"{100 * CLAIMS['speed_kept']:g} % of the speed, and a {CLAIMS['over_lms']:g} times larger "
     "network than the state of the art (LMS), faster.",
     promises=(
-        ("7.5 times the batch that fits trains", "table1.largest_batch"),
-        ("55 % of the speed is kept then", "table1.largest_speed"),
+        ("7.5 times the batch that fits trains (simulated V100)", "table1.largest_batch"),
+        ("55 % of the speed is kept then (simulated V100)", "table1.largest_speed"),
         ("a larger batch than with LMS, another method", "table1.larger_than_lms"),
     ),
     findings=(reach, cost, against_lms),
