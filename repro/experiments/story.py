@@ -115,14 +115,15 @@ def findings_of(source: Source) -> list[str]:
 
 
 def held(source: Source) -> list[str]:
-    """Return what a method promises, each with the verdict on it."""
+    """Return what a method promises, each behind the verdict on it, as Markdown."""
     words = {}
     for name in {claim.partition(".")[0] for _, claim in story_of(source.paper).promises}:
         artefact = source.paper.artefacts[name]
         rows = summary.verdicts(source.paper, artefact, results_of(artefact, source))
         for claim, row in zip(artefact.claims, rows, strict=True):
             words[f"{name}.{claim.key}"] = row["verdict"]
-    return [f"{text}: {words[claim]}" for text, claim in story_of(source.paper).promises]
+    promises = story_of(source.paper).promises
+    return [f"**{words[claim]}:** {report.markdown(text)}" for text, claim in promises]
 
 
 def opening(source: Source, picture: str = "") -> str:
@@ -179,7 +180,7 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         costs = [effect for effect in _effects(source)[1:] if effect.ours is not None]
         best += "".join(f"<br>Costs: {report.markdown(_in_words(cost))}." for cost in costs)
         link = f"**[{paper.title}]({paper.notebook}.ipynb)**"
-        kept = "<br>".join(report.markdown(line) for line in held(source))
+        kept = "<br>".join(held(source))
         rows.append(f"| {link} | {report.markdown(story.idea)} | {kept} | {best} | {counted} |")
     return "\n\n".join(
         [

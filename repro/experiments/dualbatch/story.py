@@ -96,7 +96,7 @@ def effects(look: Look) -> Iterable[Effect]:
     most = max(K)
     cost = over_alone(look("own_plan")).get(most)
     if cost is not None:
-        label = f"time with both batch sizes over large alone, planned for ×{most:g}"
+        label = f"time with both batch sizes, planned to be ×{most:g}, over large alone"
         yield Effect.of(label, most, cost, less=True)
 
 
