@@ -27,11 +27,11 @@ class TestAccuracy:
         assert "(the paper: -0.72, 11.3 times fewer)" in said
         assert "(the paper: +0.00, 5.3 times fewer)" in said
         # A gap of exactly the margin is not certainly within it.
-        assert "-0.72 [" in said and "on 2 of 3 tasks" in said
+        assert "-0.72 [" in said and "On 2 of 3 tasks" in said
 
     def test_what_failed_is_said(self):
         said = story.accuracy(ending(-5.0))
-        assert "-5.72 [" in said and "certainly below it on 3." in said
+        assert "-5.72 [" in said and "on 3 it certainly ends below." in said
         assert "on 0 of 3 tasks" in said
 
     def test_a_stand_in_is_named(self):

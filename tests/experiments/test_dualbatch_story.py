@@ -14,19 +14,19 @@ def told(number, **world):
 
 
 def test_times_of_real_workers():
-    assert "×0.65): reproduced" in told(0) and "×0.90): reproduced" in told(0)
-    slower = told(0, cycled=lambda side, highest: 1.0 if side == highest else 1.2)
+    assert "×0.65): reproduced" in told(1) and "×0.90): reproduced" in told(1)
+    slower = told(1, cycled=lambda side, highest: 1.0 if side == highest else 1.2)
     assert slower.count("not reproduced") == 2 and "×1.13" in slower
 
 
 def test_gains():
-    said = told(1)
+    said = told(0)
     assert "+2.3 to +2.9 points" in said and "6 of 6 intervals above 0: reproduced" in said
     assert "hybrid scheme with three gains +3.30" in said
     assert "At a rate tuned for each, three gain +2.90 " in said
-    open_ = told(1, spread=4.0)
+    open_ = told(0, spread=4.0)
     assert open_.count("undecided") == 2 and "reproduced" not in open_
-    none = told(1, accuracy=lambda config: 67.8)
+    none = told(0, accuracy=lambda config: 67.8)
     assert "0 of 6 intervals above 0: not reproduced" in none and "gains +0.00" in none
 
 

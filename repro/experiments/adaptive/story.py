@@ -158,6 +158,8 @@ def effects(look: Look) -> Iterable[Effect]:
     )
 
 
+_NODES, _SPEEDUP = PAPER[CIFAR]["speedups"]["theta"]
+
 STORY = Story(
     idea="begin with a small batch; let batch and learning rate grow once θ, the fall of the cost "
     "over the distance that the weights moved, has peaked; average gradients while others are "
@@ -168,7 +170,7 @@ STORY = Story(
     promises=(
         ("a growing batch keeps the accuracy of a small one", "figure10.theta_keeps_up"),
         ("growing batch and rate beats growing the batch alone", "figure10.scheduled_below_theta"),
-        ("a speed-up of 64.64 on 256 nodes", "figure11.theta_speedup"),
+        (f"a speed-up of {_SPEEDUP} on {_NODES} nodes", "figure11.theta_speedup"),
     ),
     findings=(accuracy, rival, speed),
     figure="figure10",
