@@ -32,7 +32,7 @@ class TestAccuracy:
     def test_what_failed_is_said(self):
         said = story.accuracy(ending(-5.0))
         assert "-5.72 [" in said and "on 3 it certainly ends below." in said
-        assert "on 0 of 3 tasks" in said
+        assert "On 0 of 3 tasks" in said
 
     def test_a_stand_in_is_named(self):
         own = results_of("figure4", World(spread=0.01), "quick",
