@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
+from repro.experiments.design import (
+    LONG,
+    Chosen,
+    Exhibit,
+    Expectation,
+    Results,
+    Run,
+    claim,
+)
 from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.settings import (
     PAPER,
@@ -53,7 +61,7 @@ _SMALL_WORKERS = {"small": WORKERS, "large": 0, "dual": SMALL}
 def runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return a training of each kind, with one schedule and without warm-up."""
     (row,) = [r for r in PAPER["table2"]["rows"] if (r["k"], r["n_small"]) == (K[1], SMALL)]
-    at_scale = profile in ("gpu", "paper")
+    at_scale = profile in (LONG, "gpu", "paper")
     trainings = []
     for kind in KINDS:
         run = table5_training(profile, chosen, K[1], SMALL if kind == "dual" else 0)
@@ -269,6 +277,7 @@ def test_loss(results: Results, expected: Expectation) -> Verdict:
 
 
 FLATNESS = Exhibit(
+    long=True,
     runs=runs,
     table=table,
     figure=draw,
@@ -338,6 +347,7 @@ def _draw_line(axis: Any, records: Sequence[Record], colour: str) -> None:
 
 
 FIGURE1 = Exhibit(
+    long=True,
     runs=runs,
     table=figure1_table,
     figure=figure1,

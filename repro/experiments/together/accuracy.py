@@ -417,6 +417,7 @@ def together_wins(results: Results, expected: Expectation) -> Verdict:
 
 
 ACCURACY = Exhibit(
+    long=True,
     runs=runs,
     table=table,
     figure=figure,

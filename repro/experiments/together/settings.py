@@ -101,7 +101,7 @@ _FEWER: Mapping[str, Mapping[str, Sequence[int]]] = {
 }
 _TUNED_POLICY = {"smoke": "undivided", "quick": "undivided", "gpu": "powerOfTwo", "paper": "all"}
 WARMUP = {"smoke": 0, "quick": 1, "gpu": 2, "paper": 2}  # beside the steps that are watched before
-REPEATS = {"smoke": 2, "quick": 7, "gpu": 10, "paper": 30}
+REPEATS = {"smoke": 2, "quick": 7, "long": 15, "gpu": 10, "paper": 30}
 
 
 def modes_of(profile: str, network: str) -> tuple[str, ...]:
@@ -282,6 +282,15 @@ _SCALE: dict[str, dict[str, Any]] = {
         "sides": (12, 16),
         "rates": (0.02, 0.08, 0.32),
     },
+    # Half of the images and batches of gpu's, at half of the pixels.
+    "long": {
+        "model": _RESNET8,
+        "images": (6_250, 1_250, 5_000),
+        "epochs": 12,
+        "batches": (32, 128, 512),
+        "sides": (12, 16),
+        "rates": (0.02, 0.08, 0.32),
+    },
     "gpu": {
         "model": {"name": "resnet20"},
         "images": (12_500, 2_500, 10_000),
@@ -356,6 +365,6 @@ def trainings(profile: str, chosen: Mapping[str, str]) -> list[Run]:
         "sizes": [small, memory, large],
         "warmup": 1,
         "repeats": REPEATS[profile],
-        "threads": 1 if profile in ("smoke", "quick") else None,
+        "threads": 1 if profile in ("smoke", "quick", "long") else None,
     }
     return [*runs, Run(PACE, timed, seeds=(0,), label="steps by size and resolution")]
