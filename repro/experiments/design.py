@@ -1,6 +1,7 @@
 """What an experiment, an artefact, a claim and a check are."""
 
 import importlib
+import statistics
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,10 +33,14 @@ __all__ = [
     "by_name",
     "check",
     "claim",
+    "of_processes",
     "reported",
 ]
 
-LONG = "long"  # trains longer what decides claims, and nothing else: `quick` shows the rest
+# Trains longer what decides claims, measures in several processes, and nothing else: `quick` shows
+# the rest.
+LONG = "long"
+PROCESSES = (0, 1, 2, 3, 4)  # by which it measures, as seeds of runs
 COMPUTING_PROFILES = ("smoke", "quick", LONG, "gpu", "paper")
 PROFILES = ("view", *COMPUTING_PROFILES)
 SEEDS = {
@@ -179,6 +184,15 @@ class Results:
             raise NotRun("no records")
         return record
 
+    def measured(self, experiment: str, **config: Any) -> Record:
+        """Return a measurement, of several processes as one record; see `of_processes`.
+
+        Raises:
+            NotRun: There is none.
+        """
+        self.need(experiment, **config)
+        return of_processes(self.ok(experiment, **config))
+
     @property
     def missing(self) -> int:
         """How many runs have no record."""
@@ -188,6 +202,49 @@ class Results:
     def failed(self) -> list[Record]:
         """The records whose run ended in an error other than out-of-memory."""
         return [record for record in self.records if record.status == "failed"]
+
+
+def of_processes(records: Sequence[Record]) -> Record:
+    """Return the measurement of several processes as one record.
+
+    Rounds of one process share what it drew, such as where its memory lies: each process counts
+    once, and a timing's samples are the processes' medians. Metrics are medians over the processes
+    where they are numbers; what cannot have a median is the first one's.
+
+    Args:
+        records: Of one configuration, one each; a single one is returned as it is.
+
+    Raises:
+        NotRun: They are of several devices.
+    """
+    first, *others = one_machine(records)
+    if not others:
+        return first
+    timings = {
+        name: timing
+        | {"samples_s": [statistics.median(r.timings[name]["samples_s"]) for r in records]}
+        for name, timing in first.timings.items()
+        if all(name in record.timings for record in others)
+    }
+    metrics = _median([record.metrics for record in records])
+    return replace(first, timings=timings, metrics=metrics)
+
+
+def _median(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        return {
+            key: _median([value[key] for value in values])
+            for key in first
+            if all(isinstance(value, dict) and key in value for value in values)
+        }
+    if isinstance(first, list):
+        if any(not isinstance(value, list) or len(value) != len(first) for value in values):
+            return first
+        return [_median(list(items)) for items in zip(*values, strict=True)]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        return first
+    return first if all(value == first for value in values) else statistics.median(values)
 
 
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:
@@ -214,8 +271,8 @@ class Expectation:
         expect: The word expected under the profile `quick`, and nothing more.
         why: The reason.
         written: When.
-        long: ``expect``, ``why`` and ``written`` under the profile `long`; None where it does not
-            run what the claim needs.
+        long: ``expect``, ``why``, ``written`` and ``seen`` under the profile `long`; None where it
+            does not run what the claim needs.
         margin: What still counts as the same, in the evidence's unit or as a share; by case where
             they differ; or where it stands in ``reported/PAPER.toml``, from which the check takes
             it.
@@ -223,6 +280,7 @@ class Expectation:
         effect: Where the paper's effect stands in ``reported/PAPER.toml``; ``*`` is any name.
         sd: The spread of one value that was assumed, None where nothing is known of it.
         n: Seeds or repeats a cell.
+        seen: Experiments of which a record that is judged was there when it was written.
     """
 
     test: str
@@ -234,6 +292,7 @@ class Expectation:
     effect: str = ""
     sd: float | None = None
     n: int | None = None
+    seen: Sequence[str] = ()
     long: Mapping[str, Any] | None = None
 
     TESTS = ("higher", "lower", "same", "exact")
@@ -249,8 +308,8 @@ class Expectation:
         ):
             raise ValueError("a sameness, and nothing else, has a margin with its source")
         if self.long is not None:
-            if set(self.long) != {"expect", "why", "written"}:
-                raise ValueError("long has expect, why and written, and nothing else")
+            if set(self.long) - {"seen"} != {"expect", "why", "written"}:
+                raise ValueError("long has expect, why and written, perhaps seen, and nothing else")
             self.under(LONG)  # says what is wrong with them
 
     def under(self, profile: str) -> "Expectation":

@@ -280,6 +280,31 @@ def paired(
     )
 
 
+def in_turns(
+    first: Sequence[float], second: Sequence[float], digits: int = 2, *, trials: str = "rounds"
+) -> Gap:
+    """Return the ratio of positive values that were taken in turns, first over second.
+
+    A slow spell of the machine meets both values of a round, so that the rounds' own ratios count,
+    and their spread makes the error.
+
+    Args:
+        first: Such as times of one way, by round.
+        second: Of the other way, of the same rounds.
+        digits: Behind the point, in words.
+        trials: What the values are; ``processes`` where each is the median of one.
+
+    Raises:
+        NotRun: They are empty.
+        ValueError: They are not of one length, or a value is not above 0.
+    """
+    wrong = [value for value in (*first, *second) if not value > 0]
+    if wrong:
+        raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
+    ours, theirs = ([math.log(value) for value in values] for values in (first, second))
+    return replace(paired(ours, theirs, digits=digits), log=True, trials=trials)
+
+
 def exactly(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Gap:
     """Return a value that is the same in every run, such as a count of bytes, as a gap.
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments import claims
 from repro.experiments import forecast as forecasting
 from repro.experiments.arguments import check_device
-from repro.experiments.design import SEEDS, Experiment, Outcome, Paper, Run, UsageError
+from repro.experiments.design import LONG, SEEDS, Experiment, Outcome, Paper, Run, UsageError
 from repro.experiments.workers import WorkerDied, Workers
 from repro.records import (
     CorruptRecordWarning,
@@ -153,6 +153,7 @@ def survey(
     steps = _steps(paper, runs, setting)
     records, problems = store.read(paper.key)
     known = {key: record for record in records for key in standing_keys(paper, record)}
+
     missing = [step for step in steps if _is_left(known.get(step.key), setting)]
     for step in missing:
         store.find(paper.key, step.run.experiment, step.key)
@@ -206,7 +207,8 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
     in both, also of a failure that stands. What another process computes at the same time is left
     to it (see `claims`), and waited for at the end; where that one dies, it is computed here.
     Runs that measure nothing are given to `workers`, where there are any; all others follow when
-    those have ended, one at a time in this process.
+    those have ended, one at a time in this process; under `long` each measurement has a process of
+    its own, since it is processes that repeat it.
 
     Raises:
         UsageError: The device is not there, or the machine lacks something that a run needs.
@@ -268,6 +270,16 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         needed = forecast.expected(_name(step.run)) or 0.0
         return time.monotonic() + needed <= setting.until
 
+    def compute(step: Step, standing: Record | None) -> tuple[Record, float | None] | None:
+        work = step, standing
+        if setting.profile == LONG and _name(step.run) in alone:
+            try:
+                ((_, made),) = own.map(partial(settle, paper, setting, store), [work])
+                return made
+            except WorkerDied as died:
+                tell(f"{named(step)}: {died}; it is computed by this process")
+        return settle(paper, setting, store, work)
+
     missing = [step for step in steps if _is_left(known.get(step.key), setting)]
     ahead = Counter(_name(step.run) for step in missing)
     alone = {
@@ -281,6 +293,7 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
     with (
         accelerator.on(setting.device),
         Bar(paper.key, len(steps), shown=interactive) as bar,
+        Workers(1, each_new=True) as own,
     ):
         shared = [
             (step, known.get(step.key))
@@ -317,7 +330,7 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
                 if not goes_on(step):
                     tally.left += 1
                     continue
-                made = settle(paper, setting, store, (step, standing))
+                made = compute(step, standing)
                 if made is not None:
                     account(step, *made)
                 else:

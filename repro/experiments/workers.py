@@ -33,10 +33,14 @@ class Workers:
 
     Args:
         count: How many; less than two are none, and `map` is not to be called.
+        each_new: Whether every item gets a process that has computed nothing before: what is
+            measured in it shares no place in memory with what was measured before. Here one will
+            do.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, each_new: bool = False) -> None:
         self.count = count
+        self._most_items = 1 if each_new else None
         self._pool: concurrent.futures.ProcessPoolExecutor | None = None
 
     def __bool__(self) -> bool:
@@ -73,7 +77,7 @@ class Workers:
             spawning = multiprocessing.get_context("spawn")
             ends, self._alive = spawning.Pipe(duplex=False)
             self._pool = concurrent.futures.ProcessPoolExecutor(
-                self.count, spawning, _begin, (ends,)
+                self.count, spawning, _begin, (ends,), max_tasks_per_child=self._most_items
             )
         try:
             running: dict[concurrent.futures.Future[Result], Item] = {}

@@ -134,6 +134,62 @@ class TestFigure3:
             assert seconds == pytest.approx(1e3 * (1e-6 * 32**2 * sizes + 3.2e-3))
 
 
+def by_processes(artefact, change, **world):
+    """Return results of several processes, after `change` of each one's timings by its number."""
+    found = results(artefact, World(**world), "long")
+    timed = [record for record in found.records if record.experiment == "times"]
+    assert len(timed) == 5
+    for record in timed:
+        for name, timing in record.timings.items():
+            timing["samples_s"] = [
+                change(record.seed, name, second) for second in timing["samples_s"]
+            ]
+        for fit in record.metrics["fits"]:  # of the steps' medians
+            fit["seconds"] = [change(record.seed, "step of", second) for second in fit["seconds"]]
+    return found
+
+
+def verdict(target, found):
+    judged = made.verdict(f"dualbatch/{target}", found)
+    return judged.word, judged.evidence
+
+
+class TestSeveralProcesses:
+    def test_a_slow_process_is_slow_in_all_and_no_error_of_predictions(self):
+        found = by_processes("figure4", lambda seed, name, s: s * 1.5**seed, noise=0.0)
+        word, evidence = verdict("figure4/equation2", found)
+        assert word == "reproduced" and "18 within" in evidence
+
+    def test_a_round_counts_no_more_than_its_process(self):
+        def one_is_odd(seed, name, seconds):
+            return seconds * (1.5 if seed == 0 and "step of" not in name else 1)
+
+        odd = by_processes("figure4", one_is_odd, noise=0.0)
+        word, evidence = verdict("figure4/equation2", odd)
+        assert word == "undecided" and "processes a cell would decide" in evidence
+        all_are = by_processes("figure4", lambda seed, name, s: s * (1 + 0.1 * ("step of" in name)),
+                               noise=0.0)  # fmt: skip
+        assert verdict("figure4/equation2", all_are)[0] == "not reproduced"
+
+    def test_bars_are_of_processes(self):
+        found = by_processes("figure3", lambda seed, name, s: s * (1 + seed), noise=0.0)
+        from repro.experiments.dualbatch.times import figure3
+
+        drawn = figure3(found)
+        assert any("all processes" in text for text in legend_of(drawn))
+        assert legend_of(drawn).count("ours: median (bar: all processes)") == 1
+
+    def test_shares_are_of_each_process_own_plan(self):
+        found = results("table4", World(noise=0.0), "long")
+        word, evidence = verdict("table4/shares_predicted", found)
+        assert word == "reproduced" and "spread of a median 0.0 %" in evidence
+        (late, *_) = (r for r in found.records if r.experiment == "times")
+        for row in late.metrics["shares"]:
+            if "measured_s" in row:
+                row["measured_s"] *= 2
+        assert verdict("table4/shares_predicted", found)[0] == "undecided"
+
+
 class TestFigure4:
     def test_table(self):
         slow = World(epoch=lambda side, n: 1.1, noise=0.0)

@@ -149,10 +149,11 @@ def too_early(paper: Any, seen: list[str], rows: dict[str, Any], stores: dict[An
             continue
         source = Source(paper, {(device, profile): store})
         for name, own in rows.items():
-            started = [r.started for r in results_of(paper.artefacts[name], source).records]
+            records = results_of(paper.artefacts[name], source).records
             for key, row in own.items():
-                written = row.under(profile).written
-                late = [when for when in started if datetime.fromisoformat(when) <= written]
+                said = row.under(profile)
+                started = [r.started for r in records if r.experiment not in said.seen]
+                late = [when for when in started if datetime.fromisoformat(when) <= said.written]
                 found += [(name, key, when) for when in late]
     return found
 

@@ -24,6 +24,7 @@ from repro.experiments.judging import (
     equivalence,
     exactly,
     in_all_cases,
+    in_turns,
     paired,
     ratio,
     seeds_to_decide,
@@ -214,6 +215,18 @@ class TestPaired:
             0.5 / math.sqrt(12) / math.sqrt(2)
         )
         assert paired([1.0, 2.0], [1.0, 2.0]).interval() == (0.0, 0.0)
+
+    def test_a_ratio_in_turns_is_free_of_what_a_round_shares(self):
+        random = np.random.default_rng(0)
+        slow = np.exp(random.normal(size=8))  # spells of the machine
+        one, other = (slow * np.exp(0.01 * random.normal(size=8)) for _ in range(2))
+        found = in_turns(list(3 * one), list(other), trials="processes")
+        theirs = stats.ttest_rel(np.log(3 * one), np.log(other)).confidence_interval(0.95)
+        assert found.log and found.trials == "processes"
+        assert found.interval() == pytest.approx((theirs.low, theirs.high))
+        assert ratio(list(3 * one), list(other)).error > 10 * found.error
+        with pytest.raises(ValueError, match="above 0, got 0"):
+            in_turns([1.0, 2.0], [0, 1.0])
 
     def test_what_has_no_pairs(self):
         assert math.isnan(paired([1.0], [2.0], resolution=0.5).error)

@@ -26,6 +26,7 @@ from repro.experiments.design import (
     Run,
     by_name,
 )
+from repro.experiments.judging import NotRun
 from repro.experiments.running import Setting, UsageError
 from repro.experiments.sources import LOCAL, Source
 from repro.measure import Timing, accelerator
@@ -343,6 +344,29 @@ class TestResults:
     def test_of_an_empty_store(self, toy, store):
         results = self.gather(toy, store)
         assert (results.records, results.missing, results.stale) == ([], 2, [])
+
+    def test_a_measurement_of_several_processes_is_one_of_their_medians(self, make_record):
+        run = Run("add", {"x": 1}, seeds=(0, 1, 2))
+        made = [
+            make_record(
+                "add",
+                paper="toy",
+                key=f"{seed:024d}",
+                config=run.config,
+                seed=seed,
+                timings={"step": {"samples_s": [seconds, seconds, 9.0], "warmup": 1}},
+                metrics={"fit": {"a": a, "side": 16}, "rows": [a, "x"], "held": True, "odd": odd},
+            )
+            for seed, seconds, a, odd in ((0, 1.0, 5, [1]), (1, 2.0, 1, [2, 3]), (2, 8.0, 4, [4]))
+        ]
+        results = Results([run], (0,), made)
+        merged = results.measured("add", x=1)
+        assert merged.timings == {"step": {"samples_s": [1.0, 2.0, 8.0], "warmup": 1}}
+        assert merged.metrics == {
+            "fit": {"a": 4, "side": 16}, "rows": [4, "x"], "held": True, "odd": [1]}  # fmt: skip
+        assert Results([run], (0,), made[:1]).measured("add", x=1) is made[0]
+        with pytest.raises(NotRun):
+            Results([run], (0,), []).measured("add", x=1)
 
     def test_only_the_artefacts_records_by_seed(self, toy, store):
         execute(toy, store)

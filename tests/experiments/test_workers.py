@@ -59,6 +59,22 @@ def execute(store: RecordStore, **config) -> tuple[running.Tally, list[str]]:
     return tally, said
 
 
+@pytest.mark.slow
+def test_under_long_each_measurement_has_a_process_of_its_own(tmp_path):
+    store = RecordStore(tmp_path)
+    runs = [Run("time", {}), Run("time", {"kill": 2, "x": 1})]
+    said: list[str] = []
+    setting = Setting("long", "cpu", seeds=(0, 1, 2))
+    tally = running.execute(PAPER, runs, setting, store, said.append)
+    assert tally == replace(running.Tally(), done=6)
+    records, _ = store.read("toy")
+    processes = [record.metrics["process"] for record in records]
+    assert len(set(processes)) == 6
+    # One was killed, and its run computed here.
+    assert processes.count(os.getpid()) == 1
+    assert sum("it is computed by this process" in line for line in said) == 1
+
+
 def test_the_longest_run_is_begun_first(tmp_path, monkeypatch, make_record):
     monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
     reference = RecordStore(tmp_path / "reference" / "cpu" / "quick")

@@ -83,11 +83,15 @@ def described(records: Sequence[Record]) -> Iterable[str]:
     trained = [record for record in records if record.experiment in TRAINED]
     if trained:
         yield from _trained(trained)
-    for record in records:
-        if record.experiment in ("times", "memory") and record.status == "ok":
-            yield _measured(record)
-        if record.experiment == "wall" and record.status == "ok":
-            yield from _on_the_wall(record)
+    ok = [record for record in records if record.status == "ok"]
+    for record in ok:
+        if record.experiment == "memory":
+            yield _memory(record)
+    timed, walls = ([r for r in ok if r.experiment == name] for name in ("times", "wall"))
+    if timed:
+        yield _timed(timed)
+    if walls:
+        yield from _on_the_wall(walls)
 
 
 def _trained(records: Sequence[Record]) -> Iterable[str]:
@@ -163,15 +167,22 @@ def _model(config: Mapping[str, Any]) -> str:
     return f"{name}{f' ({options})' if options else ''}{end}{small}"
 
 
-def _measured(record: Record) -> str:
+def _timed(records: Sequence[Record]) -> str:
+    config = records[0].config
+    sides = " and ".join(map(str, config["resolutions"]))
+    return (
+        f"Times in {config['role']}'s place: {network(config)} at {sides} pixels, SYNTHETIC "
+        f"images (random numbers) on the device, {config['samples']:,} in an epoch; medians of "
+        f"{config['repeats']} turns{_by_processes(records)}."
+    )
+
+
+def _by_processes(records: Sequence[Record]) -> str:
+    return f", in each of {len(records)} processes" if len(records) > 1 else ""
+
+
+def _memory(record: Record) -> str:
     config = record.config
-    if record.experiment == "times":
-        sides = " and ".join(map(str, config["resolutions"]))
-        return (
-            f"Times in {config['role']}'s place: {network(config)} at {sides} pixels, SYNTHETIC "
-            f"images (random numbers) on the device, {config['samples']:,} in an epoch; medians, "
-            "timed in turns."
-        )
     limit = config["limit_bytes"] or record.metrics.get("limit_bytes", 0)
     how = "over live tensors" if record.device["type"] == "cpu" else "a share of the card"
     return (
@@ -180,7 +191,8 @@ def _measured(record: Record) -> str:
     )
 
 
-def _on_the_wall(record: Record) -> Iterable[str]:
+def _on_the_wall(records: Sequence[Record]) -> Iterable[str]:
+    record = records[0]
     devices = record.metrics["devices"]
     if not record.metrics["parts"]:
         yield f"Two real workers were not timed: they would share {devices} core or accelerator."
@@ -193,7 +205,7 @@ def _on_the_wall(record: Record) -> Iterable[str]:
     yield (
         f"Two real workers on Ray, with a core or an accelerator each (there were {devices}): "
         f"{parts}; SYNTHETIC images (random numbers), {record.config['rounds']} rounds in turns "
-        "after one that warms up."
+        f"after one that warms up{_by_processes(records)}."
     )
 
 

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import Results, Run, reported
+from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
 from repro.records import Record
 
 PAPER = reported("dualbatch")
@@ -355,7 +356,13 @@ _ALL_TIMED = (
 
 
 def step_times(profile: str) -> Run:
-    """Return the timing of steps at both resolutions, and of the shares of Table 4."""
+    """Return the timing of steps at both resolutions, and of the shares of Table 4.
+
+    Under `long` of quick's epochs, in more turns and by several processes.
+    """
+    if profile == LONG:
+        run = step_times("quick")
+        return replace(run, config=run.config | {"repeats": 21}, seeds=PROCESSES)
     scale = SCALE[profile]
     sizes = sorted({scaled(profile, size) for size in _TIMED.get(profile, _ALL_TIMED)})
     large = PAPER["table6"]["cifar"]["large_batches"]
@@ -457,8 +464,8 @@ def solved_rows(results: Results, table: str) -> list[dict[str, Any]]:
 
 def measured(results: Results, experiment: str, role: str) -> dict[str, Any]:
     """Return the metrics of a measurement, empty where there is none."""
-    record = results.first(experiment, role=role)
-    return record.metrics if record else {}
+    there = results.first(experiment, role=role)
+    return results.measured(experiment, role=role).metrics if there else {}
 
 
 def config_of(results: Results, experiment: str, role: str) -> dict[str, Any]:

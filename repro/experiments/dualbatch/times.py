@@ -5,7 +5,7 @@ Figures 3 and 4 and Table 4; what equations 4 to 8 make of such times is in `pla
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from repro.experiments.design import (
     Results,
     Run,
     claim,
+    one_machine,
 )
 from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.settings import (
@@ -51,7 +52,6 @@ from repro.experiments.judging import (
     direction,
     equivalence,
     exactly,
-    ratio,
 )
 from repro.records import Record
 from repro.report import DASH
@@ -215,7 +215,15 @@ RAW = "raw measurements"
 
 
 def _ours(results: Results, side: int) -> str:
-    return whose(results.ok("times", role=CIFAR), f"{side} px")
+    return whose(results.ok("times", role=CIFAR)[:1], f"{side} px")
+
+
+def _measured(results: Results) -> list[Record]:
+    return [results.measured("times", role=CIFAR)] if results.ok("times", role=CIFAR) else []
+
+
+def _bars(results: Results) -> str:
+    return f"median (bar: all {'processes' if _trials(results) == 'processes' else 'turns'})"
 
 
 def _papers(framework: str) -> str:
@@ -225,7 +233,7 @@ def _papers(framework: str) -> str:
 def figure3(results: Results) -> "Figure":
     """Draw the time of a batch against its size, here and in the authors' data."""
     panels: dict[str, Series] = {}
-    for record in results.ok("times", role=CIFAR):
+    for record in _measured(results):
         sizes = record.config["batch_sizes"]
         for fit in record.metrics["fits"]:
             line = [fit["a"] * n + fit["b"] for n in sizes]
@@ -236,14 +244,14 @@ def figure3(results: Results) -> "Figure":
     for name, fit in frameworks(results).items():
         line = [fit["a"] * n + fit["b"] for n in fit["batches"]]
         panels[_papers(name)] = Series(fit["batches"], fit["per_batch_s"], line, paper=True)
-    names = ("median (bar: all turns)", "fitted a x + b")
+    names = (_bars(results), "fitted a x + b")
     return draw_fits(panels, "time of a batch (ms)", names, unit=1e3)
 
 
 def figure4(results: Results) -> "Figure":
     """Draw the time of an epoch, measured and by equation 2."""
     panels: dict[str, Series] = {}
-    for record in results.ok("times", role=CIFAR):
+    for record in _measured(results):
         pairs = zip(record.metrics["fits"], record.metrics["passes"], strict=True)
         for fit, epochs in pairs:
             sizes, points, line = (
@@ -254,7 +262,7 @@ def figure4(results: Results) -> "Figure":
     for name, fit in frameworks(results).items():
         series = Series(fit["batches"], fit["epoch_s"], fit["predicted_s"], paper=True)
         panels[_papers(name)] = series
-    names = ("median (bar: all turns)", "equation 2")
+    names = (_bars(results), "equation 2")
     return draw_fits(panels, "time of an epoch (s)", names)
 
 
@@ -271,7 +279,7 @@ def raw_fits(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def _each_side(results: Results, judge: Callable[[Record, int], Part]) -> Verdict:
-    record = results.need("times", role=CIFAR)
+    record = results.measured("times", role=CIFAR)
     return combine([judge(record, side) for side in record.config["resolutions"]])
 
 
@@ -286,7 +294,8 @@ def line(results: Results, expected: Expectation) -> Verdict:
     """Judge how steps timed in turns bend."""
 
     def judge(record: Record, side: int) -> Part:
-        return equivalence(f"{side} px", bend(step_samples(record, side)), ERROR_PERCENT)
+        gap = replace(bend(step_samples(record, side)), trials=_trials(results))
+        return equivalence(f"{side} px", gap, ERROR_PERCENT)
 
     return _each_side(results, judge)
 
@@ -333,6 +342,7 @@ def predictable(results: Results, expected: Expectation) -> Verdict:
 
 
 FIGURE3 = Exhibit(
+    long=True,
     runs=runs,
     table=line_table,
     figure=figure3,
@@ -376,6 +386,22 @@ def falls_published(results: Results, expected: Expectation) -> Verdict:
     )
 
 
+def _trials(results: Results) -> str:
+    return "processes" if len(results.ok("times", role=CIFAR)) > 1 else "rounds"
+
+
+def _over_predicted(cells: Mapping[str, Sequence[float]], trials: str) -> dict[str, Gap]:
+    """Return times over predictions by cell, given as logarithms, one for each trial."""
+    spread = Spread.pooled(cells.values())
+    gaps = {}
+    for name, logs in cells.items():
+        mean, error = math.fsum(logs) / len(logs), spread.sd / math.sqrt(len(logs))
+        # Two cells of such a spread have a difference with this error.
+        sd = spread.sd / math.sqrt(2)
+        gaps[name] = Gap(mean, error, spread.dof, sd, log=True, digits=3, trials=trials)
+    return gaps
+
+
 def _above_0(predicted: float) -> None:
     if predicted <= 0:
         raise NotRun("times scatter so much that a fitted line predicts one of 0 or less")
@@ -388,21 +414,20 @@ def _above_0(predicted: float) -> None:
     "Section 3.2",
 )
 def equation2(results: Results, expected: Expectation) -> Verdict:
-    """Judge epochs against the line through the steps of the same turns."""
-    record = results.need("times", role=CIFAR)
+    """Judge epochs against the line through the steps of the same turns, or processes."""
+    record = results.measured("times", role=CIFAR)
     samples = record.config["samples"]
-    gaps = {}
+    cells = {}
     for fit in record.metrics["fits"]:
         side = fit["resolution"]
-        epochs = epoch_samples(record, side)
         fitted = lines(step_samples(record, side), fit["seconds"])
-        predicted = {n: [(a * n + b) * math.ceil(samples / n) for a, b in fitted] for n in epochs}
-        _above_0(min(map(min, predicted.values())))
-        spread = Spread.pooled_logs([*epochs.values(), *predicted.values()])
-        for n, seconds in epochs.items():
-            gaps[f"{side} px, batch size {n}:"] = ratio(
-                seconds, predicted[n], spread, digits=3, trials="rounds"
-            )
+        for n, seconds in epoch_samples(record, side).items():
+            predicted = [(a * n + b) * math.ceil(samples / n) for a, b in fitted]
+            _above_0(min(predicted))
+            cells[f"{side} px, batch size {n}:"] = [
+                math.log(second / due) for second, due in zip(seconds, predicted, strict=True)
+            ]
+    gaps = _over_predicted(cells, _trials(results))
     return all_within(gaps, "batch sizes and resolutions", ERROR_PERCENT)
 
 
@@ -427,6 +452,7 @@ def equation2_published(results: Results, expected: Expectation) -> Verdict:
 
 
 FIGURE4 = Exhibit(
+    long=True,
     runs=runs,
     table=epoch_table,
     figure=figure4,
@@ -439,9 +465,15 @@ FIGURE4 = Exhibit(
 )
 
 
+def _first_shares(results: Results) -> list[dict[str, Any]]:
+    # Processes solve plans of their own, whose medians would be nobody's.
+    record = results.first("times", role=CIFAR)
+    return list(record.metrics["shares"]) if record else []
+
+
 def shares(results: Results) -> list[dict[str, Any]]:
-    """Return the measured shares, each batch size with its samples once for each k."""
-    rows = measured(results, "times", CIFAR).get("shares", [])
+    """Return the shares that the first process measured, each batch size with its samples once."""
+    rows = _first_shares(results)
     once = {(row["k"], row["batch"], row["samples"]): row for row in rows if "batch" in row}
     return sorted(once.values(), key=lambda row: (row["k"], row["kind"], row["batch"]))
 
@@ -483,7 +515,7 @@ def table4(results: Results) -> list[dict[str, Any]]:
                 **errors,
             }
         )
-    rows = measured(results, "times", CIFAR).get("shares", [])
+    rows = _first_shares(results)
     for k, n_small in dict.fromkeys((r["k"], r["n_small"]) for r in rows if "error" in r):
         table_rows.append({"where": f"here, {workers(n_small)}: no plan", "k": f"{k:.2f}"})
     return table_rows
@@ -495,7 +527,16 @@ def table4(results: Results) -> list[dict[str, Any]]:
     "Table 4",
 )
 def shares_predicted(results: Results, expected: Expectation) -> Verdict:
-    """Judge each share's median time.
+    """Judge each share's time, by processes where there are several."""
+    several = _trials(results) == "processes"
+    gaps, spread = (_shares_by_process if several else _shares_of_medians)(results)
+    verdict = all_within(gaps, "shares", ERROR_PERCENT)
+    scatter = f"spread of a {'median' if several else 'time'} {100 * spread.sd:.1f} %"
+    return Verdict(verdict.word, f"{verdict.evidence}; {scatter}")
+
+
+def _shares_of_medians(results: Results) -> tuple[dict[str, Gap], Spread]:
+    """Return times over predictions.
 
     Only medians are kept of the shares' turns. The spread of one turn is taken to be that of whole
     epochs, which are of the same steps and were timed in turns by the same process.
@@ -512,12 +553,24 @@ def shares_predicted(results: Results, expected: Expectation) -> Verdict:
         log = math.log(row["measured_s"] / row["predicted_s"])
         sd = of_median / math.sqrt(2)
         gaps[name] = Gap(log, error, spread.dof, sd, log=True, digits=3, trials="rounds")
-    verdict = all_within(gaps, "shares", ERROR_PERCENT)
-    scatter = f"spread of a time {100 * spread.sd:.1f} %"
-    return Verdict(verdict.word, f"{verdict.evidence}; {scatter}")
+    return gaps, spread
+
+
+def _shares_by_process(results: Results) -> tuple[dict[str, Gap], Spread]:
+    """Return times over predictions; each process has solved plans for the times it measured."""
+    cells: dict[str, list[float]] = {}
+    for record in one_machine(results.ok("times", role=CIFAR)):
+        for row in record.metrics["shares"]:
+            if "batch" in row:
+                _above_0(row["predicted_s"])
+                name = f"k = {row['k']:g}, n_S = {row['n_small']}, {row['kind']} batches:"
+                log = math.log(row["measured_s"] / row["predicted_s"])
+                cells.setdefault(name, []).append(log)
+    return _over_predicted(cells, _trials(results)), Spread.pooled(cells.values())
 
 
 TABLE4 = Exhibit(
+    long=True,
     runs=lambda profile, chosen: [step_times(profile)],
     table=table4,
     caption=caption(

@@ -105,9 +105,9 @@ def gain(record: Record, slower: str, faster: str) -> Gap:
     ]
     mean, n = math.fsum(logs) / len(logs), len(logs)
     if n < 2:
-        return Gap(mean, math.nan, math.nan, math.nan, log=True, trials="rounds")
+        return Gap(mean, math.nan, math.nan, math.nan, log=True, trials="processes")
     sd = statistics.stdev(logs)
-    return Gap(mean, sd / math.sqrt(n), n - 1, sd / math.sqrt(2), log=True, trials="rounds")
+    return Gap(mean, sd / math.sqrt(n), n - 1, sd / math.sqrt(2), log=True, trials="processes")
 
 
 def seconds(record: Record, name: str) -> float | None:
@@ -457,6 +457,7 @@ def held(results: Results) -> tuple[bool, str]:
 
 
 ITERATIONS = Exhibit(
+    long=True,
     runs=runs,
     table=table,
     figure=figure,

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.design import Results, Run, reported
+from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
 from repro.experiments.judging import Gap, Spread, exactly
 from repro.records import Record
 from repro.report import DASH
@@ -128,17 +129,28 @@ def base(profile: str, role: str, setting: str = "fp32") -> dict[str, Any]:
 
 def policies(profile: str, role: str) -> tuple[str, ...]:
     """Return the policies that a network is run with."""
+    profile = "quick" if profile == LONG else profile
     return POLICIES if role in _WITH_ALL[profile] else POLICIES[:2]
 
 
 def candidates(profile: str, role: str, policy: str, setting: str = "fp32") -> Run:
-    """Return the measurement of a network's kernels, from an empty cache."""
+    """Return the measurement of a network's kernels, from an empty cache.
+
+    Under `long` that of quick, by several processes.
+    """
+    if profile == LONG:
+        return replace(candidates("quick", role, policy, setting), seeds=PROCESSES)
     config = base(profile, role, setting) | {"policy": policy}
     return Run("candidates", config, seeds=(0,), label=f"{role}, {setting}, {policy}")
 
 
 def conv2(profile: str) -> Run:
-    """Return the measurement of AlexNet's second convolution (Figures 6 and 10)."""
+    """Return the measurement of AlexNet's second convolution (Figures 6 and 10).
+
+    Under `long` that of quick, by several processes.
+    """
+    if profile == LONG:
+        return replace(conv2("quick"), seeds=PROCESSES)
     policy = "powerOfTwo" if profile == "quick" else "all"
     config = base(profile, "AlexNet") | {"batch": CONV2_BATCH[profile], "policy": policy}
     config |= {"layer": "conv2", "kinds": ["forward"]}
@@ -218,6 +230,11 @@ _ITERATED: dict[str, dict[str, Iterated]] = {
         # Others take the rest of five minutes: AlexNet in two groups, SqueezeNet, VGG-11.
     },
 }
+# With one thread: with two `tune` leaves most networks to torch, and nothing is there to compare.
+_ITERATED[LONG] = _ITERATED["quick"] | {
+    "SqueezeNet": (_SQUEEZENET | {"image": 224, "batch": 16}, None, ()),
+    "VGG-11": (_VGG11 | {"image": 112, "batch": 4}, None, ()),
+}
 _ON_A_GPU: dict[str, Iterated] = {
     "AlexNet": (
         {},
@@ -238,7 +255,7 @@ _ON_A_GPU: dict[str, Iterated] = {
 ITERATED = (*ROLES, "ResNet-18", CAFFE)
 # Tuned without a limit alone: their kernels' gains once did not reach the model.
 ALONE = ("SqueezeNet", "VGG-11")
-_PROCESSES = {"smoke": 1, "quick": 3, "gpu": 3, "paper": 5}
+_PROCESSES = {"smoke": 1, "quick": 3, LONG: len(PROCESSES), "gpu": 3, "paper": 5}
 # Rounds of torch's own twice and tuned without a limit, where that tunes anything.
 _PAIRS = {"smoke": 2, "quick": 8, "gpu": 30, "paper": 50}
 _FEWER_PAIRS = {("quick", "AlexNet"): 4}  # they take a second each
@@ -255,14 +272,17 @@ def iterated(profile: str) -> tuple[str, ...]:
 def iterations(profile: str, role: str) -> Run:
     """Return a network's whole iterations under a limit that binds, by policy, in turns."""
     changes, limit_mib, ways = _ITERATED.get(profile, _ON_A_GPU)[role]
+    processes = _PROCESSES[profile]
+    threads = {"threads": 1} if profile == LONG else {}
+    profile = "quick" if profile == LONG else profile
     common = base(profile, role if role in ROLES else "AlexNet")
-    config = common | {"role": role} | changes
+    config = common | threads | {"role": role} | changes
     config["algorithms"] = [*common["algorithms"], *_LOW_MEMORY.get(profile, [])]
     config["free"] = len(common["algorithms"])  # of them, where no limit binds
     config |= {
         "limit_mib": limit_mib,
         "ways": [list(way) for way in ways],
-        "processes": _PROCESSES[profile],
+        "processes": processes,
         "pairs": _FEWER_PAIRS.get((profile, role), _PAIRS[profile]),
         "repeats": _MORE_REPEATS.get((profile, role), REPEATS[profile]),
     }
@@ -334,6 +354,8 @@ def cluster(profile: str) -> Run:
 
 def programme(profile: str) -> Run:
     """Return the 0-1 programme of ResNet-152's own kernels, with the total that the paper names."""
+    if profile == LONG:
+        return programme("quick")
     config = base(profile, "ResNet-152") | {
         "policy": "powerOfTwo",
         "limit_mib": PAPER["optimisation"]["largest_mib"],

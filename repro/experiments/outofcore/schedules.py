@@ -58,12 +58,18 @@ def points(results: Results) -> dict[str, Point | None]:
     """Return what each schedule reached, None where it does not fit."""
     by_schedule: dict[str, Point | None] = {}
     for name in NAMES:
-        for record in results.select(BY_SCHEDULE, schedule=name):
-            if record.status == "ok":
-                by_schedule[name] = point_of(record)
-            elif record.status == "out_of_memory":
-                by_schedule[name] = None
+        held = {record.status for record in results.select(BY_SCHEDULE, schedule=name)}
+        if "out_of_memory" in held:
+            by_schedule[name] = None
+        elif "ok" in held:
+            by_schedule[name] = point_of(results.measured(BY_SCHEDULE, schedule=name))
     return by_schedule
+
+
+def _trials(results: Results) -> str:
+    """Return what the paces are of: processes, each its median, or the rounds of one."""
+    several = any(len(results.ok(BY_SCHEDULE, schedule=name)) > 1 for name in NAMES)
+    return "processes" if several else "rounds"
 
 
 def table(results: Results) -> list[dict[str, Any]]:
@@ -74,7 +80,7 @@ def table(results: Results) -> list[dict[str, Any]]:
         if point is None:
             rows.append(row | dict.fromkeys(_COLUMNS, "x"))
             continue
-        metrics = results.need(BY_SCHEDULE, schedule=name).metrics
+        metrics = results.measured(BY_SCHEDULE, schedule=name).metrics
         kept = f"{point.relative:.0%}" if point.relative else "–"
         host = f"{gib(point.host_bytes)} of {gib(point.host_foretold_bytes)}"
         values = (
@@ -102,10 +108,11 @@ def figure(results: Results) -> "Figure":
     simulated = departures(configs).split(", ")[-2:-1] if configs else []
     ran = network_name(configs[0]) if configs else ""
     axis.set_title(panel(RESNET, ran, ", ".join(["measured", *simulated])), fontsize=9)
+    each = "a round" if _trials(results) == "rounds" else "the median of a process"
     for row, (name, point) in enumerate(trained.items()):
         look = styles().get(_STYLED.get(name, ""), {"color": "#6b7486", "marker": "p"})
-        axis.plot(point.paces, [row] * len(point.paces), ".", ms=5, color=INK, label="a round")
-        gap = ratio(point.paces, [1.0] * len(point.paces), trials="rounds")
+        axis.plot(point.paces, [row] * len(point.paces), ".", ms=5, color=INK, label=each)
+        gap = ratio(point.paces, [1.0] * len(point.paces))
         interval = [math.exp(end) for end in gap.interval()]
         if gap.error > 0:
             axis.plot(interval, [row - 0.22] * 2, lw=2, color=look["color"])
@@ -141,7 +148,7 @@ def _faster(
         return combine([certain(f"{TITLES[one]} ran out of memory", False)])
     if theirs is None:
         raise NotRun(f"{TITLES[other]} ran out of memory")
-    gap = ratio(theirs.paces, ours.paces, trials="rounds")
+    gap = ratio(theirs.paces, ours.paces, trials=_trials(results))
     return combine([direction("images/s", gap, paper, sign=expected.sign)])
 
 
@@ -193,6 +200,7 @@ def faster_than_on_demand_here(results: Results, expected: Expectation) -> Verdi
 
 
 SCHEDULES = Exhibit(
+    long=True,
     runs=runs,
     table=table,
     figure=figure,

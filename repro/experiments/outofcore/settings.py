@@ -1,9 +1,10 @@
 """What is run under each profile, and what captions and the setup say of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from repro.experiments.design import Results, Run, reported
+from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
 from repro.records import Record
 from repro.report import DASH
 
@@ -181,7 +182,13 @@ def _in(precision: str) -> str:
 
 
 def by_schedule(profile: str, schedule: str) -> Run:
-    """Return a training within as many bytes of tensors as the limit has, by one schedule."""
+    """Return a training within as many bytes of tensors as the limit has, by one schedule.
+
+    Under `long` that of quick, in more rounds and by several processes.
+    """
+    if profile == LONG:
+        run = by_schedule("quick", schedule)
+        return replace(run, config=run.config | {"repeats": 9}, seeds=PROCESSES)
     config = {
         "role": RESNET,
         **_BY_SCHEDULE[profile],
