@@ -83,7 +83,7 @@ class Smoke:
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
     """Carry out the smoke profile once for all tests, noting every source file that executes."""
     from repro.experiments import arguments, load_paper, running
-    from repro.experiments.mbs import experiments, foretelling, normalising, twins  # noqa: F401
+    from repro.experiments.mbs import experiments, foretelling, normalising, turns, twins  # noqa: F401
 
     paper = load_paper("mbs")
     folder = tmp_path_factory.mktemp("smoke")

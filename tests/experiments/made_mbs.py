@@ -90,8 +90,10 @@ def overhead(
     }
     samples = {"undivided": 1, "halved": 1, "doubled": 2}
     swing = [1 + jitter * (k / max(1, repeats - 1) - 0.5) for k in range(repeats)]
+    # Each way's samples in another order: what rounds share is no jitter of a ratio.
+    turned = {way: swing[5 * n :] + swing[: 5 * n] for n, way in enumerate(percent)}
     times = {
-        way: [0.1 * samples[way] * (1 + percent[way] / 100) * factor for factor in swing]
+        way: [0.1 * samples[way] * (1 + percent[way] / 100) * factor for factor in turned[way]]
         for way in percent
     }
     return {

@@ -7,6 +7,7 @@ import pytest
 from repro import paths
 from repro.experiments import PAPERS, arguments, load_paper
 from repro.experiments.design import LONG, PROCESSES
+from repro.experiments.mbs.settings import ROLES
 from repro.experiments.sources import find_source, results_of
 from repro.experiments.story import setup
 from repro.records import RecordStore
@@ -48,10 +49,23 @@ def test_what_processes_repeat_is_quicks_measurement(key):
         return run.experiment, json.dumps(config, sort_keys=True)
 
     repeated = [run for run in runs if run.seeds == PROCESSES]
-    assert {what(run) for run in repeated} <= {what(run) for run in planned}
-    assert bool(repeated) == (key in ("dualbatch", "outofcore", "microconv"))
+    assert bool(repeated) == (key not in ("adaptive", "together"))
     for run in repeated:
         assert paper.experiments[run.experiment].measured(run.config)
+    # Quick times epochs where it trains; a training beside others says nothing of time.
+    own = [run for run in repeated if run.experiment == "epochs"]
+    assert {run.config["role"] for run in own} == (set(ROLES) if key == "mbs" else set())
+    for run in own:
+        trained = {
+            (other.config["mini_batch"], other.config["micro_batch"])
+            for other in [*planned, *runs]
+            if other.experiment == "train" and other.config["role"] == run.config["role"]
+        }
+        ways = {tuple(sizes) for sizes in run.config["ways"].values()}
+        assert ways <= trained
+        sizes = {mini for mini, micro in ways if micro}
+        assert len(sizes) > 2 and max(sizes) <= run.config["train_samples"]
+    assert {what(run) for run in repeated if run not in own} <= {what(run) for run in planned}
 
 
 def test_of_dual_batch_updates_an_epoch_are_the_papers():

@@ -229,6 +229,57 @@ class TestTime:
 
 
 @both
+class TestTimesOfSeveralProcesses:
+    def make(self, factor, jitter=0.0):
+        """Return outcomes of processes of several speeds.
+
+        Sizes above the initial take `factor` times as long, streaming that one a hundred times.
+        """
+
+        def outcome(run, seed):
+            if run.experiment != "epochs":
+                return None
+            odd = 1 + jitter * (-1) ** seed
+            initial = INITIAL[run.config["role"]]
+            times = {
+                name: (1.0 if micro is None else 100.0 if mini == initial else factor * odd)
+                for name, (mini, micro) in run.config["ways"].items()
+            }
+            return {
+                "metrics": {},
+                "timings": {
+                    name: {"samples_s": [2.0**seed * s, 2.0**seed * s, 99.0], "warmup": 1}
+                    for name, s in times.items()
+                },
+            }
+
+        return outcome
+
+    @pytest.mark.parametrize(
+        ("factor", "jitter", "word"),
+        [
+            (0.99, 0.0, "reproduced"),
+            (1.50, 0.0, "not reproduced"),
+            (1.05, 0.2, "undecided"),
+        ],
+    )
+    def test_a_slow_process_is_no_slow_way(self, artefact, factor, jitter, word):
+        made_ = self.make(factor, jitter)
+        found = judge(f"{artefact}/epoch_time", made_, "long")
+        assert found.word == word, found.evidence
+        if jitter:
+            assert "of processes within reason" in found.evidence
+        assert judge(f"{artefact}/time_little", self.make(1.0), "long").word == "reproduced"
+
+    def test_steps_in_turns_are_of_processes_too(self, artefact):
+        def make(run, seed):
+            return overhead(0.5, jitter=0.3 * (seed == 0)) if run.experiment == "overhead" else None
+
+        found = judge(f"{artefact}/overhead_halved", make, "long")
+        assert found.word == "reproduced" and "by each of 5 processes" in found.evidence
+
+
+@both
 def test_not_run(artefact):
     for claim in EXHIBITS[artefact].claims:
         assert judge(f"{artefact}/{claim.key}", lambda run, seed: None).word == "not run"

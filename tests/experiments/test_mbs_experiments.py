@@ -8,7 +8,7 @@ from watching import of_this_package
 
 from repro import datasets
 from repro.experiments import arguments, running
-from repro.experiments.mbs import building, experiments, settings
+from repro.experiments.mbs import building, experiments, settings, turns
 from repro.experiments.sources import Source, results_of
 from repro.records import RecordStore
 from repro.source_code import METHODS, present
@@ -196,6 +196,31 @@ class TestMeasurements:
                 expected = 100 * (per_sample[way] / per_sample["undivided"] - 1)
                 assert record.metrics[f"{way}_percent"] == pytest.approx(expected)
                 assert len(record.timings[way]["samples_s"]) == record.config["repeats"]
+
+    def test_epochs_in_turns_are_whole_epochs_of_each_way(self, monkeypatch):
+        made: dict[str, list[int]] = {}
+
+        def training_step(config, model, optimizer, place):
+            step = building.training_step(config, model, optimizer, place)
+            name = f"{config['mini_batch']}, {config['micro_batch']}"
+
+            def watched(inputs, targets):
+                made.setdefault(name, []).append(len(inputs))
+                return step(inputs, targets)
+
+            return watched
+
+        monkeypatch.setattr(turns, "training_step", training_step)
+        config = settings.base_config("smoke", "ResNet-50", CHOSEN) | {
+            "train_samples": 24,
+            "ways": {"all": [16, None], "some": [16, 8]},
+            "repeats": 2,
+        }
+        options = dict(config["dataset"])
+        outcome = turns.epochs(config, 0, datasets.load(options.pop("name"), **options), "cpu")
+        assert made == {name: 3 * [16, 8] for name in ("16, None", "16, 8")}  # one warms up
+        assert {name: len(t.samples_s) for name, t in outcome.timings.items()} == {
+            "all": 2, "some": 2}  # fmt: skip
 
     def test_the_timeline_is_in_order(self, smoke):
         (record,) = self.of(smoke, "timeline")

@@ -113,6 +113,7 @@ STORY = Story(
         ("cycling the image size saves time", "table10.saving"),
         ("mixing batch sizes gains accuracy", "table5.gain"),
         ("both together gain accuracy", "table8.gain"),
+        ("mixing ends in a flatter minimum than large batches", "flatness.dual_flatter"),
     ),
     findings=(gain, saving, equations),
     figure="table5",

@@ -22,6 +22,7 @@ PAPER = Paper(
         ),
         Experiment("size", f"{_HERE}.experiments:size"),
         Experiment("overhead", f"{_HERE}.experiments:overhead"),
+        Experiment("epochs", f"{_HERE}.turns:epochs"),
         Experiment("timeline", f"{_HERE}.experiments:timeline"),
         Experiment("gradients", f"{_HERE}.normalising:gradients", measures=False),
         Experiment("normalised", f"{_HERE}.normalising:normalised", measures=False, trains=True),

@@ -21,6 +21,7 @@ from repro.experiments.design import (
     Run,
     check,
     claim,
+    of_processes,
     one_machine,
 )
 from repro.experiments.judging import (
@@ -36,15 +37,16 @@ from repro.experiments.judging import (
     each,
     equivalence,
     exactly,
+    in_turns,
     ratio,
 )
 from repro.experiments.mbs.sameness import same_result
 from repro.experiments.mbs.settings import (
     CLASSIFIERS,
-    DATASETS,
     PAPER,
     best,
     epoch_times,
+    epochs_in_turns,
     marks,
     micro_batch_of,
     overhead,
@@ -68,10 +70,8 @@ LEAST_PERCENT = 1.0  # what repeated timings tell apart, where the paper's own o
 def runs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
     """Return trainings by mini-batch size and way, and the steps timed in turns."""
     planned = [run for role in roles for run in pairs(profile, role, chosen)]
-    if profile == LONG:  # times are quick's, taken one at a time
-        known = DATASETS["quick"]
-        at_hand = {t: name if name in known[t] else known[t][0] for t, name in chosen.items()}
-        return [*planned, *runs("quick", at_hand, roles)]
+    if profile == LONG:  # trainings that run side by side say nothing of time
+        planned += [epochs_in_turns(role, chosen) for role in roles]
     return planned + [overhead(profile, role, chosen) for role in roles]
 
 
@@ -111,8 +111,8 @@ def table(results: Results, name: str) -> list[dict[str, Any]]:
 
 
 def _told_times(results: Results, role: str, size: int, streamed: bool) -> str:
-    records = trainings(results, role, size, streamed, timed=True)
-    return status_or(records, Summary.of(epoch_times(records)).text())
+    seconds = epoch_seconds(results, role).get((size, streamed), [])
+    return status_or(trainings(results, role, size, streamed), Summary.of(seconds).text())
 
 
 def _told_gain(results: Results, role: str, size: int) -> str:
@@ -190,21 +190,55 @@ def _beyond_the_papers(results: Results, name: str) -> list[tuple[str, int]]:
     return sorted(above)
 
 
-def _streamed(
-    results: Results, role: str, values: Callable[..., list[float]] = best
-) -> dict[int, list[float]]:
+def _streamed(results: Results, role: str) -> dict[int, list[float]]:
     """Return what the trainings with MBS came to, by mini-batch size of the paper's rows."""
     sizes = [row["mini_batch"] for row in paper_rows(role)]
-    timed = values is epoch_times
-    cells = {n: values(trainings(results, role, n, True, timed)) for n in sizes}
+    cells = {n: best(trainings(results, role, n, True)) for n in sizes}
     return {n: cell for n, cell in cells.items() if cell}
 
 
-def _undivided(
-    results: Results, role: str, values: Callable[..., list[float]] = best
-) -> list[float]:
+def _undivided(results: Results, role: str) -> list[float]:
     initial = PAPER["table2"][role]["mini_batch"]
-    return values(trainings(results, role, initial, False, timed=values is epoch_times))
+    return best(trainings(results, role, initial, False))
+
+
+def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[float]]:
+    """Return seconds of an epoch by mini-batch size of the paper's rows and whether with MBS.
+
+    Of each training the median; of epochs that were timed in turns that of each process.
+
+    Raises:
+        NotRun: They are of several machines.
+    """
+    if in_turns_timed := results.ok("epochs", role=role):
+        record = of_processes(in_turns_timed)
+        return {
+            (mini, micro is not None): record.timings[name]["samples_s"]
+            for name, (mini, micro) in record.config["ways"].items()
+        }
+    one_machine(trained(results, role, resolution="high"))
+    sizes = [row["mini_batch"] for row in paper_rows(role)]
+    cells = {
+        (size, streamed): epoch_times(trainings(results, role, size, streamed))
+        for size in sizes
+        for streamed in (False, True)
+    }
+    return {way: cell for way, cell in cells.items() if cell}
+
+
+def _time_ratio(results: Results, role: str, ways: Sequence[tuple[int, bool]], digits: int) -> Gap:
+    """Return the time of an epoch of the first of two ways over the second's.
+
+    Raises:
+        NotRun: One of them has no records, or they are of several machines.
+    """
+    seconds = epoch_seconds(results, role)
+    first, second = (seconds.get(way, []) for way in ways)
+    if results.ok("epochs", role=role):
+        return in_turns(first, second, digits, trials="processes")
+    initial = PAPER["table2"][role]["mini_batch"]
+    cells = (cell for way, cell in seconds.items() if way[1] or way[0] == initial)
+    return ratio(first, second, Spread.pooled_logs(cells), digits=digits)
 
 
 def gain(results: Results, role: str, size: int) -> Gap:
@@ -224,11 +258,8 @@ def longer_epoch(results: Results, role: str, size: int, digits: int = 2) -> Gap
     Raises:
         NotRun: One of them has no records, or they are of several machines.
     """
-    one_machine(trained(results, role, timed=True, resolution="high"))
-    times, undivided = _streamed(results, role, epoch_times), _undivided(results, role, epoch_times)
-    streamed = epoch_times(trainings(results, role, size, True, timed=True))
-    spread = Spread.pooled_logs([*times.values(), undivided])
-    return ratio(streamed, undivided, spread, digits=digits)
+    initial = PAPER["table2"][role]["mini_batch"]
+    return _time_ratio(results, role, ((size, True), (initial, False)), digits)
 
 
 def longer_step(results: Results, role: str, way: str) -> Gap:
@@ -242,14 +273,15 @@ def longer_step(results: Results, role: str, way: str) -> Gap:
     Raises:
         NotRun: They were not timed.
     """
-    record = results.need("overhead", role=role)
+    record = results.measured("overhead", role=role)
     initial = record.config["mini_batch"]
     sizes = {"undivided": initial, "halved": initial, "doubled": 2 * initial}
     per_sample = {
         name: [seconds / samples for seconds in record.timings[name]["samples_s"]]
         for name, samples in sizes.items()
     }
-    return ratio(per_sample[way], per_sample["undivided"], digits=3, trials="rounds")
+    trials = "processes" if len(results.ok("overhead", role=role)) > 1 else "rounds"
+    return in_turns(per_sample[way], per_sample["undivided"], digits=3, trials=trials)
 
 
 def optimum(results: Results, role: str) -> tuple[int, int]:
@@ -318,8 +350,7 @@ def reach(results: Results, role: str) -> tuple[float, int, int]:
 def _epoch_times(results: Results, role: str) -> list[Part]:
     """Judge each size's time of an epoch over that of the undivided initial mini-batch."""
     first, *_ = rows = paper_rows(role)
-    one_machine(trained(results, role, timed=True, resolution="high"))
-    times = _streamed(results, role, epoch_times)
+    times = [size for size, streamed in epoch_seconds(results, role) if streamed]
     paper = {str(r["mini_batch"]): r["time_with"][0] / first["time_without"][0] for r in rows}
 
     def judge(size: str) -> Part:
@@ -394,9 +425,11 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:  # noqa: C901 (claims,
         def judge_overhead(results: Results, expected: Expectation) -> Verdict:
             def judge(role: str) -> Part:
                 count = len(results.need("overhead", role=role).timings[way]["samples_s"])
+                processes = len(results.ok("overhead", role=role))
+                by = f" by each of {processes} processes" if processes > 1 else ""
                 accepted = max(paper_overhead(role, row) - 1, LEAST_PERCENT / 100)
                 gap = longer_step(results, role, way)
-                return equivalence(f"{role}, {count} in turns,", gap, accepted, side=1)
+                return equivalence(f"{role}, {count} in turns{by},", gap, accepted, side=1)
 
             return combine(each(roles, judge))
 
@@ -421,15 +454,14 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:  # noqa: C901 (claims,
         return combine(each(cases, judge))
 
     def growth(results: Results, role: str) -> tuple[str, Gap, float]:
-        one_machine(trained(results, role, timed=True, resolution="high"))
-        times = _streamed(results, role, epoch_times)
         initial = PAPER["table2"][role]["mini_batch"]
-        above = sorted(n for n in times if n > initial)
+        times = epoch_seconds(results, role)
+        above = sorted(size for size, streamed in times if streamed and size > initial)
         if len(above) < 2:
             raise NotRun("no records")
         small, large = above[0], above[-1]
         paper = {r["mini_batch"]: r["time_with"][0] for r in paper_rows(role)}
-        gap = ratio(times[large], times[small], Spread.pooled_logs(times.values()), digits=3)
+        gap = _time_ratio(results, role, ((large, True), (small, True)), 3)
         return f"{role}: {large} over {small}", gap, paper[large] / paper[small]
 
     @claim(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from repro.experiments.design import LONG, Results, Run, reported
+from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
 from repro.records import Record
 
 PAPER = reported("mbs")
@@ -90,9 +90,10 @@ EXTENT = {
     "smoke": dict.fromkeys(ROLES, _SMOKE),
     "quick": dict.fromkeys(ROLES, _QUICK)
     | {"ResNet-50": _QUICK | {"train_samples": 512}, "U-Net": _QUICK | {"test_samples": 96}},
-    # So many updates that mini-batches of 128 converge; of the slowest two networks fewer.
+    # So many updates that mini-batches of 128 converge; of the slowest three networks fewer.
     LONG: dict.fromkeys(ROLES, _LONGER)
     | {
+        "ResNet-101": _LONGER | {"epochs": 20},
         "AmoebaNet-D": {"train_samples": 2000, "test_samples": 2000, "epochs": 20},
         "U-Net": {"train_samples": 256, "test_samples": 96, "epochs": 60},
     },
@@ -120,10 +121,10 @@ MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
         "U-Net": (16, 128, 256),
     },
     LONG: {
-        "ResNet-50": _PAPER_SIZES["ResNet-50"],
-        "ResNet-101": _PAPER_SIZES["ResNet-101"],
+        "ResNet-50": (16, 32, 128, 512, 1024),
+        "ResNet-101": (8, 32, 128, 1024),
         "AmoebaNet-D": (32, 128, 256, 1024),
-        "U-Net": (16, 32, 64, 128, 256),
+        "U-Net": (16, 64, 128, 256),
     },
     "gpu": {
         "ResNet-50": (16, 32, 128, 1024),
@@ -217,7 +218,7 @@ def training(
 ) -> Run:
     """Return one training run; without MBS where `micro_batch` is None.
 
-    What is not timed may run beside others.
+    What is not timed may run beside others; under `long` see `epochs_in_turns`.
     """
     config = base_config(profile, role, chosen, low) | EXTENT[profile][role]
     config |= {} if timed and profile != LONG else {"timed": False}
@@ -268,8 +269,40 @@ def sizing(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     return Run("size", config, seeds=(0,), label=role)
 
 
+def _of_quick(chosen: Mapping[str, str]) -> dict[str, str]:
+    """Return the datasets of the same tasks under `quick`: how long is trained changes no time."""
+    known = DATASETS["quick"]
+    return {t: name if name in known[t] else known[t][0] for t, name in chosen.items()}
+
+
+def epochs_in_turns(role: str, chosen: Mapping[str, str]) -> Run:
+    """Return the times of epochs of quick's, by mini-batch size in turns, of several processes.
+
+    Of its sizes, and of those of `long` that such an epoch fills.
+    """
+    initial = PAPER["table2"][role]["mini_batch"]
+    samples = EXTENT["quick"][role]["train_samples"]
+    assert samples is not None
+    filled = {size for size in MINI_BATCHES[LONG][role] if size <= samples}
+    ways: dict[str, list[int | None]] = {f"{initial}, undivided": [initial, None]}
+    for size in sorted(filled.union(MINI_BATCHES["quick"][role])):
+        ways[f"{size}, streamed"] = [size, micro_batch_of(role, size)]
+    config = base_config("quick", role, _of_quick(chosen)) | {
+        "train_samples": samples,
+        "ways": ways,
+        "repeats": 7,
+    }
+    return Run("epochs", config, seeds=PROCESSES, label=f"{role}, epochs in turns")
+
+
 def overhead(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
-    """Return the step times with and without MBS at the initial size, taken in turns."""
+    """Return the step times with and without MBS at the initial size, taken in turns.
+
+    Under `long` those of quick, in more turns and by several processes.
+    """
+    if profile == LONG:
+        run = overhead("quick", role, _of_quick(chosen))
+        return replace(run, config=run.config | {"repeats": 31}, seeds=PROCESSES)
     initial = PAPER["table2"][role]
     config = base_config(profile, role, chosen) | {
         "repeats": {"smoke": 3, "quick": 11}.get(profile, 15)
@@ -370,26 +403,17 @@ def paper_rows(role: str) -> list[dict[str, Any]]:
     return [row for table in ("table4", "table5") for row in PAPER[table] if row["model"] == role]
 
 
-def trained(results: Results, role: str, timed: bool = False, **config: Any) -> list[Record]:
-    """Return a model's trainings whose results count, or those whose times do.
-
-    They are the same, but under `long`: trainings that run side by side say nothing of time, and
-    those of `quick`, one at a time, stand beside them for that.
-    """
-    records = results.select("train", role=role, **config)
-    if results.profile != LONG:
-        return records
-    return [record for record in records if (record.config.get("timed") is not False) == timed]
+def trained(results: Results, role: str, **config: Any) -> list[Record]:
+    """Return a model's trainings."""
+    return results.select("train", role=role, **config)
 
 
-def trainings(
-    results: Results, role: str, mini_batch: int, streamed: bool, timed: bool = False
-) -> list[Record]:
-    """Return the trainings of a model at the higher resolution, one per seed; see `trained`."""
+def trainings(results: Results, role: str, mini_batch: int, streamed: bool) -> list[Record]:
+    """Return the trainings of a model at the higher resolution, one per seed."""
     config = {"mini_batch": mini_batch, "resolution": "high"}
     return [
         record
-        for record in trained(results, role, timed, **config)
+        for record in trained(results, role, **config)
         if (record.config["micro_batch"] is not None) == streamed
     ]
 
