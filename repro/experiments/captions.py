@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from repro.experiments.design import Results
-from repro.records import Record
+from repro.experiments.design import PROCESSES, Results
+from repro.records import Record, identity
 
 
 def caption(lead: str, facts: Callable[[Results], Iterable[str]]) -> Callable[[Results], str]:
@@ -35,12 +35,28 @@ def signature(results: Results, said: str) -> str:
     records = [*results.records, *results.recorded]
     parts = [f"Ours: {devices(records)}", f"profile {results.profile}"]
     parts += sorted({record.dataset["name"] for record in records if record.dataset})
-    if epochs := {record.config["epochs"] for record in records if record.config.get("epochs")}:
-        parts.append(_span(epochs, "epoch"))
-    seeds = len({record.seed for record in records})
-    parts.append(f"{seeds} seed{'s' * (seeds > 1)}")
+    trained = [record for record in records if isinstance(record.config.get("epochs"), int)]
+    if trained:
+        ends = any(record.config.get("stop") for record in trained)
+        span = _span({record.config["epochs"] for record in trained}, "epoch")
+        parts.append(f"{'at most ' * ends}{span}")
+    parts.append(_repeated(results, records))
     parts += [word for word in WARNINGS if word in said]
     return " · ".join(parts)
+
+
+def _repeated(results: Results, records: Sequence[Record]) -> str:
+    """Return how often something was trained, or by how many processes measured."""
+    by_processes = {
+        identity(run.experiment, run.config, seed)
+        for run, seed in results.expected
+        if run.seeds == PROCESSES
+    }
+    others = [record for record in records if record.identity not in by_processes]
+    trained_only = not by_processes or any(run.seeds is None for run, _ in results.expected)
+    count = len({record.seed for record in (others if trained_only else records)})
+    what = ("seed", "seeds") if trained_only else ("process", "processes")
+    return f"{count} {what[count > 1]}"
 
 
 def _span(numbers: Collection[int], what: str) -> str:

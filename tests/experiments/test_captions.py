@@ -1,10 +1,14 @@
 """What images and captions say of their records."""
 
 import pytest
+from invented import make_record
+from made_dualbatch import World
+from made_dualbatch import results as dualbatch
 
 from repro import paths
 from repro.experiments import PAPERS, load_paper, sources
 from repro.experiments.captions import signature
+from repro.experiments.design import Results
 
 
 @pytest.fixture(autouse=True)
@@ -34,3 +38,15 @@ def test_what_a_caption_warns_of_is_in_the_image():
     results = sources.results_of(artefact, source)
     assert "SIMULATED" in signature(results, artefact.caption(results))
     assert "STAND-IN" not in signature(results, "Measured.")
+
+
+def test_the_signature_tells_processes_from_seeds_and_a_stop_from_an_extent():
+    measured = dualbatch("table4", World(), "long")
+    assert " · 5 processes" in signature(measured, "")
+    assert " · 3 seeds" in signature(dualbatch("table8", World(), "long"), "")
+    paper = load_paper("adaptive")
+    run, *_ = paper.artefacts["figure4"].runs(
+        "long", {task: names[0] for task, names in paper.datasets["long"].items()}
+    )
+    record = make_record(run.experiment, paper="adaptive", config=run.config)
+    assert " · at most 1,100 epochs · 1 seed" in signature(Results([run], (0,), [record]), "")

@@ -144,10 +144,22 @@ def side_by_side(positions: Mapping[str, float]) -> dict[str, float]:
 
 
 def in_decimals(axis: Any, unit: str = "", digits: Sequence[int] = (1, 2, 5)) -> None:
-    """Let a logarithmic `axis.xaxis` or `axis.yaxis` have ticks such as 0.02, 200 or 5,000."""
+    """Let a logarithmic `axis.xaxis` or `axis.yaxis` have ticks such as 0.02, 200 or 5,000.
+
+    Over a wide range powers of ten alone are told, where all would run into each other.
+    """
+
+    def told(value: float, _: Any) -> str:
+        low, high = axis.get_view_interval()
+        wide = high > _WIDE * low > 0
+        return "" if wide and round(math.log10(value), 6) % 1 else f"{_decimal(value)}{unit}"
+
     axis.set_major_locator(LogLocator(10, digits))
     axis.set_minor_locator(LogLocator(10, ()))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{_decimal(value)}{unit}"))
+    axis.set_major_formatter(FuncFormatter(told))
+
+
+_WIDE = 60
 
 
 def _decimal(value: float) -> str:
