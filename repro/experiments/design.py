@@ -184,14 +184,32 @@ class Results:
             raise NotRun("no records")
         return record
 
-    def measured(self, experiment: str, **config: Any) -> Record:
+    def processes(self, experiment: str, **config: Any) -> list[Record]:
+        """Return the records of the processes that made one measurement, by number.
+
+        Those that compare: of the present code where there are any, and of the device and the
+        torch that most of them have.
+        """
+        records = self.ok(experiment, **config)
+        stale = {id(record) for record in self.stale}
+        records = [record for record in records if id(record) not in stale] or records
+        kinds = [(record.device["name"], record.versions.get("torch")) for record in records]
+        most = max(kinds, key=kinds.count, default=None)
+        return [record for record, kind in zip(records, kinds, strict=True) if kind == most]
+
+    def measured(self, experiment: str, several: bool = False, **config: Any) -> Record:
         """Return a measurement, of several processes as one record; see `of_processes`.
+
+        Args:
+            experiment: Its name.
+            several: Whether one process alone counts as one, too, and not by its rounds.
+            config: Of the run.
 
         Raises:
             NotRun: There is none.
         """
         self.need(experiment, **config)
-        return of_processes(self.ok(experiment, **config))
+        return of_processes(self.processes(experiment, **config), several)
 
     @property
     def missing(self) -> int:
@@ -204,7 +222,7 @@ class Results:
         return [record for record in self.records if record.status == "failed"]
 
 
-def of_processes(records: Sequence[Record]) -> Record:
+def of_processes(records: Sequence[Record], several: bool = False) -> Record:
     """Return the measurement of several processes as one record.
 
     Rounds of one process share what it drew, such as where its memory lies: each process counts
@@ -213,12 +231,10 @@ def of_processes(records: Sequence[Record]) -> Record:
 
     Args:
         records: Of one configuration, one each; a single one is returned as it is.
-
-    Raises:
-        NotRun: They are of several devices.
+        several: Whether a single one, too, has one sample of each timing.
     """
-    first, *others = one_machine(records)
-    if not others:
+    first, *others = records
+    if not others and not several:
         return first
     timings = {
         name: timing

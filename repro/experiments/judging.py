@@ -295,14 +295,34 @@ def in_turns(
         trials: What the values are; ``processes`` where each is the median of one.
 
     Raises:
-        NotRun: They are empty.
+        NotRun: One of them is empty.
         ValueError: They are not of one length, or a value is not above 0.
     """
+    if not len(first) or not len(second):
+        raise NotRun("no records")
     wrong = [value for value in (*first, *second) if not value > 0]
     if wrong:
         raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
     ours, theirs = ([math.log(value) for value in values] for values in (first, second))
     return replace(paired(ours, theirs, digits=digits), log=True, trials=trials)
+
+
+def over_processes(
+    values: Sequence[float], log: bool = False, unit: str = "", digits: int = 2
+) -> Gap:
+    """Return the mean of what each process of a measurement came to; its spread makes the error.
+
+    Args:
+        values: One of each process; of ratios the logarithms.
+        log: Whether they are logarithms of ratios.
+        unit: Of others.
+        digits: Behind the point, in words.
+
+    Raises:
+        NotRun: They are empty.
+    """
+    gap = paired(values, [0.0] * len(values), unit, digits)
+    return replace(gap, log=log, trials="processes")
 
 
 def exactly(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Gap:

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import hashlib
 import json
 import os
 import shlex
@@ -19,6 +20,7 @@ from datetime import datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from repro import paths
 from repro.experiments import claims
 from repro.experiments import forecast as forecasting
 from repro.experiments.arguments import check_device
@@ -226,6 +228,7 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         # Such small models gain nothing from a second thread, and lose much to waiting for it
         # where another process wants the core.
         torch.set_num_threads(1)
+    as_is = _source_state()
     steps, known = survey(paper, runs, setting, store)
     interactive = sys.stderr.isatty()
     tally = Tally()
@@ -274,7 +277,10 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         work = step, standing
         if setting.profile == LONG and _name(step.run) in alone:
             try:
-                ((_, made),) = own.map(partial(settle, paper, setting, store), [work])
+                apart = partial(
+                    _settle_apart, paper, setting, store, torch.get_num_threads(), as_is
+                )
+                ((_, made),) = own.map(apart, [work])
                 return made
             except WorkerDied as died:
                 tell(f"{named(step)}: {died}; it is computed by this process")
@@ -387,6 +393,41 @@ def settle(
         record = _carry_out(paper, step, setting)
         store.write(record)
         return record, time.perf_counter() - start
+
+
+def _settle_apart(
+    paper: Paper,
+    setting: Setting,
+    store: RecordStore,
+    threads: int,
+    as_was: str,
+    work: tuple[Step, Record | None],
+) -> tuple[Record, float | None] | None:
+    """Do what `settle` does in a process of its own, which imports the code anew.
+
+    Raises:
+        UsageError: That code is no more the one whose hash the record would have.
+    """
+    import torch
+
+    from repro.measure import accelerator
+
+    if _source_state() != as_was:
+        raise UsageError(
+            "the code of repro has changed since this command began; what is measured from here on "
+            "would be of other code than it says: give the same command again"
+        )
+    torch.set_num_threads(threads)
+    with accelerator.on(setting.device):
+        return settle(paper, setting, store, work)
+
+
+def _source_state() -> str:
+    """Return what changes whenever a file of the package does."""
+    files = sorted(paths.PACKAGE.parent / name for name in present().files)
+    stats = [(str(path), path.stat()) for path in files if path.exists()]
+    text = json.dumps([[name, stat.st_mtime_ns, stat.st_size] for name, stat in stats])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _first_line(text: str | None) -> str:

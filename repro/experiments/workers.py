@@ -122,11 +122,15 @@ def _begin(ends: Connection) -> None:
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()  # with what it starts, which ignores Ctrl-C, too
     threading.Thread(target=_end_with, args=(ends,), daemon=True).start()
 
 
 def _end_with(ends: Connection) -> None:
-    """End this process when the one that started it closes its end, or ends itself."""
+    """End this process and what it started, when its starter closes its end, or ends itself."""
     with suppress(EOFError):
         ends.recv()
+    if hasattr(os, "killpg"):
+        os.killpg(os.getpgrp(), signal.SIGKILL)
     os._exit(1)

@@ -171,6 +171,15 @@ class TestSeveralProcesses:
                                noise=0.0)  # fmt: skip
         assert verdict("figure4/equation2", all_are)[0] == "not reproduced"
 
+    def test_a_line_is_of_each_process(self):
+        def slow(seed, name, seconds):  # and straight: no process says anything of a bend
+            return seconds * 1.5**seed
+
+        word, evidence = verdict("figure3/line", by_processes("figure3", slow, noise=0.0))
+        assert word == "reproduced" and "[-0.0, +0.0" in evidence
+        falls = verdict("figure4/falls", by_processes("figure4", slow, noise=0.0))
+        assert falls[0] == "reproduced"
+
     def test_bars_are_of_processes(self):
         found = by_processes("figure3", lambda seed, name, s: s * (1 + seed), noise=0.0)
         from repro.experiments.dualbatch.times import figure3
@@ -184,6 +193,9 @@ class TestSeveralProcesses:
         word, evidence = verdict("table4/shares_predicted", found)
         assert word == "reproduced" and "spread of a median 0.0 %" in evidence
         (late, *_) = (r for r in found.records if r.experiment == "times")
+        rows_ = [row for row in late.metrics["shares"] if "batch" in row]
+        timed = {(row["k"], row["batch"], row["samples"]) for row in rows_}
+        assert len(timed) < len(rows_) and f"of {len(timed)} shares" in evidence
         for row in late.metrics["shares"]:
             if "measured_s" in row:
                 row["measured_s"] *= 2

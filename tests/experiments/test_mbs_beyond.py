@@ -271,6 +271,25 @@ class TestTimesOfSeveralProcesses:
             assert "of processes within reason" in found.evidence
         assert judge(f"{artefact}/time_little", self.make(1.0), "long").word == "reproduced"
 
+    def test_table_and_figure_have_what_was_timed_and_no_more(self, artefact):
+        found = results(artefact, self.make(2.0), "long")
+        timed = [row for row in EXHIBITS[artefact].table(found) if " ± " in row["ours (s/epoch)"]]
+        ways = sum(len(r.config["ways"]) for r in found.ok("epochs") if r.seed == 0)
+        assert len(timed) == ways
+        panels = EXHIBITS[artefact].figure(found).axes
+        assert any(axis.containers or axis.lines for axis in panels)
+
+    def test_trainings_side_by_side_say_nothing_of_time(self, artefact):
+        found = judge(f"{artefact}/epoch_time", of_trainings(lambda *_: trained(50.0)), "long")
+        assert found.word == "not run"
+
+    def test_one_process_is_one_of_several(self, artefact):
+        def make(run, seed):
+            return self.make(1.5)(run, seed) if seed == 0 else None
+
+        found = judge(f"{artefact}/epoch_time", make, "long")
+        assert found.word == "undecided" and "no spread known" in found.evidence
+
     def test_steps_in_turns_are_of_processes_too(self, artefact):
         def make(run, seed):
             return overhead(0.5, jitter=0.3 * (seed == 0)) if run.experiment == "overhead" else None

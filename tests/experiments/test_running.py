@@ -365,8 +365,24 @@ class TestResults:
         assert merged.metrics == {
             "fit": {"a": 4, "side": 16}, "rows": [4, "x"], "held": True, "odd": [1]}  # fmt: skip
         assert Results([run], (0,), made[:1]).measured("add", x=1) is made[0]
+        one = Results([run], (0,), made[:1]).measured("add", several=True, x=1)
+        assert one.timings["step"]["samples_s"] == [1.0]
         with pytest.raises(NotRun):
             Results([run], (0,), []).measured("add", x=1)
+
+    def test_processes_are_of_one_code_device_and_torch(self, make_record):
+        run = Run("add", {"x": 1}, seeds=(0, 1, 2, 3))
+        others = {0: {}, 1: {"device": {"type": "cpu", "name": "another"}}, 2: {}, 3: {}}
+        made = [
+            make_record("add", paper="toy", key=f"{seed:024d}", config=run.config, seed=seed, **own)
+            for seed, own in others.items()
+        ]
+        every = Results([run], (0,), made)
+        assert [r.seed for r in every.processes("add", x=1)] == [0, 2, 3]
+        fresh = Results([run], (0,), made, is_current=lambda record: record.seed in (1, 3))
+        assert [r.seed for r in fresh.processes("add", x=1)] == [1]
+        none = Results([run], (0,), made, is_current=lambda record: False)
+        assert [r.seed for r in none.processes("add", x=1)] == [0, 2, 3]
 
     def test_only_the_artefacts_records_by_seed(self, toy, store):
         execute(toy, store)

@@ -75,6 +75,15 @@ def test_under_long_each_measurement_has_a_process_of_its_own(tmp_path):
     assert sum("it is computed by this process" in line for line in said) == 1
 
 
+@pytest.mark.slow
+def test_under_long_code_that_changes_meanwhile_ends_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(running, "_source_state", lambda: "before")
+    setting, runs = Setting("long", "cpu", seeds=(0,)), [Run("time", {})]
+    with pytest.raises(UsageError, match="give the same command again"):
+        running.execute(PAPER, runs, setting, RecordStore(tmp_path), print)
+    assert RecordStore(tmp_path).read("toy")[0] == []
+
+
 def test_the_longest_run_is_begun_first(tmp_path, monkeypatch, make_record):
     monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
     reference = RecordStore(tmp_path / "reference" / "cpu" / "quick")

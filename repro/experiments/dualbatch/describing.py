@@ -172,13 +172,15 @@ def _timed(records: Sequence[Record]) -> str:
     sides = " and ".join(map(str, config["resolutions"]))
     return (
         f"Times in {config['role']}'s place: {network(config)} at {sides} pixels, SYNTHETIC "
-        f"images (random numbers) on the device, {config['samples']:,} in an epoch; medians of "
-        f"{config['repeats']} turns{_by_processes(records)}."
+        f"images (random numbers) on the device, {config['samples']:,} in an epoch; medians, "
+        f"timed in turns{_by_processes(records)}."
     )
 
 
 def _by_processes(records: Sequence[Record]) -> str:
-    return f", in each of {len(records)} processes" if len(records) > 1 else ""
+    if len(records) < 2:
+        return ""
+    return f", in each of {len(records)} processes; plans in tables are those of the first"
 
 
 def _memory(record: Record) -> str:

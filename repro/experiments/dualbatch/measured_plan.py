@@ -20,7 +20,6 @@ from repro.experiments.design import (
     Results,
     Run,
     claim,
-    one_machine,
 )
 from repro.experiments.dualbatch.accuracy import gain, plan_cell, virtual_time
 from repro.experiments.dualbatch.describing import facts, whose
@@ -180,7 +179,7 @@ def kinds_of(results: Results, of: str) -> list[Kind]:
 
 
 def _processes(results: Results) -> Sequence[Record]:
-    return one_machine(results.ok("wall"))
+    return results.processes("wall")
 
 
 def _kinds_of(record: Record, of: str) -> list[Kind]:
@@ -215,9 +214,17 @@ def epoch_seconds(kind: Kind) -> list[float]:
 def rounds(results: Results) -> dict[str, list[float]]:
     """Return the wall seconds of a round of epochs by our own times, by ``bsp`` and ``asp``.
 
+    Of several processes, each one's median.
+
     Raises:
-        NotRun: Nothing was timed.
+        NotRun: Nothing was timed, or processes had other epochs, for want of a plan.
     """
+    planned = {
+        tuple(kind["error"] is None for kind in _kinds_of(record, OWN))
+        for record in _processes(results)
+    }
+    if len(planned) > 1:
+        raise NotRun("not all processes found a plan for the times that they measured")
     kinds = [kind for kind in kinds_of(results, OWN) if not kind["error"]]
     synchronous = [sum(each_) for each_ in zip(*map(epoch_seconds, kinds), strict=True)]
     by_process = [record.metrics["parts"][0]["round_s"] for record in _processes(results)]

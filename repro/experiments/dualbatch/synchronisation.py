@@ -23,7 +23,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.dualbatch.accuracy import SAME_TIME, virtual_time, wall_cell
 from repro.experiments.dualbatch.describing import facts, whose
-from repro.experiments.dualbatch.measured_plan import rounds, wall
+from repro.experiments.dualbatch.measured_plan import OWN, kinds_of, rounds, wall
 from repro.experiments.dualbatch.settings import (
     ENGINES,
     WORKERS,
@@ -176,7 +176,8 @@ def asp_faster(results: Results, expected: Expectation) -> Verdict:
     if "asp" not in seconds:
         raise NotRun("real workers ran by ASP under no such profile")
     spread = Spread.pooled_logs(seconds.values())
-    gap = ratio(seconds["asp"], seconds["bsp"], spread, trials="rounds")
+    trials = kinds_of(results, OWN)[0]["trials"]
+    gap = ratio(seconds["asp"], seconds["bsp"], spread, trials=trials)
     return combine([direction("ASP over BSP:", gap, sign=expected.sign)])
 
 

@@ -5,7 +5,7 @@ Figures 3 and 4 and Table 4; what equations 4 to 8 make of such times is in `pla
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from repro.experiments.design import (
     Results,
     Run,
     claim,
-    one_machine,
 )
 from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.settings import (
@@ -52,6 +51,7 @@ from repro.experiments.judging import (
     direction,
     equivalence,
     exactly,
+    over_processes,
 )
 from repro.records import Record
 from repro.report import DASH
@@ -278,9 +278,30 @@ def raw_fits(results: Results) -> dict[str, dict[str, Any]]:
     return fits
 
 
-def _each_side(results: Results, judge: Callable[[Record, int], Part]) -> Verdict:
-    record = results.measured("times", role=CIFAR)
-    return combine([judge(record, side) for side in record.config["resolutions"]])
+def _each_side(results: Results, judge: Callable[[int], Part]) -> Verdict:
+    record = results.need("times", role=CIFAR)
+    return combine([judge(side) for side in record.config["resolutions"]])
+
+
+Samples = Mapping[int, Sequence[float]]  # seconds in each turn, by batch size
+
+
+def _fitted(
+    results: Results,
+    side: int,
+    samples_of: Callable[[Record, int], Samples],
+    fit: Callable[[Samples], Gap],
+) -> Gap:
+    """Return what is fitted to the turns of one process, or to the medians of each of several."""
+    records = results.processes("times", role=CIFAR)
+    if len(records) == 1:
+        return fit(samples_of(records[0], side))
+    each_ = [
+        fit({n: [float(np.median(turns))] for n, turns in samples_of(record, side).items()})
+        for record in records
+    ]
+    first = each_[0]
+    return over_processes([gap.mean for gap in each_], first.log, first.unit, first.digits)
 
 
 _LINE = (
@@ -293,8 +314,8 @@ _LINE = (
 def line(results: Results, expected: Expectation) -> Verdict:
     """Judge how steps timed in turns bend."""
 
-    def judge(record: Record, side: int) -> Part:
-        gap = replace(bend(step_samples(record, side)), trials=_trials(results))
+    def judge(side: int) -> Part:
+        gap = _fitted(results, side, step_samples, bend)
         return equivalence(f"{side} px", gap, ERROR_PERCENT)
 
     return _each_side(results, judge)
@@ -359,8 +380,8 @@ FIGURE3 = Exhibit(
 def falls(results: Results, expected: Expectation) -> Verdict:
     """Judge the trend over all batch sizes, timed in turns."""
 
-    def judge(record: Record, side: int) -> Part:
-        gap = doubling(epoch_samples(record, side))
+    def judge(side: int) -> Part:
+        gap = _fitted(results, side, epoch_samples, doubling)
         return direction(f"{side} px: twice the batch", gap, sign=expected.sign)
 
     return _each_side(results, judge)
@@ -387,18 +408,24 @@ def falls_published(results: Results, expected: Expectation) -> Verdict:
 
 
 def _trials(results: Results) -> str:
-    return "processes" if len(results.ok("times", role=CIFAR)) > 1 else "rounds"
+    return "processes" if len(results.processes("times", role=CIFAR)) > 1 else "rounds"
 
 
 def _over_predicted(cells: Mapping[str, Sequence[float]], trials: str) -> dict[str, Gap]:
-    """Return times over predictions by cell, given as logarithms, one for each trial."""
+    """Return times over predictions by cell, given as logarithms, one for each trial.
+
+    Cells that may share a spread do. But all of one trial are compared with one fitted line: they
+    have no more degrees of freedom together than one of them.
+    """
     spread = Spread.pooled(cells.values())
     gaps = {}
     for name, logs in cells.items():
-        mean, error = math.fsum(logs) / len(logs), spread.sd / math.sqrt(len(logs))
+        own = spread if spread.alike else Spread.pooled([logs])
+        mean, error = math.fsum(logs) / len(logs), own.sd / math.sqrt(len(logs))
+        dof = len(logs) - 1 or math.nan
         # Two cells of such a spread have a difference with this error.
-        sd = spread.sd / math.sqrt(2)
-        gaps[name] = Gap(mean, error, spread.dof, sd, log=True, digits=3, trials=trials)
+        sd = own.sd / math.sqrt(2)
+        gaps[name] = Gap(mean, error, dof, sd, log=True, digits=3, trials=trials, seed_dof=1.0)
     return gaps
 
 
@@ -559,13 +586,17 @@ def _shares_of_medians(results: Results) -> tuple[dict[str, Gap], Spread]:
 def _shares_by_process(results: Results) -> tuple[dict[str, Gap], Spread]:
     """Return times over predictions; each process has solved plans for the times it measured."""
     cells: dict[str, list[float]] = {}
-    for record in one_machine(results.ok("times", role=CIFAR)):
+    for record in results.processes("times", role=CIFAR):
+        # Large batches take the same share whatever the number of small ones: they are timed once.
+        once = {}
         for row in record.metrics["shares"]:
             if "batch" in row:
-                _above_0(row["predicted_s"])
-                name = f"k = {row['k']:g}, n_S = {row['n_small']}, {row['kind']} batches:"
-                log = math.log(row["measured_s"] / row["predicted_s"])
-                cells.setdefault(name, []).append(log)
+                which = f", n_S = {row['n_small']}" if row["kind"] == "small" else ""
+                once[f"k = {row['k']:g}, {row['kind']} batches{which}:"] = row
+        for name, row in once.items():
+            _above_0(row["predicted_s"])
+            log = math.log(row["measured_s"] / row["predicted_s"])
+            cells.setdefault(name, []).append(log)
     return _over_predicted(cells, _trials(results)), Spread.pooled(cells.values())
 
 

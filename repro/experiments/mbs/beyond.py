@@ -21,7 +21,6 @@ from repro.experiments.design import (
     Run,
     check,
     claim,
-    of_processes,
     one_machine,
 )
 from repro.experiments.judging import (
@@ -111,8 +110,12 @@ def table(results: Results, name: str) -> list[dict[str, Any]]:
 
 
 def _told_times(results: Results, role: str, size: int, streamed: bool) -> str:
-    seconds = epoch_seconds(results, role).get((size, streamed), [])
-    return status_or(trainings(results, role, size, streamed), Summary.of(seconds).text())
+    try:
+        seconds = epoch_seconds(results, role).get((size, streamed), [])
+    except NotRun:  # of several machines
+        seconds = []
+    text = Summary.of(seconds).text()
+    return text if seconds else status_or(trainings(results, role, size, streamed), text)
 
 
 def _told_gain(results: Results, role: str, size: int) -> str:
@@ -205,24 +208,28 @@ def _undivided(results: Results, role: str) -> list[float]:
 def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[float]]:
     """Return seconds of an epoch by mini-batch size of the paper's rows and whether with MBS.
 
-    Of each training the median; of epochs that were timed in turns that of each process.
+    Of each training the median, but of those that ran side by side; of epochs that were timed in
+    turns that of each process.
 
     Raises:
         NotRun: They are of several machines.
     """
-    if in_turns_timed := results.ok("epochs", role=role):
-        record = of_processes(in_turns_timed)
+    if results.ok("epochs", role=role):
+        record = results.measured("epochs", several=True, role=role)
         return {
             (mini, micro is not None): record.timings[name]["samples_s"]
             for name, (mini, micro) in record.config["ways"].items()
         }
     one_machine(trained(results, role, resolution="high"))
     sizes = [row["mini_batch"] for row in paper_rows(role)]
-    cells = {
-        (size, streamed): epoch_times(trainings(results, role, size, streamed))
-        for size in sizes
-        for streamed in (False, True)
-    }
+    cells = {}
+    for size, streamed in itertools.product(sizes, (False, True)):
+        alone = [
+            record
+            for record in trainings(results, role, size, streamed)
+            if record.config.get("timed") is not False
+        ]
+        cells[size, streamed] = epoch_times(alone)
     return {way: cell for way, cell in cells.items() if cell}
 
 
@@ -280,7 +287,7 @@ def longer_step(results: Results, role: str, way: str) -> Gap:
         name: [seconds / samples for seconds in record.timings[name]["samples_s"]]
         for name, samples in sizes.items()
     }
-    trials = "processes" if len(results.ok("overhead", role=role)) > 1 else "rounds"
+    trials = "processes" if len(results.processes("overhead", role=role)) > 1 else "rounds"
     return in_turns(per_sample[way], per_sample["undivided"], digits=3, trials=trials)
 
 
@@ -425,7 +432,7 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:  # noqa: C901 (claims,
         def judge_overhead(results: Results, expected: Expectation) -> Verdict:
             def judge(role: str) -> Part:
                 count = len(results.need("overhead", role=role).timings[way]["samples_s"])
-                processes = len(results.ok("overhead", role=role))
+                processes = len(results.processes("overhead", role=role))
                 by = f" by each of {processes} processes" if processes > 1 else ""
                 accepted = max(paper_overhead(role, row) - 1, LEAST_PERCENT / 100)
                 gap = longer_step(results, role, way)

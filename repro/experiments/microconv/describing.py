@@ -45,6 +45,8 @@ def marks(results: Results, caffes: bool = False) -> Iterable[str]:
         parts.append("SYNTHETIC inputs")
     if parts:
         yield f"{'; '.join(parts)}."
+    if (processes := len({record.seed for record in records})) > 1:
+        yield f"Shown: the first of {processes} processes."
 
 
 caffe_marks = partial(marks, caffes=True)

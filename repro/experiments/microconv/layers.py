@@ -19,7 +19,6 @@ from repro.experiments.design import (
     Run,
     check,
     claim,
-    one_machine,
 )
 from repro.experiments.judging import (
     Gap,
@@ -571,7 +570,7 @@ def conv2_faster(results: Results, expected: Expectation) -> Verdict:
     if conv2_gain(cells, cell) is None:
         raise NotRun(f"nothing undivided fits into {cell[0]} MiB, to compare with")
     gains = []
-    for record in one_machine(results.ok("candidates", layer="conv2")):
+    for record in results.processes("candidates", layer="conv2"):
         held = _cells(record)
         gain = conv2_gain(held, cell)
         if gain is None:

@@ -57,18 +57,20 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
 def points(results: Results) -> dict[str, Point | None]:
     """Return what each schedule reached, None where it does not fit."""
     by_schedule: dict[str, Point | None] = {}
+    several = _trials(results) == "processes"
     for name in NAMES:
-        held = {record.status for record in results.select(BY_SCHEDULE, schedule=name)}
-        if "out_of_memory" in held:
+        held = [record.status for record in results.select(BY_SCHEDULE, schedule=name)]
+        if held.count("out_of_memory") > held.count("ok"):
             by_schedule[name] = None
         elif "ok" in held:
-            by_schedule[name] = point_of(results.measured(BY_SCHEDULE, schedule=name))
+            record = results.measured(BY_SCHEDULE, several=several, schedule=name)
+            by_schedule[name] = point_of(record)
     return by_schedule
 
 
 def _trials(results: Results) -> str:
     """Return what the paces are of: processes, each its median, or the rounds of one."""
-    several = any(len(results.ok(BY_SCHEDULE, schedule=name)) > 1 for name in NAMES)
+    several = any(len(results.processes(BY_SCHEDULE, schedule=name)) > 1 for name in NAMES)
     return "processes" if several else "rounds"
 
 
