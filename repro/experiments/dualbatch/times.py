@@ -587,13 +587,13 @@ def _shares_by_process(results: Results) -> tuple[dict[str, Gap], Spread]:
     """Return times over predictions; each process has solved plans for the times it measured."""
     cells: dict[str, list[float]] = {}
     for record in results.processes("times", role=CIFAR):
-        # Large batches take the same share whatever the number of small ones: they are timed once.
-        once = {}
+        # Large batches take the same share whatever the number of small ones: it is timed once.
+        once: dict[tuple[float, int, int], dict[str, Any]] = {}
         for row in record.metrics["shares"]:
             if "batch" in row:
-                which = f", n_S = {row['n_small']}" if row["kind"] == "small" else ""
-                once[f"k = {row['k']:g}, {row['kind']} batches{which}:"] = row
-        for name, row in once.items():
+                once.setdefault((row["k"], row["batch"], row["samples"]), row)
+        for row in once.values():
+            name = f"k = {row['k']:g}, {row['kind']} batches, n_S = {row['n_small']}:"
             _above_0(row["predicted_s"])
             log = math.log(row["measured_s"] / row["predicted_s"])
             cells.setdefault(name, []).append(log)
