@@ -454,8 +454,8 @@ OWN_PLAN = Exhibit(
     table=table,
     figure=draw,
     caption=caption(
-        "Our question: plans for a and b measured in the run. One is trained; two real workers "
-        "time epochs.",
+        "Our question: plans for times measured in the run. One is trained; real workers time "
+        "epochs.",
         facts,
     ),
     claims=(extra_time, own_gain),
