@@ -155,7 +155,6 @@ def survey(
     steps = _steps(paper, runs, setting)
     records, problems = store.read(paper.key)
     known = {key: record for record in records for key in standing_keys(paper, record)}
-
     missing = [step for step in steps if _is_left(known.get(step.key), setting)]
     for step in missing:
         store.find(paper.key, step.run.experiment, step.key)
