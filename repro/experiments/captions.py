@@ -53,8 +53,12 @@ def _repeated(results: Results, records: Sequence[Record]) -> str:
         if run.seeds == PROCESSES
     }
     others = [record for record in records if record.identity not in by_processes]
-    trained_only = not by_processes or any(run.seeds is None for run, _ in results.expected)
+    # Some measurements start their processes themselves.
+    own = max([0, *(record.config.get("processes", 0) for record in records)])
+    by_seeds = any(run.seeds is None for run, _ in results.expected)
+    trained_only = by_seeds or not (by_processes or own)
     count = len({record.seed for record in (others if trained_only else records)})
+    count = count if trained_only else max(count, own)
     what = ("seed", "seeds") if trained_only else ("process", "processes")
     return f"{count} {what[count > 1]}"
 

@@ -4,6 +4,8 @@ import pytest
 from invented import make_record
 from made_dualbatch import World
 from made_dualbatch import results as dualbatch
+from made_microconv import plausible
+from made_microconv import results as microconv
 
 from repro import paths
 from repro.experiments import PAPERS, load_paper, sources
@@ -43,6 +45,8 @@ def test_what_a_caption_warns_of_is_in_the_image():
 def test_the_signature_tells_processes_from_seeds_and_a_stop_from_an_extent():
     measured = dualbatch("table4", World(), "long")
     assert " · 5 processes" in signature(measured, "")
+    own = microconv("iterations", plausible, "long")  # each record starts its own
+    assert " · 5 processes" in signature(own, "")
     assert " · 3 seeds" in signature(dualbatch("table8", World(), "long"), "")
     paper = load_paper("adaptive")
     run, *_ = paper.artefacts["figure4"].runs(

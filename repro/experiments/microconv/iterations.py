@@ -30,6 +30,7 @@ from repro.experiments.judging import (
     direction,
     each,
     equivalence,
+    over_processes,
 )
 from repro.experiments.microconv.describing import marks, stands_in
 from repro.experiments.microconv.settings import (
@@ -103,11 +104,7 @@ def gain(record: Record, slower: str, faster: str) -> Gap:
         )
         for sample in samples
     ]
-    mean, n = math.fsum(logs) / len(logs), len(logs)
-    if n < 2:
-        return Gap(mean, math.nan, math.nan, math.nan, log=True, trials="processes")
-    sd = statistics.stdev(logs)
-    return Gap(mean, sd / math.sqrt(n), n - 1, sd / math.sqrt(2), log=True, trials="processes")
+    return over_processes(logs, log=True)
 
 
 def seconds(record: Record, name: str) -> float | None:
