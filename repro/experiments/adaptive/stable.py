@@ -236,6 +236,7 @@ def lower_beyond(results: Results, expected: Expectation) -> Verdict:
 
 
 STABLE = Exhibit(
+    long=True,
     runs=runs,
     table=table,
     figure=figure,
