@@ -11,10 +11,10 @@ from pathlib import Path
 
 from repro import paths
 from repro.experiments import PAPERS, load_paper
-from repro.experiments.judging import WORDS
+from repro.experiments.judging import NO_NUMBER, WORDS
 from repro.experiments.sources import find_source, results_of
 from repro.experiments.story import story_of
-from repro.experiments.summary import counts, in_words, verdicts
+from repro.experiments.summary import counts, in_words, lacking_runs, verdicts
 from repro.measure.files import replacing
 
 ROOT = paths.ROOT
@@ -26,6 +26,7 @@ _OF_A_PAPER = re.compile(
 )
 _COUNTED = re.compile(r"^\| (\w[^|`]*) \|(?: \d+ \|){6}$", re.MULTILINE)
 _TOTAL = re.compile(r"\d+ claims: \d+ [^.]* not run(?=\.)")
+_LACKING = re.compile(r"\d+ of \d+(?= undecided claims)")
 
 
 def judged() -> dict[str, list[dict[str, str]]]:
@@ -47,7 +48,7 @@ def excerpt(evidence: str) -> str:
     parts = [
         part
         for part in evidence.partition("; margin: ")[0].split("; ")
-        if not re.match(r"about \d|no number of|torch's own scatters", part)
+        if not re.match(rf"about \d|{NO_NUMBER}|torch's own scatters", part)
     ]
     text = "; ".join(parts[:SHOWN]) + (" …" if len(parts) > SHOWN else "")
     return text.replace("|", "\\|")
@@ -81,6 +82,9 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
 
     page = _CLAIM.sub(claim, page)
     page = _COUNTED.sub(counted, page)
+    undecided = sum(tally["undecided"] for tally in numbers.values())
+    lacking = lacking_runs([row for claims in rows.values() for row in claims])
+    page = _LACKING.sub(f"{lacking} of {undecided}", page)
     page = _OF_A_PAPER.sub(of_a_paper, page)
     return _TOTAL.sub(f"{sum(total.values())} claims: {in_words(total)}", page)
 

@@ -29,6 +29,7 @@ KINDS: Mapping[str, str] = {
 HALF, QUARTER = 0.5, 0.25  # of the paper's effect: enough to reproduce it; too little to be it
 POWER = 0.8
 MOST_SEEDS = 200  # a cell; more is beyond reason for trainings
+NO_NUMBER = "no number of"  # where even those would not decide: the value lies too near a bound
 
 Part = tuple[str, str]  # a word of WORDS, and its evidence
 _UNKNOWN = "a second measurement would say how far it scatters"
@@ -614,7 +615,7 @@ def seeds_to_decide(
 def _needed(distances: Sequence[float], gap: Gap, level: float) -> str:
     count = seeds_to_decide(distances, gap.sd, level, gap.seed_dof)
     if count is None:
-        return f"no number of {gap.trials} within reason (up to {MOST_SEEDS} a cell) would decide"
+        return f"{NO_NUMBER} {gap.trials} within reason (up to {MOST_SEEDS} a cell) would decide"
     return f"about {count} {gap.trials} a cell would decide"
 
 

@@ -21,7 +21,7 @@ from repro.experiments.design import (
     UsageError,
     expectation,
 )
-from repro.experiments.judging import KINDS, WORDS
+from repro.experiments.judging import KINDS, NO_NUMBER, WORDS
 from repro.experiments.sources import LOCAL, Source, find_source, results_of
 from repro.measure.files import replacing
 from repro.records import (
@@ -166,6 +166,16 @@ def counts(rows: Sequence[Row]) -> dict[str, int]:
     return {word: words.count(word) for word in WORDS}
 
 
+def lacking_runs(rows: Sequence[Row]) -> int:
+    """Return how many undecided claims more runs would decide, within reason (`MOST_SEEDS`)."""
+    return sum(
+        row["verdict"] == "undecided"
+        and "would decide" in row["evidence"]
+        and NO_NUMBER not in row["evidence"]
+        for row in rows
+    )
+
+
 def definitions() -> list[Row]:
     """Return what the verdicts and the kinds of claims mean, a row each."""
     return [
@@ -294,6 +304,8 @@ def lead_of(rows: Sequence[Row]) -> str:
     ours = [row for row in rows if row["artefact"].startswith("together/")]
     papers = [row for row in rows if not row["artefact"].startswith("together/")]
     lead = f"{len(papers)} claims of five papers: {in_words(counts(papers))}."
+    if lacking := lacking_runs(rows):
+        lead += f" More runs would decide {lacking} of the undecided, each of which says how many."
     if ours:
         told = in_words(counts(ours))
         lead += f" {len(ours)} of our own study, which puts the methods together: {told}."

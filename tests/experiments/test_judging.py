@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from repro.experiments import summary
 from repro.experiments.judging import (
     KINDS,
     MOST_SEEDS,
@@ -489,6 +490,21 @@ class TestSeeds:
         assert seeds_to_decide([0.99 * reach], 1.0) is None
         assert seeds_to_decide([0.0, 2.0], 1.0) is None
         assert seeds_to_decide([1.0], math.nan) is None
+
+    def test_claims_that_lack_runs_are_told_from_those_that_no_number_decides(self):
+        """A value far from its bound lacks runs; one at its bound does not."""
+
+        def row(mean):
+            gap = Gap(mean, 0.5, 4, 0.8)
+            found = combine([equivalence("a", gap, 1.0)])
+            return {"verdict": found.word, "evidence": found.evidence}
+
+        lacks, at_its_bound, decided = row(0.2), row(0.99), row(9.0)
+        assert [r["verdict"] for r in (lacks, at_its_bound)] == ["undecided"] * 2
+        both = {"verdict": "undecided", "evidence": "; ".join((lacks["evidence"],
+                at_its_bound["evidence"]))}  # fmt: skip
+        assert summary.lacking_runs([lacks]) == 1
+        assert summary.lacking_runs([at_its_bound, decided, both]) == 0
 
     def test_certainly_different_takes_two(self):
         assert seeds_to_decide([1.0], 0.0) == 2

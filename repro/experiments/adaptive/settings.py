@@ -355,7 +355,7 @@ def _training(profile: str, config: dict[str, Any], label: str) -> Run:
 
 
 def left_out(profile: str, optimizer: str) -> bool:
-    """Whether a profile has no time for an optimizer: what the paper does not name, on two cores."""
+    """Whether two cores have no time for an optimizer that the paper does not name."""
     return profile in ("quick", LONG) and optimizer == "LAMB"
 
 
