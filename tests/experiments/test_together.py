@@ -337,6 +337,19 @@ class TestTowardsOneAccuracy:
         rows = accuracy.table(trainings(held={RATES[-1]: 50.0}))
         assert {row["rate found"] for row in rows} == {f"{RATES[-1]:g}, the highest tried"}
 
+    def test_the_search_is_over_the_seeds_of_all_rates_and_others_only_count(self):
+        """Seeds 1 and 2, at the rate found alone, are held out worse than the other rates."""
+
+        def uneven(run, seed):
+            rate = run.config.get("rate")
+            if seed and rate not in (None, BEST):
+                return None
+            return history(run, seed, held={BEST: 0.0} if seed else None)
+
+        found = made_results("together/accuracy", uneven, CHOSEN, "quick")
+        assert {r.config["rate"] for r in accuracy.trained(found, "fixed")} == {BEST}
+        assert len(accuracy.accuracies(found, "fixed")) == 3
+
     def test_a_search_over_fewer_rates_is_none(self):
         found = trainings()
         found.records = [

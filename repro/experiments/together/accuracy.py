@@ -63,8 +63,9 @@ def final(record: Record, name: str) -> float:
 def trained(results: Results, strategy: str) -> list[Record]:
     """Return the trainings of a strategy at its rate: the best on held-out images, by their mean.
 
-    A rate at which a training diverged is not chosen. Empty where not all rates have records: a
-    search over fewer would be another one.
+    The search is over the seeds that all rates have; more may follow at the rate found. A rate at
+    which a training diverged is not chosen. Empty where not all rates have records: a search over
+    fewer would be another one.
     """
     rates = searched(results)
     held: dict[float, list[Record]] = {}
@@ -72,8 +73,11 @@ def trained(results: Results, strategy: str) -> list[Record]:
         held[rate] = results.ok(TRAIN, strategy=strategy, rate=rate)
     if not rates or not all(held.values()):
         return []
+    seeds = set.intersection(*({r.seed for r in records} for records in held.values()))
+    if not seeds:
+        return []
     worth = {
-        rate: statistics.fmean(final(record, "held_out") for record in records)
+        rate: statistics.fmean(final(r, "held_out") for r in records if r.seed in seeds)
         for rate, records in held.items()
         if not any(record.metrics["diverged"] for record in records)
     }
