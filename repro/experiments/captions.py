@@ -53,8 +53,8 @@ def _repeated(results: Results, records: Sequence[Record]) -> str:
         if run.seeds == PROCESSES
     }
     others = [record for record in records if record.identity not in by_processes]
-    # Some measurements start their processes themselves.
-    own = max([0, *(record.config.get("processes", 0) for record in records)])
+    # A measurement that starts its processes itself has a list of samples from each.
+    own = max([0, *(len(record.metrics.get("samples_s", ())) for record in records)])
     by_seeds = any(run.seeds is None for run, _ in results.expected)
     trained_only = by_seeds or not (by_processes or own)
     count = len({record.seed for record in (others if trained_only else records)})

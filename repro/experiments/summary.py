@@ -304,7 +304,7 @@ def lead_of(rows: Sequence[Row]) -> str:
     ours = [row for row in rows if row["artefact"].startswith("together/")]
     papers = [row for row in rows if not row["artefact"].startswith("together/")]
     lead = f"{len(papers)} claims of five papers: {in_words(counts(papers))}."
-    if lacking := lacking_runs(rows):
+    if lacking := lacking_runs(papers):
         lead += f" More runs would decide {lacking} of the undecided, each of which says how many."
     if ours:
         told = in_words(counts(ours))

@@ -46,7 +46,13 @@ def test_the_signature_tells_processes_from_seeds_and_a_stop_from_an_extent():
     measured = dualbatch("table4", World(), "long")
     assert " · 5 processes" in signature(measured, "")
     own = microconv("iterations", plausible, "long")  # each record starts its own
-    assert " · 5 processes" in signature(own, "")
+    assert " · 3 processes" in signature(own, "")
+    # Processes that share the work of one training step are something else.
+    adaptive = load_paper("adaptive").artefacts["figure7"]
+    (run,) = adaptive.runs("quick", {})
+    assert run.config["processes"] == 2
+    record = make_record(run.experiment, paper="adaptive", config=run.config)
+    assert signature(Results([run], (0,), [record]), "").endswith(" · 1 seed")
     assert " · 3 seeds" in signature(dualbatch("table8", World(), "long"), "")
     paper = load_paper("adaptive")
     run, *_ = paper.artefacts["figure4"].runs(

@@ -206,7 +206,7 @@ LARS = Exhibit(
     figure=figure,
     caption=caption(
         f"{CURVES} The paper shows no such training: trust and rates are our choice; LAMB is ours, "
-        "not under quick and long.",
+        "not under quick or long.",
         facts,
     ),
     claims=(above("LARS"), lars_keeps_up, above("LAMB")),
