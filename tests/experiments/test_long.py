@@ -68,6 +68,14 @@ def test_what_processes_repeat_is_quicks_measurement(key):
     assert {what(run) for run in repeated if run not in own} <= {what(run) for run in planned}
 
 
+def test_of_mbs_all_training_samples_are_one_mini_batch_of_each_network():
+    """A grid that is cut still has what the claim on the whole training set needs."""
+    _, _, runs = plan("mbs")
+    streamed = [r.config for r in runs if r.experiment == "train" and r.config["micro_batch"]]
+    whole = {c["role"] for c in streamed if c["mini_batch"] == c["train_samples"]}
+    assert whole == set(ROLES)
+
+
 def test_of_dual_batch_updates_an_epoch_are_the_papers():
     _, chosen, runs = plan("dualbatch")
     _, published = None, load_paper("dualbatch").artefacts["table5"].runs("paper", chosen)
