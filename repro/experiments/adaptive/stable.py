@@ -241,8 +241,8 @@ STABLE = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "Means over seeds of the gradient's norm, bars: one standard deviation. How similar norms "
-        f"have to be, and when, the paper leaves open: {100 * SIMILAR:g} % is ours.",
+        "Means over seeds of the gradient's norm, bars: one standard deviation. Similar: "
+        f"within {100 * SIMILAR:g} %, our choice.",
         facts,
     ),
     claims=(keeps_accuracy, similar_up_to, lower_beyond),
