@@ -185,6 +185,7 @@ def _of_profile(
     for allowed in tasks.values():
         serving = [name for name in used if name in (*allowed, "synthetic")]
         served.append(serving or [next(iter(allowed), "")])
+    asked = SEEDS[profile] if seeds is None else seeds
     if seeds is None:
         # Whoever asked for further seeds sees them.
         seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
@@ -199,6 +200,15 @@ def _of_profile(
             Results(runs, seeds, records, lambda record: is_current(paper, record), profile)
         )
     best = max(candidates, key=lambda results: len(results.records))
+    # Nothing is missing of the further seeds of a few runs.
+    present = {record.identity for record in best.records}
+    best.expected = [
+        (run, seed)
+        for run, seed in best.expected
+        if run.seeds is not None
+        or seed in asked
+        or identity(run.experiment, run.config, seed) in present
+    ]
     best.places = _places(best, {p: source.records[p] for p in origins}) if origins else []
     return best
 

@@ -123,6 +123,24 @@ def test_what_it_leaves_as_it_is_is_shown_from_quick(monkeypatch):
     assert results_of(paper.artefacts["figure13"], source).records
 
 
+def test_further_seeds_of_a_few_runs_leave_none_missing(monkeypatch, tmp_path, make_record):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    paper, chosen, _ = plan("adaptive")
+    store = RecordStore(tmp_path / "local" / LONG)
+    runs = paper.artefacts["figure1"].runs(LONG, chosen)
+    for number, run in enumerate(runs):
+        for seed in range(6 if number else 9):  # of the first run three more
+            key = f"{number:012d}{seed:012d}"
+            record = make_record(
+                run.experiment, paper="adaptive", key=key, config=run.config, seed=seed
+            )
+            store.write(record)
+    found = results_of(paper.artefacts["figure1"], find_source(paper))
+    assert len(found.records) == 6 * len(runs) + 3 and found.missing == 0
+    found = results_of(paper.artefacts["figure1"], find_source(paper), seeds=range(7))
+    assert found.missing == len(runs) - 1
+
+
 @pytest.mark.parametrize(("seeds", "shown"), [(6, LONG), (2, LONG), (1, "quick")])
 def test_it_is_shown_from_two_seeds_on(seeds, shown, monkeypatch, tmp_path, make_record):
     monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
