@@ -219,7 +219,9 @@ def against_mini_batch(
             axis.axhline(neutral[quantity], color=INK, lw=1.2, label=line)
             _draw_bounds(axis, series[quantity].get("paper", ()), -1, labels[0], HOLLOW)
             _draw_bounds(axis, series[quantity].get("ours", ()), 1, labels[1], style)
-            axis.set_xticks(ticks, [f"{tick:,g}" for tick in ticks], fontsize=8)
+            slope = 45 if len(ticks) > 8 else 0  # long ones would run into each other
+            written = [f"{tick:,g}" for tick in ticks]
+            axis.set_xticks(ticks, written, fontsize=8, rotation=slope)
             axis.minorticks_off()
             if ticks:
                 axis.set_xlim(ticks[0] / 1.6, ticks[-1] * 1.6)
