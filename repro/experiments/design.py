@@ -10,7 +10,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from repro import paths
-from repro.experiments.judging import KINDS, WORDS, NotRun, Verdict
+from repro.experiments.intervals import NotRun
+from repro.experiments.judging import KINDS, WORDS, Verdict
 from repro.experiments.outcome import Outcome, UsageError, reported
 from repro.records import Record, identity
 

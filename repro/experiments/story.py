@@ -16,7 +16,7 @@ from repro import report
 from repro.experiments import summary
 from repro.experiments.captions import devices
 from repro.experiments.design import LONG, Paper, Results
-from repro.experiments.judging import Gap, NotRun
+from repro.experiments.intervals import Gap, NotRun
 from repro.experiments.sources import Source, results_of
 from repro.records import Record
 

@@ -8,7 +8,7 @@ from made_adaptive import CHOSEN, World, judge, nothing, only_strategies, result
 from repro.experiments import load_paper
 from repro.experiments.adaptive import batches, contrasts, peaks
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM
-from repro.experiments.judging import Spread, ratio
+from repro.experiments.intervals import Spread, ratio
 from repro.report import DASH
 
 DESIGN = load_paper("adaptive")

@@ -5,7 +5,7 @@ from made_adaptive import World, nothing, paper_final, results_of
 
 from repro.experiments.adaptive import story
 from repro.experiments.adaptive.settings import CIFAR, DIV2K
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 
 
 def look_in(world):

@@ -5,7 +5,7 @@ from made_dualbatch import World, results
 
 from repro.experiments import load_paper
 from repro.experiments.dualbatch.story import STORY
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 
 
 def told(number, **world):

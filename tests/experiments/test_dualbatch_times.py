@@ -9,7 +9,7 @@ from made_dualbatch import World, figure, judge, legend_of, line, only, panel, p
 
 from repro.experiments.dualbatch import times
 from repro.experiments.dualbatch.settings import CIFAR
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.report import DASH
 
 OURS = ["ours: ResNet-18, 24 px", "ours: ResNet-18, 32 px"]

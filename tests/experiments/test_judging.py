@@ -9,27 +9,29 @@ import pytest
 from scipy import stats
 
 from repro.experiments import summary
+from repro.experiments.intervals import (
+    Gap,
+    NotRun,
+    Spread,
+    difference,
+    exactly,
+    in_turns,
+    paired,
+    ratio,
+    unsure,
+)
 from repro.experiments.judging import (
     KINDS,
     MOST_SEEDS,
     WORDS,
-    Gap,
-    NotRun,
-    Spread,
     Verdict,
     certain,
     combine,
-    difference,
     direction,
     each,
     equivalence,
-    exactly,
     in_all_cases,
-    in_turns,
-    paired,
-    ratio,
     seeds_to_decide,
-    unsure,
 )
 
 CERTAIN = ("reproduced", "partly", "not reproduced")

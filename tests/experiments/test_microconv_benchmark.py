@@ -10,7 +10,7 @@ from made_microconv import bench, judge
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from repro.experiments import load_paper
-from repro.experiments.judging import NotRun, Spread
+from repro.experiments.intervals import NotRun, Spread
 from repro.experiments.microconv import benchmark
 from repro.experiments.microconv.benchmark import Gain
 from repro.report import DASH

@@ -23,7 +23,7 @@ from made_microconv import (
     world,
 )
 
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.experiments.microconv import networks, settings
 from repro.report import DASH
 

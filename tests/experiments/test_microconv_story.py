@@ -4,7 +4,7 @@ import made_microconv as made
 import pytest
 from made_microconv import FAILED, bench, iterations, plausible
 
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.experiments.microconv import story
 
 

@@ -22,7 +22,7 @@ from test_outofcore_settings import (
     table,
 )
 
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.experiments.outofcore import settings, story
 from repro.experiments.outofcore.panels import styles
 from repro.experiments.outofcore.settings import (

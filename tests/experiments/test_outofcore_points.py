@@ -9,7 +9,7 @@ from made import FAILED, OUT_OF_MEMORY
 from test_outofcore_settings import GPU, REACH, World, results, timing
 
 from repro.experiments.design import Results, Run
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.experiments.outofcore import points, settings
 from repro.experiments.outofcore.points import Point
 from repro.experiments.outofcore.settings import (

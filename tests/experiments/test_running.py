@@ -26,7 +26,7 @@ from repro.experiments.design import (
     Run,
     by_name,
 )
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.experiments.running import Setting, UsageError
 from repro.experiments.sources import LOCAL, Source
 from repro.measure import Timing, accelerator

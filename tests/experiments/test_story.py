@@ -7,7 +7,7 @@ import pytest
 from repro import notebooks, paths, plots, report
 from repro.experiments import PAPERS, load_paper, showing, story
 from repro.experiments.design import UsageError
-from repro.experiments.judging import NotRun, ratio
+from repro.experiments.intervals import NotRun, ratio
 from repro.experiments.sources import find_source, results_of
 from repro.experiments.story import Effect
 

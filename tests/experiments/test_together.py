@@ -11,7 +11,7 @@ from torch import nn
 from repro.datasets import ImageData, Split
 from repro.experiments import load_paper, machine
 from repro.experiments.design import Results
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.experiments.together import (
     accuracy,
     advice,

@@ -33,18 +33,8 @@ from repro.experiments.adaptive.settings import (
 from repro.experiments.adaptive.sizes import by_papers_size, draw
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Spread,
-    Verdict,
-    combine,
-    difference,
-    direction,
-    each,
-    equivalence,
-)
+from repro.experiments.intervals import Gap, NotRun, Spread, difference
+from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -25,18 +25,16 @@ from repro.experiments.adaptive.scaling import (
 from repro.experiments.adaptive.settings import AVERAGING, DIV2K, PAPER, TASKS, ticks_of_two
 from repro.experiments.captions import caption, panel
 from repro.experiments.design import Exhibit, Expectation, Results, check, claim
+from repro.experiments.intervals import Gap, Spread, ratio
 from repro.experiments.judging import (
     HALF,
-    Gap,
     Part,
-    Spread,
     Verdict,
     certain,
     combine,
     direction,
     each,
     in_all_cases,
-    ratio,
 )
 from repro.records import Record
 

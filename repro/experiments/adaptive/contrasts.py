@@ -6,7 +6,7 @@ Of a whole design at once: all cells share their spread, and counts have at leas
 import math
 from collections.abc import Mapping, Sequence
 
-from repro.experiments.judging import Gap, NotRun, Spread
+from repro.experiments.intervals import Gap, NotRun, Spread
 
 
 def trend(cells: Mapping[int, Sequence[float]], resolution: float = 0.0) -> Gap:

@@ -13,16 +13,8 @@ from repro.experiments.adaptive.settings import CIFAR, NAMES, PAPER, STRATEGIES,
 from repro.experiments.adaptive.strategies import SHOWN, by_strategy, draw_curves, runs
 from repro.experiments.captions import caption
 from repro.experiments.design import Exhibit, Expectation, Results, claim
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Verdict,
-    combine,
-    direction,
-    each,
-    equivalence,
-)
+from repro.experiments.intervals import Gap, NotRun
+from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.records import Record
 from repro.report import Summary
 

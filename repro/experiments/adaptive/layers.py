@@ -28,16 +28,8 @@ from repro.experiments.adaptive.settings import (
 from repro.experiments.adaptive.strategies import schedule
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.judging import (
-    NotRun,
-    Spread,
-    Verdict,
-    certain,
-    combine,
-    difference,
-    direction,
-    equivalence,
-)
+from repro.experiments.intervals import NotRun, Spread, difference
+from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -22,15 +22,8 @@ from repro.experiments.adaptive.settings import (
 from repro.experiments.adaptive.sizes import by_papers_size, draw, multiple
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.judging import (
-    NotRun,
-    Verdict,
-    certain,
-    combine,
-    direction,
-    equivalence,
-    ratio,
-)
+from repro.experiments.intervals import NotRun, ratio
+from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -37,16 +37,8 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Verdict,
-    combine,
-    direction,
-    equivalence,
-    ratio,
-)
+from repro.experiments.intervals import Gap, NotRun, ratio
+from repro.experiments.judging import Part, Verdict, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH
 

@@ -23,18 +23,8 @@ from repro.experiments.adaptive.settings import (
 )
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.judging import (
-    NotRun,
-    Part,
-    Spread,
-    Verdict,
-    combine,
-    difference,
-    direction,
-    each,
-    equivalence,
-    ratio,
-)
+from repro.experiments.intervals import NotRun, Spread, difference, ratio
+from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.records import Record
 from repro.report import Summary
 

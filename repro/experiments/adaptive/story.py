@@ -24,7 +24,7 @@ from repro.experiments.adaptive.strategies import (
     papers_updates,
 )
 from repro.experiments.design import Results
-from repro.experiments.judging import Gap, NotRun, Spread, ratio
+from repro.experiments.intervals import Gap, NotRun, Spread, ratio
 from repro.experiments.story import Effect, Look, Story
 
 # The artefact that compares the strategies of each task.

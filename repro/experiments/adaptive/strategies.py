@@ -53,17 +53,8 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Spread,
-    Verdict,
-    certain,
-    combine,
-    difference,
-    direction,
-    equivalence,
-)
+from repro.experiments.intervals import Gap, NotRun, Spread, difference
+from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -29,18 +29,8 @@ from repro.experiments.dualbatch.settings import (
     table5_training,
     workers,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Spread,
-    Verdict,
-    combine,
-    difference,
-    direction,
-    each,
-    in_all_cases,
-)
+from repro.experiments.intervals import Gap, NotRun, Spread, difference
+from repro.experiments.judging import Part, Verdict, combine, direction, each, in_all_cases
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from repro import plots
 from repro.experiments.dualbatch.describing import whose
 from repro.experiments.dualbatch.settings import ROLE, WORKERS, mix
-from repro.experiments.judging import Gap
+from repro.experiments.intervals import Gap
 from repro.records import Record
 
 FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "no factor"}

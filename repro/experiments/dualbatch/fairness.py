@@ -24,7 +24,7 @@ from repro.experiments.dualbatch.accuracy import (
 )
 from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.settings import WORKERS, K, final, mix, section51, table5_training
-from repro.experiments.judging import Gap, Spread, difference
+from repro.experiments.intervals import Gap, Spread, difference
 from repro.records import Record
 from repro.report import DASH, Summary
 

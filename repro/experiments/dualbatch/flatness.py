@@ -30,18 +30,8 @@ from repro.experiments.dualbatch.settings import (
     scaled,
     table5_training,
 )
-from repro.experiments.judging import (
-    Gap,
-    Part,
-    Spread,
-    Verdict,
-    combine,
-    difference,
-    direction,
-    each,
-    equivalence,
-    ratio,
-)
+from repro.experiments.intervals import Gap, Spread, difference, ratio
+from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -60,19 +60,15 @@ from repro.experiments.dualbatch.settings import (
     solved_rows,
     table8_training,
 )
+from repro.experiments.intervals import Gap, NotRun, Spread, difference, in_turns
 from repro.experiments.judging import (
-    Gap,
-    NotRun,
     Part,
-    Spread,
     Verdict,
     combine,
-    difference,
     direction,
     each,
     equivalence,
     in_all_cases,
-    in_turns,
 )
 from repro.report import DASH, Summary
 

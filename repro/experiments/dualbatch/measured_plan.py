@@ -40,19 +40,8 @@ from repro.experiments.dualbatch.settings import (
     time_coefficients,
     workers,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Spread,
-    Verdict,
-    combine,
-    difference,
-    direction,
-    each,
-    equivalence,
-    in_turns,
-)
+from repro.experiments.intervals import Gap, NotRun, Spread, difference, in_turns
+from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -8,16 +8,8 @@ from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.settings import CIFAR, MIB, PAPER, PARTS, ROLE, config_of, measured
 from repro.experiments.dualbatch.settings import memory as measurement
 from repro.experiments.dualbatch.times import Series, draw_series
-from repro.experiments.judging import (
-    NotRun,
-    Part,
-    Verdict,
-    certain,
-    combine,
-    each,
-    equivalence,
-    exactly,
-)
+from repro.experiments.intervals import NotRun, exactly
+from repro.experiments.judging import Part, Verdict, certain, combine, each, equivalence
 from repro.report import DASH
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from repro.experiments.dualbatch.settings import (
     workers,
 )
 from repro.experiments.dualbatch.times import raw_fits
-from repro.experiments.judging import NotRun, Verdict, certain, combine
+from repro.experiments.intervals import NotRun
+from repro.experiments.judging import Verdict, certain, combine
 from repro.report import DASH
 
 ROUNDED = 6e-4  # a factor with three digits is one of this distance

@@ -18,7 +18,7 @@ from repro.experiments.dualbatch.measured_plan import over_alone
 from repro.experiments.dualbatch.plans import TABLE2, raw_plan_off
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET, PAPER, K, mix
 from repro.experiments.dualbatch.times import ERROR_PERCENT, raw_fits
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.experiments.story import Effect, Look, Story
 
 _EXHIBITS = {"table2": TABLE2, "table5": TABLE5, "table8": TABLE8, "table10": TABLE10}

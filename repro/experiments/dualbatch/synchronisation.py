@@ -32,18 +32,8 @@ from repro.experiments.dualbatch.settings import (
     final,
     table5_training,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Spread,
-    Verdict,
-    certain,
-    combine,
-    difference,
-    direction,
-    in_all_cases,
-    ratio,
-)
+from repro.experiments.intervals import Gap, NotRun, Spread, difference, ratio
+from repro.experiments.judging import Verdict, certain, combine, direction, in_all_cases
 from repro.records import Record
 from repro.report import DASH, Summary
 

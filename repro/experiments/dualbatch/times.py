@@ -41,18 +41,8 @@ from repro.experiments.dualbatch.trends import (
     per_step,
     step_samples,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Spread,
-    Verdict,
-    combine,
-    direction,
-    equivalence,
-    exactly,
-    over_processes,
-)
+from repro.experiments.intervals import Gap, NotRun, Spread, exactly, over_processes
+from repro.experiments.judging import Part, Verdict, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from repro.experiments.judging import Gap, NotRun, Verdict, combine, equivalence
+from repro.experiments.intervals import Gap, NotRun
+from repro.experiments.judging import Verdict, combine, equivalence
 from repro.records import Record
 
 

@@ -23,22 +23,8 @@ from repro.experiments.design import (
     claim,
     one_machine,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Spread,
-    Verdict,
-    certain,
-    combine,
-    difference,
-    direction,
-    each,
-    equivalence,
-    exactly,
-    in_turns,
-    ratio,
-)
+from repro.experiments.intervals import Gap, NotRun, Spread, difference, exactly, in_turns, ratio
+from repro.experiments.judging import Part, Verdict, certain, combine, direction, each, equivalence
 from repro.experiments.mbs.sameness import same_result
 from repro.experiments.mbs.settings import (
     CLASSIFIERS,

@@ -4,7 +4,8 @@ from typing import Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
-from repro.experiments.judging import NotRun, Part, Verdict, certain, combine, each
+from repro.experiments.intervals import NotRun
+from repro.experiments.judging import Part, Verdict, certain, combine, each
 from repro.experiments.mbs.settings import MIB, PAPER, ROLES, foretold, marks, sizing
 from repro.report import DASH
 

@@ -6,16 +6,8 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
-from repro.experiments.judging import (
-    NotRun,
-    Part,
-    Spread,
-    Verdict,
-    certain,
-    combine,
-    difference,
-    direction,
-)
+from repro.experiments.intervals import NotRun, Spread, difference
+from repro.experiments.judging import Part, Verdict, certain, combine, direction
 from repro.experiments.mbs.settings import (
     PAPER,
     UNITS,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.judging import Part, Spread, Verdict, combine, difference, direction, each
+from repro.experiments.intervals import Spread, difference
+from repro.experiments.judging import Part, Verdict, combine, direction, each
 from repro.experiments.mbs.settings import (
     LARGE_BATCH,
     PAPER,

@@ -13,19 +13,8 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, check, claim
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Spread,
-    Verdict,
-    combine,
-    difference,
-    each,
-    equivalence,
-    paired,
-    ratio,
-)
+from repro.experiments.intervals import Gap, NotRun, Spread, difference, paired, ratio
+from repro.experiments.judging import Part, Verdict, combine, each, equivalence
 from repro.experiments.mbs.settings import (
     CLASSIFIERS,
     PAPER,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from repro.experiments.design import Results, expectation
-from repro.experiments.judging import Gap
+from repro.experiments.intervals import Gap
 from repro.experiments.mbs.beyond import (
     TABLE4,
     beyond,

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Exhibit, Expectation, Results, claim
-from repro.experiments.judging import NotRun, Verdict, certain, combine, difference, direction
+from repro.experiments.intervals import NotRun, difference
+from repro.experiments.judging import Verdict, certain, combine, direction
 from repro.experiments.mbs.settings import marks, timeline
 from repro.report import DASH, Summary
 

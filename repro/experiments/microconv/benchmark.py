@@ -12,7 +12,8 @@ import numpy as np
 
 from repro.experiments.captions import caption, panel
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim, one_machine
-from repro.experiments.judging import Gap, NotRun, Spread, Verdict, combine, direction, exactly
+from repro.experiments.intervals import Gap, NotRun, Spread, exactly
+from repro.experiments.judging import Verdict, combine, direction
 from repro.experiments.microconv.describing import marks
 from repro.experiments.microconv.settings import (
     HALF,

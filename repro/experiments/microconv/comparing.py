@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from repro.experiments.design import Results, one_machine
-from repro.experiments.judging import Gap, NotRun, Part, Spread
+from repro.experiments.intervals import Gap, NotRun, Spread
+from repro.experiments.judging import Part
 from repro.experiments.microconv.settings import (
     MIB,
     compared,

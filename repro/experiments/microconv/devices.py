@@ -13,7 +13,8 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.judging import Verdict, combine, direction, exactly
+from repro.experiments.intervals import exactly
+from repro.experiments.judging import Verdict, combine, direction
 from repro.experiments.microconv.describing import marks, whose
 from repro.experiments.microconv.settings import LIMITS_MIB, PAPER, cluster, ms, times
 from repro.report import DASH

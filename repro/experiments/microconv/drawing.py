@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from repro import plots
-from repro.experiments.judging import Gap
+from repro.experiments.intervals import Gap
 
 TORCHS = "torch's own"
 POLICIES = plots.styles((TORCHS, "powerOfTwo", "undivided", "all"))

@@ -20,18 +20,8 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Verdict,
-    certain,
-    combine,
-    direction,
-    each,
-    equivalence,
-    over_processes,
-)
+from repro.experiments.intervals import Gap, NotRun, over_processes
+from repro.experiments.judging import Part, Verdict, certain, combine, direction, each, equivalence
 from repro.experiments.microconv.describing import marks, stands_in
 from repro.experiments.microconv.settings import (
     ALONE,

@@ -20,16 +20,8 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Verdict,
-    certain,
-    combine,
-    direction,
-    exactly,
-    in_turns,
-)
+from repro.experiments.intervals import Gap, NotRun, exactly, in_turns
+from repro.experiments.judging import Verdict, certain, combine, direction
 from repro.experiments.microconv.describing import caffe_marks, whose
 from repro.experiments.microconv.settings import (
     LIMITS_MIB,

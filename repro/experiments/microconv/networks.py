@@ -19,9 +19,9 @@ from repro.experiments.design import (
     check,
     claim,
 )
+from repro.experiments.intervals import NotRun, exactly
 from repro.experiments.judging import (
     QUARTER,
-    NotRun,
     Part,
     Verdict,
     certain,
@@ -29,7 +29,6 @@ from repro.experiments.judging import (
     direction,
     each,
     equivalence,
-    exactly,
 )
 from repro.experiments.microconv.comparing import (
     gained,

@@ -12,7 +12,8 @@ from repro.experiments.design import (
     claim,
     one_machine,
 )
-from repro.experiments.judging import Verdict, combine, direction, ratio
+from repro.experiments.intervals import ratio
+from repro.experiments.judging import Verdict, combine, direction
 from repro.experiments.microconv.describing import marks
 from repro.experiments.microconv.settings import (
     PAPER,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
-from repro.experiments.judging import Gap, Spread, exactly
+from repro.experiments.intervals import Gap, Spread, exactly
 from repro.records import Record
 from repro.report import DASH
 

@@ -17,16 +17,8 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.judging import (
-    NotRun,
-    Part,
-    Verdict,
-    certain,
-    combine,
-    direction,
-    each,
-    exactly,
-)
+from repro.experiments.intervals import NotRun, exactly
+from repro.experiments.judging import Part, Verdict, certain, combine, direction, each
 from repro.experiments.microconv.comparing import (
     Comparison,
     gained,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from repro.experiments import microconv
 from repro.experiments.design import Results
-from repro.experiments.judging import Gap, NotRun
+from repro.experiments.intervals import Gap, NotRun
 from repro.experiments.microconv import describing
 from repro.experiments.microconv.benchmark import LIMIT_MIB, TORCH, measured_gain
 from repro.experiments.microconv.describing import stands_in

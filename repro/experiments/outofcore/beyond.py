@@ -17,17 +17,8 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.judging import (
-    NotRun,
-    Part,
-    Verdict,
-    certain,
-    combine,
-    direction,
-    each,
-    equivalence,
-    exactly,
-)
+from repro.experiments.intervals import NotRun, exactly
+from repro.experiments.judging import Part, Verdict, certain, combine, direction, each, equivalence
 from repro.experiments.outofcore.drawing import figure
 from repro.experiments.outofcore.points import (
     NO_LINK,

@@ -4,15 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption, panel
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.judging import (
-    NotRun,
-    Verdict,
-    certain,
-    combine,
-    direction,
-    equivalence,
-    exactly,
-)
+from repro.experiments.intervals import NotRun, exactly
+from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
 from repro.experiments.outofcore.panels import no_records, set_sizes, styles
 from repro.experiments.outofcore.settings import (
     CHUNK_BATCH,

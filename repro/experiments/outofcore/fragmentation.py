@@ -5,15 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, check, claim
-from repro.experiments.judging import (
-    NotRun,
-    Part,
-    Verdict,
-    combine,
-    direction,
-    each,
-    exactly,
-)
+from repro.experiments.intervals import NotRun, exactly
+from repro.experiments.judging import Part, Verdict, combine, direction, each
 from repro.experiments.outofcore.panels import Line, Panel, draw, whose
 from repro.experiments.outofcore.points import (
     Point,

@@ -6,15 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.judging import (
-    NotRun,
-    Part,
-    Verdict,
-    combine,
-    direction,
-    each,
-    equivalence,
-)
+from repro.experiments.intervals import NotRun
+from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.experiments.outofcore.panels import draw, panels_of_others, rate
 from repro.experiments.outofcore.points import (
     NO_LINK,

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import panel
 from repro.experiments.design import Results
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    ratio,
-)
+from repro.experiments.intervals import Gap, NotRun, ratio
 from repro.experiments.outofcore.points import Point, points, slowdown
 from repro.experiments.outofcore.settings import (
     IN_CORE,

@@ -10,17 +10,8 @@ from typing import Any
 import numpy as np
 
 from repro.experiments.design import Claim, Expectation, Results, claim, one_machine
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Part,
-    Verdict,
-    certain,
-    combine,
-    direction,
-    exactly,
-    ratio,
-)
+from repro.experiments.intervals import Gap, NotRun, exactly, ratio
+from repro.experiments.judging import Part, Verdict, certain, combine, direction
 from repro.experiments.outofcore.settings import (
     IN_CORE,
     LABELS,

@@ -14,17 +14,8 @@ from repro.experiments.design import (
     claim,
     one_machine,
 )
-from repro.experiments.judging import (
-    NotRun,
-    Part,
-    Verdict,
-    combine,
-    direction,
-    each,
-    equivalence,
-    exactly,
-    ratio,
-)
+from repro.experiments.intervals import NotRun, exactly, ratio
+from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.experiments.outofcore.panels import no_records, set_sizes, styles
 from repro.experiments.outofcore.points import point_of
 from repro.experiments.outofcore.settings import (

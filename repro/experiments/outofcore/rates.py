@@ -12,7 +12,8 @@ import numpy as np
 
 from repro.experiments.captions import caption, panel
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.judging import NotRun, Verdict, combine, direction, equivalence, exactly
+from repro.experiments.intervals import NotRun, exactly
+from repro.experiments.judging import Verdict, combine, direction, equivalence
 from repro.experiments.outofcore.panels import CEILING, no_records, styles, titled
 from repro.experiments.outofcore.settings import (
     CHUNKS,

@@ -13,7 +13,8 @@ from repro.experiments.design import (
     claim,
     one_machine,
 )
-from repro.experiments.judging import NotRun, Verdict, certain, combine, direction, ratio
+from repro.experiments.intervals import NotRun, ratio
+from repro.experiments.judging import Verdict, certain, combine, direction
 from repro.experiments.outofcore.panels import no_records, styles
 from repro.experiments.outofcore.points import Point, point_of
 from repro.experiments.outofcore.settings import (

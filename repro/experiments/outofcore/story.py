@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 from repro.experiments.design import Results
-from repro.experiments.judging import Gap, NotRun
+from repro.experiments.intervals import Gap, NotRun
 from repro.experiments.outofcore import PAPER as ARTEFACTS
 from repro.experiments.outofcore import settings
 from repro.experiments.outofcore.points import point_at, points, reach_over, slowdown, speed

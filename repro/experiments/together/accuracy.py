@@ -15,17 +15,8 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.judging import (
-    Gap,
-    NotRun,
-    Spread,
-    Verdict,
-    combine,
-    difference,
-    direction,
-    equivalence,
-    ratio,
-)
+from repro.experiments.intervals import Gap, NotRun, Spread, difference, ratio
+from repro.experiments.judging import Verdict, combine, direction, equivalence
 from repro.experiments.together.settings import (
     ALONE,
     PACE,

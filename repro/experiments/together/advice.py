@@ -9,7 +9,8 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.judging import NotRun, Verdict, certain, combine
+from repro.experiments.intervals import NotRun
+from repro.experiments.judging import Verdict, certain, combine
 from repro.experiments.together.settings import (
     FORETELL,
     LABELS,

@@ -6,7 +6,7 @@ from typing import Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run, expectation
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.experiments.together import accuracy, limit
 from repro.experiments.together.settings import (
     BATCHNORM,

@@ -13,9 +13,8 @@ from repro.experiments.design import (
     check,
     claim,
 )
+from repro.experiments.intervals import Gap, NotRun, exactly, ratio, unsure
 from repro.experiments.judging import (
-    Gap,
-    NotRun,
     Part,
     Verdict,
     certain,
@@ -23,10 +22,7 @@ from repro.experiments.judging import (
     direction,
     each,
     equivalence,
-    exactly,
     in_all_cases,
-    ratio,
-    unsure,
 )
 from repro.experiments.together.settings import (
     BATCHNORM,

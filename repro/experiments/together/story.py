@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from repro.experiments.captions import devices
 from repro.experiments.design import expectation
-from repro.experiments.judging import NotRun
+from repro.experiments.intervals import NotRun
 from repro.experiments.story import Effect, Look, Story
 from repro.experiments.together import accuracy, limit
 from repro.experiments.together.settings import (
