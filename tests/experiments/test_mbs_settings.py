@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from repro.experiments import arguments
 from repro.experiments.design import reported
 from repro.experiments.mbs import settings
+from repro.experiments.mbs.describing import facts
 from repro.experiments.sources import Source, results_of
 from repro.experiments.summary import checks, verdicts
 from repro.report import figure_png
@@ -316,7 +317,7 @@ class TestCaptions:
 
 class TestFacts:
     def facts(self, artefact, profile="quick"):
-        return " ".join(settings.facts(results(artefact, plausible, profile).records))
+        return " ".join(facts(results(artefact, plausible, profile).records))
 
     def test_networks_sides_and_epochs(self):
         told = self.facts("table4")

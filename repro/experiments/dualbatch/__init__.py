@@ -59,7 +59,7 @@ PAPER = Paper(
             "table3", "Table 3, Figures 5 and 6", "Model-update factor", f"{_HERE}.accuracy:TABLE3"
         ),
         Artefact(
-            "table4", "Table 4", "Predicted time of a worker's share", f"{_HERE}.times:TABLE4"
+            "table4", "Table 4", "Predicted time of a worker's share", f"{_HERE}.shares:TABLE4"
         ),
         Artefact(
             "table5",

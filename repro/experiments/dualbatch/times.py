@@ -1,6 +1,6 @@
-"""Is the time of a batch a line of its size, and does it predict epochs and workers' shares?
+"""Is the time of a batch a line of its size, and does it predict epochs?
 
-Figures 3 and 4 and Table 4; what equations 4 to 8 make of such times is in `plans`.
+Figures 3 and 4; Table 4 is in `shares`, and what equations 4 to 8 make of such times in `plans`.
 """
 
 import math
@@ -30,7 +30,6 @@ from repro.experiments.dualbatch.settings import (
     measured,
     published_times,
     step_times,
-    workers,
 )
 from repro.experiments.dualbatch.trends import (
     all_within,
@@ -213,7 +212,7 @@ def _measured(results: Results) -> list[Record]:
 
 
 def _bars(results: Results) -> str:
-    return f"median (bar: all {'processes' if _trials(results) == 'processes' else 'turns'})"
+    return f"median (bar: all {'processes' if trials(results) == 'processes' else 'turns'})"
 
 
 def _papers(framework: str) -> str:
@@ -397,11 +396,11 @@ def falls_published(results: Results, expected: Expectation) -> Verdict:
     )
 
 
-def _trials(results: Results) -> str:
+def trials(results: Results) -> str:
     return "processes" if len(results.processes("times", role=CIFAR)) > 1 else "rounds"
 
 
-def _over_predicted(cells: Mapping[str, Sequence[float]], trials: str) -> dict[str, Gap]:
+def over_predicted(cells: Mapping[str, Sequence[float]], trials: str) -> dict[str, Gap]:
     """Return times over predictions by cell, given as logarithms, one for each trial.
 
     Cells that may share a spread do. But all of one trial are compared with one fitted line: they
@@ -419,7 +418,7 @@ def _over_predicted(cells: Mapping[str, Sequence[float]], trials: str) -> dict[s
     return gaps
 
 
-def _above_0(predicted: float) -> None:
+def above_0(predicted: float) -> None:
     if predicted <= 0:
         raise NotRun("times scatter so much that a fitted line predicts one of 0 or less")
 
@@ -440,11 +439,11 @@ def equation2(results: Results, expected: Expectation) -> Verdict:
         fitted = lines(step_samples(record, side), fit["seconds"])
         for n, seconds in epoch_samples(record, side).items():
             predicted = [(a * n + b) * math.ceil(samples / n) for a, b in fitted]
-            _above_0(min(predicted))
+            above_0(min(predicted))
             cells[f"{side} px, batch size {n}:"] = [
                 math.log(second / due) for second, due in zip(seconds, predicted, strict=True)
             ]
-    gaps = _over_predicted(cells, _trials(results))
+    gaps = over_predicted(cells, trials(results))
     return all_within(gaps, "batch sizes and resolutions", ERROR_PERCENT)
 
 
@@ -479,125 +478,4 @@ FIGURE4 = Exhibit(
         facts,
     ),
     claims=(falls, falls_published, equation2, equation2_published),
-)
-
-
-def _first_shares(results: Results) -> list[dict[str, Any]]:
-    # Processes solve plans of their own, whose medians would be nobody's.
-    record = results.first("times", role=CIFAR)
-    return list(record.metrics["shares"]) if record else []
-
-
-def shares(results: Results) -> list[dict[str, Any]]:
-    """Return the shares that the first process measured, each batch size with its samples once."""
-    rows = _first_shares(results)
-    once = {(row["k"], row["batch"], row["samples"]): row for row in rows if "batch" in row}
-    return sorted(once.values(), key=lambda row: (row["k"], row["kind"], row["batch"]))
-
-
-def table4(results: Results) -> list[dict[str, Any]]:
-    """Return the time of a worker's share, measured and predicted."""
-    table_rows: list[dict[str, Any]] = [
-        {
-            "where": "paper, GTX 1080",
-            "k": f"{row['k']:.2f}",
-            "batch size": row["batch"],
-            "samples": row["samples"],
-            "measured (s)": f"{row['measured']:.3f}",
-            "predicted (s)": f"{row['predicted']:.3f}",
-            "error": f"{row['error']:+.1f} %",
-            "equation 2": DASH,
-            "equation 3": DASH,
-        }
-        for row in PAPER["table4"]["rows"]
-    ]
-    for row in shares(results):
-        columns = {
-            "error": "predicted_s",
-            "equation 2": "equation2_s",
-            "equation 3": "equation3_s",
-        }
-        errors = {
-            heading: f"{100 * (row['measured_s'] / row[key] - 1):+.1f} %"
-            for heading, key in columns.items()
-        }
-        table_rows.append(
-            {
-                "where": f"here, {row['kind']}",
-                "k": f"{row['k']:.2f}",
-                "batch size": row["batch"],
-                "samples": row["samples"],
-                "measured (s)": f"{row['measured_s']:.4f}",
-                "predicted (s)": f"{row['predicted_s']:.4f}",
-                **errors,
-            }
-        )
-    rows = _first_shares(results)
-    for k, n_small in dict.fromkeys((r["k"], r["n_small"]) for r in rows if "error" in r):
-        table_rows.append({"where": f"here, {workers(n_small)}: no plan", "k": f"{k:.2f}"})
-    return table_rows
-
-
-@claim(
-    "shares_predicted",
-    f"The time of a worker's share is predicted to {ERROR_PERCENT:g} %",
-    "Table 4",
-)
-def shares_predicted(results: Results, expected: Expectation) -> Verdict:
-    """Judge each share's time, by processes where there are several."""
-    several = _trials(results) == "processes"
-    gaps, spread = (_shares_by_process if several else _shares_of_medians)(results)
-    verdict = all_within(gaps, "shares", ERROR_PERCENT)
-    scatter = f"spread of a {'median' if several else 'time'} {100 * spread.sd:.1f} %"
-    return Verdict(verdict.word, f"{verdict.evidence}; {scatter}")
-
-
-def _shares_of_medians(results: Results) -> tuple[dict[str, Gap], Spread]:
-    """Return times over predictions.
-
-    Only medians are kept of the shares' turns. The spread of one turn is taken to be that of whole
-    epochs, which are of the same steps and were timed in turns by the same process.
-    """
-    record = results.need("times", role=CIFAR)
-    epochs = epoch_samples(record, record.config["resolutions"][-1])
-    spread = Spread.pooled_logs(epochs.values())
-    of_median = math.sqrt(math.pi / 2) * spread.sd
-    error = of_median / math.sqrt(record.config["repeats"])
-    gaps = {}
-    for row in shares(results):
-        _above_0(row["predicted_s"])
-        name = f"k = {row['k']:g}, batch size {row['batch']}, {row['samples']} samples:"
-        log = math.log(row["measured_s"] / row["predicted_s"])
-        sd = of_median / math.sqrt(2)
-        gaps[name] = Gap(log, error, spread.dof, sd, log=True, digits=3, trials="rounds")
-    return gaps, spread
-
-
-def _shares_by_process(results: Results) -> tuple[dict[str, Gap], Spread]:
-    """Return times over predictions; each process has solved plans for the times it measured."""
-    cells: dict[str, list[float]] = {}
-    for record in results.processes("times", role=CIFAR):
-        # Large batches take the same share whatever the number of small ones: it is timed once.
-        once: dict[tuple[float, int, int], dict[str, Any]] = {}
-        for row in record.metrics["shares"]:
-            if "batch" in row:
-                once.setdefault((row["k"], row["batch"], row["samples"]), row)
-        for row in once.values():
-            name = f"k = {row['k']:g}, {row['kind']} batches, n_S = {row['n_small']}:"
-            _above_0(row["predicted_s"])
-            log = math.log(row["measured_s"] / row["predicted_s"])
-            cells.setdefault(name, []).append(log)
-    return _over_predicted(cells, _trials(results)), Spread.pooled(cells.values())
-
-
-TABLE4 = Exhibit(
-    long=True,
-    runs=lambda profile, chosen: [step_times(profile)],
-    table=table4,
-    caption=caption(
-        "Shares of plans for the times fitted here, predicted as a d + b ⌈d / x⌉; errors of "
-        "equations 2 and 3 beside. The paper's own predictions follow from neither.",
-        facts,
-    ),
-    claims=(shares_predicted,),
 )

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from repro import plots
 from repro.experiments.captions import panel
-from repro.experiments.mbs.settings import network
+from repro.experiments.mbs.describing import network
 from repro.records import Record
 
 WITHOUT, WITH, SUMMED, BY_SAMPLES = "without MBS", "with MBS", "not normalised", "by samples (ours)"

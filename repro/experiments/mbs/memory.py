@@ -6,7 +6,8 @@ from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
 from repro.experiments.intervals import NotRun
 from repro.experiments.judging import Part, Verdict, certain, combine, each
-from repro.experiments.mbs.settings import MIB, PAPER, ROLES, foretold, marks, sizing
+from repro.experiments.mbs.describing import marks
+from repro.experiments.mbs.settings import MIB, PAPER, ROLES, foretold, sizing
 from repro.report import DASH
 
 

@@ -8,14 +8,8 @@ from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
 from repro.experiments.intervals import NotRun, Spread, difference
 from repro.experiments.judging import Part, Verdict, certain, combine, direction
-from repro.experiments.mbs.settings import (
-    PAPER,
-    UNITS,
-    gradient_errors,
-    marks,
-    network,
-    normalised_training,
-)
+from repro.experiments.mbs.describing import marks, network
+from repro.experiments.mbs.settings import PAPER, UNITS, gradient_errors, normalised_training
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from repro.experiments.design import SEEDS
 from repro.experiments.mbs import settings
+from repro.experiments.mbs.describing import side, side_in_paper
 from repro.experiments.mbs.settings import (
     DATASETS,
     LARGE_BATCH,
@@ -51,7 +52,7 @@ def _of_role(role: str) -> list[dict[str, str]]:
 
     rows: list[dict[str, str]] = []
     data = "Carvana" if role == "U-Net" else "Flowers-102"
-    side = settings.side_in_paper(role)
+    pixels = side_in_paper(role)
     rate = OPTIMIZERS[role]
     add("network", _MODELS[role], lambda c: _options(c["model"]), _SMALL)
     add(
@@ -62,7 +63,7 @@ def _of_role(role: str) -> list[dict[str, str]]:
         "dataset.split=official) are fewer than a mini-batch of 1024 and do not fit the paper's "
         "epoch times; Carvana: every fifth car tests",
     )
-    add("image side", f"{side} px", lambda c: f"{settings.side(c)} px", _SMALL)
+    add("image side", f"{pixels} px", lambda c: f"{side(c)} px", _SMALL)
     add(
         "augmentation",
         "random crop of 384 from 959×640" if role == "U-Net" else NOT_STATED,

@@ -9,16 +9,8 @@ from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
 from repro.experiments.intervals import Spread, difference
 from repro.experiments.judging import Part, Verdict, combine, direction, each
-from repro.experiments.mbs.settings import (
-    LARGE_BATCH,
-    PAPER,
-    SMALL_BATCH,
-    UNITS,
-    best,
-    marks,
-    side,
-    training,
-)
+from repro.experiments.mbs.describing import marks, side
+from repro.experiments.mbs.settings import LARGE_BATCH, PAPER, SMALL_BATCH, UNITS, best, training
 from repro.records import Record
 from repro.report import DASH, Summary
 

@@ -15,13 +15,13 @@ from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, check, claim
 from repro.experiments.intervals import Gap, NotRun, Spread, difference, paired, ratio
 from repro.experiments.judging import Part, Verdict, combine, each, equivalence
+from repro.experiments.mbs.describing import marks
 from repro.experiments.mbs.settings import (
     CLASSIFIERS,
     PAPER,
     UNITS,
     best,
     initial_pair,
-    marks,
     paper_rows,
     same_margin,
     status_or,

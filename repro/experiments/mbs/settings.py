@@ -1,7 +1,6 @@
 """What is run under each profile, and how its records are picked and described."""
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "U-Net": {"name": "adam", "lr": 0.01, "weight_decay": 5e-4},
 }
 
-_PUBLISHED: dict[str, dict[str, Any]] = {
+PUBLISHED: dict[str, dict[str, Any]] = {
     # The repository of section 4.2.2's footnote has a stem of 3x3 without stride or pooling, which
     # takes sixteen times the memory of ImageNet's at 224 pixels: with it 16 and 8 fill the card.
     "ResNet-50": {"name": "resnet50"},
@@ -49,8 +48,18 @@ MODELS = {
     "smoke": _TINY,
     "quick": _SMALL,
     LONG: _SMALL,  # forty epochs of deeper ones would take two cores more than eight hours
-    "gpu": _PUBLISHED,
-    "paper": _PUBLISHED,
+    "gpu": PUBLISHED,
+    "paper": PUBLISHED,
+}
+
+# Section 4.2.3; Table 1 has the lower ones.
+PAPER_SIDES = {
+    ("ResNet-50", "high"): 224,
+    ("ResNet-50", "low"): 32,
+    ("ResNet-101", "high"): 224,
+    ("AmoebaNet-D", "high"): 416,
+    ("U-Net", "high"): 384,
+    ("U-Net", "low"): 96,
 }
 
 DATASETS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -375,7 +384,7 @@ def twins(profile: str, chosen: Mapping[str, str], norm: str, dtype: str = "floa
 def foretold(role: str) -> Run:
     """Return the memory that a published model takes at the published sizes (Table 2)."""
     initial = PAPER["table2"][role]["mini_batch"]
-    side = _PAPER_SIDES[role, "high"]
+    side = PAPER_SIDES[role, "high"]
     return Run(
         "foretell",
         {
@@ -451,171 +460,3 @@ def status_or(records: Sequence[Record], text: str) -> str:
     if any(record.status == "ok" for record in records):
         return text
     return "out of memory" if records[0].status == "out_of_memory" else "error"
-
-
-def marks(results: Results) -> Iterable[str]:
-    """Yield what takes the place of the paper's data, networks and memory, for a caption."""
-    records = _run(results.records)
-    stand_ins = [f"{name} for {paper}" for name, paper in _others_data(records)]
-    if any(network(r.config["role"], r.config["model"]) != r.config["role"] for r in records):
-        stand_ins.append("smaller networks")
-    if stand_ins:
-        yield f"STAND-IN: {', '.join(stand_ins)}."
-    if any(r.dataset and r.dataset["kind"] == "synthetic" for r in records):
-        yield "SYNTHETIC data."
-    if any(r.config.get("limit_bytes") for r in records) or _limited(records):
-        yield "SIMULATED memory limit."
-
-
-def facts(records: Sequence[Record]) -> Iterable[str]:
-    """Yield what all artefacts share: networks, sides, extents, limit, and what is foretold."""
-    measured = _run(records)
-    models = {
-        (role, network(role, r.config["model"]), _model(r.config["model"])): None
-        for role in ROLES
-        for r in measured
-        if r.config["role"] == role
-    }
-    ran = [f"{name} for {role} ({options})" for role, name, options in models if name != role]
-    published = [role for role, name, _ in models if name == role]
-    if ran:
-        yield f"Networks (STAND-IN): {', '.join(ran)}."
-    if published:
-        yield f"The paper's networks: {', '.join(published)}."
-    if others := _others_data(measured):
-        taken = [f"{name} takes the place of {paper}" for name, paper in others]
-        yield f"Data (STAND-IN): {', '.join(taken)}."
-    yield from _extents(measured)
-    if card := {r.config["limit_bytes"] for r in measured if r.config.get("limit_bytes")}:
-        yield (
-            f"The memory limit is the paper's card's, {max(card) / 2**30:g} GiB (SIMULATED: a "
-            "share of the device, MemoryBudget on a CPU)."
-        )
-    if limited := _limited(measured):
-        sizes = [r.metrics["limit_bytes"] for r in limited if r.metrics.get("limit_bytes")]
-        on_cpu = all(record.device["type"] == "cpu" for record in limited)
-        how = "MemoryBudget over the live tensors" if on_cpu else "a share of the card"
-        share = "; each training first takes two steps under it" if on_cpu else ""
-        yield (
-            f"The memory limit is SIMULATED ({how}{share}). For each network it lies half way "
-            f"between the need of the paper's initial mini-batch and of twice that"
-            f"{f', {_range_mib(sizes)}' if sizes else ''}. So which sizes fit is set, not found."
-        )
-    if len(measured) < len(records):
-        yield (
-            "What fits the paper's card is foretold (SIMULATED): two training steps of the "
-            "published networks at the published sizes, by their live tensors without content."
-        )
-    trained = [r for r in measured if r.experiment == "train"]
-    if any(r.config["role"] == "U-Net" for r in trained):
-        yield "IoU is over all pixels of all test images (our choice)."
-    if any(r.config["dataset"].get("split") for r in trained):
-        yield (
-            "Flowers-102 is divided by our choice: 80 % of its images at random to train on; its "
-            "official split (--set dataset.split=official) trains on 1,020."
-        )
-    if any(r.config.get("micro_batch") for r in measured):
-        yield "MBS normalises by Algorithm 1; BatchNorm sees micro-batches, as in the paper."
-
-
-def _extents(measured: Sequence[Record]) -> Iterable[str]:
-    """Yield the sides of images, and epochs with their samples."""
-    sides = []
-    for role in ROLES:
-        shown = sorted(
-            {(side(r.config), r.config["resolution"]) for r in measured if r.config["role"] == role}
-        )
-        if shown:
-            ours = _and(pixels for pixels, _ in shown)
-            paper = _and(_PAPER_SIDES[role, resolution] for _, resolution in shown)
-            sides.append(f"{role} {ours} px (paper {paper})")
-    if sides:
-        yield f"Image sides: {', '.join(sides)}."
-    wheres = {"train": "", "normalised": " in section 3.4", "twins": " as twins"}
-    trained = [r for r in measured if r.experiment in wheres]
-    extents: dict[tuple[int | None, int], dict[str, None]] = {}
-    for role, experiment in itertools.product(ROLES, wheres):
-        for record in trained:
-            if (record.config["role"], record.experiment) == (role, experiment):
-                extent = record.config["train_samples"], record.config["epochs"]
-                extents.setdefault(extent, {})[f"{role}{wheres[experiment]}"] = None
-    for (samples, epochs), roles in extents.items():
-        count = "all" if samples is None else f"{samples:,}"
-        yield f"{', '.join(roles)}: {epochs} epochs of {count} training samples."
-
-
-def _and(values: Iterable[object]) -> str:
-    return " and ".join(str(value) for value in values)
-
-
-def _run(records: Iterable[Record]) -> list[Record]:
-    """Return the records of what ran on this device; what is foretold did not."""
-    return [record for record in records if record.experiment != "foretell"]
-
-
-def _limited(records: Iterable[Record]) -> list[Record]:
-    """Return the records that were made under a limit set by what fits."""
-    return [r for r in records if r.experiment in ("train", "size") and r.config.get("limit_fits")]
-
-
-def _others_data(records: Iterable[Record]) -> list[tuple[str, str]]:
-    """Return each dataset that is not the paper's, and the one whose place it takes."""
-    pairs = {
-        (record.dataset["name"], data_in_paper(record.config["role"])): None
-        for record in records
-        if record.dataset
-    }
-    return [
-        (name, paper)
-        for name, paper in pairs
-        if not name.startswith(paper.lower().replace("-", ""))
-    ]
-
-
-def data_in_paper(role: str) -> str:
-    """Return the name of the data that the paper trains a model on."""
-    return "Carvana" if role == "U-Net" else "Flowers-102"
-
-
-def network(role: str, model: Mapping[str, Any]) -> str:
-    """Return a short name of the network that ran; the paper's name only where it is the same."""
-    if dict(model) == _PUBLISHED[role]:
-        return role
-    names = {
-        "resnet_cifar": "ResNet-{depth}",
-        "amoebanet_d": "AmoebaNet-D of {num_layers} layers",
-        "unet": "U-Net of width {width}",
-    }
-    return names[model["name"]].format(**model)
-
-
-# Section 4.2.3; Table 1 has the lower ones.
-_PAPER_SIDES = {
-    ("ResNet-50", "high"): 224,
-    ("ResNet-50", "low"): 32,
-    ("ResNet-101", "high"): 224,
-    ("AmoebaNet-D", "high"): 416,
-    ("U-Net", "high"): 384,
-    ("U-Net", "low"): 96,
-}
-
-
-def side_in_paper(role: str) -> int:
-    """Return the side of the paper's images in pixels."""
-    return _PAPER_SIDES[role, "high"]
-
-
-def side(config: Mapping[str, Any]) -> int:
-    """Return the side of what a configuration trains on, in pixels."""
-    pixels: int = config["augment"].get("crop_size") or config["dataset"]["image_size"]
-    return pixels
-
-
-def _range_mib(sizes: Sequence[int]) -> str:
-    ends = [f"{size / MIB:,.1f}" for size in (min(sizes), max(sizes))]
-    return f"{' to '.join(dict.fromkeys(ends))} MiB"
-
-
-def _model(model: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{name} {value}" for name, value in model.items() if name != "name")
-    return f"{model['name']}{f', {options}' if options else ''}"

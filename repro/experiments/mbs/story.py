@@ -10,15 +10,15 @@ from repro.experiments.mbs.beyond import (
     beyond,
     gain,
     largest_trained,
-    longer_step,
     optimum,
     paper_gain,
     paper_optimum,
-    paper_overhead,
     reach,
 )
+from repro.experiments.mbs.describing import facts
 from repro.experiments.mbs.sameness import initial_gap
-from repro.experiments.mbs.settings import CLASSIFIERS, PAPER, ROLES, facts, paper_rows
+from repro.experiments.mbs.settings import CLASSIFIERS, PAPER, ROLES, paper_rows
+from repro.experiments.mbs.times import longer_step, paper_overhead
 from repro.experiments.story import Effect, Look, Story
 from repro.records import Record
 

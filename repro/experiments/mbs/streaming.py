@@ -7,7 +7,8 @@ from repro.experiments.captions import caption
 from repro.experiments.design import Exhibit, Expectation, Results, claim
 from repro.experiments.intervals import NotRun, difference
 from repro.experiments.judging import Verdict, certain, combine, direction
-from repro.experiments.mbs.settings import marks, timeline
+from repro.experiments.mbs.describing import marks
+from repro.experiments.mbs.settings import timeline
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
