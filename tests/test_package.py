@@ -183,7 +183,7 @@ class TestLayout:
             artefact.question.partition(":")[0].rsplit(".", 1)[-1]
             for artefact in loaded.artefacts.values()
         }
-        assert 3 <= len(questions) <= 10
+        assert 3 <= len(questions) <= 12
         assert questions <= names
         old = {"checks", "claims", "tables", "figures", "captions", "grids", "runs", "artefacts"}
         assert not names & old

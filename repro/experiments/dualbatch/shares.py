@@ -4,24 +4,11 @@ import math
 from typing import Any
 
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    Exhibit,
-    Expectation,
-    Results,
-    claim,
-)
+from repro.experiments.design import Exhibit, Expectation, Results, claim
 from repro.experiments.dualbatch.describing import facts
-from repro.experiments.dualbatch.settings import (
-    CIFAR,
-    PAPER,
-    step_times,
-    workers,
-)
-from repro.experiments.dualbatch.times import ERROR_PERCENT, above_0, over_predicted, trials
-from repro.experiments.dualbatch.trends import (
-    all_within,
-    epoch_samples,
-)
+from repro.experiments.dualbatch.settings import CIFAR, PAPER, step_times, workers
+from repro.experiments.dualbatch.times import ERROR_PERCENT, above_0, over_predicted, trials_of
+from repro.experiments.dualbatch.trends import all_within, epoch_samples
 from repro.experiments.intervals import Gap, Spread
 from repro.experiments.judging import Verdict
 from repro.report import DASH
@@ -90,7 +77,7 @@ def table4(results: Results) -> list[dict[str, Any]]:
 )
 def shares_predicted(results: Results, expected: Expectation) -> Verdict:
     """Judge each share's time, by processes where there are several."""
-    several = trials(results) == "processes"
+    several = trials_of(results) == "processes"
     gaps, spread = (_shares_by_process if several else _shares_of_medians)(results)
     verdict = all_within(gaps, "shares", ERROR_PERCENT)
     scatter = f"spread of a {'median' if several else 'time'} {100 * spread.sd:.1f} %"
@@ -132,7 +119,7 @@ def _shares_by_process(results: Results) -> tuple[dict[str, Gap], Spread]:
             above_0(row["predicted_s"])
             log = math.log(row["measured_s"] / row["predicted_s"])
             cells.setdefault(name, []).append(log)
-    return over_predicted(cells, trials(results)), Spread.pooled(cells.values())
+    return over_predicted(cells, trials_of(results)), Spread.pooled(cells.values())
 
 
 TABLE4 = Exhibit(

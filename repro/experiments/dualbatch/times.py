@@ -212,7 +212,7 @@ def _measured(results: Results) -> list[Record]:
 
 
 def _bars(results: Results) -> str:
-    return f"median (bar: all {'processes' if trials(results) == 'processes' else 'turns'})"
+    return f"median (bar: all {'processes' if trials_of(results) == 'processes' else 'turns'})"
 
 
 def _papers(framework: str) -> str:
@@ -396,7 +396,8 @@ def falls_published(results: Results, expected: Expectation) -> Verdict:
     )
 
 
-def trials(results: Results) -> str:
+def trials_of(results: Results) -> str:
+    """Return what times are repeated by: processes, or the rounds of one."""
     return "processes" if len(results.processes("times", role=CIFAR)) > 1 else "rounds"
 
 
@@ -419,6 +420,11 @@ def over_predicted(cells: Mapping[str, Sequence[float]], trials: str) -> dict[st
 
 
 def above_0(predicted: float) -> None:
+    """Refuse a predicted time that is none.
+
+    Raises:
+        NotRun: It is 0 or less.
+    """
     if predicted <= 0:
         raise NotRun("times scatter so much that a fitted line predicts one of 0 or less")
 
@@ -443,7 +449,7 @@ def equation2(results: Results, expected: Expectation) -> Verdict:
             cells[f"{side} px, batch size {n}:"] = [
                 math.log(second / due) for second, due in zip(seconds, predicted, strict=True)
             ]
-    gaps = over_predicted(cells, trials(results))
+    gaps = over_predicted(cells, trials_of(results))
     return all_within(gaps, "batch sizes and resolutions", ERROR_PERCENT)
 
 

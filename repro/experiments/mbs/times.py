@@ -3,22 +3,10 @@
 import itertools
 from collections.abc import Sequence
 
-from repro.experiments.design import (
-    Claim,
-    Expectation,
-    Results,
-    claim,
-    one_machine,
-)
+from repro.experiments.design import Claim, Expectation, Results, claim, one_machine
 from repro.experiments.intervals import Gap, NotRun, Spread, in_turns, ratio
 from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
-from repro.experiments.mbs.settings import (
-    PAPER,
-    epoch_times,
-    paper_rows,
-    trained,
-    trainings,
-)
+from repro.experiments.mbs.settings import PAPER, epoch_times, paper_rows, trained, trainings
 
 LEAST_PERCENT = 1.0  # what repeated timings tell apart, where the paper's own overhead is less
 
