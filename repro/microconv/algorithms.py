@@ -5,6 +5,7 @@ dilation unless its class says otherwise. ``native`` is the framework's own conv
 """
 
 import itertools
+import math
 from functools import cache
 
 import torch
@@ -146,6 +147,57 @@ class Im2col(_Algorithm):
             result = out.view(conv.out_channels, -1)
             for gradient, column in zip(second.flatten(2), columns, strict=True):
                 result.addmm_(gradient, column.T)
+
+
+class Implicit(Im2col):
+    """GEMM in next to no workspace: the columns of one sample and some of its channels at a time.
+
+    What a library's implicit GEMM is to the explicit one: slower, and in the smallest memory.
+    """
+
+    block_bytes = 2**20  # of columns, or those of one channel where they are more
+
+    def _channels(self, kernel: Kernel) -> int:
+        """Return of how many input channels the columns are made at once."""
+        conv = kernel.conv
+        each = conv.taps * math.prod(conv.out_size) * kernel.torch_dtype.itemsize
+        return min(conv.in_channels, max(1, self.block_bytes // each))
+
+    def buffers(self, kernel: Kernel, b: int) -> Buffers:
+        """The columns of some channels of one sample, whatever the micro-batch."""
+        conv = kernel.conv
+        if self._identity(conv):
+            return {}
+        shape = (1, self._channels(kernel) * conv.taps, math.prod(conv.out_size))
+        return {"columns": (shape, kernel.torch_dtype)}
+
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+        """Compute one kernel; see `TorchBackend.run`."""
+        conv = kernel.conv
+        if self._identity(conv):
+            super().run(kernel, first, second, out, t)
+            return
+        shape = (list(conv.kernel_size), list(conv.dilation), list(conv.padding), list(conv.stride))
+        gradients = kernel.kind == "backward_filter"
+        matrix = (out if gradients else second).view(conv.out_channels, -1)
+        for n, start in itertools.product(
+            range(len(first)), range(0, conv.in_channels, self._channels(kernel))
+        ):
+            channels = slice(start, min(start + self._channels(kernel), conv.in_channels))
+            columns = t["columns"][:, : (channels.stop - start) * conv.taps]
+            filters = matrix[:, start * conv.taps : channels.stop * conv.taps]
+            if kernel.kind == "backward_data":
+                torch.mm(filters.T, first[n].flatten(1), out=columns[0])
+                size = [conv.height, conv.width]
+                torch.ops.aten.col2im.out(columns, size, *shape, out=out[n : n + 1, channels])
+                continue
+            torch.ops.aten.im2col.out(first[n : n + 1, channels], *shape, out=columns)
+            if gradients:
+                filters.addmm_(second[n].flatten(1), columns[0].T)
+            elif start:
+                out[n].flatten(1).addmm_(filters, columns[0])
+            else:
+                torch.mm(filters, columns[0], out=out[n].flatten(1))
 
 
 class FFT(_Algorithm):

@@ -4,7 +4,7 @@ import torch
 
 from repro.measure.allocations import peak_allocation
 from repro.microconv import staging
-from repro.microconv.algorithms import FFT, Direct, Im2col, Winograd
+from repro.microconv.algorithms import FFT, Direct, Im2col, Implicit, Winograd
 from repro.microconv.kernels import (
     Buffers,
     Kernel,
@@ -14,9 +14,10 @@ from repro.microconv.kernels import (
     precision,
 )
 
-_WRITTEN: dict[str, Direct | Im2col | FFT | Winograd] = {
+_WRITTEN: dict[str, Direct | Im2col | Implicit | FFT | Winograd] = {
     "direct": Direct(),
     "im2col": Im2col(),
+    "implicit": Implicit(),
     "fft": FFT(),
     "winograd": Winograd(),
 }

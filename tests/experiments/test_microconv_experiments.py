@@ -21,6 +21,7 @@ from repro.experiments.design import Outcome, Run
 from repro.experiments.machine import machine
 from repro.experiments.microconv import building, deepbench, experiments, settings
 from repro.microconv import assign_workspaces, micro_batch_sizes
+from repro.microconv.backends import NATIVE
 from repro.models import build
 from repro.records import RecordStore
 
@@ -247,8 +248,17 @@ class TestNetwork:
     @pytest.mark.parametrize("name", NETWORKS)
     def test_keys(self, toys, name):
         outcome = toys.outcomes[name]
-        assert set(outcome.metrics) == {"kernels", "variables", "optimise_s"}
+        assert set(outcome.metrics) == {"kernels", "own", "variables", "optimise_s"}
         assert not outcome.timings
+
+    @pytest.mark.parametrize("name", NETWORKS)
+    def test_torchs_own_is_timed_against_itself_whatever_the_divisions(self, toys, name):
+        """Else the error of comparisons is unknown where no kernel is left to torch."""
+        metrics = toys.outcomes[name].metrics
+        assert all(row["parts"] == [[row["batch"], NATIVE]] for row in metrics["own"])
+        own = [*metrics["kernels"], *metrics["own"]]
+        distinct = {row["native_s"] for row in own if row.get("parts") == [[row["batch"], NATIVE]]}
+        assert len(distinct) >= 6 and settings.own_spread(own).dof == len(distinct)
 
     @pytest.mark.parametrize("name", NETWORKS)
     def test_parts_make_the_batch_of_sizes_of_the_policy(self, toys, name):

@@ -244,6 +244,24 @@ class TestReading:
         (record,) = made.results("figure1", plausible, "gpu").records
         assert settings.stands_for_mib(record, 8) == 8
 
+    @pytest.mark.parametrize(
+        ("role", "caffe", "batch"),
+        [
+            ("AlexNet", False, 256),
+            ("AlexNet", True, 256),
+            ("ResNet-50", False, 64),
+            ("ResNet-50", True, 32),  # Figure 11's
+            ("DenseNet-40", False, 256),
+        ],
+    )
+    def test_long_gives_a_sample_what_the_paper_gives_it(self, role, caffe, batch):
+        for limit in settings.LIMITS_MIB:
+            run = settings.network("long", role, "WR", limit, "undivided", caffe=caffe)
+            assert run.config["limit_mib"] / run.config["batch"] == limit / batch
+            for profile in ("quick", "gpu", "paper"):
+                same = settings.network(profile, role, "WR", limit, "undivided", caffe=caffe)
+                assert same.config["limit_mib"] == limit
+
     def test_torchs_own_against_itself(self):
         def row(own, native, parts):
             return {"batch": 8, "parts": parts, "time_s": own, "native_s": native}
@@ -402,7 +420,7 @@ class TestSetup:
 
     def test_algorithms_and_limits(self):
         said = self.told()
-        assert "Divisions are made of nnpack, torch:direct, torch:im2col, torch:native" in said
+        assert "Divisions are made of nnpack, torch:direct, torch:im2col, torch:implicit, " in said
         assert "every temporary byte" in said and "in turns" in said and "page faults" in said
         gpu = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 1}
         said = self.told("gpu", lambda run: plausible(run) | {"device": gpu})

@@ -141,7 +141,7 @@ def test_every_algorithm_against_float64(family, kind, block):
             for algorithm, size in listing(kernel, b):
                 check(algorithm, kernel, b, size, seed)
                 seen.add((algorithm, dtype))
-    wanted = {"torch:native", "torch:direct", "torch:im2col", "torch:fft"}
+    wanted = {"torch:native", "torch:direct", "torch:im2col", "torch:implicit", "torch:fft"}
     wanted |= {"torch:winograd"} if family == "3x3" else set()
     assert wanted <= {name for name, dtype in seen if dtype == "float64"}
     names = {name for name, dtype in seen if dtype == "float32"}
@@ -162,7 +162,7 @@ def test_every_algorithm_at_the_size_of_a_layer(kind, b):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["native", "direct", "im2col", "fft", "winograd"])
+@pytest.mark.parametrize("algorithm", BACKENDS["torch"].names)
 @pytest.mark.parametrize(
     ("kind", "conv", "b"),
     [
@@ -216,7 +216,7 @@ def test_sixteen_bit_types_are_summed_in_float32(kind, dtype):
         for algorithm, size in listing(kernel, b):
             check(algorithm, kernel, b, size, seed)  # within the rounding of the result
             seen.add(algorithm)
-    wanted = {"torch:native", "torch:direct", "torch:im2col", "torch:fft", "torch:winograd"}
+    wanted = {f"torch:{name}" for name in BACKENDS["torch"].names}
     if kind != "backward_filter" and BACKENDS["nnpack"].missing("cpu") is None:
         wanted |= {"nnpack:ft8x8", "nnpack:wt8x8"}
     assert wanted <= seen
@@ -235,7 +235,7 @@ def test_groups_are_computed_one_by_one(kind, groups, dtype):
         for algorithm, size in listing(kernel, b):
             check(algorithm, kernel, b, size, seed)
             seen.add(algorithm)
-    wanted = {"torch:native", "torch:direct", "torch:im2col", "torch:fft", "torch:winograd"}
+    wanted = {f"torch:{name}" for name in BACKENDS["torch"].names}
     nnpack = BACKENDS["nnpack"].missing("cpu") is None and dtype != "float64"
     if nnpack and kind != "backward_filter":
         wanted |= {"nnpack:ft8x8", "nnpack:ft16x16", "nnpack:wt8x8"}
@@ -276,7 +276,7 @@ ALLOCATING = [
 ]
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "im2col", "fft", "winograd"])
+@pytest.mark.parametrize("algorithm", BACKENDS["torch"].names[1:])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_an_algorithm_allocates_besides_is_in_its_listing(kind, dtype, algorithm):
@@ -303,7 +303,17 @@ def test_every_type_has_every_algorithm():
         for dtype in ("float32", "float64", "bfloat16", "float16"):
             kernel = Kernel(kind, Convolution(3, 9, 9, 3, (3, 3)), dtype)
             names = {name for name, _ in BACKENDS["torch"].algorithms(kernel, 1)}
-            assert names == {"native", "direct", "im2col", "fft", "winograd"}
+            assert names == {"native", "direct", "im2col", "implicit", "fft", "winograd"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_implicit_takes_the_same_for_any_micro_batch(kind, monkeypatch):
+    kernel = Kernel(kind, Convolution(5, 9, 8, 4, (3, 3), padding=(1, 1)))
+    for block_bytes in (1, 3 * 9 * 72 * 4, 2**20):  # one, three and all channels at once
+        monkeypatch.setattr("repro.microconv.algorithms.Implicit.block_bytes", block_bytes)
+        given = [backends.given_bytes("torch:implicit", kernel, b) for b in (1, 7)]
+        assert given[0] == given[1] <= max(block_bytes, 9 * 72 * 4) + ALIGNMENT
+        check("torch:implicit", kernel, 7, given[1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,9 @@ from repro.experiments.microconv.settings import (
     compared,
     kernels_of,
     label,
+    limit_of,
     own_spread,
+    ran,
     scatter,
 )
 from repro.records import Record
@@ -54,18 +56,29 @@ def speedup(slower: Record | None, faster: Record | None) -> float | None:
     return before / held_native_s(slower) / (after / held_native_s(faster))
 
 
-def need(results: Results, role: str, mode: str, limit_mib: int, *wanted: str) -> Record:
+def need(
+    results: Results, role: str, mode: str, limit_mib: int, *wanted: str, caffe: bool = False
+) -> Record:
     """Return the network's record in float32 with the first of several policies that has one.
+
+    Args:
+        results: Of an artefact.
+        role: The network.
+        mode: WR or WD.
+        limit_mib: The paper's, for each kernel; see `limit_of`.
+        wanted: Policies.
+        caffe: As of `limit_of`.
 
     Raises:
         NotRun: None has.
     """
+    limit = limit_of(results.profile, role, mode, limit_mib, caffe)
     for policy in wanted:
-        config = {"role": role, "mode": mode, "limit_mib": limit_mib, "policy": policy}
+        config = {"role": role, "mode": mode, "limit_mib": limit, "policy": policy}
         record = results.first("network", setting="fp32", **config)
         if record is not None:
             return record
-    raise NotRun(f"{role} has no record with {mode}, {limit_mib:,} MiB and {' or '.join(wanted)}")
+    raise NotRun(f"{role} has no record with {mode}, {limit:,} MiB and {' or '.join(wanted)}")
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,7 @@ def gained(before: Record, after: Record) -> Comparison:
         mean += sign * math.log(total / math.fsum(row["native_s"] for row in side))
         counted = [row for row, pair in zip(side, pairs, strict=True) if not _same(*pair)]
         weight += math.fsum((row["time_s"] / total) ** 2 for row in counted)
-    spread = own_spread([*kernels_of(before), *kernels_of(after)])
+    spread = own_spread([*ran(before), *ran(after)])
     left_out = [
         f"{named(missing)} do not fit with {_where(record)}"
         for record in (before, after)
@@ -154,18 +167,15 @@ def named(kernels: Sequence[str]) -> str:
     return ", ".join(kernels)
 
 
-def excluded(
-    undivided: Record, limit_mib: float, others: Sequence[Record | None] = ()
-) -> list[str]:
-    """Return the kernels of which a limit for each excludes an undivided algorithm worth having.
+def excluded(undivided: Record, others: Sequence[Record | None] = ()) -> list[str]:
+    """Return the kernels of which the limit excludes an undivided algorithm worth having.
 
     Nothing undivided fits; or with a larger limit undivided takes more than this one; or a
     division takes another algorithm, which would need more for the whole mini-batch, a workspace
     being taken as proportional to the batch.
 
     Args:
-        undivided: The network undivided within the limit.
-        limit_mib: Of each kernel.
+        undivided: The network undivided within a limit for each kernel.
         others: The same network undivided with a larger limit, or divided.
     """
     bound = dict.fromkeys(unfit(undivided))
@@ -175,7 +185,7 @@ def excluded(
             if "parts" not in row or _algorithms(row) <= algorithms[label(row)]:
                 continue
             share = max(size for size, _ in row["parts"]) / row["batch"]
-            if row["workspace_bytes"] / share > limit_mib * MIB:
+            if row["workspace_bytes"] / share > undivided.config["limit_mib"] * MIB:
                 bound[label(row)] = None
     return list(bound)
 
@@ -184,22 +194,20 @@ def _algorithms(row: Mapping[str, Any]) -> set[str]:
     return {str(name) for _, name in row.get("parts", [])}
 
 
-def need_binding(
-    undivided: Record, limit_mib: float, others: Sequence[Record | None] = ()
-) -> list[str]:
+def need_binding(undivided: Record, others: Sequence[Record | None] = ()) -> list[str]:
     """Return `excluded`.
 
     Raises:
         NotRun: The limit excludes nothing, and so there is nothing that dividing could gain.
     """
-    kernels = excluded(undivided, limit_mib, others)
+    kernels = excluded(undivided, others)
     if kernels:
         return kernels
     rows = kernels_of(undivided)
     largest = max(row["workspace_bytes"] for row in rows) / MIB
     config = undivided.config
     raise NotRun(
-        f"no limit binds: {limit_mib:,} MiB exclude nothing of {config['role']}'s {len(rows)} "
-        f"kernels, which take at most {largest:.1f} MiB undivided at a mini-batch of "
+        f"no limit binds: {config['limit_mib']:,} MiB exclude nothing of {config['role']}'s "
+        f"{len(rows)} kernels, which take at most {largest:.1f} MiB undivided at a mini-batch of "
         f"{config['batch']}"
     )

@@ -18,7 +18,7 @@ LIMITS = ("#a6cbe3", "#4a90c2", "#124a7d")  # from the smallest limit to the lar
 UNFIT = "#9a4a22"  # ink of what does not fit
 
 _CPU = ("ft16x16", "ft8x8", "wt8x8", "implicit_gemm")
-_OURS = ("im2col", "direct", "winograd", "fft")
+_OURS = ("im2col", "direct", "winograd", "fft", "implicit")
 _CUDNN = (
     "FFT",
     "FFT_TILING",

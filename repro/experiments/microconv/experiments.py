@@ -5,7 +5,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ from repro.microconv.torch_backend import TorchBackend
 MIB = 2**20
 CHECKED_MIB = (8, 64)  # limits at which the divisions of a single layer are run
 _CAP_MIB = 512  # the largest limit of the paper; algorithms that need more are not measured
+_AGAINST_ITSELF = 8  # kernels, by which it is told how far medians of the same thing lie apart
 
 
 def candidates(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
@@ -180,7 +181,7 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
         named = network_kernels(config, device)
         cache = shared(config, device)
         bench = make_bench(config, device, cache)
-        limit = config["limit_mib"] * MIB
+        limit = int(config["limit_mib"] * MIB)
         sizes = {batch: micro_batch_sizes(batch, config["policy"]) for _, _, batch in named}
         measured = {
             (kernel, batch): bench.candidates(kernel, batch, sizes[batch], _CAP_MIB * MIB)
@@ -205,8 +206,38 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
                     "predicted_s": division.time_s,
                 }
             rows.append(row)
+        own = _own(bench, measured, {key for key in timed if key[2] == _whole(key[1])})
+        return Outcome(
+            metrics={"kernels": rows, "own": own, "variables": solved, "optimise_s": optimise_s}
+        )
 
-        return Outcome(metrics={"kernels": rows, "variables": solved, "optimise_s": optimise_s})
+
+def _whole(batch: int) -> str:
+    return str(Division(0.0, 0, [(batch, NATIVE)]))
+
+
+def _own(
+    bench: Bench,
+    measured: Mapping[tuple[Kernel, int], Mapping[int, Sequence[Candidate]]],
+    timed: Collection[tuple[Kernel, int, str]],
+) -> list[dict[str, Any]]:
+    """Time torch's own convolutions against themselves, the longest that no division left as is.
+
+    What the two differ by is the error of every comparison with torch's own: where hardly a kernel
+    is left to torch, nothing else tells it.
+    """
+    left = {(kernel, batch) for kernel, batch, _ in timed}
+    longest = sorted(
+        measured.keys() - left,
+        key=lambda key: -next(w.time_s for w in measured[key][key[1]] if w.algorithm == NATIVE),
+    )
+    rows = []
+    for kernel, batch in longest[: max(0, _AGAINST_ITSELF - len(left))]:
+        parts = [(batch, NATIVE)]
+        time_s, native_s = bench.compare(kernel, batch, parts).medians_s
+        row = {"batch": batch, "parts": [[batch, NATIVE]], "time_s": time_s, "native_s": native_s}
+        rows.append({"kind": kernel.kind, "shape": _shape(kernel)} | row)
+    return rows
 
 
 def _hold(

@@ -49,6 +49,7 @@ from repro.experiments.microconv.settings import (
     POLICIES,
     ROLES,
     kernels_of,
+    limit_of,
     mib,
     ms,
     network,
@@ -104,8 +105,18 @@ def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
     ]
 
 
-def _by_policy(results: Results, **config: Any) -> dict[str, Record | None]:
+def _by_policy(
+    results: Results, role: str, limit_mib: int, setting: str
+) -> dict[str, Record | None]:
+    limit = limit_of(results.profile, role, "WR", limit_mib)
+    config = {"role": role, "limit_mib": limit, "setting": setting}
     return {policy: results.first("network", policy=policy, **config) for policy in POLICIES}
+
+
+def told_limit(profile: str, role: str, limit_mib: int) -> str:
+    """Return a limit as it is run, beside the paper's that it stands for where it is another."""
+    limit = limit_of(profile, role, "WR", limit_mib)
+    return f"{limit}" + f" (paper {limit_mib})" * (limit != limit_mib)
 
 
 def figure9_table(results: Results) -> list[dict[str, Any]]:
@@ -113,7 +124,7 @@ def figure9_table(results: Results) -> list[dict[str, Any]]:
     rows = []
     for setting in settings_of(results):
         for limit in LIMITS_MIB:
-            records = _by_policy(results, limit_mib=limit, setting=setting)
+            records = _by_policy(results, "AlexNet", limit, setting)
             for policy, record in records.items():
                 shown = (limit, policy) == (MODERATE, "all")
                 published = PAPER["figure9"]["speedup_64"] if shown else {}
@@ -124,7 +135,11 @@ def figure9_table(results: Results) -> list[dict[str, Any]]:
                 iterations = [times(published[card][0]) for card in CARDS if card in published]
                 paper["paper, iteration"] = ", ".join(iterations) or DASH
                 rows.append(
-                    {"setting": setting, "limit (MiB)": limit, "policy": policy}
+                    {
+                        "setting": setting,
+                        "limit (MiB)": told_limit(results.profile, "AlexNet", limit),
+                        "policy": policy,
+                    }
                     | paper
                     | network_row(record, records["undivided"])
                 )
@@ -139,8 +154,9 @@ def figure9(results: Results) -> "Figure":
     setting = next(iter(settings_of(results)), "fp32")
     ran: Record | None = None
     for limit in LIMITS_MIB:
-        records = _by_policy(results, limit_mib=limit, setting=setting)
-        bars = panels[f"limit {limit} MiB for each kernel"] = []
+        records = _by_policy(results, "AlexNet", limit, setting)
+        told = told_limit(results.profile, "AlexNet", limit)
+        bars = panels[f"limit {told} MiB for each kernel"] = []
         for policy, record in records.items():
             if record is None:
                 continue
@@ -173,14 +189,24 @@ def _alexnet(results: Results, limit_mib: int, *wanted: str) -> Record:
     return need(results, "AlexNet", "WR", limit_mib, *wanted)
 
 
+def _divided(results: Results, limit_mib: int) -> Record:
+    """Return AlexNet with all sizes as in the paper, or powers of two where all was not run."""
+    return _alexnet(results, limit_mib, "all", "powerOfTwo")
+
+
+def _told(after: Record) -> str:
+    config = after.config
+    return f"convolutions, {config['policy']} within {config['limit_mib']} MiB:"
+
+
 def _scaled(results: Results, limit_mib: int) -> tuple[Record, Record]:
-    """Return AlexNet undivided and with all sizes, under a limit no looser than the paper's.
+    """Return AlexNet undivided and divided, under a limit no looser than the paper's.
 
     Raises:
         NotRun: It stands for more at the paper's mini-batch.
     """
-    undivided, divided = (_alexnet(results, limit_mib, p) for p in ("undivided", "all"))
-    stands = stands_for_mib(undivided, limit_mib)
+    undivided, divided = _alexnet(results, limit_mib, "undivided"), _divided(results, limit_mib)
+    stands = stands_for_mib(undivided, undivided.config["limit_mib"])
     if stands > limit_mib:
         raise NotRun(
             f"no such limit was run: {limit_mib} MiB at a mini-batch of "
@@ -201,11 +227,10 @@ def no_gain(paper: float) -> float:
 )
 def moderate_faster(results: Results, expected: Expectation) -> Verdict:
     """Judge AlexNet's convolutions with all micro-batch sizes over undivided."""
-    undivided, divided = (_alexnet(results, MODERATE, p) for p in ("undivided", "all"))
-    roomier = results.first("network", setting="fp32", limit_mib=AMPLE, policy="undivided")
-    need_binding(undivided, MODERATE, [roomier, divided])
+    undivided, divided = _alexnet(results, MODERATE, "undivided"), _divided(results, MODERATE)
+    need_binding(undivided, [_roomier(results), divided])
     judge = partial(direction, paper=PAPER_64[1], sign=expected.sign)
-    return combine([gained(undivided, divided).judged("convolutions", judge)])
+    return combine([gained(undivided, divided).judged(_told(divided), judge)])
 
 
 @claim(
@@ -219,7 +244,7 @@ def small_no_gain(results: Results, expected: Expectation) -> Verdict:
     if unfit(undivided) and not unfit(divided):
         return combine([certain(f"only divided, {named(unfit(undivided))} fit", False)])
     judge = partial(equivalence, margin=no_gain(PAPER_64[1]), side=1)
-    return combine([gained(undivided, divided).judged("convolutions", judge)])
+    return combine([gained(undivided, divided).judged(_told(divided), judge)])
 
 
 @claim(
@@ -231,13 +256,18 @@ def ample_no_gain(results: Results, expected: Expectation) -> Verdict:
     """Judge whether dividing is as fast as undivided, within a quarter of the moderate gain."""
     undivided, divided = _scaled(results, AMPLE)
     judge = partial(equivalence, margin=no_gain(PAPER_64[1]))
-    return combine([gained(undivided, divided).judged("convolutions", judge)])
+    return combine([gained(undivided, divided).judged(_told(divided), judge)])
+
+
+def _roomier(results: Results) -> Record | None:
+    limit = limit_of(results.profile, "AlexNet", "WR", AMPLE)
+    return results.first("network", setting="fp32", limit_mib=limit, policy="undivided")
 
 
 def _moderate_for_ample(results: Results) -> tuple[Record, Record]:
     """Return undivided with ample workspace and divided with a moderate one, where that binds."""
-    large, small = _alexnet(results, AMPLE, "undivided"), _alexnet(results, MODERATE, "all")
-    need_binding(_alexnet(results, MODERATE, "undivided"), MODERATE, [large, small])
+    large, small = _alexnet(results, AMPLE, "undivided"), _divided(results, MODERATE)
+    need_binding(_alexnet(results, MODERATE, "undivided"), [large, small])
     return large, small
 
 
@@ -268,7 +298,7 @@ def memory_cost(results: Results, expected: Expectation) -> Verdict:
     large, small = _moderate_for_ample(results)
     allowed = PAPER["figure9"]["overhead_percent"] / 100
     judge = partial(equivalence, margin=allowed, side=1)
-    return combine([gained(small, large).judged("convolutions", judge)])
+    return combine([gained(small, large).judged(_told(small), judge)])
 
 
 @claim("power_of_two_as_good", "powerOfTwo is as good as all, where a limit binds", "Section IV-B1")
@@ -276,11 +306,11 @@ def power_of_two_as_good(results: Results, expected: Expectation) -> Verdict:
     """Judge the time of powerOfTwo over that of all; the margin is Table V's largest difference."""
     table = PAPER["table5"].values()
     margin = max(row["powerOfTwo"] / row["all"] for row in table) - 1
-    roomier = results.first("network", setting="fp32", limit_mib=AMPLE, policy="undivided")
+    roomier = _roomier(results)
 
     def judge(limit: str) -> Part:
         undivided, two, every = (_alexnet(results, int(limit), policy) for policy in POLICIES)
-        need_binding(undivided, int(limit), [roomier, two, every])
+        need_binding(undivided, [roomier, two, every])
         judge_gap = partial(equivalence, margin=margin, side=1)
         return gained(two, every).judged(f"{limit} MiB:", judge_gap)
 
@@ -298,7 +328,7 @@ def more_sizes_no_slower(results: Results) -> tuple[bool, str]:
     plans = []
     for setting in settings_of(results):
         for limit in LIMITS_MIB:
-            records = _by_policy(results, limit_mib=limit, setting=setting)
+            records = _by_policy(results, "AlexNet", limit, setting)
             for fewer, more in itertools.pairwise(POLICIES):
                 plans += [
                     (a["predicted_s"], b.get("predicted_s", math.inf))
@@ -314,6 +344,7 @@ def more_sizes_no_slower(results: Results) -> tuple[bool, str]:
 
 
 FIGURE9 = Exhibit(
+    long=True,
     runs=figure9_runs,
     table=figure9_table,
     figure=figure9,
@@ -349,7 +380,7 @@ def table5(results: Results) -> list[dict[str, Any]]:
     rows = []
     for role in ROLES:
         for setting in settings_of(results):
-            records = _by_policy(results, role=role, setting=setting)
+            records = _by_policy(results, role, MODERATE, setting)
             for policy, record in records.items():
                 paper = PAPER["table5"][role]
                 ratio = paper["undivided"] / paper[policy]
@@ -373,7 +404,7 @@ def all_gain(results: Results, expected: Expectation) -> Verdict:
         undivided, divided = (
             need(results, role, "WR", MODERATE, policy) for policy in ("undivided", "powerOfTwo")
         )
-        need_binding(undivided, MODERATE, [divided])
+        need_binding(undivided, [divided])
         published = PAPER["table5"][role]
         paper = published["undivided"] / published["powerOfTwo"]
         judge_gap = partial(direction, paper=paper, sign=expected.sign)
@@ -384,6 +415,7 @@ def all_gain(results: Results, expected: Expectation) -> Verdict:
 
 
 TABLE5 = Exhibit(
+    long=True,
     runs=table5_runs,
     table=table5,
     caption=caption(

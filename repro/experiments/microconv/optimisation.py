@@ -4,6 +4,7 @@ from typing import Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import (
+    LONG,
     Chosen,
     Exhibit,
     Expectation,
@@ -23,6 +24,7 @@ from repro.experiments.microconv.settings import (
     ms,
     policies,
     programme,
+    repeated,
     solver,
 )
 from repro.records import Record
@@ -34,9 +36,15 @@ RESNET152 = "WD, 2500 variables"
 
 
 def optimisation_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the measurements of AlexNet from an empty cache, and the solver's programmes."""
-    wanted = dict.fromkeys(("powerOfTwo", policies(profile, "AlexNet")[-1]))
-    measured = [candidates(profile, "AlexNet", policy) for policy in wanted]
+    """Return the measurements of AlexNet from an empty cache, and the solver's programmes.
+
+    Under `long` those of quick, by several processes.
+    """
+    of = "quick" if profile == LONG else profile
+    wanted = dict.fromkeys(("powerOfTwo", policies(of, "AlexNet")[-1]))
+    measured = [candidates(of, "AlexNet", policy) for policy in wanted]
+    if profile == LONG:
+        measured = [repeated(run) for run in measured]
     return [*measured, solver(profile), programme(profile)]
 
 

@@ -65,6 +65,12 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
         # Of ResNet-50's size, whose kernels it has: they are measured once.
         "ResNet-152": {"model": _RESNET152, "image": 64, "batch": 4},
     },
+    # The paper's networks at a quarter of its mini-batches; limits shrink with them (`limit_of`).
+    LONG: {
+        "AlexNet": _PAPER["AlexNet"] | {"batch": 64},
+        "ResNet-50": _PAPER["ResNet-50"] | {"batch": 16},
+        "DenseNet-40": _PAPER["DenseNet-40"] | {"batch": 64},
+    },
     "gpu": _PAPER | _LARGEST,
     "paper": _PAPER | _LARGEST,
 }
@@ -75,6 +81,7 @@ _IEEE = {"dtype": "float32", "math": "ieee"}
 SETTINGS: dict[str, dict[str, dict[str, str]]] = {
     "smoke": {"fp32": _IEEE},
     "quick": {"fp32": _IEEE},
+    LONG: {"fp32": _IEEE},
     "gpu": {
         "fp32": _IEEE,
         "tf32": {"dtype": "float32", "math": "tf32"},
@@ -93,14 +100,16 @@ _TRUE_HALF: dict[str, Any] = {
 }
 
 # What divisions are made of. On a CPU our own algorithms hardly ever win, and would take most of
-# the measuring; two of them are in the layer benchmark. The profile smoke is for any device.
+# the measuring; some of them are in the layer benchmark. Where limits bind, one is there that needs
+# next to no workspace, as cuDNN's implicit GEMM. The profile smoke is for any device.
 ALGORITHMS = {
     "smoke": ["torch:native", "torch:im2col"],
     "quick": ["torch:native", "nnpack"],
+    LONG: ["torch:native", "torch:implicit", "nnpack"],
     "gpu": ["torch:native", "cudnn"],
     "paper": ["torch:native", "cudnn"],
 }
-_SOME = ["torch:native", "torch:im2col", "torch:winograd", "nnpack"]
+_SOME = ["torch:native", "torch:im2col", "torch:implicit", "torch:winograd", "nnpack"]
 EVERYTHING = {
     "smoke": ["torch"],
     "quick": _SOME,
@@ -109,10 +118,10 @@ EVERYTHING = {
 }
 
 # `all` measures every size up to the mini-batch; the networks where that takes minutes go without.
-_WITH_ALL = {"smoke": ROLES, "quick": ("AlexNet",), "gpu": ("AlexNet",), "paper": ROLES}
+_WITH_ALL = {"smoke": ROLES, "quick": ("AlexNet",), LONG: (), "gpu": ("AlexNet",), "paper": ROLES}
 REPEATS = {"smoke": 2, "quick": 3, "gpu": 10, "paper": 50}
 CONV2_BATCH = {"smoke": 4, "quick": 64, "gpu": 256, "paper": 256}
-THREADS = {"smoke": 1, "quick": 2, "gpu": None, "paper": None}
+THREADS = {"smoke": 1, "quick": 2, LONG: 2, "gpu": None, "paper": None}
 
 
 def base(profile: str, role: str, setting: str = "fp32") -> dict[str, Any]:
@@ -129,19 +138,18 @@ def base(profile: str, role: str, setting: str = "fp32") -> dict[str, Any]:
 
 def policies(profile: str, role: str) -> tuple[str, ...]:
     """Return the policies that a network is run with."""
-    profile = "quick" if profile == LONG else profile
     return POLICIES if role in _WITH_ALL[profile] else POLICIES[:2]
 
 
 def candidates(profile: str, role: str, policy: str, setting: str = "fp32") -> Run:
-    """Return the measurement of a network's kernels, from an empty cache.
-
-    Under `long` that of quick, by several processes.
-    """
-    if profile == LONG:
-        return replace(candidates("quick", role, policy, setting), seeds=PROCESSES)
+    """Return the measurement of a network's kernels, from an empty cache."""
     config = base(profile, role, setting) | {"policy": policy}
     return Run("candidates", config, seeds=(0,), label=f"{role}, {setting}, {policy}")
+
+
+def repeated(run: Run) -> Run:
+    """Return a measurement by several processes."""
+    return replace(run, seeds=PROCESSES)
 
 
 def conv2(profile: str) -> Run:
@@ -150,7 +158,7 @@ def conv2(profile: str) -> Run:
     Under `long` that of quick, by several processes.
     """
     if profile == LONG:
-        return replace(conv2("quick"), seeds=PROCESSES)
+        return repeated(conv2("quick"))
     policy = "powerOfTwo" if profile == "quick" else "all"
     config = base(profile, "AlexNet") | {"batch": CONV2_BATCH[profile], "policy": policy}
     config |= {"layer": "conv2", "kinds": ["forward"]}
@@ -158,20 +166,44 @@ def conv2(profile: str) -> Run:
 
 
 def network(
-    profile: str, role: str, mode: str, limit_mib: int, policy: str, setting: str = "fp32"
+    profile: str,
+    role: str,
+    mode: str,
+    limit_mib: int,
+    policy: str,
+    setting: str = "fp32",
+    caffe: bool = False,
 ) -> Run:
-    """Return one network's kernels within a limit.
-
-    The limit is of each kernel under WR; under WD the total is that times the paper's number of
-    kernels, so that the adjoined bars of Figure 11 have the same workspace in all.
-    """
-    total = wd_total(role, limit_mib) if mode == "WD" else limit_mib
+    """Return one network's kernels within a limit, which is `limit_of` the paper's."""
+    total = limit_of(profile, role, mode, limit_mib, caffe)
     return Run(
         "network",
         base(profile, role, setting) | {"mode": mode, "limit_mib": total, "policy": policy},
         seeds=(0,),
         label=f"{role}, {setting}, {mode}, {total:,} MiB, {policy}",
     )
+
+
+def limit_of(profile: str, role: str, mode: str, limit_mib: int, caffe: bool = False) -> float:
+    """Return the MiB that a network has where the paper's has `limit_mib` for each kernel.
+
+    The limit is of each kernel under WR; under WD the total is that times the paper's number of
+    kernels, so that the adjoined bars of Figure 11 have the same workspace in all. Under `long` it
+    is as much for a sample as in the paper: workspaces grow with the mini-batch.
+
+    Args:
+        profile: Under which it runs.
+        role: The network.
+        mode: WR or WD.
+        limit_mib: The paper's.
+        caffe: Whether with the mini-batch of Figure 11, which is not Table V's of ResNet-50.
+    """
+    total = wd_total(role, limit_mib) if mode == "WD" else limit_mib
+    if profile != LONG:
+        return total
+    batch = BATCHES.get(f"{role}, Caffe", BATCHES[role]) if caffe else BATCHES[role]
+    scaled = total * NETWORKS[LONG][role]["batch"] / batch
+    return int(scaled) if scaled.is_integer() else scaled
 
 
 def wd_total(role: str, limit_mib: int) -> int:
@@ -439,6 +471,11 @@ def stands_for_mib(record: Record, limit_mib: float) -> float:
 def paper_batch(role: str) -> int:
     """Return the paper's mini-batch of a network."""
     return BATCHES["AlexNet" if role == CAFFE else role]
+
+
+def ran(record: Record | None) -> list[Entry]:
+    """Return a network's kernels, and torch's own against themselves, as they ran."""
+    return [*kernels_of(record), *(record.metrics.get("own", []) if record else [])]
 
 
 def own_spread(rows: Iterable[Mapping[str, Any]]) -> Spread:

@@ -45,6 +45,7 @@ from repro.experiments.microconv.settings import (
     front,
     kernels_of,
     label,
+    limit_of,
     mib,
     ms,
     network,
@@ -68,6 +69,7 @@ RESNET_WD_MIB, RESNET_WR_MIB = PAPER["figure11"]["resnet50_each_mib"]
 
 def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return AlexNet and ResNet-50 under WR, and under WD with the same workspace in all."""
+    widest = policies(profile, "AlexNet")[-1]
     alexnet = [
         network(profile, "AlexNet", mode, limit, policy)
         for limit in LIMITS_MIB
@@ -76,7 +78,7 @@ def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
         # WD with more than it can use, or between the two ends, says little: spared.
         if mode == "WR"
         or profile == "paper"
-        or (limit, policy) in ((SMALL, "undivided"), (SMALL, "all"), (MODERATE, "all"))
+        or (limit, policy) in ((SMALL, "undivided"), (SMALL, widest), (MODERATE, widest))
     ]
     # The paper: WD with half of what undivided has in all.
     pairs = [
@@ -87,18 +89,24 @@ def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
         ("WD", RESNET_WD_MIB, "powerOfTwo"),
     ]
     return alexnet + [
-        network(profile, "ResNet-50", mode, limit, policy) for mode, limit, policy in pairs
+        network(profile, "ResNet-50", mode, limit, policy, caffe=True)
+        for mode, limit, policy in pairs
     ]
 
 
 def wr_and_wd(results: Results, role: str, limit_mib: int, policy: str) -> dict[str, Record | None]:
     """Return the records of WR and WD with the same workspace in all."""
-    limits = {"WR": limit_mib, "WD": wd_total(role, limit_mib)}
+    limits = {mode: limit_in(results.profile, role, mode, limit_mib) for mode in MODES}
     shared = {"role": role, "policy": policy, "setting": "fp32"}
     return {
         mode: results.first("network", mode=mode, limit_mib=limits[mode], **shared)
         for mode in MODES
     }
+
+
+def limit_in(profile: str, role: str, mode: str, limit_mib: int) -> float:
+    """Return `limit_of` Figure 11, whose ResNet-50 has another mini-batch than Table V's."""
+    return limit_of(profile, role, mode, limit_mib, caffe=True)
 
 
 def figure11_table(results: Results) -> list[dict[str, Any]]:
@@ -113,7 +121,10 @@ def figure11_table(results: Results) -> list[dict[str, Any]]:
                     if record is None:
                         continue
                     row = network_row(record, base)
-                    total = f"{wd_total(role, limit):,} in all" if mode == "WD" else f"{limit} each"
+                    ran = limit_in(results.profile, role, mode, limit)
+                    published = limit_in("paper", role, mode, limit)
+                    total = f"{ran:,} {'in all' if mode == 'WD' else 'each'}"
+                    total += f" (paper {published:,})" * (ran != published)
                     paper = DASH
                     if (role, limit, mode, policy) == ("AlexNet", SMALL, "WD", "all"):
                         paper = times(PAPER["figure11"]["alexnet_120"][1])
@@ -140,7 +151,9 @@ def figure11(results: Results) -> "Figure":
     ran: Record | None = None
     for limit in LIMITS_MIB:
         undivided = wr_and_wd(results, "AlexNet", limit, "undivided")["WR"]
-        title = f"WR: {limit} MiB for each kernel; WD: {wd_total('AlexNet', limit):,} MiB in all"
+        each_mib, total_mib = (limit_in(results.profile, "AlexNet", m, limit) for m in MODES)
+        title = f"WR: {each_mib} MiB for each kernel; WD: {total_mib:,} MiB in all"
+        title += f" (paper {limit}; {wd_total('AlexNet', limit):,})" * (each_mib != limit)
         bars = panels[title] = []
         for policy in POLICIES:
             for mode, record in wr_and_wd(results, "AlexNet", limit, policy).items():
@@ -171,8 +184,8 @@ def wd_gain(
     Raises:
         NotRun: A record is missing, or no kernel fits both ways.
     """
-    undivided = need(results, role, "WR", each_mib, "undivided")
-    wd = need(results, role, "WD", wd_total(role, wd_each_mib), "all", "powerOfTwo")
+    undivided = need(results, role, "WR", each_mib, "undivided", caffe=True)
+    wd = need(results, role, "WD", wd_each_mib, "all", "powerOfTwo", caffe=True)
     return undivided, wd, gained(undivided, wd)
 
 
@@ -191,11 +204,13 @@ def _wd_over_undivided(
     roomier = [
         record
         for record in results.ok("network", **shared)
-        if record.config["limit_mib"] > each_mib
+        if record.config["limit_mib"] > undivided.config["limit_mib"]
     ]
-    need_binding(undivided, each_mib, [*roomier, wd])
+    need_binding(undivided, [*roomier, wd])
     judge = partial(direction, paper=paper, sign=expected.sign)
-    word, evidence = comparison.judged(f"{role}:", judge)
+    total, each_mib_run = wd.config["limit_mib"], undivided.config["limit_mib"]
+    name = f"{role}, {total:,} MiB in all over {each_mib_run} for each:"
+    word, evidence = comparison.judged(name, judge)
     return word, evidence + f"; the paper's is {of}" * bool(of)
 
 
@@ -236,10 +251,10 @@ def wd_saves(results: Results, expected: Expectation) -> Verdict:
 )
 def wd_over_wr(results: Results, expected: Expectation) -> Verdict:
     """Judge AlexNet with all sizes at the small limit; the paper names no number of it."""
-    wr = need(results, "AlexNet", "WR", SMALL, "all")
-    wd = need(results, "AlexNet", "WD", wd_total("AlexNet", SMALL), "all")
+    wd = need(results, "AlexNet", "WD", SMALL, "all", "powerOfTwo")
+    wr = need(results, "AlexNet", "WR", SMALL, wd.config["policy"])
     judge = partial(direction, sign=expected.sign)
-    return combine([gained(wr, wd).judged("AlexNet:", judge)])
+    return combine([gained(wr, wd).judged(f"AlexNet, {wd.config['policy']}:", judge)])
 
 
 @claim(
@@ -269,6 +284,7 @@ def within_limits(results: Results) -> tuple[bool, str]:
 
 
 FIGURE11 = Exhibit(
+    long=True,
     runs=figure11_runs,
     table=figure11_table,
     figure=figure11,
@@ -288,7 +304,15 @@ def figure12_runs(profile: str, chosen: Chosen) -> list[Run]:
     return [candidates(profile, "AlexNet", policies(profile, "AlexNet")[-1])]
 
 
-WD_TOTAL_MIB = PAPER["figure12"]["total_mib"]
+def wd_total_mib(results: Results) -> float:
+    """Return the total of Figure 12 as it is run."""
+    return limit_of(results.profile, "AlexNet", "WD", SMALL)
+
+
+def late_mib(results: Results) -> float:
+    """Return what stands for the most that the paper's kernels of conv4 and conv5 take."""
+    share = wd_total_mib(results) / wd_total("AlexNet", SMALL)
+    return share * float(PAPER["figure12"]["conv4_conv5_mib"])
 
 
 def share_out(entries: Sequence[Entry], total_mib: float) -> "list[Division] | None":
@@ -306,17 +330,18 @@ def share_out(entries: Sequence[Entry], total_mib: float) -> "list[Division] | N
 def assignment(results: Results) -> "list[tuple[Entry, Division]] | None":
     """Return AlexNet's kernels with the divisions that WD chooses, None where nothing fits."""
     entries = kernels_of(best_candidates(results, "AlexNet"))
-    chosen = share_out(entries, WD_TOTAL_MIB) if entries else None
+    chosen = share_out(entries, wd_total_mib(results)) if entries else None
     return None if chosen is None else list(zip(entries, chosen, strict=True))
 
 
 def figure12_table(results: Results) -> list[dict[str, Any]]:
     """Return what WD assigns to each kernel of AlexNet."""
+    total = wd_total_mib(results) * MIB
     return [
         {
             "kernel": label(entry),
             "workspace (MiB)": mib(division.workspace_bytes),
-            "share of the limit": f"{100 * division.workspace_bytes / (WD_TOTAL_MIB * MIB):.1f} %",
+            "share of the limit": f"{100 * division.workspace_bytes / total:.1f} %",
             "time (ms)": ms(division.time_s),
             "torch's own (ms)": ms(entry["native_s"]),
             "torch's own (MiB)": mib(entry["native_bytes"]),
@@ -330,9 +355,10 @@ def figure12(results: Results) -> "Figure":
     """Draw the workspace of every kernel, WR at the small limit beside WD."""
     record = best_candidates(results, "AlexNet")
     entries = kernels_of(record)
-    chosen = share_out(entries, WD_TOTAL_MIB) if entries else None
-    late_mib = PAPER["figure12"]["conv4_conv5_mib"]
-    figure = draw_shares(entries, SMALL, WD_TOTAL_MIB, chosen, late_mib=late_mib)
+    total_mib, late = wd_total_mib(results), late_mib(results)
+    chosen = share_out(entries, total_mib) if entries else None
+    each_mib = limit_of(results.profile, "AlexNet", "WR", SMALL)
+    figure = draw_shares(entries, each_mib, total_mib, chosen, late_mib=late)
     title = whose(record, "Caffe's AlexNet")
     if chosen is not None:
         paper = PAPER["figure12"]["conv2_conv3_percent"]
@@ -365,7 +391,8 @@ def draw_shares(
         total_mib: The limit of all together under WD.
         chosen: What WD gives to each kernel, None where the total admits nothing.
         largest_mib: The right end of the axis; by default what is drawn.
-        late_mib: The most that conv4's and conv5's kernels take in the paper, as a dashed line.
+        late_mib: What stands for the most that conv4's and conv5's kernels take in the paper, as a
+            dashed line.
     """
     from repro import plots
     from repro.experiments.microconv.drawing import LIMITS, UNFIT
@@ -413,14 +440,14 @@ def _shared_out(results: Results) -> "list[tuple[Entry, Division]]":
     """
     if best_candidates(results, "AlexNet") is None:
         raise NotRun("no records")
-    chosen = assignment(results)
+    chosen, total = assignment(results), wd_total_mib(results)
     if chosen is None:
-        raise NotRun(f"not all kernels fit into {WD_TOTAL_MIB} MiB")
+        raise NotRun(f"not all kernels fit into {total} MiB")
     wanted = sum(front(entry)[-1].workspace_bytes for entry, _ in chosen) / MIB
-    if wanted <= WD_TOTAL_MIB:
+    if wanted <= total:
         raise NotRun(
             f"no limit binds: the fastest divisions of all {len(chosen)} kernels take "
-            f"{wanted:.1f} of {WD_TOTAL_MIB} MiB at a mini-batch of {chosen[0][0]['batch']}"
+            f"{wanted:.1f} of {total} MiB at a mini-batch of {chosen[0][0]['batch']}"
         )
     return chosen
 
@@ -450,11 +477,13 @@ def late_layers_little(results: Results, expected: Expectation) -> Verdict:
     if not late:
         raise NotRun("no records of conv4 and conv5")
     most = max(late, key=lambda name: late[name])
-    holds = late[most] <= PAPER["figure12"]["conv4_conv5_mib"]
-    return combine([certain(f"the most is {most}'s, {late[most]:.1f} MiB", holds)])
+    allowed = late_mib(results)
+    evidence = f"the most is {most}'s, {late[most]:.2f} MiB; {allowed:g} are allowed"
+    return combine([certain(evidence, late[most] <= allowed)])
 
 
 FIGURE12 = Exhibit(
+    long=True,
     runs=figure12_runs,
     table=figure12_table,
     figure=figure12,
