@@ -68,12 +68,15 @@ class Experiment:
         measures: Whether the result is a time or a memory size, and so belongs to a device.
         measures_where: A key and a value of a configuration under which it measures, too.
         trains: Whether it is a training, whose first steps its record keeps.
+        shares: Whether its runs take from each other what one process has measured, so that they
+            have no processes of their own under `long` either.
     """
 
     name: str
     entry: str
     measures: bool = True
     trains: bool = False
+    shares: bool = False
     measures_where: tuple[str, Any] | None = None
 
     def measured(self, config: Mapping[str, Any]) -> bool:

@@ -12,7 +12,7 @@ PAPER = Paper(
     notebook="05_microconv",
     experiments=by_name(
         Experiment("candidates", f"{_HERE}.experiments:candidates"),
-        Experiment("network", f"{_HERE}.experiments:network"),
+        Experiment("network", f"{_HERE}.experiments:network", shares=True),
         Experiment("iterations", f"{_HERE}.iterating:iterations"),
         Experiment("deepbench", f"{_HERE}.experiments:bench_layers"),
         Experiment("cluster", f"{_HERE}.experiments:cluster"),
