@@ -155,7 +155,9 @@ class Implicit(Im2col):
     What a library's implicit GEMM is to the explicit one: slower, and in the smallest memory.
     """
 
-    block_bytes = 2**20  # of columns, or those of one channel where they are more
+    # Of columns, or those of one channel where they are more: small beside what other algorithms
+    # take, and enough for products that are not all calls.
+    block_bytes = 2**18
 
     def _channels(self, kernel: Kernel) -> int:
         """Return of how many input channels the columns are made at once."""
@@ -195,9 +197,9 @@ class Implicit(Im2col):
             if gradients:
                 filters.addmm_(second[n].flatten(1), columns[0].T)
             elif start:
-                out[n].flatten(1).addmm_(filters, columns[0])
+                out[n].view(conv.out_channels, -1).addmm_(filters, columns[0])
             else:
-                torch.mm(filters, columns[0], out=out[n].flatten(1))
+                torch.mm(filters, columns[0], out=out[n].view(conv.out_channels, -1))
 
 
 class FFT(_Algorithm):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from repro.experiments.captions import panel
-from repro.experiments.design import Results
+from repro.experiments.design import LONG, Results
 from repro.experiments.microconv.settings import (
     BATCHES,
     CAFFE,
@@ -50,6 +50,14 @@ def marks(results: Results, caffes: bool = False) -> Iterable[str]:
 
 
 caffe_marks = partial(marks, caffes=True)
+
+
+def scaled_marks(results: Results, caffes: bool = True) -> Iterable[str]:
+    """Yield `marks`, and that limits are scaled where they are."""
+    yield from marks(results, caffes)
+    if results.profile == LONG:
+        yield "Limits shrink with the mini-batch."
+
 
 _WRITTEN = {
     "alexnet": "AlexNet",

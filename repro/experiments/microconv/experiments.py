@@ -206,37 +206,45 @@ def network(config: Config, seed: int, data: ImageData | None, device: str) -> O
                     "predicted_s": division.time_s,
                 }
             rows.append(row)
-        own = _own(bench, measured, {key for key in timed if key[2] == _whole(key[1])})
+        as_is = {
+            (kernel, batch)
+            for (_, kernel, batch), division in zip(named, held, strict=True)
+            if division is not None and list(division.parts) == [(batch, NATIVE)]
+        }
+        own = _own(bench, measured, as_is)
         return Outcome(
             metrics={"kernels": rows, "own": own, "variables": solved, "optimise_s": optimise_s}
         )
 
 
-def _whole(batch: int) -> str:
-    return str(Division(0.0, 0, [(batch, NATIVE)]))
-
-
 def _own(
     bench: Bench,
     measured: Mapping[tuple[Kernel, int], Mapping[int, Sequence[Candidate]]],
-    timed: Collection[tuple[Kernel, int, str]],
+    as_is: Collection[tuple[Kernel, int]],
 ) -> list[dict[str, Any]]:
     """Time torch's own convolutions against themselves, the longest that no division left as is.
 
     What the two differ by is the error of every comparison with torch's own: where hardly a kernel
     is left to torch, nothing else tells it.
     """
-    left = {(kernel, batch) for kernel, batch, _ in timed}
     longest = sorted(
-        measured.keys() - left,
+        measured.keys() - as_is,
         key=lambda key: -next(w.time_s for w in measured[key][key[1]] if w.algorithm == NATIVE),
     )
     rows = []
-    for kernel, batch in longest[: max(0, _AGAINST_ITSELF - len(left))]:
+    for kernel, batch in longest[: max(0, _AGAINST_ITSELF - len(as_is))]:
         parts = [(batch, NATIVE)]
         time_s, native_s = bench.compare(kernel, batch, parts).medians_s
-        row = {"batch": batch, "parts": [[batch, NATIVE]], "time_s": time_s, "native_s": native_s}
-        rows.append({"kind": kernel.kind, "shape": _shape(kernel)} | row)
+        rows.append(
+            {
+                "kind": kernel.kind,
+                "shape": _shape(kernel),
+                "batch": batch,
+                "parts": [[batch, NATIVE]],
+                "time_s": time_s,
+                "native_s": native_s,
+            }
+        )
     return rows
 
 

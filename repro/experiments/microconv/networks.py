@@ -42,7 +42,7 @@ from repro.experiments.microconv.comparing import (
     whole_gain,
     workspace_bytes,
 )
-from repro.experiments.microconv.describing import caffe_marks, marks, whose
+from repro.experiments.microconv.describing import scaled_marks, whose
 from repro.experiments.microconv.settings import (
     LIMITS_MIB,
     PAPER,
@@ -351,7 +351,7 @@ FIGURE9 = Exhibit(
     caption=caption(
         "AlexNet's convolutions, forward and backward, layer by layer, with a limit for each "
         "kernel (WR). Intervals come from what torch's own convolution scatters by.",
-        caffe_marks,
+        scaled_marks,
     ),
     claims=(
         moderate_faster,
@@ -421,7 +421,7 @@ TABLE5 = Exhibit(
     caption=caption(
         f"The convolutions, forward and backward, within {MODERATE} MiB for each kernel. The "
         "paper's times are of whole iterations.",
-        marks,
+        partial(scaled_marks, caffes=False),
     ),
     claims=(all_gain,),
 )

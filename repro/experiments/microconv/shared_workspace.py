@@ -26,7 +26,7 @@ from repro.experiments.microconv.comparing import (
     need_binding,
     whole_gain,
 )
-from repro.experiments.microconv.describing import caffe_marks, whose
+from repro.experiments.microconv.describing import scaled_marks, whose
 from repro.experiments.microconv.networks import (
     COLUMNS,
     layer_times,
@@ -292,7 +292,7 @@ FIGURE11 = Exhibit(
         "A limit for each kernel (WR) beside one workspace for all (WD, hatched), which is the "
         f"paper's {' or '.join(map(str, KERNELS.values()))} times as large. ResNet-50 in the table "
         "alone.",
-        caffe_marks,
+        scaled_marks,
     ),
     claims=(wd_faster, wd_saves, wd_over_wr, wd_resnet),
     checks=(within_limits,),
@@ -490,7 +490,7 @@ FIGURE12 = Exhibit(
     caption=caption(
         "The workspace that each kernel of AlexNet takes: forward (F), data gradient (BD), filter "
         "gradient (BF). Dashed: what the paper's late kernels take at most.",
-        caffe_marks,
+        scaled_marks,
     ),
     claims=(middle_layers_most, late_layers_little),
 )
