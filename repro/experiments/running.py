@@ -209,7 +209,7 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
     to it (see `claims`), and waited for at the end; where that one dies, it is computed here.
     Runs that measure nothing are given to `workers`, where there are any; all others follow when
     those have ended, one at a time in this process; under `long` each measurement has a process of
-    its own, since it is processes that repeat it.
+    its own, since it is processes that repeat it, but where an experiment `shares`.
 
     Raises:
         UsageError: The device is not there, or the machine lacks something that a run needs.

@@ -282,9 +282,9 @@ class TestFigure9:
         return network(0.5 if divided else 1.25, 2.0, 0.03 if divided else 0.01, scatter=None)
 
     def test_the_cells(self):
-        frame = table("figure9", self.make).set_index(["limit (MiB)", "policy"])
+        frame = table("figure9", self.make).set_index(["limit", "policy"])
         assert len(frame) == 9
-        row = frame.loc["64", "all"]
+        row = frame.loc["64 MiB", "all"]
         assert row["convolutions within the limit (ms)"] == "60.0"  # 4 kernels of 15 ms
         assert row["torch's own (ms)"] == "120.0"
         assert row["over undivided"] == "2.50×"
@@ -292,23 +292,24 @@ class TestFigure9:
         assert row["paper, P100"] == "1.63×" and row["paper, K80"] == "2.10×"
         assert row["paper, V100"] == "1.60×" and row["paper, iteration"] == "1.40×, 1.81×, 1.45×"
         assert set(frame["paper, P100"]) == {DASH, "1.63×"}
-        assert set(frame.loc["64", "powerOfTwo"].iloc[6:]) == {DASH}
-        unfit = frame.loc["8", "undivided"]
+        assert set(frame.loc["64 MiB", "powerOfTwo"].iloc[6:]) == {DASH}
+        unfit = frame.loc["8 MiB", "undivided"]
         assert unfit["convolutions within the limit (ms)"] == "does not fit: 2 kernels"
         assert unfit["torch's own (ms)"] == unfit["over undivided"] == DASH
-        assert frame.loc["8", "all"]["over undivided"] == DASH
-        assert frame.loc["64", "undivided"]["over undivided"] == "1.00×"
+        assert frame.loc["8 MiB", "all"]["over undivided"] == DASH
+        assert frame.loc["64 MiB", "undivided"]["over undivided"] == "1.00×"
 
     def test_limits_that_shrink_with_the_mini_batch(self):
         def make(run):
             return network(0.5 if run.config["policy"] != "undivided" else 1.0)
 
-        frame = table("figure9", make, "long").set_index(["limit (MiB)", "policy"])
-        assert frame.loc["16 (paper 64)", "powerOfTwo"]["over undivided"] == "2.00×"
-        assert set(frame.loc["2 (paper 8)", "all"].iloc[6:]) == {DASH}  # not in the plan of long
+        frame = table("figure9", make, "long").set_index(["limit", "policy"])
+        assert frame.loc["16 MiB (paper 64)", "powerOfTwo"]["over undivided"] == "2.00×"
+        assert set(frame.loc["2 MiB (paper 8)", "all"].iloc[6:]) == {DASH}  # not in the plan of long
         word, evidence = judge("figure9/ample_no_gain", make, "long")
         assert word == "not reproduced"
-        assert evidence.startswith("convolutions, powerOfTwo within 128 MiB: ×2.00")
+        told = "convolutions, powerOfTwo over undivided within 128 MiB (paper 512): ×2.00"
+        assert evidence.startswith(told)
         assert judge("figure9/small_no_gain", make, "quick")[0] == "not run"
 
     def test_bars_and_dots_compare_by_torchs_own(self):

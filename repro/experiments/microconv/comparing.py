@@ -81,6 +81,10 @@ def need(
     raise NotRun(f"{role} has no record with {mode}, {limit:,} MiB and {' or '.join(wanted)}")
 
 
+# Where nothing else fits: this package's, in place of cuDNN's implicit GEMM.
+IMPLICIT = "torch:implicit"
+
+
 @dataclass(frozen=True)
 class Comparison:
     """How much faster one record's kernels are than another's, of those that fit in both.
@@ -91,12 +95,14 @@ class Comparison:
         unfit: Of each record where some do not fit, which; the speed-up of the whole network then
             has no number.
         spread: Of one comparison with torch's own.
+        note: How many kernels of undivided are left to `IMPLICIT`, which is ours.
     """
 
     gap: Gap
     kernels: int
     unfit: tuple[str, ...]
     spread: Spread
+    note: str = ""
 
     def judged(self, name: str, judge: Callable[[str, Gap], Part]) -> Part:
         """Return the part that `judge` makes of the gap, undecided where kernels are left out."""
@@ -104,7 +110,7 @@ class Comparison:
             evidence = f"{name} {self.gap} of the {self.kernels} kernels that fit both ways, "
             return "undecided", f"{evidence}which say nothing of the whole: {'; '.join(self.unfit)}"
         word, evidence = judge(name, self.gap)
-        return word, f"{evidence}; {scatter(self.spread)}"
+        return word, f"{evidence}{self.note}; {scatter(self.spread)}"
 
 
 def gained(before: Record, after: Record) -> Comparison:
@@ -137,7 +143,15 @@ def gained(before: Record, after: Record) -> Comparison:
         if (missing := unfit(record))
     ]
     gap = compared(mean, math.sqrt(weight), spread)
-    return Comparison(gap, len(pairs), tuple(left_out), spread)
+    return Comparison(gap, len(pairs), tuple(left_out), spread, _left_to_implicit(before))
+
+
+def _left_to_implicit(record: Record) -> str:
+    rows = kernels_of(record)
+    left = sum(_algorithms(row) == {IMPLICIT} for row in rows)
+    if record.config["policy"] != "undivided" or not left:
+        return ""
+    return f"; undivided, {left} of {len(rows)} kernels run as {IMPLICIT}"
 
 
 def whole_gain(before: Record | None, after: Record | None) -> Gap | None:
@@ -172,7 +186,7 @@ def excluded(undivided: Record, others: Sequence[Record | None] = ()) -> list[st
 
     Nothing undivided fits; or with a larger limit undivided takes more than this one; or a
     division takes another algorithm, which would need more for the whole mini-batch, a workspace
-    being taken as proportional to the batch.
+    being taken as proportional to the batch (but that of `IMPLICIT`, which is always the same).
 
     Args:
         undivided: The network undivided within a limit for each kernel.
@@ -182,7 +196,7 @@ def excluded(undivided: Record, others: Sequence[Record | None] = ()) -> list[st
     algorithms = {label(row): _algorithms(row) for row in kernels_of(undivided)}
     for record in others:
         for row in kernels_of(record):
-            if "parts" not in row or _algorithms(row) <= algorithms[label(row)]:
+            if "parts" not in row or _algorithms(row) <= algorithms[label(row)] | {IMPLICIT}:
                 continue
             share = max(size for size, _ in row["parts"]) / row["batch"]
             if row["workspace_bytes"] / share > undivided.config["limit_mib"] * MIB:

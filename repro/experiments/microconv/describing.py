@@ -117,6 +117,11 @@ def setup(records: Iterable[Record]) -> Iterable[str]:
     named = dict.fromkeys(name for r in records for name in r.config.get("algorithms", ()))
     if named:
         yield f"Divisions are made of {', '.join(sorted(named))}."
+    if "torch:implicit" in named:
+        yield (
+            "torch:implicit, of this package, is there for cuDNN's implicit GEMM: it needs next to no "
+            "workspace, and is what undivided kernels are left to where nothing else fits."
+        )
     yield HELD
     yield TUNED
     if any(record.device["type"] == "cpu" for record in records):

@@ -65,11 +65,12 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
         # Of ResNet-50's size, whose kernels it has: they are measured once.
         "ResNet-152": {"model": _RESNET152, "image": 64, "batch": 4},
     },
-    # The paper's networks at a quarter of its mini-batches; limits shrink with them (`limit_of`).
+    # The paper's networks at a quarter of its mini-batches (ResNet-50 in Figure 11: half, DenseNet-40
+    # a sixteenth), and of its limits (`limit_of`).
     LONG: {
         "AlexNet": _PAPER["AlexNet"] | {"batch": 64},
         "ResNet-50": _PAPER["ResNet-50"] | {"batch": 16},
-        "DenseNet-40": _PAPER["DenseNet-40"] | {"batch": 64},
+        "DenseNet-40": _PAPER["DenseNet-40"] | {"batch": 16},
     },
     "gpu": _PAPER | _LARGEST,
     "paper": _PAPER | _LARGEST,
@@ -184,7 +185,7 @@ def network(
     )
 
 
-def limit_of(profile: str, role: str, mode: str, limit_mib: int, caffe: bool = False) -> float:
+def limit_of(profile: str, role: str, mode: str, limit_mib: float, caffe: bool = False) -> float:
     """Return the MiB that a network has where the paper's has `limit_mib` for each kernel.
 
     The limit is of each kernel under WR; under WD the total is that times the paper's number of
@@ -206,7 +207,13 @@ def limit_of(profile: str, role: str, mode: str, limit_mib: int, caffe: bool = F
     return int(scaled) if scaled.is_integer() else scaled
 
 
-def wd_total(role: str, limit_mib: int) -> int:
+def told_limit(profile: str, role: str, mode: str, limit_mib: float, caffe: bool = False) -> str:
+    """Return `limit_of` in words, beside the paper's that it stands for where that is another."""
+    ran, paper = (limit_of(p, role, mode, limit_mib, caffe) for p in (profile, "paper"))
+    return f"{ran:,} MiB" + f" (paper {paper:,})" * (ran != paper)
+
+
+def wd_total(role: str, limit_mib: float) -> float:
     """Return the workspace of all kernels that WD has where WR has `limit_mib` for each."""
     kernels: int = PAPER["figure11"]["kernels"][role]
     return limit_mib * kernels

@@ -51,6 +51,7 @@ from repro.experiments.microconv.settings import (
     network,
     policies,
     times,
+    told_limit,
     wd_total,
 )
 from repro.records import Record
@@ -96,7 +97,7 @@ def figure11_runs(profile: str, chosen: Chosen) -> list[Run]:
 
 def wr_and_wd(results: Results, role: str, limit_mib: int, policy: str) -> dict[str, Record | None]:
     """Return the records of WR and WD with the same workspace in all."""
-    limits = {mode: limit_in(results.profile, role, mode, limit_mib) for mode in MODES}
+    limits = {m: limit_of(results.profile, role, m, limit_mib, caffe=True) for m in MODES}
     shared = {"role": role, "policy": policy, "setting": "fp32"}
     return {
         mode: results.first("network", mode=mode, limit_mib=limits[mode], **shared)
@@ -104,14 +105,10 @@ def wr_and_wd(results: Results, role: str, limit_mib: int, policy: str) -> dict[
     }
 
 
-def limit_in(profile: str, role: str, mode: str, limit_mib: int) -> float:
-    """Return `limit_of` Figure 11, whose ResNet-50 has another mini-batch than Table V's."""
-    return limit_of(profile, role, mode, limit_mib, caffe=True)
-
-
 def figure11_table(results: Results) -> list[dict[str, Any]]:
     """Return WR beside WD with the same workspace in all."""
     rows = []
+    widest = policies(results.profile, "AlexNet")[-1]
     for role in KERNELS:
         for limit in (SMALL, RESNET_WD_MIB, RESNET_WR_MIB, MODERATE, AMPLE):
             against = RESNET_WR_MIB if limit == RESNET_WD_MIB else limit
@@ -121,18 +118,16 @@ def figure11_table(results: Results) -> list[dict[str, Any]]:
                     if record is None:
                         continue
                     row = network_row(record, base)
-                    ran = limit_in(results.profile, role, mode, limit)
-                    published = limit_in("paper", role, mode, limit)
-                    total = f"{ran:,} {'in all' if mode == 'WD' else 'each'}"
-                    total += f" (paper {published:,})" * (ran != published)
+                    told = told_limit(results.profile, role, mode, limit, caffe=True)
+                    total = f"{told} {'in all' if mode == 'WD' else 'each'}"
                     paper = DASH
-                    if (role, limit, mode, policy) == ("AlexNet", SMALL, "WD", "all"):
+                    if (role, limit, mode, policy) == ("AlexNet", SMALL, "WD", widest):
                         paper = times(PAPER["figure11"]["alexnet_120"][1])
                     rows.append(
                         {
                             "network": role,
                             "mode": mode,
-                            "limit (MiB)": total,
+                            "limit": total,
                             "policy": policy,
                             "paper, P100": paper,
                             **{name: row[name] for name in COLUMNS[:4]},
@@ -149,11 +144,11 @@ def figure11(results: Results) -> "Figure":
 
     panels: dict[str, list[Bar]] = {}
     ran: Record | None = None
+    widest = policies(results.profile, "AlexNet")[-1]
     for limit in LIMITS_MIB:
         undivided = wr_and_wd(results, "AlexNet", limit, "undivided")["WR"]
-        each_mib, total_mib = (limit_in(results.profile, "AlexNet", m, limit) for m in MODES)
-        title = f"WR: {each_mib} MiB for each kernel; WD: {total_mib:,} MiB in all"
-        title += f" (paper {limit}; {wd_total('AlexNet', limit):,})" * (each_mib != limit)
+        apiece, total = (told_limit(results.profile, "AlexNet", m, limit) for m in MODES)
+        title = f"WR: {apiece} for each kernel; WD: {total} in all"
         bars = panels[title] = []
         for policy in POLICIES:
             for mode, record in wr_and_wd(results, "AlexNet", limit, policy).items():
@@ -161,7 +156,7 @@ def figure11(results: Results) -> "Figure":
                     continue
                 ran = ran or record
                 papers: dict[str, float] = {}
-                if (limit, mode, policy) == (SMALL, "WD", "all"):
+                if (limit, mode, policy) == (SMALL, "WD", widest):
                     papers = {"P100": PAPER["figure11"]["alexnet_120"][1]}
                 gap = None if record is undivided else whole_gain(undivided, record)
                 dot = Dot.of(gap, papers)
@@ -208,8 +203,9 @@ def _wd_over_undivided(
     ]
     need_binding(undivided, [*roomier, wd])
     judge = partial(direction, paper=paper, sign=expected.sign)
-    total, each_mib_run = wd.config["limit_mib"], undivided.config["limit_mib"]
-    name = f"{role}, {total:,} MiB in all over {each_mib_run} for each:"
+    total = told_limit(results.profile, role, "WD", wd_each_mib, caffe=True)
+    apiece = told_limit(results.profile, role, "WR", each_mib, caffe=True)
+    name = f"{role}, {total} in all over {apiece} for each:"
     word, evidence = comparison.judged(name, judge)
     return word, evidence + f"; the paper's is {of}" * bool(of)
 
@@ -250,11 +246,13 @@ def wd_saves(results: Results, expected: Expectation) -> Verdict:
     "Section IV-B2",
 )
 def wd_over_wr(results: Results, expected: Expectation) -> Verdict:
-    """Judge AlexNet with all sizes at the small limit; the paper names no number of it."""
+    """Judge AlexNet with the widest policy at the small limit; the paper names no number of it."""
     wd = need(results, "AlexNet", "WD", SMALL, "all", "powerOfTwo")
     wr = need(results, "AlexNet", "WR", SMALL, wd.config["policy"])
     judge = partial(direction, sign=expected.sign)
-    return combine([gained(wr, wd).judged(f"AlexNet, {wd.config['policy']}:", judge)])
+    total = told_limit(results.profile, "AlexNet", "WD", SMALL)
+    name = f"AlexNet, {total} in all, {wd.config['policy']}:"
+    return combine([gained(wr, wd).judged(name, judge)])
 
 
 @claim(
@@ -306,13 +304,12 @@ def figure12_runs(profile: str, chosen: Chosen) -> list[Run]:
 
 def wd_total_mib(results: Results) -> float:
     """Return the total of Figure 12 as it is run."""
-    return limit_of(results.profile, "AlexNet", "WD", SMALL)
+    return limit_of(results.profile, "AlexNet", "WR", PAPER["figure12"]["total_mib"])
 
 
 def late_mib(results: Results) -> float:
     """Return what stands for the most that the paper's kernels of conv4 and conv5 take."""
-    share = wd_total_mib(results) / wd_total("AlexNet", SMALL)
-    return share * float(PAPER["figure12"]["conv4_conv5_mib"])
+    return limit_of(results.profile, "AlexNet", "WR", PAPER["figure12"]["conv4_conv5_mib"])
 
 
 def share_out(entries: Sequence[Entry], total_mib: float) -> "list[Division] | None":
@@ -420,7 +417,7 @@ def draw_shares(
     late = [row for row, entry in enumerate(entries) if entry["layer"] in ("conv4", "conv5")]
     if late and late_mib is not None:
         style = {"color": plots.INK, "linestyle": "--", "linewidth": 1.3}
-        name = f"paper: conv4 and conv5 under WD, at most {late_mib:g} MiB"
+        name = f"stands for the most of the paper's conv4 and conv5: {late_mib:g} MiB"
         axis.vlines(late_mib, min(late) - 0.45, max(late) + 0.45, label=name, **style)
     axis.set_yticks(range(len(entries)), [label(entry) for entry in entries])
     axis.set_ylim(max(1, len(entries)) - 0.45, -0.55)
@@ -478,7 +475,8 @@ def late_layers_little(results: Results, expected: Expectation) -> Verdict:
         raise NotRun("no records of conv4 and conv5")
     most = max(late, key=lambda name: late[name])
     allowed = late_mib(results)
-    evidence = f"the most is {most}'s, {late[most]:.2f} MiB; {allowed:g} are allowed"
+    told = told_limit(results.profile, "AlexNet", "WR", PAPER["figure12"]["conv4_conv5_mib"])
+    evidence = f"the most is {most}'s, {late[most]:.2f} MiB; allowed: {told}"
     return combine([certain(evidence, late[most] <= allowed)])
 
 
