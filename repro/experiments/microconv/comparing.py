@@ -149,7 +149,7 @@ def gained(before: Record, after: Record) -> Comparison:
 def _left_to_implicit(record: Record) -> str:
     rows = kernels_of(record)
     left = sum(_algorithms(row) == {IMPLICIT} for row in rows)
-    if record.config["policy"] != "undivided" or not left:
+    if not left or record.config["policy"] != "undivided":
         return ""
     return f"; undivided, {left} of {len(rows)} kernels run as {IMPLICIT}"
 

@@ -65,8 +65,8 @@ NETWORKS: dict[str, dict[str, dict[str, Any]]] = {
         # Of ResNet-50's size, whose kernels it has: they are measured once.
         "ResNet-152": {"model": _RESNET152, "image": 64, "batch": 4},
     },
-    # The paper's networks at a quarter of its mini-batches (ResNet-50 in Figure 11: half, DenseNet-40
-    # a sixteenth), and of its limits (`limit_of`).
+    # The paper's networks at a quarter of its mini-batches (ResNet-50 in Figure 11: half,
+    # DenseNet-40: a sixteenth), and of its limits (`limit_of`).
     LONG: {
         "AlexNet": _PAPER["AlexNet"] | {"batch": 64},
         "ResNet-50": _PAPER["ResNet-50"] | {"batch": 16},

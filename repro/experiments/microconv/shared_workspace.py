@@ -417,7 +417,9 @@ def draw_shares(
     late = [row for row, entry in enumerate(entries) if entry["layer"] in ("conv4", "conv5")]
     if late and late_mib is not None:
         style = {"color": plots.INK, "linestyle": "--", "linewidth": 1.3}
-        name = f"stands for the most of the paper's conv4 and conv5: {late_mib:g} MiB"
+        paper = PAPER["figure12"]["conv4_conv5_mib"]
+        name = f"paper: conv4 and conv5 under WD, at most {paper:g} MiB"
+        name += f" ({late_mib:g} here)" * (late_mib != paper)
         axis.vlines(late_mib, min(late) - 0.45, max(late) + 0.45, label=name, **style)
     axis.set_yticks(range(len(entries)), [label(entry) for entry in entries])
     axis.set_ylim(max(1, len(entries)) - 0.45, -0.55)
