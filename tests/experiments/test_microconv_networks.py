@@ -24,7 +24,7 @@ from made_microconv import (
 )
 
 from repro.experiments.intervals import NotRun
-from repro.experiments.microconv import networks, settings
+from repro.experiments.microconv import comparing, networks, settings
 from repro.report import DASH
 
 MARGIN = 1.63**0.25 - 1  # a quarter of the paper's gain at 64 MiB
@@ -221,6 +221,38 @@ class TestComparison:
         one = make_record("network", **network(1.0))
         same = networks.gained(one, make_record("network", **network(1.0)))
         assert (same.gap.mean, same.gap.error) == (pytest.approx(0.0), 0.0)
+
+    def test_the_error_is_known_where_no_kernel_is_left_to_torch(self):
+        own = [
+            {"batch": 8, "parts": [[8, settings.NATIVE]], "time_s": 1.1**sign, "native_s": 1.0}
+            for sign in (1, -1)
+        ]
+
+        def gap(**metrics):
+            one, other = (
+                make_record("network", **network(relative, scatter=None, **metrics))
+                for relative in (1.0, 0.5)
+            )
+            return networks.gained(one, other).gap
+
+        assert math.isnan(gap().error)
+        # Four kernels that take equal shares, on both sides.
+        assert gap(own=own).error == pytest.approx(math.log(1.1) * math.sqrt(2 * 4 / 16))
+
+    def test_what_an_implicit_product_takes_does_not_grow_with_the_batch(self):
+        def record(policy, *parts, mib):
+            made_ = network(1.0, mib=mib, scatter=None)
+            for row in made_["metrics"]["kernels"]:
+                row["parts"] = [list(part) for part in parts]
+            config = {"role": "AlexNet", "mode": "WR", "limit_mib": 2, "batch": 8, "policy": policy}
+            return make_record("network", config=config, **made_)
+
+        undivided = record("undivided", (8, settings.NATIVE), mib=1.0)
+        divided = record("powerOfTwo", *[(1, "torch:implicit")] * 8, mib=1.0)
+        with pytest.raises(NotRun, match="no limit binds: 2 MiB exclude nothing"):
+            comparing.need_binding(undivided, [divided])
+        fast = record("powerOfTwo", *[(1, "nnpack:ft8x8")] * 8, mib=1.0)  # 8 MiB for all
+        assert len(comparing.need_binding(undivided, [fast])) == 4
 
     def test_no_kernel_fits_both_ways(self):
         one = make_record("network", **network(None, scatter=None))

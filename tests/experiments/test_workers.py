@@ -75,6 +75,15 @@ def test_under_long_each_measurement_has_a_process_of_its_own(tmp_path):
     assert sum("it is computed by this process" in line for line in said) == 1
 
 
+def test_under_long_what_shares_its_measurements_stays_in_one_process(tmp_path):
+    sharing = replace(PAPER.experiments["time"], shares=True)
+    paper = replace(PAPER, experiments={**PAPER.experiments, "time": sharing})
+    setting, runs = Setting("long", "cpu", seeds=(0, 1)), [Run("time", {})]
+    running.execute(paper, runs, setting, RecordStore(tmp_path), lambda line: None)
+    records = RecordStore(tmp_path).load("toy")
+    assert [record.metrics["process"] for record in records] == [os.getpid()] * 2
+
+
 @pytest.mark.slow
 def test_under_long_code_that_changes_meanwhile_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(running, "_source_state", lambda: "before")
