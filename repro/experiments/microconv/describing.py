@@ -119,8 +119,9 @@ def setup(records: Iterable[Record]) -> Iterable[str]:
         yield f"Divisions are made of {', '.join(sorted(named))}."
     if "torch:implicit" in named:
         yield (
-            "torch:implicit, of this package, is there for cuDNN's implicit GEMM: it needs next to "
-            "no workspace, and is what undivided kernels are left to where nothing else fits."
+            "torch:implicit, slow and of this package, is there for cuDNN's implicit GEMM: it "
+            "needs next to no workspace. Where limits are tight, kernels are left to it, and gains "
+            "over undivided depend on it."
         )
     yield HELD
     yield TUNED
