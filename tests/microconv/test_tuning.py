@@ -35,7 +35,7 @@ from repro.microconv.conv import TunedKernel, Workspace, segment_bytes
 from repro.microconv.nnpack import _zeros
 from repro.microconv.torch_backend import TorchBackend
 
-WRITTEN = ("torch:direct", "torch:im2col", "torch:fft", "torch:winograd")
+WRITTEN = ("torch:direct", "torch:im2col", "torch:implicit", "torch:fft", "torch:winograd")
 NNPACK = ("nnpack:ft8x8", "nnpack:ft16x16", "nnpack:wt8x8")
 BATCH = 7
 
@@ -186,11 +186,12 @@ def test_loss_and_gradients_are_those_of_the_untuned_network(algorithms, mode, p
     reference, report = divided(model, algorithms=algorithms, mode=mode, policy=policy)
     assert_same(model, reference, images())
     assert report.measured == 0
-    expected = [BATCH] if policy == "undivided" else [2, 2, 2, 1]
+    # Parts of 3, 2 and 2 take as long as the latter: which of them needs less workspace is taken.
+    expected = [[BATCH]] if policy == "undivided" else [[2, 2, 2, 1], [3, 2, 2]]
     for entry in report.kernels:
         if entry.division is None:
             continue
-        assert [size for size, _ in entry.division.parts] == expected
+        assert [size for size, _ in entry.division.parts] in expected
         for _, name in entry.division.parts:
             assert algorithms is None or name in algorithms or name.split(":")[0] in algorithms
     winograd = algorithms in (("torch:winograd",), ("nnpack:wt8x8",))
