@@ -84,6 +84,10 @@ class Experiment:
         where = self.measures_where
         return self.measures or (where is not None and config.get(where[0]) == where[1])
 
+    def apart(self, config: Mapping[str, Any]) -> bool:
+        """Whether under `long` a run has a process of its own: it measures, and shares nothing."""
+        return self.measured(config) and not self.shares
+
     @property
     def function(self) -> Callable[[Mapping[str, Any], int, Any, str], Outcome]:
         """The function, imported now."""

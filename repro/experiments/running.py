@@ -273,9 +273,8 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         return time.monotonic() + needed <= setting.until
 
     def compute(step: Step, standing: Record | None) -> tuple[Record, float | None] | None:
-        work = step, standing
-        shares = paper.experiments[step.run.experiment].shares
-        if setting.profile == LONG and _name(step.run) in alone and not shares:
+        experiment, work = paper.experiments[step.run.experiment], (step, standing)
+        if setting.profile == LONG and experiment.apart(step.run.config):
             try:
                 apart = partial(
                     _settle_apart, paper, setting, store, torch.get_num_threads(), as_is

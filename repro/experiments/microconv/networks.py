@@ -301,8 +301,9 @@ def memory_cost(results: Results, expected: Expectation) -> Verdict:
     large, small = _moderate_for_ample(results)
     allowed = PAPER["figure9"]["overhead_percent"] / 100
     judge = partial(equivalence, margin=allowed, side=1)
-    limits = (told_limit(results.profile, "AlexNet", "WR", mib) for mib in (MODERATE, AMPLE))
-    within, beside = limits
+    within, beside = (
+        told_limit(results.profile, "AlexNet", "WR", limit) for limit in (MODERATE, AMPLE)
+    )
     name = f"time of {small.config['policy']} within {within} over undivided within {beside}:"
     return combine([gained(small, large).judged(name, judge)])
 
