@@ -35,7 +35,8 @@ def signature(results: Results, said: str) -> str:
     records = [*results.records, *results.recorded]
     parts = [f"Ours: {devices(records)}", f"profile {results.profile}"]
     parts += sorted({record.dataset["name"] for record in records if record.dataset})
-    trained = [record for record in records if isinstance(record.config.get("epochs"), int)]
+    by_seeds = _without_own_seeds(results, records)
+    trained = [record for record in by_seeds if isinstance(record.config.get("epochs"), int)]
     if trained:
         ends = any(record.config.get("stop") for record in trained)
         span = _span({record.config["epochs"] for record in trained}, "epoch")
@@ -45,19 +46,28 @@ def signature(results: Results, said: str) -> str:
     return " · ".join(parts)
 
 
-def _repeated(results: Results, records: Sequence[Record]) -> str:
-    """Return how often something was trained, or by how many processes measured."""
-    by_processes = {
+def _without_own_seeds(results: Results, records: Sequence[Record]) -> Sequence[Record]:
+    """Return the records of runs with the profile's seeds, or all where there are none.
+
+    Those with seeds of their own are measurements by processes, and what stands beside a figure.
+    """
+    own = {
         identity(run.experiment, run.config, seed)
         for run, seed in results.expected
-        if run.seeds == PROCESSES
+        if run.seeds is not None
     }
-    others = [record for record in records if record.identity not in by_processes]
+    return [record for record in records if record.identity not in own] or records
+
+
+def _repeated(results: Results, records: Sequence[Record]) -> str:
+    """Return how often something was trained, or by how many processes measured."""
+    by_processes = any(run.seeds == PROCESSES for run, _ in results.expected)
     # A measurement that starts its processes itself has a list of samples from each.
     own = max([0, *(len(record.metrics.get("samples_s", ())) for record in records)])
     by_seeds = any(run.seeds is None for run, _ in results.expected)
     trained_only = by_seeds or not (by_processes or own)
-    count = len({record.seed for record in (others if trained_only else records)})
+    counted = _without_own_seeds(results, records) if trained_only else records
+    count = len({record.seed for record in counted})
     count = count if trained_only else max(count, own)
     what = ("seed", "seeds") if trained_only else ("process", "processes")
     return f"{count} {what[count > 1]}"

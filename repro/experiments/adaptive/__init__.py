@@ -13,6 +13,7 @@ PAPER = Paper(
     notebook="03_adaptive",
     experiments=by_name(
         Experiment("train", f"{_HERE}.experiments:train", measures=False, trains=True),
+        Experiment("first_epochs", f"{_HERE}.experiments:train", measures=False, trains=True),
         Experiment("variant", f"{_HERE}.variants:train", measures=False, trains=True),
         Experiment("norms", f"{_HERE}.experiments:norms", measures=False),
         Experiment("parallel", f"{_HERE}.worker:parallel"),

@@ -13,7 +13,14 @@ import numpy as np
 
 from repro.experiments.adaptive.contrasts import trend
 from repro.experiments.adaptive.describing import CURVES, facts
-from repro.experiments.adaptive.peaks import after_peak, first_peaks, later_peak, rises_first
+from repro.experiments.adaptive.peaks import (
+    after_peak,
+    first_epochs,
+    first_peaks,
+    later_peak,
+    rises_first,
+    told,
+)
 from repro.experiments.adaptive.settings import (
     CIFAR,
     DIV2K,
@@ -55,7 +62,8 @@ def figure1_runs(profile: str, chosen: Chosen) -> list[Run]:
 def figure2_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return classification with the batch sizes of Figure 2, and θ-adaptive for its K."""
     sizes = [fixed(profile, CIFAR, chosen, size) for size in PAPER[CIFAR]["figure2"]]
-    return [*sizes, training(profile, CIFAR, chosen, "theta")]
+    theta = training(profile, CIFAR, chosen, "theta")
+    return [*sizes, theta, *first_epochs(profile, CIFAR, chosen)]
 
 
 def _printed_of(task: str, size: int) -> dict[str, Any]:
@@ -266,7 +274,7 @@ FIGURE2 = Exhibit(
     caption=caption(
         f"Cost and θ (equation 4) after each epoch. {CURVES} The table has θ's peak before the "
         "first decay.",
-        facts,
+        told,
     ),
     claims=(
         same_cost,

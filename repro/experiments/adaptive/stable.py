@@ -43,8 +43,10 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
         *batches.figure2_runs(profile, chosen),
         *peaks.figure6_runs(profile, chosen),
     ]
-    # A training whose batch size changes says nothing about one size.
-    return norm_runs + list(dict.fromkeys(run for run in trainings if "stands_for" in run.config))
+    # A training whose batch size changes says nothing about one size, and one that ends early
+    # nothing about where it ends.
+    whole = [run for run in trainings if run.experiment != peaks.FIRST_EPOCHS]
+    return norm_runs + list(dict.fromkeys(run for run in whole if "stands_for" in run.config))
 
 
 def at_scale(record: Record) -> int:
