@@ -13,6 +13,7 @@ from invented import make_record
 
 from repro.adaptive import ScalingModel
 from repro.experiments.adaptive import settings
+from repro.experiments.adaptive.peaks import FIRST_EPOCHS
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TRAININGS
 from repro.experiments.adaptive.strategies import reported_of
 from repro.experiments.design import Results, Run
@@ -249,7 +250,8 @@ class World:
         config = run.config
         metrics: dict[str, Any] = {}
         if changed.get("status", "ok") == "ok":
-            experiment = "train" if run.experiment in TRAININGS else run.experiment
+            trains = (*TRAININGS, FIRST_EPOCHS)
+            experiment = "train" if run.experiment in trains else run.experiment
             if experiment == "train":
                 metrics = self._train(config, seed)
             elif experiment == "norms":

@@ -6,8 +6,9 @@ import pytest
 from made_adaptive import CHOSEN, World, judge, nothing, only_strategies, results_of
 
 from repro.experiments import load_paper
-from repro.experiments.adaptive import batches, contrasts, peaks
+from repro.experiments.adaptive import batches, contrasts, peaks, settings
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM
+from repro.experiments.captions import signature
 from repro.experiments.intervals import Spread, ratio
 from repro.report import DASH
 
@@ -303,6 +304,69 @@ class TestFigure2:
         assert found.word == "undecided" and "falls from the first epoch on" in found.evidence
         one = judge("figure6/later_peak_phantom", World(peak=sized(1, 3)))
         assert one.word == "reproduced"
+
+
+def begun_later(best, start, whole=(2, 1), **changes):
+    """Peaks of the best batch and of B_s in further seeds' first epochs, and in whole trainings."""
+
+    def epoch(config, seed):
+        cells = (best, start) if seed >= 100 else [[n] for n in whole]
+        own = cells[config.get("stands_for") != PAPER[config["task"]]["best"]["batch"]]
+        return own[seed % len(own)]
+
+    return World(peak=epoch, **changes)
+
+
+@pytest.mark.parametrize("target", [c for c in CLAIMS if "later_peak" in c])
+class TestFirstEpochs:
+    """Under `long` further seeds are trained for as long as the peak takes."""
+
+    def told(self, target, count, whole=3):
+        epochs, seeds = peaks._FIRST_EPOCHS[task_of(target)]
+        return f"{len(seeds) - count} of {len(seeds) - count + whole} seeds for {epochs} epochs"
+
+    def test_they_count_with_the_whole_ones(self, target):
+        """As many as they are, they outvote three whole trainings of the other order."""
+        found = judge(target, begun_later([1], [2]), "long")
+        assert found.word == "reproduced" and found.evidence.count(self.told(target, 0)) == 2
+        other = judge(target, begun_later([2], [1], whole=(1, 2)), "long")
+        assert other.word == "not reproduced"
+        assert judge(target, begun_later([1, 2], [1, 2]), "long").word == "undecided"
+
+    def test_a_peak_in_the_last_epoch_may_be_none(self, target):
+        """θ may rise on: then none of this size counts, late or not."""
+        epochs, seeds = peaks._FIRST_EPOCHS[task_of(target)]
+        found = judge(target, begun_later([1, 1, epochs], [2]), "long")
+        late = f"{len(seeds)} seeds of {epochs} epochs alone peak too late to count"
+        assert found.evidence.count(late) == found.evidence.count(self.told(target, 0)) == 1
+
+    def test_one_that_diverged_is_not_counted(self, target):
+        world = begun_later([1], [2], length=lambda config, seed: 2 if seed == 101 else None)
+        assert judge(target, world, "long").evidence.count(self.told(target, 1)) == 2
+
+    def test_whether_theta_rises_first_is_told_by_them_too(self, target):
+        rises = target.replace("later_peak", "rises_first")
+        found = judge(rises, begun_later([2], [1], whole=(1, 1)), "long")
+        assert found.word == "not reproduced" and "peaks in epochs 1 (" in found.evidence
+        assert judge(rises, begun_later([1], [2]), "long").word == "reproduced"
+
+
+def test_further_seeds_are_no_whole_trainings_and_drawn_nowhere():
+    for artefact in ("figure2", "figure6"):
+        results = results_of(artefact, begun_later([1], [2]), "long")
+        begun = results.ok(peaks.FIRST_EPOCHS)
+        assert begun and not {r.seed for r in begun} & {r.seed for r in results.ok("train")}
+        for task in (CIFAR, DIV2K, PHANTOM):
+            assert not set(map(id, begun)) & {
+                id(record)
+                for records in settings.by_batch(results, task).values()
+                for record in records
+            }
+        shown = DESIGN.artefacts[artefact]
+        assert "count the first epochs of further seeds, not drawn: " in shown.caption(results)
+        assert " · 3 seeds" in signature(results, "")
+    stable = DESIGN.artefacts["stable"].runs("long", CHOSEN)
+    assert peaks.FIRST_EPOCHS not in {run.experiment for run in stable}
 
 
 INTERVALS = [c for c in CLAIMS if "interval_after_peak" in c]

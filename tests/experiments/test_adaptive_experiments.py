@@ -19,6 +19,7 @@ from repro.experiments.adaptive import (
     building,
     experiments,
     parallel,
+    peaks,
     settings,
     worker,
 )
@@ -216,6 +217,17 @@ class TestTrain:
         first = toys.outcomes["Phantom, theta"].metrics
         assert untimed(train(config)) == untimed(first)
         assert train(config, 1)["train_cost"] != first["train_cost"]
+
+    @pytest.mark.parametrize("task", TASKS)
+    def test_the_first_epochs_are_a_whole_trainings(self, toys, task):
+        (run, _) = peaks.first_epochs("long", task, CHOSEN)
+        whole = settings.training("long", task, CHOSEN, "best")
+        (changed,) = {k for k in whole.config if whole.config[k] != run.config[k]}
+        assert changed == "epochs" and run.config.keys() == whole.config.keys()
+        config = TOYS[f"{task}, best"][1]
+        first, all_ = train(config | {"epochs": 2}), toys.outcomes[f"{task}, best"].metrics
+        assert first["completed"] == 2 < all_["completed"]
+        assert first["theta"] == all_["theta"][:2]
 
     def test_strategies_begin_alike(self, toys):
         starts = {toys.outcomes[f"CIFAR, {s}"].metrics["initial_cost"][0] for s in STRATEGIES}
