@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from repro.experiments.design import PROCESSES, Results
+from repro.experiments.design import Results
 from repro.records import Record, identity
 
 
@@ -61,7 +61,7 @@ def _without_own_seeds(results: Results, records: Sequence[Record]) -> Sequence[
 
 def _repeated(results: Results, records: Sequence[Record]) -> str:
     """Return how often something was trained, or by how many processes measured."""
-    by_processes = any(run.seeds == PROCESSES for run, _ in results.expected)
+    by_processes = any(run.by_processes for run, _ in results.expected)
     # A measurement that starts its processes itself has a list of samples from each.
     own = max([0, *(len(record.metrics.get("samples_s", ())) for record in records)])
     by_seeds = any(run.seeds is None for run, _ in results.expected)

@@ -38,8 +38,7 @@ __all__ = [
     "reported",
 ]
 
-# Trains longer what decides claims, measures in several processes, and nothing else: `quick` shows
-# the rest.
+# Trains longer what decides claims, measures in several processes, and leaves the rest to `quick`.
 LONG = "long"
 PROCESSES = (0, 1, 2, 3, 4)  # by which it measures, as seeds of runs
 COMPUTING_PROFILES = ("smoke", "quick", LONG, "gpu", "paper")
@@ -107,7 +106,7 @@ class Run:
     Attributes:
         experiment: Its name.
         config: JSON values.
-        seeds: None for the profile's.
+        seeds: None for the profile's; `PROCESSES`, and any further ones, of what they measure.
         label: What progress and failures call it, such as ``ResNet-50, mini-batch 64``.
     """
 
@@ -118,6 +117,11 @@ class Run:
 
     def __hash__(self) -> int:
         return hash(identity(self.experiment, self.config, 0))
+
+    @property
+    def by_processes(self) -> bool:
+        """Whether its seeds number the processes that measure it, of which there can be more."""
+        return self.seeds is not None and self.seeds[: len(PROCESSES)] == PROCESSES
 
     def __str__(self) -> str:
         return f"{self.experiment} {self.label}".strip()

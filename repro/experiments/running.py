@@ -126,7 +126,7 @@ class Setting:
 
     def seeds_of(self, run: Run) -> tuple[int, ...]:
         """Return the seeds of a run: its own, those asked for, or the profile's."""
-        if run.seeds is not None:
+        if run.seeds is not None and not (self.seeds and run.by_processes):
             return run.seeds
         return self.seeds if self.seeds is not None else SEEDS[self.profile]
 

@@ -6,7 +6,7 @@ reference. So a single record of one's own hides no reference of another run.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -191,7 +191,8 @@ def _of_profile(
         seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
     candidates = []
     for names_ in itertools.product(*served):
-        runs = artefact.runs(profile, dict(zip(tasks, names_, strict=True)))
+        planned = artefact.runs(profile, dict(zip(tasks, names_, strict=True)))
+        runs = [_with_further_processes(run, records) for run in planned]
         if changes:
             # An artefact without the key is shown as it is.
             held = [(k, v) for k, v in changes if any(value_of(run, k) is not ... for run in runs)]
@@ -211,6 +212,16 @@ def _of_profile(
     ]
     best.places = _places(best, {p: source.records[p] for p in origins}) if origins else []
     return best
+
+
+def _with_further_processes(run: Run, records: Sequence[Record]) -> Run:
+    """Return a measurement with those of its processes that were asked for beyond the profile's."""
+    if not run.by_processes:
+        return run
+    of_it = [record for record in records if record.experiment == run.experiment]
+    present = {r.seed for r in of_it if identity(run.experiment, run.config, r.seed) == r.identity}
+    seeds = dict.fromkeys([*(run.seeds or ()), *sorted(present)])
+    return replace(run, seeds=tuple(seeds))
 
 
 def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]]) -> list[str]:

@@ -6,8 +6,10 @@ import pytest
 
 from repro import paths
 from repro.experiments import PAPERS, arguments, load_paper
+from repro.experiments.captions import signature
 from repro.experiments.design import LONG, PROCESSES
 from repro.experiments.mbs.settings import ROLES
+from repro.experiments.running import Setting
 from repro.experiments.sources import find_source, results_of
 from repro.experiments.story import setup
 from repro.records import RecordStore
@@ -140,6 +142,32 @@ def test_further_seeds_of_a_few_runs_leave_none_missing(monkeypatch, tmp_path, m
     assert len(found.records) == 6 * len(runs) + 3 and found.missing == 0
     found = results_of(paper.artefacts["figure1"], find_source(paper), seeds=range(7))
     assert found.missing == len(runs) - 1
+
+
+def test_further_processes_are_measured_and_shown_where_they_are_asked_for(
+    monkeypatch, tmp_path, make_record
+):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    paper, chosen, runs = plan("dualbatch")
+    (timed,) = (run for run in runs if run.experiment == "times")
+    once, trained = (next(r for r in runs if r.experiment == e) for e in ("published", "train"))
+    asked = Setting(LONG, "cpu", seeds=(5, 6))
+    assert Setting(LONG, "cpu").seeds_of(timed) == PROCESSES
+    assert asked.seeds_of(timed) == asked.seeds_of(trained) == (5, 6)
+    assert asked.seeds_of(once) == once.seeds == (0,)
+
+    store = RecordStore(tmp_path / "local" / LONG)
+    artefact = paper.artefacts["table4"]
+    for number, run in enumerate(artefact.runs(LONG, chosen)):
+        for seed in (*range(5), 7, 6) if run == timed else run.seeds or (0, 1):
+            key = f"{number:012d}{seed:012d}"
+            record = make_record(
+                run.experiment, paper="dualbatch", key=key, config=run.config, seed=seed
+            )
+            store.write(record)
+    found = results_of(artefact, find_source(paper))
+    assert [r.seed for r in found.ok("times")] == [*PROCESSES, 6, 7] and found.missing == 0
+    assert " · 7 processes" in signature(found, "")
 
 
 @pytest.mark.parametrize(("seeds", "shown"), [(6, LONG), (2, LONG), (1, "quick")])
