@@ -16,7 +16,7 @@ from repro.records import RecordStore
 
 TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "figure3", "batchnorm"),
            "dualbatch": ("figure1", "figure3", "figure4", "table3", "table4", "table5", "table8",
-                         "flatness", "own_plan", "updates", "rates", "gains"),
+                         "synchronisation", "flatness", "own_plan", "updates", "rates", "gains"),
            "adaptive": ("figure1", "figure2", "figure3", "stable", "figure4", "figure5", "figure6",
                         "figure10", "lars"),
            "outofcore": ("schedules",),

@@ -13,6 +13,7 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import (
+    LONG,
     Chosen,
     Exhibit,
     Expectation,
@@ -46,7 +47,7 @@ RULES = ("journal", "conference", "delta")
 WAYS = [("bsp", "average"), *itertools.product(("bsp", "asp", "ssp"), RULES)]
 NAMES = {"bsp": "BSP", "ssp": f"SSP, s = {BOUND}", "asp": "ASP"}
 # Epochs: fewer than Table 5's, for there are ten trainings a seed.
-_STAGES = {"quick": (1, 1, 1), "gpu": (8, 4, 2)}
+_STAGES = {"quick": (1, 1, 1), LONG: (4, 2, 1), "gpu": (8, 4, 2)}
 
 
 def training(profile: str, chosen: Chosen, sync: str, merge: str) -> Run:
@@ -219,6 +220,7 @@ def same_end(results: Results) -> tuple[bool, str]:
 
 
 SYNCHRONISATION = Exhibit(
+    long=True,
     runs=runs,
     table=table,
     figure=draw,
