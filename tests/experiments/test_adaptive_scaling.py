@@ -1,15 +1,18 @@
 """Figures 7, 8, 9 and 11: speed-ups, the parts of a step, and what the model says of them."""
 
 import math
+import statistics
 
 import made
 import pytest
+from invented import make_record
 from made_adaptive import MODEL, World, checked, judge, nothing, recorded_job, results_of
 
 from repro.adaptive import ScalingModel
 from repro.experiments import load_paper, summary
 from repro.experiments.adaptive import breakdown, projection, scaling
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
+from repro.experiments.design import Results
 from repro.experiments.sources import Source
 from repro.records import RecordError, RecordStore
 from repro.report import DASH
@@ -76,6 +79,33 @@ class TestMeasured:
         assert (word != "undecided" or " rounds " in found.evidence) and "seeds" not in (
             found.evidence
         )
+
+    def test_a_launch_counts_once_by_the_median_of_its_turns(self):
+        """Under `long` the steps are launched anew; turns of one launch tell of that alone."""
+        (run,) = scaling.runs("long", {})
+        factors = (1.0, 1.1, 1.0, 1.3, 0.9)
+        records = []
+        for seed, factor in enumerate(factors):
+            metrics = World()(run, seed)["metrics"]
+            for task in metrics["tasks"].values():
+                task["difference"] = 1e-3 * (seed == 3)
+                for step in task["steps"]:
+                    turns = [factor * seconds for seconds in step["samples_s"]]
+                    step["samples_s"] = [9 * turns[0], *turns[1:]]  # the first is no guide
+            records.append(make_record(run.experiment, seed=seed, config=run.config,
+                                       paper="adaptive", metrics=metrics))  # fmt: skip
+        results = Results([run], (), records, profile="long")
+        once = scaling.measured(Results([run], (), records[:1]))[DIV2K]["steps"]
+        steps = scaling.measured(results)[DIV2K]["steps"]
+        for step, one in zip(steps, once, strict=True):
+            middle = statistics.median(one["samples_s"])
+            assert step["samples_s"] == pytest.approx([f * middle for f in factors])
+        gap = scaling.pace(scaling.measured(results)[DIV2K], DIV2K, "theta")
+        assert gap.trials == "launches" and gap.dof == pytest.approx(2 * (len(factors) - 1))
+        weights = DESIGN.artefacts["figure9"].claims[2]
+        assert weights.check(results, None).word == "not reproduced"
+        told = " ".join(scaling.steps_in_full(results))
+        assert "launched 5 times anew" in told
 
     def test_times_that_do_not_grow_have_no_model(self):
         def flat(step):

@@ -21,6 +21,7 @@ from repro.experiments.adaptive.scaling import (
     samples_of,
     step_facts,
     title_of,
+    trials_of,
 )
 from repro.experiments.adaptive.settings import AVERAGING, DIV2K, PAPER, TASKS, ticks_of_two
 from repro.experiments.captions import caption, panel
@@ -149,7 +150,7 @@ def figure9(results: Results) -> "Figure":
 
 
 def _draw_step(axis: "Axes", row: int, step: Mapping[str, Any]) -> None:
-    """Draw a step as one bar of what passes, and its communication below; whiskers: all turns."""
+    """Draw a step as one bar of what passes, and its communication below; whiskers: all trials."""
     left = 0.0
     for kind in STEP:
         value = 1e3 * step[f"{kind}_s"]
@@ -168,7 +169,7 @@ def _draw_step(axis: "Axes", row: int, step: Mapping[str, Any]) -> None:
         "capsize": 4,
         "capthick": 2,
     }
-    label = None if row else "step, least to most of all turns"
+    label = None if row else "step, least to most of all turns, or launches"
     axis.errorbar([middle], [row - 0.14], xerr=[half], label=label, **whisker)
 
 
@@ -258,10 +259,12 @@ def few_samples(results: Results, expected: Expectation) -> Verdict:
     cost = projection.overhead()
 
     def judge(task: str) -> Part:
-        times = samples_of(measured_of(results, task), "none")
+        measurement = measured_of(results, task)
+        times = samples_of(measurement, "none")
         each_s = {size: [time / size for time in seconds] for size, seconds in times.items()}
         few, many = min(each_s), max(each_s)
-        gap = ratio(each_s[few], each_s[many], Spread.pooled_logs(each_s.values()), trials="rounds")
+        spread, trials = Spread.pooled_logs(each_s.values()), trials_of(measurement)
+        gap = ratio(each_s[few], each_s[many], spread, trials=trials)
         name = f"{task}: time of a sample at B = {few} over {many}"
         return direction(name, gap, (1 + cost / few) / (1 + cost / many), sign=expected.sign)
 
@@ -278,8 +281,9 @@ def averaging_ratios(results: Results) -> dict[str, Gap]:
             samples for by_size in times.values() for samples in by_size.values()
         )
         for size in times[ours]:
-            gap = ratio(times[ours][size], times[plain][size], spread, trials="rounds")
-            gaps[f"{task}, B = {size}"] = gap
+            gaps[f"{task}, B = {size}"] = ratio(
+                times[ours][size], times[plain][size], spread, trials=trials_of(measurement)
+            )
     return gaps
 
 
@@ -388,12 +392,13 @@ def _jobs_alone(results: Results) -> Iterable[str]:
 
 
 FIGURE9 = Exhibit(
+    long=True,
     runs=runs,
     table=steps_table,
     figure=figure9,
     caption=caption(
-        "Medians of turns. Blocked: gradients are under way, and nothing is computed meanwhile. "
-        "all-to-all is the paper's averaging.",
+        "Medians of turns, and of launches where there are several. Blocked: gradients are under "
+        "way, and nothing is computed meanwhile. all-to-all is the paper's averaging.",
         step_facts,
     ),
     claims=(few_samples, all_to_all_faster, same_weights),

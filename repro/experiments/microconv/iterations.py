@@ -398,7 +398,8 @@ def same_loss(results: Results, expected: Expectation) -> Verdict:
     """Judge the relative difference of the losses of tuned and untuned networks."""
     tuned = _tuned(results)
     worst, margin = _finite([outcome["loss_error"] for outcome in tuned]), expected.allowed()
-    said = f"over {len(tuned)} networks with kernels that left torch's own, by at most {worst:.0e}"
+    said = f"over {len(tuned)} tuned forms of networks whose kernels left torch's own"
+    said += f", by at most {worst:.0e}"
     return combine([certain(f"{said}, margin {margin:.0e}", worst <= margin)])
 
 
@@ -413,7 +414,7 @@ def same_gradients(results: Results, expected: Expectation) -> Verdict:
     tuned, margin = _tuned(results), expected.allowed()
     gaps = [(one["gradient_error"], one["own_gradient_error"]) for one in tuned]
     beyond = [(gap, itself) for gap, itself in gaps if not gap <= margin]
-    evidence = f"{len(gaps) - len(beyond)} of {len(gaps)} networks within {margin:.0e}"
+    evidence = f"{len(gaps) - len(beyond)} of {len(gaps)} tuned forms within {margin:.0e}"
     if beyond:
         worst = _finite([gap for gap, _ in beyond])
         evidence += (
@@ -440,7 +441,7 @@ def held(results: Results) -> tuple[bool, str]:
             fullest, forms = max(fullest, taken / (limit * MIB)), forms + 1
     if not forms:
         raise NotRun("no records")
-    return fullest <= 1, f"{forms} networks take at most {100 * fullest:.0f} % of their limits"
+    return fullest <= 1, f"{forms} tuned forms take at most {100 * fullest:.0f} % of their limits"
 
 
 ITERATIONS = Exhibit(
