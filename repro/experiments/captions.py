@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-from repro.experiments.design import Results
+from repro.experiments.design import Results, Run
 from repro.records import Record, identity
 
 
@@ -32,11 +32,10 @@ def signature(results: Results, said: str) -> str:
         results: That it is drawn from.
         said: Its caption, whose words in capitals come along.
     """
-    records = [*results.records, *results.recorded]
+    records = _drawn(results, [*results.records, *results.recorded])
     parts = [f"Ours: {devices(records)}", f"profile {results.profile}"]
     parts += sorted({record.dataset["name"] for record in records if record.dataset})
-    by_seeds = _without_own_seeds(results, records)
-    trained = [record for record in by_seeds if isinstance(record.config.get("epochs"), int)]
+    trained = [record for record in records if isinstance(record.config.get("epochs"), int)]
     if trained:
         ends = any(record.config.get("stop") for record in trained)
         span = _span({record.config["epochs"] for record in trained}, "epoch")
@@ -46,31 +45,30 @@ def signature(results: Results, said: str) -> str:
     return " · ".join(parts)
 
 
-def _without_own_seeds(results: Results, records: Sequence[Record]) -> Sequence[Record]:
-    """Return the records of runs with the profile's seeds, or all where there are none.
+def _drawn(results: Results, records: Sequence[Record]) -> list[Record]:
+    """Return the records but for those of runs beside the others, which no figure draws."""
+    beside = _identities(results, lambda run: run.beside)
+    return [record for record in records if record.identity not in beside]
 
-    Those with seeds of their own are measurements by processes, and what stands beside a figure.
-    """
-    own = {
-        identity(run.experiment, run.config, seed)
-        for run, seed in results.expected
-        if run.seeds is not None
-    }
-    return [record for record in records if record.identity not in own] or records
+
+def _identities(results: Results, of: Callable[[Run], bool]) -> set[str]:
+    return {identity(r.experiment, r.config, seed) for r, seed in results.expected if of(r)}
 
 
 def _repeated(results: Results, records: Sequence[Record]) -> str:
     """Return how often something was trained, or by how many processes measured."""
-    by_processes = any(run.by_processes for run, _ in results.expected)
+    by_processes = _identities(results, lambda run: run.by_processes)
+    others = [record for record in records if record.identity not in by_processes]
     # A measurement that starts its processes itself has a list of samples from each.
     own = max([0, *(len(record.metrics.get("samples_s", ())) for record in records)])
     by_seeds = any(run.seeds is None for run, _ in results.expected)
     trained_only = by_seeds or not (by_processes or own)
-    counted = _without_own_seeds(results, records) if trained_only else records
-    count = len({record.seed for record in counted})
+    count = len({record.seed for record in (others if trained_only else records)})
     count = count if trained_only else max(count, own)
-    what = ("seed", "seeds") if trained_only else ("process", "processes")
-    return f"{count} {what[count > 1]}"
+    what = "seed" if trained_only else "process"
+    if not (trained_only or own) and all(r.config.get("processes", 1) > 1 for r in records):
+        what = "launch"  # of several processes that share a step
+    return f"{count} {what}{('s' if what == 'seed' else 'es') * (count > 1)}"
 
 
 def _span(numbers: Collection[int], what: str) -> str:

@@ -1,7 +1,6 @@
 """What an experiment, an artefact, a claim and a check are."""
 
 import importlib
-import statistics
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from repro import paths
 from repro.experiments.intervals import NotRun
 from repro.experiments.judging import KINDS, WORDS, Verdict
 from repro.experiments.outcome import Outcome, UsageError, reported
+from repro.experiments.processes import of_processes
 from repro.records import Record, identity
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ __all__ = [
     "by_name",
     "check",
     "claim",
-    "of_processes",
     "reported",
 ]
 
@@ -108,12 +107,14 @@ class Run:
         config: JSON values.
         seeds: None for the profile's; `PROCESSES`, and any further ones, of what they measure.
         label: What progress and failures call it, such as ``ResNet-50, mini-batch 64``.
+        beside: Whether it adds seeds to a claim, is drawn nowhere, and lacking leaves no gap.
     """
 
     experiment: str
     config: dict[str, Any]
     seeds: tuple[int, ...] | None = None
     label: str = field(default="", compare=False)
+    beside: bool = field(default=False, compare=False)
 
     def __hash__(self) -> int:
         return hash(identity(self.experiment, self.config, 0))
@@ -122,6 +123,10 @@ class Run:
     def by_processes(self) -> bool:
         """Whether its seeds number the processes that measure it, of which there can be more."""
         return self.seeds is not None and self.seeds[: len(PROCESSES)] == PROCESSES
+
+    def place_of(self, seed: int) -> int:
+        """Return how many of its seeds come before one; the profile's are counted from 0."""
+        return self.seeds.index(seed) if self.beside and self.seeds else seed
 
     def __str__(self) -> str:
         return f"{self.experiment} {self.label}".strip()
@@ -232,47 +237,6 @@ class Results:
     def failed(self) -> list[Record]:
         """The records whose run ended in an error other than out-of-memory."""
         return [record for record in self.records if record.status == "failed"]
-
-
-def of_processes(records: Sequence[Record], several: bool = False) -> Record:
-    """Return the measurement of several processes as one record.
-
-    Rounds of one process share what it drew, such as where its memory lies: each process counts
-    once, and a timing's samples are the processes' medians. Metrics are medians over the processes
-    where they are numbers; what cannot have a median is the first one's.
-
-    Args:
-        records: Of one configuration, one each; a single one is returned as it is.
-        several: Whether a single one, too, has one sample of each timing.
-    """
-    first, *others = records
-    if not others and not several:
-        return first
-    timings = {
-        name: timing
-        | {"samples_s": [statistics.median(r.timings[name]["samples_s"]) for r in records]}
-        for name, timing in first.timings.items()
-        if all(name in record.timings for record in others)
-    }
-    metrics = _median([record.metrics for record in records])
-    return replace(first, timings=timings, metrics=metrics)
-
-
-def _median(values: Sequence[Any]) -> Any:
-    first = values[0]
-    if isinstance(first, dict):
-        return {
-            key: _median([value[key] for value in values])
-            for key in first
-            if all(isinstance(value, dict) and key in value for value in values)
-        }
-    if isinstance(first, list):
-        if any(not isinstance(value, list) or len(value) != len(first) for value in values):
-            return first
-        return [_median(list(items)) for items in zip(*values, strict=True)]
-    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
-        return first
-    return first if all(value == first for value in values) else statistics.median(values)
 
 
 def one_machine(records: Sequence[Record]) -> Sequence[Record]:

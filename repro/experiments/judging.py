@@ -144,6 +144,7 @@ def in_all_cases(
     sign: int = 1,
     what: str = "mean of all",
     whose: str = "paper",
+    mean: Gap | None = None,
 ) -> Verdict:
     """Judge "in all cases" by one pooled contrast, and each case by Holm's correction.
 
@@ -157,6 +158,7 @@ def in_all_cases(
         sign: 1 where the claim is that A is higher, -1 where it is lower.
         what: Names the contrast in the evidence.
         whose: As of `direction`.
+        mean: Of the cases' effects, where they do not scatter independently.
 
     Raises:
         NotRun: There is no case.
@@ -172,7 +174,7 @@ def in_all_cases(
         common = math.fsum(sizes) / len(sizes)
         common = math.exp(common) if log else common
     count = len(gaps)
-    contrast = replace(
+    contrast = mean or replace(
         gaps[0],
         mean=math.fsum(gap.mean for gap in gaps) / count,
         error=math.sqrt(math.fsum(gap.error**2 for gap in gaps)) / count,

@@ -126,7 +126,7 @@ class Setting:
 
     def seeds_of(self, run: Run) -> tuple[int, ...]:
         """Return the seeds of a run: its own, those asked for, or the profile's."""
-        if run.seeds is not None and not (self.seeds and run.by_processes):
+        if run.seeds is not None and (self.seeds is None or not run.by_processes):
             return run.seeds
         return self.seeds if self.seeds is not None else SEEDS[self.profile]
 
@@ -186,7 +186,7 @@ def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
             )
             steps.append(Step(run, seed, key, code))
     # Seed by seed: whatever stops it early leaves whole tables with a smaller n.
-    return sorted(steps, key=lambda step: step.seed)
+    return sorted(steps, key=lambda step: step.run.place_of(step.seed))
 
 
 def _is_left(standing: Record | None, setting: Setting) -> bool:
@@ -308,8 +308,10 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         ]
         if workers and len(shared) > 1:
             bar.say(f"{workers.count} processes")
-            # The longest first within a seed, so that none is left for the end.
-            shared.sort(key=lambda work: (work[0].seed, -took.get(_name(work[0].run), 0.0)))
+            shared.sort(
+                key=lambda work: -took.get(_name(work[0].run), 0.0)
+            )  # the last end together
+            shared.sort(key=lambda work: work[0].run.place_of(work[0].seed))
             try:
                 for (step, _), made in workers.map(
                     partial(settle, paper, setting, store), shared, lambda work: goes_on(work[0])

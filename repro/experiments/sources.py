@@ -14,6 +14,7 @@ from repro.experiments.arguments import Choices, default_profile, value_of, with
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     LONG,
+    PROCESSES,
     SEEDS,
     Artefact,
     Paper,
@@ -153,7 +154,9 @@ def _share(results: Results) -> float:
     present = {record.identity for record in results.records}
     seeds: dict[Run, list[bool]] = {}  # whether there is a record of each
     for run, seed in results.expected:
-        seeds.setdefault(run, []).append(identity(run.experiment, run.config, seed) in present)
+        if not run.beside:
+            here = identity(run.experiment, run.config, seed) in present
+            seeds.setdefault(run, []).append(here)
     shares = [min(2, sum(run)) / min(2, len(run)) for run in seeds.values()]
     return sum(shares) / max(1, len(shares))
 
@@ -191,12 +194,12 @@ def _of_profile(
         seeds = sorted({record.seed for record in records}.union(SEEDS[profile]))
     candidates = []
     for names_ in itertools.product(*served):
-        planned = artefact.runs(profile, dict(zip(tasks, names_, strict=True)))
-        runs = [_with_further_processes(run, records) for run in planned]
+        runs = artefact.runs(profile, dict(zip(tasks, names_, strict=True)))
         if changes:
             # An artefact without the key is shown as it is.
             held = [(k, v) for k, v in changes if any(value_of(run, k) is not ... for run in runs)]
             runs = with_changes(paper, runs, held)
+        runs = [_with_further_processes(run, records) for run in runs]
         candidates.append(
             Results(runs, seeds, records, lambda record: is_current(paper, record), profile)
         )
@@ -218,10 +221,10 @@ def _with_further_processes(run: Run, records: Sequence[Record]) -> Run:
     """Return a measurement with those of its processes that were asked for beyond the profile's."""
     if not run.by_processes:
         return run
-    of_it = [record for record in records if record.experiment == run.experiment]
-    present = {r.seed for r in of_it if identity(run.experiment, run.config, r.seed) == r.identity}
-    seeds = dict.fromkeys([*(run.seeds or ()), *sorted(present)])
-    return replace(run, seeds=tuple(seeds))
+    of_it = {(r.seed, r.identity) for r in records if r.experiment == run.experiment}
+    seeds = sorted({seed for seed, _ in of_it}.difference(PROCESSES))
+    further = [n for n in seeds if (n, identity(run.experiment, run.config, n)) in of_it]
+    return replace(run, seeds=(*PROCESSES, *further))
 
 
 def _places(results: Results, records: Mapping[tuple[str, str], Sequence[Record]]) -> list[str]:

@@ -12,6 +12,7 @@ from repro.adaptive import ScalingModel
 from repro.experiments import load_paper, summary
 from repro.experiments.adaptive import breakdown, projection, scaling
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TASKS
+from repro.experiments.captions import signature
 from repro.experiments.design import Results
 from repro.experiments.sources import Source
 from repro.records import RecordError, RecordStore
@@ -50,6 +51,66 @@ def slower(factor, way="all_to_all"):
     return change
 
 
+def launches(factors, change=lambda seed, step: 1.0):
+    """Return launches that take as many times the modelled steps, whose first turns say nothing."""
+    (run,) = scaling.runs("long", {})
+    records = []
+    for seed, factor in enumerate(factors):
+        metrics = World()(run, seed)["metrics"]
+        for task in metrics["tasks"].values():
+            task["difference"] = 1e-3 * (seed == 3)
+            for step in task["steps"]:
+                first, *others = [factor * change(seed, step) * n for n in step["samples_s"]]
+                step["samples_s"] = [9 * first, *others]
+        values = {"paper": "adaptive", "config": run.config, "metrics": metrics}
+        records.append(make_record(run.experiment, seed=seed, **values))
+    return Results([run], (), records, profile="long")
+
+
+class TestLaunches:
+    """Under `long` the processes are launched anew; turns of one launch tell of that alone."""
+
+    FACTORS = (1.0, 1.1, 1.0, 1.3, 0.9)
+
+    def test_each_counts_once_by_the_median_of_its_turns(self):
+        found = scaling.measured(launches(self.FACTORS))[DIV2K]["steps"]
+        once = scaling.measured(launches([1.0]))[DIV2K]["steps"]
+        for step, one in zip(found, once, strict=True):
+            middle = statistics.median(one["samples_s"])
+            assert step["samples_s"] == pytest.approx([f * middle for f in self.FACTORS])
+        assert "launched 5 times." in " ".join(scaling.steps_in_full(launches(self.FACTORS)))
+        assert signature(launches(self.FACTORS), "").endswith(" · 5 launches")
+
+    def test_a_launch_compares_with_itself(self):
+        """One that is slow in all its steps says nothing of their ratios."""
+        measurement = scaling.measured(launches(self.FACTORS))[DIV2K]
+        assert scaling.pace(measurement, DIV2K, "theta").error == pytest.approx(0, abs=1e-12)
+        for key in ("few_samples", "all_to_all_faster"):
+            found = made.verdict(f"adaptive/figure9/{key}", launches(self.FACTORS))
+            assert found.word == "reproduced", found
+
+    def test_what_a_launch_draws_is_common_to_all_its_sizes(self):
+        """By a way's own factor in each launch there are five values, whatever the cases."""
+        draws = (1.0, 1.3, 0.8, 1.1, 0.9)
+
+        def change(seed, step):
+            return draws[seed] if step["averaging"] == "all_to_all" else 1.0
+
+        results = launches([1.0] * 5, change)
+        gap = scaling.pace(scaling.measured(results)[DIV2K], DIV2K, "theta")
+        logs = [-math.log(draw) for draw in draws]
+        error = statistics.stdev(logs) / math.sqrt(5)
+        assert (gap.error, gap.dof, gap.trials) == (pytest.approx(error), 4, "launches")
+        mean = breakdown._mean_of(results)
+        assert (mean.error, mean.dof) == (pytest.approx(error), pytest.approx(4))
+        found = made.verdict("adaptive/figure7/steps_foretold", results)
+        assert found.word == "undecided" and " launches a cell would decide" in found.evidence
+
+    def test_weights_that_differ_in_one_launch(self):
+        found = made.verdict("adaptive/figure9/same_weights", launches([1.0] * 5))
+        assert found.word == "not reproduced" and "0.001" in found.evidence
+
+
 class TestMeasured:
     @pytest.mark.parametrize("target", MEASURED)
     def test_steps_as_the_model_has_them(self, target):
@@ -79,33 +140,6 @@ class TestMeasured:
         assert (word != "undecided" or " rounds " in found.evidence) and "seeds" not in (
             found.evidence
         )
-
-    def test_a_launch_counts_once_by_the_median_of_its_turns(self):
-        """Under `long` the steps are launched anew; turns of one launch tell of that alone."""
-        (run,) = scaling.runs("long", {})
-        factors = (1.0, 1.1, 1.0, 1.3, 0.9)
-        records = []
-        for seed, factor in enumerate(factors):
-            metrics = World()(run, seed)["metrics"]
-            for task in metrics["tasks"].values():
-                task["difference"] = 1e-3 * (seed == 3)
-                for step in task["steps"]:
-                    turns = [factor * seconds for seconds in step["samples_s"]]
-                    step["samples_s"] = [9 * turns[0], *turns[1:]]  # the first is no guide
-            records.append(make_record(run.experiment, seed=seed, config=run.config,
-                                       paper="adaptive", metrics=metrics))  # fmt: skip
-        results = Results([run], (), records, profile="long")
-        once = scaling.measured(Results([run], (), records[:1]))[DIV2K]["steps"]
-        steps = scaling.measured(results)[DIV2K]["steps"]
-        for step, one in zip(steps, once, strict=True):
-            middle = statistics.median(one["samples_s"])
-            assert step["samples_s"] == pytest.approx([f * middle for f in factors])
-        gap = scaling.pace(scaling.measured(results)[DIV2K], DIV2K, "theta")
-        assert gap.trials == "launches" and gap.dof == pytest.approx(2 * (len(factors) - 1))
-        weights = DESIGN.artefacts["figure9"].claims[2]
-        assert weights.check(results, None).word == "not reproduced"
-        told = " ".join(scaling.steps_in_full(results))
-        assert "launched 5 times anew" in told
 
     def test_times_that_do_not_grow_have_no_model(self):
         def flat(step):

@@ -6,6 +6,7 @@ import pytest
 
 from repro import paths
 from repro.experiments import PAPERS, arguments, load_paper
+from repro.experiments.adaptive.settings import FIRST_EPOCHS
 from repro.experiments.captions import signature
 from repro.experiments.design import LONG, PROCESSES
 from repro.experiments.mbs.settings import ROLES
@@ -167,6 +168,47 @@ def test_further_processes_are_measured_and_shown_where_they_are_asked_for(
     found = results_of(artefact, find_source(paper))
     assert [r.seed for r in found.ok("times")] == [*PROCESSES, 6, 7] and found.missing == 0
     assert " · 7 processes" in signature(found, "")
+
+
+def test_further_processes_are_of_the_runs_as_they_are_changed(monkeypatch, tmp_path, make_record):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    paper, chosen, _ = plan("dualbatch")
+    store, artefact = RecordStore(tmp_path / "local" / LONG), paper.artefacts["table4"]
+    for number, run in enumerate(artefact.runs(LONG, chosen)):
+        for seed in run.seeds or (0, 1):
+            more = 2 * (run.seeds == PROCESSES)
+            for repeats in (run.config.get("repeats"), 7)[: more or 1]:
+                config = run.config | ({"repeats": repeats} if repeats else {})
+                further = 10 if repeats == 7 else 0
+                key = f"{number:08d}{further:08d}{seed:08d}"
+                store.write(
+                    make_record(
+                        run.experiment, paper="dualbatch", key=key, config=config,
+                        seed=seed + further,
+                    )
+                )  # fmt: skip
+    plain = results_of(artefact, find_source(paper))
+    assert [r.seed for r in plain.ok("times")] == [*PROCESSES] and plain.missing == 0
+    changed = results_of(artefact, find_source(paper), changes=[("repeats", "7")])
+    assert [r.seed for r in changed.ok("times")] == [10, 11, 12, 13, 14]
+
+
+def test_first_epochs_come_seed_by_seed_and_hide_nothing_where_they_lack(
+    monkeypatch, tmp_path, make_record
+):
+    monkeypatch.setenv("REPRO_RESULTS", str(tmp_path))
+    paper, chosen, runs = plan("adaptive")
+    beside = [run for run in runs if run.beside]
+    assert len(beside) == 6 and {run.experiment for run in beside} == {FIRST_EPOCHS}
+    assert [beside[0].place_of(seed) for seed in beside[0].seeds[:3]] == [0, 1, 2]
+    for profile in ("quick", LONG):
+        store = RecordStore(tmp_path / "local" / profile)
+        whole = [r for r in paper.artefacts["figure2"].runs(profile, chosen) if not r.beside]
+        for number, run in enumerate(whole):
+            for seed in range(2):
+                values = {"key": f"{number:012d}{seed:012d}", "config": run.config, "seed": seed}
+                store.write(make_record(run.experiment, paper="adaptive", **values))
+    assert results_of(paper.artefacts["figure2"], find_source(paper)).profile == LONG
 
 
 @pytest.mark.parametrize(("seeds", "shown"), [(6, LONG), (2, LONG), (1, "quick")])

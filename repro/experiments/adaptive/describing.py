@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from repro.experiments.adaptive.settings import CHOICES, CIFAR, DIV2K, PAPER, PHANTOM
+from repro.experiments.adaptive.settings import CHOICES, CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM
 from repro.experiments.captions import panel
 from repro.experiments.design import Results
 from repro.records import Record
@@ -23,6 +23,7 @@ def facts(results: Results) -> Iterable[str]:
     if astray := sum(
         record.status == "ok" and record.metrics.get("diverged", False)
         for record in results.records
+        if record.experiment != FIRST_EPOCHS  # which are drawn nowhere
     ):
         yield f"{astray} trainings DIVERGED; curves end there."
 

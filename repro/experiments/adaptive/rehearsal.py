@@ -6,7 +6,6 @@ from typing import Any
 from unittest import mock
 
 from repro.experiments.adaptive import building, experiments, variants
-from repro.experiments.adaptive.peaks import FIRST_EPOCHS
 from repro.experiments.adaptive.settings import TRAININGS
 from repro.experiments.captured import CapturedStep
 from repro.experiments.design import Run
@@ -20,13 +19,12 @@ def rehearse(run: Run) -> Rehearsal | None:
     Which epochs have which size is found in the training: its time is that of all epochs at the
     first size, an upper bound.
     """
-    trainings = (*TRAININGS, FIRST_EPOCHS)
-    if run.experiment not in (*trainings, "norms"):
+    if run.experiment not in (*TRAININGS, "norms"):
         return None  # processes of their own time random numbers
     config = run.config
     controller = config["controller"]
     text, samples = json.dumps(config), config["train_samples"]
-    epochs = config["epochs"] if run.experiment in trainings else max(config["after"])
+    epochs = config["epochs"] if run.experiment in TRAININGS else max(config["after"])
     largest = max([_largest(controller), *config.get("sizes", ())])
     rehearsed = [_first_steps(text, min(n, samples)) for n in {controller["batch"], largest}]
     model, data, _, work = _first_steps(text, min(controller["batch"], samples))

@@ -37,10 +37,10 @@ from repro.experiments.design import (
     Run,
     check,
     claim,
-    of_processes,
 )
-from repro.experiments.intervals import Gap, NotRun, ratio
+from repro.experiments.intervals import Gap, NotRun, Spread, in_turns, ratio
 from repro.experiments.judging import Part, Verdict, combine, direction, equivalence
+from repro.experiments.processes import of_processes
 from repro.records import Record
 from repro.report import DASH
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 SIMULATED = "SIMULATED: no cluster was at hand."
 # The margin of the checks is ours, since the paper names none.
+LAUNCHES = "launches"  # of the processes that a measurement starts; by these it counts
 FORETOLD = 0.2  # of a speed-up, as a share: as of the steps of two processes
 
 
@@ -77,7 +78,7 @@ def measured(results: Results) -> dict[str, Any]:
             for n, step in enumerate(task["steps"])
         ]
         difference = max(one["difference"] for one in own)
-        tasks[name] = task | {"steps": steps, "difference": difference, "trials": "launches"}
+        tasks[name] = task | {"steps": steps, "difference": difference, "trials": LAUNCHES}
     return tasks
 
 
@@ -93,9 +94,29 @@ def measured_of(results: Results, task: str) -> dict[str, Any]:
     return measurement
 
 
-def trials_of(measurement: Mapping[str, Any]) -> str:
-    """Return what the seconds of a step are one each of: turns of one launch, or launches."""
-    return str(measurement.get("trials", "rounds"))
+def launched(measurement: Mapping[str, Any]) -> bool:
+    """Whether the seconds of a step are those of several launches, and not the turns of one."""
+    return measurement.get("trials") == LAUNCHES
+
+
+def over(
+    first: Sequence[float],
+    second: Sequence[float],
+    measurement: Mapping[str, Any],
+    spread: Spread | None = None,
+) -> Gap:
+    """Return seconds over others as a ratio; a launch compares with itself.
+
+    Args:
+        first: By turn or launch.
+        second: Of the same ones.
+        measurement: That both are of.
+        spread: Of the turns, as of `ratio`. What a launch draws is common to all its steps, so that
+            several have that of their own ratios.
+    """
+    if launched(measurement):
+        return in_turns(first, second, trials=LAUNCHES)
+    return ratio(first, second, spread, trials="rounds")
 
 
 def samples_of(measurement: Mapping[str, Any], averaging: str) -> dict[int, list[float]]:
@@ -160,7 +181,7 @@ def pace(
     alone, together = (
         projection.end_to_end(dict(measurement), task, strategy, way) for way in ("none", averaging)
     )
-    return ratio(alone, together, trials=trials_of(measurement))
+    return over(alone, together, measurement)
 
 
 def recorded_points(results: Results, task: str, strategy: str) -> list[tuple[Record, float]]:
@@ -218,7 +239,7 @@ def steps_in_full(results: Results) -> Iterable[str]:
     )
     if results.first("parallel") is not None:
         launches = len(results.processes("parallel"))
-        again = f", launched {launches} times anew" if launches > 1 else ""
+        again = f", launched {launches} times" if launches > 1 else ""
         yield (
             "Steps are measured in one process and in two on the same machine, in turns, on "
             f"SYNTHETIC images (random numbers), four steps in a row{again}. More processes are "
@@ -533,9 +554,12 @@ def steps_foretold(task: str) -> Claim:
         logs = [[math.log(said[size] / time) for time in times[size]] for size in said]
 
         def judge(size: int) -> Part:
-            # The steps of all sizes share their spread; the prediction is taken as it stands.
-            weights = [float(size == other) for other in said]
-            gap = contrast(logs, weights, trials=trials_of(measurement))
+            # The turns of all sizes share their spread, and a launch is one of each; the prediction
+            # is taken as it stands.
+            if launched(measurement):
+                gap = contrast([logs[list(said).index(size)]], [1.0], trials=LAUNCHES)
+            else:
+                gap = contrast(logs, [float(size == other) for other in said], trials="rounds")
             return equivalence(f"B = {size}: predicted over measured", gap, expected.allowed())
 
         return combine([judge(size) for size in said])

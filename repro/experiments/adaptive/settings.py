@@ -33,6 +33,7 @@ NAMES = {
     DECAY: "θ-adaptive, decay on saturation",
 }
 TRAININGS = ("train", "variant")  # experiments
+FIRST_EPOCHS = "first_epochs"  # of trainings, and no more; see `peaks.first_epochs`
 LAYERWISE = ("LARS", "LAMB")
 AVERAGING = ("allreduce", "all_to_all", "reduce_scatter")
 

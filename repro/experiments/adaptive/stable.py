@@ -9,6 +9,7 @@ import numpy as np
 from repro.experiments.adaptive import batches, peaks
 from repro.experiments.adaptive.describing import facts, title
 from repro.experiments.adaptive.settings import (
+    FIRST_EPOCHS,
     PAPER,
     SCALE,
     TASKS,
@@ -45,7 +46,7 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
     ]
     # A training whose batch size changes says nothing about one size, and one that ends early
     # nothing about where it ends.
-    whole = [run for run in trainings if run.experiment != peaks.FIRST_EPOCHS]
+    whole = [run for run in trainings if run.experiment != FIRST_EPOCHS]
     return norm_runs + list(dict.fromkeys(run for run in whole if "stands_for" in run.config))
 
 

@@ -214,14 +214,19 @@ def rounds(results: Results) -> dict[str, list[float]]:
     }
     if len(planned) > 1:
         raise NotRun("not all processes found a plan for the times that they measured")
-    kinds = [kind for kind in kinds_of(results, OWN) if not kind["error"]]
-    synchronous = [sum(each_) for each_ in zip(*map(epoch_seconds, kinds), strict=True)]
-    by_process = [record.metrics["parts"][0]["round_s"] for record in _processes(results)]
-    if len(by_process) == 1:
-        return {"bsp": synchronous, **by_process[0]}
-    return {"bsp": synchronous} | {
-        sync: [statistics.median(process[sync]) for process in by_process] for sync in by_process[0]
+    results.need("wall")
+    first, *others = map(_rounds_of, _processes(results))
+    if not others:
+        return first
+    return {
+        sync: [statistics.median(process[sync]) for process in (first, *others)] for sync in first
     }
+
+
+def _rounds_of(record: Record) -> dict[str, list[float]]:
+    kinds = [kind for kind in _kinds_of(record, OWN) if not kind["error"]]
+    synchronous = [sum(each_) for each_ in zip(*map(epoch_seconds, kinds), strict=True)]
+    return {"bsp": synchronous, **record.metrics["parts"][0]["round_s"]}
 
 
 def whole_schedules(results: Results, role: str) -> tuple[list[float], list[float], str]:

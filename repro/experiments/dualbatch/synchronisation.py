@@ -33,7 +33,7 @@ from repro.experiments.dualbatch.settings import (
     final,
     table5_training,
 )
-from repro.experiments.intervals import Gap, NotRun, Spread, difference, ratio
+from repro.experiments.intervals import Gap, NotRun, Spread, difference, in_turns, ratio
 from repro.experiments.judging import Verdict, certain, combine, direction, in_all_cases
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -117,19 +117,21 @@ def draw(results: Results) -> "Figure":
     figure, axes = plots.new_axes(1, 2, 9.6, 3.8)
     accuracy, duration = axes[0]
     names = [f"{NAMES[sync]}, {merge}" for sync, merge in WAYS]
+    try:
+        seconds = rounds(results)
+        one = {"rounds": "round", "processes": "process"}[_trials(results)]
+    except NotRun:
+        seconds, one = {}, "round"
     for row, way in enumerate(WAYS):
         values = final(_of(results, *way), "accuracy")
-        _draw_row(accuracy, row, values, float(np.mean(values)) if values else None)
+        _draw_row(accuracy, row, values, float(np.mean(values)) if values else None, one)
     trained = [record for way in WAYS for record in _of(results, *way)]
     drawing.titled(accuracy, f"workers SIMULATED in turns\n{whose(trained)}", 60)
     accuracy.set_xlabel("final test accuracy (%)")
-    try:
-        seconds = rounds(results)
-    except NotRun:
-        seconds = {}
     for row, sync in enumerate(("bsp", "asp")):
         values = seconds.get(sync, [])
-        _draw_row(duration, row, values, math.exp(np.mean(np.log(values))) if values else None)
+        mean = math.exp(np.mean(np.log(values))) if values else None
+        _draw_row(duration, row, values, mean, one)
     drawing.titled(
         duration, f"two real workers\n{whose(results.ok('wall'), 'SYNTHETIC images')}", 60
     )
@@ -144,15 +146,28 @@ def draw(results: Results) -> "Figure":
     return figure
 
 
-def _draw_row(axis: Any, row: int, values: Sequence[float], mean: float | None) -> None:
-    """Draw every value as a dot, and their mean as a line across the row."""
+def _draw_row(axis: Any, row: int, values: Sequence[float], mean: float | None, timed: str) -> None:
+    """Draw every value as a dot, and their mean as a line across the row.
+
+    Args:
+        axis: To draw in.
+        row: Which one.
+        values: Of each seed, or what was timed.
+        mean: Of the values; None draws nothing.
+        timed: What each time is of.
+    """
     from repro import plots
 
     if mean is None:
         return
     style = {"color": plots.OURS, "alpha": 0.55, "ms": 5.5, "mew": 0}
     axis.plot([mean, mean], [row - 0.3, row + 0.3], color=plots.OURS, lw=3, label="ours: mean")
-    axis.plot(values, [row] * len(values), "o", **style, label="ours: each seed, or each round")
+    axis.plot(values, [row] * len(values), "o", **style, label=f"ours: each seed, or each {timed}")
+
+
+def _trials(results: Results) -> str:
+    """Return what `rounds` has a value of each of: rounds, or processes."""
+    return str(kinds_of(results, OWN)[0]["trials"])
 
 
 @claim(
@@ -166,9 +181,11 @@ def asp_faster(results: Results, expected: Expectation) -> Verdict:
     seconds = rounds(results)
     if "asp" not in seconds:
         raise NotRun("real workers ran by ASP under no such profile")
-    spread = Spread.pooled_logs(seconds.values())
-    trials = kinds_of(results, OWN)[0]["trials"]
-    gap = ratio(seconds["asp"], seconds["bsp"], spread, trials=trials)
+    if _trials(results) == "processes":  # each has both
+        gap = in_turns(seconds["asp"], seconds["bsp"], trials="processes")
+    else:
+        spread = Spread.pooled_logs(seconds.values())
+        gap = ratio(seconds["asp"], seconds["bsp"], spread, trials="rounds")
     return combine([direction("ASP over BSP:", gap, sign=expected.sign)])
 
 

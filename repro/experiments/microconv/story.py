@@ -132,7 +132,10 @@ STORY = Story(
     f"{PAPER['figure8']['largest']:.2f} times.",
     promises=(
         ("every network is faster within a memory limit", "iterations.divided_faster"),
-        ("3×3 convolutions are faster than undivided there", "figure8.three_by_three"),
+        (
+            "3×3 convolutions (three layers) are faster than undivided there",
+            "figure8.three_by_three",
+        ),
         ("the loss does not change", "iterations.same_loss"),
     ),
     findings=(within_limits, without_a_limit, one_workspace),
