@@ -293,7 +293,8 @@ def _first_rise(record: Record) -> float:
 def _listed(numbers: Sequence[int]) -> str:
     if len(numbers) <= len(SEEDS[LONG]):
         return ", ".join(map(str, numbers))
-    return ", ".join(f"{n} ({count} seeds)" for n, count in sorted(Counter(numbers).items()))
+    counts = sorted(Counter(numbers).items())
+    return ", ".join(f"{n} ({count} seed{'s' * (count > 1)})" for n, count in counts)
 
 
 # How far before the end of the peak's range the paper's own K lies: 60 epochs for 55 to 65.
