@@ -366,7 +366,8 @@ def test_further_seeds_are_drawn_nowhere_and_said():
         sized = [settings.by_batch(results, task) for task in (CIFAR, DIV2K, PHANTOM)]
         drawn = {id(r) for by_size in sized for records in by_size.values() for r in records}
         assert begun and not begun & drawn
-        assert " further seeds, not drawn: " in DESIGN.artefacts[artefact].caption(results)
+        said = DESIGN.artefacts[artefact].caption(results)
+        assert "judged by further seeds' first epochs" in said
         assert " · 3 seeds" in signature(results, "")
     stable = DESIGN.artefacts["stable"].runs("long", CHOSEN)
     assert peaks.FIRST_EPOCHS not in {run.experiment for run in stable}
