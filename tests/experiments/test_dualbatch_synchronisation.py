@@ -1,5 +1,6 @@
 """Ways to synchronise, and real processes against the simulation: what is read and judged."""
 
+import math
 import statistics
 
 import made
@@ -100,8 +101,14 @@ class TestSynchronisation:
             if config["merge"] == "delta":
                 metrics["accuracy"] = [10.0, 10.0]
 
-        word, evidence = judge(key, edit={"synchronise": idle})
-        assert word == "reproduced" and "delta: neither learned anything" in evidence
+        def diverge(metrics, config):
+            """As trainings do that add up the changes of all workers: chance, after an epoch."""
+            if config["merge"] == "delta":
+                metrics |= {"accuracy": [15.6, 10.0], "test_loss": [2.4, math.nan]}
+
+        for edit in (idle, diverge):
+            word, evidence = judge(key, edit={"synchronise": edit})
+            assert word == "reproduced" and "delta: neither learned anything" in evidence
 
     def test_check(self):
         def late(metrics, config):

@@ -216,9 +216,16 @@ _BOTH = ("asp", "bsp")
 
 
 def _learned(records: Sequence[Record]) -> bool:
-    """Whether accuracy ever changed; at chance every image is taken for one class. None counts."""
-    curves = [record.metrics["accuracy"] for record in records]
-    return not curves or any(len(set(curve)) > 1 or len(curve) == 1 for curve in curves)
+    """Whether one of the trainings ended with a finite loss, and its accuracy ever changed.
+
+    At chance, as where weights are no numbers, every image is taken for one class. None counts.
+    """
+    curves = [
+        record.metrics["accuracy"]
+        for record in records
+        if all(map(math.isfinite, record.metrics["test_loss"][-1:]))
+    ]
+    return not records or any(len(set(curve)) > 1 or len(curve) == 1 for curve in curves)
 
 
 @check(
