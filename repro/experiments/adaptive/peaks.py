@@ -46,10 +46,11 @@ if TYPE_CHECKING:
 
 
 # Where θ peaks is seen in the first epochs, and takes more seeds to tell than there are whole
-# trainings: so many epochs, and seeds of their own, whose claims whole trainings do not decide, for
-# these said how many seeds to take: what 4 (CIFAR: of the rise), 6 (DIV2K) and 15 (Phantom) asked
-# for, and a third more. No whole training without a warm-up has its largest θ after epoch 2 (CIFAR)
-# or 5 (EDSR). A seed's peaks at two sizes are taken for independent, which widens the interval.
+# trainings: so many epochs, of seeds of their own. Of the recorded whole trainings without a
+# warm-up none has its largest θ after epoch 2 (CIFAR) or 5 (EDSR). Seeds are as many as the claims
+# asked for when they had whole trainings alone, 4 (CIFAR: of the rise), 6 (DIV2K) and 15 (Phantom),
+# and a third more; having chosen the number, these do not judge along. Peaks of one seed at two
+# sizes are taken for independent, which widens the interval.
 _FIRST_EPOCHS = {
     CIFAR: (3, range(100, 145)),
     DIV2K: (12, range(100, 265)),

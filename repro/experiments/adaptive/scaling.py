@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIMULATED = "SIMULATED: no cluster was at hand."
-# The margin of the checks is ours, since the paper names none.
 LAUNCHES = "launches"  # of the processes that a measurement starts; by these it counts
+# The margin of the checks is ours, since the paper names none.
 FORETOLD = 0.2  # of a speed-up, as a share: as of the steps of two processes
 
 
@@ -554,8 +554,8 @@ def steps_foretold(task: str) -> Claim:
         logs = [[math.log(said[size] / time) for time in times[size]] for size in said]
 
         def judge(size: int) -> Part:
-            # The turns of all sizes share their spread, and a launch is one of each; the prediction
-            # is taken as it stands.
+            # Turns of all sizes share their spread. What a launch draws is common to its sizes, which
+            # are no more values than one. The prediction is taken as it stands.
             if launched(measurement):
                 gap = contrast([logs[list(said).index(size)]], [1.0], trials=LAUNCHES)
             else:
