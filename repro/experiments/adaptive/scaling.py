@@ -554,8 +554,8 @@ def steps_foretold(task: str) -> Claim:
         logs = [[math.log(said[size] / time) for time in times[size]] for size in said]
 
         def judge(size: int) -> Part:
-            # Turns of all sizes share their spread. What a launch draws is common to its sizes, which
-            # are no more values than one. The prediction is taken as it stands.
+            # Turns of all sizes share their spread. What a launch draws is common to its sizes, so
+            # that they are one value. The prediction is taken as it stands.
             if launched(measurement):
                 gap = contrast([logs[list(said).index(size)]], [1.0], trials=LAUNCHES)
             else:
