@@ -1,13 +1,18 @@
 """Differences and ratios of measured values, with their intervals.
 
 Spreads are pooled over the cells of one design, since three seeds a cell say little about a spread
-and thirty cells of them much.
+and thirty cells of them much. Where the cells go up and down together with the seed, seeds are
+blocks: cells of the same seeds are compared seed by seed.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from repro.records import Record
 
 
 class NotRun(LookupError):
@@ -15,6 +20,26 @@ class NotRun(LookupError):
 
 
 ALIKE = 0.05  # p of Bartlett's test, below which cells do not share a spread
+# p of the F test, below which seeds are blocks. Stricter: where it errs, intervals are too narrow.
+BLOCKS = 0.01
+
+
+class BySeed(list[float]):
+    """The values of one cell, with the seed of each.
+
+    A seed draws the first weights and the order of the samples alike for all cells of a design.
+    """
+
+    def __init__(self, values: Iterable[float], seeds: Iterable[int]) -> None:
+        super().__init__(values)
+        self.seeds = tuple(seeds)
+        if len(set(self.seeds)) != len(self):
+            raise ValueError(f"{len(self)} values have the seeds {self.seeds}; give one to each")
+
+    @classmethod
+    def of(cls, records: Sequence["Record"], read: Callable[["Record"], float]) -> "BySeed":
+        """Read a value of every record."""
+        return cls(map(read, records), (record.seed for record in records))
 
 
 @dataclass(frozen=True)
@@ -26,15 +51,19 @@ class Spread:
         dof: Degrees of freedom.
         alike: Whether the cells may share it, by Bartlett's test: a few updates on a large batch
             scatter more than many on a small one. Where they do not, `difference` leaves it.
+        within: What is left of it within seeds, for cells of the same seeds; None where seeds are
+            no blocks (see `BLOCKS`) or the cells are not `BySeed`.
     """
 
     sd: float
     dof: int
     alike: bool = True
+    within: "Spread | None" = None
 
     @classmethod
     def pooled(cls, cells: Iterable[Sequence[float]]) -> "Spread":
         """Pool the spread within each cell; a cell of one value adds nothing."""
+        cells = list(cells)
         variances = []  # of each cell: variance, degrees of freedom
         for cell in cells:
             if len(cell) > 1:
@@ -45,12 +74,50 @@ class Spread:
         if not total:
             return cls(math.nan, 0)
         variance = math.fsum(v * dof for v, dof in variances) / total
-        return cls(math.sqrt(variance), total, _alike(variances, variance, total))
+        alike = _alike(variances, variance, total)
+        return cls(math.sqrt(variance), total, alike, _within(cells, variance, total))
 
     @classmethod
     def pooled_logs(cls, cells: Iterable[Sequence[float]]) -> "Spread":
         """Pool the spread of logarithms, for `ratio`."""
-        return cls.pooled([math.log(value) for value in cell] for cell in cells)
+        return cls.pooled(map(logs_of, cells))
+
+
+def logs_of(cell: Sequence[float]) -> Sequence[float]:
+    """Return the logarithms of a cell, of the same seeds where it says them."""
+    logs = [math.log(value) for value in cell]
+    return BySeed(logs, cell.seeds) if isinstance(cell, BySeed) else logs
+
+
+def _within(cells: Sequence[Sequence[float]], pooled: float, total: int) -> Spread | None:
+    """Return the spread that cells and seeds leave (randomised blocks), where seeds are blocks."""
+    several = [cell for cell in cells if isinstance(cell, BySeed) and len(cell) > 1]
+    if len(several) < sum(len(cell) > 1 for cell in cells) or not math.isfinite(pooled):
+        return None
+    import numpy as np
+    from scipy.special import fdtrc
+
+    values = np.array([value for cell in several for value in cell])
+    seeds = sorted({seed for cell in several for seed in cell.seeds})
+    columns = np.array(
+        [
+            [*(other is cell for other in several), *(other == seed for other in seeds)]
+            for cell in several
+            for seed in cell.seeds
+        ],
+        dtype=float,
+    )
+    fitted, _, rank, _ = np.linalg.lstsq(columns, values, rcond=None)
+    dof = len(values) - int(rank)
+    if not dof or dof == total or pooled == 0:
+        return None
+    left = float(np.sum((values - columns @ fitted) ** 2))
+    # Equal values by chance are no proof of a spread of 0.
+    variance = max(left / dof, 1e-6 * pooled)
+    by_seeds = max(0.0, pooled * total - left) / (total - dof)
+    if fdtrc(total - dof, dof, by_seeds / variance) >= BLOCKS:
+        return None
+    return Spread(math.sqrt(variance), dof)
 
 
 def _alike(cells: Sequence[tuple[float, int]], pooled: float, total: int) -> bool:
@@ -133,7 +200,8 @@ def difference(
         first: Values of one cell, such as seeds.
         second: Of the other.
         spread: Pooled over the cells of the design; None, or cells that do not share one, for
-            Welch's error from these two alone.
+            Welch's error from these two alone. What seeds share is left out of it where they are
+            blocks and both cells have the same.
         unit: For the evidence.
         digits: Behind the point, in words.
 
@@ -153,6 +221,8 @@ def difference(
         return Gap(gap, error, dof, sd, unit=unit, digits=digits, seed_dof=seed_dof)
 
     if spread is not None and spread.dof and spread.alike:
+        if spread.within is not None and same_seeds([first, second]):
+            spread = spread.within
         return as_gap(spread.sd * math.sqrt(2 / count), spread.dof, spread.sd)
     if min(len(first), len(second)) < 2:
         return as_gap(math.nan, math.nan, math.nan)
@@ -164,6 +234,12 @@ def difference(
         else math.inf
     )
     return as_gap(math.sqrt(total), dof, math.sqrt(total * count / 2))
+
+
+def same_seeds(cells: Sequence[Sequence[float]]) -> bool:
+    """Return whether cells say their seeds, and all the same."""
+    seeds = {frozenset(cell.seeds) if isinstance(cell, BySeed) else None for cell in cells}
+    return len(seeds) == 1 and None not in seeds
 
 
 def ratio(
@@ -193,8 +269,8 @@ def ratio(
     wrong = [value for value in (*first, *second) if not value > 0]
     if wrong:
         raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
-    logs = [[math.log(value) for value in sample] for sample in (first, second)]
-    gap = replace(difference(logs[0], logs[1], spread), log=True, digits=digits, trials=trials)
+    gap = difference(logs_of(first), logs_of(second), spread)
+    gap = replace(gap, log=True, digits=digits, trials=trials)
     if not resolution or math.isnan(gap.error):
         return gap
     # Of numbers that are spread evenly over what is rounded to one count.
@@ -214,7 +290,7 @@ def paired(
 ) -> Gap:
     """Return the mean of ``first - second``, of pairs that are alike but for what is asked.
 
-    Seeds alone are no pairs: that both cells have a seed 0 makes them no more alike.
+    Seeds alone are no pairs: whether they are blocks a whole design says (`Spread.within`).
 
     Args:
         first: Values of one way.

@@ -9,7 +9,9 @@ import pytest
 from scipy import stats
 
 from repro.experiments import summary
+from repro.experiments.adaptive.contrasts import trend
 from repro.experiments.intervals import (
+    BySeed,
     Gap,
     NotRun,
     Spread,
@@ -200,6 +202,74 @@ class TestDifference:
     )
     def test_in_words(self, gap, text):
         assert str(gap) == text
+
+
+def by_seed(random, cells, seeds, shared):
+    """Draw cells of the same seeds, each value of variance 1, so much of it shared by a seed."""
+    of_seed = random.normal(0, math.sqrt(shared), seeds)
+    own = random.normal(0, math.sqrt(1 - shared), (cells, seeds))
+    return [BySeed(row, range(seeds)) for row in own + of_seed + 10 * np.arange(cells)[:, None]]
+
+
+class TestSeedsAsBlocks:
+    def test_two_cells_make_a_paired_t_test(self):
+        ours, theirs = by_seed(np.random.default_rng(1), 2, 8, shared=0.95)
+        gap = difference(ours, theirs, Spread.pooled([ours, theirs]))
+        test = stats.ttest_rel(ours, theirs).confidence_interval()
+        assert gap.interval() == pytest.approx((test.low, test.high))
+
+    def test_against_an_analysis_of_variance(self):
+        cells = by_seed(np.random.default_rng(2), 5, 6, shared=0.9)
+        values = np.array(cells)
+        left = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+        within = Spread.pooled(cells).within
+        assert (within.sd, within.dof) == (pytest.approx(math.sqrt((left**2).sum() / 20)), 20)
+
+    def test_a_seed_that_a_cell_lacks_is_fitted_by_the_others(self):
+        cells = by_seed(np.random.default_rng(3), 4, 6, shared=0.9)
+        short = BySeed(cells[0][:4], range(4))
+        within = Spread.pooled([short, *cells[1:]]).within
+        assert within.dof == 22 - 4 - 6 + 1
+        # Such a cell has other seeds than the others: what seeds share does not drop out.
+        pooled = Spread.pooled([short, *cells[1:]])
+        assert difference(short, cells[1], pooled).dof == pooled.dof
+        assert difference(cells[2], cells[1], pooled).dof == within.dof
+
+    def test_only_where_the_cells_follow_their_seeds(self):
+        cells = by_seed(np.random.default_rng(4), 5, 6, shared=0.0)
+        assert Spread.pooled(cells).within is None
+        followed = by_seed(np.random.default_rng(4), 5, 6, shared=0.9)
+        assert Spread.pooled(followed).within is not None
+        assert Spread.pooled([list(cell) for cell in followed]).within is None
+
+    def test_the_order_of_seeds_changes_nothing(self):
+        cells = by_seed(np.random.default_rng(5), 3, 6, shared=0.9)
+        turned = BySeed(cells[0][::-1], cells[0].seeds[::-1])
+        first, second = Spread.pooled(cells), Spread.pooled([turned, *cells[1:]])
+        assert second.within.sd == pytest.approx(first.within.sd)
+
+    @pytest.mark.parametrize("shared", [0.0, 0.3, 0.8])
+    @pytest.mark.parametrize(("cells", "seeds"), [(2, 3), (3, 4), (8, 3)])
+    def test_intervals_hold_the_difference_as_often_as_they_say(self, cells, seeds, shared):
+        random, missed, draws = np.random.default_rng(6), 0, 800
+        for _ in range(draws):
+            drawn = by_seed(random, cells, seeds, shared)
+            low, high = difference(drawn[1], drawn[0], Spread.pooled(drawn)).interval()
+            missed += not low <= 10 <= high
+        assert missed / draws < 0.07  # 0.05, and 2.6 times its error
+
+    def test_a_seed_counts_once(self):
+        with pytest.raises(ValueError, match=r"2 values have the seeds \(0, 0\)"):
+            BySeed([1.0, 2.0], [0, 0])
+
+    def test_ratios_and_trends_follow_them_too(self):
+        cells = [BySeed(np.exp(c), c.seeds) for c in by_seed(np.random.default_rng(7), 3, 6, 0.9)]
+        pooled = Spread.pooled_logs(cells)
+        assert ratio(cells[1], cells[0], pooled).dof == pooled.within.dof == 10
+        slope = trend(dict(zip((1, 2, 4), cells, strict=True)))
+        slopes = np.log(cells[2]) - np.log(cells[0])
+        assert slope.mean == pytest.approx(slopes.mean() / 2)
+        assert slope.error == pytest.approx(pooled.within.sd * math.sqrt(2 / 6) / 2)
 
 
 class TestPaired:

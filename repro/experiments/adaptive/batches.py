@@ -40,7 +40,7 @@ from repro.experiments.adaptive.settings import (
 from repro.experiments.adaptive.sizes import by_papers_size, draw
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.intervals import Gap, NotRun, Spread, difference
+from repro.experiments.intervals import BySeed, Gap, NotRun, Spread, difference
 from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -218,7 +218,7 @@ def same_cost(results: Results, expected: Expectation) -> Verdict:
             "w_0; needs longer trainings"
         )
     costs = {
-        size: [cost / (start - end) for cost in final(records, "train_cost")]
+        size: BySeed.of(records, lambda r: r.metrics["train_cost"][-1] / (start - end))
         for size, records in by_size.items()
     }
     spread = Spread.pooled(costs.values())

@@ -6,7 +6,7 @@ Of a whole design at once: all cells share their spread, and counts have at leas
 import math
 from collections.abc import Mapping, Sequence
 
-from repro.experiments.intervals import Gap, NotRun, Spread
+from repro.experiments.intervals import Gap, NotRun, Spread, logs_of, same_seeds
 
 
 def trend(cells: Mapping[int, Sequence[float]], resolution: float = 0.0) -> Gap:
@@ -25,7 +25,7 @@ def trend(cells: Mapping[int, Sequence[float]], resolution: float = 0.0) -> Gap:
     middle = math.fsum(exponents) / len(exponents)
     moment = math.fsum((exponent - middle) ** 2 for exponent in exponents)
     weights = [(exponent - middle) / moment for exponent in exponents]
-    logs = [[math.log(value) for value in cell] for cell in cells.values()]
+    logs = [logs_of(cell) for cell in cells.values()]
     return contrast(logs, weights, [rounding(cell, resolution) for cell in cells.values()])
 
 
@@ -48,7 +48,8 @@ def contrast(
     """Return the sum of the cells' mean logarithms, each times its weight.
 
     The cells' pooled spread makes the error; Welch's and Satterthwaite's where they do not share
-    one.
+    one. What seeds share drops out where they are blocks, the same in all cells, and the weights
+    come to 0.
 
     Args:
         logs: By cell, one for each seed.
@@ -60,6 +61,8 @@ def contrast(
     mean = math.fsum(w * math.fsum(c) / len(c) for w, c in zip(weights, logs, strict=True))
     shares = [weight**2 / count for weight, count in zip(weights, counts, strict=True)]
     spread = Spread.pooled(logs)
+    if spread.alike and spread.within and same_seeds(logs) and abs(math.fsum(weights)) < 1e-9:
+        spread = spread.within
     if not spread.dof or (not spread.alike and min(counts) < 2):
         return Gap(mean, math.nan, math.nan, math.nan, log=True, trials=trials)
     sds = [spread.sd if spread.alike else Spread.pooled([cell]).sd for cell in logs]

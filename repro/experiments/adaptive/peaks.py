@@ -36,7 +36,7 @@ from repro.experiments.design import (
     Run,
     claim,
 )
-from repro.experiments.intervals import NotRun, ratio
+from repro.experiments.intervals import BySeed, NotRun, ratio
 from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -116,9 +116,9 @@ def _where_it_peaks(record: Record) -> tuple[int, list[float]]:
     return warmup, [math.nan if value is None else value for value in theta[warmup:]]
 
 
-def first_peaks(records: Sequence[Record]) -> list[int]:
+def first_peaks(records: Sequence[Record]) -> BySeed:
     """Return the epoch in which θ is largest in each training."""
-    return [first_peak(record) for record in records]
+    return BySeed.of(records, first_peak)
 
 
 def intervals(records: Sequence[Record]) -> list[int | None]:
@@ -180,7 +180,7 @@ def later_peak(task: str, key: str, end: str = "") -> Claim:
 
     @claim(key, f"θ of a larger batch peaks later{end}", "Section III-D")
     def judge_order(results: Results, expected: Expectation) -> Verdict:
-        peaks: dict[int, list[int]] = {}
+        peaks: dict[int, BySeed] = {}
         hidden = ""
         for size, records in by_batch(results, task).items():
             epochs, first = first_peaks(records), _warmup(records[0]) + 1
@@ -223,13 +223,12 @@ def further(results: Results, task: str, batch: int | None = None) -> list[Recor
     ]
 
 
-def further_peaks(results: Results, task: str) -> dict[int, tuple[int, list[int]]]:
+def further_peaks(results: Results, task: str) -> dict[int, tuple[int, BySeed]]:
     """Return by batch size how many first epochs there are, and in which of them θ peaks."""
-    by_size: dict[int, tuple[int, list[int]]] = {}
+    by_size: dict[int, list[Record]] = {}
     for record in further(results, task):
-        size = record.config["controller"]["batch"]
-        by_size.setdefault(size, (record.config["epochs"], []))[1].append(first_peak(record))
-    return dict(sorted(by_size.items()))
+        by_size.setdefault(record.config["controller"]["batch"], []).append(record)
+    return {n: (of[0].config["epochs"], first_peaks(of)) for n, of in sorted(by_size.items())}
 
 
 def told(results: Results) -> Iterable[str]:
@@ -286,7 +285,7 @@ def _first_rise(record: Record) -> float:
     return theta[1] / theta[0]
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _listed(numbers: Sequence[float]) -> str:
     if len(numbers) <= len(SEEDS[LONG]):
         return ", ".join(map(str, numbers))
     counts = sorted(Counter(numbers).items())

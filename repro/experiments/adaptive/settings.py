@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
+from repro.experiments.intervals import BySeed
 from repro.records import Record
 from repro.report import DASH
 
@@ -546,9 +547,9 @@ def kept_up(task: str) -> float:
     return round(paper["best"]["value"] - paper["theta"]["value"], 6) + 1e-9
 
 
-def final(records: Sequence[Record], name: str) -> list[float]:
+def final(records: Sequence[Record], name: str) -> BySeed:
     """Return a quantity after the last epoch, one value for each seed."""
-    return [record.metrics[name][-1] for record in records]
+    return BySeed.of(records, lambda record: record.metrics[name][-1])
 
 
 def updates_of(records: Sequence[Record]) -> list[int]:

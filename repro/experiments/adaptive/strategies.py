@@ -53,7 +53,7 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.intervals import Gap, NotRun, Spread, difference
+from repro.experiments.intervals import BySeed, Gap, NotRun, Spread, difference, logs_of
 from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -451,12 +451,12 @@ def as_many_epochs(task: str) -> Claim:
         if not all(record.metrics["stopped"] for record in both):
             raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
         epochs = [
-            [record.metrics["completed"] for record in trainings.get(name, [])]
+            BySeed.of(trainings.get(name, []), lambda record: record.metrics["completed"])
             for name in ("theta", "best")
         ]
         if not all(epochs):
             raise NotRun("no records")
-        logs = [[math.log(count) for count in counts] for counts in epochs]
+        logs = [logs_of(counts) for counts in epochs]
         gap = contrast(logs, [1.0, -1.0], [rounding(counts) for counts in epochs])
         paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
         return combine([equivalence(f"epochs (paper ×{paper:.2f})", gap, LONGER)])

@@ -30,7 +30,7 @@ from repro.experiments.dualbatch.settings import (
     scaled,
     table5_training,
 )
-from repro.experiments.intervals import Gap, Spread, difference, ratio
+from repro.experiments.intervals import BySeed, Gap, Spread, difference, ratio
 from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -83,8 +83,8 @@ def _of(results: Results, kind: str) -> list[Record]:
     return results.ok("flatness", batches=kind)
 
 
-def _values(results: Results, kind: str, read: Callable[[Record], float]) -> list[float]:
-    return [read(record) for record in _of(results, kind)]
+def _values(results: Results, kind: str, read: Callable[[Record], float]) -> BySeed:
+    return BySeed.of(_of(results, kind), read)
 
 
 def rise(record: Record, size: float = JUDGED) -> float:

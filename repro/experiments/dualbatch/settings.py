@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
+from repro.experiments.intervals import BySeed
 from repro.records import Record
 
 PAPER = reported("dualbatch")
@@ -451,9 +452,9 @@ def section52(
     return results.ok("train", setting=setting, n_small=n_small, scheme=scheme)
 
 
-def final(records: Sequence[Record], name: str) -> list[float]:
+def final(records: Sequence[Record], name: str) -> BySeed:
     """Return a metric after the last epoch, one value for each seed."""
-    return [record.metrics[name][-1] for record in records]
+    return BySeed.of(records, lambda record: record.metrics[name][-1])
 
 
 def solved_rows(results: Results, table: str) -> list[dict[str, Any]]:

@@ -123,8 +123,8 @@ def draw(results: Results) -> "Figure":
     except NotRun:
         seconds, one = {}, "round"
     for row, way in enumerate(WAYS):
-        values = final(_of(results, *way), "accuracy")
-        _draw_row(accuracy, row, values, float(np.mean(values)) if values else None, one)
+        ends = final(_of(results, *way), "accuracy")
+        _draw_row(accuracy, row, ends, float(np.mean(ends)) if ends else None, one)
     trained = [record for way in WAYS for record in _of(results, *way)]
     drawing.titled(accuracy, f"workers SIMULATED in turns\n{whose(trained)}", 60)
     accuracy.set_xlabel("final test accuracy (%)")

@@ -6,7 +6,7 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
-from repro.experiments.intervals import NotRun, Spread, difference
+from repro.experiments.intervals import BySeed, NotRun, Spread, difference
 from repro.experiments.judging import Part, Verdict, certain, combine, direction
 from repro.experiments.mbs.describing import marks, network
 from repro.experiments.mbs.settings import PAPER, UNITS, gradient_errors, normalised_training
@@ -193,12 +193,14 @@ def closer(results: Results, expected: Expectation) -> Verdict:
     """Judge how far the curves of the training loss lie from the whole mini-batch's."""
     whole = {r.seed: r.metrics["train_loss"] for r in _trained(results, None)}
 
-    def away(way: str) -> list[float]:
-        return [
-            float(np.mean(np.abs(np.subtract(_finite(r.metrics["train_loss"]), whole[r.seed]))))
-            for r in _trained(results, way)
-            if r.seed in whole and not r.metrics["diverged"]
-        ]
+    def away(way: str) -> BySeed:
+        ran = _trained(results, way)
+        return BySeed.of(
+            [r for r in ran if r.seed in whole and not r.metrics["diverged"]],
+            lambda r: float(
+                np.mean(np.abs(np.subtract(_finite(r.metrics["train_loss"]), whole[r.seed])))
+            ),
+        )
 
     without, with_ = away("none"), away("paper")
     diverged = sum(r.metrics["diverged"] for r in _trained(results, "none"))

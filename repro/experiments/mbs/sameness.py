@@ -13,7 +13,7 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, check, claim
-from repro.experiments.intervals import Gap, NotRun, Spread, difference, paired, ratio
+from repro.experiments.intervals import BySeed, Gap, NotRun, Spread, difference, paired, ratio
 from repro.experiments.judging import Part, Verdict, combine, each, equivalence
 from repro.experiments.mbs.describing import marks
 from repro.experiments.mbs.settings import (
@@ -50,12 +50,13 @@ def initial_gap(results: Results, role: str) -> Gap:
         NotRun: One of them has no records.
     """
     # All cells of the model share a spread: other sizes tell of it too.
-    cells: dict[tuple[int, bool], list[float]] = {}
+    cells: dict[tuple[str, int, bool], list[Record]] = {}
     for record in results.ok("train", role=role):
-        way = record.config["mini_batch"], record.config["micro_batch"] is not None
-        cells.setdefault(way, []).append(record.metrics["best"])
+        config = record.config
+        way = config["resolution"], config["mini_batch"], config["micro_batch"] is not None
+        cells.setdefault(way, []).append(record)
     without, streamed = (best(records) for records in pair(results, role))
-    return difference(streamed, without, Spread.pooled(cells.values()), "points")
+    return difference(streamed, without, Spread.pooled(map(best, cells.values())), "points")
 
 
 def same_result(roles: Sequence[str], text: str) -> Claim:
@@ -163,10 +164,10 @@ def figure3_table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-def _over_epochs(results: Results, role: str, name: str) -> list[list[float]]:
+def _over_epochs(results: Results, role: str, name: str) -> list[BySeed]:
     """Return the mean over epochs of each seed's curve, without and with MBS."""
-    curves = _curves(results, role, name)
-    return [[float(np.mean(curve)) for curve in curves[label]] for label, _ in WAYS]
+    ran = [[r for r in records if r.status == "ok"] for records in pair(results, role)]
+    return [BySeed.of(records, lambda r: float(np.mean(r.metrics[name]))) for records in ran]
 
 
 @claim(

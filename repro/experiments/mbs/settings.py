@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
+from repro.experiments.intervals import BySeed
 from repro.records import Record
 
 PAPER = reported("mbs")
@@ -431,9 +432,10 @@ def trainings(results: Results, role: str, mini_batch: int, streamed: bool) -> l
     ]
 
 
-def best(records: Sequence[Record]) -> list[float]:
+def best(records: Sequence[Record]) -> BySeed:
     """Return the best metric of every training that ran, in percent."""
-    return [record.metrics["best"] for record in records if record.status == "ok"]
+    ran = [record for record in records if record.status == "ok"]
+    return BySeed.of(ran, lambda record: float(record.metrics["best"]))
 
 
 def epoch_times(records: Sequence[Record]) -> list[float]:

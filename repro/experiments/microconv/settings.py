@@ -295,7 +295,7 @@ ITERATED = (*ROLES, "ResNet-18", CAFFE)
 # Tuned without a limit alone: their kernels' gains once did not reach the model.
 ALONE = ("SqueezeNet", "VGG-11")
 _PROCESSES = {"smoke": 1, "quick": 3, LONG: len(PROCESSES), "gpu": 3, "paper": 5}
-# WD over WR asked for 40 when it had fifteen, ResNet-50's divided iteration for 62 when it had five.
+# WD over WR asked for 40 when it had fifteen, ResNet-50 divided for 62 when it had five.
 _MORE_PROCESSES = {(LONG, "AlexNet"): 40, (LONG, "ResNet-50"): 62}
 # Rounds of torch's own twice and tuned without a limit, where that tunes anything.
 _PAIRS = {"smoke": 2, "quick": 8, "gpu": 30, "paper": 50}

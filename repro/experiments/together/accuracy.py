@@ -15,7 +15,7 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.intervals import Gap, NotRun, Spread, difference, ratio
+from repro.experiments.intervals import BySeed, Gap, NotRun, Spread, difference, ratio
 from repro.experiments.judging import Verdict, combine, direction, equivalence
 from repro.experiments.together.settings import (
     ALONE,
@@ -75,22 +75,21 @@ def trained(results: Results, strategy: str) -> list[Record]:
     return held[max(worth, key=lambda rate: worth[rate])] if worth else []
 
 
-def accuracies(results: Results, strategy: str) -> list[float]:
+def accuracies(results: Results, strategy: str) -> BySeed:
     """Return the final accuracies on test images, by seed.
 
     Raises:
         NotRun: There are none, or every rate diverged.
     """
-    by_seed = [final(record, "test") for record in trained(results, strategy)]
-    if not by_seed:
+    if not (records := trained(results, strategy)):
         raise NotRun(f"no training of {STRATEGIES[strategy]} at all rates")
-    return by_seed
+    return BySeed.of(records, lambda record: final(record, "test"))
 
 
 def spread(results: Results) -> Spread:
     """Return the spread of final accuracies within the strategies, pooled."""
-    cells = [[final(r, "test") for r in trained(results, name)] for name in STRATEGIES]
-    return Spread.pooled(cell for cell in cells if cell)
+    ran = [name for name in STRATEGIES if trained(results, name)]
+    return Spread.pooled(accuracies(results, name) for name in ran)
 
 
 def seconds(results: Results, record: Record) -> list[float] | None:
