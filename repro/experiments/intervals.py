@@ -2,7 +2,7 @@
 
 Spreads are pooled over the cells of one design, since three seeds a cell say little about a spread
 and thirty cells of them much. Where the cells go up and down together with the seed, seeds are
-blocks: cells of the same seeds are compared seed by seed.
+blocks: cells of the same seeds are compared seed by seed, where there are enough of them.
 """
 
 import math
@@ -22,6 +22,10 @@ class NotRun(LookupError):
 ALIKE = 0.05  # p of Bartlett's test, below which cells do not share a spread
 # p of the F test, below which seeds are blocks. Stricter: where it errs, intervals are too narrow.
 BLOCKS = 0.01
+# Seeds from which on blocks are compared one by one: fewer know less of their own differences'
+# spread than all cells together of each value's. Theirs need not be equally alike (sphericity).
+ENOUGH = 6
+LEFT = 0.1  # of a spread, what seeds one by one have at least: values are counted, equal by chance
 
 
 class BySeed(list[float]):
@@ -34,12 +38,25 @@ class BySeed(list[float]):
         super().__init__(values)
         self.seeds = tuple(seeds)
         if len(set(self.seeds)) != len(self):
-            raise ValueError(f"{len(self)} values have the seeds {self.seeds}; give one to each")
+            raise NotRun(
+                f"a cell has several trainings of one seed ({', '.join(map(str, self.seeds))}); "
+                "give a setting one value (--set)"
+            )
 
     @classmethod
     def of(cls, records: Sequence["Record"], read: Callable[["Record"], float]) -> "BySeed":
-        """Read a value of every record."""
+        """Read a value of every record.
+
+        Raises:
+            NotRun: Two have one seed.
+        """
         return cls(map(read, records), (record.seed for record in records))
+
+
+def logs_of(cell: Sequence[float]) -> Sequence[float]:
+    """Return the logarithms of a cell, of the same seeds where it says them."""
+    logs = [math.log(value) for value in cell]
+    return BySeed(logs, cell.seeds) if isinstance(cell, BySeed) else logs
 
 
 @dataclass(frozen=True)
@@ -50,74 +67,35 @@ class Spread:
         sd: NaN where no cell has two values.
         dof: Degrees of freedom.
         alike: Whether the cells may share it, by Bartlett's test: a few updates on a large batch
-            scatter more than many on a small one. Where they do not, `difference` leaves it.
-        within: What is left of it within seeds, for cells of the same seeds; None where seeds are
-            no blocks (see `BLOCKS`) or the cells are not `BySeed`.
+            scatter more than many on a small one. Where they do not, `contrast` leaves it.
+        blocks: Whether the cells say their seeds (`BySeed`) and follow them, by the F test.
     """
 
     sd: float
     dof: int
     alike: bool = True
-    within: "Spread | None" = None
+    blocks: bool = False
 
     @classmethod
     def pooled(cls, cells: Iterable[Sequence[float]]) -> "Spread":
         """Pool the spread within each cell; a cell of one value adds nothing."""
-        cells = list(cells)
+        several = [cell for cell in cells if len(cell) > 1]
         variances = []  # of each cell: variance, degrees of freedom
-        for cell in cells:
-            if len(cell) > 1:
-                mean = math.fsum(cell) / len(cell)
-                dof = len(cell) - 1
-                variances.append((math.fsum((value - mean) ** 2 for value in cell) / dof, dof))
+        for cell in several:
+            mean = math.fsum(cell) / len(cell)
+            dof = len(cell) - 1
+            variances.append((math.fsum((value - mean) ** 2 for value in cell) / dof, dof))
         total = sum(dof for _, dof in variances)
         if not total:
             return cls(math.nan, 0)
         variance = math.fsum(v * dof for v, dof in variances) / total
-        alike = _alike(variances, variance, total)
-        return cls(math.sqrt(variance), total, alike, _within(cells, variance, total))
+        spread = cls(math.sqrt(variance), total, _alike(variances, variance, total))
+        return replace(spread, blocks=_blocks(several, spread))
 
     @classmethod
     def pooled_logs(cls, cells: Iterable[Sequence[float]]) -> "Spread":
         """Pool the spread of logarithms, for `ratio`."""
         return cls.pooled(map(logs_of, cells))
-
-
-def logs_of(cell: Sequence[float]) -> Sequence[float]:
-    """Return the logarithms of a cell, of the same seeds where it says them."""
-    logs = [math.log(value) for value in cell]
-    return BySeed(logs, cell.seeds) if isinstance(cell, BySeed) else logs
-
-
-def _within(cells: Sequence[Sequence[float]], pooled: float, total: int) -> Spread | None:
-    """Return the spread that cells and seeds leave (randomised blocks), where seeds are blocks."""
-    several = [cell for cell in cells if isinstance(cell, BySeed) and len(cell) > 1]
-    if len(several) < sum(len(cell) > 1 for cell in cells) or not math.isfinite(pooled):
-        return None
-    import numpy as np
-    from scipy.special import fdtrc
-
-    values = np.array([value for cell in several for value in cell])
-    seeds = sorted({seed for cell in several for seed in cell.seeds})
-    columns = np.array(
-        [
-            [*(other is cell for other in several), *(other == seed for other in seeds)]
-            for cell in several
-            for seed in cell.seeds
-        ],
-        dtype=float,
-    )
-    fitted, _, rank, _ = np.linalg.lstsq(columns, values, rcond=None)
-    dof = len(values) - int(rank)
-    if not dof or dof == total or pooled == 0:
-        return None
-    left = float(np.sum((values - columns @ fitted) ** 2))
-    # Equal values by chance are no proof of a spread of 0.
-    variance = max(left / dof, 1e-6 * pooled)
-    by_seeds = max(0.0, pooled * total - left) / (total - dof)
-    if fdtrc(total - dof, dof, by_seeds / variance) >= BLOCKS:
-        return None
-    return Spread(math.sqrt(variance), dof)
 
 
 def _alike(cells: Sequence[tuple[float, int]], pooled: float, total: int) -> bool:
@@ -131,6 +109,31 @@ def _alike(cells: Sequence[tuple[float, int]], pooled: float, total: int) -> boo
     statistic = total * math.log(pooled) - logs
     correction = 1 + (math.fsum(1 / dof for _, dof in cells) - 1 / total) / (3 * (len(cells) - 1))
     return bool(chdtrc(len(cells) - 1, statistic / correction) >= ALIKE)
+
+
+def _blocks(cells: Sequence[Sequence[float]], spread: Spread) -> bool:
+    """Test whether seeds tell of the values, beside their cells (randomised block design)."""
+    of_seeds = [cell for cell in cells if isinstance(cell, BySeed)]
+    if len(of_seeds) < len(cells) or not spread.alike or not 0 < spread.sd < math.inf:
+        return False
+    # A copy, such as of trainings whose decay never came, would follow its seeds by itself.
+    if len({(cell.seeds, tuple(cell)) for cell in of_seeds}) < len(cells):
+        return False
+    import numpy as np
+    from scipy.special import fdtrc
+
+    values = np.array([value for cell in of_seeds for value in cell])
+    cell_of = np.array([number for number, cell in enumerate(of_seeds) for _ in cell])
+    seed_of = np.array([seed for cell in of_seeds for seed in cell.seeds])
+    columns = np.hstack([of[:, None] == np.unique(of)[None, :] for of in (cell_of, seed_of)])
+    fitted, _, rank, _ = np.linalg.lstsq(columns.astype(float), values, rcond=None)
+    dof = len(values) - int(rank)
+    if not dof or dof == spread.dof:
+        return False
+    left = float(((values - columns @ fitted) ** 2).sum())
+    by_seeds = max(0.0, spread.sd**2 * spread.dof - left) / (spread.dof - dof)
+    left = max(left, 1e-6 * spread.sd**2)
+    return bool(fdtrc(spread.dof - dof, dof, by_seeds / (left / dof)) < BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,92 @@ class Gap:
         return self.text()
 
 
+def contrast(
+    cells: Sequence[Sequence[float]],
+    weights: Sequence[float],
+    spread: Spread | None = None,
+    least: Sequence[float] | None = None,
+    *,
+    log: bool = False,
+    unit: str = "",
+    digits: int = 2,
+    trials: str = "seeds",
+) -> Gap:
+    """Return the sum of the cells' means, each times its weight.
+
+    The error is of the spread that cells share, and Welch's and Satterthwaite's where they share
+    none. Where seeds are blocks it is of each seed's own contrast, if it comes of the same seeds
+    (`ENOUGH` of them) and its weights come to 0, so that what a seed gives to all cells drops out.
+
+    Args:
+        cells: Values of each, such as seeds; of ratios the logarithms.
+        weights: Of each cell.
+        spread: Pooled over the cells of the design; None for Welch's.
+        least: The spread that each cell has at least, such as of rounding.
+        log: Whether the values are logarithms.
+        unit: For the evidence.
+        digits: Behind the point, in words.
+        trials: What the values are; ``rounds`` of a timing.
+
+    Raises:
+        NotRun: A cell is empty.
+    """
+    floors = least or [0.0] * len(cells)
+    used = [(c, w, low) for c, w, low in zip(cells, weights, floors, strict=True) if w]
+    if not all(len(cell) for cell, _, _ in used):
+        raise NotRun("no records")
+    if not all(math.isfinite(value) for cell, _, _ in used for value in cell):
+        return unsure(math.nan, log, unit, digits)
+    mean = math.fsum(weight * math.fsum(cell) / len(cell) for cell, weight, _ in used)
+    # Two cells of so many values each, and of the spread below, would give the same error.
+    count = len(used) / math.fsum(1 / len(cell) for cell, _, _ in used)
+
+    def as_gap(variances: Sequence[float], dof: float) -> Gap:
+        error = math.sqrt(math.fsum(variances))
+        seed_dof = dof / (count - 1) if count > 1 and math.isfinite(dof) else 2.0
+        sd = error * math.sqrt(count / 2)
+        return Gap(mean, error, dof, sd, log, unit, digits, seed_dof, trials)
+
+    def shared(sd: float) -> list[float]:
+        return [weight**2 * max(sd, low) ** 2 / len(cell) for cell, weight, low in used]
+
+    comes_to_0 = abs(math.fsum(weight for _, weight, _ in used)) < 1e-9
+    if spread and spread.blocks and comes_to_0 and _of_same_seeds(used):
+        apart = math.sqrt(math.fsum(weight**2 for _, weight, _ in used))
+        sd = max(Spread.pooled([_of_each_seed(used)]).sd, LEFT * spread.sd * apart)
+        return as_gap([max(sd**2 / count, math.fsum(shared(0.0)))], len(used[0][0]) - 1)
+    # What seeds give to the mean of one cell scatters by as many of them, not by all cells.
+    if spread and spread.dof and spread.alike and (comes_to_0 or not spread.blocks):
+        return as_gap(shared(spread.sd), spread.dof)
+    if min(len(cell) for cell, _, _ in used) < 2:
+        return as_gap([math.nan], math.nan)
+    variances = [
+        weight**2 * max(Spread.pooled([cell]).sd, low) ** 2 / len(cell)
+        for cell, weight, low in used
+    ]
+    freedom = math.fsum(v**2 / (len(c) - 1) for v, (c, _, _) in zip(variances, used, strict=True))
+    return as_gap(variances, math.fsum(variances) ** 2 / freedom if freedom else math.inf)
+
+
+_Used = Sequence[tuple[Sequence[float], float, float]]  # cell, weight, least spread
+
+
+def _of_same_seeds(used: _Used) -> bool:
+    """Whether cells have the same seeds, and `ENOUGH` of them."""
+    seeds = {frozenset(c.seeds) if isinstance(c, BySeed) else None for c, _, _ in used}
+    return len(seeds) == 1 and None not in seeds and len(used[0][0]) >= ENOUGH
+
+
+def _of_each_seed(used: _Used) -> list[float]:
+    """Return the contrast of each seed alone."""
+    of: dict[int, float] = {}
+    for cell, weight, _ in used:
+        assert isinstance(cell, BySeed)
+        for seed, value in zip(cell.seeds, cell, strict=True):
+            of[seed] = of.get(seed, 0.0) + weight * value
+    return list(of.values())
+
+
 def difference(
     first: Sequence[float],
     second: Sequence[float],
@@ -194,52 +283,19 @@ def difference(
     unit: str = "",
     digits: int = 2,
 ) -> Gap:
-    """Return ``mean(first) - mean(second)``.
+    """Return ``mean(first) - mean(second)``, as `contrast` of the two.
 
     Args:
         first: Values of one cell, such as seeds.
         second: Of the other.
-        spread: Pooled over the cells of the design; None, or cells that do not share one, for
-            Welch's error from these two alone. What seeds share is left out of it where they are
-            blocks and both cells have the same.
+        spread: Pooled over the cells of the design; None for Welch's error from these two alone.
         unit: For the evidence.
         digits: Behind the point, in words.
 
     Raises:
         NotRun: One of them is empty.
     """
-    if not len(first) or not len(second):
-        raise NotRun("no records")
-    if not all(math.isfinite(value) for value in (*first, *second)):
-        return replace(unsure(math.nan, unit=unit, digits=digits), mean=math.nan)
-    gap = math.fsum(first) / len(first) - math.fsum(second) / len(second)
-    # Two cells of so many values each would give the same error.
-    count = 2 / (1 / len(first) + 1 / len(second))
-
-    def as_gap(error: float, dof: float, sd: float) -> Gap:
-        seed_dof = dof / (count - 1) if count > 1 and math.isfinite(dof) else 2.0
-        return Gap(gap, error, dof, sd, unit=unit, digits=digits, seed_dof=seed_dof)
-
-    if spread is not None and spread.dof and spread.alike:
-        if spread.within is not None and same_seeds([first, second]):
-            spread = spread.within
-        return as_gap(spread.sd * math.sqrt(2 / count), spread.dof, spread.sd)
-    if min(len(first), len(second)) < 2:
-        return as_gap(math.nan, math.nan, math.nan)
-    squares = [Spread.pooled([sample]).sd ** 2 / len(sample) for sample in (first, second)]
-    total = sum(squares)
-    dof = (
-        total**2 / sum(v**2 / (len(s) - 1) for v, s in zip(squares, (first, second), strict=True))
-        if total
-        else math.inf
-    )
-    return as_gap(math.sqrt(total), dof, math.sqrt(total * count / 2))
-
-
-def same_seeds(cells: Sequence[Sequence[float]]) -> bool:
-    """Return whether cells say their seeds, and all the same."""
-    seeds = {frozenset(cell.seeds) if isinstance(cell, BySeed) else None for cell in cells}
-    return len(seeds) == 1 and None not in seeds
+    return contrast([first, second], [1.0, -1.0], spread, unit=unit, digits=digits)
 
 
 def ratio(

@@ -258,7 +258,7 @@ class TestTrend:
     def test_each_seed_more_is_one_in_every_cell(self):
         gap = contrasts.trend({2**n: [1.0, 2.0, 3.0] for n in range(5)})
         assert (gap.dof, gap.seed_dof, gap.trials) == (10, pytest.approx(5), "seeds")
-        assert contrasts.contrast([[0.1, 0.2]], [1.0], trials="rounds").trials == "rounds"
+        assert contrasts.log_contrast([[0.1, 0.2]], [1.0], trials="rounds").trials == "rounds"
 
     def test_cells_that_share_no_spread_keep_their_own(self):
         cells = {8: [2.0, 2.0001, 2.0002, 2.0001], 16: [1.0, 9.0, 3.0, 30.0]}

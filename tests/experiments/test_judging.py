@@ -10,11 +10,13 @@ from scipy import stats
 
 from repro.experiments import summary
 from repro.experiments.adaptive.contrasts import trend
+from repro.experiments.dualbatch.hybrid import over_one
 from repro.experiments.intervals import (
     BySeed,
     Gap,
     NotRun,
     Spread,
+    contrast,
     difference,
     exactly,
     in_turns,
@@ -212,64 +214,93 @@ def by_seed(random, cells, seeds, shared):
 
 
 class TestSeedsAsBlocks:
-    def test_two_cells_make_a_paired_t_test(self):
-        ours, theirs = by_seed(np.random.default_rng(1), 2, 8, shared=0.95)
-        gap = difference(ours, theirs, Spread.pooled([ours, theirs]))
-        test = stats.ttest_rel(ours, theirs).confidence_interval()
-        assert gap.interval() == pytest.approx((test.low, test.high))
-
-    def test_against_an_analysis_of_variance(self):
-        cells = by_seed(np.random.default_rng(2), 5, 6, shared=0.9)
-        values = np.array(cells)
-        left = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
-        within = Spread.pooled(cells).within
-        assert (within.sd, within.dof) == (pytest.approx(math.sqrt((left**2).sum() / 20)), 20)
-
-    def test_a_seed_that_a_cell_lacks_is_fitted_by_the_others(self):
-        cells = by_seed(np.random.default_rng(3), 4, 6, shared=0.9)
-        short = BySeed(cells[0][:4], range(4))
-        within = Spread.pooled([short, *cells[1:]]).within
-        assert within.dof == 22 - 4 - 6 + 1
-        # Such a cell has other seeds than the others: what seeds share does not drop out.
-        pooled = Spread.pooled([short, *cells[1:]])
-        assert difference(short, cells[1], pooled).dof == pooled.dof
-        assert difference(cells[2], cells[1], pooled).dof == within.dof
-
-    def test_only_where_the_cells_follow_their_seeds(self):
-        cells = by_seed(np.random.default_rng(4), 5, 6, shared=0.0)
-        assert Spread.pooled(cells).within is None
-        followed = by_seed(np.random.default_rng(4), 5, 6, shared=0.9)
-        assert Spread.pooled(followed).within is not None
-        assert Spread.pooled([list(cell) for cell in followed]).within is None
-
-    def test_the_order_of_seeds_changes_nothing(self):
-        cells = by_seed(np.random.default_rng(5), 3, 6, shared=0.9)
+    def test_they_are_compared_one_by_one(self):
+        cells = by_seed(np.random.default_rng(1), 4, 8, shared=0.95)
         turned = BySeed(cells[0][::-1], cells[0].seeds[::-1])
-        first, second = Spread.pooled(cells), Spread.pooled([turned, *cells[1:]])
-        assert second.within.sd == pytest.approx(first.within.sd)
+        test = stats.ttest_rel(cells[0], cells[1]).confidence_interval()
+        for ours in (cells[0], turned):
+            gap = difference(ours, cells[1], Spread.pooled(cells))
+            assert gap.interval() == pytest.approx((test.low, test.high))
 
+    @pytest.mark.parametrize("lacking", [0, 2])
+    def test_by_the_f_test_of_two_nested_models(self, lacking):
+        for shared in np.linspace(0, 0.8, 9):
+            cells = by_seed(np.random.default_rng(2), 4, 7, shared)
+            cells[0] = BySeed(cells[0][lacking:], cells[0].seeds[lacking:])
+            rows = [(v, n, s) for n, c in enumerate(cells) for v, s in zip(c, c.seeds, strict=True)]
+            y, cell, seed = (np.array(column) for column in zip(*rows, strict=True))
+            small = np.eye(4)[cell]
+            squares, free = [], []
+            for model in (small, np.hstack([small, np.eye(7)[seed][:, 1:]])):
+                left = y - model @ np.linalg.pinv(model) @ y
+                squares.append(left @ left)
+                free.append(len(y) - model.shape[1])
+            f = (squares[0] - squares[1]) / (free[0] - free[1]) / (squares[1] / free[1])
+            p = stats.f.sf(f, free[0] - free[1], free[1])
+            assert Spread.pooled(cells).blocks == (p < 0.01)
+
+    def test_only_cells_of_the_same_seeds_and_of_enough(self):
+        cells = by_seed(np.random.default_rng(3), 4, 8, shared=0.9)
+        short = BySeed(cells[0][:6], range(6))
+        pooled = Spread.pooled([short, *cells[1:]])
+        assert pooled.blocks
+        assert difference(short, cells[1], pooled).dof == pooled.dof == 5 + 3 * 7
+        few = [BySeed(cell[:4], range(4)) for cell in cells]
+        assert Spread.pooled(few).blocks
+        assert difference(few[0], few[1], Spread.pooled(few)).dof == 4 * 3
+        assert not Spread.pooled([list(cell) for cell in cells]).blocks
+
+    @pytest.mark.parametrize("alone", [False, True])
     @pytest.mark.parametrize("shared", [0.0, 0.3, 0.8])
-    @pytest.mark.parametrize(("cells", "seeds"), [(2, 3), (3, 4), (8, 3)])
-    def test_intervals_hold_the_difference_as_often_as_they_say(self, cells, seeds, shared):
-        random, missed, draws = np.random.default_rng(6), 0, 800
+    @pytest.mark.parametrize(("cells", "seeds"), [(2, 6), (4, 6), (3, 12)])
+    def test_intervals_hold_as_often_as_they_say(self, cells, seeds, shared, alone):
+        """With a cell alone, which does not follow its seeds, too: no two need be as alike."""
+        random, missed, draws = np.random.default_rng(6), 0, 400
         for _ in range(draws):
             drawn = by_seed(random, cells, seeds, shared)
-            low, high = difference(drawn[1], drawn[0], Spread.pooled(drawn)).interval()
+            other = BySeed(random.normal(10, 1, seeds), range(seeds)) if alone else drawn[1]
+            pooled = Spread.pooled([*drawn, other])
+            low, high = difference(other, drawn[0], pooled).interval()
             missed += not low <= 10 <= high
-        assert missed / draws < 0.07  # 0.05, and 2.6 times its error
+        assert missed / draws < 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+
+    def test_coverage_of_a_mean_over_cells_less_one(self):
+        random, missed, draws = np.random.default_rng(9), 0, 400
+        for _ in range(draws):
+            drawn = by_seed(random, 5, 4, 0.3)
+            low, high = over_one(drawn[1:], drawn[0], Spread.pooled(drawn)).interval()
+            missed += not low <= 25 <= high
+        assert missed / draws < 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+
+    def test_what_a_seed_gives_stays_in_the_mean_of_one_cell(self):
+        cells = by_seed(np.random.default_rng(10), 9, 6, shared=0.9)
+        alone = contrast(cells[:1], [1.0], Spread.pooled(cells))
+        test = stats.ttest_1samp(cells[0], 0).confidence_interval()
+        assert alone.interval() == pytest.approx((test.low, test.high))
+
+    def test_a_copy_is_no_witness(self):
+        cells = by_seed(np.random.default_rng(11), 3, 6, shared=0.9)
+        assert Spread.pooled(cells).blocks
+        assert not Spread.pooled([*cells, BySeed(cells[0], cells[0].seeds)]).blocks
+
+    def test_equal_steps_by_chance_are_no_spread_of_0(self):
+        steps = [71.0, 74, 69, 72, 68, 75]
+        ours, theirs = BySeed(steps, range(6)), BySeed([v - 1 for v in steps], range(6))
+        pooled = Spread.pooled([ours, theirs])
+        assert difference(ours, theirs, pooled).sd == pytest.approx(pooled.sd / 10)
 
     def test_a_seed_counts_once(self):
-        with pytest.raises(ValueError, match=r"2 values have the seeds \(0, 0\)"):
+        with pytest.raises(NotRun, match=r"several trainings of one seed \(0, 0\)"):
             BySeed([1.0, 2.0], [0, 0])
 
     def test_ratios_and_trends_follow_them_too(self):
         cells = [BySeed(np.exp(c), c.seeds) for c in by_seed(np.random.default_rng(7), 3, 6, 0.9)]
-        pooled = Spread.pooled_logs(cells)
-        assert ratio(cells[1], cells[0], pooled).dof == pooled.within.dof == 10
+        ours = ratio(cells[1], cells[0], Spread.pooled_logs(cells))
+        assert ours.interval() == pytest.approx(in_turns(cells[1], cells[0]).interval())
         slope = trend(dict(zip((1, 2, 4), cells, strict=True)))
-        slopes = np.log(cells[2]) - np.log(cells[0])
-        assert slope.mean == pytest.approx(slopes.mean() / 2)
-        assert slope.error == pytest.approx(pooled.within.sd * math.sqrt(2 / 6) / 2)
+        slopes = (np.log(cells[2]) - np.log(cells[0])) / 2
+        assert slope.mean == pytest.approx(slopes.mean())
+        assert slope.error == pytest.approx(slopes.std(ddof=1) / math.sqrt(6))
 
 
 class TestPaired:

@@ -167,19 +167,23 @@ def small_keep_up(results: Results, expected: Expectation) -> Verdict:
     return combine(each(map(str, KEPT), judge))
 
 
-def epochs_to_common(results: Results) -> tuple[float, dict[int, list[int]]]:
+def epochs_to_common(results: Results) -> tuple[float, dict[int, BySeed]]:
     """Return the PSNR that every training reaches, and in which epoch each does, by batch size.
 
     Raises:
         NotRun: There are no trainings.
     """
-    psnrs = {size: curves(records, "psnr") for size, records in by_batch(results, DIV2K).items()}
+    by_size = by_batch(results, DIV2K)
+    psnrs = {size: curves(records, "psnr") for size, records in by_size.items()}
     if not psnrs:
         raise NotRun("no records")
     common = min(max(curve) for seeds in psnrs.values() for curve in seeds)
     return common, {
-        size: [1 + int((np.asarray(curve) >= common).argmax()) for curve in seeds]
-        for size, seeds in psnrs.items()
+        size: BySeed(
+            (1 + int((np.asarray(curve) >= common).argmax()) for curve in psnrs[size]),
+            (record.seed for record in records),
+        )
+        for size, records in by_size.items()
     }
 
 

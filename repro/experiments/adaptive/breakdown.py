@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.adaptive import projection
-from repro.experiments.adaptive.contrasts import contrast
+from repro.experiments.adaptive.contrasts import log_contrast
 from repro.experiments.adaptive.describing import ROLES, network, papers_title
 from repro.experiments.adaptive.scaling import (
     LAUNCHES,
@@ -317,7 +317,7 @@ def _mean_of(results: Results) -> Gap | None:
     ]
     if not logs:
         return None
-    return contrast([[math.fsum(row) / len(row) for row in zip(*logs, strict=True)]], [1.0],
+    return log_contrast([[math.fsum(row) / len(row) for row in zip(*logs, strict=True)]], [1.0],
                     trials=LAUNCHES)  # fmt: skip
 
 

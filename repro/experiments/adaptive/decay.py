@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.adaptive.batches import first_decay
-from repro.experiments.adaptive.contrasts import contrast
+from repro.experiments.adaptive.contrasts import log_contrast
 from repro.experiments.adaptive.describing import CURVES, facts
 from repro.experiments.adaptive.settings import CIFAR, NAMES, PAPER, STRATEGIES, final
 from repro.experiments.adaptive.strategies import SHOWN, by_strategy, draw_curves, runs
 from repro.experiments.captions import caption
 from repro.experiments.design import Exhibit, Expectation, Results, claim
-from repro.experiments.intervals import Gap, NotRun
+from repro.experiments.intervals import BySeed, Gap, NotRun, logs_of
 from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
 from repro.records import Record
 from repro.report import Summary
@@ -35,13 +35,13 @@ def _at_decay(record: Record) -> tuple[float, float] | None:
     return (theta[first - 1], theta[-1]) if len(theta) > first and theta[first - 1] else None
 
 
-def rises(results: Results) -> dict[str, list[float]]:
+def rises(results: Results) -> dict[str, BySeed]:
     """Return θ at the end over θ at the first decay, by strategy, one value for each seed."""
     factors = {}
     for strategy, records in by_strategy(results, CIFAR).items():
-        pairs = [pair for record in records if (pair := _at_decay(record)) is not None]
+        pairs = {r.seed: pair for r in records if (pair := _at_decay(r)) is not None}
         if pairs:
-            factors[strategy] = [after / before for before, after in pairs]
+            factors[strategy] = BySeed((end / first for first, end in pairs.values()), pairs)
     return factors
 
 
@@ -120,8 +120,8 @@ def _rise(results: Results, strategy: str) -> Gap:
         raise NotRun("no records")
     if any(value <= 0 for values in factors.values() for value in values):
         raise NotRun("θ is not above 0 at the decay or at the end, and its rise has no ratio")
-    logs = [[math.log(value) for value in values] for values in factors.values()]
-    return contrast(logs, [float(name == strategy) for name in factors])
+    logs = [logs_of(values) for values in factors.values()]
+    return log_contrast(logs, [float(name == strategy) for name in factors])
 
 
 @claim(

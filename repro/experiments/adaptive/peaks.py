@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive.contrasts import contrast, rounding, trend
+from repro.experiments.adaptive.contrasts import log_contrast, rounding, trend
 from repro.experiments.adaptive.describing import CURVES, facts
 from repro.experiments.adaptive.settings import (
     CIFAR,
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 # trainings: so many epochs, of seeds of their own. Of the recorded whole trainings without a
 # warm-up none has its largest θ after epoch 2 (CIFAR) or 5 (EDSR). Seeds are as many as the claims
 # asked for when they had whole trainings alone, 4 (CIFAR: of the rise), 6 (DIV2K) and 15 (Phantom),
-# and a third more; having chosen the number, these do not judge along. Peaks of one seed at two
-# sizes are taken for independent, which widens the interval.
+# and a third more; having chosen the number, these do not judge along.
 _FIRST_EPOCHS = {
     CIFAR: (3, range(100, 145)),
     DIV2K: (12, range(100, 265)),
@@ -334,11 +333,11 @@ def after_peak(task: str, key: str, end: str = "") -> Claim:
             listed += "".join(f"; seed {seed}: θ falls at once, not counted" for seed in falling)
             # Both are counted in whole epochs.
             least = math.hypot(*(rounding(epochs) for epochs in zip(*pairs, strict=True)))
-            gap = contrast([[math.log(k / peak) for k, peak in pairs]], [1.0], [least])
+            gap = log_contrast([[math.log(k / peak) for k, peak in pairs]], [1.0], [least])
             name = f"K = {listed}; over the peak"
             parts.append(equivalence(name, gap, EARLY, side=-1))
             paper, ours = PAPER[task]["interval"], [interval for interval, _ in pairs]
-            apart = contrast([[math.log(k / paper) for k in ours]], [1.0], [rounding(ours)])
+            apart = log_contrast([[math.log(k / paper) for k in ours]], [1.0], [rounding(ours)])
             parts.append(equivalence("K over the paper's", apart, NEAR))
         return combine(parts)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.adaptive import projection
-from repro.experiments.adaptive.contrasts import contrast
+from repro.experiments.adaptive.contrasts import log_contrast
 from repro.experiments.adaptive.describing import ROLES, network, papers_title, stand_in
 from repro.experiments.adaptive.settings import (
     CIFAR,
@@ -557,9 +557,9 @@ def steps_foretold(task: str) -> Claim:
             # Turns of all sizes share their spread. What a launch draws is common to its sizes, so
             # that they are one value. The prediction is taken as it stands.
             if launched(measurement):
-                gap = contrast([logs[list(said).index(size)]], [1.0], trials=LAUNCHES)
+                gap = log_contrast([logs[list(said).index(size)]], [1.0], trials=LAUNCHES)
             else:
-                gap = contrast(logs, [float(size == other) for other in said], trials="rounds")
+                gap = log_contrast(logs, [float(size == other) for other in said], trials="rounds")
             return equivalence(f"B = {size}: predicted over measured", gap, expected.allowed())
 
         return combine([judge(size) for size in said])

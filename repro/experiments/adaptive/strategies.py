@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.adaptive.batches import first_decay
-from repro.experiments.adaptive.contrasts import contrast, rounding
+from repro.experiments.adaptive.contrasts import log_contrast, rounding
 from repro.experiments.adaptive.describing import CURVES, facts, papers_title, title
 from repro.experiments.adaptive.peaks import intervals
 from repro.experiments.adaptive.projection import paper_schedule
@@ -53,7 +53,15 @@ from repro.experiments.design import (
     check,
     claim,
 )
-from repro.experiments.intervals import BySeed, Gap, NotRun, Spread, difference, logs_of
+from repro.experiments.intervals import (
+    BySeed,
+    Gap,
+    NotRun,
+    Spread,
+    contrast,
+    difference,
+    logs_of,
+)
 from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -329,10 +337,7 @@ def end_of(results: Results, task: str, strategy: str) -> Gap:
     if not ends.get(strategy):
         raise NotRun(f"{NAMES[strategy]}: no records")
     values, spread = ends[strategy], Spread.pooled(ends.values())
-    if not (spread.dof and spread.alike):
-        spread = Spread.pooled([values])
-    error = spread.sd / math.sqrt(len(values))
-    return Gap(math.fsum(values) / len(values), error, spread.dof or math.nan, unit=unit(task))
+    return contrast([values], [1.0], spread, unit=unit(task))
 
 
 def end_gap(results: Results, task: str, strategy: str, other: str) -> Gap:
@@ -457,7 +462,7 @@ def as_many_epochs(task: str) -> Claim:
         if not all(epochs):
             raise NotRun("no records")
         logs = [logs_of(counts) for counts in epochs]
-        gap = contrast(logs, [1.0, -1.0], [rounding(counts) for counts in epochs])
+        gap = log_contrast(logs, [1.0, -1.0], [rounding(counts) for counts in epochs])
         paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
         return combine([equivalence(f"epochs (paper ×{paper:.2f})", gap, LONGER)])
 

@@ -33,7 +33,7 @@ from repro.experiments.dualbatch.settings import (
     final,
     table5_training,
 )
-from repro.experiments.intervals import Gap, NotRun, Spread, difference, in_turns, ratio
+from repro.experiments.intervals import Gap, NotRun, Spread, contrast, difference, in_turns, ratio
 from repro.experiments.judging import Verdict, certain, combine, direction, in_all_cases
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -205,7 +205,11 @@ def asp_converges_worse(results: Results, expected: Expectation) -> Verdict:
         for rule in RULES
         if rule not in idle
     }
-    verdict = in_all_cases(cases, sign=expected.sign)
+    # A seed may tell of what both rules lose: their gaps are not taken for independent.
+    both = [cells[sync, rule] for rule in RULES if rule not in idle for sync in _BOTH]
+    signs = [1.0, -1.0] * (len(both) // 2)
+    mean = contrast(both, [sign / len(signs) * 2 for sign in signs], spread, unit="points")
+    verdict = in_all_cases(cases, sign=expected.sign, mean=mean if both else None)
     if idle:
         evidence = f"{verdict.evidence}; {', '.join(idle)}: neither learned anything, not counted"
         return Verdict(verdict.word, evidence)

@@ -125,7 +125,7 @@ STORY = Story(
     promises=(
         ("7.5 times the batch that fits trains (simulated V100)", "table1.largest_batch"),
         ("55 % of the speed is kept then (simulated V100)", "table1.largest_speed"),
-        ("a larger batch than with LMS, another method", "table1.larger_than_lms"),
+        ("a larger batch than with LMS trains (simulated V100)", "table1.larger_than_lms"),
     ),
     findings=(reach, cost, against_lms),
     figure="table1",
