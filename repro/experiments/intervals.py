@@ -117,8 +117,9 @@ def _blocks(cells: Sequence[Sequence[float]], spread: Spread) -> bool:
     if len(of_seeds) < len(cells) or not spread.alike or not 0 < spread.sd < math.inf:
         return False
     # A copy, such as of trainings whose decay never came, would follow its seeds by itself.
-    if len({(cell.seeds, tuple(cell)) for cell in of_seeds}) < len(cells):
-        return False
+    distinct = {(cell.seeds, tuple(cell)): cell for cell in of_seeds}
+    if len(distinct) < len(cells):
+        return Spread.pooled(distinct.values()).blocks
     import numpy as np
     from scipy.special import fdtrc
 

@@ -279,9 +279,11 @@ class TestSeedsAsBlocks:
         assert alone.interval() == pytest.approx((test.low, test.high))
 
     def test_a_copy_is_no_witness(self):
-        cells = by_seed(np.random.default_rng(11), 3, 6, shared=0.9)
-        assert Spread.pooled(cells).blocks
-        assert not Spread.pooled([*cells, BySeed(cells[0], cells[0].seeds)]).blocks
+        for shared in (0.0, 0.9):
+            cells = by_seed(np.random.default_rng(11), 3, 6, shared)
+            copies = [BySeed(cells[0], cells[0].seeds) for _ in range(5)]
+            assert Spread.pooled([*cells, *copies]).blocks == Spread.pooled(cells).blocks
+        assert not Spread.pooled(copies).blocks
 
     def test_equal_steps_by_chance_are_no_spread_of_0(self):
         steps = [71.0, 74, 69, 72, 68, 75]
