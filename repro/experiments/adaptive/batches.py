@@ -276,8 +276,7 @@ FIGURE2 = Exhibit(
     table=partial(sizes_table, task=CIFAR),
     figure=figure2,
     caption=caption(
-        f"Cost and θ (equation 4) after each epoch. {CURVES} The table has θ's peak before the "
-        "first decay.",
+        f"Cost and θ after each epoch. {CURVES} The table has θ's peak before decays.",
         told,
     ),
     claims=(

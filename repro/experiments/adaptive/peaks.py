@@ -234,7 +234,7 @@ def told(results: Results) -> Iterable[str]:
     """Yield `facts`, and that claims on the peak count what is not drawn."""
     yield from facts(results)
     if any(further(results, task) for task in TASKS):
-        yield "θ's peak is judged by further seeds' first epochs."
+        yield "θ's peak is judged by further seeds."
 
 
 def _at_start(results: Results, task: str) -> list[Record]:
