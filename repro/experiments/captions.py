@@ -60,20 +60,20 @@ def _repeated(results: Results, records: Sequence[Record]) -> str:
     by_processes = _identities(results, lambda run: run.by_processes)
     others = [record for record in records if record.identity not in by_processes]
     # A measurement that starts its processes itself has a list of samples from each.
-    own = max([0, *(len(record.metrics.get("samples_s", ())) for record in records)])
+    own = {len(samples) for record in records if (samples := record.metrics.get("samples_s"))}
     by_seeds = any(run.seeds is None for run, _ in results.expected)
     trained_only = by_seeds or not (by_processes or own)
     count = len({record.seed for record in (others if trained_only else records)})
-    count = count if trained_only else max(count, own)
+    counts = {count} if trained_only or count > max(own, default=0) else own
     what = "seed" if trained_only else "process"
     if not (trained_only or own) and all(r.config.get("processes", 1) > 1 for r in records):
         what = "launch"  # of several processes that share a step
-    return f"{count} {what}{('s' if what == 'seed' else 'es') * (count > 1)}"
+    return _span(counts, what, "s" if what == "seed" else "es")
 
 
-def _span(numbers: Collection[int], what: str) -> str:
+def _span(numbers: Collection[int], what: str, plural: str = "s") -> str:
     ends = dict.fromkeys(f"{number:,}" for number in (min(numbers), max(numbers)))
-    return f"{' to '.join(ends)} {what}{'s' * (max(numbers) > 1)}"
+    return f"{' to '.join(ends)} {what}{plural * (max(numbers) > 1)}"
 
 
 def device_name(record: Record) -> str:

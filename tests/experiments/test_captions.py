@@ -47,6 +47,8 @@ def test_the_signature_tells_processes_from_seeds_and_a_stop_from_an_extent():
     assert " · 5 processes" in signature(measured, "")
     own = microconv("iterations", plausible, "long")  # each record starts its own
     assert " · 3 processes" in signature(own, "")
+    own.records[0].metrics["samples_s"].append(own.records[0].metrics["samples_s"][0])
+    assert " · 3 to 4 processes" in signature(own, "")
     # Processes that share the work of one training step are something else.
     adaptive = load_paper("adaptive").artefacts["figure7"]
     (run,) = adaptive.runs("quick", {})
