@@ -39,8 +39,8 @@ class BySeed(list[float]):
         self.seeds = tuple(seeds)
         if len(set(self.seeds)) != len(self):
             raise NotRun(
-                f"a cell has several trainings of one seed ({', '.join(map(str, self.seeds))}); "
-                "give a setting one value (--set)"
+                f"a cell has several trainings of one seed ({', '.join(map(str, self.seeds))}): "
+                "their settings, such as of --set, make several cells one"
             )
 
     @classmethod
@@ -102,6 +102,8 @@ def _alike(cells: Sequence[tuple[float, int]], pooled: float, total: int) -> boo
     """Test equal variances (Bartlett 1937)."""
     if len(cells) < 2 or pooled == 0:
         return True
+    if not math.isfinite(pooled):
+        return False
     from scipy.special import chdtrc
 
     # Equal values by chance are no proof of a spread of 0.
@@ -223,7 +225,7 @@ def contrast(
     """
     floors = least or [0.0] * len(cells)
     used = [(c, w, low) for c, w, low in zip(cells, weights, floors, strict=True) if w]
-    if not all(len(cell) for cell, _, _ in used):
+    if not used or not all(len(cell) for cell, _, _ in used):
         raise NotRun("no records")
     if not all(math.isfinite(value) for cell, _, _ in used for value in cell):
         return unsure(math.nan, log, unit, digits)
@@ -347,7 +349,7 @@ def paired(
 ) -> Gap:
     """Return the mean of ``first - second``, of pairs that are alike but for what is asked.
 
-    Seeds alone are no pairs: whether they are blocks a whole design says (`Spread.within`).
+    Seeds alone are no pairs: whether they are blocks a whole design says (`Spread.blocks`).
 
     Args:
         first: Values of one way.

@@ -106,6 +106,11 @@ class TestSynchronisation:
             if config["merge"] == "delta":
                 metrics |= {"accuracy": [15.6, 10.0], "test_loss": [2.4, math.nan]}
 
+        def lost(metrics, config):
+            metrics["accuracy"] = [10.0, 10.0]
+
+        assert judge(key, edit={"synchronise": lost})[0] == "not run"
+
         for edit in (idle, diverge):
             word, evidence = judge(key, edit={"synchronise": edit})
             assert word == "reproduced" and "delta: neither learned anything" in evidence

@@ -291,6 +291,11 @@ class TestSeedsAsBlocks:
         pooled = Spread.pooled([ours, theirs])
         assert difference(ours, theirs, pooled).sd == pytest.approx(pooled.sd / 10)
 
+    def test_one_that_diverged_leaves_the_others_a_spread_of_none(self):
+        diverged = BySeed([math.nan, 2.0], range(2))
+        pooled = Spread.pooled([diverged, BySeed([2.3, 2.3], range(2))])
+        assert not pooled.alike and not pooled.blocks
+
     def test_a_seed_counts_once(self):
         with pytest.raises(NotRun, match=r"several trainings of one seed \(0, 0\)"):
             BySeed([1.0, 2.0], [0, 0])
