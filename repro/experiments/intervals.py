@@ -308,7 +308,6 @@ def ratio(
     digits: int = 2,
     *,
     trials: str = "seeds",
-    resolution: float = 0.0,
 ) -> Gap:
     """Return the ratio of geometric means of positive values, first over second.
 
@@ -318,8 +317,6 @@ def ratio(
         spread: Of logarithms (`Spread.pooled_logs`); None for Welch's error.
         digits: Behind the point, in words.
         trials: What the values are; ``rounds`` of a timing.
-        resolution: What `first` is counted in, such as whole epochs: equal counts are no proof of
-            a spread of 0, but of one no larger than rounding's.
 
     Raises:
         NotRun: One of them is empty.
@@ -328,15 +325,8 @@ def ratio(
     wrong = [value for value in (*first, *second) if not value > 0]
     if wrong:
         raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
-    gap = difference(logs_of(first), logs_of(second), spread)
-    gap = replace(gap, log=True, digits=digits, trials=trials)
-    if not resolution or math.isnan(gap.error):
-        return gap
-    # Of numbers that are spread evenly over what is rounded to one count.
-    least = resolution / math.sqrt(12) / (math.fsum(first) / len(first))
-    if gap.error >= least / math.sqrt(len(first)):
-        return gap
-    return replace(gap, error=least / math.sqrt(len(first)), dof=len(first) - 1, sd=least)
+    logs = [logs_of(first), logs_of(second)]
+    return contrast(logs, [1.0, -1.0], spread, log=True, digits=digits, trials=trials)
 
 
 def paired(

@@ -307,8 +307,8 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
             and _is_left(known.get(step.key), setting)
         ]
         if workers and len(shared) > 1:
-            bar.say(f"{workers.count} processes")  # the longest first, so that none is left last
-            shared.sort(key=lambda work: -took.get(_name(work[0].run), 0.0))
+            bar.say(f"{workers.count} processes")
+            shared.sort(key=lambda work: -took.get(_name(work[0].run), 0.0))  # the longest first
             shared.sort(key=lambda work: work[0].run.place_of(work[0].seed))
             try:
                 for (step, _), made in workers.map(
