@@ -56,19 +56,24 @@ def _identities(results: Results, of: Callable[[Run], bool]) -> set[str]:
 
 
 def _repeated(results: Results, records: Sequence[Record]) -> str:
-    """Return how often something was trained, or by how many processes measured."""
+    """Return how often something was trained, and by how many processes measured."""
     by_processes = _identities(results, lambda run: run.by_processes)
-    others = [record for record in records if record.identity not in by_processes]
     # A measurement that starts its processes itself has a list of samples from each.
     own = {len(samples) for record in records if (samples := record.metrics.get("samples_s"))}
-    by_seeds = any(run.seeds is None for run, _ in results.expected)
-    trained_only = by_seeds or not (by_processes or own)
-    count = len({record.seed for record in (others if trained_only else records)})
-    counts = {count} if trained_only or count > max(own, default=0) else own
-    what = "seed" if trained_only else "process"
-    if not (trained_only or own) and all(r.config.get("processes", 1) > 1 for r in records):
-        what = "launch"  # of several processes that share a step
-    return _span(counts, what, "s" if what == "seed" else "es")
+    trained: list[Record] = []
+    measured = list(records)
+    if any(run.seeds is None for run, _ in results.expected) or not (by_processes or own):
+        trained = [record for record in records if record.identity not in by_processes]
+        measured = [record for record in records if record.identity in by_processes]
+        own = set()
+    said = [_span({len({record.seed for record in trained})}, "seed")] if trained else []
+    if measured:
+        count = len({record.seed for record in measured})
+        counts = {count} if count > max(own, default=0) else own
+        # Processes that share a step are no repetitions of it.
+        launches = not own and all(r.config.get("processes", 1) > 1 for r in measured)
+        said.append(_span(counts, "launch" if launches else "process", "es"))
+    return ", ".join(said)
 
 
 def _span(numbers: Collection[int], what: str, plural: str = "s") -> str:

@@ -1,5 +1,7 @@
 """What images and captions say of their records."""
 
+import re
+
 import pytest
 from invented import make_record
 from made_dualbatch import World
@@ -31,6 +33,15 @@ def test_an_image_says_whose_numbers_it_shows(key):
     results.records = []
     texts = [text.get_text() for text in artefact.figure(results).texts]
     assert not any(text.startswith("Ours") for text in texts)
+
+
+def test_the_signature_counts_what_is_drawn_of_trainings_and_of_measured_processes():
+    source = sources.find_source(load_paper("dualbatch"), None, None, local=False)
+    results = sources.results_of(load_paper("dualbatch").artefacts["synchronisation"], source)
+    assert re.search(r" · \d+ seeds, \d+ processes", signature(results, ""))
+    results.records = [r for r in results.records if r.experiment == "wall"]
+    assert re.search(r" · \d+ processes$", signature(results, ""))
+    assert "seed" not in signature(results, "")
 
 
 def test_what_a_caption_warns_of_is_in_the_image():
