@@ -1,5 +1,6 @@
 """What captions of all papers say in the same words."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from repro.experiments.design import Results, Run
@@ -56,8 +57,12 @@ def _identities(results: Results, of: Callable[[Run], bool]) -> set[str]:
 
 
 def _repeated(results: Results, records: Sequence[Record]) -> str:
-    """Return how often something was trained, and by how many processes measured."""
+    """Return how often each thing was trained, and by how many processes measured."""
     by_processes = _identities(results, lambda run: run.by_processes)
+    # What ends for want of memory, or is the same every time, is not repeated.
+    once = _identities(results, lambda run: run.seeds is not None and len(run.seeds) == 1)
+    repeated = [r for r in records if r.status == "ok" and r.identity not in once]
+    records = repeated or records
     # A measurement that starts its processes itself has a list of samples from each.
     own = {len(samples) for record in records if (samples := record.metrics.get("samples_s"))}
     trained: list[Record] = []
@@ -66,14 +71,19 @@ def _repeated(results: Results, records: Sequence[Record]) -> str:
         trained = [record for record in records if record.identity not in by_processes]
         measured = [record for record in records if record.identity in by_processes]
         own = set()
-    said = [_span({len({record.seed for record in trained})}, "seed")] if trained else []
+    said = [_span(_repetitions(trained), "seed")] if trained else []
     if measured:
-        count = len({record.seed for record in measured})
-        counts = {count} if count > max(own, default=0) else own
+        counts = _repetitions(measured)
+        counts = counts if max(counts) > max(own, default=0) else own
         # Processes that share a step are no repetitions of it.
         launches = not own and all(r.config.get("processes", 1) > 1 for r in measured)
         said.append(_span(counts, "launch" if launches else "process", "es"))
     return ", ".join(said)
+
+
+def _repetitions(records: Sequence[Record]) -> set[int]:
+    """Return how many records there are of one run, from the fewest to the most."""
+    return set(Counter(identity(r.experiment, r.config, 0) for r in records).values())
 
 
 def _span(numbers: Collection[int], what: str, plural: str = "s") -> str:

@@ -156,7 +156,7 @@ def _peaks_row(
 
 def figure6(results: Results) -> "Figure":
     """Draw θ by batch size on both restoration tasks."""
-    from repro.experiments.adaptive.drawing import SIZES, explain
+    from repro.experiments.adaptive.drawing import SIZES, explain, in_decimals
     from repro.plots import legend_below, new_axes
 
     drawn, axes = new_axes(1, 2, 8.2, 3.4)
@@ -170,6 +170,9 @@ def figure6(results: Results) -> "Figure":
     for axis, task in zip(axes[0], (DIV2K, PHANTOM), strict=True):
         draw(axis, results, task, "theta", "θ after the epoch", numbers=False)
         axis.set_ylim(bottom=0)
+        # The peak is in the first of hundreds of epochs.
+        axis.set(xscale="log", xlabel="epoch (logarithmic)")
+        in_decimals(axis.xaxis)
     legend_below(drawn, 5)
     return drawn
 
