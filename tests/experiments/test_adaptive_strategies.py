@@ -182,6 +182,22 @@ class TestEpochs:
         assert found.word == word and "margin ±21.5 %" in found.evidence
         assert f"(paper ×{'1.08' if artefact == 'figure4' else '1.22'})" in found.evidence
 
+    def test_epochs_to_the_quality_of_the_fixed_batch(self, artefact):
+        """Of each seed: the first epoch that is as high as the other's last, of the other's."""
+
+        def edit(metrics, config):
+            seed = round(metrics["psnr"][-1]) - 40
+            metrics["completed"], metrics["stopped"] = 100, True
+            ours = [[30, None, 41, 39], [30, 40, 41, 42], [39.9, 39.9]][seed]
+            metrics["psnr"] = ours if config["strategy"] == "theta" else [30, 42, 42, 42, 40]
+
+        found = judge(
+            f"{artefact}/as_many_epochs",
+            World(final=lambda c: 41.0, spread=1.0, edit={"train": edit}),
+        )
+        said = "as high as the fixed batch ends: 2 of 3 seeds, after ×0.50 of its epochs (median)"
+        assert said in found.evidence
+
     def test_equal_counts_are_no_proof(self, artefact):
         """Of three epochs each ×1 may be as far off as a rounding to whole ones makes it."""
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from repro.experiments.intervals import Gap, NotRun, Spread, contrast, logs_of
+from repro.records import Record
 
 
 def trend(cells: Mapping[int, Sequence[float]], resolution: float = 0.0) -> Gap:
@@ -55,3 +56,29 @@ def log_contrast(
     """
     spread = Spread.pooled(logs)
     return contrast(logs, weights, spread, least, log=True, trials=trials)
+
+
+def as_high_after(
+    trainings: Sequence[Record], others: Sequence[Record], name: str
+) -> list[float | None]:
+    """Return after what part of the other's epochs a training is first as high as it ends.
+
+    Args:
+        trainings: One of each seed.
+        others: To compare with, seed by seed.
+        name: Of what is measured after each epoch.
+
+    Returns:
+        One for each seed that both have; None where it never is as high.
+    """
+    ends = {other.seed: other.metrics[name] for other in others}
+    parts: list[float | None] = []
+    for training in trainings:
+        if training.seed in ends:
+            end = ends[training.seed]
+            numbers = enumerate(training.metrics[name], 1)
+            first = next(
+                (n for n, value in numbers if value is not None and value >= end[-1]), None
+            )
+            parts.append(first and first / len(end))
+    return parts

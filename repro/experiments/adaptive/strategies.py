@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.adaptive.batches import first_decay
-from repro.experiments.adaptive.contrasts import log_contrast, rounding
+from repro.experiments.adaptive.contrasts import as_high_after, log_contrast, rounding
 from repro.experiments.adaptive.describing import CURVES, facts, papers_title, title
 from repro.experiments.adaptive.peaks import intervals
 from repro.experiments.adaptive.projection import paper_schedule
@@ -464,7 +464,13 @@ def as_many_epochs(task: str) -> Claim:
         logs = [logs_of(counts) for counts in epochs]
         gap = log_contrast(logs, [1.0, -1.0], [rounding(counts) for counts in epochs])
         paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
-        return combine([equivalence(f"epochs (paper ×{paper:.2f})", gap, LONGER)])
+        word, evidence = equivalence(f"epochs (paper ×{paper:.2f})", gap, LONGER)
+        parts = as_high_after(trainings["theta"], trainings["best"], metric(task))
+        sooner = [part for part in parts if part]
+        evidence += f"; as high as the fixed batch ends: {len(sooner)} of {len(parts)} seeds"
+        if sooner:
+            evidence += f", after ×{np.median(sooner):.2f} of its epochs (median)"
+        return Verdict(word, evidence)
 
     return judge_epochs
 
