@@ -38,7 +38,7 @@ def test_an_image_says_whose_numbers_it_shows(key):
 def test_the_signature_counts_what_is_drawn_of_trainings_and_of_measured_processes():
     source = sources.find_source(load_paper("dualbatch"), None, None, local=False)
     results = sources.results_of(load_paper("dualbatch").artefacts["synchronisation"], source)
-    assert re.search(r" · \d+ seeds, \d+ processes", signature(results, ""))
+    assert re.search(r" · (\d+ to )?\d+ seeds, \d+ processes", signature(results, ""))
     results.records = [r for r in results.records if r.experiment == "wall"]
     assert re.search(r" · \d+ processes$", signature(results, ""))
     assert "seed" not in signature(results, "")
