@@ -413,6 +413,7 @@ class Exhibit:
         recorded: Experiments whose records are shown wherever there are any, and planned nowhere:
             a command of their own makes them, of whatever size.
         long: Whether the profile `long` runs it.
+        parts: Artefacts of the paper that it sums up, each from the records that show it by itself.
     """
 
     runs: Callable[[str, Chosen], list[Run]]
@@ -423,6 +424,22 @@ class Exhibit:
     checks: tuple[Check, ...] = ()
     recorded: tuple[str, ...] = ()
     long: bool = False
+    parts: tuple[str, ...] = ()
+
+    def judge(self, claim: Claim, results: Results, expected: Expectation) -> Verdict:
+        """Judge one of its claims.
+
+        Where the profile `long` trains longer, or repeats what is timed in further processes,
+        lesser profiles decide nothing but what has no spread: their certainty is of trainings that
+        are too short, or of one process.
+        """
+        verdict = claim.judge(results, expected)
+        lesser = self.long and results.profile in ("smoke", "quick")
+        spreads = claim.kind != "arithmetic" and expected.test != "exact"
+        if lesser and spreads and verdict.word != "not run":
+            why = f"the profile {results.profile} trains and repeats too little to decide it"
+            return Verdict("undecided", f"{verdict.evidence}; {why}")
+        return verdict
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,17 @@ class Source:
         return "; ".join(places)
 
 
+_HERE = "this machine"
+
+
 def _label_of(device: str, profile: str) -> str:
-    where = "this machine" if device == LOCAL else f"reference records, {device}"
+    where = _HERE if device == LOCAL else f"reference records, {device}"
     return f"{where}, profile {profile}"
+
+
+def of_reference(results: Results) -> bool:
+    """Return whether all records are the reference's, none this machine's own."""
+    return not any(_HERE in place for place in results.places)
 
 
 def find_source(
@@ -133,6 +141,9 @@ def results_of(
     Raises:
         UsageError: The changes do not fit the runs.
     """
+    if artefact.exhibit.parts:
+        parts = [source.paper.artefacts[name] for name in artefact.exhibit.parts]
+        return _joined({p.source: results_of(p, source, seeds, changes) for p in parts})
     held = [profile for _, profile in source.records]
     profiles = [name for name in COMPUTING_PROFILES if name in held]
     if not profiles:
@@ -147,6 +158,19 @@ def results_of(
     best = max(candidates, key=worth)
     best.recorded = _recorded(artefact, source)
     return best
+
+
+def _joined(parts: Mapping[str, Results]) -> Results:
+    """Return the results of several artefacts as one, under their most thorough profile."""
+    profile = max((part.profile for part in parts.values()), key=COMPUTING_PROFILES.index)
+    whole = Results([], (), [], profile=profile)
+    for name, part in parts.items():
+        whole.expected += part.expected
+        whole.records += part.records
+        whole.stale += part.stale
+        whole.recorded = [*whole.recorded, *part.recorded]
+        whole.places = [*whole.places, *(f"{name} from {place}" for place in part.places)]
+    return whole
 
 
 def _share(results: Results) -> float:

@@ -14,15 +14,17 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.arguments import check_target, user_path
 from repro.experiments.design import (
     COMPUTING_PROFILES,
+    LONG,
     SEEDS,
     Artefact,
+    Claim,
     Paper,
     Results,
     UsageError,
     expectation,
 )
 from repro.experiments.judging import KINDS, NO_NUMBER, WORDS
-from repro.experiments.sources import LOCAL, Source, find_source, results_of
+from repro.experiments.sources import LOCAL, Source, find_source, of_reference, results_of
 from repro.measure.files import replacing
 from repro.records import (
     Record,
@@ -47,7 +49,7 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
     rows = []
     for claim in artefact.claims:
         expected = expectation(paper.key, artefact.name, claim.key).under(results.profile)
-        verdict = claim.judge(results, expected)
+        verdict = artefact.exhibit.judge(claim, results, expected)
         values = (
             f"{paper.key}/{artefact.name}",
             claim.text,
@@ -59,13 +61,22 @@ def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
         )
         row = dict(zip(CLAIM_COLUMNS, values, strict=True))
         if verdict.word == "not reproduced":
-            told = unheld(paper.key).get(artefact.name, {})
-            row["unheld"] = told.get(claim.key, NOTHING_YET)
+            row["unheld"] = _paragraph(paper, artefact, claim, results)
         rows.append(row)
     return rows
 
 
-NOTHING_YET = "It holds in the reference records, or nobody has looked into it yet."
+NOTHING_YET = "Nobody has looked into it yet: the reference records do not say so."
+
+
+def _paragraph(paper: Paper, artefact: Artefact, claim: Claim, results: Results) -> str:
+    """Return what was found out of a claim, and of which records where these are others."""
+    told = unheld(paper.key).get(artefact.name, {}).get(claim.key)
+    profile = LONG if artefact.exhibit.long else "quick"
+    same = results.profile == profile and of_reference(results)
+    if told is None or same or claim.kind == "arithmetic":
+        return told or NOTHING_YET
+    return f"Of the reference records, profile {profile}: {told}"
 
 
 @cache

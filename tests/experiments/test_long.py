@@ -5,10 +5,10 @@ import json
 import pytest
 
 from repro import paths
-from repro.experiments import PAPERS, arguments, load_paper
+from repro.experiments import PAPERS, arguments, load_paper, summary
 from repro.experiments.adaptive.settings import FIRST_EPOCHS
 from repro.experiments.captions import signature
-from repro.experiments.design import LONG, PROCESSES
+from repro.experiments.design import LONG, PROCESSES, expectation
 from repro.experiments.mbs.settings import ROLES
 from repro.experiments.running import Setting
 from repro.experiments.sources import find_source, results_of
@@ -230,3 +230,39 @@ def test_it_is_shown_from_two_seeds_on(seeds, shown, monkeypatch, tmp_path, make
     told = [line for line in setup(find_source(paper)) if "by the profile long" in line]
     assert len(told) == (shown == LONG) and all(": Figure 1, " in line for line in told)
     assert results_of(paper.artefacts["figure1"], find_source(paper, "quick")).profile == "quick"
+
+
+@pytest.mark.parametrize("key", PAPERS)
+def test_quick_decides_nothing_that_longer_trainings_or_further_processes_do(key, monkeypatch):
+    """Its certainty is of short trainings, some of which end the other way round."""
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+    paper = load_paper(key)
+    quick = find_source(paper, "quick", local=False)
+    for name in TRAINED[key]:
+        artefact = paper.artefacts[name]
+        results = results_of(artefact, quick)
+        rows = summary.verdicts(paper, artefact, results)
+        for claim, row in zip(artefact.claims, rows, strict=True):
+            word = claim.judge(results, expectation(key, name, claim.key)).word
+            exact = expectation(key, name, claim.key).test == "exact"
+            if exact or claim.kind == "arithmetic" or word == "not run":
+                assert row["verdict"] == word
+            else:
+                assert row["verdict"] == "undecided", f"{name}.{claim.key}"
+                assert "the profile quick trains and repeats too little" in row["evidence"]
+
+
+def test_a_page_that_sums_up_shows_each_part_as_it_is_shown_by_itself(monkeypatch):
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+    paper = load_paper("together")
+    source = find_source(paper, local=False)
+    page = results_of(paper.artefacts["decision"], source)
+    parts = [results_of(paper.artefacts[name], source) for name in ("limit", "accuracy")]
+    assert [part.profile for part in parts] == ["quick", LONG]
+    assert page.records == [record for part in parts for record in part.records]
+    assert [place.partition(" from ")[0] for place in page.places] == ["Part 1", "Part 2"]
+    (told,) = (row["claims"] for row in paper.artefacts["decision"].exhibit.table(page)
+               if row["tool"] == "θ-adaptive batch size")  # fmt: skip
+    accuracy = summary.verdicts(paper, paper.artefacts["accuracy"], parts[1])
+    (linear,) = (r["verdict"] for r in accuracy if "linear scaling" in r["claim"])
+    assert told == f"linear_loses: {linear}"

@@ -109,8 +109,9 @@ def _verdicts(results: Results, names: Sequence[str]) -> str:
     parts = []
     for name in names:
         artefact, _, key = name.partition(".")
-        claims = {claim.key: claim for claim in _EXHIBITS[artefact].claims}
-        verdict = claims[key].judge(results, expectation("together", artefact, key))
+        exhibit = _EXHIBITS[artefact]
+        (claim,) = (claim for claim in exhibit.claims if claim.key == key)
+        verdict = exhibit.judge(claim, results, expectation("together", artefact, key))
         parts.append(f"{key}: {verdict.word}")
     return "; ".join(parts)
 
@@ -255,6 +256,7 @@ def facts(results: Results) -> Iterable[str]:
 
 
 DECISION = Exhibit(
+    parts=("limit", "accuracy"),
     runs=runs,
     table=table,
     caption=caption(
