@@ -10,12 +10,14 @@ from dataclasses import dataclass, replace
 
 from repro.experiments.intervals import Gap, NotRun
 
+MOST_SEEDS = 200  # a cell; more is beyond reason for trainings
 WORDS: Mapping[str, str] = {
     "reproduced": "the interval excludes the opposite and the effect reaches at least half of the "
     "paper's, or a sameness lies wholly within its margin",
     "partly": "some parts hold with certainty and others fail with certainty, or the direction is "
     "certain and the size far off",
-    "undecided": "the interval admits both answers; the evidence says how many seeds would decide",
+    "undecided": "the interval admits both answers; the evidence says how many seeds would decide, "
+    f"or, where a bound lies so near that {MOST_SEEDS} a cell would not, how near",
     "not reproduced": "the interval excludes the claim, or all that it admits is less than a "
     "quarter of the paper's effect",
     "not run": "the records that would say are missing, or are of a setting that cannot say",
@@ -28,7 +30,6 @@ KINDS: Mapping[str, str] = {
 
 HALF, QUARTER = 0.5, 0.25  # of the paper's effect: enough to reproduce it; too little to be it
 POWER = 0.8
-MOST_SEEDS = 200  # a cell; more is beyond reason for trainings
 NO_NUMBER = "no number of"  # where even those would not decide: the value lies too near a bound
 
 Part = tuple[str, str]  # a word of WORDS, and its evidence
@@ -321,5 +322,8 @@ def seeds_to_decide(
 def _needed(distances: Sequence[float], gap: Gap, level: float) -> str:
     count = seeds_to_decide(distances, gap.sd, level, gap.seed_dof)
     if count is None:
-        return f"{NO_NUMBER} {gap.trials} within reason (up to {MOST_SEEDS} a cell) would decide"
+        why = f"{NO_NUMBER} {gap.trials} within reason (up to {MOST_SEEDS} a cell) would decide"
+        near = min(distances)
+        away = f"{100 * math.expm1(near):.2g} %" if gap.log else f"{near:.2g} {gap.unit}".rstrip()
+        return why if math.isnan(gap.sd) else f"{why}, {away} from a bound"
     return f"about {count} {gap.trials} a cell would decide"

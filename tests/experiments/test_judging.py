@@ -578,6 +578,16 @@ def told_seeds(told):
 
 
 class TestSeeds:
+    def test_where_no_number_would_decide_it_says_how_near_the_bound_is(self):
+        _, told = equivalence("it", Gap(-1.16, 0.5, 9, sd=1.0, unit="points"), 1.0, side=-1)
+        assert told.endswith(
+            "within reason (up to 200 a cell) would decide, 0.16 points from a bound"
+        )
+        ratio = Gap(math.log(1.05), 0.1, 9, sd=0.3, log=True)
+        assert equivalence("it", ratio, 0.08)[1].endswith("would decide, 2.9 % from a bound")
+        _, told = equivalence("it", Gap(0.2, 0.9, 9, sd=1.0, unit="points"), 1.0)
+        assert "about" in told and "bound" not in told
+
     @pytest.mark.parametrize("level", [0.90, 0.95, 0.99])
     @pytest.mark.parametrize(
         ("distance", "sd"), [(30.0, 1.0), (3.0, 1.0), (1.5, 1.0), (1.0, 1.4), (0.02, 0.05)]

@@ -49,15 +49,20 @@ class TestDividedFaster:
         found, evidence = judge("iterations/divided_faster", world(rest=forms))
         assert found == "reproduced" and "×1.25 [×1.2" in evidence
 
-    def test_where_no_limit_binds_there_is_nothing_to_judge(self):
+    @pytest.mark.parametrize(
+        ("left", "word"), [(NAMES, "not run"), (("DenseNet-40",), "reproduced")]
+    )
+    def test_where_no_limit_binds_there_is_nothing_to_judge(self, left, word):
         def make(run):
             made_ = world(rest={"WR_undivided": 1.3})(run)
-            if made_ and run.config["ways"]:
+            if made_ and run.config["ways"] and run.config["role"] in left:
                 made_["metrics"]["forms"]["WR undivided"]["needed"] = 0
             return made_
 
-        word, evidence = judge("iterations/divided_faster", make)
-        assert word == "not run" and "no limit binds" in evidence
+        found, evidence = judge("iterations/divided_faster", make)
+        assert found == word
+        for name in left:
+            assert f"no limit binds: all of {name} fits" in evidence
 
 
 @pytest.mark.parametrize(

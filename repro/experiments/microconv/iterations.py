@@ -304,7 +304,8 @@ def _draw_over_own(axis: "Axes", records: Sequence[Record]) -> None:
     "Section IV-B3",
 )
 def divided_faster(results: Results, expected: Expectation) -> Verdict:
-    """Judge the iterations of each network, divided over undivided."""
+    """Judge the iterations of each network whose limit binds, divided over undivided."""
+    unbound: dict[str, str] = {}
 
     def judge(role: str) -> Part:
         record = _record(results, role)
@@ -316,11 +317,18 @@ def divided_faster(results: Results, expected: Expectation) -> Verdict:
             least = mib(undivided["least_bytes"])
             return certain(f"{role}: within {limit} only divided ({least} MiB undivided)", True)
         if not undivided["needed"]:
-            raise NotRun(f"no limit binds: all of {role} fits into {limit} by torch's own")
+            unbound[role] = f"no limit binds: all of {role} fits into {limit} by torch's own"
+            raise NotRun(unbound[role])
         judge_gap = partial(direction, paper=published(role), sign=expected.sign)
         return judge_gap(f"{role}, {limit}:", gain(record, UNDIVIDED, DIVIDED))
 
-    return combine(each([n for n in ITERATED if n in iterated(results.profile)], judge))
+    names = [name for name in ITERATED if name in iterated(results.profile)]
+    judged = dict(zip(names, each(names, judge), strict=True))
+    if len(unbound) == len(names):
+        raise NotRun("; ".join(unbound.values()))
+    verdict = combine([part for name, part in judged.items() if name not in unbound])
+    also = "".join(f"; not counted: {why}" for why in unbound.values())
+    return Verdict(verdict.word, verdict.evidence + also)
 
 
 @claim(
