@@ -12,7 +12,7 @@ from repro.experiments.design import SEEDS
 from repro.experiments.recipes import NOT_STATED
 
 ROWS = {row["item"]: row for row in module.recipe()}
-COLUMNS = {"paper profile": "paper", "gpu": "gpu", "quick": "quick"}
+COLUMNS = {"paper profile": "paper", "gpu": "gpu", "long": "long", "quick": "quick"}
 
 
 def test_columns_are_the_same_everywhere_and_items_differ():

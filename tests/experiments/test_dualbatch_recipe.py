@@ -7,7 +7,7 @@ from repro.experiments.dualbatch import settings
 from repro.experiments.dualbatch.recipe import recipe
 from repro.experiments.recipes import NOT_STATED, PROFILES
 
-COLUMNS = ["item", "paper", "paper profile", "gpu", "quick", "why they differ"]
+COLUMNS = ["item", "paper", "paper profile", "gpu", "long", "quick", "why they differ"]
 
 
 @pytest.fixture(scope="module")

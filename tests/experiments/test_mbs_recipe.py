@@ -2,12 +2,13 @@
 
 from repro.experiments.mbs import settings
 from repro.experiments.mbs.recipe import recipe
+from repro.experiments.recipes import PROFILES
 
 
 def test_it_says_what_the_profiles_run():
     rows = {row["item"]: row for row in recipe()}
     for role in settings.ROLES:
-        for column, profile in (("paper profile", "paper"), ("gpu", "gpu"), ("quick", "quick")):
+        for column, profile in PROFILES.items():
             assert rows[f"{role}: network"][column].startswith(
                 settings.MODELS[profile][role]["name"]
             )

@@ -9,7 +9,7 @@ from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.recipes import compared
 
-COLUMNS = ["item", "paper", "paper profile", "gpu", "quick", "why they differ"]
+COLUMNS = ["item", "paper", "paper profile", "gpu", "long", "quick", "why they differ"]
 
 
 @pytest.mark.parametrize("key", PAPERS)

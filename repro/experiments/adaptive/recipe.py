@@ -21,10 +21,10 @@ from repro.experiments.adaptive.settings import (
     SCALE,
     TASKS,
 )
-from repro.experiments.design import SEEDS
+from repro.experiments.design import LONG, SEEDS
 from repro.experiments.recipes import NOT_STATED, compared
 
-_SMALL = "two cores have five minutes"
+_SMALL = "two cores have five minutes, under long hours"
 _MODELS = {
     CIFAR: "ResNet-20",
     DIV2K: "EDSR",
@@ -40,7 +40,7 @@ def recipe() -> list[dict[str, str]]:
     """Return a row for each item of each task.
 
     Returns:
-        Rows with the columns item, paper, paper profile, gpu, quick, why they differ.
+        Rows with the columns item, paper, paper profile, gpu, long, quick, why they differ.
     """
     rows = [row for task in TASKS for row in _of_task(task)]
     rows += [
@@ -121,7 +121,7 @@ def _of_task(task: str) -> list[dict[str, str]]:
         sizes = f"{theirs['batch']}" + (
             f" ~ {theirs['max_batch']}" if "max_batch" in theirs else ""
         )
-        by("batch size", strategy, sizes, _sizes, f"quick: 1/{_share(task)} of the sizes")
+        by("batch size", strategy, sizes, _sizes, _scaled(task))
         grown = theirs["lr"] * theirs.get("max_batch", theirs["batch"]) / theirs["batch"]
         rate = f"{theirs['lr']:g}" + (f" ~ {grown:g}" if "max_batch" in theirs else "")
         printed = "the tables print growing rates, the text fixes them" * (strategy == "scheduled")
@@ -248,8 +248,10 @@ def _ground(key: str) -> str:
     return next(iter(CHOICES[key].values()))
 
 
-def _share(task: str) -> int:
-    return round(1 / SCALE["quick"][task]["batches"])
+def _scaled(task: str) -> str:
+    """Say which profiles take a share of the paper's batch sizes."""
+    shares = {p: SCALE[p][task]["batches"] for p in ("quick", LONG)}
+    return "; ".join(f"{p}: 1/{round(1 / n)} of the sizes" for p, n in shares.items() if n != 1)
 
 
 def _model(config: Config) -> str:

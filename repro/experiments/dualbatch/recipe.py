@@ -24,12 +24,12 @@ from repro.experiments.dualbatch.settings import (
 from repro.experiments.recipes import NOT_STATED, compared
 
 _SETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10"}
-_SMALLER = "quick runs in minutes on two cores"
+_SMALLER = "two cores have minutes, under long hours"
 Config = Mapping[str, Any]
 
 
 def recipe() -> list[dict[str, str]]:
-    """Return a row an item: the paper's value, that of three profiles, and why they differ."""
+    """Return a row an item: the paper's value, those of our profiles, and why they differ."""
     return [*_of_cifar(), *_of_training(), *_of_workers(), *_of_imagenet(), *_of_memory()]
 
 
@@ -145,7 +145,7 @@ def _of_training() -> list[dict[str, str]]:
     rate = training["stages"][0][1] * training["warmup_start"]
     table6 = PAPER["table6"]["cifar"]
     by_k = [row["small_batch"] for row in PAPER["table2"]["rows"] if row["k"] == K[1]]
-    scaled = "batch sizes in proportion to the samples that quick can train"
+    scaled = "batch sizes in proportion to the samples that are trained"
     return [
         compared(
             "B_L, section 5.1",
@@ -308,6 +308,7 @@ def _of_imagenet() -> list[dict[str, str]]:
             PAPER["recipe"]["model"],
             lambda p: _model(IMAGENET_SCALE[p]["model"]),
             _SMALLER,
+            long=False,
         ),
         compared(
             "ImageNet: samples of an epoch",
@@ -332,12 +333,14 @@ def _of_imagenet() -> list[dict[str, str]]:
             _listed(table["resolutions"]),
             at_scale(table["resolutions"], "pixels"),
             _SMALLER,
+            long=False,
         ),
         compared(
             "ImageNet: B_L",
             _listed(table["large_batches"]),
             at_scale(table["large_batches"], "batches"),
             _SMALLER,
+            long=False,
         ),
         compared(
             "ImageNet: dropout",
@@ -350,6 +353,7 @@ def _of_imagenet() -> list[dict[str, str]]:
             PAPER["recipe"]["imagenet_precision"],
             lambda p: _precision(IMAGENET_SCALE[p]["compute"]),
             "bfloat16 needs no scaling of the loss; a CPU gains nothing by it",
+            long=False,
         ),
         compared(
             "ImageNet: augmentation",
@@ -373,11 +377,13 @@ def _of_memory() -> list[dict[str, str]]:
             f"{PAPER['figure13']['device_bytes'] / 1e9:g} GB",
             limit,
             "a card sold as 24 GB has 24 GiB; quick's models are too small for a limit to bind",
+            long=False,
         ),
         compared(
             "Figure 13: batch sizes",
             _listed(PAPER["figure13"]["batch_sizes"]),
             lambda p: _listed(memory(p, CIFAR).config["batch_sizes"]),
             _SMALLER,
+            long=False,
         ),
     ]

@@ -23,14 +23,14 @@ _MODELS = {
     "AmoebaNet-D": "6 layers, 190 filters",
     "U-Net": "U-Net",
 }
-_SMALL = "two cores have five minutes"
+_SMALL = "two cores have five minutes, under long hours"
 
 
 def recipe() -> list[dict[str, str]]:
     """Return a row for each item.
 
     Returns:
-        Rows with the columns item, paper, paper profile, gpu, quick, why they differ.
+        Rows with the columns item, paper, paper profile, gpu, long, quick, why they differ.
     """
     return [row for role in ROLES for row in _of_role(role)] + _of_all()
 

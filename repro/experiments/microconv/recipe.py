@@ -9,18 +9,19 @@ from repro.experiments.microconv.settings import (
     REPEATS,
     ROLES,
     SETTINGS,
+    limit_of,
     policies,
 )
 from repro.experiments.recipes import compared
 
-_SMALL = "two cores have five minutes"
+_SMALL = "two cores have five minutes, under long hours"
 
 
 def recipe() -> list[dict[str, str]]:
     """Return a row for each item.
 
     Returns:
-        Rows with the columns item, paper, paper profile, gpu, quick, why they differ.
+        Rows with the columns item, paper, paper profile, gpu, long, quick, why they differ.
     """
     rows = [
         compared(
@@ -29,16 +30,25 @@ def recipe() -> list[dict[str, str]]:
             lambda p, role=role: (  # type: ignore[misc]
                 f"{NETWORKS[p][role]['batch']}, {NETWORKS[p][role]['image']}"
             ),
-            f"{_SMALL}; limits are not scaled with it, and bind less: long has a quarter of both "
-            "(DenseNet-40 a sixteenth), whole iterations have limits of their own",
+            f"{_SMALL}; quick does not scale limits with it, so that they bind less; whole "
+            "iterations have limits of their own",
         )
         for role in ROLES
     ]
     limits = ", ".join(f"{limit} MiB" for limit in LIMITS_MIB)
     return [
         *rows,
-        compared("AlexNet's conv2: mini-batch", "256", lambda p: str(CONV2_BATCH[p]), _SMALL),
-        compared("workspace of each kernel", limits, lambda _: limits, ""),
+        compared(
+            "AlexNet's conv2: mini-batch", "256", lambda p: str(CONV2_BATCH[p]), _SMALL, long=False
+        ),
+        compared(
+            "workspace of each kernel",
+            limits,
+            lambda p: ", ".join(
+                f"{limit_of(p, 'AlexNet', 'WR', limit):g} MiB" for limit in LIMITS_MIB
+            ),
+            "as much for a sample (DenseNet-40 and ResNet-50 in proportion to their mini-batches)",
+        ),
         compared(
             "policies",
             "undivided, powerOfTwo, all",
@@ -59,5 +69,5 @@ def recipe() -> list[dict[str, str]]:
             lambda p: ", ".join(SETTINGS[p]),
             "today's devices round float32 products (TF32) by default; both are measured",
         ),
-        compared("repeats", "50", lambda p: f"median of {REPEATS[p]}", _SMALL),
+        compared("repeats", "50", lambda p: f"median of {REPEATS[p]}", _SMALL, long=False),
     ]

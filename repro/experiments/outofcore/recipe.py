@@ -1,5 +1,7 @@
 """The paper's recipe beside ours, item by item, computed from `settings`."""
 
+from functools import partial
+
 from repro.experiments.outofcore.settings import (
     BATCHES,
     GROWING,
@@ -12,6 +14,7 @@ from repro.experiments.outofcore.settings import (
 )
 from repro.experiments.recipes import NOT_STATED, compared
 
+_compared = partial(compared, long=False)  # that profile compares schedules alone
 _SMALL = "two cores have five minutes"
 _SIDES = {"Pix2PixHD": "512×1024", "DeepLabv3+": "513×513"}
 
@@ -20,11 +23,13 @@ def recipe() -> list[dict[str, str]]:
     """Return a row for each item.
 
     Returns:
-        Rows with the columns item, paper, paper profile, gpu, quick, why they differ.
+        Rows with the columns item, paper, paper profile, gpu, long, quick, why they differ.
     """
     rows = [
-        compared("device", PAPER["device"], lambda _: "the machine's", "Table 1 is SIMULATED, too"),
-        compared(
+        _compared(
+            "device", PAPER["device"], lambda _: "the machine's", "Table 1 is SIMULATED, too"
+        ),
+        _compared(
             "memory",
             f"{PAPER['limit_gib']} GiB",
             lambda p: (
@@ -38,7 +43,7 @@ def recipe() -> list[dict[str, str]]:
     for role in ROLES:
         height, width = MODELS["paper"][role]["image"]
         rows.append(
-            compared(
+            _compared(
                 f"{role}: network and image",
                 f"{role}, {_SIDES.get(role, f'{height}×{width}')}",
                 lambda p, role=role: _network(p, role),  # type: ignore[misc]
@@ -49,7 +54,7 @@ def recipe() -> list[dict[str, str]]:
         )
         batches = BATCHES if role == RESNET else {p: sizes[role] for p, sizes in GROWING.items()}
         rows.append(
-            compared(
+            _compared(
                 f"{role}: batch sizes",
                 ", ".join(map(str, PAPER["table1"]["batches"])) if role == RESNET else "drawn",
                 lambda p, batches=batches: ", ".join(map(str, batches[p])) or "none",  # type: ignore[misc]
@@ -57,9 +62,9 @@ def recipe() -> list[dict[str, str]]:
             )
         )
     rows += [
-        compared("data", NOT_STATED, lambda _: "SYNTHETIC", "only speed and memory are looked at"),
-        compared("iterations averaged", "100", lambda p: f"median of {REPEATS[p]}", _SMALL),
-        compared(
+        _compared("data", NOT_STATED, lambda _: "SYNTHETIC", "only speed and memory are looked at"),
+        _compared("iterations averaged", "100", lambda p: f"median of {REPEATS[p]}", _SMALL),
+        _compared(
             "threads",
             NOT_STATED,
             lambda p: str(THREADS[p] or "all"),

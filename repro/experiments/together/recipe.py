@@ -19,14 +19,14 @@ from repro.experiments.together.settings import (
 )
 
 _NO_PAPER = "no paper"
-_SMALL = "two cores have five minutes for all of it"
+_SMALL = "two cores have five minutes for all of it, under long hours"
 
 
 def recipe() -> list[dict[str, str]]:
     """Return a row for each item.
 
     Returns:
-        Rows with the columns item, paper, paper profile, gpu, quick, why they differ.
+        Rows with the columns item, paper, paper profile, gpu, long, quick, why they differ.
     """
     rows = [_of_limit(network, aspect) for network in NETWORKS for aspect in ("network", "ways")]
     for item, describe in _TRAINING.items():
@@ -47,7 +47,7 @@ def _of_limit(network: str, aspect: str) -> dict[str, str]:
         return f"{options}; {first['fits']} samples fit, tried at ×{first['multiples']}"
 
     why = _SMALL if aspect == "network" else "a file is for what a CPU swaps; tuning takes long"
-    return compared(f"Part 1, {network}: {aspect}", _NO_PAPER, describe, why)
+    return compared(f"Part 1, {network}: {aspect}", _NO_PAPER, describe, why, long=False)
 
 
 def _options(values: Mapping[str, Any]) -> str:
