@@ -345,6 +345,9 @@ class TestTables:
             assert 1 <= low <= high
             assert row["two processes, projected"] == row["two processes, measured"]
             assert 0 < float(row["two processes, measured"]) < 2
+            # As the notebook's first cell has it.
+            gap = scaling.pace(scaling.measured(results_of(artefact))[task], task, strategy)
+            assert row["two processes, measured"] == f"{math.exp(gap.mean):.2f}"
         without = scaling.table(results_of(artefact, World(status=nothing)), task)
         assert {row["two processes, measured"] for row in without} == {DASH}
         fitted = "fitted to all three"

@@ -291,7 +291,8 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
             most, at = projection.largest_speedup(model, task, strategy)
             row["projected, our machine"] = f"{most:.1f} on {at} node{'s' * (at > 1)}"
         if measurement:
-            said, reached = projection.two_processes(measurement, task, strategy)
+            said = projection.two_processes(measurement, task, strategy)
+            reached = math.exp(pace(measurement, task, strategy).mean)
             row["two processes, projected"] = DASH if math.isnan(said) else f"{said:.2f}"
             row["two processes, measured"] = f"{reached:.2f}"
         rows.append(row)
