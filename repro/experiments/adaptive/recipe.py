@@ -24,7 +24,7 @@ from repro.experiments.adaptive.settings import (
 from repro.experiments.design import LONG, SEEDS
 from repro.experiments.recipes import NOT_STATED, compared
 
-_SMALL = "two cores have five minutes, under long hours"
+_SMALL = "two cores have five minutes (long: hours)"
 _MODELS = {
     CIFAR: "ResNet-20",
     DIV2K: "EDSR",

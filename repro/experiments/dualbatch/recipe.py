@@ -24,7 +24,7 @@ from repro.experiments.dualbatch.settings import (
 from repro.experiments.recipes import NOT_STATED, compared
 
 _SETS = {"cifar100": "CIFAR-100", "cifar10": "CIFAR-10"}
-_SMALLER = "two cores have minutes, under long hours"
+_SMALLER = "two cores have minutes (long: hours)"
 Config = Mapping[str, Any]
 
 

@@ -23,7 +23,7 @@ _MODELS = {
     "AmoebaNet-D": "6 layers, 190 filters",
     "U-Net": "U-Net",
 }
-_SMALL = "two cores have five minutes, under long hours"
+_SMALL = "two cores have five minutes (long: hours)"
 
 
 def recipe() -> list[dict[str, str]]:

@@ -14,7 +14,7 @@ from repro.experiments.microconv.settings import (
 )
 from repro.experiments.recipes import compared
 
-_SMALL = "two cores have five minutes, under long hours"
+_SMALL = "two cores have five minutes (long: hours)"
 
 
 def recipe() -> list[dict[str, str]]:
@@ -31,7 +31,7 @@ def recipe() -> list[dict[str, str]]:
                 f"{NETWORKS[p][role]['batch']}, {NETWORKS[p][role]['image']}"
             ),
             f"{_SMALL}; quick does not scale limits with it, so that they bind less; whole "
-            "iterations have limits of their own",
+            "iterations have mini-batches and limits of their own",
         )
         for role in ROLES
     ]
@@ -47,7 +47,7 @@ def recipe() -> list[dict[str, str]]:
             lambda p: ", ".join(
                 f"{limit_of(p, 'AlexNet', 'WR', limit):g} MiB" for limit in LIMITS_MIB
             ),
-            "as much for a sample (DenseNet-40 and ResNet-50 in proportion to their mini-batches)",
+            "long: as much for a sample; so have ResNet-50 and DenseNet-40 by their mini-batches",
         ),
         compared(
             "policies",

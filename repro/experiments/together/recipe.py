@@ -19,7 +19,7 @@ from repro.experiments.together.settings import (
 )
 
 _NO_PAPER = "no paper"
-_SMALL = "two cores have five minutes for all of it, under long hours"
+_SMALL = "two cores have five minutes for all of it (long: hours)"
 
 
 def recipe() -> list[dict[str, str]]:
