@@ -42,6 +42,7 @@ LONG = "long"
 PROCESSES = (0, 1, 2, 3, 4)  # by which it measures, as seeds of runs
 COMPUTING_PROFILES = ("smoke", "quick", LONG, "gpu", "paper")
 PROFILES = ("view", *COMPUTING_PROFILES)
+TOO_LITTLE = "trains and repeats too little to decide it"  # what `long` runs
 SEEDS = {
     "smoke": (0,),
     "quick": (0, 1, 2),
@@ -145,10 +146,12 @@ class Results:
 
     Attributes:
         places: Where the records come from, as phrases, most records first.
+        parts: Of an artefact that sums up others, the results of each, by name.
         recorded: Records that no plan has, of jobs that a user ran; see `Exhibit.recorded`.
     """
 
     places: Sequence[str] = ()
+    parts: "Mapping[str, Results]" = {}  # noqa: RUF012 (never changed in place)
     recorded: Sequence[Record] = ()
 
     def __init__(
@@ -430,14 +433,14 @@ class Exhibit:
         """Judge one of its claims.
 
         Where the profile `long` trains longer, or repeats what is timed in further processes,
-        lesser profiles decide nothing but what has no spread: their certainty is of trainings that
-        are too short, or of one process.
+        lesser profiles decide nothing but what is expected to be exact: their certainty is of
+        trainings that are too short, or of one process.
         """
         verdict = claim.judge(results, expected)
         lesser = self.long and results.profile in ("smoke", "quick")
         spreads = claim.kind != "arithmetic" and expected.test != "exact"
         if lesser and spreads and verdict.word != "not run":
-            why = f"the profile {results.profile} trains and repeats too little to decide it"
+            why = f"the profile {results.profile} {TOO_LITTLE}"
             return Verdict("undecided", f"{verdict.evidence}; {why}")
         return verdict
 

@@ -143,7 +143,7 @@ def results_of(
     """
     if artefact.exhibit.parts:
         parts = [source.paper.artefacts[name] for name in artefact.exhibit.parts]
-        return _joined({p.source: results_of(p, source, seeds, changes) for p in parts})
+        return _joined({part: results_of(part, source, seeds, changes) for part in parts})
     held = [profile for _, profile in source.records]
     profiles = [name for name in COMPUTING_PROFILES if name in held]
     if not profiles:
@@ -160,16 +160,20 @@ def results_of(
     return best
 
 
-def _joined(parts: Mapping[str, Results]) -> Results:
+def _joined(parts: Mapping[Artefact, Results]) -> Results:
     """Return the results of several artefacts as one, under their most thorough profile."""
     profile = max((part.profile for part in parts.values()), key=COMPUTING_PROFILES.index)
     whole = Results([], (), [], profile=profile)
-    for name, part in parts.items():
+    whole.parts = {artefact.name: part for artefact, part in parts.items()}
+    for artefact, part in parts.items():
         whole.expected += part.expected
         whole.records += part.records
         whole.stale += part.stale
         whole.recorded = [*whole.recorded, *part.recorded]
-        whole.places = [*whole.places, *(f"{name} from {place}" for place in part.places)]
+        whole.places = [
+            *whole.places,
+            *(f"{artefact.source} from {place}" for place in part.places),
+        ]
     return whole
 
 

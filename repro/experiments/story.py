@@ -282,7 +282,11 @@ def setup(source: Source) -> list[str]:
         return ["Nothing has been run yet."]
     profiles = sorted({results.profile for results in every if results.records})
     artefacts = zip(source.paper.artefacts.values(), every, strict=True)
-    long = [a.source for a, results in artefacts if results.records and results.profile == LONG]
+    long = [
+        artefact.source
+        for artefact, results in artefacts
+        if results.records and results.profile == LONG and not results.parts
+    ]
     return [
         f"Ours: {devices(records)}, profile {', '.join(profiles)}, torch "
         f"{', '.join(sorted({record.versions['torch'] for record in records}))} ({source.label}).",

@@ -16,6 +16,7 @@ from repro.experiments.design import (
     COMPUTING_PROFILES,
     LONG,
     SEEDS,
+    TOO_LITTLE,
     Artefact,
     Claim,
     Paper,
@@ -182,7 +183,7 @@ def lacking_runs(rows: Sequence[Row]) -> int:
     return sum(
         row["verdict"] == "undecided"
         and "would decide" in row["evidence"]
-        and NO_NUMBER not in row["evidence"]
+        and not any(word in row["evidence"] for word in (NO_NUMBER, TOO_LITTLE))
         for row in rows
     )
 
@@ -214,6 +215,8 @@ def status(profile: str | None = None) -> list[Row]:
                 continue
             source = Source(paper, {(LOCAL, name): store}, name)
             for artefact in paper.artefacts.values():
+                if artefact.exhibit.parts:
+                    continue  # each is counted by itself
                 results = results_of(artefact, source, SEEDS[name])
                 words = [record.status for record in results.records]
                 rows.append(

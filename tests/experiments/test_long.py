@@ -12,7 +12,7 @@ from repro.experiments.design import LONG, PROCESSES, expectation
 from repro.experiments.mbs.settings import ROLES
 from repro.experiments.running import Setting
 from repro.experiments.sources import find_source, results_of
-from repro.experiments.story import setup
+from repro.experiments.story import findings_of, setup
 from repro.records import RecordStore
 
 TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "figure3", "batchnorm"),
@@ -266,3 +266,24 @@ def test_a_page_that_sums_up_shows_each_part_as_it_is_shown_by_itself(monkeypatc
     accuracy = summary.verdicts(paper, paper.artefacts["accuracy"], parts[1])
     (linear,) = (r["verdict"] for r in accuracy if "linear scaling" in r["claim"])
     assert told == f"linear_loses: {linear}"
+    # A part is judged under its own profile, whatever the others have.
+    page.parts = {
+        "limit": parts[0],
+        "accuracy": results_of(paper.artefacts["accuracy"], find_source(paper, "quick")),
+    }
+    (told,) = (row["claims"] for row in paper.artefacts["decision"].exhibit.table(page)
+               if row["tool"] == "θ-adaptive batch size")  # fmt: skip
+    assert told == "linear_loses: undecided"
+
+
+def test_stories_have_the_words_of_the_verdicts(monkeypatch):
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+    paper = load_paper("dualbatch")
+    source = find_source(paper, "quick", local=False)
+    artefact = paper.artefacts["table8"]
+    rows = summary.verdicts(paper, artefact, results_of(artefact, source))
+    (saving,) = (row for claim, row in zip(artefact.claims, rows, strict=True)
+                 if claim.key == "saving")  # fmt: skip
+    assert saving["verdict"] == "undecided" and summary.lacking_runs(rows) == 0
+    (told,) = (text for text in findings_of(source) if "CIFAR's resolutions" in text)
+    assert "CIFAR's resolutions (paper ×0.90): undecided" in told

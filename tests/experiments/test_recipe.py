@@ -18,7 +18,7 @@ def test_it_is_whole_and_shown(key):
     assert len(rows) > 5 and len({row["item"] for row in rows}) == len(rows)
     for row in rows:
         assert list(row) == COLUMNS and all(isinstance(value, str) for value in row.values())
-        assert row["paper"] and row["gpu"] and row["quick"], row
+        assert row["paper"] and row["gpu"] and row["long"] and row["quick"], row
         if row["paper profile"] != row["quick"] or row["paper"] == "not stated":
             assert row["why they differ"], row
     notebook = json.loads(

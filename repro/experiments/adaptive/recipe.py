@@ -226,7 +226,7 @@ def _of_task(task: str) -> list[dict[str, str]]:
             f"{task}: seeds",
             seeds,
             lambda profile: f"{len(SEEDS[profile])}",
-            "the least that tell a spread",
+            "three are the least that tell a spread; long has more",
         )
     )
     return rows
@@ -234,8 +234,8 @@ def _of_task(task: str) -> list[dict[str, str]]:
 
 _VALIDATED = {
     CIFAR: "the test set, or a part of it",
-    DIV2K: "the validation set that DIV2K ships, as EDSR's",
-    PHANTOM: "an eighth of the training images",
+    DIV2K: "the validation set that DIV2K ships, as EDSR's; as many of what stands in",
+    PHANTOM: "an eighth of the training images, by quick and long a half",
 }
 
 

@@ -26,8 +26,9 @@ _EXHIBITS = {"table2": TABLE2, "table5": TABLE5, "table8": TABLE8, "table10": TA
 
 def word(look: Look, artefact: str, key: str) -> str:
     """Return the verdict on a claim."""
-    (claim,) = (claim for claim in _EXHIBITS[artefact].claims if claim.key == key)
-    return claim.judge(look(artefact), expectation("dualbatch", artefact, key)).word
+    exhibit = _EXHIBITS[artefact]
+    (claim,) = (claim for claim in exhibit.claims if claim.key == key)
+    return exhibit.judge(claim, look(artefact), expectation("dualbatch", artefact, key)).word
 
 
 def saving(look: Look) -> str:

@@ -80,7 +80,7 @@ def accuracy(look: Look) -> str:
     """Say whether MBS keeps the accuracy, and what larger mini-batches do to it."""
     results = look("table4")
     words = {
-        claim.key: claim.judge(results, expectation("mbs", "table4", claim.key)).word
+        claim.key: TABLE4.judge(claim, results, expectation("mbs", "table4", claim.key)).word
         for claim in TABLE4.claims
     }
     role = CLASSIFIERS[0]

@@ -63,7 +63,12 @@ def recipe() -> list[dict[str, str]]:
         )
     rows += [
         _compared("data", NOT_STATED, lambda _: "SYNTHETIC", "only speed and memory are looked at"),
-        _compared("iterations averaged", "100", lambda p: f"median of {REPEATS[p]}", _SMALL),
+        _compared(
+            "iterations averaged",
+            "100",
+            lambda p: f"median of {REPEATS[p]}",
+            f"{_SMALL}; long: 9 of each schedule, by five processes",
+        ),
         _compared(
             "threads",
             NOT_STATED,

@@ -111,7 +111,8 @@ def _verdicts(results: Results, names: Sequence[str]) -> str:
         artefact, _, key = name.partition(".")
         exhibit = _EXHIBITS[artefact]
         (claim,) = (claim for claim in exhibit.claims if claim.key == key)
-        verdict = exhibit.judge(claim, results, expectation("together", artefact, key))
+        own = results.parts.get(artefact, results)
+        verdict = exhibit.judge(claim, own, expectation("together", artefact, key))
         parts.append(f"{key}: {verdict.word}")
     return "; ".join(parts)
 

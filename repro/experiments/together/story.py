@@ -60,9 +60,8 @@ def combined(look: Look) -> str:
     """Say what a growing batch that streams saves, and whether a combination learns more."""
     results = look("accuracy")
     best, rival, gap = accuracy.best_combination(results)
-    verdict = accuracy.together_wins.judge(
-        results, expectation("together", "accuracy", "together_wins")
-    )
+    expected = expectation("together", "accuracy", "together_wins")
+    verdict = accuracy.ACCURACY.judge(accuracy.together_wins, results, expected)
     return (
         f"A θ-adaptive batch that streams makes {accuracy.updates_over_fixed(results)} of the "
         f"updates of a fixed small batch (predicted ×{PREDICTED['updates_over_fixed']:.2f}). That "
