@@ -1,0 +1,74 @@
+"""What must not change by accident: every planned run, every verdict's word and evidence.
+
+A change on purpose writes both files anew, ``python tests/experiments/test_lock.py``, and its
+commit shows the difference.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from repro import paths
+from repro.experiments import PAPERS, load_paper
+from repro.experiments.arguments import plan
+from repro.experiments.design import COMPUTING_PROFILES, SEEDS, expectation
+from repro.experiments.sources import find_source, results_of
+from repro.records import identity
+
+PLANS = Path(__file__).with_name("locked_plans.txt")
+VERDICTS = Path(__file__).with_name("locked_verdicts.json")
+
+
+def plans() -> str:
+    """Return a line for each configuration: where it is planned, its identity and seeds."""
+    lines = ["paper profile experiment identity(seed 0) seeds artefacts"]
+    for paper in map(load_paper, PAPERS):
+        for profile in COMPUTING_PROFILES:
+            # The data set that a profile names first, whatever is at hand.
+            chosen = {task: next(iter(n), "") for task, n in paper.datasets[profile].items()}
+            users = {
+                name: set(artefact.runs(profile, chosen))
+                for name, artefact in paper.artefacts.items()
+            }
+            for run in plan(paper, paper.artefacts.values(), profile, chosen):
+                seeds = run.seeds if run.seeds is not None else SEEDS[profile]
+                line = [paper.key, profile, run.experiment]
+                line += [identity(run.experiment, run.config, 0), ",".join(map(str, seeds))]
+                line += [",".join(name for name, used in users.items() if run in used)]
+                lines.append(" ".join(line))
+    return "\n".join(lines) + "\n"
+
+
+def verdicts() -> str:
+    """Return the word and the evidence of every verdict on the reference records, as JSON."""
+    judged = {}
+    for paper in map(load_paper, PAPERS):
+        source = find_source(paper, local=False)
+        for artefact in paper.artefacts.values():
+            results = results_of(artefact, source)
+            for claim in artefact.claims:
+                expected = expectation(paper.key, artefact.name, claim.key)
+                verdict = artefact.exhibit.judge(claim, results, expected.under(results.profile))
+                name = f"{paper.key}/{artefact.name}.{claim.key}"
+                judged[name] = [verdict.word, verdict.evidence]
+    return json.dumps(judged, indent=1, ensure_ascii=False) + "\n"
+
+
+def test_the_planned_runs_are_the_locked_ones() -> None:
+    assert plans().splitlines() == PLANS.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_verdicts_on_the_reference_records_are_the_locked_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+    locked = json.loads(VERDICTS.read_text(encoding="utf-8"))
+    now = json.loads(verdicts())
+    changed = {name: (locked.get(name), now.get(name)) for name in {**locked, **now}}
+    assert {name: pair for name, pair in changed.items() if pair[0] != pair[1]} == {}
+
+
+if __name__ == "__main__":
+    PLANS.write_text(plans(), encoding="utf-8")
+    VERDICTS.write_text(verdicts(), encoding="utf-8")
