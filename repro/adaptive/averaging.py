@@ -135,7 +135,7 @@ class Hook:
         if owner is not None:
             getattr(owner, self._name)(*self._arguments, hooked)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type["Hook"], tuple[Any, str]]:
         owner = self._owner()
         if owner is not None:
             owner.finish()

@@ -104,7 +104,8 @@ class CyclicProgressiveSchedule(Sequence[EpochSetting]):
         # Plain numbers, whichever of numpy's were given: checkpoints are compared by their text.
         self.stages = tuple(Stage(int(stage.epochs), plain(stage.lr)) for stage in stages)
         self.sub_stages = tuple(_plain(sub) for sub in sub_stages)
-        self.warmup_epochs, self.warmup_start = int(warmup_epochs), plain(warmup_start)
+        self.warmup_epochs = int(warmup_epochs)
+        self.warmup_start: float = plain(warmup_start)
         self._settings: list[EpochSetting] = []
         for number, stage in enumerate(self.stages, 1):
             for sub_number, sub in self._divided(stage.epochs):

@@ -19,9 +19,10 @@ from repro.mbs.errors import (
     UnsupportedLossError,
 )
 from repro.mbs.losses import token_counts
+from repro.mbs.results import StreamResult
 from repro.mbs.sizing import Sizing
 from repro.mbs.staging import Span
-from repro.mbs.streamer import MicroBatchStreamer, StreamResult
+from repro.mbs.streamer import MicroBatchStreamer
 
 __all__ = [
     "BatchSizeMismatchError",

@@ -110,8 +110,8 @@ class Stager:
 
         def seconds(mark: Any) -> float:
             if self._queued:
-                return self._origin.elapsed_time(mark) / 1e3
-            return mark - self._origin
+                return float(self._origin.elapsed_time(mark)) / 1e3
+            return float(mark - self._origin)
 
         counts: dict[str, int] = {"copy": 0, "compute": 0}
         spans = []

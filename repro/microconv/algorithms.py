@@ -15,6 +15,7 @@ from repro.microconv.kernels import Buffers, Convolution, Kernel, buffers_bytes
 
 Tensor = torch.Tensor
 Slices = tuple[slice, slice]
+Carved = dict[str, Tensor]  # the buffers of `Buffers`, as `carve` gives them
 
 
 def _window(conv: Convolution, row: int, column: int) -> tuple[Slices, Slices]:
@@ -65,7 +66,7 @@ class Direct(_Algorithm):
             "filters": (filters, dtype),
         }
 
-    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `TorchBackend.run`."""
         conv, taken = kernel.conv, t["taken"]
         b = len(taken)
@@ -123,7 +124,7 @@ class Im2col(_Algorithm):
     def _identity(conv: Convolution) -> bool:
         return conv.kernel_size == conv.stride == (1, 1) and conv.padding == (0, 0)
 
-    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `TorchBackend.run`."""
         conv, b = kernel.conv, len(first)
         shape = (list(conv.kernel_size), list(conv.dilation), list(conv.padding), list(conv.stride))
@@ -173,7 +174,7 @@ class Implicit(Im2col):
         shape = (1, self._channels(kernel) * conv.taps, math.prod(conv.out_size))
         return {"columns": (shape, kernel.torch_dtype)}
 
-    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `TorchBackend.run`."""
         conv = kernel.conv
         if self._identity(conv):
@@ -246,7 +247,7 @@ class FFT(_Algorithm):
         made = buffers_bytes({name: buffers[name] for name in ("image", "staging")})
         return made + max(buffers_bytes({name: buffers[name]}) for name in "xwy")
 
-    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `TorchBackend.run`."""
         conv, (rows, columns) = kernel.conv, self._size(kernel.conv)
         pad, stride, dilation = conv.padding, conv.stride, conv.dilation
@@ -261,7 +262,7 @@ class FFT(_Algorithm):
             slice(0, extent, d) for extent, d in zip(conv.extent, dilation, strict=True)
         )
 
-        def transform(source: Tensor, region: tuple, target: Tensor) -> None:
+        def transform(source: Tensor, region: tuple[slice, ...], target: Tensor) -> None:
             count = source.shape[0] * source.shape[1]
             image = t["image"][:count].zero_()
             image.view(*source.shape[:2], rows, columns)[:, :, region[0], region[1]] = source
@@ -374,7 +375,7 @@ class Winograd(_Algorithm):
             "filters": ((36, k, c), dtype),
         }
 
-    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: dict) -> None:
+    def run(self, kernel: Kernel, first: Tensor, second: Tensor, out: Tensor, t: Carved) -> None:
         """Compute one kernel; see `TorchBackend.run`."""
         c, k, pad, (ty, tx) = self._geometry(kernel)
         b = len(first)

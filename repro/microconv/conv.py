@@ -261,12 +261,12 @@ class TunedConv2d(nn.Conv2d):
             or torch._C._are_functorch_transforms_active()
             or forward_ad._current_level >= 0
         ):
-            return self._conv_forward(input, weight, bias)
+            return self._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
         with _untraced():
             kernels = self._kernels(input, weight, bias)
         if kernels is None:
             self.untuned_calls += 1
-            return self._conv_forward(input, weight, bias)
+            return self._conv_forward(input, weight, bias)  # type: ignore[no-any-return]
         dtype = compute_dtype(input)
         bias = None if bias is None else bias.to(dtype)
         with torch.autocast(input.device.type, enabled=False):
@@ -305,7 +305,8 @@ class TunedConv2d(nn.Conv2d):
             for kind, k in kernels.items()
             if k.parts is not None
         }
-        return f"{super().extra_repr()}, tuned: {', '.join(sorted(kinds))}"
+        untuned = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{untuned}, tuned: {', '.join(sorted(kinds))}"
 
 
 @contextmanager

@@ -277,7 +277,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """
     pointer, number, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
     handle = ctypes.POINTER(pointer)
-    declared: dict[str, list] = {
+    declared: dict[str, list[type]] = {
         "cudnnCreate": [handle],
         "cudnnSetStream": [pointer, pointer],
         "cudnnCreateTensorDescriptor": [handle],

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class Division:
     parts: list[tuple[int, str]]
 
     def __str__(self) -> str:
-        runs: list[list] = []
+        runs: list[list[Any]] = []
         for size, algorithm in self.parts:
             if runs and runs[-1][1:] == [size, algorithm]:
                 runs[-1][0] += 1

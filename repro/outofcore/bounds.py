@@ -169,7 +169,8 @@ def _beyond(position: NDArray[np.int64], size: Vector, room: float, length: int)
     summed = np.bincount(position, size, length)[::-1].cumsum()[::-1]
     small = size <= room
     fitting = np.bincount(position[small], size[small], length)[::-1].cumsum()[::-1]
-    return np.maximum(0.0, summed - np.minimum(fitting, room))
+    beyond: Vector = np.maximum(0.0, summed - np.minimum(fitting, room))
+    return beyond
 
 
 def _copies(demand: Vector, rate: float, latency_s: float, largest: float) -> Vector:

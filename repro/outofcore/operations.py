@@ -71,7 +71,7 @@ class Operations(TorchDispatchMode):
     """Sees every operation, those of backward passes and of optimizers included."""
 
     def __init__(self, owner: Observer) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.owner = owner
 
     @classmethod

@@ -51,7 +51,7 @@ class _Probe(TorchDispatchMode):
     """Notes who holds the operands of a sum that autograd alone holds."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.holders: list[tuple[_Holders, _Holders]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
