@@ -353,12 +353,17 @@ class _Window:
                 cycle, position = cycle + 1, 0
                 instances, shift = self.instances[cycle % 2], cycle * self.n
         self.head = cycle * count + position
-        for action in incoming:  # only now: none of the window may be released for another
-            nbytes = size[action[1]]
-            while self.used + nbytes > self.budget:  # step (b)
-                self._release_oldest(self.before[a - self.start])
-            self.before[a - self.start].append(action)
-            self.device[action[1]] = True
+        # Only now: none of the window may be released for another.
+        self._swap_in(incoming, self.before[a - self.start])
+
+    def _swap_in(self, incoming: list[tuple[Kind, int]], actions: list[tuple[Kind, int]]) -> None:
+        """Swap in what entered the window; wait for the oldest swap-outs first: figure 2 (b)."""
+        for kind, x in incoming:
+            nbytes = self.size[x]
+            while self.used + nbytes > self.budget:
+                self._release_oldest(actions)
+            actions.append((kind, x))
+            self.device[x] = True
             self.used += nbytes
 
     def _release_oldest(self, actions: list[tuple[Kind, int]]) -> None:
