@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from repro.outofcore.addresses import Addresses
 from repro.outofcore.collectives import Collectives, wait_for
-from repro.outofcore.following import Step
+from repro.outofcore.following import Follower, Step
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.operands import Operands
 from repro.outofcore.operations import Timer, divide, result_bytes, run_in_parts, say_once
@@ -69,12 +69,8 @@ class Running:
             return self._run(operation, args, kwargs)
         step = follower.upcoming(operation)
         given = args
-        if step is None and operation is ADD and (step := follower.upcoming(ADD_INTO)) is not None:
-            operand = self._sums.into(args, kwargs)
-            if operand is None:
-                step = None
-            elif operand:
-                given = args[::-1]
+        if step is None and operation is ADD:
+            step, given = self._planned_sum(follower, args, kwargs)
         if step is None or step.signature.collective:
             return self._run(operation, args, kwargs)
         residency, lock, known = self._residency, self._lock, step.signature
@@ -120,6 +116,16 @@ class Running:
                 self._act(step.after, (), partial(self._name, known))
         return result
 
+    def _planned_sum(
+        self, follower: Follower, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Step | None, tuple[Any, ...]]:
+        """Return the plan's next step where it makes this sum in place, and what it is given."""
+        step = follower.upcoming(ADD_INTO)
+        operand = None if step is None else self._sums.into(args, kwargs)
+        if operand is None:
+            return None, args
+        return step, args[::-1] if operand else args
+
     def _bring_in(self, step: Step | None, known: Signature, inputs: list[Variable]) -> None:
         """Have an operation's inputs on the device."""
         residency = self._residency
@@ -162,6 +168,7 @@ class Running:
         self.promised = nbytes
 
     def _run(self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, whatever the plan says of it."""
         residency, iterations, lock = self._residency, self._iterations, self._lock
         known = signature(operation)
         if known.ignored:
@@ -179,32 +186,14 @@ class Running:
                 parts = divide(args, residency.budget_bytes / _PART)
                 if len(parts) > 1:
                     return run_in_parts(self.follow, operation, parts, args, kwargs)
-            inputs, written = self.operands.of(known, args, kwargs)
-            step = iterations.expected(operation, inputs)
-            if not self._statistics.iterations:
-                _say_what_is_not_compiled()
-            self._bring_in(step, known, inputs)
-            nbytes, certain = 0, True
-            if step is not None:
-                nbytes = step.birth_bytes
-            elif (known.makes or known.resizes) and not known.collective and self._computes:
-                nbytes, certain = result_bytes(operation, args, kwargs)
-            self._promise(known, inputs, written, nbytes, certain)
+            step, inputs, written = self._prepare(operation, known, args, kwargs)
             clock = residency.clock
         except BaseException:
             self.active = ()
             raise
         finally:
             lock.release()
-        timed = Timer(residency.device) if iterations.log is not None else None
-        try:
-            result = operation._op(*args, **kwargs)
-        except BaseException:
-            with lock:
-                self.active, self.promised = (), None
-            raise
-        if timed:
-            timed.stop()
+        result, timer = self._time(operation, args, kwargs)
         with lock:
             self.active, self.promised = (), None
             made = self.operands.made(result, inputs) if known.makes else []
@@ -224,10 +213,45 @@ class Running:
                 return result
             residency.clock = clock + 1
             summed = None if into is None else residency.look_up(args[into])
-            step = iterations.ran(step, operation, inputs, written, made, timed, summed)
+            step = iterations.ran(step, operation, inputs, written, made, timer, summed)
             if step is not None and step.after:
                 self._act(step.after, (), partial(self._name, known))
         return result
+
+    def _prepare(
+        self, operation: OpOverload, known: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Step | None, list[Variable], list[Variable]]:
+        """Have an operation's inputs on the device, and room for what it makes.
+
+        Return its step of the plan, its inputs, and those of them that it writes.
+        """
+        inputs, written = self.operands.of(known, args, kwargs)
+        step = self._iterations.expected(operation, inputs)
+        if not self._statistics.iterations:
+            _say_what_is_not_compiled()
+        self._bring_in(step, known, inputs)
+        nbytes, certain = 0, True
+        if step is not None:
+            nbytes = step.birth_bytes
+        elif (known.makes or known.resizes) and not known.collective and self._computes:
+            nbytes, certain = result_bytes(operation, args, kwargs)
+        self._promise(known, inputs, written, nbytes, certain)
+        return step, inputs, written
+
+    def _time(
+        self, operation: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Timer | None]:
+        """Return an operation's result, and its time where the iteration is recorded."""
+        timer = Timer(self._residency.device) if self._iterations.log is not None else None
+        try:
+            result = operation._op(*args, **kwargs)
+        except BaseException:
+            with self._lock:
+                self.active, self.promised = (), None
+            raise
+        if timer:
+            timer.stop()
+        return result, timer
 
     def _name(self, known: Signature) -> str:
         return f"function {self._residency.clock - self._iterations.origin} ({known.name})"
