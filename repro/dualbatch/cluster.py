@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -152,28 +153,18 @@ class RayEngine:
             )
             .remote(replace(job, recipe=bare), str(path), fingerprint)
         )
-        shared = ray.put(job)
         kind = ray.remote(WorkerActor).options(num_cpus=self._cpus, num_gpus=self._gpus)
-        deaths = [0] * job.plan.n
-        running: dict[Any, int] = {}
-        actors: dict[int, Any] = {}
-        waiting: dict[int, tuple[Any, float]] = {}  # for room on the cluster, and since when
-
-        def start(number: int) -> None:
-            actors[number] = kind.remote()
-            waiting[number] = actors[number].is_up.remote(), time.monotonic()
-            running[actors[number].run.remote(number, shared, server)] = number
-
+        workers = _Workers(kind, ray.put(job), server, self._worker_restarts)
         unanswered, unsaved = 0, UnsavedBuffers(model)
         try:
             known = ray.get(server.status.remote())["history"]
             self.history = [EpochResult(**entry) for entry in known]
             for number in range(job.plan.n):
-                start(number)
+                workers.start(number)
             epoch = len(self.history) + 1
             waited = server.wait_epoch.remote(min(epoch, len(job.schedule)))
             while True:
-                ready, _ = ray.wait([waited, *running], num_returns=1, timeout=CHECK_S)
+                ready, _ = ray.wait([waited, *workers.running], num_returns=1, timeout=CHECK_S)
                 if not ready:
                     # Ray itself would end this process after a minute, without an exception.
                     unanswered = 0 if _answers(ray) else unanswered + 1
@@ -183,21 +174,11 @@ class RayEngine:
                             f"{epoch} and no worker ends a share; {_GO_ON}"
                         )
                     if not unanswered:
-                        self._check_places(ray, waiting)
+                        self._check_places(ray, workers.waiting)
                     continue
                 unanswered = 0
-                if ready[0] in running:
-                    number = running.pop(ready[0])
-                    try:
-                        ray.get(ready[0])
-                    except exceptions.RayActorError as death:
-                        deaths[number] += 1
-                        if deaths[number] > self._worker_restarts:
-                            raise ClusterError(
-                                f"worker {number} died {deaths[number]} times; the last time: "
-                                f"{first_line(death)}"
-                            ) from death
-                        start(number)
+                if ready[0] in workers.running:
+                    workers.end(ray, ready[0])
                     continue
                 arrays, exact, log, wall_s = ray.get(waited)
                 self.log = [Commit(**entry) for entry in log]
@@ -229,7 +210,7 @@ class RayEngine:
             ) from error
         finally:
             # On a dead cluster this would wait, and Ray end the process.
-            for actor in (server, *actors.values()) if _answers(ray) else ():
+            for actor in (server, *workers.actors.values()) if _answers(ray) else ():
                 with contextlib.suppress(Exception):
                     ray.kill(actor, no_restart=True)
 
@@ -244,6 +225,53 @@ class RayEngine:
                     f"{self._gpus:g} GPU; free are {free}; end what else runs there, or lower "
                     "cpus_per_worker or gpus_per_worker"
                 )
+
+
+class _Workers:
+    """The workers as actors; one that dies is replaced.
+
+    Args:
+        kind: Of actor.
+        job: The reference of what to do.
+        server: The actor to pull from and to commit to.
+        restarts: How many times each is replaced.
+
+    Attributes:
+        actors: By number.
+        running: The number of each whose shares are not all done, by the reference of their end.
+        waiting: By number the reference that one is up, and since when it waits for room.
+    """
+
+    def __init__(self, kind: Any, job: Any, server: Any, restarts: int) -> None:
+        self._kind, self._job, self._server, self._restarts = kind, job, server, restarts
+        self._deaths: Counter[int] = Counter()
+        self.actors: dict[int, Any] = {}
+        self.running: dict[Any, int] = {}
+        self.waiting: dict[int, tuple[Any, float]] = {}
+
+    def start(self, number: int) -> None:
+        """Start a worker, the first time or again."""
+        self.actors[number] = actor = self._kind.remote()
+        self.waiting[number] = actor.is_up.remote(), time.monotonic()
+        self.running[actor.run.remote(number, self._job, self._server)] = number
+
+    def end(self, ray: Any, run: Any) -> None:
+        """Take note of a run that ended; where its worker died, start another.
+
+        Raises:
+            ClusterError: The worker died too often.
+        """
+        number = self.running.pop(run)
+        try:
+            ray.get(run)
+        except ray.exceptions.RayActorError as death:
+            self._deaths[number] += 1
+            if self._deaths[number] > self._restarts:
+                raise ClusterError(
+                    f"worker {number} died {self._deaths[number]} times; the last time: "
+                    f"{first_line(death)}"
+                ) from death
+            self.start(number)
 
 
 @contextlib.contextmanager
