@@ -1,5 +1,6 @@
-"""Run records: one JSON file per configuration and seed, written whole or not at all."""
+"""Run records: one JSON file per run, or one compressed file for all of a folder's runs."""
 
+import gzip
 import hashlib
 import importlib.metadata
 import json
@@ -7,9 +8,10 @@ import os
 import platform
 import stat
 import warnings
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,7 +20,7 @@ from typing import Any
 from repro import paths
 from repro.measure.files import replacing, sweep
 
-SCHEMA = 2
+SCHEMA = 3
 STATUSES = ("ok", "out_of_memory", "failed")
 _LIBRARIES = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "scikit-image")
 
@@ -39,6 +41,7 @@ class Record:
         key: Hash of all that the result depends on; see `record_key`.
         paper: Key of the paper, such as ``mbs``.
         experiment: Name of the experiment within the paper.
+        version: Version of the experiment that ran; see `repro.experiments.design.Experiment`.
         config: The configuration, JSON values only.
         seed: Seed of initial weights, data order and augmentation.
         status: ``ok``, ``out_of_memory`` or ``failed``.
@@ -47,7 +50,6 @@ class Record:
         timings: Raw samples by name: ``{"samples_s": [...], "warmup": n}``.
         peak_bytes: Peak memory, where it was measured.
         dataset: ``{"name", "fingerprint", "provenance", "kind"}``, None where no data was used.
-        code: Hash of the source that ran.
         device: What `repro.measure.describe_device` says.
         versions: Python's and the libraries' versions.
         commit: The package's commit, None where it is not known.
@@ -55,16 +57,15 @@ class Record:
         started: When it started, ISO 8601 in UTC.
         finished: When it finished.
         command: The command line.
-        entry: ``module:function`` that ran; empty in a record of schema 1.
         first_steps: Losses and digest of a training's first steps (`repro.experiments.replay`).
-        stands: Further code under which the record was found to stand: ``{"code", "entry",
-            "commit", "dirty", "by"}`` each, `by` saying what was compared with what.
+        code: Hash of the source that ran, in records made before experiments had versions.
         schema: Version of this format.
     """
 
     key: str
     paper: str
     experiment: str
+    version: int
     config: dict[str, Any]
     seed: int
     status: str
@@ -72,7 +73,6 @@ class Record:
     timings: dict[str, Any]
     peak_bytes: int | None
     dataset: dict[str, Any] | None
-    code: str
     device: dict[str, Any]
     versions: dict[str, str]
     commit: str | None
@@ -81,20 +81,14 @@ class Record:
     finished: str
     command: str
     error: str | None = None
-    entry: str = ""
     first_steps: dict[str, Any] | None = None
-    stands: list[dict[str, Any]] = field(default_factory=list)
-    schema: int = field(default=SCHEMA)
+    code: str | None = None
+    schema: int = SCHEMA
 
     @cached_property
     def identity(self) -> str:
-        """Names the configuration and seed alone, whatever data or code they ran with."""
+        """Names the configuration and seed alone, whatever data or version they ran with."""
         return identity(self.experiment, self.config, self.seed)
-
-    @property
-    def codes(self) -> list[str]:
-        """The hashes of all code under which it stands."""
-        return [self.code, *(entry["code"] for entry in self.stands)]
 
 
 def identity(experiment: str, config: Mapping[str, Any], seed: int) -> str:
@@ -105,27 +99,27 @@ def identity(experiment: str, config: Mapping[str, Any], seed: int) -> str:
 def record_key(
     paper: str,
     experiment: str,
+    version: int,
     config: Mapping[str, Any],
     seed: int,
     *,
     fingerprint: str | None,
-    code: str,
     device: str | None,
 ) -> str:
-    """Hash all that a result depends on.
+    """Hash all that a result depends on; the source code is stood for by the version.
 
     Args:
         paper: Key of the paper.
         experiment: Name of the experiment.
+        version: Its version, which is raised whenever what it computes changes.
         config: Its configuration.
         seed: Its seed.
         fingerprint: The dataset's, None where no data is used.
-        code: Hash of the source that runs.
         device: Device and torch version for an experiment that measures time or memory, None
             for one whose result does not depend on them.
     """
-    parts = {"schema": SCHEMA, "paper": paper, "experiment": experiment, "config": config}
-    return _digest(parts | {"seed": seed, "data": fingerprint, "code": code, "device": device})
+    parts = {"paper": paper, "experiment": experiment, "version": version, "config": config}
+    return _digest(parts | {"seed": seed, "data": fingerprint, "device": device})
 
 
 def _digest(value: Any) -> str:
@@ -134,7 +128,10 @@ def _digest(value: Any) -> str:
 
 
 class RecordStore:
-    """A folder of records, ``FOLDER/PAPER/EXPERIMENT-KEY.json``.
+    """A folder of records: ``PAPER/EXPERIMENT-KEY.json`` each, or packed in ``PAPER.jsonl.gz``.
+
+    Runs write single files; `pack` folds them into the packed file, a line each. Of one key the
+    single file counts.
 
     Args:
         folder: Where the records are; made when the first one is written.
@@ -144,13 +141,26 @@ class RecordStore:
         self.folder = folder
 
     def path(self, paper: str, experiment: str, key: str) -> Path:
-        """Return where a record lies, or would."""
+        """Return where the single file of a record lies, or would."""
         return self.folder / paper / f"{experiment}-{key}.json"
+
+    def packed(self, paper: str) -> Path:
+        """Return where the packed records of a paper lie, or would."""
+        return self.folder / f"{paper}.jsonl.gz"
+
+    def holds(self, paper: str) -> bool:
+        """Return whether there are files of a paper's records."""
+        return self.packed(paper).exists() or any((self.folder / paper).glob("*.json"))
+
+    def where(self, record: Record) -> Path:
+        """Return the file that holds a record."""
+        path = self.path(record.paper, record.experiment, record.key)
+        return path if path.exists() else self.packed(record.paper)
 
     def load(self, paper: str) -> list[Record]:
         """Return a paper's records, oldest first.
 
-        A file that is no readable record is named by a `CorruptRecordWarning`, and left alone.
+        What is no readable record is named by a `CorruptRecordWarning`, and left alone.
         """
         records, problems = self.read(paper)
         for problem in problems:
@@ -158,21 +168,79 @@ class RecordStore:
         return records
 
     def read(self, paper: str) -> tuple[list[Record], list[RecordError]]:
-        """Return a paper's records, oldest first, and what is wrong with files that are none."""
-        records, problems = [], []
+        """Return a paper's records, oldest first, and an error for each that cannot be read."""
+        packed, problems = self._read_packed(paper)
+        records = {record.key: record for record in packed}
         for path in sorted((self.folder / paper).glob("*.json")):
             try:
                 record = read_record(path)
-                if record.paper != paper:
-                    raise RecordError(
-                        f"record {path} is of the paper {record.paper!r}, not of {paper!r}; "
-                        f"{_ADVICE}"
-                    )
+                _check_paper(record, paper, str(path))
+                records[record.key] = record
             except RecordError as error:
                 problems.append(error)
-            else:
-                records.append(record)
-        return sorted(records, key=lambda record: (record.finished, record.key)), problems
+        return sorted(records.values(), key=lambda r: (r.finished, r.key)), problems
+
+    def _read_packed(self, paper: str) -> tuple[list[Record], list[RecordError]]:
+        path = self.packed(paper)
+        try:
+            state = path.stat()
+        except FileNotFoundError:
+            return [], []
+        except OSError as error:
+            return [], [RecordError(f"{path} cannot be read ({error}); {_PACKED_ADVICE}")]
+        records, problems = _read_packed(path, paper, state.st_mtime_ns, state.st_size)
+        return list(records), list(problems)
+
+    def pack(self, paper: str, records: Iterable[Record] = ()) -> int:
+        """Fold records and this folder's single files of a paper into its packed file.
+
+        The single files are removed once the packed file has been written and read back.
+
+        Args:
+            paper: Key of the paper.
+            records: Further ones, such as those of another store; of one key the last counts.
+
+        Returns:
+            How many records the packed file did not hold before.
+
+        Raises:
+            RecordError: A file cannot be read, or the packed file cannot be written. Nothing has
+                changed then.
+        """
+        singles = sorted((self.folder / paper).glob("*.json"))
+        kept, problems = self.read(paper)
+        if problems:
+            raise problems[0]
+        before = {record.key for record in self._read_packed(paper)[0]}
+        by_key = {record.key: record for record in [*kept, *records]}
+        if not by_key:
+            return 0
+        ordered = sorted(  # alike ones side by side, which compresses best
+            by_key.values(),
+            key=lambda r: (r.experiment, json.dumps(r.config, sort_keys=True), r.seed, r.key),
+        )
+        lines = "".join(
+            json.dumps(asdict(record), sort_keys=True, separators=(",", ":")) + "\n"
+            for record in ordered
+        )
+        path = self.packed(paper)
+        try:
+            with replacing(path) as temporary:
+                # Without a time, so that the same records give the same bytes.
+                temporary.write_bytes(gzip.compress(lines.encode(), mtime=0))
+                again, wrong = _read_lines(temporary, paper)
+                if wrong or len(again) != len(ordered):
+                    raise OSError("what was written reads back differently")
+        except OSError as error:
+            raise RecordError(
+                f"{path} cannot be written ({error.strerror or error}): no record is lost; "
+                f"{_MAKE_ROOM}, then pack again"
+            ) from error
+        for single in singles:
+            single.unlink()
+        with suppress(OSError):  # something else lies in it
+            (self.folder / paper).rmdir()
+        return len(by_key.keys() - before)
 
     def find(self, paper: str, experiment: str, key: str) -> Record | None:
         """Return a record as it is now, None where there is none.
@@ -182,7 +250,8 @@ class RecordStore:
         """
         path = self.path(paper, experiment, key)
         if not os.path.lexists(path):
-            return None
+            packed = self._read_packed(paper)[0]
+            return next((record for record in packed if record.key == key), None)
         record = read_record(path)
         if (record.paper, record.experiment, record.key) != (paper, experiment, key):
             raise RecordError(f"record {path} is of another run, {record.key!r}; {_ADVICE}")
@@ -266,6 +335,7 @@ def read_record(path: Path) -> Record:
 
 
 _ADVICE = "move it away or delete it, then run again; no other record is touched"
+_PACKED_ADVICE = "restore the file from git, or delete it and run again"
 _MAKE_ROOM = "free some space, make the folder writable, or name another one in $REPRO_RESULTS"
 _PROBE_BYTES = 2**18  # most records are smaller
 _LARGEST_BYTES = 2**28
@@ -277,21 +347,65 @@ def _read(path: Path, changed: int, size: int) -> Record:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise RecordError(f"record {path} cannot be read ({error}); {_ADVICE}") from error
-    if isinstance(content, dict) and content.get("schema") == 1:
-        content = {"entry": "", "first_steps": None, "stands": []} | content
+    return _checked(content, f"record {path}", _ADVICE)
+
+
+@lru_cache(maxsize=64)
+def _read_packed(
+    path: Path, paper: str, changed: int, size: int
+) -> tuple[tuple[Record, ...], tuple[RecordError, ...]]:
+    """Read a packed file; a second time only where it has changed."""
+    records, problems = _read_lines(path, paper)
+    return tuple(records), tuple(problems)
+
+
+def _read_lines(path: Path, paper: str) -> tuple[list[Record], list[RecordError]]:
+    records: list[Record] = []
+    problems: list[RecordError] = []
+    try:
+        lines = gzip.decompress(path.read_bytes()).splitlines()
+    except (OSError, EOFError, zlib.error) as error:
+        return [], [RecordError(f"{path} cannot be read ({error}); {_PACKED_ADVICE}")]
+    for number, line in enumerate(lines, 1):
+        where = f"line {number} of {path}"
+        try:
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise RecordError(f"{where} cannot be read ({error}); {_PACKED_ADVICE}") from error
+            record = _checked(content, where, _PACKED_ADVICE)
+            _check_paper(record, paper, where)
+            records.append(record)
+        except RecordError as error:
+            problems.append(error)
+    return records, problems
+
+
+def _check_paper(record: Record, paper: str, where: str) -> None:
+    if record.paper != paper:
+        raise RecordError(
+            f"record {where} is of the paper {record.paper!r}, not of {paper!r}; {_ADVICE}"
+        )
+
+
+def _checked(content: Any, where: str, advice: str) -> Record:
+    """Return the record that JSON holds.
+
+    Raises:
+        RecordError: It is none; the text names `where` and ends in `advice`.
+    """
     names = {f.name for f in fields(Record)}
     if not isinstance(content, dict) or set(content) != names:
         given = sorted(content) if isinstance(content, dict) else type(content).__name__
-        raise RecordError(f"{path} is not a record: it has {given}; {_ADVICE}")
-    if content["schema"] not in (1, SCHEMA) or content["status"] not in STATUSES:
+        raise RecordError(f"{where} is not a record: it has {given}; {advice}")
+    if content["schema"] != SCHEMA or content["status"] not in STATUSES:
         raise RecordError(
-            f"record {path} has schema {content['schema']!r} and status {content['status']!r}; "
-            f"this version reads schema 1 and {SCHEMA} with status {', '.join(STATUSES)}; "
-            f"{_ADVICE}"
+            f"{where} has schema {content['schema']!r} and status {content['status']!r}; "
+            f"this version reads schema {SCHEMA} with status {', '.join(STATUSES)}; {advice}"
         )
     wrong = [name for name, holds in _SHAPES.items() if not holds(content[name])]
     if wrong:
-        raise RecordError(f"record {path} cannot be used for its {', '.join(wrong)}; {_ADVICE}")
+        raise RecordError(f"{where} cannot be used for its {', '.join(wrong)}; {advice}")
     return Record(**content)
 
 
@@ -315,12 +429,14 @@ def _is_config(value: Any) -> bool:
 # What whoever reads a record relies on, so that one that lacks it is named and passed over.
 _SHAPES: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
-        ("key", "paper", "experiment", "code", "command", "entry"),
+        ("key", "paper", "experiment", "command"),
         lambda value: isinstance(value, str),
     ),
     **dict.fromkeys(("started", "finished"), lambda value: _is_time(value)),
-    **dict.fromkeys(("error", "commit"), lambda value: value is None or isinstance(value, str)),
-    "schema": lambda value: type(value) is int,
+    **dict.fromkeys(
+        ("error", "commit", "code"), lambda value: value is None or isinstance(value, str)
+    ),
+    **dict.fromkeys(("schema", "version"), lambda value: type(value) is int),
     "dirty": lambda value: value is None or isinstance(value, bool),
     "peak_bytes": lambda value: value is None or isinstance(value, int),
     # numpy's generators take seeds of 32 bits.
@@ -337,9 +453,6 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "versions": lambda value: _has(value, torch=str, python=str),
     "first_steps": lambda value: (
         value is None or _has(value, losses=list, digest=str, norm=float, instructions=str)
-    ),
-    "stands": lambda value: (
-        isinstance(value, list) and all(_has(entry, code=str, entry=str, by=str) for entry in value)
     ),
 }
 

@@ -137,9 +137,7 @@ def panel(role: str, ours: str = "", data: str = "") -> str:
 
 
 def shortcomings(results: Results) -> Iterable[str]:
-    """Yield a sentence for each kind of record that is stale, lacking or failed."""
-    if results.stale:
-        yield f"STALE records, whose code has changed since: {len(results.stale)}."
+    """Yield a sentence for each kind of record that is lacking or failed."""
     if lacking := sum(record.status == "out_of_memory" for record in results.records):
         yield f"{lacking} runs ran out of memory."
     if results.failed:

@@ -63,9 +63,17 @@ class Experiment:
         name: Unique within its paper.
         entry: ``module:function``, imported when it runs. Called with (config, seed, data,
             device); `data` is the loaded ``config["dataset"]``, `ImageData` or `EpochTimes`, None
-            where there is none. What this module imports is the code that a record depends on.
+            where there is none.
+        version: Part of a record's key. Raise it when what the function computes changes: its
+            records then have to be computed anew.
         measures: Whether the result is a time or a memory size, and so belongs to a device.
         measures_where: A key and a value of a configuration under which it measures, too.
+        timed: Metrics, at any depth, that are times or follow from times, besides those whose name
+            ends in ``_s``. The golden rerun leaves them out.
+        planned: Metrics of a training that do not depend on rounding, so that they are the same on
+            every kind of processor.
+        derive: ``module:function`` that computes, from a record's configuration and metrics, the
+            metrics that follow from the measured ones; the golden rerun compares them.
         trains: Whether it is a training, whose first steps its record keeps.
         shares: Whether its runs take from each other what one process has measured, so that they
             have no processes of their own under `long` either.
@@ -77,6 +85,10 @@ class Experiment:
     trains: bool = False
     shares: bool = False
     measures_where: tuple[str, Any] | None = None
+    version: int = 1
+    timed: tuple[str, ...] = ()
+    planned: tuple[str, ...] = ()
+    derive: str = ""
 
     def measured(self, config: Mapping[str, Any]) -> bool:
         """Whether a run's result is a measurement, which needs the machine for itself."""
@@ -90,11 +102,12 @@ class Experiment:
     @property
     def function(self) -> Callable[[Mapping[str, Any], int, Any, str], Outcome]:
         """The function, imported now."""
-        function: Callable[..., Outcome] = _named(self.entry)
+        function: Callable[..., Outcome] = imported(self.entry)
         return function
 
 
-def _named(entry: str) -> Any:
+def imported(entry: str) -> Any:
+    """Import ``module:name``."""
     module, _, name = entry.partition(":")
     return getattr(importlib.import_module(module), name)
 
@@ -139,9 +152,7 @@ class Results:
     Args:
         runs: The artefact's runs.
         seeds: The profile's seeds.
-        records: Candidates; of several with the same configuration and seed the current ones
-            count before stale ones, later before earlier.
-        is_current: Whether a record stands under the present code.
+        records: Candidates; of several with the same configuration and seed the last counts.
         profile: Under which the runs were planned.
 
     Attributes:
@@ -159,7 +170,6 @@ class Results:
         runs: Sequence[Run],
         seeds: Sequence[int],
         records: Sequence[Record],
-        is_current: Callable[[Record], bool] = lambda record: True,
         profile: str = "quick",
     ) -> None:
         self.profile = profile
@@ -167,13 +177,8 @@ class Results:
             (run, seed) for run in runs for seed in (run.seeds if run.seeds is not None else seeds)
         ]
         wanted = {identity(run.experiment, run.config, seed) for run, seed in self.expected}
-        chosen: dict[str, Record] = {}
-        stale: dict[str, Record] = {}
-        for record in records:
-            if record.identity in wanted:
-                (chosen if is_current(record) else stale)[record.identity] = record
-        self.stale = [record for key, record in stale.items() if key not in chosen]
-        self.records = [*chosen.values(), *self.stale]
+        chosen = {record.identity: record for record in records if record.identity in wanted}
+        self.records = list(chosen.values())
 
     def select(self, experiment: str, **config: Any) -> list[Record]:
         """Return the records of an experiment whose configuration has these values, by seed."""
@@ -207,12 +212,9 @@ class Results:
     def processes(self, experiment: str, **config: Any) -> list[Record]:
         """Return the records of the processes that made one measurement, by number.
 
-        Those that compare: of the present code where there are any, and of the device and the
-        torch that most of them have.
+        Those that compare: of the device and the torch that most of them have.
         """
         records = self.ok(experiment, **config)
-        stale = {id(record) for record in self.stale}
-        records = [record for record in records if id(record) not in stale] or records
         kinds = [(record.device["name"], record.versions.get("torch")) for record in records]
         most = max(kinds, key=kinds.count, default=None)
         return [record for record, kind in zip(records, kinds, strict=True) if kind == most]
@@ -464,7 +466,7 @@ class Artefact:
     @property
     def exhibit(self) -> Exhibit:
         """What it runs, shows and claims."""
-        exhibit: Exhibit = _named(self.question)
+        exhibit: Exhibit = imported(self.question)
         return exhibit
 
     def runs(self, profile: str, chosen: Chosen) -> list[Run]:

@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import hashlib
 import json
 import os
 import shlex
@@ -20,11 +19,10 @@ from datetime import datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from repro import paths
 from repro.experiments import claims
 from repro.experiments import forecast as forecasting
 from repro.experiments.arguments import check_device
-from repro.experiments.design import LONG, SEEDS, Experiment, Outcome, Paper, Run, UsageError
+from repro.experiments.design import LONG, SEEDS, Outcome, Paper, Run, UsageError
 from repro.experiments.workers import WorkerDied, Workers
 from repro.records import (
     CorruptRecordWarning,
@@ -39,7 +37,6 @@ from repro.records import (
     reference_stores,
 )
 from repro.report import printable
-from repro.source_code import present
 from repro.terminal import Bar
 
 if TYPE_CHECKING:
@@ -133,18 +130,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Step:
-    """A run with one of its seeds, the key of its record, and the hash of the code it runs."""
+    """A run with one of its seeds, and the key of its record."""
 
     run: Run
     seed: int
     key: str
-    code: str
 
 
 def survey(
     paper: Paper, runs: Sequence[Run], setting: Setting, store: RecordStore
 ) -> tuple[list[Step], dict[str, Record]]:
-    """Return all that a plan comes to, seed by seed, and the records that stand, by key.
+    """Return all that a plan comes to, seed by seed, and the records that there are, by key.
 
     Where something is left to compute, it is made sure that its records can be written.
 
@@ -154,7 +150,7 @@ def survey(
     """
     steps = _steps(paper, runs, setting)
     records, problems = store.read(paper.key)
-    known = {key: record for record in records for key in standing_keys(paper, record)}
+    known = {record.key: record for record in records}
     missing = [step for step in steps if _is_left(known.get(step.key), setting)]
     for step in missing:
         store.find(paper.key, step.run.experiment, step.key)
@@ -173,18 +169,17 @@ def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
     for run in runs:
         experiment = paper.experiments[run.experiment]
         data = load(run.config, setting.root)
-        code = code_of(experiment, run.config)
         for seed in setting.seeds_of(run):
             key = record_key(
                 paper.key,
                 run.experiment,
+                experiment.version,
                 run.config,
                 seed,
                 fingerprint=data.fingerprint if data else None,
-                code=code,
                 device=machine if experiment.measured(run.config) else None,
             )
-            steps.append(Step(run, seed, key, code))
+            steps.append(Step(run, seed, key))
     # Seed by seed: whatever stops it early leaves whole tables with a smaller n.
     return sorted(steps, key=lambda step: step.run.place_of(step.seed))
 
@@ -227,7 +222,6 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         # Such small models gain nothing from a second thread, and lose much to waiting for it
         # where another process wants the core.
         torch.set_num_threads(1)
-    as_is = _source_state()
     steps, known = survey(paper, runs, setting, store)
     interactive = sys.stderr.isatty()
     tally = Tally()
@@ -276,9 +270,7 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         experiment, work = paper.experiments[step.run.experiment], (step, standing)
         if setting.profile == LONG and experiment.apart(step.run.config):
             try:
-                apart = partial(
-                    _settle_apart, paper, setting, store, torch.get_num_threads(), as_is
-                )
+                apart = partial(_settle_apart, paper, setting, store, torch.get_num_threads())
                 ((_, made),) = own.map(apart, [work])
                 return made
             except WorkerDied as died:
@@ -356,7 +348,7 @@ def _name(run: Run) -> str:
 
 
 def _took_before(paper: Paper, local: RecordStore) -> dict[str, float]:
-    """Return the seconds that runs took, whatever their code was: here, else by the references."""
+    """Return the seconds that runs took, whatever the version: here, else by the references."""
     took = {}
     for store in (*reference_stores().values(), local):
         for record in store.read(paper.key)[0]:
@@ -399,34 +391,16 @@ def _settle_apart(
     setting: Setting,
     store: RecordStore,
     threads: int,
-    as_was: str,
     work: tuple[Step, Record | None],
 ) -> tuple[Record, float | None] | None:
-    """Do what `settle` does in a process of its own, which imports the code anew.
-
-    Raises:
-        UsageError: That code is no more the one whose hash the record would have.
-    """
+    """Do what `settle` does in a process of its own."""
     import torch
 
     from repro.measure import accelerator
 
-    if _source_state() != as_was:
-        raise UsageError(
-            "the code of repro has changed since this command began; what is measured from here on "
-            "would be of other code than it says: give the same command again"
-        )
     torch.set_num_threads(threads)
     with accelerator.on(setting.device):
         return settle(paper, setting, store, work)
-
-
-def _source_state() -> str:
-    """Return what changes whenever a file of the package does."""
-    files = sorted(paths.PACKAGE.parent / name for name in present().files)
-    stats = [(str(path), path.stat()) for path in files if path.exists()]
-    text = json.dumps([[name, stat.st_mtime_ns, stat.st_size] for name, stat in stats])
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _first_line(text: str | None) -> str:
@@ -476,6 +450,7 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
         key=step.key,
         paper=paper.key,
         experiment=experiment.name,
+        version=experiment.version,
         config=run.config,
         seed=seed,
         status=status,
@@ -494,7 +469,6 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
             "provenance": data.provenance,
             "kind": data.kind,
         },
-        code=step.code,
         device=describe_device(setting.device),
         versions=library_versions(),
         commit=commit,
@@ -502,7 +476,6 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
         started=started,
         finished=now(),
         command=setting.command(paper.key, None if data is None else _asked_for(data)),
-        entry=experiment.entry,
         first_steps=first.fingerprint() if first is not None and status == "ok" else None,
     )
 
@@ -542,40 +515,7 @@ def raise_if_no_result(problem: Exception, interrupted: Sequence[int]) -> None:
 
 
 def _machine(device: str, versions: Mapping[str, str]) -> str:
-    return f"{device}, torch {versions.get('torch')}, torchvision {versions.get('torchvision')}"
-
-
-def standing_keys(paper: Paper, record: Record) -> list[str]:
-    """Return the keys of all runs that a record spares: one for each code it stands under."""
-    experiment = paper.experiments.get(record.experiment)
-    if experiment is None:
-        return []
-    measured = experiment.measured(record.config)
-    machine = _machine(record.device["name"], record.versions) if measured else None
-    fingerprint = record.dataset["fingerprint"] if record.dataset else None
-    return [
-        record_key(
-            paper.key,
-            record.experiment,
-            record.config,
-            record.seed,
-            fingerprint=fingerprint,
-            code=code,
-            device=machine,
-        )
-        for code in record.codes
-    ]
-
-
-def code_of(experiment: Experiment, config: Mapping[str, Any]) -> str:
-    """Return the hash of the source that an experiment runs for a configuration."""
-    return present().hash_of(experiment.entry, config)
-
-
-def is_current(paper: Paper, record: Record) -> bool:
-    """Whether a record stands under the present code."""
-    experiment = paper.experiments.get(record.experiment)
-    return experiment is not None and code_of(experiment, record.config) in record.codes
+    return f"{device}, torch {versions.get('torch')}"
 
 
 def load(config: Mapping[str, Any], root: str | None) -> "Data | None":

@@ -1,7 +1,7 @@
 """Where the records of an artefact come from: this machine, or the reference of a device.
 
-Of every run the best record is shown: one that stands before a stale one, this machine's before a
-reference. So a single record of one's own hides no reference of another run.
+Of every run this machine's own record is shown before a reference. So a single record of one's own
+hides no reference of another run.
 """
 
 import itertools
@@ -22,7 +22,6 @@ from repro.experiments.design import (
     Run,
     UsageError,
 )
-from repro.experiments.running import is_current
 from repro.records import Record, RecordStore, identity, local_store, reference_stores
 
 LOCAL = "local"
@@ -45,15 +44,22 @@ class Source:
 
     @cached_property
     def records(self) -> dict[tuple[str, str], list[Record]]:
-        """The paper's records, by the keys of `stores` that have any; each is read once."""
-        loaded = {origin: store.load(self.paper.key) for origin, store in self.stores.items()}
+        """The paper's records, by the keys of `stores` that have any; each is read once.
+
+        Only those of the present versions of its experiments.
+        """
+        version = {name: item.version for name, item in self.paper.experiments.items()}
+        loaded = {
+            origin: [r for r in store.load(self.paper.key) if version.get(r.experiment) == r.version]
+            for origin, store in self.stores.items()
+        }
         return {origin: records for origin, records in loaded.items() if records}
 
     def paths(self, records: Sequence[Record]) -> dict[int, Path]:
         """Return the files of records, by the records' identity in memory."""
         wanted = {id(record) for record in records}
         return {
-            id(record): self.stores[origin].path(record.paper, record.experiment, record.key)
+            id(record): self.stores[origin].where(record)
             for origin, held in self.records.items()
             for record in held
             if id(record) in wanted
@@ -168,7 +174,6 @@ def _joined(parts: Mapping[Artefact, Results]) -> Results:
     for artefact, part in parts.items():
         whole.expected += part.expected
         whole.records += part.records
-        whole.stale += part.stale
         whole.recorded = [*whole.recorded, *part.recorded]
         whole.places = [
             *whole.places,
@@ -190,15 +195,13 @@ def _share(results: Results) -> float:
 
 
 def _recorded(artefact: Artefact, source: Source) -> list[Record]:
-    """Return the records that stand of jobs that no plan has, of all profiles; the last of each."""
+    """Return the records of jobs that no plan has, of all profiles; the last of each."""
     wanted = artefact.exhibit.recorded
     latest = {
         (record.identity, record.device["name"]): record
         for held in source.records.values()
         for record in held
-        if record.experiment in wanted
-        and record.status == "ok"
-        and is_current(source.paper, record)
+        if record.experiment in wanted and record.status == "ok"
     }
     return list(latest.values())
 
@@ -228,9 +231,7 @@ def _of_profile(
             held = [(k, v) for k, v in changes if any(value_of(run, k) is not ... for run in runs)]
             runs = with_changes(paper, runs, held)
         runs = [_with_further_processes(run, records) for run in runs]
-        candidates.append(
-            Results(runs, seeds, records, lambda record: is_current(paper, record), profile)
-        )
+        candidates.append(Results(runs, seeds, records, profile))
     best = max(candidates, key=lambda results: len(results.records))
     # Nothing is missing of the further seeds of a few runs.
     present = {record.identity for record in best.records}

@@ -110,7 +110,6 @@ def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[No
             kept = {id(record) for record in records}
             part.records = [record for record in results.records if id(record) in kept]
             part.recorded = [record for record in results.recorded if id(record) in kept]
-            part.stale = [record for record in results.stale if record in part.records]
             try:
                 with warnings.catch_warnings(action="ignore"):
                     artefact.table(part)
@@ -211,7 +210,7 @@ def status(profile: str | None = None) -> list[Row]:
         paper = load_paper(key)
         for name in COMPUTING_PROFILES if profile is None else (profile,):
             store = local_store(name)
-            if profile is None and not any((store.folder / key).glob("*.json")):
+            if profile is None and not store.holds(key):
                 continue
             source = Source(paper, {(LOCAL, name): store}, name)
             for artefact in paper.artefacts.values():
@@ -228,15 +227,14 @@ def status(profile: str | None = None) -> list[Row]:
                         "out of memory": words.count("out_of_memory"),
                         "failed": words.count("failed"),
                         "missing": results.missing,
-                        "stale": len(results.stale),
                     }
                 )
     return rows
 
 
 def stands(row: Row) -> bool:
-    """Whether all records of a row of `status` stand."""
-    return not (row["failed"] or row["missing"] or row["stale"])
+    """Whether a row of `status` has all its records, and none that failed."""
+    return not (row["failed"] or row["missing"])
 
 
 def standing(rows: Sequence[Row]) -> str:

@@ -1,0 +1,358 @@
+"""The golden rerun: records are computed again and compared, so that a changed result is noticed.
+
+On the kind of processor that made a record, everything but times is compared to the bit. On another
+kind, rounding differs and grows along a training: of a training its first steps and its plan are
+compared, of all else the whole, to 1e-5. A run of more than a minute is compared by its first steps
+alone.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from repro.experiments.design import Artefact, Experiment, Paper, imported
+from repro.experiments.estimates import seconds_of
+from repro.experiments.outcome import UsageError
+from repro.experiments.running import load, noting_interrupts, raise_if_no_result
+from repro.experiments.sources import find_source, results_of
+from repro.experiments.workers import Workers, default_count
+from repro.records import Record, library_versions
+
+CLOSE = 1e-5  # relative, on another kind of processor
+NOTHING = 1e-8  # absolute, on another kind of processor: errors of gradients are rounding alone
+WHOLE_S = 60  # a run that took longer is compared by its first steps
+FURTHER_S = 3  # a further record of an experiment is chosen only where it took at most this long
+
+
+class Differs(Exception):
+    """The code gives something else now; the text names the first metric that differs."""
+
+
+class NotCompared(Exception):
+    """Nothing could be compared; the text says why."""
+
+
+def verify(
+    paper: Paper,
+    artefacts: Sequence[Artefact],
+    everything: bool = False,
+    profile: str | None = None,
+    device: str | None = None,
+    root: str | None = None,
+) -> Iterator[tuple[str, bool]]:
+    """Compute records of artefacts again; yield a line on each, and whether it agrees.
+
+    Args:
+        paper: The paper.
+        artefacts: Some of its artefacts.
+        everything: Whether all their records are computed again, and not just the cheapest ones.
+        profile: Only records of this one.
+        device: Only records of this device folder; see `find_source`.
+        root: Folder searched first for datasets.
+    """
+    source = find_source(paper, profile, device, local=device is not None)
+    kept: dict[str, Record] = {}
+    for origin in source.records:
+        part = find_source(paper, origin[1], device, local=device is not None)
+        for artefact in artefacts:
+            kept |= {record.key: record for record in results_of(artefact, part).records}
+    records = list(kept.values())
+    for name, experiment in paper.experiments.items():
+        of_it = [record for record in records if record.experiment == name]
+        if of_it and experiment.derive:
+            yield _derived(paper, experiment, of_it)
+    chosen = records if everything else golden(paper, records, root)
+    chosen.sort(key=lambda record: -seconds_of(record))
+    with Workers(default_count("long", "cpu")) as workers:
+        again = partial(_again, paper.key, root)
+        pairs = workers.map(again, chosen) if workers else ((r, again(r)) for r in chosen)
+        for record, (text, agrees) in pairs:
+            where = f"{paper.key} {record.experiment} {record.key} seed {record.seed}"
+            yield f"{where}: {text}", agrees
+    left_out = {r.experiment for r in records} - {record.experiment for record in chosen}
+    for name in sorted(left_out):
+        yield f"{paper.key} {name}: not compared: none of its records' data is here", True
+
+
+def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> list[Record]:
+    """Return the cheapest record of each experiment, and a few more that show other choices.
+
+    Of those whose data is here, first those of this kind of processor. A further one takes at most
+    `FURTHER_S` and has a word in its configuration, such as a strategy, that no other one has.
+    """
+    from repro import datasets
+
+    here = {*datasets.available(root), "synthetic"}
+    here |= {datasets.TIMES} if datasets.find_times(root) is not None else set()
+    chosen: list[Record] = []
+    for name, experiment in paper.experiments.items():
+        found = [
+            record
+            for record in records
+            if record.experiment == name
+            and record.status == "ok"
+            and (not (data := record.config.get("dataset")) or data["name"] in here)
+        ]
+        cost = {r.key: _seconds(experiment, r, records) for r in found}
+        found.sort(key=lambda r: (not _is_alike(r) or cost[r.key] > WHOLE_S, cost[r.key], r.key))
+        shown: set[tuple[str, Any]] = set()
+        for number, record in enumerate(found):
+            words = set(_words(record.config))
+            if not number or (words - shown and cost[record.key] <= FURTHER_S):
+                chosen.append(record)
+                shown |= words
+    return chosen
+
+
+def _seconds(experiment: Experiment, record: Record, records: Iterable[Record]) -> float:
+    if not experiment.shares:
+        return seconds_of(record)
+    # It took its measurements from an earlier run of the same network, which it may have to make.
+    network = [record.config.get(name) for name in ("model", "batch", "image")]
+    same = (r for r in records if [r.config.get(n) for n in ("model", "batch", "image")] == network)
+    return max(map(seconds_of, same))
+
+
+def _words(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the texts and truth values of a configuration; of a number, that it is one."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _words(part, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _words(part, path)
+    else:
+        yield path, value if value is None or isinstance(value, str | bool) else "a number"
+
+
+def _derived(paper: Paper, experiment: Experiment, records: Sequence[Record]) -> tuple[str, bool]:
+    """Compute again what follows from the measured metrics of records."""
+    derive, names = imported(experiment.derive), dict[str, None]()
+    for record in records:
+        if record.status != "ok":
+            continue
+        derived = json.loads(json.dumps(derive(record.config, record.metrics)))
+        names |= dict.fromkeys(derived)
+        before = {name: record.metrics[name] for name in derived}
+        try:
+            compare("", _without(before, ()), _without(derived, ()), 0.0)
+        except Differs as problem:
+            text = f"{paper.key} {experiment.name} {record.key}, from what it measured"
+            return f"{text}: DIFFERS{problem}", False
+    text = f"{paper.key} {experiment.name}: {', '.join(names)} of {len(records)} records follow"
+    return f"{text} from what they measured, to the bit", True
+
+
+def _again(key: str, root: str | None, record: Record) -> tuple[str, bool]:
+    from repro.experiments import load_paper
+
+    try:
+        return f"the same: {computed_again(load_paper(key), record, root)}", True
+    except Differs as problem:
+        return f"DIFFERS: {problem}", False
+    except NotCompared as problem:
+        return f"not compared: {problem}", True
+
+
+def computed_again(paper: Paper, record: Record, root: str | None = None) -> str:
+    """Compute a record again and return what was compared.
+
+    Raises:
+        Differs: Something else came out.
+        NotCompared: Nothing can be compared; the data or the device is not here, for example.
+    """
+    experiment = paper.experiments[record.experiment]
+    data, kind, alike = _data_of(record, root), _device_of(record), _is_alike(record)
+    steps = record.first_steps if not experiment.measured(record.config) else None
+    if seconds_of(record) > WHOLE_S:
+        if steps is None:
+            raise NotCompared(f"it takes more than {WHOLE_S} s and keeps no first steps")
+        again = _run(experiment, record, data, kind, steps_only=True)
+        _compare_steps(steps, again, _tolerances(experiment, record, data, kind, alike, again))
+        return f"its first {len(steps['losses'])} steps, {_how(alike)}"
+    again = _run(experiment, record, data, kind)
+    if again.status != record.status:
+        raise Differs(f"it ends {again.status}, and ended {record.status}{again.error}")
+    if again.status != "ok":
+        return f"it ends {again.status} as before"
+    if steps is not None:
+        _compare_steps(steps, again, _tolerances(experiment, record, data, kind, alike, again))
+    drifts = experiment.trains and not alike
+    before, after = (
+        {name: metrics[name] for name in experiment.planned if name in metrics}
+        if drifts
+        else _without(metrics, experiment.timed)
+        for metrics in (record.metrics, json.loads(json.dumps(again.metrics)))
+    )
+    compare("", before, after, 0.0 if alike else CLOSE)
+    compare("peak_bytes", record.peak_bytes, again.peak_bytes, 0.0 if alike else CLOSE)
+    told = [f"its first {len(steps['losses'])} steps"] if steps is not None else []
+    told += [", ".join(before)] if before else []
+    told += ["its peak memory"] if record.peak_bytes else []
+    return f"{' and '.join(told) or 'that it ends, as it keeps nothing but times'}, {_how(alike)}"
+
+
+def _how(alike: bool) -> str:
+    return "to the bit" if alike else f"to {CLOSE:g} on another kind of processor"
+
+
+def _is_alike(record: Record) -> bool:
+    """Whether this machine gives the same bits as the one that made a record."""
+    from repro.measure import describe_device
+
+    return (
+        describe_device(_device_of(record))["name"] == record.device["name"]
+        and library_versions()["torch"] == record.versions.get("torch")
+    )
+
+
+def _device_of(record: Record) -> str:
+    from repro.measure import accelerator
+
+    kind: str = record.device["type"]
+    if kind not in ("cpu", accelerator.present()):
+        raise NotCompared(f"it is of a device {kind!r}, and there is none here")
+    return kind
+
+
+def _data_of(record: Record, root: str | None) -> Any:
+    from repro.datasets import DatasetError
+
+    try:
+        data = load(record.config, root)
+    except DatasetError as missing:
+        raise NotCompared(f"its data is not here: {str(missing).splitlines()[0]}") from missing
+    expected = record.dataset["fingerprint"] if record.dataset else None
+    if (data.fingerprint if data else None) != expected:
+        raise NotCompared("the data here is another set of the same name")
+    return data
+
+
+@dataclass
+class _Again:
+    """Results of a run that was carried out again."""
+
+    status: str = "ok"
+    error: str = ""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    peak_bytes: int | None = None
+    steps: dict[str, Any] | None = None
+
+
+def _run(
+    experiment: Experiment, record: Record, data: Any, kind: str, steps_only: bool = False
+) -> _Again:
+    import torch
+
+    from repro.experiments.replay import recording
+    from repro.measure import is_out_of_memory
+
+    again = _Again()
+    threads = torch.get_num_threads()
+    if kind == "cpu" and record.device.get("threads"):
+        torch.set_num_threads(record.device["threads"])
+    first = None
+    try:
+        # Other experiments may compute on tensors without values, whose losses cannot be noted.
+        watched = recording(stop=steps_only) if experiment.trains else nullcontext()
+        with noting_interrupts() as interrupted, watched as first:
+            outcome = experiment.function(record.config, record.seed, data, kind)
+            again.metrics, again.peak_bytes = outcome.metrics, outcome.peak_bytes
+    except Exception as problem:
+        if interrupted:
+            raise KeyboardInterrupt from problem
+        # A training may turn whatever ends it into an error of its own.
+        if not (steps_only and first is not None and first.fingerprint()):
+            try:
+                raise_if_no_result(problem, interrupted)
+            except UsageError as reason:
+                raise NotCompared(str(reason)) from problem
+            again.status = "out_of_memory" if is_out_of_memory(problem) else "failed"
+            again.error = f": {problem}"
+    finally:
+        torch.set_num_threads(threads)
+    again.steps = first.fingerprint() if first is not None else None
+    return again
+
+
+def _tolerances(
+    experiment: Experiment, record: Record, data: Any, kind: str, alike: bool, again: _Again
+) -> list[float]:
+    """Return by how much the loss of each step may differ, relative, and the weights' norm.
+
+    On another kind of processor 1e-5, and more where rounding alone makes more of a difference
+    here: ten times as much as between convolutions with and without oneDNN.
+    """
+    import torch
+
+    if alike or again.steps is None:
+        return [0.0] * len(_flat(record.first_steps))
+    if kind == "cpu":
+        with torch.backends.mkldnn.flags(enabled=False):
+            other = _run(experiment, record, data, kind, steps_only=True).steps
+    tolerances, largest = [], 0.0
+    for one, two in zip(_flat(again.steps), _flat(other), strict=False):
+        largest = max(largest, *(abs(a - b) / abs(a) for a, b in zip(one, two, strict=True) if a))
+        tolerances.append(max(CLOSE, 10 * largest))
+    return tolerances
+
+
+def _flat(steps: Mapping[str, Any] | None) -> list[list[float]]:
+    """Return the losses of each step, and last the weights' norm."""
+    return [*steps["losses"], [steps["norm"]]] if steps else []
+
+
+def _compare_steps(
+    before: Mapping[str, Any], again: _Again, tolerances: Sequence[float]
+) -> None:
+    if again.steps is None:
+        raise Differs(f"the training ends before step {len(before['losses'])}")
+    names = [f"the loss of step {n}" for n, _ in enumerate(before["losses"], 1)]
+    names.append("the norm of the weights")
+    pairs = zip(names, _flat(before), _flat(again.steps), tolerances, strict=True)
+    for name, one, other, tolerance in pairs:
+        compare(name, one, other, tolerance)
+    if not any(tolerances) and again.steps["digest"] != before["digest"]:
+        raise Differs(f"the weights after step {len(before['losses'])} are others")
+
+
+def _without(metrics: Any, timed: Sequence[str]) -> Any:
+    """Return metrics but for times, at whatever depth."""
+    if isinstance(metrics, Mapping):
+        return {
+            name: _without(value, timed)
+            for name, value in metrics.items()
+            if not name.endswith("_s") and name not in timed
+        }
+    if isinstance(metrics, list | tuple):
+        return [_without(value, timed) for value in metrics]
+    return metrics
+
+
+def compare(name: str, before: Any, after: Any, closeness: float) -> None:
+    """Compare values, floating-point numbers to a relative closeness.
+
+    Raises:
+        Differs: They differ; the first place is named.
+    """
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in {**before, **after}:
+            if key not in before or key not in after:
+                raise Differs(f"{name} {key} is {'new' if key in after else 'gone'}".strip())
+            compare(f"{name}.{key}" if name else key, before[key], after[key], closeness)
+    elif isinstance(before, list | tuple) and isinstance(after, list | tuple):
+        if len(before) != len(after):
+            raise Differs(f"{name} has {len(after)} values, and had {len(before)}")
+        for index, (one, other) in enumerate(zip(before, after, strict=True)):
+            compare(f"{name}[{index}]", one, other, closeness)
+    elif isinstance(before, float) and isinstance(after, float | int):
+        both_nan = math.isnan(before) and math.isnan(after)
+        nothing = NOTHING if closeness else 0.0
+        if not both_nan and not math.isclose(before, after, rel_tol=closeness, abs_tol=nothing):
+            raise Differs(f"{name} is {after!r}, and was {before!r}")
+    elif before != after or isinstance(before, bool) != isinstance(after, bool):
+        raise Differs(f"{name} is {after!r}, and was {before!r}")
