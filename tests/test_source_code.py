@@ -136,13 +136,7 @@ class TestClosure:
         for experiment in load_paper(paper).experiments.values():
             names = {Path(f).name for f in present().closure(experiment.entry, config)
                      if f.startswith("repro/experiments/") and f.count("/") == 2}  # fmt: skip
-            assert names <= {
-                "outcome.py",
-                "machine.py",
-                "imagining.py",
-                "captured.py",
-                "datasheets.py",
-            }
+            assert names <= {"outcome.py", "captured.py"}
             files = present().closure(experiment.entry, config)
             assert not files & {"repro/report.py", "repro/plots.py", "repro/records.py"}
             methods = source_code.METHODS if paper == "together" else [paper]

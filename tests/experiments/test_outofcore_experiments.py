@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 
-from repro.experiments import load_paper, machine
+from repro.experiments import load_paper
 from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore import child, experiments, settings
 from repro.experiments.outofcore.fitting import GIB, largest_budget, serve
 from repro.experiments.outofcore.modelled import Rates, trace_at
-from repro.measure import accelerator
+from repro.measure import accelerator, machine
 from repro.measure.accelerator import HostMemoryError
 from repro.records import RecordStore
 

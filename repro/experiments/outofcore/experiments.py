@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
-from repro.experiments.machine import machine
 from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore.building import Step, training_step, without_tf32
 from repro.experiments.outofcore.fitting import (
@@ -41,6 +40,7 @@ from repro.measure import (
     time_interleaved,
 )
 from repro.measure.accelerator import HostMemoryError
+from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, Trace, bound, plan_swaps
 from repro.outofcore.native import Installed, install
 
