@@ -37,7 +37,7 @@ ONLY_CUDA = {
     "repro.experiments.selftests": "TF32, switched off",
     "repro.outofcore.native": "the driver's virtual memory",
     "repro.experiments.outofcore.building": "products of float32 without TF32",
-    "repro.experiments.outofcore.experiments": "the driver's virtual memory",
+    "repro.experiments.outofcore.measuring": "the driver's virtual memory",
     "repro.experiments.outofcore.selftest": "the driver's virtual memory",
     "repro.experiments.outofcore.points": "the driver's virtual memory",
     "repro.measure.timing": "NVML",
