@@ -1,6 +1,7 @@
 """The house: what may import what, what `import repro` costs, size and docstrings of modules."""
 
 import ast
+import graphlib
 import os
 import re
 import subprocess
@@ -13,8 +14,10 @@ import pytest
 
 from repro import paths
 from repro.experiments import load_paper
+from repro.source_code import Module
 
 MODULES = sorted(paths.PACKAGE.rglob("*.py"))
+ROOMS = sorted({path.parent.relative_to(paths.PACKAGE.parent).as_posix() for path in MODULES})
 METHODS = sorted(
     name
     for name in ("mbs", "dualbatch", "adaptive", "outofcore", "microconv")
@@ -37,7 +40,7 @@ ONLY_CUDA = {
     "repro.experiments.selftests": "TF32, switched off",
     "repro.outofcore.native": "the driver's virtual memory",
     "repro.experiments.outofcore.building": "products of float32 without TF32",
-    "repro.experiments.outofcore.experiments": "the driver's virtual memory",
+    "repro.experiments.outofcore.measuring": "the driver's virtual memory",
     "repro.experiments.outofcore.selftest": "the driver's virtual memory",
     "repro.experiments.outofcore.points": "the driver's virtual memory",
     "repro.measure.timing": "NVML",
@@ -74,6 +77,30 @@ def imports(path: Path, top_level_only: bool = False) -> set[str]:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             modules.update(names if node.module == "repro" else {node.module or ""})
     return modules
+
+
+def circle(folder: Path, package: str) -> list[str]:
+    """Return modules of a folder that import each other in a circle, in functions too; or none.
+
+    Imports for types alone do not count.
+    """
+    files = {path.stem: path for path in folder.glob("*.py")}
+    arrows: dict[str, set[str]] = {}
+    for stem, path in files.items():
+        arrows[stem] = set()
+        for module, name in Module(path.read_bytes).imports:
+            # `from repro.mbs import errors` imports a module; most others, a name of one.
+            within = {
+                "__init__" if dotted == package else dotted.removeprefix(f"{package}.")
+                for dotted in (module, f"{module}.{name}")
+            }
+            found = within & files.keys()
+            arrows[stem] |= (found if len(found) == 1 else found - {"__init__"}) - {stem}
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def python(script: str, *arguments: str) -> subprocess.CompletedProcess:
@@ -125,17 +152,30 @@ class TestArrows:
                 continue
             assert not [n for n in imports(path) if under(n, *methods)], name
 
+    def test_advice_imports_no_experiment(self):
+        for path in (paths.PACKAGE / "advise").rglob("*.py"):
+            assert not [n for n in imports(path) if under(n, "repro.experiments")], path.name
+
+    @pytest.mark.parametrize("room", ROOMS)
+    def test_modules_of_a_folder_import_each_other_in_no_circle(self, room):
+        assert circle(paths.PACKAGE.parent / room, room.replace("/", ".")) == []
+
+    def test_a_planted_circle_is_seen(self, tmp_path):
+        (tmp_path / "a.py").write_text("def f():\n    from repro.b import g\n")
+        (tmp_path / "b.py").write_text("from repro import c\n")
+        (tmp_path / "c.py").write_text("from repro.a import f\n")
+        assert set(circle(tmp_path, "repro")) == {"a", "b", "c"}
+        (tmp_path / "a.py").write_text("if TYPE_CHECKING:\n    from repro.b import g\n")
+        assert circle(tmp_path, "repro") == []
+
     @pytest.mark.slow
-    def test_advice_stands_above_methods_and_beside_experiments(self):
+    def test_advice_stands_above_methods(self):
         """Only the command line and what sets methods side by side ask it."""
         for path in MODULES:
             name = module_name(path)
             if under(name, "repro.advise", "repro.experiments.together", "repro.__main__"):
                 continue
             assert not [n for n in imports(path) if under(n, "repro.advise")], name
-        forbidden = [f"repro.experiments.{method}" for method in METHODS]
-        for path in (paths.PACKAGE / "advise").glob("*.py"):
-            assert not [n for n in imports(path) if under(n, *forbidden)], path.name
 
     def test_an_experiment_uses_its_own_method_only(self):
         for method in METHODS:

@@ -11,9 +11,9 @@ from repro.advise.predicting import METHODS, PAIRS, Prediction, predict
 from repro.advise.snippets import snippet
 from repro.advise.speed import Speed, probe
 from repro.advise.workload import AdviceError, Workload
-from repro.experiments.datasheets import DEVICES
 from repro.measure import accelerator
 from repro.measure.checks import is_whole
+from repro.measure.datasheets import DEVICES
 from repro.report import DASH
 
 TITLES = {

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from repro.experiments.imagining import imagined
+from repro.measure.fake_tensors import imagined
 from repro.outofcore import Function, Trace, record
 
 FORWARD, RECOMPUTE, BACKWARD, UPDATE = "forward", "recompute", "backward", "update"

@@ -14,6 +14,7 @@ from repro.advise.workload import AdviceError, Workload
 from repro.dualbatch import DualBatchPlan, InfeasiblePlan
 from repro.measure import TimeModel, largest_batch
 from repro.measure.checks import is_whole
+from repro.measure.datasheets import LAUNCH_S, REACHED
 from repro.outofcore import Simulation, SwapPlan, Trace, bound, plan_swaps, tune_window
 
 METHODS = (
@@ -243,8 +244,6 @@ class _Case:
         return simulated.time_s + len(simulated.transfers) * self.speed.moved_s
 
     def adding_s(self, nbytes: int, count: int) -> float:
-        from repro.experiments.datasheets import LAUNCH_S, REACHED
-
         return max(3 * nbytes / (REACHED * self.speed.device.bandwidth), count * LAUNCH_S)
 
     # ---- answers

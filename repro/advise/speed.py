@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from repro.advise.iterations import BACKWARD, FORWARD, RECOMPUTE, UPDATE, Iteration
-from repro.experiments.datasheets import DEVICES, LAUNCH_S, REACHED, Device
-from repro.experiments.machine import machine
 from repro.mbs import MicroBatchError, MicroBatchStreamer
 from repro.measure import MemoryMeter, accelerator, is_out_of_memory, memory_state
+from repro.measure.datasheets import DEVICES, LAUNCH_S, REACHED, Device
+from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall, OutOfCore, plan_swaps
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Speed:
         """Return a device's by its data sheet.
 
         Args:
-            name: One of `repro.experiments.datasheets.DEVICES`; ``"cpu"`` is a CPU of which only
+            name: One of `repro.measure.datasheets.DEVICES`; ``"cpu"`` is a CPU of which only
                 the proportions are known.
 
         Raises:

@@ -14,9 +14,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from repro.advise.iterations import Iteration, recorded, recorded_again
-from repro.experiments.imagining import imagined
 from repro.measure.batches import call_model, leaves_of, map_leaves, to_device
 from repro.measure.checks import is_whole
+from repro.measure.fake_tensors import imagined
 
 Step = Callable[[], object]
 _FIRST = 2  # samples; normalisation by the batch takes no fewer

@@ -18,9 +18,9 @@ from typing import Any
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.arguments import choose_datasets, plan
 from repro.experiments.design import COMPUTING_PROFILES, LONG, SEEDS, Paper
-from repro.experiments.machine import machine
 from repro.experiments.selftests import said
 from repro.measure import accelerator
+from repro.measure.machine import machine
 from repro.records import Record, identity, reference_stores
 
 _WARMUP, _LEAST, _STEPS, _ENOUGH_S = 2, 5, 40, 3.0

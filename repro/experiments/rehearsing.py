@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from repro.experiments import arguments
-from repro.experiments.datasheets import DEVICES, GIB, LAUNCH_S, REACHED, Device
 from repro.experiments.design import SEEDS, Artefact, Paper, Run, UsageError
-from repro.experiments.imagining import Work
+from repro.measure.datasheets import DEVICES, GIB, LAUNCH_S, REACHED, Device
+from repro.measure.fake_tensors import Work
 from repro.report import DASH
 
 PROFILES = ("gpu", "paper")  # whose data are imagined

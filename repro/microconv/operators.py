@@ -8,16 +8,14 @@ graph, of a layer in this process; run where that is not, the graph is refused (
 
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch.utils.flop_counter import conv_flop_count, register_flop_formula
 
 from repro.microconv.torch_backend import native
-
-if TYPE_CHECKING:
-    from repro.microconv.conv import TunedKernel
+from repro.microconv.tuned_kernel import TunedKernel
 
 Tensor = torch.Tensor
 _numbers = itertools.count(1)

@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 from repro.measure import accelerator
 from repro.measure.allocations import peak_allocation
-from repro.microconv.conv import Signature, TunedConv2d, kernels_of, signature
+from repro.microconv.conv import TunedConv2d, signature
 from repro.microconv.kernels import KINDS, Kernel
+from repro.microconv.tuned_kernel import Signature, kernels_of
 
 
 @dataclass(frozen=True)

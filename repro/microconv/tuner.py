@@ -15,14 +15,7 @@ from torch import nn
 from repro.microconv import backends
 from repro.microconv.assignment import assign_workspaces
 from repro.microconv.cache import BenchmarkCache
-from repro.microconv.conv import (
-    TunedConv2d,
-    TunedKernel,
-    Workspace,
-    install,
-    kernels_of,
-    segment_bytes,
-)
+from repro.microconv.conv import TunedConv2d, install
 from repro.microconv.kernels import Kernel
 from repro.microconv.measuring import Bench, Trial
 from repro.microconv.optimize import (
@@ -34,6 +27,7 @@ from repro.microconv.optimize import (
 )
 from repro.microconv.results import KernelReport, TuningReport
 from repro.microconv.sampling import Call, Untunable, undisturbed
+from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of, segment_bytes
 
 _ROUNDS = 4
 _MOST_TRIALS = 6  # of the whole model, to find the layers that pay

@@ -1,5 +1,6 @@
 """Out-of-core training (Hayakawa and Narihira): swap by a window of bytes, allocate from chunks."""
 
+from repro.outofcore.actions import Action, Kind
 from repro.outofcore.baselines import (
     DoesNotFit,
     fixed_distance,
@@ -8,14 +9,16 @@ from repro.outofcore.baselines import (
     tune_fixed_distance,
     vdnn,
 )
-from repro.outofcore.bounds import bound
+from repro.outofcore.bounds import BudgetTooSmall, bound
+from repro.outofcore.checking import PlanError
 from repro.outofcore.forks import SwappedOutError
 from repro.outofcore.iterations import Statistics
 from repro.outofcore.literal import plan_literally
 from repro.outofcore.operations import OutOfCoreWarning
 from repro.outofcore.packing import plan_packed
-from repro.outofcore.plan import Action, Kind, PlanError, Simulation, SwapPlan, Transfer
-from repro.outofcore.schedule import BudgetTooSmall, plan_swaps, tune_window
+from repro.outofcore.plan import SwapPlan
+from repro.outofcore.schedule import plan_swaps, tune_window
+from repro.outofcore.simulation import Simulation, Transfer
 from repro.outofcore.swapper import OutOfCore
 from repro.outofcore.trace import KINDS, Function, Trace, TraceError
 from repro.outofcore.tracing import record

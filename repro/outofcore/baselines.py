@@ -7,17 +7,24 @@ and simulated as the window's are, and all leave out copies of what is dead or u
 host, which favours them.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise, product
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.plan import Action, Kind, SwapPlan
-from repro.outofcore.schedule import check_budget, fastest
-from repro.outofcore.trace import Trace
+from repro.outofcore.actions import Action, Kind
+from repro.outofcore.bounds import check_budget
+from repro.outofcore.plan import SwapPlan
+from repro.outofcore.schedule import fastest
+
+if TYPE_CHECKING:
+    from repro.outofcore.trace import Trace
 
 _PASSES = 8
 

@@ -8,17 +8,60 @@ the starts of functions, as long as its copies take; the longest path through an
 functions' own times on it, is a time that every plan takes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from repro.measure.checks import is_whole
 from repro.outofcore.simulation import checked_rates, checked_times
-from repro.outofcore.trace import Trace
+
+if TYPE_CHECKING:
+    from repro.outofcore.trace import Trace
 
 Vector = NDArray[np.float64]
 _NEVER = -1
+
+
+class BudgetTooSmall(ValueError):
+    """No schedule exists within a budget, for one function alone needs more.
+
+    Attributes:
+        function: Its name: in a trace the one that needs most; in training the first not to fit.
+        needed_bytes: The bytes of its variables. Of a trace it is the smallest budget that would
+            do; in training, functions that come after may need more.
+        budget_bytes: What was given.
+    """
+
+    def __init__(
+        self, function: str, needed_bytes: int, budget_bytes: int, where: str, final: bool = True
+    ) -> None:
+        self.function, self.needed_bytes, self.budget_bytes = function, needed_bytes, budget_bytes
+        advice = f"the smallest feasible budget is {needed_bytes} bytes"
+        if not final:
+            advice = (
+                f"give {needed_bytes} bytes at least; what comes after may need more, and "
+                "record(step).smallest_budget is the smallest feasible budget"
+            )
+        super().__init__(
+            f"{where} needs {needed_bytes} bytes for its inputs and outputs alone, but the budget "
+            f"is {budget_bytes}: {advice}"
+        )
+
+
+def check_budget(trace: Trace, budget_bytes: int) -> None:
+    """Raise `BudgetTooSmall` where a function of the trace does not fit a budget on its own."""
+    if not is_whole(budget_bytes):
+        raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes")
+    needed = trace.smallest_budget
+    if needed > budget_bytes:
+        number = trace.needs_bytes.index(needed)
+        name = trace.functions[number].name
+        raise BudgetTooSmall(name, needed, budget_bytes, f"function {number} ({name})")
 
 
 def bound(
@@ -47,8 +90,6 @@ def bound(
         BudgetTooSmall: One function alone needs more than the budget.
         ValueError: As of `SwapPlan.simulate`.
     """
-    from repro.outofcore.schedule import check_budget  # it needs plans, which need this module
-
     check_budget(trace, budget_bytes)
     times, rates = checked_times(trace, compute_times, latency_s), checked_rates(bandwidth)
     if trace.peak_bytes <= budget_bytes:

@@ -3,8 +3,19 @@
 Written apart from the schedulers, from the trace alone, so that a mistake of theirs is seen.
 """
 
-from repro.outofcore.plan import Action, Kind, PlanError, SwapPlan
-from repro.outofcore.trace import Function, Trace
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from repro.outofcore.actions import Action, Kind
+
+if TYPE_CHECKING:
+    from repro.outofcore.plan import SwapPlan
+    from repro.outofcore.trace import Function, Trace
+
+
+class PlanError(ValueError):
+    """A plan breaks a rule: it would exceed its budget, or compute with what is not there."""
 
 
 def check(plan: SwapPlan) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from repro.outofcore.plan import Kind, SwapPlan
+from repro.outofcore.actions import Kind
+from repro.outofcore.plan import SwapPlan
 from repro.outofcore.recording import Entry, Recording, Signature, signature, tensors_in
 from repro.outofcore.residency import Variable
 

@@ -14,8 +14,9 @@ Differs from the paper: a value that is overwritten next is not copied, and a co
 would be under way while its variable is written is not made, since its memory is not released.
 """
 
-from repro.outofcore.plan import Action, Kind, SwapPlan
-from repro.outofcore.schedule import check_budget
+from repro.outofcore.actions import Action, Kind
+from repro.outofcore.bounds import check_budget
+from repro.outofcore.plan import SwapPlan
 from repro.outofcore.trace import Trace
 
 _DEFAULT_SHARE = 1.5  # of the budget: the authors' default

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.plan import Action, Kind, Simulation, SwapPlan
-from repro.outofcore.schedule import check_budget, fastest, plan_swaps
+from repro.outofcore.actions import Action, Kind
+from repro.outofcore.bounds import check_budget
+from repro.outofcore.plan import SwapPlan
+from repro.outofcore.schedule import fastest, plan_swaps
+from repro.outofcore.simulation import Simulation
 from repro.outofcore.trace import Trace
 
 MARGINS = (0.0, 0.03)  # of the budget

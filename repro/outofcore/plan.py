@@ -4,86 +4,24 @@ Source: Hayakawa and Narihira, section 3. A `SwapPlan` is what any scheduler of 
 `baselines` returns, so that all are checked, simulated and run by the same code.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from repro.outofcore.actions import Action, Kind
+from repro.outofcore.bounds import bound
+from repro.outofcore.checking import check
 from repro.outofcore.host import aligned
-from repro.outofcore.trace import Trace
+from repro.outofcore.simulation import Simulation, simulate
 
-
-class PlanError(ValueError):
-    """A plan breaks a rule: it would exceed its budget, or compute with what is not there."""
-
-
-class Kind(Enum):
-    """What an action of a plan does with one variable."""
-
-    SWAP_IN = "swap in"  # take device memory and start the copy from the host
-    ALLOCATE = "allocate"  # take device memory; the next function overwrites it whole
-    SWAP_OUT = "swap out"  # start the copy to the host; the device memory stays taken
-    RELEASE = "release"  # wait for its copy to the host, if one runs, and free the device memory
-
-
-class Action(NamedTuple):
-    """One action on one variable."""
-
-    kind: Kind
-    variable: str
-
-
-class Transfer(NamedTuple):
-    """One simulated copy: seconds from the start of the iteration."""
-
-    kind: Kind
-    variable: str
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """What one iteration of a plan takes once it repeats.
-
-    Attributes:
-        time_s: Seconds of the iteration.
-        compute_s: Seconds of its functions alone.
-        bytes_in: Bytes copied to the device; bytes_out: to the host.
-        memory_bytes: (n,) bytes held on the device while each function runs, its outputs and what
-            is under way in either direction included.
-        starts_s: (n,) when each function starts, from the start of the iteration.
-        ends_s: (n,) when it ends.
-        transfers: The copies that begin in the iteration.
-    """
-
-    time_s: float
-    compute_s: float
-    bytes_in: int
-    bytes_out: int
-    memory_bytes: NDArray[np.int64] = field(repr=False)
-    starts_s: NDArray[np.float64] = field(repr=False)
-    ends_s: NDArray[np.float64] = field(repr=False)
-    transfers: tuple[Transfer, ...] = field(repr=False)
-
-    @property
-    def stall_s(self) -> float:
-        """Seconds in which no function runs, for it waits for a copy."""
-        return max(0.0, self.time_s - self.compute_s)
-
-    @property
-    def bytes_moved(self) -> int:
-        """Bytes copied in both directions."""
-        return self.bytes_in + self.bytes_out
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes held on the device."""
-        return int(self.memory_bytes.max())
+if TYPE_CHECKING:
+    from repro.outofcore.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -174,8 +112,6 @@ class SwapPlan:
         Raises:
             PlanError: A rule is broken; the message names the function and the variable.
         """
-        from repro.outofcore.checking import check  # it needs this module
-
         return check(self)
 
     def simulate(
@@ -198,8 +134,6 @@ class SwapPlan:
         Raises:
             ValueError: The number of times is not that of the functions, or a value is negative.
         """
-        from repro.outofcore.simulation import simulate  # it needs this module
-
         return simulate(self, compute_times, bandwidth, latency_s)
 
     def bound(
@@ -213,6 +147,4 @@ class SwapPlan:
         The arguments are those of `simulate`, whose `Simulation.time_s` it is never above: see
         `bounds`.
         """
-        from repro.outofcore.bounds import bound  # it needs this module
-
         return bound(self.trace, self.budget_bytes, compute_times, bandwidth, latency_s)

@@ -1,7 +1,8 @@
 """The requests for device memory that a plan makes, in order."""
 
+from repro.outofcore.actions import Kind
 from repro.outofcore.allocator import Event
-from repro.outofcore.plan import Kind, SwapPlan
+from repro.outofcore.plan import SwapPlan
 
 
 def requests(plan: SwapPlan, iterations: int = 2) -> list[Event]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
+from repro.outofcore.bounds import BudgetTooSmall
 from repro.outofcore.host import HostStore, Mover, Place
-from repro.outofcore.schedule import BudgetTooSmall
 
 
 class Variable:

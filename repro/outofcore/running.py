@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from repro.outofcore.actions import Kind
 from repro.outofcore.addresses import Addresses
 from repro.outofcore.collectives import Collectives, wait_for
 from repro.outofcore.following import Follower, Step
 from repro.outofcore.iterations import Iterations, Statistics
 from repro.outofcore.operands import Operands
 from repro.outofcore.operations import Timer, divide, result_bytes, run_in_parts, say_once
-from repro.outofcore.plan import Kind
 from repro.outofcore.recording import Signature, signature
 from repro.outofcore.residency import Residency, Variable
 from repro.outofcore.sums import ADD, ADD_INTO, Sums

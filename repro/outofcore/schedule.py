@@ -11,16 +11,22 @@ carried out only where the budget will ask for its memory before the variable en
 again. What the host has unchanged is released without a copy. The iteration is planned as a cycle.
 """
 
+from __future__ import annotations
+
 import gc
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.measure.checks import is_whole
-from repro.outofcore.plan import Action, Kind, SwapPlan
-from repro.outofcore.trace import Trace
+from repro.outofcore.actions import Action, Kind
+from repro.outofcore.bounds import check_budget
+from repro.outofcore.plan import SwapPlan
+
+if TYPE_CHECKING:
+    from repro.outofcore.trace import Trace
 
 WINDOW_SHARES = (0.02, 0.05, 0.1, 0.15, 0.25, 0.35, 0.5, 0.7, 1.0, 1.5)
 TIME_SHARES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -28,43 +34,6 @@ FUNCTIONS_AHEAD = (2, 4, 8, 16, 32, 64, 128, 256)
 Reach = list[int]  # for each function, the first one that a window of it does not reach
 _DEFAULT_SHARE = 1.5  # of the budget; what does not fit waits outside the window in any case
 _PASSES = 6  # iterations after which a schedule that does not settle is closed by force
-
-
-class BudgetTooSmall(ValueError):
-    """No schedule exists within a budget, for one function alone needs more.
-
-    Attributes:
-        function: Its name: in a trace the one that needs most; in training the first not to fit.
-        needed_bytes: The bytes of its variables. Of a trace it is the smallest budget that would
-            do; in training, functions that come after may need more.
-        budget_bytes: What was given.
-    """
-
-    def __init__(
-        self, function: str, needed_bytes: int, budget_bytes: int, where: str, final: bool = True
-    ) -> None:
-        self.function, self.needed_bytes, self.budget_bytes = function, needed_bytes, budget_bytes
-        advice = f"the smallest feasible budget is {needed_bytes} bytes"
-        if not final:
-            advice = (
-                f"give {needed_bytes} bytes at least; what comes after may need more, and "
-                "record(step).smallest_budget is the smallest feasible budget"
-            )
-        super().__init__(
-            f"{where} needs {needed_bytes} bytes for its inputs and outputs alone, but the budget "
-            f"is {budget_bytes}: {advice}"
-        )
-
-
-def check_budget(trace: Trace, budget_bytes: int) -> None:
-    """Raise `BudgetTooSmall` where a function of the trace does not fit a budget on its own."""
-    if not is_whole(budget_bytes):
-        raise ValueError(f"budget_bytes is {budget_bytes!r}: give whole bytes")
-    needed = trace.smallest_budget
-    if needed > budget_bytes:
-        number = trace.needs_bytes.index(needed)
-        name = trace.functions[number].name
-        raise BudgetTooSmall(name, needed, budget_bytes, f"function {number} ({name})")
 
 
 def plan_swaps(trace: Trace, budget_bytes: int, window_bytes: int | None = None) -> SwapPlan:

@@ -6,9 +6,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from repro.outofcore.baselines import on_demand, tune_fixed_distance, vdnn
+from repro.outofcore.checking import PlanError
 from repro.outofcore.literal import plan_literally
 from repro.outofcore.packing import plan_packed
-from repro.outofcore.plan import PlanError, SwapPlan
+from repro.outofcore.plan import SwapPlan
 from repro.outofcore.schedule import fastest, plan_swaps, tune_window
 from repro.outofcore.trace import Trace
 

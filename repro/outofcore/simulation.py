@@ -1,15 +1,71 @@
 """What a swap plan takes on a device with one compute stream and two copy streams."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from repro.outofcore.plan import Kind, Simulation, SwapPlan, Transfer
-from repro.outofcore.trace import Trace
+from repro.outofcore.actions import Kind
+
+if TYPE_CHECKING:
+    from repro.outofcore.plan import SwapPlan
+    from repro.outofcore.trace import Trace
 
 _CYCLES = 8  # iterations after which a time that still alternates is taken as it is
+
+
+class Transfer(NamedTuple):
+    """One simulated copy: seconds from the start of the iteration."""
+
+    kind: Kind
+    variable: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What one iteration of a plan takes once it repeats.
+
+    Attributes:
+        time_s: Seconds of the iteration.
+        compute_s: Seconds of its functions alone.
+        bytes_in: Bytes copied to the device; bytes_out: to the host.
+        memory_bytes: (n,) bytes held on the device while each function runs, its outputs and what
+            is under way in either direction included.
+        starts_s: (n,) when each function starts, from the start of the iteration.
+        ends_s: (n,) when it ends.
+        transfers: The copies that begin in the iteration.
+    """
+
+    time_s: float
+    compute_s: float
+    bytes_in: int
+    bytes_out: int
+    memory_bytes: NDArray[np.int64] = field(repr=False)
+    starts_s: NDArray[np.float64] = field(repr=False)
+    ends_s: NDArray[np.float64] = field(repr=False)
+    transfers: tuple[Transfer, ...] = field(repr=False)
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds in which no function runs, for it waits for a copy."""
+        return max(0.0, self.time_s - self.compute_s)
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes copied in both directions."""
+        return self.bytes_in + self.bytes_out
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held on the device."""
+        return int(self.memory_bytes.max())
 
 
 def simulate(

@@ -21,6 +21,7 @@ from repro.measure import accelerator
 from repro.measure.checks import is_whole
 from repro.outofcore import forks
 from repro.outofcore.addresses import Addresses
+from repro.outofcore.bounds import BudgetTooSmall
 from repro.outofcore.host import (
     HostStore,
     Mover,
@@ -39,7 +40,6 @@ from repro.outofcore.planning import Planner
 from repro.outofcore.recording import Recording
 from repro.outofcore.residency import Residency
 from repro.outofcore.running import Running
-from repro.outofcore.schedule import BudgetTooSmall
 from repro.outofcore.schedules import Name, Scheduler, check_schedule
 from repro.outofcore.threads import Beside, watch
 from repro.outofcore.trace import Trace

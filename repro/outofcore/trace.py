@@ -16,6 +16,11 @@ from typing import Any
 
 from repro.measure.checks import is_whole
 
+# Schedulers name `Trace` in annotations alone: `Trace.host_bytes` calls them.
+from repro.outofcore.baselines import DoesNotFit, on_demand
+from repro.outofcore.host import SLAB_BYTES
+from repro.outofcore.schedule import plan_swaps
+
 KINDS = ("parameter", "buffer", "gradient", "optimizer state", "activation", "input")
 
 
@@ -174,11 +179,6 @@ class Trace:
         Raises:
             BudgetTooSmall: One function alone needs more than the budget.
         """
-        # They need this module.
-        from repro.outofcore.baselines import DoesNotFit, on_demand
-        from repro.outofcore.host import SLAB_BYTES
-        from repro.outofcore.schedule import plan_swaps
-
         needed = plan_swaps(self, budget_bytes).host_bytes
         with suppress(DoesNotFit):  # where its iterations never repeat
             needed = max(needed, on_demand(self, budget_bytes).host_bytes)

@@ -16,10 +16,10 @@ from watching import watching
 
 from repro import paths, source_code
 from repro.experiments import load_paper, running
-from repro.experiments import machine as machine_module
 from repro.experiments.design import Outcome, Run
-from repro.experiments.machine import machine
 from repro.experiments.microconv import building, deepbench, experiments, settings
+from repro.measure import machine as machine_module
+from repro.measure.machine import machine
 from repro.microconv import assign_workspaces, micro_batch_sizes
 from repro.microconv.backends import NATIVE
 from repro.models import build

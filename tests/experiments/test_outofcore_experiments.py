@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 
-from repro.experiments import load_paper, machine
+from repro.experiments import load_paper
 from repro.experiments.outcome import Outcome
-from repro.experiments.outofcore import child, experiments, settings
-from repro.experiments.outofcore.fitting import GIB, largest_budget, serve
-from repro.experiments.outofcore.modelled import Rates, trace_at
-from repro.measure import accelerator
+from repro.experiments.outofcore import child, experiments, measuring, settings
+from repro.experiments.outofcore.fitting import ALLOCATORS, GIB, largest_budget, serve
+from repro.experiments.outofcore.modelled import Rates, limit_bytes, trace_at
+from repro.measure import accelerator, machine
 from repro.measure.accelerator import HostMemoryError
 from repro.records import RecordStore
 
@@ -132,11 +132,11 @@ class TestLimit:
     @pytest.mark.slow
     def test_half_way_between_two_needs(self):
         needs = [trace_at(_TOY, batch).peak_bytes for batch in (8, 16)]
-        assert experiments.limit_bytes(_MEASURED) == sum(needs) // 2
-        assert needs[0] < experiments.limit_bytes(_MEASURED) < needs[1]
+        assert limit_bytes(_MEASURED) == sum(needs) // 2
+        assert needs[0] < limit_bytes(_MEASURED) < needs[1]
 
     def test_as_given(self):
-        assert experiments.limit_bytes(_TOY | {"limit_gib": 16}) == 16 * GIB
+        assert limit_bytes(_TOY | {"limit_gib": 16}) == 16 * GIB
 
 
 class TestMeasured:
@@ -183,7 +183,7 @@ class TestMeasured:
                 return None
             return serve(plan, make)
 
-        monkeypatch.setattr(experiments, "serve", once)
+        monkeypatch.setattr(measuring, "serve", once)
         metrics = experiments.measured(config, 0, None, "cpu").metrics
         smallest = trace_at(_TOY, 32).smallest_budget
         assert metrics["budget_bytes"] == max(smallest, int(0.9 * refused[0])) < refused[0]
@@ -229,7 +229,7 @@ class TestSimulated:
         trace = trace_at(_TOY, 32)
         times = Rates.fit(_BASELINE, [4, 8], [40.0, 60.0]).times(trace)
         rows = toys.outcomes["simulated"].metrics["rows"]
-        for name, allocator in experiments.ALLOCATORS.items():
+        for name, allocator in ALLOCATORS.items():
             make = partial(allocator, limit)
             plain = largest_budget(trace, limit, make)
             assert rows[name]["reserved_bytes"] <= limit
@@ -289,7 +289,7 @@ class TestReach:
     def test_the_next_batch_size_does_not_fit(self, toys):
         metrics = toys.outcomes["reach"].metrics
         limit = metrics["limit_bytes"]
-        for name, allocator in experiments.ALLOCATORS.items():
+        for name, allocator in ALLOCATORS.items():
             make = partial(allocator, limit)
             for more, fits in ((0, True), (max(1, metrics[name] // 32), False)):
                 trace = trace_at(_TOY, metrics[name] + more)
@@ -322,7 +322,7 @@ class TestChild:
     def test_a_gpu_is_measured_in_a_child(self, monkeypatch):
         asked = []
         monkeypatch.setattr(
-            child, "measure_in_child", lambda config, device: asked.append((config, device))
+            experiments, "measure_in_child", lambda config, device: asked.append((config, device))
         )
         experiments.measured(_MEASURED | {"mode": "in_core", "batch": 8}, 0, None, "cuda")
         assert [device for _, device in asked] == ["cuda"]
@@ -334,14 +334,14 @@ class TestAccelerator:
 
     @pytest.mark.parametrize("mode", ["in_core", "schedule", "checkpointing", "save_on_cpu"])
     def test_what_the_allocator_takes_is_within_the_limit(self, device, mode):
-        outcome = experiments.measure(_MEASURED | {"mode": mode, "batch": 32}, str(device))
+        outcome = measuring.measure(_MEASURED | {"mode": mode, "batch": 32}, str(device))
         metrics = outcome.metrics
         assert 0 < metrics["held_bytes"] <= metrics["reserved_bytes"] <= metrics["limit_bytes"]
         assert outcome.peak_bytes == metrics["reserved_bytes"]
         assert set(outcome.timings) == {"iteration"}
         if mode == "schedule":
             assert metrics["held_bytes"] <= metrics["budget_bytes"]
-            assert metrics["budget_bytes"] <= experiments.limit_bytes(_MEASURED)
+            assert metrics["budget_bytes"] <= limit_bytes(_MEASURED)
             assert metrics["bytes_moved"] > 0 and metrics["replayed"] >= 2
             assert metrics["host_bytes"] > 0
         assert accelerator.limit_bytes(device) == accelerator.total_bytes(device)  # put back
@@ -361,7 +361,7 @@ class TestAccelerator:
     def test_what_does_not_fit_runs_out_of_memory(self, device):
         for mode in ("in_core", "schedule"):
             with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
-                experiments.measure(_MEASURED | {"mode": mode, "batch": 1 << 13}, str(device))
+                measuring.measure(_MEASURED | {"mode": mode, "batch": 1 << 13}, str(device))
 
     def test_a_lack_of_the_host_is_no_lack_of_the_device(self, device, monkeypatch):
         """It says which memory was short, and tries no smaller budgets, which would need more."""
@@ -373,5 +373,5 @@ class TestAccelerator:
 
         monkeypatch.setattr(accelerator, "empty_pinned", short)
         with pytest.raises(HostMemoryError):
-            experiments.measure(_MEASURED | {"mode": "schedule", "batch": 32}, str(device))
+            measuring.measure(_MEASURED | {"mode": "schedule", "batch": 32}, str(device))
         assert len(tried) == 1

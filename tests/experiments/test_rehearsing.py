@@ -9,11 +9,12 @@ from commands import command_line
 from torch import nn
 
 from repro.experiments import PAPERS, load_paper
-from repro.experiments.datasheets import DEVICES, GIB, Device
-from repro.experiments.imagining import Work, first_steps, imagined, imagined_data
+from repro.experiments.imagining import imagined_data
 from repro.experiments.mbs import settings
 from repro.experiments.rehearsing import rehearse, seconds
 from repro.measure import MemoryMeter
+from repro.measure.datasheets import DEVICES, GIB, Device
+from repro.measure.fake_tensors import Work, first_steps, imagined
 from repro.training import plain_step
 
 OWN = {"classification": "flowers102", "segmentation": "carvana"}

@@ -9,7 +9,7 @@ from made import claim_of, made_results, verdict
 from torch import nn
 
 from repro.datasets import ImageData, Split
-from repro.experiments import load_paper, machine
+from repro.experiments import load_paper
 from repro.experiments.design import LONG, Results
 from repro.experiments.intervals import NotRun
 from repro.experiments.together import (
@@ -25,6 +25,7 @@ from repro.experiments.together import (
 )
 from repro.experiments.together.methods import micro_batches
 from repro.experiments.together.settings import CIFAR, LABELS, MODES, NETWORKS, STRATEGIES
+from repro.measure import machine
 
 CHOSEN = {CIFAR: "cifar10"}
 _TOY = {"fits": 4, "multiples": [1, 4], "warmup": 0, "repeats": 2, "threads": 1}

@@ -12,17 +12,9 @@ from torch import nn
 
 from repro.microconv import Candidate, Convolution, Division, Kernel, best_division
 from repro.microconv.backends import given_bytes
-from repro.microconv.conv import (
-    TunedKernel,
-    Workspace,
-    compute_dtype,
-    install,
-    kernels_of,
-    layout_of,
-    segment_bytes,
-    signature,
-)
+from repro.microconv.conv import compute_dtype, install, layout_of, signature
 from repro.microconv.torch_backend import TorchBackend
+from repro.microconv.tuned_kernel import TunedKernel, Workspace, kernels_of, segment_bytes
 
 NATIVE = "torch:native"
 

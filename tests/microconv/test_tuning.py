@@ -31,9 +31,9 @@ from repro.microconv import (
     tune,
     untune,
 )
-from repro.microconv.conv import TunedKernel, Workspace, segment_bytes
 from repro.microconv.nnpack import _zeros
 from repro.microconv.torch_backend import TorchBackend
+from repro.microconv.tuned_kernel import TunedKernel, Workspace, segment_bytes
 
 WRITTEN = ("torch:direct", "torch:im2col", "torch:implicit", "torch:fft", "torch:winograd")
 NNPACK = ("nnpack:ft8x8", "nnpack:ft16x16", "nnpack:wt8x8")

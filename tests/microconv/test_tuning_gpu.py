@@ -12,7 +12,7 @@ from torch import nn
 
 from repro.measure import accelerator
 from repro.microconv import BenchmarkCache, TunedConv2d, measuring, tune, untune
-from repro.microconv.conv import Workspace
+from repro.microconv.tuned_kernel import Workspace
 
 pytestmark = pytest.mark.gpu
 cuda_only = pytest.mark.cuda_only

@@ -9,8 +9,9 @@ from repro.experiments.adaptive import building, experiments, variants
 from repro.experiments.adaptive.settings import TRAININGS
 from repro.experiments.captured import CapturedStep
 from repro.experiments.design import Run
-from repro.experiments.imagining import Work, first_steps, imagined, imagined_data, said
+from repro.experiments.imagining import imagined_data, said
 from repro.experiments.rehearsing import Rehearsal
+from repro.measure.fake_tensors import Work, first_steps, imagined
 
 
 def rehearse(run: Run) -> Rehearsal | None:

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from repro.dualbatch import Share
-from repro.experiments.datasheets import DEVICES
 from repro.experiments.design import Run
 from repro.experiments.dualbatch import building
 from repro.experiments.dualbatch.settings import SECTION_5_2_3
-from repro.experiments.imagining import Work, first_steps, imagined, imagined_data, said
+from repro.experiments.imagining import imagined_data, said
 from repro.experiments.rehearsing import Rehearsal
+from repro.measure.datasheets import DEVICES
+from repro.measure.fake_tensors import Work, first_steps, imagined
 
 GREY = ((0.5,) * 3, (0.25,) * 3)  # in the place of statistics of images without content
 

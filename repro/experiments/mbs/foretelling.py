@@ -4,11 +4,11 @@ from functools import partial
 
 import torch
 
-from repro.experiments.imagining import first_steps, imagined
 from repro.experiments.mbs import building
 from repro.experiments.mbs.building import Config
 from repro.experiments.outcome import Outcome
 from repro.measure import LinearMemoryModel
+from repro.measure.fake_tensors import first_steps, imagined
 
 
 def foretell(config: Config, seed: int, data: None, device: str) -> Outcome:

@@ -9,10 +9,11 @@ from unittest import mock
 import torch
 
 from repro.experiments.design import Run
-from repro.experiments.imagining import Work, first_steps, imagined, imagined_data, said
+from repro.experiments.imagining import imagined_data, said
 from repro.experiments.mbs import building
 from repro.experiments.mbs.settings import PAPER
 from repro.experiments.rehearsing import Rehearsal
+from repro.measure.fake_tensors import Work, first_steps, imagined
 
 GREY = ((0.5,) * 3, (0.25,) * 3)  # in the place of statistics of images without content
 

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from repro.datasets import ImageData
-from repro.experiments.machine import machine
 from repro.experiments.microconv import deepbench
 from repro.experiments.microconv.building import (
     Config,
@@ -28,6 +27,7 @@ from repro.experiments.microconv.building import (
 from repro.experiments.outcome import Outcome
 from repro.measure import time_interleaved
 from repro.measure.allocations import keep_freed_memory
+from repro.measure.machine import machine
 from repro.microconv import (
     POLICIES,
     BenchmarkCache,

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from repro.datasets import ImageData
-from repro.experiments.machine import machine
 from repro.experiments.microconv.building import (
     Config,
     build_network,
@@ -26,6 +25,7 @@ from repro.experiments.microconv.building import (
 from repro.experiments.outcome import Outcome
 from repro.measure import time_interleaved
 from repro.measure.allocations import peak_inside
+from repro.measure.machine import machine
 from repro.microconv import BenchmarkCache, TuningReport, WorkspaceLimitError, tune
 
 MIB = 2**20

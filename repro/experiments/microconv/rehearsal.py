@@ -7,9 +7,10 @@ from typing import Any
 from torch.nn import functional
 
 from repro.experiments.design import Run
-from repro.experiments.imagining import Work, first_steps, imagined, said
+from repro.experiments.imagining import said
 from repro.experiments.microconv.building import build_network
 from repro.experiments.rehearsing import Rehearsal
+from repro.measure.fake_tensors import Work, first_steps, imagined
 
 
 def rehearse(run: Run) -> Rehearsal | None:

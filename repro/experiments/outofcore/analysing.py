@@ -8,12 +8,11 @@ from repro.datasets import ImageData
 from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore.experiments import (
     Config,
-    limit_bytes,
     modelled_row,
     modelled_times,
 )
 from repro.experiments.outofcore.fitting import MIB, Make, chunked, largest_budget, tuned
-from repro.experiments.outofcore.modelled import trace_at
+from repro.experiments.outofcore.modelled import limit_bytes, trace_at
 from repro.outofcore import bound, plan_packed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from repro.experiments.outcome import Outcome
-from repro.experiments.outofcore.experiments import is_refusal, measure
+from repro.experiments.outofcore.measuring import is_refusal, measure
 from repro.measure import Timing
 from repro.measure.accelerator import HostMemoryError
 
@@ -18,7 +18,7 @@ _ANSWER = "outcome: "
 
 
 def measure_in_child(config: Mapping[str, Any], device: str) -> Outcome:
-    """Run `experiments.measure` in a new process, and return what it returns.
+    """Run `measuring.measure` in a new process, and return what it returns.
 
     Raises:
         HostMemoryError: The host had not the memory that the child wanted to pin.

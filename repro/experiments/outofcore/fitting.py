@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,9 @@ def best_fit(limit_bytes: int) -> BestFitAllocator:
 def chunked(limit_bytes: int, chunk: int | None = None) -> PooledChunkedAllocator:
     """Return the chunked allocator; its chunks in proportion where the limit is not the paper's."""
     return PooledChunkedAllocator(chunk or chunk_bytes(limit_bytes), limit_bytes)
+
+
+ALLOCATORS: dict[str, Callable[[int], Any]] = {"schedule": best_fit, "schedule_va": chunked}
 
 
 def chunk_bytes(limit_bytes: int) -> int:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from repro.experiments.outofcore.building import training_step
+from repro.experiments.outofcore.fitting import GIB
 from repro.outofcore import Trace, record
 
+Config = Mapping[str, Any]
 _RECORDED = (2, 4)  # batch sizes; one of 1 may take other paths
 
 
@@ -33,6 +35,13 @@ def trace_at(config: Mapping[str, Any], batch: int) -> Trace:
         for name, size in small.sizes.items()
     }
     return replace(small, sizes=sizes)
+
+
+def limit_bytes(config: Config) -> int:
+    """Return the memory limit: as given, or half way between what two batch sizes need."""
+    if "limit_gib" in config:
+        return int(config["limit_gib"] * GIB)
+    return sum(trace_at(config, batch).peak_bytes for batch in config["limit_between"]) // 2
 
 
 @lru_cache(maxsize=8)

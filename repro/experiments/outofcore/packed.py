@@ -11,12 +11,11 @@ from repro.datasets import ImageData
 from repro.experiments.outcome import Outcome
 from repro.experiments.outofcore.experiments import (
     Config,
-    limit_bytes,
     modelled_row,
     modelled_times,
 )
 from repro.experiments.outofcore.fitting import MIB, Fitting, Make, chunked, mapping, serve
-from repro.experiments.outofcore.modelled import trace_at
+from repro.experiments.outofcore.modelled import limit_bytes, trace_at
 from repro.outofcore import SwapPlan, Trace, plan_packed
 
 _PARTS = (*(1 - k / 100 for k in range(11)), 0.85, 0.8, 0.7, 0.6, 0.5)  # of the limit, as budgets

@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any
 
 from repro.experiments.design import Run
-from repro.experiments.imagining import Work, first_steps, imagined
 from repro.experiments.outofcore.building import training_step
 from repro.experiments.outofcore.settings import (
     BY_SCHEDULE,
@@ -16,6 +15,7 @@ from repro.experiments.outofcore.settings import (
     PAPER,
 )
 from repro.experiments.rehearsing import Rehearsal
+from repro.measure.fake_tensors import Work, first_steps, imagined
 
 
 def rehearse(run: Run) -> Rehearsal | None:

@@ -5,11 +5,11 @@ from typing import Any
 
 from repro.advise import Workload, predict, probe
 from repro.datasets import ImageData
-from repro.experiments.machine import machine
 from repro.experiments.outcome import Outcome
 from repro.experiments.together.measuring import UNDIVIDED, limit_bytes
 from repro.experiments.together.networks import Config, build_model, build_problem, recompute
 from repro.measure import Timing, accelerator
+from repro.measure.machine import machine
 
 
 def foretell(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:

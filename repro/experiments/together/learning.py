@@ -34,10 +34,10 @@ from repro.dualbatch import (
     SubStage,
     train_dual_batch,
 )
-from repro.experiments.machine import machine
 from repro.experiments.outcome import Outcome
 from repro.mbs import MicroBatchStreamer
 from repro.measure import TimeModel, time_interleaved
+from repro.measure.machine import machine
 
 Config = Mapping[str, Any]
 Passes = Callable[[Tensor, Tensor], Tensor | float]

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.datasets import ImageData
-from repro.experiments.machine import machine
 from repro.experiments.outcome import Outcome
 from repro.experiments.together.methods import SWAPS, Refused, Way, make_way, micro_batches
 from repro.experiments.together.networks import Config, Problem, build_problem
@@ -22,6 +21,7 @@ from repro.measure import (
     is_out_of_memory,
     time_interleaved,
 )
+from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall
 
 UNDIVIDED = "undivided"

@@ -1,4 +1,4 @@
-"""The setting of the machine under which experiments measure."""
+"""The setting of the machine under which times are measured."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -1,0 +1,136 @@
+"""Tensors that have shapes and no content: training steps taken without data or device.
+
+What a step holds and what it computes and moves is found from the shapes alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from repro.measure.memory import MemoryMeter
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the operations of a step compute and move: (operations, bytes, in 16 bits) each."""
+
+    operations: tuple[tuple[int, int, bool], ...]
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all matrix products and convolutions."""
+        return sum(flops for flops, _, _ in self.operations)
+
+
+class Rehearsed(TorchDispatchMode):
+    """Notes what every operation under it computes and moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: list[tuple[int, int, bool]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if getattr(func, "is_view", False):
+            return result
+        flops = 0
+        packet = getattr(func, "_overloadpacket", func)
+        if packet in flop_registry:
+            flops = int(flop_registry[packet](*args, **kwargs, out_val=result))
+        tensors = list(_tensors((args, kwargs, result)))
+        moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        low = any(tensor.element_size() == 2 for tensor in tensors)
+        if moved:
+            self.operations.append((flops, moved, low))
+        return result
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+class _Ones(TorchDispatchMode):
+    """Answers 1 where a number is asked of a tensor that has no content, such as of a loss."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 1.0 if args[0].is_floating_point() else 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def imagined() -> Iterator[None]:
+    """Make tensors inside that have shapes and no content, whatever their size.
+
+    Whoever asks one for a number, such as a loss for whether it is finite, gets 1.
+    """
+
+    def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        # torch's own swaps tensors, which those that have no content refuse. All lie on one device,
+        # and a layout changes no size.
+        _, kind, *_ = torch._C._nn._parse_to(*args, **kwargs)
+        if kind is not None:
+            for part in module.modules():
+                for name, parameter in part._parameters.items():
+                    if parameter is not None and parameter.is_floating_point():
+                        part._parameters[name] = nn.Parameter(
+                            parameter.to(kind), parameter.requires_grad
+                        )
+                for name, buffer in part._buffers.items():
+                    if buffer is not None and buffer.is_floating_point():
+                        part._buffers[name] = buffer.to(kind)
+        return module
+
+    with FakeTensorMode(), _Ones(), mock.patch.object(nn.Module, "to", to):
+        yield
+
+
+def first_steps(
+    step: Callable[[], Any], resident: Sequence[nn.Module | Tensor]
+) -> tuple[int, Work]:
+    """Take two training steps; return the peak of live bytes, and the work of the second.
+
+    Only in the second does the optimizer have its state.
+
+    Args:
+        step: Updates the model by a mini-batch.
+        resident: Modules and tensors that lie on the device before.
+    """
+    tensors = [
+        tensor
+        for one in resident
+        for tensor in ([*one.parameters(), *one.buffers()] if isinstance(one, nn.Module) else [one])
+    ]
+    with MemoryMeter("cpu", resident=tensors) as meter:
+        step()
+        with Rehearsed() as noted:
+            step()
+    return meter.peak_bytes, Work(tuple(noted.operations))

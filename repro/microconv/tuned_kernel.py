@@ -1,0 +1,201 @@
+"""The kernels of a layer, each with the division that runs it, and the workspace they share."""
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from repro.measure import accelerator
+from repro.microconv import backends
+from repro.microconv.kernels import KINDS, Convolution, Kernel
+from repro.microconv.optimize import Candidate, Division, best_division
+from repro.microconv.torch_backend import native
+
+# Height, width, data type, device, layout and math of a call.
+Signature = tuple[int, int, str, str, str, str]
+Parts = list[tuple[int, str]]
+_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+
+
+class Workspace:
+    """Bytes on a device that kernels run in, allocated at first use and kept.
+
+    One kernel uses a segment at a time: on a CPU a second thread waits for its turn; on an
+    accelerator a second stream is made to wait for the first one's work, and the host for neither.
+
+    Args:
+        device: Where.
+        size: Bytes; see `reserve`.
+    """
+
+    def __init__(self, device: str, size: int = 0) -> None:
+        self.device = device
+        self.size = size
+        self._reset()
+
+    def reserve(self, size: int) -> None:
+        """Make it at least `size` bytes; before its first use."""
+        self.size = max(self.size, size)
+
+    def _reset(self) -> None:
+        self._buffer: torch.Tensor | None = None
+        self._lock = threading.Lock()
+        self._stream: accelerator.Stream | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, or one read from a file, allocates its own.
+        return {"size": self.size, "device": self.device}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.size, self.device = state["size"], state["device"]
+        self._reset()
+
+    def allocate(self) -> torch.Tensor:
+        """Return the buffer, made if it is not there yet."""
+        if self._buffer is None:
+            # Zeroed once, so that no page is missing in the first timed step.
+            with torch.inference_mode(False):
+                self._buffer = torch.zeros(self.size, dtype=torch.uint8, device=self.device)
+            self._stream = accelerator.current_stream(self._buffer.device)
+        return self._buffer
+
+    @contextmanager
+    def segment(self, offset: int, size: int) -> Iterator[torch.Tensor]:
+        """Hold a segment for the kernels that are queued inside the block."""
+        with self._lock:
+            buffer = self.allocate()
+            if accelerator.is_accelerator(buffer.device) and not _capturing(buffer.device):
+                stream = accelerator.current_stream(buffer.device)
+                if self._stream != stream:
+                    if self._stream is not None:
+                        stream.wait_stream(self._stream)
+                    accelerator.record_stream(buffer, stream)
+                self._stream = stream
+            yield buffer[offset : offset + size]
+
+
+def _capturing(device: torch.device) -> bool:
+    """Return whether what is queued goes into a graph, such as CUDA's."""
+    asked = getattr(accelerator.module(device), "is_current_stream_capturing", None)
+    return asked is not None and asked()
+
+
+@dataclass
+class TunedKernel:
+    """One kernel of a layer, with the division that runs it.
+
+    Attributes:
+        kernel: What is computed.
+        batch: The mini-batch size that was tuned for.
+        parts: Its division; None leaves the kernel to torch.
+        candidates: What the division was made of; another batch size is divided from them.
+        native_s: Seconds of torch's own convolution by batch size, which such a division must
+            beat; none where divisions were asked for whatever they take.
+        limit_bytes: What the division needs, inside torch's own convolution included.
+        segment_bytes: What its parts need of `workspace`.
+        offset: Where its segment of the workspace starts.
+        workspace: Shared with other kernels.
+    """
+
+    kernel: Kernel
+    batch: int
+    parts: Parts | None
+    candidates: dict[int, list[Candidate]]
+    limit_bytes: int
+    segment_bytes: int
+    offset: int
+    workspace: Workspace
+    native_s: dict[int, float] = field(default_factory=dict)
+    _others: dict[int, Parts | None] = field(default_factory=dict, repr=False)
+
+    def division(self, batch: int) -> Parts | None:
+        """Return the parts for a batch size, None where it is left to torch.
+
+        A size other than the tuned one, such as the last of an epoch, is divided from the same
+        measurements; where their micro-batch sizes do not sum to it, torch runs it.
+        """
+        if batch == self.batch or self.parts is None:
+            return self.parts
+        if batch not in self._others:
+            self._others[batch] = None
+            with suppress(ValueError):
+                fitting = {
+                    size: [way for way in ways if self._fits(size, way)]
+                    for size, ways in self.candidates.items()
+                }
+                best = best_division(batch, fitting, self.limit_bytes)
+                if best.time_s < self._native_s(batch):
+                    self._others[batch] = best.parts
+        return self._others[batch]
+
+    def _native_s(self, batch: int) -> float:
+        """Return the seconds of torch's own convolution, between and beyond measured sizes."""
+        if not self.native_s:
+            return math.inf
+        sizes = sorted(self.native_s)
+        if batch > sizes[-1]:
+            return self.native_s[sizes[-1]] * batch / sizes[-1]
+        return float(np.interp(batch, [0, *sizes], [0.0, *(self.native_s[b] for b in sizes)]))
+
+    def _fits(self, size: int, way: Candidate) -> bool:
+        if way.algorithm == backends.NATIVE:
+            # Of the whole tuned batch, its result was counted as the output, not as a buffer.
+            return size != self.batch
+        return backends.given_bytes(way.algorithm, self.kernel, size) <= self.segment_bytes
+
+    def run(
+        self,
+        first: torch.Tensor,
+        second: torch.Tensor,
+        shape: tuple[int, ...],
+        bias: torch.Tensor | None = None,
+        like: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute the kernel for a mini-batch into a new tensor of a given shape.
+
+        Arguments as `native`; `shape` is that of the result.
+        """
+        parts = self.division(len(first))
+        if parts is not None and _only_deterministic():
+            allowed = all(backends.permitted(name, self.kernel) for _, name in parts)
+            parts = parts if allowed else None
+        if parts is None or parts == [(len(first), backends.NATIVE)]:
+            return native(self.kernel, first, second, bias, like)
+        memory_format = _FORMATS[self.kernel.layout]
+        out = torch.empty(
+            shape, dtype=first.dtype, device=first.device, memory_format=memory_format
+        )
+        with self.workspace.segment(self.offset, self.segment_bytes) as segment:
+            backends.run_division(
+                parts,
+                self.kernel,
+                first.contiguous(memory_format=memory_format),
+                second.contiguous(memory_format=memory_format),
+                out,
+                segment,
+                bias,
+            )
+        return out
+
+
+def _only_deterministic() -> bool:
+    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
+def segment_bytes(kernel: Kernel, division: Division | None) -> int:
+    """Return the workspace to give to a division; torch's own convolution takes none of it."""
+    parts = [] if division is None else set(division.parts)
+    return max((backends.given_bytes(name, kernel, size) for size, name in parts), default=0)
+
+
+def kernels_of(module: nn.Conv2d, call: Signature) -> dict[str, Kernel]:
+    """Return the three kernels of a layer for calls of a signature."""
+    height, width, dtype, device, layout, math = call
+    conv = Convolution.of(module, height, width)
+    return {kind: Kernel(kind, conv, dtype, device, layout, math) for kind in KINDS}
