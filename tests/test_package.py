@@ -11,10 +11,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from repro.source_code import Module
 
 from repro import paths
 from repro.experiments import load_paper
-from repro.source_code import Module
 
 MODULES = sorted(paths.PACKAGE.rglob("*.py"))
 ROOMS = sorted({path.parent.relative_to(paths.PACKAGE.parent).as_posix() for path in MODULES})

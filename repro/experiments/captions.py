@@ -1,10 +1,16 @@
 """What captions of all papers say in the same words."""
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from __future__ import annotations
 
-from repro.experiments.design import Results, Run
+from collections import Counter
+from typing import TYPE_CHECKING
+
 from repro.records import Record, identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from repro.experiments.design import Results, Run
 
 
 def caption(lead: str, facts: Callable[[Results], Iterable[str]]) -> Callable[[Results], str]:

@@ -69,7 +69,8 @@ class Experiment:
         measures: Whether the result is a time or a memory size, and so belongs to a device.
         measures_where: A key and a value of a configuration under which it measures, too.
         timed: Metrics, at any depth, that are times or follow from times, besides those whose name
-            ends in ``_s``. The golden rerun leaves them out.
+            ends in ``_s``; ``first_steps`` where a training's steps follow from times. The golden
+            rerun leaves them out.
         planned: Metrics of a training that do not depend on rounding, so that they are the same on
             every kind of processor.
         derive: ``module:function`` that computes, from a record's configuration and metrics, the

@@ -8,17 +8,18 @@ alone.
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from repro.experiments.design import Artefact, Experiment, Paper, imported
+from repro.experiments.design import Experiment, Paper, imported
 from repro.experiments.estimates import seconds_of
 from repro.experiments.outcome import UsageError
 from repro.experiments.running import load, noting_interrupts, raise_if_no_result
-from repro.experiments.sources import find_source, results_of
+from repro.experiments.sources import find_source
 from repro.experiments.workers import Workers, default_count
 from repro.records import Record, library_versions
 
@@ -37,45 +38,42 @@ class NotCompared(Exception):
 
 
 def verify(
-    paper: Paper,
-    artefacts: Sequence[Artefact],
+    papers: Sequence[Paper],
     everything: bool = False,
     profile: str | None = None,
     device: str | None = None,
     root: str | None = None,
 ) -> Iterator[tuple[str, bool]]:
-    """Compute records of artefacts again; yield a line on each, and whether it agrees.
+    """Compute reference records again; yield a line on each, and whether it agrees.
 
     Args:
-        paper: The paper.
-        artefacts: Some of its artefacts.
-        everything: Whether all their records are computed again, and not just the cheapest ones.
+        papers: Whose records.
+        everything: Whether all records are computed again, and not just those of `golden`.
         profile: Only records of this one.
-        device: Only records of this device folder; see `find_source`.
+        device: Only records of this device folder, or ``local``; see `find_source`.
         root: Folder searched first for datasets.
     """
-    source = find_source(paper, profile, device, local=device is not None)
-    kept: dict[str, Record] = {}
-    for origin in source.records:
-        part = find_source(paper, origin[1], device, local=device is not None)
-        for artefact in artefacts:
-            kept |= {record.key: record for record in results_of(artefact, part).records}
-    records = list(kept.values())
-    for name, experiment in paper.experiments.items():
-        of_it = [record for record in records if record.experiment == name]
-        if of_it and experiment.derive:
-            yield _derived(paper, experiment, of_it)
-    chosen = records if everything else golden(paper, records, root)
-    chosen.sort(key=lambda record: -seconds_of(record))
+    chosen: list[Record] = []
+    for paper in papers:
+        source = find_source(paper, profile, device, local=device is not None)
+        records = [record for held in source.records.values() for record in held]
+        for name, experiment in paper.experiments.items():
+            if experiment.derive and (of_it := [r for r in records if r.experiment == name]):
+                yield _derived(experiment, of_it)
+        again = records if everything else golden(paper, records, root)
+        chosen += again
+        for name in sorted({r.experiment for r in records} - {r.experiment for r in again}):
+            yield f"{paper.key} {name}: not compared: the data of its records is not here", True
+    chosen.sort(key=lambda record: -seconds_of(record))  # the longest first
     with Workers(default_count("long", "cpu")) as workers:
-        again = partial(_again, paper.key, root)
-        pairs = workers.map(again, chosen) if workers else ((r, again(r)) for r in chosen)
+        function = partial(_again, root)
+        pairs = workers.map(function, chosen) if workers else ((r, function(r)) for r in chosen)
         for record, (text, agrees) in pairs:
-            where = f"{paper.key} {record.experiment} {record.key} seed {record.seed}"
-            yield f"{where}: {text}", agrees
-    left_out = {r.experiment for r in records} - {record.experiment for record in chosen}
-    for name in sorted(left_out):
-        yield f"{paper.key} {name}: not compared: none of its records' data is here", True
+            yield f"{_name(record)} {text}", agrees
+
+
+def _name(record: Record) -> str:
+    return f"{record.paper} {record.experiment} {record.key} seed {record.seed}"
 
 
 def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> list[Record]:
@@ -129,7 +127,7 @@ def _words(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value if value is None or isinstance(value, str | bool) else "a number"
 
 
-def _derived(paper: Paper, experiment: Experiment, records: Sequence[Record]) -> tuple[str, bool]:
+def _derived(experiment: Experiment, records: Sequence[Record]) -> tuple[str, bool]:
     """Compute again what follows from the measured metrics of records."""
     derive, names = imported(experiment.derive), dict[str, None]()
     for record in records:
@@ -141,17 +139,19 @@ def _derived(paper: Paper, experiment: Experiment, records: Sequence[Record]) ->
         try:
             compare("", _without(before, ()), _without(derived, ()), 0.0)
         except Differs as problem:
-            text = f"{paper.key} {experiment.name} {record.key}, from what it measured"
-            return f"{text}: DIFFERS{problem}", False
-    text = f"{paper.key} {experiment.name}: {', '.join(names)} of {len(records)} records follow"
-    return f"{text} from what they measured, to the bit", True
+            return (
+                f"{_name(record)} DIFFERS in what follows from its measurements: {problem}",
+                False,
+            )
+    text = f"{records[0].paper} {experiment.name}: {', '.join(names)} follow to the bit from what"
+    return f"{text} {len(records)} records measured", True
 
 
-def _again(key: str, root: str | None, record: Record) -> tuple[str, bool]:
+def _again(root: str | None, record: Record) -> tuple[str, bool]:
     from repro.experiments import load_paper
 
     try:
-        return f"the same: {computed_again(load_paper(key), record, root)}", True
+        return f"agrees {computed_again(load_paper(record.paper), record, root)}", True
     except Differs as problem:
         return f"DIFFERS: {problem}", False
     except NotCompared as problem:
@@ -167,47 +167,44 @@ def computed_again(paper: Paper, record: Record, root: str | None = None) -> str
     """
     experiment = paper.experiments[record.experiment]
     data, kind, alike = _data_of(record, root), _device_of(record), _is_alike(record)
-    steps = record.first_steps if not experiment.measured(record.config) else None
+    steps = None if "first_steps" in experiment.timed else record.first_steps
     if seconds_of(record) > WHOLE_S:
         if steps is None:
             raise NotCompared(f"it takes more than {WHOLE_S} s and keeps no first steps")
         again = _run(experiment, record, data, kind, steps_only=True)
         _compare_steps(steps, again, _tolerances(experiment, record, data, kind, alike, again))
-        return f"its first {len(steps['losses'])} steps, {_how(alike)}"
+        return f"{_how(alike)}: first {len(steps['losses'])} steps"
     again = _run(experiment, record, data, kind)
     if again.status != record.status:
         raise Differs(f"it ends {again.status}, and ended {record.status}{again.error}")
     if again.status != "ok":
-        return f"it ends {again.status} as before"
+        return f"in that it ends {again.status}"
     if steps is not None:
         _compare_steps(steps, again, _tolerances(experiment, record, data, kind, alike, again))
     drifts = experiment.trains and not alike
     before, after = (
-        {name: metrics[name] for name in experiment.planned if name in metrics}
-        if drifts
-        else _without(metrics, experiment.timed)
+        ({} if drifts else _without(metrics, experiment.timed))
+        | {name: metrics[name] for name in experiment.planned if name in metrics}
         for metrics in (record.metrics, json.loads(json.dumps(again.metrics)))
     )
     compare("", before, after, 0.0 if alike else CLOSE)
     compare("peak_bytes", record.peak_bytes, again.peak_bytes, 0.0 if alike else CLOSE)
-    told = [f"its first {len(steps['losses'])} steps"] if steps is not None else []
-    told += [", ".join(before)] if before else []
-    told += ["its peak memory"] if record.peak_bytes else []
-    return f"{' and '.join(told) or 'that it ends, as it keeps nothing but times'}, {_how(alike)}"
+    told = [f"first {len(steps['losses'])} steps"] if steps is not None else []
+    told += [*before, *(["peak_bytes"] if record.peak_bytes else [])]
+    return f"{_how(alike)}: {', '.join(told) or 'it ends, and keeps nothing but times'}"
 
 
 def _how(alike: bool) -> str:
-    return "to the bit" if alike else f"to {CLOSE:g} on another kind of processor"
+    return "to the bit" if alike else f"to {CLOSE:g} (another kind of processor)"
 
 
 def _is_alike(record: Record) -> bool:
     """Whether this machine gives the same bits as the one that made a record."""
     from repro.measure import describe_device
 
-    return (
-        describe_device(_device_of(record))["name"] == record.device["name"]
-        and library_versions()["torch"] == record.versions.get("torch")
-    )
+    return describe_device(_device_of(record))["name"] == record.device[
+        "name"
+    ] and library_versions()["torch"] == record.versions.get("torch")
 
 
 def _device_of(record: Record) -> str:
@@ -289,11 +286,10 @@ def _tolerances(
     """
     import torch
 
-    if alike or again.steps is None:
-        return [0.0] * len(_flat(record.first_steps))
-    if kind == "cpu":
-        with torch.backends.mkldnn.flags(enabled=False):
-            other = _run(experiment, record, data, kind, steps_only=True).steps
+    if alike or again.steps is None or kind != "cpu":
+        return [0.0 if alike else CLOSE] * len(_flat(record.first_steps))
+    with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
+        other = _run(experiment, record, data, kind, steps_only=True).steps
     tolerances, largest = [], 0.0
     for one, two in zip(_flat(again.steps), _flat(other), strict=False):
         largest = max(largest, *(abs(a - b) / abs(a) for a, b in zip(one, two, strict=True) if a))
@@ -306,9 +302,7 @@ def _flat(steps: Mapping[str, Any] | None) -> list[list[float]]:
     return [*steps["losses"], [steps["norm"]]] if steps else []
 
 
-def _compare_steps(
-    before: Mapping[str, Any], again: _Again, tolerances: Sequence[float]
-) -> None:
+def _compare_steps(before: Mapping[str, Any], again: _Again, tolerances: Sequence[float]) -> None:
     if again.steps is None:
         raise Differs(f"the training ends before step {len(before['losses'])}")
     names = [f"the loss of step {n}" for n, _ in enumerate(before["losses"], 1)]

@@ -1,17 +1,21 @@
-"""One artefact on the terminal, or its figure in a file."""
+"""One artefact on the terminal, its figure in a file, or all of them as an HTML report."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from repro import report, terminal
+from repro import page, paths, report, terminal
 from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary
 from repro.experiments.arguments import Choices, check_target, user_path, with_changes
 from repro.experiments.design import Artefact, Results, UsageError
+from repro.experiments.judging import KINDS, WORDS
 from repro.experiments.sources import Source, find_source, results_of
+from repro.experiments.summary import Row
 from repro.measure.files import replacing
+from repro.records import commit_state, identity, library_versions, now
 
 FORMATS = ("svg", "pdf", "png")
 OVERVIEW = "overview"
+_RECORD_COLUMNS = ("run", "seed", "ended", "file")
 
 
 def found(
@@ -117,3 +121,81 @@ def write_figure(
 def _write(path: Path, content: bytes) -> None:
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+
+
+def write_report(
+    profile: str | None = None, device: str | None = None, output: str | None = None
+) -> tuple[list[Row], Path]:
+    """Write the HTML report; return the verdicts and its path.
+
+    Raises:
+        UsageError: It cannot be written there. Of a symbolic link the file is written that it
+            leads to.
+    """
+    path = target(output)
+    check_target(path, "the report")  # before minutes are spent
+    chapters, rows = [], []
+    for key in PAPERS:
+        paper = load_paper(key)
+        source = find_source(paper, profile, device)
+        sections = []
+        for artefact in paper.artefacts.values():
+            results = results_of(artefact, source)
+            with summary.blaming(source, artefact, results):
+                judged = summary.verdicts(paper, artefact, results)
+                rows += judged
+                sections.append(
+                    page.Section(
+                        anchor=f"{key}-{artefact.name}",
+                        name=artefact.source,
+                        title=artefact.title,
+                        caption=summary.caption(artefact, results),
+                        table=artefact.table(results),
+                        checks=summary.frame(summary.checks(artefact, results)),
+                        claims=judged,
+                        figure=artefact.figure(results) if artefact.draws else None,
+                        records=summary.frame(record_rows(source, results), _RECORD_COLUMNS),
+                    )
+                )
+        lead = f"{paper.citation}. Records: {source.label}."
+        chapters.append(page.Chapter(key, paper.title, lead, story.setup(source), sections))
+    html = page.html_page(
+        "Five papers, checked", summary.lead_of(rows), chapters, WORDS, KINDS, provenance()
+    )
+    with replacing(path) as temporary:
+        # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
+        temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
+    return rows, path
+
+
+def record_rows(source: Source, results: Results) -> list[Row]:
+    """Return a row for each record of an artefact: what ran, how it ended, the file."""
+    runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
+    records = [*results.records, *results.recorded]
+    files = source.paths(records)
+    return [
+        {
+            "run": str(runs.get(record.identity, record.experiment)),
+            "seed": record.seed,
+            "ended": record.status.replace("_", " "),
+            "file": "/".join(files[id(record)].parts[-5:]),
+        }
+        for record in records
+    ]
+
+
+def target(output: str | None) -> Path:
+    """Return where the HTML report is written: where it was asked for, else among the results."""
+    if output is None:
+        return paths.results_dir() / "local" / "report.html"
+    if output.endswith("/"):
+        raise UsageError(f"--output is {output!r}, a folder; give the path of a file")
+    return user_path(output, "--output")
+
+
+def provenance() -> str:
+    """Return the versions and the commit that this report was made with."""
+    commit, dirty = commit_state()
+    versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
+    state = f"commit {commit}{' with changes' if dirty else ''}" if commit else "no checkout"
+    return f"Report of {now()}; {state}; {versions}. Each record names its own."

@@ -50,7 +50,9 @@ class Source:
         """
         version = {name: item.version for name, item in self.paper.experiments.items()}
         loaded = {
-            origin: [r for r in store.load(self.paper.key) if version.get(r.experiment) == r.version]
+            origin: [
+                r for r in store.load(self.paper.key) if version.get(r.experiment) == r.version
+            ]
             for origin, store in self.stores.items()
         }
         return {origin: records for origin, records in loaded.items() if records}

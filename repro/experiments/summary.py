@@ -1,4 +1,4 @@
-"""Verdicts, status and the HTML report over all papers."""
+"""Verdicts and status over all papers."""
 
 import tomllib
 import warnings
@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repro import page, paths, report
+from repro import paths, report
 from repro.experiments import PAPERS, load_paper
-from repro.experiments.arguments import check_target, user_path
 from repro.experiments.design import (
     COMPUTING_PROFILES,
     LONG,
@@ -26,22 +24,16 @@ from repro.experiments.design import (
 )
 from repro.experiments.judging import KINDS, NO_NUMBER, WORDS
 from repro.experiments.sources import LOCAL, Source, find_source, of_reference, results_of
-from repro.measure.files import replacing
 from repro.records import (
     Record,
     RecordError,
-    commit_state,
-    identity,
-    library_versions,
     local_store,
-    now,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
-RECORD_COLUMNS = ("run", "seed", "ended", "file")
 CLAIM_COLUMNS = ("artefact", "claim", "in the paper", "kind", "expected", "verdict", "evidence")
 
 
@@ -264,53 +256,6 @@ def count_rows(rows: Sequence[Row]) -> list[Row]:
     return [*counted, {"paper": "all", "claims": len(rows)} | counts(rows)]
 
 
-def write_report(
-    profile: str | None = None, device: str | None = None, output: str | None = None
-) -> tuple[list[Row], Path]:
-    """Write the HTML report; return the verdicts and its path.
-
-    Raises:
-        UsageError: It cannot be written there. Of a symbolic link the file is written that it
-            leads to.
-    """
-    from repro.experiments import story  # which quotes verdicts
-
-    path = target(output)
-    check_target(path, "the report")  # before minutes are spent
-    chapters, rows = [], []
-    for key in PAPERS:
-        paper = load_paper(key)
-        source = find_source(paper, profile, device)
-        sections = []
-        for artefact in paper.artefacts.values():
-            results = results_of(artefact, source)
-            with blaming(source, artefact, results):
-                judged = verdicts(paper, artefact, results)
-                rows += judged
-                sections.append(
-                    page.Section(
-                        anchor=f"{key}-{artefact.name}",
-                        name=artefact.source,
-                        title=artefact.title,
-                        caption=caption(artefact, results),
-                        table=artefact.table(results),
-                        checks=frame(checks(artefact, results)),
-                        claims=judged,
-                        figure=artefact.figure(results) if artefact.draws else None,
-                        records=frame(record_rows(source, results), RECORD_COLUMNS),
-                    )
-                )
-        lead = f"{paper.citation}. Records: {source.label}."
-        chapters.append(page.Chapter(key, paper.title, lead, story.setup(source), sections))
-    html = page.html_page(
-        "Five papers, checked", lead_of(rows), chapters, WORDS, KINDS, provenance()
-    )
-    with replacing(path) as temporary:
-        # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.
-        temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
-    return rows, path
-
-
 def lead_of(rows: Sequence[Row]) -> str:
     """Return how many claims there are, of the papers and of our study, and their verdicts."""
     ours = [row for row in rows if row["artefact"].startswith("together/")]
@@ -329,41 +274,8 @@ def in_words(numbers: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {word}" for word, number in numbers.items() if number)
 
 
-def record_rows(source: Source, results: Results) -> list[Row]:
-    """Return a row for each record of an artefact: what ran, how it ended, the file."""
-    runs = {identity(run.experiment, run.config, seed): run for run, seed in results.expected}
-    records = [*results.records, *results.recorded]
-    files = source.paths(records)
-    return [
-        {
-            "run": str(runs.get(record.identity, record.experiment)),
-            "seed": record.seed,
-            "ended": record.status.replace("_", " "),
-            "file": "/".join(files[id(record)].parts[-5:]),
-        }
-        for record in records
-    ]
-
-
-def target(output: str | None) -> Path:
-    """Return where the HTML report is written: where it was asked for, else among the results."""
-    if output is None:
-        return paths.results_dir() / "local" / "report.html"
-    if output.endswith("/"):
-        raise UsageError(f"--output is {output!r}, a folder; give the path of a file")
-    return user_path(output, "--output")
-
-
 def frame(rows: Sequence[Row], columns: Sequence[str] | None = None) -> "pd.DataFrame":
     """Return rows as a data frame, of all columns or of these."""
     import pandas as pd
 
     return pd.DataFrame(list(rows), columns=list(columns) if columns else None, dtype=object)
-
-
-def provenance() -> str:
-    """Return the versions and the commit that this report was made with."""
-    commit, dirty = commit_state()
-    versions = ", ".join(f"{name} {version}" for name, version in library_versions().items())
-    state = f"commit {commit}{' with changes' if dirty else ''}" if commit else "no checkout"
-    return f"Report of {now()}; {state}; {versions}. Each record names its own."

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from repro.source_code import present
 from torch import nn
 from watching import of_this_package, watching
 
@@ -26,7 +27,6 @@ from repro.experiments.adaptive import (
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PHANTOM, STRATEGIES, TASKS
 from repro.experiments.outcome import Outcome
 from repro.records import RecordStore
-from repro.source_code import present
 from repro.training import plain_step
 
 DESIGN = load_paper("adaptive")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from repro.source_code import present
 from watching import of_this_package, watching
 
 from repro import datasets
@@ -30,7 +31,6 @@ from repro.experiments.dualbatch import (
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
 from repro.measure import Timing
 from repro.records import RecordStore
-from repro.source_code import present
 
 PAPER = load_paper("dualbatch")
 REPORTED = reported("dualbatch")

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from made_mbs import CHOSEN, PAPER
+from repro.source_code import METHODS, present
 from watching import of_this_package, watching
 
 from repro import datasets
@@ -11,7 +12,6 @@ from repro.experiments import arguments, running
 from repro.experiments.mbs import building, experiments, settings, turns
 from repro.experiments.sources import Source, results_of
 from repro.records import RecordStore
-from repro.source_code import METHODS, present
 
 # What executes during an experiment and changes no result: why it is no part of a record's code.
 IRRELEVANT = {

@@ -12,11 +12,31 @@ PAPER = Paper(
     "Scalability of Parallel CNN Training by Adjusting Mini-Batch Size at Run-Time",
     notebook="03_adaptive",
     experiments=by_name(
-        Experiment("train", f"{_HERE}.experiments:train", measures=False, trains=True),
-        Experiment("first_epochs", f"{_HERE}.experiments:train", measures=False, trains=True),
-        Experiment("variant", f"{_HERE}.variants:train", measures=False, trains=True),
-        Experiment("norms", f"{_HERE}.experiments:norms", measures=False),
-        Experiment("parallel", f"{_HERE}.worker:parallel"),
+        Experiment(
+            "train",
+            f"{_HERE}.experiments:train",
+            measures=False,
+            trains=True,
+            derive=f"{_HERE}.building:schedule",
+        ),
+        Experiment(
+            "first_epochs",
+            f"{_HERE}.experiments:train",
+            measures=False,
+            trains=True,
+            derive=f"{_HERE}.building:schedule",
+        ),
+        Experiment(
+            "variant",
+            f"{_HERE}.variants:train",
+            measures=False,
+            trains=True,
+            derive=f"{_HERE}.building:schedule",
+        ),
+        Experiment(
+            "norms", f"{_HERE}.experiments:norms", measures=False, trains=True, planned=("sizes",)
+        ),
+        Experiment("parallel", f"{_HERE}.worker:parallel", timed=("device", "messages")),
         Experiment("nodes", f"{_HERE}.nodes:steps"),
     ),
     artefacts=by_name(

@@ -1,9 +1,10 @@
 """What a training of the paper is made of: model, data, optimizer, controller, metric."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from repro import models
 from repro.adaptive import (
     BatchController,
+    DivergenceWarning,
     FixedBatch,
     LinearScaling,
     NoiseScaleBatch,
+    Saturation,
     ScheduledBatch,
     ThetaController,
     noise_scale,
@@ -157,6 +160,8 @@ def build_controller(
 ) -> BatchController:
     """Return the controller of a strategy."""
     options = dict(config["controller"])
+    if rule := options.pop("saturation", None):
+        options["decay_at"] = Saturation(**rule)
     kind, size = options.pop("kind"), options.pop("batch")
     if kind == "fixed":
         return FixedBatch(size, options.pop("lr"), **options)
@@ -177,6 +182,29 @@ def build_controller(
         )
         return NoiseScaleBatch(size, largest, lr, measure, **options)
     return ThetaController(size, largest, lr, **options)
+
+
+def schedule(config: Config, metrics: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return batch sizes, rates and K of a training's epochs, by its recorded costs and θ.
+
+    The controller is driven anew, with one parameter that has moved as far as cost and θ say
+    (equation 4). That of the noise scale needs the model, and is left out.
+    """
+    if config["controller"]["kind"] == "noise":
+        return {}
+    controller = build_controller(config, nn.Module(), cast(Loader, None), 0)
+    (first,) = metrics["initial_cost"]
+    setting = controller.observe(first, [torch.zeros(1, dtype=torch.float64)])
+    rows: dict[str, list[Any]] = {"batch_size": [], "lr": [], "interval": []}
+    with warnings.catch_warnings(action="ignore", category=DivergenceWarning):
+        for cost, theta in zip(metrics["train_cost"], metrics["theta"], strict=True):
+            rows["batch_size"].append(setting.batch_size)
+            rows["lr"].append(setting.lr)
+            distance = (first - cost) / theta if theta else 0.0
+            moved = torch.tensor([distance], dtype=torch.float64)
+            setting = controller.observe(cost, [moved])
+            rows["interval"].append(setting.interval)
+    return rows
 
 
 def low_precision(config: Config) -> torch.dtype | None:

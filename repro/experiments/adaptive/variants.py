@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repro.adaptive import NoImprovement, Saturation, set_lr
+from repro.adaptive import NoImprovement, set_lr
 from repro.datasets import ImageData, PatchLoader
 from repro.experiments.adaptive import building
 from repro.experiments.adaptive.building import Config
@@ -28,17 +28,6 @@ _LAYERWISE: dict[str, Any] = {"LARS": LARS, "LAMB": LAMB}
 _LUMA = (65.481 / 255, 128.553 / 255, 24.966 / 255)  # ITU-R BT.601, of colours in [0, 1]
 
 
-def ruled(config: Config) -> Config:
-    """Return a configuration whose controller `building.build_controller` knows.
-
-    What of it is no JSON value, a `Saturation`, takes the place of its numbers.
-    """
-    controller = dict(config["controller"])
-    if rule := controller.pop("saturation", None):
-        controller["decay_at"] = Saturation(**rule)
-    return {**config, "controller": controller}
-
-
 def start(config: Config, seed: int, data: ImageData, device: str) -> Training:
     """Build a training by all that its configuration says, and show the controller w_0.
 
@@ -49,7 +38,7 @@ def start(config: Config, seed: int, data: ImageData, device: str) -> Training:
     """
     optimizer = dict(config["optimizer"])
     kind = _LAYERWISE.get(optimizer.pop("name"))
-    plain = {**ruled(config), **({"optimizer": {"name": "SGD"}} if kind else {})}
+    plain = {**config, **({"optimizer": {"name": "SGD"}} if kind else {})}
     run = Training.start(plain, seed, data, device)
     run.config = config
     if kind:

@@ -13,7 +13,7 @@ PAPER = Paper(
     notebook="02_dualbatch",
     experiments=by_name(
         Experiment("solve", f"{_HERE}.experiments:solve", measures=False),
-        Experiment("times", f"{_HERE}.experiments:times"),
+        Experiment("times", f"{_HERE}.experiments:times", timed=("fits", "shares")),
         Experiment("published", f"{_HERE}.experiments:published", measures=False),
         Experiment("memory", f"{_HERE}.experiments:memory"),
         # Simulated workers take virtual time; those of a cluster are timed.
@@ -23,14 +23,29 @@ PAPER = Paper(
             measures=False,
             trains=True,
             measures_where=("engine", "ray"),
+            planned=("plans", "commits", "staleness", "virtual_time_s"),
         ),
         Experiment("schemes", f"{_HERE}.schemes:schemes", measures=False),
         Experiment(
-            "synchronise", f"{_HERE}.synchronising:synchronise", measures=False, trains=True
+            "synchronise",
+            f"{_HERE}.synchronising:synchronise",
+            measures=False,
+            trains=True,
+            planned=("worker", "pulled", "staleness", "commit_s", "virtual_time_s"),
         ),
         Experiment("flatness", f"{_HERE}.minima:flatness", measures=False, trains=True),
-        Experiment("own_plan", f"{_HERE}.own_plan:train_own_plan", trains=True),
-        Experiment("wall", f"{_HERE}.own_plan:wall_times"),
+        # A plan from measured times, by which it trains.
+        Experiment(
+            "own_plan",
+            f"{_HERE}.own_plan:train_own_plan",
+            trains=True,
+            timed=(
+                *("a", "b", "k_max", "plan", "plans", "staleness"),
+                *("first_steps", "accuracy", "test_loss", "train_loss"),
+            ),
+            derive=f"{_HERE}.own_plan:planned_again",
+        ),
+        Experiment("wall", f"{_HERE}.own_plan:wall_times", timed=("solved",)),
     ),
     artefacts=by_name(
         Artefact(

@@ -52,6 +52,14 @@ def train_own_plan(config: Config, seed: int, data: ImageData | None, device: st
     return Outcome(trained.metrics | solution, timings=timings | dict(trained.timings))
 
 
+def planned_again(config: Config, metrics: Config) -> dict[str, Any]:
+    """Return the metrics of `train_own_plan` that follow from a and b as it measured them."""
+    if metrics["a"] is None:
+        return {}
+    (entry,) = config["sub_stages"]
+    return _solved(entry["plan"] | {"a": metrics["a"], "b": metrics["b"]})
+
+
 def _line(
     config: Config, resolution: int, repeats: int, device: str
 ) -> tuple[tuple[float, float] | tuple[None, None], dict[str, Timing], str | None]:

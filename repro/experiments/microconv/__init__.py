@@ -4,6 +4,12 @@ from repro.experiments.design import COMPUTING_PROFILES, Artefact, Experiment, P
 
 _HERE = "repro.experiments.microconv"
 
+_DIVIDED = (
+    *("parts", "workspace_bytes", "own", "variables", "divided", "needed", "untied"),
+    *("allocated_bytes", "seen_bytes", "taken_bytes", "total_bytes", "wanted_bytes"),
+    *("gradient_error", "own_gradient_error", "loss_error"),
+)
+
 PAPER = Paper(
     key="microconv",
     title="μ-cuDNN",
@@ -11,13 +17,19 @@ PAPER = Paper(
     "Micro-batches",
     notebook="05_microconv",
     experiments=by_name(
-        Experiment("candidates", f"{_HERE}.experiments:candidates"),
-        Experiment("network", f"{_HERE}.experiments:network", shares=True),
-        Experiment("iterations", f"{_HERE}.iterating:iterations"),
-        Experiment("deepbench", f"{_HERE}.experiments:bench_layers"),
-        Experiment("cluster", f"{_HERE}.experiments:cluster"),
+        # Divisions follow from times, and so do the bytes of workspace that they take.
+        Experiment(
+            "candidates",
+            f"{_HERE}.experiments:candidates",
+            timed=("candidates", "measured", *_DIVIDED),
+            derive=f"{_HERE}.settings:divided_again",
+        ),
+        Experiment("network", f"{_HERE}.experiments:network", shares=True, timed=_DIVIDED),
+        Experiment("iterations", f"{_HERE}.iterating:iterations", timed=_DIVIDED),
+        Experiment("deepbench", f"{_HERE}.experiments:bench_layers", timed=_DIVIDED),
+        Experiment("cluster", f"{_HERE}.experiments:cluster", timed=("times", *_DIVIDED)),
         Experiment("solver", f"{_HERE}.experiments:solver"),
-        Experiment("programme", f"{_HERE}.experiments:programme"),
+        Experiment("programme", f"{_HERE}.experiments:programme", timed=_DIVIDED),
     ),
     artefacts=by_name(
         Artefact(

@@ -453,6 +453,21 @@ def divide(entry: Entry, limit_mib: float, policy: str = "all") -> "Division | N
         return None
 
 
+def divided_again(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of `candidates` that follow from the times that it measured."""
+    entries = metrics["kernels"]
+    checked = [
+        row | {"parts": division.parts, "workspace_bytes": division.workspace_bytes}
+        for row in metrics["checked"]
+        if (division := divide(entries[0], row["limit_mib"], row["policy"])) is not None
+    ]
+    different = {(e["kind"], e["shape"], e["batch"]): e for e in entries}.values()
+    return {
+        "checked": checked,
+        "infeasible_at_64_mib": sum(divide(e, 64, config["policy"]) is None for e in different),
+    }
+
+
 def front(entry: Entry, limit_mib: float | None = None) -> "list[Division]":
     """Return a kernel's desirable divisions within a limit; none where nothing fits."""
     from repro.microconv import pareto_front

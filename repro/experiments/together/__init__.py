@@ -12,9 +12,13 @@ PAPER = Paper(
     notebook="06_together",
     experiments=by_name(
         Experiment("limit", f"{_HERE}.measuring:limit"),
-        Experiment("foretell", f"{_HERE}.foretelling:foretell"),
+        Experiment(
+            "foretell",
+            f"{_HERE}.foretelling:foretell",
+            timed=("slowdown", "bound", "fits", "peak_bytes"),
+        ),
         Experiment("train", f"{_HERE}.learning:train", measures=False, trains=True),
-        Experiment("pace", f"{_HERE}.learning:pace"),
+        Experiment("pace", f"{_HERE}.learning:pace", timed=("fits",)),
     ),
     artefacts=by_name(
         Artefact("limit", "Part 1", "Under one memory limit", f"{_HERE}.limit:UNDER_LIMIT"),
