@@ -50,7 +50,7 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 .PHONY: help setup lab data test test-fast test-thorough test-exhaustive coverage \
 	unit unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke \
 	smoke-simulated recipes docs doctor reproduce-all \
-	$(PAPERS:%=reproduce-%) report status lint typecheck clean
+	thorough thorough-device golden $(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
 	@grep -hE '^[a-z%-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 18
@@ -120,8 +120,16 @@ coverage: $(STAMP)  ## which lines the unit tests run, in their own processes, a
 	$(BIN)/python -m coverage combine -q && $(BIN)/python -m coverage report; exit $$failed
 
 test-thorough: $(STAMP)  ## what make test leaves to CI: more of the kind, some seconds each
+	@$(MAKE) --no-print-directory -j2 --output-sync=target thorough thorough-device
+
+thorough: $(STAMP)
 	@$(PYTEST) -m "thorough and not exhaustive" tests --ignore tests/simulated_device
+
+thorough-device: $(STAMP)
 	@$(PYTEST) -m "thorough and not exhaustive" tests/simulated_device
+
+golden: $(STAMP)  ## compute the cheapest reference records again: has a result changed?
+	@$(REPRO) verify
 
 test-exhaustive: $(STAMP)  ## what CI leaves out: long tests of what others show in small
 	@$(BIN)/python -m pytest -m "exhaustive and not gpu" tests --ignore tests/simulated_device
@@ -169,7 +177,7 @@ data: $(STAMP)  ## download the datasets that the network allows, say what it co
 report: $(STAMP)  ## count the verdicts and write the HTML report
 	@$(REPRO) report $(if $(PROFILE),--profile "$$PROFILE")
 
-status: $(STAMP)  ## say whether all records stand, and which do not
+status: $(STAMP)  ## say which records of this machine are missing or failed
 	@$(REPRO) status $(if $(PROFILE),--profile "$$PROFILE")
 
 lint: $(STAMP)  ## ruff

@@ -30,10 +30,10 @@ from typing import Any
 
 import torch
 
-from repro import notebooks, source_code
+from repro import notebooks
 from repro.datasets import archives
 from repro.datasets.image_data import Split
-from repro.experiments import summary
+from repro.experiments import showing
 from repro.measure import load_checkpoint, save_checkpoint
 from repro.microconv.cache import BenchmarkCache, Key
 from repro.outofcore import native
@@ -41,7 +41,6 @@ from repro.records import Record, RecordStore
 
 CURVE = [k / 3 for k in range(4000)]  # a record of some 100 kB
 ELEMENTS = 100_000
-ENTRY = "repro.paths:cache_dir"  # whose code is a single file
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,15 @@ def record(number: int) -> Record:
     fields: dict[str, Any] = {
         "config": {},
         "timings": {},
-        "device": {"name": "a CPU", "type": "cpu"},
+        "device": {"name": "a CPU", "type": "cpu", "slug": "cpu"},
         "versions": {"torch": "2", "python": "3"},
     }
-    texts = dict.fromkeys(("code", "started", "finished", "command"), "x")
+    times = dict.fromkeys(("started", "finished"), "2026-01-01T00:00:00+00:00")
     return Record(
         key=f"key{number % 7}",
         paper="mbs",
         experiment="train",
+        version=1,
         seed=number,
         status="ok",
         metrics={"curve": CURVE, "number": number},
@@ -82,9 +82,21 @@ def record(number: int) -> Record:
         dataset=None,
         commit=None,
         dirty=None,
+        command="",
         **fields,
-        **texts,
+        **times,
     )
+
+
+def write_record(folder: Path, number: int) -> None:
+    """Write another record than before."""
+    RecordStore(folder).write(record(number))
+
+
+def write_packed(folder: Path, number: int) -> None:
+    """Fold another record into the packed ones."""
+    write_record(folder, number)
+    RecordStore(folder).pack("mbs")
 
 
 def check_records(folder: Path) -> int | None:
@@ -133,25 +145,6 @@ def check_hash(folder: Path) -> int | None:
     file = folder / "content"
     expected = hashlib.sha256(file.read_bytes()).hexdigest()
     assert archives.content_hash([file], folder) == expected
-    return None
-
-
-def write_source(folder: Path, number: int) -> None:
-    """Parse the package anew and remember what was found."""
-    os.environ["REPRO_CACHE"] = str(folder)
-    for path in folder.glob("source-*.json"):
-        path.unlink()
-    source_code._memory.cache_clear()
-    source_code.Tree().hash_of(ENTRY, {})
-
-
-def check_source(folder: Path) -> int | None:
-    """What is remembered gives the same hash as parsing does."""
-    os.environ["REPRO_CACHE"] = str(folder)
-    source_code._memory.cache_clear()
-    first = source_code.Tree().hash_of(ENTRY, {})
-    write_source(folder, 0)
-    assert source_code.Tree().hash_of(ENTRY, {}) == first
     return None
 
 
@@ -207,8 +200,8 @@ def check_library(folder: Path) -> int | None:
 
 def write_page(folder: Path, number: int) -> None:
     """Write the report, of no paper."""
-    summary.PAPERS = ()  # type: ignore[assignment]
-    summary.write_report(output=str(folder / "report.html"))
+    showing.PAPERS = ()  # type: ignore[assignment]
+    showing.write_report(output=str(folder / "report.html"))
 
 
 def check_page(folder: Path) -> int | None:
@@ -249,20 +242,16 @@ def check_notebook(folder: Path) -> int | None:
 
 
 WRITERS: Mapping[str, Writer] = {
-    "records": Writer(lambda folder, n: _write_record(folder, n), check_records),
+    "records": Writer(write_record, check_records),
+    "packed records": Writer(write_packed, check_records),
     "decoded sets": Writer(write_decoded, check_decoded),
     "hashes": Writer(write_hash, check_hash),
-    "source memory": Writer(write_source, check_source),
     "checkpoints": Writer(write_checkpoint, check_checkpoint),
     "benchmark cache": Writer(write_times, check_times),
     "library": Writer(write_library, check_library, longest_s=0.2),
     "report": Writer(write_page, check_page, longest_s=0.2),
     "notebooks": Writer(write_notebook, check_notebook, longest_s=4.0, share=0.1),
 }
-
-
-def _write_record(folder: Path, number: int) -> None:
-    RecordStore(folder).write(record(number))
 
 
 def leftovers(folder: Path) -> list[str]:

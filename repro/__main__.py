@@ -168,7 +168,7 @@ def run(
         str, option(help="With --rehearse: the device whose time is estimated.")
     ] = "H100",
 ) -> None:
-    """Compute the records of artefacts; a record that stands is not computed again.
+    """Compute the records of artefacts that are not there yet.
 
     --rehearse needs neither data nor device: model, data, optimizer and the first step of every run
     are built without content, so that a recipe that cannot start fails there, and its memory and
@@ -279,11 +279,14 @@ def verify(
     if profile is not None:
         arguments.check_profile(profile)
     arguments.check_data(data)
-    changed = 0
+    compared = changed = 0
     chosen = [load_paper(key) for key in papers or PAPERS]
     for line, agrees in golden.verify(chosen, everything, profile, reference, data):
         typer.echo(_printable(line))
-        changed += not agrees
+        compared += agrees is not None
+        changed += agrees is False
+    if not compared:
+        raise arguments.UsageError("no record was compared; give other records, or their data")
     if changed:
         typer.echo(
             f"{changed} differ. Where a result was meant to change, raise the experiment's version "
@@ -291,6 +294,31 @@ def verify(
             err=True,
         )
     raise typer.Exit(1 if changed else 0)
+
+
+@app.command()
+def pack(
+    papers: Annotated[list[str] | None, typer.Argument(help="PAPER, such as mbs.")] = None,
+    profile: Profile = None,
+) -> None:
+    """Fold this machine's records into the packed reference records of its device.
+
+    They go to results/reference/DEVICE/PROFILE/PAPER.jsonl.gz, by the device of each, with the
+    single files that lie in PAPER/ beside it. By default those of all profiles but smoke.
+    """
+    from repro.experiments import PAPERS, arguments, load_paper
+    from repro.experiments.design import COMPUTING_PROFILES
+    from repro.records import pack_reference
+
+    keys = [load_paper(key).key for key in papers or PAPERS]
+    profiles = [name for name in COMPUTING_PROFILES if name != "smoke"]
+    if profile is not None:
+        profiles = [arguments.check_profile(profile)]
+    packed = pack_reference(keys, profiles)
+    for path, added in packed:
+        typer.echo(_printable(f"{path}: {added} new records"))
+    if not packed:
+        typer.echo("There are no records to pack.")
 
 
 @app.command()
@@ -436,7 +464,7 @@ def status(
     profile: Profile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say of which artefacts records are missing, stale or failed, or that all stand."""
+    """Say which records of this machine are missing or failed, or that all are there."""
     from repro import terminal
     from repro.experiments import arguments, summary
 

@@ -18,7 +18,7 @@ from setuptools.command.sdist import sdist
 PACKAGE = Path("repro")
 SHIPPED = {
     "notebooks": ("notebooks", "[0-9]*.ipynb"),
-    "reference": ("results/reference", "**/*.json"),
+    "reference": ("results/reference", "**/*.jsonl.gz"),
 }
 PROJECT = (
     "notebooks/sanitize.cfg",
@@ -42,7 +42,8 @@ def shipped() -> Iterator[tuple[Path, Path]]:
     """Yield the files that a wheel carries beside the package's own, and their places in it."""
     for name, (folder, pattern) in SHIPPED.items():
         for file in sorted(Path(folder).glob(pattern)):
-            if not file.name.startswith("."):  # such as what a writer that was killed left
+            parts = file.relative_to(folder).parts
+            if not any(part.startswith(".") for part in parts):  # left by a killed writer
                 yield file, PACKAGE / "shipped" / name / file.relative_to(folder)
 
 

@@ -312,7 +312,7 @@ def _state(path: Path, parameters: Mapping[str, Any]) -> str:
     for source in sources:
         digest.update(source.read_bytes())
     for folder in (paths.results_dir(), paths.SHIPPED):
-        for record in sorted(folder.rglob("*.json")):
+        for record in sorted([*folder.rglob("*.json"), *folder.rglob("*.jsonl.gz")]):
             # Of a link itself, which may lead nowhere; and a name need not be text.
             digest.update(os.fsencode(record) + f" {record.lstat().st_mtime_ns}".encode())
     return digest.hexdigest()

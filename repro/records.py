@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -363,17 +364,19 @@ def _read_lines(path: Path, paper: str) -> tuple[list[Record], list[RecordError]
     records: list[Record] = []
     problems: list[RecordError] = []
     try:
-        lines = gzip.decompress(path.read_bytes()).splitlines()
+        if not (content := path.read_bytes()):
+            raise EOFError("it is empty")
+        lines = gzip.decompress(content).splitlines()
     except (OSError, EOFError, zlib.error) as error:
         return [], [RecordError(f"{path} cannot be read ({error}); {_PACKED_ADVICE}")]
     for number, line in enumerate(lines, 1):
         where = f"line {number} of {path}"
         try:
             try:
-                content = json.loads(line)
+                value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise RecordError(f"{where} cannot be read ({error}); {_PACKED_ADVICE}") from error
-            record = _checked(content, where, _PACKED_ADVICE)
+            record = _checked(value, where, _PACKED_ADVICE)
             _check_paper(record, paper, where)
             records.append(record)
         except RecordError as error:
@@ -449,7 +452,7 @@ _SHAPES: dict[str, Callable[[Any], bool]] = {
     "dataset": lambda value: (
         value is None or _has(value, name=str, fingerprint=str, provenance=str, kind=str)
     ),
-    "device": lambda value: _has(value, name=str, type=str),
+    "device": lambda value: _has(value, name=str, type=str, slug=str),
     "versions": lambda value: _has(value, torch=str, python=str),
     "first_steps": lambda value: (
         value is None or _has(value, losses=list, digest=str, norm=float, instructions=str)
@@ -470,6 +473,33 @@ def reference_stores() -> dict[tuple[str, str], RecordStore]:
         for folder in sorted(root.glob("*/*"))
         if folder.is_dir()
     }
+
+
+def pack_reference(papers: Iterable[str], profiles: Iterable[str]) -> list[tuple[Path, int]]:
+    """Fold this machine's records, and single files among the reference, into packed references.
+
+    A record goes to ``results/reference/DEVICE/PROFILE/PAPER.jsonl.gz`` of its own device. This
+    machine's single files stay; those among the reference are removed.
+
+    Returns:
+        Each packed file that changed, and how many records it did not hold before.
+
+    Raises:
+        RecordError: A record cannot be read, or a file cannot be written.
+    """
+    root = paths.results_dir() / "reference"
+    packed = []
+    for profile, paper in itertools.product(profiles, papers):
+        records, problems = local_store(profile).read(paper)
+        if problems:
+            raise problems[0]
+        devices = {folder.name for folder in root.glob("*/") if (folder / profile).is_dir()}
+        for device in sorted(devices.union(record.device["slug"] for record in records)):
+            store = RecordStore(root / device / profile)
+            of_it = [record for record in records if record.device["slug"] == device]
+            if of_it or any((store.folder / paper).glob("*.json")):
+                packed.append((store.packed(paper), store.pack(paper, of_it)))
+    return packed
 
 
 def library_versions() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 import gc
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from invented import make_record
-from watching import watching
 
 from repro.records import RecordStore
 
@@ -72,51 +70,25 @@ def make_record_fixture() -> Any:
 
 @dataclass(frozen=True)
 class Smoke:
-    """The smoke reproduction of Micro-Batch Streaming: its records and what ran for them."""
+    """The records of the smoke reproduction of Micro-Batch Streaming."""
 
     folder: Path  # of results
     store: RecordStore
-    calls: list[tuple[str, dict[str, Any], set[Path]]]  # experiment, configuration, source files
 
 
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory: pytest.TempPathFactory) -> Smoke:
-    """Carry out the smoke profile once for all tests, noting every source file that executes."""
+    """Carry out the smoke profile once for all tests."""
     from repro.experiments import arguments, load_paper, running
-    from repro.experiments.mbs import experiments, foretelling, normalising, turns, twins  # noqa: F401
 
     paper = load_paper("mbs")
     folder = tmp_path_factory.mktemp("smoke")
     store = RecordStore(folder / "local" / "smoke")
-    calls: list[tuple[str, dict[str, Any], set[Path]]] = []
-
-    seen: set[tuple[Any, ...]] = set()
-
-    def watched(name: str, function: Any) -> Any:
-        def call(config: Any, *arguments: Any) -> Any:
-            # Watching costs time: each experiment and model once, one training without streaming.
-            kind = (name, config["role"], name == "train" and config["micro_batch"] is None)
-            slow = name == "size" and config["role"] == "AmoebaNet-D"
-            if kind in seen or slow or (kind[-1] and config["role"] != "ResNet-50"):
-                return function(config, *arguments)
-            seen.add(kind)
-            with watching() as files:
-                calls.append((name, config, files))
-                return function(config, *arguments)
-
-        return call
-
     chosen = arguments.choose_datasets(paper, "smoke")
     runs = arguments.plan(paper, paper.artefacts.values(), "smoke", chosen)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, experiment in paper.experiments.items():
-            module, _, function = experiment.entry.partition(":")
-            patch.setattr(
-                sys.modules[module], function, watched(name, getattr(sys.modules[module], function))
-            )
-        tally = running.execute(
-            paper, runs, running.Setting("smoke", "cpu"), store, report=lambda line: None
-        )
+    tally = running.execute(
+        paper, runs, running.Setting("smoke", "cpu"), store, report=lambda line: None
+    )
     assert tally.failed == 0, [r.error for r in store.load("mbs") if r.status == "failed"]
     assert tally.done == len(runs)
-    return Smoke(folder, store, calls)
+    return Smoke(folder, store)

@@ -58,7 +58,7 @@ def add(arguments: tuple[str, ...], *named: str, **environment: str) -> None:
 # Profiles: of every command that has one.
 OF_PROFILES = {
     "run": ("run", "mbs"), "verify": ("verify", "mbs"), "parallel": ("parallel",),
-    "show": ("show", "mbs"), "status": ("status",), "report": ("report",),
+    "show": ("show", "mbs"), "status": ("status",), "report": ("report",), "pack": ("pack",),
     "notebooks": ("notebooks",),
 }  # fmt: skip
 for command in OF_PROFILES.values():
@@ -117,6 +117,7 @@ for option, given, allowed in (
 OPTIONS = {
     "run mbs/figure2": "profile device data dataset seeds only set address",
     "verify mbs": "profile from data",
+    "pack": "profile",
     "parallel": "task strategy averaging profile device data dataset checkpoint",
     "show mbs/table4": "profile from set",
     "status": "profile",
@@ -143,11 +144,14 @@ add(("parallel", "CIFAR"), "unexpected extra argument", "--help")
 add(("show",), "Missing argument", "--help")
 add(("show", "mbs/table4", "mbs/table5"), "unexpected extra argument", "--help")
 add(("list", "--profile", "smoke"), "No such option", "--help")
-for command in (("run",), ("show",), ("verify",)):
+for command in (("run",), ("show",), ("verify",), ("pack",)):
     for target in ("vgg", "vgg/table1", "MBS", "mbs ", "/table4", "../mbs", "", "mbs:table4"):
         add((*command, target), "unknown paper", "choose among mbs, dualbatch")
+for command in (("run",), ("show",)):
     for target in ("mbs/table9", "mbs/Table4", "mbs/table4/x", "mbs/ table4", "mbs//"):
         add((*command, target), f"unknown artefact {target!r}", "mbs/table4")
+for command in (("verify",), ("pack",)):
+    add((*command, "mbs/table4"), "unknown paper 'mbs/table4'", "choose among mbs, dualbatch")
 add(("run", "mbs/table4", "vgg", *SMOKE), "unknown paper 'vgg'")
 for command in (("show", "mbs/table4"), ("report",), ("verify", "mbs")):
     for device in ("tpu", "../local", "Local", "reference", "cpu-2-cores"):
@@ -224,7 +228,8 @@ WRITING = {"run": FIGURE, "report": ("report",), "notebooks": ("notebooks",)}
 for folder in ("file", "file/below", "loop", "fifo", "dangling/../file/x", "n" * 300):
     for command in WRITING.values():
         add(command, "{root}"[:0], REPRO_RESULTS=f"{{root}}/{folder}")
-for command in (*WRITING.values(), ("status",), ("show", "mbs/table4"), ("verify", "mbs")):
+NAMING = (*WRITING.values(), ("status",), ("show", "mbs/table4"), ("verify", "mbs"), ("pack",))
+for command in NAMING:
     add(command, "~", "name another folder", REPRO_RESULTS="~nobody-of-that-name/results")
 for command in WRITING.values():
     add(command, "/proc/none", REPRO_RESULTS="/proc/none/results")
@@ -406,7 +411,7 @@ RECORDS = {
     "null": lambda good: b"null",
     "another program's": lambda good: b'{"accuracy": 12}',
     "nested without end": lambda good: b"[" * 200_000,
-    "another schema": lambda good: changed(good, schema=3),
+    "another schema": lambda good: changed(good, schema=2),
     "a schema that is no number": lambda good: changed(good, schema=True),
     "another status": lambda good: changed(good, status="done"),
     "without a field": lambda good: changed(good, seed=...),

@@ -16,7 +16,7 @@ import pytest
 from commands import command_line
 
 from repro import notebooks, paths
-from repro.experiments import PAPERS, arguments, load_paper, running, standing, summary
+from repro.experiments import PAPERS, arguments, golden, load_paper, showing
 from repro.records import CorruptRecordWarning
 
 
@@ -145,7 +145,7 @@ class TestCommands:
         for row in rows.values():
             assert row["profile"] == "smoke"
             assert row["ok"] + row["out of memory"] == row["runs"] > 0
-            assert row["failed"] == row["missing"] == row["stale"] == 0
+            assert row["failed"] == row["missing"] == 0
         assert rows["mbs/table5"]["out of memory"] > 0
         code, out, _ = run("status")
         assert code == 0 and "All records of all 9 artefacts" in out and "mbs/table5" not in out
@@ -163,17 +163,10 @@ class TestCommands:
         rows = json.loads(run("status", "--json", "--profile", "quick")[1])
         assert all(row["missing"] == row["runs"] for row in rows)
 
-    def test_stale_records_are_counted(self, run, reproduced, monkeypatch):
-        monkeypatch.setattr(running, "code_of", lambda experiment, config: "changed")
-        rows = json.loads(run("status", "--json")[1])
-        out = run("show", "mbs/table5", "--from", "local")[1]
-        assert all(row["stale"] == row["runs"] for row in rows)
-        assert "STALE" in out
-
     @pytest.mark.slow
     def test_report(self, run, reproduced, tmp_path, monkeypatch):
         papers = ["mbs", "microconv"]  # one with records, one without
-        monkeypatch.setattr(summary, "PAPERS", papers)
+        monkeypatch.setattr(showing, "PAPERS", papers)
         path = tmp_path / "new" / "my.html"
         code, out, err = run("report", "--output", str(path))
         assert (code, err) == (0, "")
@@ -202,24 +195,24 @@ class TestCommands:
     @pytest.mark.slow
     @pytest.mark.thorough
     def test_report_without_records(self, run, results_folder, monkeypatch):
-        monkeypatch.setattr(summary, "PAPERS", ["mbs"])
+        monkeypatch.setattr(showing, "PAPERS", ["mbs"])
         code, out, _ = run("report", "--profile", "smoke")
         assert code == 0 and "not run" in out
         assert (results_folder / "local" / "report.html").exists()
 
-    @pytest.mark.slow
-    def test_verify(self, run, reproduced, monkeypatch):
-        code, out, err = run("verify", "mbs/figure2", "--from", "local")
-        assert (code, err) == (0, "") and "mbs: 1 records stand already, 0 are stale" in out
-        monkeypatch.setattr(running, "code_of", lambda experiment, config: "changed")
-        monkeypatch.setattr(standing, "code_of", lambda experiment, config: "changed")
-        code, out, err = run("verify", "mbs/table5", "--from", "local")
-        assert "run again whole, to the bit, times aside" in out
-        assert "run again, it ends out_of_memory as before" in out
-        # What derives from times is not the same twice.
-        assert code == 1 and "overhead" in out and "DIFFERS: metrics, " in out
-        code, out, err = run("verify", "mbs/table3", "--from", "local")
-        assert code == 0 and "2 records stand already, 0 are stale" in out  # it was written down
+    def test_verify(self, run, results_folder, monkeypatch):
+        monkeypatch.setattr(golden, "default_count", lambda profile, device: 1)
+        assert run("run", "dualbatch/table2", *SMOKE)[0] == 0
+        (path,) = results_folder.rglob("solve-*.json")
+        record = json.loads(path.read_text())
+        code, out, err = run("verify", "dualbatch", "--from", "local")
+        assert (code, err) == (0, "")
+        assert f"dualbatch solve {record['key']} seed 0 agrees to the bit: rows" in out
+        record["metrics"]["rows"][1]["small_batch"] += 1
+        path.write_text(json.dumps(record))
+        code, out, err = run("verify", "dualbatch", "--from", "local")
+        assert code == 1 and "1 differ" in err and "raise the experiment's version" in err
+        assert f"solve {record['key']} seed 0 DIFFERS: rows[1].small_batch is " in out
 
     def test_help(self, run):
         code, out, _ = run("--help")
@@ -444,7 +437,7 @@ def test_output_and_hashes_do_not_depend_on_the_locale(reproduced):
     assert (text.count("] ends 0"), text.count("] ends 2")) == (3, 1)
     assert "résultats θ" in errors and "train-\\xff-é.json" in errors  # the file that is no record
     assert "unknown artefact" in errors
-    assert "All records of all 9 artefacts" in text  # none is stale
+    assert "All records of all 9 artefacts" in text
 
 
 INTERRUPTED = "interrupted: what was computed stands, run again to go on\n"
@@ -521,7 +514,7 @@ def test_a_corrupt_archive(run, results_folder, tmp_path, content):
 
 def test_a_report_that_cannot_be_written(run, results_folder, tmp_path, monkeypatch):
     """It is told before anything is worked out, and what is there stays."""
-    monkeypatch.setattr(summary, "load_paper", None)
+    monkeypatch.setattr(showing, "load_paper", None)
     (tmp_path / "file").write_text("")
     os.mkfifo(tmp_path / "pipe")
     for target in (tmp_path / "file" / "x.html", tmp_path / "pipe", Path("/dev/null"), tmp_path):
@@ -534,7 +527,7 @@ def test_a_report_that_cannot_be_written(run, results_folder, tmp_path, monkeypa
 
 
 def test_a_report_leaves_other_files_alone(run, results_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(summary, "PAPERS", [])
+    monkeypatch.setattr(showing, "PAPERS", [])
     (tmp_path / "x.tmp").write_text("mine")
     (tmp_path / "x.html").symlink_to("page")
     code, out, err = run("report", "--output", str(tmp_path / "x.html"))
@@ -620,7 +613,7 @@ class TestPlantedRecords:
 
     @pytest.mark.thorough
     def test_in_the_report(self, run, planted, monkeypatch):
-        monkeypatch.setattr(summary, "PAPERS", ["mbs"])
+        monkeypatch.setattr(showing, "PAPERS", ["mbs"])
         code, _, err = run("report", "--profile", "smoke")
         assert code == 0, err
         page = (planted / "local" / "report.html").read_text()

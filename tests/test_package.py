@@ -8,10 +8,10 @@ import subprocess
 import sys
 import textwrap
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from repro.source_code import Module
 
 from repro import paths
 from repro.experiments import load_paper
@@ -79,6 +79,17 @@ def imports(path: Path, top_level_only: bool = False) -> set[str]:
     return modules
 
 
+def imported_names(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield modules and names that code imports, in functions too, but for types alone."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias.name) for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            yield from imported_names(node)
+
+
 def circle(folder: Path, package: str) -> list[str]:
     """Return modules of a folder that import each other in a circle, in functions too; or none.
 
@@ -88,7 +99,7 @@ def circle(folder: Path, package: str) -> list[str]:
     arrows: dict[str, set[str]] = {}
     for stem, path in files.items():
         arrows[stem] = set()
-        for module, name in Module(path.read_bytes).imports:
+        for module, name in imported_names(ast.parse(path.read_bytes())):
             # `from repro.mbs import errors` imports a module; most others, a name of one.
             within = {
                 "__init__" if dotted == package else dotted.removeprefix(f"{package}.")

@@ -10,7 +10,7 @@ import pytest
 from repro import __main__ as cli
 from repro import datasets, notebooks, paths, records
 from repro.datasets import CorruptDatasetError, DatasetError
-from repro.experiments import UsageError, running, standing
+from repro.experiments import UsageError, golden, running
 from repro.measure.files import cache_folder
 
 # What a data folder may be that is none, by what the error says of it.
@@ -26,7 +26,7 @@ NO_FOLDERS = {
 }
 COMMANDS = {
     "run": ("run", "mbs/figure2", "--profile", "smoke", "--device", "cpu"),
-    "verify": ("verify", "mbs/figure2"),
+    "verify": ("verify", "mbs"),
     "parallel": ("parallel", "--profile", "smoke", "--device", "cpu"),
     "notebooks": ("notebooks", "00_overview"),
     "data": ("data",),
@@ -51,7 +51,7 @@ def run(monkeypatch, capsys):
     def refuse(*arguments, **options):
         raise AssertionError("something ran")
 
-    for module, name in ((running, "execute"), (standing, "verify"), (notebooks, "execute"),
+    for module, name in ((running, "execute"), (golden, "verify"), (notebooks, "execute"),
                          (datasets, "download")):  # fmt: skip
         monkeypatch.setattr(module, name, refuse)
 

@@ -1,5 +1,6 @@
 """Records: whole or not at all, keyed by what the result depends on, nothing ever lost."""
 
+import gzip
 import json
 import os
 import signal
@@ -11,10 +12,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import ClassVar
 
+import pandas
 import pytest
 from commands import command_line
 
 from repro import paths, records
+from repro.experiments import PAPERS, load_paper
 from repro.records import (
     CorruptRecordWarning,
     Record,
@@ -188,7 +191,14 @@ class TestCorruptRecords:
 
     @pytest.mark.parametrize(
         ("field", "value"),
-        [("schema", 0), ("schema", "1"), ("status", "done"), ("status", None), ("status", ["ok"])],
+        [
+            ("schema", 0),
+            ("schema", 2),
+            ("schema", "1"),
+            ("status", "done"),
+            ("status", None),
+            ("status", ["ok"]),
+        ],
     )
     def test_another_schema_or_status(self, store, record, field, value):
         path = store.write(record)
@@ -196,7 +206,7 @@ class TestCorruptRecords:
         with pytest.raises(RecordError) as caught:
             read_record(path)
         assert repr(value) in str(caught.value)
-        assert "schema 1 and 2 with status ok, out_of_memory, failed" in str(caught.value)
+        assert "schema 3 with status ok, out_of_memory, failed" in str(caught.value)
 
     def test_a_missing_and_an_additional_field(self, store, record):
         path = store.write(record)
@@ -210,9 +220,9 @@ class TestCorruptRecords:
         ("field", "value"),
         [("config", None), ("config", []), ("metrics", "best"), ("timings", None), ("seed", "0"),
          ("device", None), ("device", {}), ("dataset", "digits"), ("dataset", {"name": "digits"}),
-         ("finished", 3), ("versions", None), ("versions", {}), ("stands", [{}]), ("stands", [3]),
+         ("finished", 3), ("versions", None), ("versions", {}), ("version", "1"), ("version", None),
          ("config", {"dataset": "flowers5"}), ("config", {"dataset": {}}), ("first_steps", {}),
-         ("timings", {"epoch": 3}), ("timings", {"epoch": {}}), ("entry", None), ("seed", True)],
+         ("timings", {"epoch": 3}), ("timings", {"epoch": {}}), ("code", 3), ("seed", True)],
     )  # fmt: skip
     def test_a_field_of_another_type(self, store, record, field, value):
         # Whoever reads a record relies on these; the error must not come from there.
@@ -228,61 +238,149 @@ class TestCorruptRecords:
             assert store.load("mbs") == [record]
 
 
+class TestPacked:
+    def test_packing_changes_no_record_and_leaves_one_file(self, store, record):
+        made = [replace(record, key=f"key{n}", seed=n) for n in range(5)]
+        not_a_number = replace(record, key="nan", metrics={"loss": [float("nan"), 1 / 3]})
+        for one in [*made, not_a_number]:
+            store.write(one)
+        before = store.load("mbs")
+        assert store.pack("mbs") == 6
+        assert files(store.folder) == ["mbs.jsonl.gz"]
+        assert repr(store.load("mbs")) == repr(before)  # NaN differs from itself
+        assert store.find("mbs", "train", "key3") == made[3]
+        assert store.find("mbs", "train", "key9") is None
+        assert store.where(made[3]) == store.packed("mbs")
+        content = store.packed("mbs").read_bytes()
+        assert store.pack("mbs") == 0 and store.packed("mbs").read_bytes() == content
+        assert len(pandas.read_json(store.packed("mbs"), lines=True)) == 6
+
+    def test_a_single_file_counts_before_the_packed_record_and_is_folded_in(self, store, record):
+        store.write(record)
+        store.pack("mbs")
+        changed = replace(record, metrics={"best": 1.0})
+        path = store.write(changed)
+        assert store.load("mbs") == [changed] and store.where(changed) == path
+        other = replace(record, key="other", paper="mbs")
+        assert store.pack("mbs", [other]) == 1
+        assert sorted(r.metrics["best"] for r in store.load("mbs")) == [1.0, 97.5]
+        assert not path.exists()
+
+    def test_a_broken_line_is_named_and_the_others_are_read(self, store, record):
+        store.pack("mbs", [replace(record, key=f"key{n}", seed=n) for n in range(3)])
+        lines = gzip.decompress(store.packed("mbs").read_bytes()).splitlines()
+        lines[1] = lines[1][:-20]
+        store.packed("mbs").write_bytes(gzip.compress(b"\n".join(lines)))
+        with pytest.warns(CorruptRecordWarning, match="line 2 of .*mbs.jsonl.gz"):
+            assert [r.seed for r in store.load("mbs")] == [0, 2]
+        single = store.write(replace(record, key="new", seed=9))
+        content = store.packed("mbs").read_bytes()
+        with pytest.raises(RecordError, match="line 2"):
+            store.pack("mbs")
+        assert store.packed("mbs").read_bytes() == content and single.exists()
+
+    @pytest.mark.parametrize("content", [b"", b"no gzip", None])
+    def test_a_damaged_file_is_named_and_left_alone(self, store, record, content):
+        store.pack("mbs", [record])
+        content = store.packed("mbs").read_bytes()[:-9] if content is None else content
+        store.packed("mbs").write_bytes(content)
+        single = store.write(replace(record, key="single"))
+        with pytest.warns(CorruptRecordWarning, match="restore the file from git"):
+            assert [r.key for r in store.load("mbs")] == ["single"]
+        with pytest.raises(RecordError, match="cannot be read"):
+            store.pack("mbs")
+        assert store.packed("mbs").read_bytes() == content and single.exists()
+
+    def test_a_crash_while_packing_loses_nothing(self, store, record, monkeypatch):
+        store.write(record)
+
+        def crash(*arguments: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(Path, "replace", crash)
+            store.pack("mbs")
+        assert store.load("mbs") == [record] and store.path("mbs", "train", record.key).exists()
+
+    def test_the_command_folds_records_into_the_reference_of_their_device(
+        self, results_folder, make_record, monkeypatch, capsys
+    ):
+        run = command_line(monkeypatch, capsys)
+        assert run("pack") == (0, "There are no records to pack.\n", "")
+        local = records.local_store("quick")
+        gpu = {"type": "cuda", "name": "A GPU", "slug": "a-gpu"}
+        for seed, device in ((0, make_record().device), (1, gpu)):
+            local.write(make_record(seed=seed, device=device))
+        records.local_store("smoke").write(make_record(seed=2))
+        RecordStore(results_folder / "reference" / "a-gpu" / "gpu").write(make_record(seed=3))
+        code, out, err = run("pack")
+        assert (code, err) == (0, "") and out.count("1 new records") == 3
+        found = {where: [r.seed for r in store.load("mbs")]
+                 for where, store in records.reference_stores().items()}  # fmt: skip
+        assert found == {
+            ("cpu-2-cores", "quick"): [0], ("a-gpu", "quick"): [1], ("a-gpu", "gpu"): [3]
+        }  # fmt: skip
+        assert len(local.load("mbs")) == 2  # they stay
+        assert not list((results_folder / "reference").rglob("*.json"))
+        assert run("pack", "mbs", "--profile", "quick")[1].count("0 new records") == 2
+        assert run("pack", "mbs/table4")[0] == 2
+
+
 class TestKeys:
     def test_a_key_changes_with_all_that_the_result_depends_on(self):
-        base = {"fingerprint": "f", "code": "c", "device": "d"}
+        base = {"fingerprint": "f", "device": "d"}
         keys = [
-            record_key("mbs", "train", CONFIG, 0, **base),
-            record_key("adaptive", "train", CONFIG, 0, **base),
-            record_key("mbs", "size", CONFIG, 0, **base),
-            record_key("mbs", "train", CONFIG, 1, **base),
-            record_key("mbs", "train", CONFIG | {"mini_batch": 17}, 0, **base),
-            record_key("mbs", "train", CONFIG | {"model": {"name": "unet", "width": 5}}, 0, **base),
-            record_key("mbs", "train", CONFIG | {"micro_batch": None}, 0, **base),
-            record_key("mbs", "train", CONFIG, 0, **base | {"fingerprint": "g"}),
-            record_key("mbs", "train", CONFIG, 0, **base | {"fingerprint": None}),
-            record_key("mbs", "train", CONFIG, 0, **base | {"code": "e"}),
-            record_key("mbs", "train", CONFIG, 0, **base | {"device": "e"}),
-            record_key("mbs", "train", CONFIG, 0, **base | {"device": None}),
+            record_key("mbs", "train", 1, CONFIG, 0, **base),
+            record_key("adaptive", "train", 1, CONFIG, 0, **base),
+            record_key("mbs", "size", 1, CONFIG, 0, **base),
+            record_key("mbs", "train", 2, CONFIG, 0, **base),
+            record_key("mbs", "train", 1, CONFIG, 1, **base),
+            record_key("mbs", "train", 1, CONFIG | {"mini_batch": 17}, 0, **base),
+            record_key("mbs", "train", 1, CONFIG | {"model": {"width": 5}}, 0, **base),
+            record_key("mbs", "train", 1, CONFIG | {"micro_batch": None}, 0, **base),
+            record_key("mbs", "train", 1, CONFIG, 0, **base | {"fingerprint": "g"}),
+            record_key("mbs", "train", 1, CONFIG, 0, **base | {"fingerprint": None}),
+            record_key("mbs", "train", 1, CONFIG, 0, **base | {"device": "e"}),
+            record_key("mbs", "train", 1, CONFIG, 0, **base | {"device": None}),
         ]
         assert len(set(keys)) == len(keys)
 
     def test_and_with_nothing_else(self, monkeypatch, tmp_path):
-        base = {"fingerprint": "f", "code": "c", "device": "d"}
-        key = record_key("mbs", "train", CONFIG, 0, **base)
+        base = {"fingerprint": "f", "device": "d"}
+        key = record_key("mbs", "train", 1, CONFIG, 0, **base)
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("PYTHONHASHSEED", "1")
+        monkeypatch.setattr(records, "SCHEMA", 4)
         reordered = dict(reversed(CONFIG.items())) | {"image_size": (8, 9)}  # JSON has no tuples
-        assert record_key("mbs", "train", reordered, 0, **base) == key
-        assert record_key("mbs", "train", json.loads(json.dumps(CONFIG)), 0, **base) == key
+        assert record_key("mbs", "train", 1, reordered, 0, **base) == key
+        assert record_key("mbs", "train", 1, json.loads(json.dumps(CONFIG)), 0, **base) == key
 
-    def test_the_schema_counts(self, monkeypatch):
-        base = {"fingerprint": "f", "code": "c", "device": "d"}
-        key = record_key("mbs", "train", CONFIG, 0, **base)
-        monkeypatch.setattr(records, "SCHEMA", 3)
-        assert record_key("mbs", "train", CONFIG, 0, **base) != key
+    def test_reference_records_have_the_keys_of_what_they_hold(self, monkeypatch):
+        monkeypatch.setenv("REPRO_RESULTS", str(paths.ROOT / "results"))
+        found = 0
+        for store in records.reference_stores().values():
+            for paper in map(load_paper, PAPERS):
+                for record in store.load(paper.key):
+                    experiment = paper.experiments[record.experiment]
+                    machine = f"{record.device['name']}, torch {record.versions['torch']}"
+                    assert record.key == record_key(
+                        record.paper,
+                        record.experiment,
+                        record.version,
+                        record.config,
+                        record.seed,
+                        fingerprint=record.dataset["fingerprint"] if record.dataset else None,
+                        device=machine if experiment.measured(record.config) else None,
+                    )
+                    found += 1
+        assert found >= 2749
 
-    def test_identity_ignores_data_code_and_device(self, record):
-        same = replace(record, key="k", code="x", device={}, dataset=None, status="failed")
+    def test_identity_ignores_data_version_and_device(self, record):
+        same = replace(record, key="k", version=2, device={}, dataset=None, status="failed")
         assert same.identity == record.identity
         assert replace(record, seed=3).identity != record.identity
         assert replace(record, config={}).identity != record.identity
         assert replace(record, experiment="size").identity != record.identity
-
-
-class TestSchemas:
-    def test_a_record_of_the_first_schema_is_read(self, store, record):
-        path = store.write(record)
-        content = json.loads(path.read_text())
-        for name in ("entry", "first_steps", "stands"):
-            del content[name]
-        path.write_text(json.dumps(content | {"schema": 1}))
-        assert read_record(path) == replace(record, schema=1)
-
-    def test_the_codes_under_which_it_stands(self, record):
-        assert record.codes == [record.code]
-        stands = [{"code": code, "by": "a test"} for code in ("x", "y")]
-        assert replace(record, stands=stands).codes == [record.code, "x", "y"]
 
 
 class TestCircumstances:

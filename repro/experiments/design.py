@@ -73,6 +73,7 @@ class Experiment:
             rerun leaves them out.
         planned: Metrics of a training that do not depend on rounding, so that they are the same on
             every kind of processor.
+        early: Curves of a training whose first value rounding moves little.
         derive: ``module:function`` that computes, from a record's configuration and metrics, the
             metrics that follow from the measured ones; the golden rerun compares them.
         trains: Whether it is a training, whose first steps its record keeps.
@@ -89,6 +90,7 @@ class Experiment:
     version: int = 1
     timed: tuple[str, ...] = ()
     planned: tuple[str, ...] = ()
+    early: tuple[str, ...] = ()
     derive: str = ""
 
     def measured(self, config: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ alone.
 import json
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,7 @@ from repro.experiments.workers import Workers, default_count
 from repro.records import Record, library_versions
 
 CLOSE = 1e-5  # relative, on another kind of processor
+EARLY = 1e-3  # relative, of a curve's first value on another kind of processor
 NOTHING = 1e-8  # absolute, on another kind of processor: errors of gradients are rounding alone
 WHOLE_S = 60  # a run that took longer is compared by its first steps
 FURTHER_S = 3  # a further record of an experiment is chosen only where it took at most this long
@@ -43,8 +44,10 @@ def verify(
     profile: str | None = None,
     device: str | None = None,
     root: str | None = None,
-) -> Iterator[tuple[str, bool]]:
+) -> Iterator[tuple[str, bool | None]]:
     """Compute reference records again; yield a line on each, and whether it agrees.
+
+    None stands for a record that could not be compared.
 
     Args:
         papers: Whose records.
@@ -63,10 +66,10 @@ def verify(
         again = records if everything else golden(paper, records, root)
         chosen += again
         for name in sorted({r.experiment for r in records} - {r.experiment for r in again}):
-            yield f"{paper.key} {name}: not compared: the data of its records is not here", True
+            yield f"{paper.key} {name}: not compared: no data or device of its records here", None
     chosen.sort(key=lambda record: -seconds_of(record))  # the longest first
     with Workers(default_count("long", "cpu")) as workers:
-        function = partial(_again, root)
+        function = partial(_again, {paper.key: paper for paper in papers}, root)
         pairs = workers.map(function, chosen) if workers else ((r, function(r)) for r in chosen)
         for record, (text, agrees) in pairs:
             yield f"{_name(record)} {text}", agrees
@@ -79,13 +82,16 @@ def _name(record: Record) -> str:
 def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> list[Record]:
     """Return the cheapest record of each experiment, and a few more that show other choices.
 
-    Of those whose data is here, first those of this kind of processor. A further one takes at most
-    `FURTHER_S` and has a word in its configuration, such as a strategy, that no other one has.
+    Of those whose data and device are here, first those of this kind of processor. A further one
+    took at most `FURTHER_S` and has a word in its configuration, such as a strategy, that no other
+    one has.
     """
     from repro import datasets
+    from repro.measure import accelerator
 
     here = {*datasets.available(root), "synthetic"}
     here |= {datasets.TIMES} if datasets.find_times(root) is not None else set()
+    devices = ("cpu", accelerator.present())
     chosen: list[Record] = []
     for name, experiment in paper.experiments.items():
         found = [
@@ -93,6 +99,7 @@ def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> 
             for record in records
             if record.experiment == name
             and record.status == "ok"
+            and record.device["type"] in devices
             and (not (data := record.config.get("dataset")) or data["name"] in here)
         ]
         cost = {r.key: _seconds(experiment, r, records) for r in found}
@@ -133,29 +140,27 @@ def _derived(experiment: Experiment, records: Sequence[Record]) -> tuple[str, bo
     for record in records:
         if record.status != "ok":
             continue
-        derived = json.loads(json.dumps(derive(record.config, record.metrics)))
-        names |= dict.fromkeys(derived)
-        before = {name: record.metrics[name] for name in derived}
         try:
+            derived = json.loads(json.dumps(derive(record.config, record.metrics)))
+            before = {name: record.metrics[name] for name in derived}
             compare("", _without(before, ()), _without(derived, ()), 0.0)
-        except Differs as problem:
-            return (
-                f"{_name(record)} DIFFERS in what follows from its measurements: {problem}",
-                False,
-            )
+        except Exception as problem:  # changed code may raise whatever it likes
+            said = problem if isinstance(problem, Differs) else repr(problem)
+            return f"{_name(record)} DIFFERS, derived from its measurements: {said}", False
+        names |= dict.fromkeys(derived)
     text = f"{records[0].paper} {experiment.name}: {', '.join(names)} follow to the bit from what"
     return f"{text} {len(records)} records measured", True
 
 
-def _again(root: str | None, record: Record) -> tuple[str, bool]:
-    from repro.experiments import load_paper
-
+def _again(
+    papers: Mapping[str, Paper], root: str | None, record: Record
+) -> tuple[str, bool | None]:
     try:
-        return f"agrees {computed_again(load_paper(record.paper), record, root)}", True
+        return f"agrees {computed_again(papers[record.paper], record, root)}", True
     except Differs as problem:
         return f"DIFFERS: {problem}", False
     except NotCompared as problem:
-        return f"not compared: {problem}", True
+        return f"not compared: {problem}", None
 
 
 def computed_again(paper: Paper, record: Record, root: str | None = None) -> str:
@@ -168,30 +173,40 @@ def computed_again(paper: Paper, record: Record, root: str | None = None) -> str
     experiment = paper.experiments[record.experiment]
     data, kind, alike = _data_of(record, root), _device_of(record), _is_alike(record)
     steps = None if "first_steps" in experiment.timed else record.first_steps
+    run = partial(_run, experiment, record, data, kind)
     if seconds_of(record) > WHOLE_S:
         if steps is None:
             raise NotCompared(f"it takes more than {WHOLE_S} s and keeps no first steps")
-        again = _run(experiment, record, data, kind, steps_only=True)
-        _compare_steps(steps, again, _tolerances(experiment, record, data, kind, alike, again))
+        again = run(steps_only=True)
+        other = None if alike else _rounding_otherwise(run, steps_only=True)
+        _compare_steps(steps, again.steps, _tolerances(steps, again, other, alike))
         return f"{_how(alike)}: first {len(steps['losses'])} steps"
-    again = _run(experiment, record, data, kind)
+    drifts = experiment.trains and not alike
+
+    def compared(metrics: Mapping[str, Any], peak_bytes: int | None) -> dict[str, Any]:
+        planned = {name: metrics[name] for name in experiment.planned if name in metrics}
+        all_else = {**({} if drifts else metrics), "peak_bytes": peak_bytes}
+        return {**_without(all_else, experiment.timed), **planned}
+
+    before = compared(record.metrics, record.peak_bytes)
+    if record.status == "ok" and not _holds_anything([before, steps]):
+        raise NotCompared("it keeps nothing but times")
+    again = run()
     if again.status != record.status:
         raise Differs(f"it ends {again.status}, and ended {record.status}{again.error}")
     if again.status != "ok":
         return f"in that it ends {again.status}"
     if steps is not None:
-        _compare_steps(steps, again, _tolerances(experiment, record, data, kind, alike, again))
-    drifts = experiment.trains and not alike
-    before, after = (
-        ({} if drifts else _without(metrics, experiment.timed))
-        | {name: metrics[name] for name in experiment.planned if name in metrics}
-        for metrics in (record.metrics, json.loads(json.dumps(again.metrics)))
-    )
+        other = None if alike else _rounding_otherwise(run, steps_only=not experiment.early)
+        _compare_steps(steps, again.steps, _tolerances(steps, again, other, alike))
+        for name in experiment.early if drifts else ():
+            _compare_early(name, record.metrics, again.metrics, other)
+    after = compared(json.loads(json.dumps(again.metrics)), again.peak_bytes)
     compare("", before, after, 0.0 if alike else CLOSE)
-    compare("peak_bytes", record.peak_bytes, again.peak_bytes, 0.0 if alike else CLOSE)
     told = [f"first {len(steps['losses'])} steps"] if steps is not None else []
-    told += [*before, *(["peak_bytes"] if record.peak_bytes else [])]
-    return f"{_how(alike)}: {', '.join(told) or 'it ends, and keeps nothing but times'}"
+    told += [f"first {name}" for name in experiment.early if drifts]
+    told += [name for name, value in before.items() if value is not None]
+    return f"{_how(alike)}: {', '.join(told)}"
 
 
 def _how(alike: bool) -> str:
@@ -202,9 +217,10 @@ def _is_alike(record: Record) -> bool:
     """Whether this machine gives the same bits as the one that made a record."""
     from repro.measure import describe_device
 
-    return describe_device(_device_of(record))["name"] == record.device[
-        "name"
-    ] and library_versions()["torch"] == record.versions.get("torch")
+    kind = _device_of(record)
+    now = describe_device(kind)["name"], library_versions()["torch"]
+    # Kernels of an accelerator may add in another order each time.
+    return kind == "cpu" and now == (record.device["name"], record.versions.get("torch"))
 
 
 def _device_of(record: Record) -> str:
@@ -276,25 +292,37 @@ def _run(
     return again
 
 
+def _rounding_otherwise(run: Callable[..., _Again], steps_only: bool) -> _Again:
+    """Run once more with other kernels, which round differently: without oneDNN."""
+    import torch
+
+    with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
+        return run(steps_only=steps_only)
+
+
 def _tolerances(
-    experiment: Experiment, record: Record, data: Any, kind: str, alike: bool, again: _Again
+    steps: Mapping[str, Any], again: _Again, other: _Again | None, alike: bool
 ) -> list[float]:
     """Return by how much the loss of each step may differ, relative, and the weights' norm.
 
     On another kind of processor 1e-5, and more where rounding alone makes more of a difference
-    here: ten times as much as between convolutions with and without oneDNN.
+    here: ten times as much.
     """
-    import torch
-
-    if alike or again.steps is None or kind != "cpu":
-        return [0.0 if alike else CLOSE] * len(_flat(record.first_steps))
-    with warnings.catch_warnings(action="ignore"), torch.backends.mkldnn.flags(enabled=False):
-        other = _run(experiment, record, data, kind, steps_only=True).steps
     tolerances, largest = [], 0.0
-    for one, two in zip(_flat(again.steps), _flat(other), strict=False):
+    pairs = zip(_flat(again.steps), _flat(other.steps), strict=False) if other else ()
+    for one, two in pairs:
         largest = max(largest, *(abs(a - b) / abs(a) for a, b in zip(one, two, strict=True) if a))
         tolerances.append(max(CLOSE, 10 * largest))
-    return tolerances
+    return tolerances or [0.0 if alike else CLOSE] * len(_flat(steps))
+
+
+def _compare_early(
+    name: str, before: Mapping[str, Any], after: Mapping[str, Any], other: _Again | None
+) -> None:
+    """Compare the first value of a curve, after an epoch in which rounding had time to grow."""
+    one, now = before[name][0], after[name][0]
+    drift = abs(now - other.metrics[name][0]) / abs(now) if other else 0.0
+    compare(f"{name}[0]", one, now, max(EARLY, 10 * drift))
 
 
 def _flat(steps: Mapping[str, Any] | None) -> list[list[float]]:
@@ -302,15 +330,18 @@ def _flat(steps: Mapping[str, Any] | None) -> list[list[float]]:
     return [*steps["losses"], [steps["norm"]]] if steps else []
 
 
-def _compare_steps(before: Mapping[str, Any], again: _Again, tolerances: Sequence[float]) -> None:
-    if again.steps is None:
+def _compare_steps(
+    before: Mapping[str, Any], after: Mapping[str, Any] | None, tolerances: Sequence[float]
+) -> None:
+    if after is None:
         raise Differs(f"the training ends before step {len(before['losses'])}")
     names = [f"the loss of step {n}" for n, _ in enumerate(before["losses"], 1)]
     names.append("the norm of the weights")
-    pairs = zip(names, _flat(before), _flat(again.steps), tolerances, strict=True)
-    for name, one, other, tolerance in pairs:
-        compare(name, one, other, tolerance)
-    if not any(tolerances) and again.steps["digest"] != before["digest"]:
+    for name, one, two, tolerance in zip(
+        names, _flat(before), _flat(after), tolerances, strict=True
+    ):
+        compare(name, one, two, tolerance)
+    if not any(tolerances) and after["digest"] != before["digest"]:
         raise Differs(f"the weights after step {len(before['losses'])} are others")
 
 
@@ -325,6 +356,14 @@ def _without(metrics: Any, timed: Sequence[str]) -> Any:
     if isinstance(metrics, list | tuple):
         return [_without(value, timed) for value in metrics]
     return metrics
+
+
+def _holds_anything(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return (
+        any(map(_holds_anything, value)) if isinstance(value, list | tuple) else value is not None
+    )
 
 
 def compare(name: str, before: Any, after: Any, closeness: float) -> None:

@@ -1,4 +1,4 @@
-"""The first steps of a training: kept with its record, run again to see whether it still stands.
+"""The first steps of a training: kept with its record, and compared when it is computed again.
 
 Nothing in a training knows of it: while somebody is `recording`, every optimizer tells of its
 steps. The training is the model that first makes enough of them; probes of memory and warm-ups

@@ -15,7 +15,7 @@ from repro.records import commit_state, identity, library_versions, now
 
 FORMATS = ("svg", "pdf", "png")
 OVERVIEW = "overview"
-_RECORD_COLUMNS = ("run", "seed", "ended", "file")
+_RECORD_COLUMNS = ("run", "seed", "ended", "record", "file")
 
 
 def found(
@@ -178,6 +178,7 @@ def record_rows(source: Source, results: Results) -> list[Row]:
             "run": str(runs.get(record.identity, record.experiment)),
             "seed": record.seed,
             "ended": record.status.replace("_", " "),
+            "record": record.key,
             "file": "/".join(files[id(record)].parts[-5:]),
         }
         for record in records

@@ -119,13 +119,15 @@ def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[No
         guilty = guilty or [
             record for record in every if not fails([r for r in every if r is not record])
         ]
-        paths_ = [str(path) for path in source.paths(guilty).values()]
-        if not paths_:
+        files = source.paths(guilty)
+        if not files:
             raise
+        packed = any(path.suffix == ".gz" for path in files.values())
+        named = [f"{files[id(r)]}{f' (record {r.key})' * packed}" for r in guilty if id(r) in files]
+        advice = "restore it from git" if packed else "move it away or delete it, then run again"
         raise RecordError(
             f"{source.paper.key}/{artefact.name} cannot be shown for what is in "
-            f"{' and '.join(paths_[:3])} ({type(problem).__name__}: {problem}); move it away or "
-            "delete it, then run again"
+            f"{' and '.join(named[:3])} ({type(problem).__name__}: {problem}); {advice}"
         ) from problem
 
 

@@ -4,14 +4,12 @@ import copy
 import itertools
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from repro.source_code import present
 from torch import nn
-from watching import of_this_package, watching
 
 from repro import datasets
 from repro.adaptive import METHODS, DivergedError, full_cost
@@ -46,10 +44,6 @@ TOYS = {
 }
 
 
-# Watching which files run is slow.
-WATCHED = ("CIFAR, noise", "CIFAR, theta", "DIV2K, theta", "Phantom, norms")
-
-
 def load(config: Any) -> Any:
     options = dict(config["dataset"])
     return datasets.load(options.pop("name"), **options)
@@ -67,38 +61,19 @@ def theta(task=CIFAR, **changes: Any) -> dict[str, Any]:
     return TOYS[f"{task}, theta"][1] | changes
 
 
-@dataclass
-class Made:
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    files: dict[str, set[str]] = field(default_factory=dict)
-
-
 @pytest.fixture(scope="module")
-def toys():
-    made = Made()
+def toys() -> dict[str, Outcome]:
+    made = {}
     for name, (experiment, config) in TOYS.items():
         data, function = load(config), DESIGN.experiments[experiment].function
-        if name not in WATCHED:
-            made.outcomes[name] = function(config, 0, data, "cpu")
-            continue
-        with watching() as files:
-            made.outcomes[name] = function(config, 0, data, "cpu")
-        made.files[name] = of_this_package(files)
+        made[name] = function(config, 0, data, "cpu")
     return made
 
 
 class TestEveryRun:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("name", WATCHED)
-    def test_every_file_that_runs_is_one_that_its_record_depends_on(self, toys, name):
-        experiment, config = TOYS[name]
-        files = present().closure(DESIGN.experiments[experiment].entry, config)
-        assert "repro/adaptive/controller.py" in toys.files[name]
-        assert toys.files[name] - files == set()
-
     @pytest.mark.parametrize("name", TOYS)
     def test_metrics_and_timings_can_be_written(self, toys, name, tmp_path, make_record):
-        outcome = toys.outcomes[name]
+        outcome = toys[name]
         store = RecordStore(tmp_path)
         record = make_record(
             "x", paper="adaptive", config=TOYS[name][1], key="k", metrics=outcome.metrics
@@ -110,24 +85,11 @@ class TestEveryRun:
         assert len(set(texts)) == 1
 
 
-@pytest.mark.parametrize("name", DESIGN.experiments)
-def test_no_record_depends_on_how_it_is_planned_or_judged(name):
-    files = present().closure(DESIGN.experiments[name].entry, {})
-    own = {f.removeprefix("repro/experiments/") for f in files if "/experiments/" in f}
-    ours = {
-        "parallel": {"worker"},
-        "nodes": {"nodes"},
-        "variant": {"experiments", "layerwise", "variants"},
-    }.get(name, {"experiments"})
-    shared = {"outcome.py"} if name in ("parallel", "nodes") else {"outcome.py", "captured.py"}
-    assert own == shared | {f"adaptive/{part}.py" for part in ("building", *ours)}
-
-
 class TestTrain:
     @pytest.mark.parametrize(("task", "strategy"), TRAININGS)
     def test_what_is_recorded(self, toys, task, strategy):
         config = TOYS[f"{task}, {strategy}"][1]
-        outcome = toys.outcomes[f"{task}, {strategy}"]
+        outcome = toys[f"{task}, {strategy}"]
         metrics, own = outcome.metrics, config["controller"]
         epochs, name = config["epochs"], "accuracy" if task == CIFAR else "psnr"
         for key in (
@@ -160,7 +122,7 @@ class TestTrain:
     def test_batches_and_rates_are_the_controllers(self, toys, strategy):
         """The controller of the configuration, shown the recorded θ again, decides the same."""
         config = TOYS[f"CIFAR, {strategy}"][1]
-        metrics = toys.outcomes[f"CIFAR, {strategy}"].metrics
+        metrics = toys[f"CIFAR, {strategy}"].metrics
         controller = building.build_controller(config, None, None, 0)
         start, moved = torch.zeros(1), torch.ones(1)
         step = controller.observe(0.0, [start])
@@ -208,13 +170,13 @@ class TestTrain:
         model = building.build_model(config, 10, "cpu")
         images, labels = zip(*loader, strict=True)
         expected = full_cost(model, (torch.cat(images), torch.cat(labels)), 44)
-        found = toys.outcomes["CIFAR, theta"].metrics["initial_cost"][0]
+        found = toys["CIFAR, theta"].metrics["initial_cost"][0]
         assert found == pytest.approx(expected, rel=1e-5)
 
     def test_the_same_seed_repeats_exactly_and_another_does_not(self, toys):
         torch.rand(3)  # whatever ran before in the process
         config = TOYS["Phantom, theta"][1]
-        first = toys.outcomes["Phantom, theta"].metrics
+        first = toys["Phantom, theta"].metrics
         assert untimed(train(config)) == untimed(first)
         assert train(config, 1)["train_cost"] != first["train_cost"]
 
@@ -225,17 +187,17 @@ class TestTrain:
         (changed,) = {k for k in whole.config if whole.config[k] != run.config[k]}
         assert changed == "epochs" and run.config.keys() == whole.config.keys()
         config = TOYS[f"{task}, best"][1]
-        first, all_ = train(config | {"epochs": 2}), toys.outcomes[f"{task}, best"].metrics
+        first, all_ = train(config | {"epochs": 2}), toys[f"{task}, best"].metrics
         assert first["completed"] == 2 < all_["completed"]
         assert first["theta"] == all_["theta"][:2]
 
     def test_strategies_begin_alike(self, toys):
-        starts = {toys.outcomes[f"CIFAR, {s}"].metrics["initial_cost"][0] for s in STRATEGIES}
+        starts = {toys[f"CIFAR, {s}"].metrics["initial_cost"][0] for s in STRATEGIES}
         assert max(starts) - min(starts) < 1e-5
 
     def test_the_full_cost(self, toys):
         metrics = train(theta(cost="full", epochs=2))
-        running = toys.outcomes["CIFAR, theta"].metrics
+        running = toys["CIFAR, theta"].metrics
         assert metrics["completed"] == 2 and not metrics["diverged"]
         assert metrics["initial_cost"] == running["initial_cost"]
         assert metrics["train_cost"][0] != running["train_cost"][0]
@@ -346,7 +308,7 @@ class TestNorms:
     @pytest.mark.parametrize("task", TASKS)
     def test_what_tables_read(self, toys, task):
         config = TOYS[f"{task}, norms"][1]
-        metrics = toys.outcomes[f"{task}, norms"].metrics
+        metrics = toys[f"{task}, norms"].metrics
         assert metrics["sizes"] == [n for n in config["sizes"] if n <= 44]
         assert [point["epochs"] for point in metrics["points"]] == config["after"]
         for point in metrics["points"]:
@@ -467,21 +429,6 @@ def measured():
 
 
 class TestParallel:
-    def test_every_file_that_runs_is_one_that_its_record_depends_on(self):
-        config = settings.parallel("smoke").config
-        depends = present().closure(DESIGN.experiments["parallel"].entry, config)
-        common = {name: value for name, value in measured().items() if name != "jobs"}
-        jobs = [
-            {**common, **job, "task": task, "sizes": job["sizes"][:1]}
-            for task, job in config["jobs"].items()
-        ]
-        with watching() as files:
-            for job in jobs:
-                found = worker._steps(job, ["none"])
-                assert worker._weights(job) >= 0
-                assert [step["processes"] for step in found] == [1]
-        assert of_this_package(files) - depends == set()
-
     @pytest.mark.exhaustive
     def test_two_processes(self):
         config = measured()

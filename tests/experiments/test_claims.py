@@ -26,7 +26,6 @@ from repro.records import RecordStore
 
 sys.modules["claiming"] = sys.modules["__main__"]
 folder = Path(sys.argv[1])
-running.code_of = lambda experiment, config: "now"
 paper = Paper("toy", "Toy", "Nobody", "09_toy", by_name(Experiment("add", "claiming:add")), {},
               dict.fromkeys(PROFILES, {}))
 runs = [Run("add", {"x": x}, label=f"of {x}") for x in range(6)]

@@ -20,7 +20,7 @@ from made_dualbatch import (
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from repro import report
-from repro.experiments.design import Results, expectations
+from repro.experiments.design import expectations
 from repro.experiments.dualbatch import describing
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
 
@@ -242,10 +242,3 @@ class TestCaptions:
             assert f"{len(failed.records)} runs FAILED." in artefact.caption(failed)
         assert "21 of 27 runs are missing." in caption("table5", World(status=only(n_small=2)))
         assert "ran out of memory" in caption("figure13", WORLDS["all out of memory"])
-
-    def test_stale_records_are_said(self):
-        full = results("table5")
-        runs = [run for run, _ in full.expected]
-        stale = Results(list(dict.fromkeys(runs)), (0, 1, 2), full.records, lambda record: False)
-        said = PAPER.artefacts["table5"].caption(stale)
-        assert "STALE records, whose code has changed since: 27" in said

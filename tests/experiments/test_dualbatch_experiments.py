@@ -4,14 +4,12 @@ import json
 import math
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from repro.source_code import present
-from watching import of_this_package, watching
 
 from repro import datasets
 from repro.datasets import EpochTimes
@@ -112,12 +110,6 @@ def digits(config: Any) -> Any:
     return datasets.load(options.pop("name"), **options)
 
 
-@dataclass
-class Toys:
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    files: dict[str, set[str]] = field(default_factory=dict)
-
-
 def growing(functions: Any, *, warmup: int, repeats: int, device: str) -> dict[str, Timing]:
     """Call each once; it takes longer the larger its batch, or side, is, on a busy machine too."""
     for function in functions.values():
@@ -142,8 +134,8 @@ def without_processes(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def toys():
-    made = Toys()
+def toys() -> dict[str, Outcome]:
+    made = {}
     for name, (experiment, config) in TOYS.items():
         data: Any = None
         if config.get("dataset") and experiment != "published":
@@ -151,12 +143,11 @@ def toys():
         elif experiment == "published":
             data = epoch_times()
         function = PAPER.experiments[experiment].function
-        with watching() as files, pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(experiments, "time_interleaved", growing)
             if experiment == "wall":
                 without_processes(patch)
-            made.outcomes[name] = function(config, 0, data, "cpu")
-        made.files[name] = of_this_package(files)
+            made[name] = function(config, 0, data, "cpu")
     return made
 
 
@@ -167,7 +158,7 @@ class TestEveryRun:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", TOYS)
     def test_metrics_and_timings_can_be_written(self, toys, name, tmp_path, make_record):
-        outcome = toys.outcomes[name]
+        outcome = toys[name]
         timings = {
             k: {"samples_s": list(t.samples_s), "warmup": t.warmup}
             for k, t in outcome.timings.items()
@@ -187,22 +178,9 @@ class TestEveryRun:
         assert read.timings == timings
 
 
-def test_the_code_of_a_record_is_all_that_ran_and_nothing_that_judges(toys):
-    for name, (experiment, config) in TOYS.items():
-        found = present().closure(PAPER.experiments[experiment].entry, config)
-        assert any("dualbatch" in file for file in toys.files[name])
-        assert toys.files[name] - found == set()
-        own = {file.rpartition("/")[2] for file in found if file.startswith("repro/experiments/")}
-        entry = PAPER.experiments[experiment].entry.partition(":")[0].rpartition(".")[2]
-        shared = {"building.py", "captured.py", "outcome.py"}
-        paper = {"dualbatch.toml"} if entry in ("experiments", "own_plan", "schemes") else set()
-        base = {"experiments.py"} if entry == "own_plan" else set()
-        assert own == {f"{entry}.py"} | shared | paper | base, name
-
-
 class TestSolve:
     def test_table2(self, toys):
-        rows = toys.outcomes["table2"].metrics["rows"]
+        rows = toys["table2"].metrics["rows"]
         for own, paper in zip(rows, REPORTED["table2"]["rows"], strict=True):
             for name in ("k", "n_small", "small_batch", "small_samples"):
                 assert own[name] == paper[name]
@@ -214,7 +192,7 @@ class TestSolve:
             assert own["large_batch"] == 500
 
     def test_table6(self, toys):
-        rows = toys.outcomes["table6"].metrics["rows"]
+        rows = toys["table6"].metrics["rows"]
         found = {(row["resolution"], row["n_small"]): row for row in rows}
         assert len(rows) == len(found) == 25
         for name in ("cifar", "imagenet"):
@@ -230,7 +208,7 @@ class TestSolve:
 
     @pytest.mark.parametrize("table", ["table7", "table9"])
     def test_schedules(self, toys, table):
-        rows = toys.outcomes[table].metrics["rows"]
+        rows = toys[table].metrics["rows"]
         hybrid = [row for row in rows if row["scheme"] == "hybrid"]
         dual = [row for row in rows if row["scheme"] == "dual-batch"]
         assert [[r["first"], r["last"]] for r in hybrid] == REPORTED[table]["epochs"]
@@ -245,7 +223,7 @@ class TestTrain:
     @pytest.mark.parametrize("name", ["baseline", "dual-batch", "hybrid", "two workers"])
     def test_what_tables_read(self, toys, name):
         config = TOYS[name][1]
-        outcome = toys.outcomes[name]
+        outcome = toys[name]
         metrics = outcome.metrics
         epochs = sum(count for count, _ in config["stages"])
         workers = config.get("workers", 4)
@@ -270,23 +248,23 @@ class TestTrain:
     def test_the_hybrid_scheme_cycles_the_resolution(self, toys):
         low, high = (entry["resolution"] for entry in _HYBRID["sub_stages"])
         assert low < high
-        assert toys.outcomes["hybrid"].metrics["resolution"] == [low, high] * 2
-        assert set(toys.outcomes["dual-batch"].metrics["resolution"]) == {None}
-        plans = toys.outcomes["hybrid"].metrics["plans"]
+        assert toys["hybrid"].metrics["resolution"] == [low, high] * 2
+        assert set(toys["dual-batch"].metrics["resolution"]) == {None}
+        plans = toys["hybrid"].metrics["plans"]
         assert [plan["resolution"] for plan in plans] == [low, high]
         assert plans[0]["small_batch"] > plans[1]["small_batch"]
 
     def test_the_virtual_clock_is_the_time_models(self, toys):
         plan = building.plan_of(_BASE["sub_stages"][0]["plan"])
         epoch = plan.time_of("large")
-        virtual = toys.outcomes["baseline"].metrics["virtual_time_s"]
+        virtual = toys["baseline"].metrics["virtual_time_s"]
         assert virtual == pytest.approx([epoch, 2 * epoch])
 
     def test_the_same_seed_repeats_exactly_and_another_does_not(self, toys):
         data = digits(_HYBRID)
         torch.rand(3)  # whatever ran before in the process
         again = experiments.train(_HYBRID, 0, data, "cpu").metrics
-        first = toys.outcomes["hybrid"].metrics
+        first = toys["hybrid"].metrics
         assert again | {"wall_time_s": None} == first | {"wall_time_s": None}
         other = experiments.train(_HYBRID, 1, data, "cpu").metrics
         assert other["train_loss"] != first["train_loss"]
@@ -295,11 +273,11 @@ class TestTrain:
         under_gpu = settings.table5_training("gpu", DIGITS, 1.1, 2).config
         assert under_gpu["captured"] and under_gpu["autocast"] == "bfloat16"
         again = experiments.train(_DUAL | {"captured": True}, 0, digits(_DUAL), "cpu").metrics
-        assert again["train_loss"] == toys.outcomes["dual-batch"].metrics["train_loss"]
+        assert again["train_loss"] == toys["dual-batch"].metrics["train_loss"]
 
     def test_the_factor_and_the_sub_stages_matter(self, toys):
         data = digits(_DUAL)
-        first = toys.outcomes["dual-batch"].metrics
+        first = toys["dual-batch"].metrics
         plain = experiments.train(_DUAL | {"factor": "none"}, 0, data, "cpu").metrics
         assert plain["test_loss"] != first["test_loss"]
         assert plain["virtual_time_s"] == first["virtual_time_s"]
@@ -329,7 +307,7 @@ class TestTrain:
 
 class TestSchemes:
     def test_rows_are_of_stages_and_sub_stages(self, toys):
-        rows = toys.outcomes["three schemes"].metrics["rows"]
+        rows = toys["three schemes"].metrics["rows"]
         assert [row["scheme"] for row in rows] == [
             *["dual-batch learning"] * 2,
             *["cyclic progressive learning"] * 4,
@@ -344,7 +322,7 @@ class TestSchemes:
 
 class TestSynchronise:
     def test_the_log_is_of_a_barrier(self, toys):
-        metrics = toys.outcomes["bsp"].metrics
+        metrics = toys["bsp"].metrics
         assert metrics["pulled"] == [0] * 4 + [4] * 4
         assert set(metrics["staleness"]) == {0}
         assert sorted(metrics["worker"][:4]) == [0, 1, 2, 3]
@@ -360,7 +338,7 @@ class TestSynchronise:
             losses[sync, merge] = metrics["train_loss"][-1]
             if sync == "asp":
                 assert max(metrics["staleness"]) > 0
-        assert losses["bsp", "average"] == toys.outcomes["bsp"].metrics["train_loss"][-1]
+        assert losses["bsp", "average"] == toys["bsp"].metrics["train_loss"][-1]
         assert len({losses["asp", rule] for rule in synchronisation.RULES}) == 3
         assert all(losses["asp", rule] != losses["bsp", rule] for rule in synchronisation.RULES)
 
@@ -403,7 +381,7 @@ class TestOwnPlan:
 
 class TestWall:
     def test_every_kind_has_its_shares(self, toys):
-        (part,) = toys.outcomes["wall"].metrics["parts"]
+        (part,) = toys["wall"].metrics["parts"]
         kinds = _WALL["parts"][0]["epochs"]
         assert set(part["shares_s"]) == {str(n) for n in range(len(kinds))}
         for number, solved in enumerate(part["solved"]):
@@ -414,7 +392,7 @@ class TestWall:
 
     def test_kinds_are_told_apart(self, toys):
         """On the virtual clock, which has one time model for each resolution, times are known."""
-        (part,) = toys.outcomes["wall"].metrics["parts"]
+        (part,) = toys["wall"].metrics["parts"]
         kinds = _WALL["parts"][0]["epochs"]
         models = {kind["resolution"]: kind for kind in reversed(kinds)}
         for number, (kind, solved) in enumerate(zip(kinds, part["solved"], strict=True)):
@@ -464,7 +442,7 @@ def test_rounds_without_a_barrier_are_the_slower_workers():
 
 class TestFlatness:
     def test_what_tables_read(self, toys):
-        metrics = toys.outcomes["flat"].metrics
+        metrics = toys["flat"].metrics
         assert len(metrics["variances"]) == len(_FLAT["variance_batches"])
         assert all(value > 0 for value in metrics["variances"])
         assert [len(row) for row in metrics["rises"]] == [2] * len(_FLAT["sizes"])
@@ -531,7 +509,7 @@ class TestBuilding:
 
 class TestTimes:
     def test_what_tables_read(self, toys):
-        metrics = toys.outcomes["times"].metrics
+        metrics = toys["times"].metrics
         assert [fit["resolution"] for fit in metrics["fits"]] == _TIMES["resolutions"]
         for fit, passes in zip(metrics["fits"], metrics["passes"], strict=True):
             assert len(fit["seconds"]) == len(_TIMES["batch_sizes"])
@@ -548,7 +526,7 @@ class TestTimes:
         assert all(seconds > 0 for seconds in metrics["epoch_s"].values())
 
     def test_shares_are_of_every_plan(self, toys):
-        shares = toys.outcomes["times"].metrics["shares"]
+        shares = toys["times"].metrics["shares"]
         assert {(row["k"], row["n_small"]) for row in shares} == {
             (k, n) for k in (1.05, 1.1) for n in range(1, 5)
         }
@@ -560,7 +538,7 @@ class TestTimes:
                 assert row["measured_s"] > 0 and row["predicted_s"] > 0
 
     def test_passes_and_shares_can_be_left_out(self, toys):
-        metrics = toys.outcomes["no passes"].metrics
+        metrics = toys["no passes"].metrics
         assert metrics["passes"] == [[], []] and metrics["shares"] == []
         assert set(metrics["epoch_s"]) == {"8", "16"}
 
@@ -615,7 +593,7 @@ class TestTimes:
 
 class TestPublished:
     def test_an_exact_line_is_found(self, toys):
-        found = toys.outcomes["published"].metrics["frameworks"]
+        found = toys["published"].metrics["frameworks"]
         assert set(found) == {"TensorFlow", "other"}
         for fit in found.values():
             assert (fit["a"], fit["b"]) == pytest.approx((5e-4, 0.01))
@@ -647,7 +625,7 @@ class TestPublished:
 
 class TestMemory:
     def test_a_line_and_the_largest_batch_under_a_limit(self, toys):
-        outcome = toys.outcomes["memory"]
+        outcome = toys["memory"]
         metrics = outcome.metrics
         assert metrics["batch_sizes"] == _MEMORY["batch_sizes"]
         assert metrics["limit_bytes"] == 4 * metrics["peaks"][-1]
@@ -683,7 +661,7 @@ def test_a_training_on_an_accelerator(device):
 def test_data_facts_do_not_change_an_outcome(toys):
     renamed = replace(digits(_DUAL), provenance="elsewhere")
     again = experiments.train(_DUAL, 0, renamed, "cpu").metrics
-    assert again["test_loss"] == toys.outcomes["dual-batch"].metrics["test_loss"]
+    assert again["test_loss"] == toys["dual-batch"].metrics["test_loss"]
 
 
 def test_imagenets_memory_has_its_own_model():

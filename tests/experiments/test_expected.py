@@ -20,9 +20,9 @@ from repro.experiments import PAPERS, load_paper
 from repro.experiments.design import Artefact, Claim, Expectation, expectations, reported
 from repro.experiments.judging import KINDS
 from repro.experiments.sources import Source, find_source, results_of
-from repro.records import RecordStore
+from repro.records import RecordStore, reference_stores
 
-REFERENCE = paths.ROOT / "results" / "reference"
+RESULTS = paths.ROOT / "results"
 every = pytest.mark.parametrize("paper", PAPERS)
 
 
@@ -159,13 +159,10 @@ def too_early(paper: Any, seen: list[str], rows: dict[str, Any], stores: dict[An
 
 
 @every
-def test_rows_are_older_than_the_records_they_judge(paper):
+def test_rows_are_older_than_the_records_they_judge(paper, monkeypatch):
+    monkeypatch.setenv("REPRO_RESULTS", str(RESULTS))
     seen = header(paper)["seen"]
-    stores = {
-        (folder.parent.name, folder.name): RecordStore(folder)
-        for folder in sorted(REFERENCE.glob("*/*"))
-        if (folder / paper).is_dir()
-    }
+    stores = {place: store for place, store in reference_stores().items() if store.holds(paper)}
     assert set(seen) <= {"/".join(place) for place in stores}
     assert too_early(load_paper(paper), seen, expectations(paper), stores) == []
     for artefact, claim, row in claims(paper):
@@ -230,7 +227,7 @@ class Watched(Expectation):
 
 @every
 def test_a_check_takes_sign_and_margin_from_its_row(paper, monkeypatch):
-    monkeypatch.setenv("REPRO_RESULTS", str(REFERENCE.parent))
+    monkeypatch.setenv("REPRO_RESULTS", str(RESULTS))
     source = find_source(load_paper(paper), local=False)
     assert source.records
     for artefact, claim, row in claims(paper):

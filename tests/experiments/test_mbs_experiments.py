@@ -1,22 +1,15 @@
-"""The experiments themselves: the loss, what a record depends on, what is measured."""
+"""The experiments themselves: the loss, what is recorded, what is measured."""
 
 import numpy as np
 import pytest
 import torch
 from made_mbs import CHOSEN, PAPER
-from repro.source_code import METHODS, present
-from watching import of_this_package, watching
 
 from repro import datasets
 from repro.experiments import arguments, running
 from repro.experiments.mbs import building, experiments, settings, turns
 from repro.experiments.sources import Source, results_of
 from repro.records import RecordStore
-
-# What executes during an experiment and changes no result: why it is no part of a record's code.
-IRRELEVANT = {
-    "repro/experiments/replay.py": "notes the first steps",
-}
 
 
 def numpy_bce_dice(logits: np.ndarray, masks: np.ndarray) -> float:
@@ -56,48 +49,6 @@ class TestLoss:
     def test_without_foreground_it_is_finite(self):
         loss = building.bce_dice_loss(torch.full((1, 1, 2, 2), -200.0), torch.zeros(1, 2, 2).byte())
         assert torch.isfinite(loss)
-
-
-class TestCode:
-    def test_every_file_that_runs_is_found_by_imports(self, smoke):
-        names = {(name, config["role"]) for name, config, _ in smoke.calls}
-        # What `long` alone runs is tested by itself below.
-        assert {name for name, _ in names} == set(PAPER.experiments) - {"epochs"}
-        assert {role for _, role in names} == set(settings.ROLES)
-        for name, config, files in smoke.calls:
-            found = present().closure(PAPER.experiments[name].entry, config)
-            ran = of_this_package(files)
-            assert "repro/experiments/mbs/building.py" in ran
-            whole = config.get("micro_batch", 0) is None or config.get("normalization", "") is None
-            assert "repro/mbs/streamer.py" in ran or whole or name == "foretell"
-            assert ran - found <= set(IRRELEVANT), (name, config["role"])
-
-    def test_what_judges_and_shows_is_not(self, smoke):
-        """Another check, table or grid leaves records standing."""
-        shared = ["design", "intervals", "judging", "captions", "running", "sources"]
-        shared += ["summary", "replay"]
-        mine = ["settings", "describing", "resolution", "memory", "sameness", "beyond", "times"]
-        mine += ["streaming", "explorer"]
-        for name, config, _ in smoke.calls:
-            found = present().closure(PAPER.experiments[name].entry, config)
-            assert not found & {f"repro/experiments/{module}.py" for module in shared}
-            assert not found & {f"repro/experiments/mbs/{module}.py" for module in mine}
-            others = {f.split("/")[1] for f in found} & set(METHODS)
-            assert others == {"mbs"}
-
-    @pytest.mark.parametrize(
-        ("model", "module"),
-        [("unet", "unet"), ("amoebanet_d", "amoebanet"), ("resnet_cifar", "resnet"),
-         ("resnet50", "resnet"), ("torchvision/resnet50", None)],
-    )  # fmt: skip
-    def test_the_models_own_file_and_no_other(self, model, module):
-        found = present().closure(PAPER.experiments["train"].entry, {"model": {"name": model}})
-        architectures = {
-            file.removeprefix("repro/models/").removesuffix(".py")
-            for file in found
-            if file.startswith("repro/models/") and not file.startswith("repro/models/_")
-        }
-        assert architectures == ({module} if module else set())
 
 
 class TestTraining:
@@ -221,11 +172,7 @@ class TestMeasurements:
         }
         options = dict(config["dataset"])
         data = datasets.load(options.pop("name"), **options)
-        with watching() as files:
-            outcome = turns.epochs(config, 0, data, "cpu")
-        found = present().closure(PAPER.experiments["epochs"].entry, config)
-        assert of_this_package(files) - found <= set(IRRELEVANT)
-        assert not found & {"repro/experiments/mbs/settings.py", "repro/experiments/design.py"}
+        outcome = turns.epochs(config, 0, data, "cpu")
         assert made == {name: 3 * [16, 8] for name in ("16, None", "16, 8")}  # one warms up
         assert {name: len(t.samples_s) for name, t in outcome.timings.items()} == {
             "all": 2, "some": 2}  # fmt: skip

@@ -259,11 +259,11 @@ class TestEveryArtefact:
         source = Source(PAPER, {("local", "smoke"): smoke.store})
         for artefact in PAPER.artefacts.values():
             found = results_of(artefact, source)
-            assert found.missing == 0 and not found.stale and not found.failed
+            assert found.missing == 0 and not found.failed
             cells = artefact.table(found).astype(str).to_numpy().ravel()
             assert "error" not in cells and "nan" not in cells
             caption = artefact.caption(found)
-            assert "missing" not in caption and "STALE" not in caption
+            assert "missing" not in caption
             for row in verdicts(PAPER, artefact, found):
                 told = row["evidence"]
                 assert row["verdict"] == "not run" or any(c.isdigit() for c in told)
@@ -311,8 +311,6 @@ class TestCaptions:
         found = results("table3", make)
         caption = PAPER.artefacts["table3"].caption(found)
         assert "2 runs FAILED" in caption and "2 of 6 runs are missing" in caption
-        found.stale = found.records[:3]
-        assert "whose code has changed since: 3." in PAPER.artefacts["table3"].caption(found)
 
 
 class TestFacts:

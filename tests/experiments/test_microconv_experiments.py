@@ -1,20 +1,17 @@
-"""μ-cuDNN's experiments at toy scale: what they measure, and what a record depends on."""
+"""μ-cuDNN's experiments at toy scale: what they measure."""
 
 import copy
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from watching import watching
 
-from repro import paths, source_code
 from repro.experiments import load_paper, running
 from repro.experiments.design import Outcome, Run
 from repro.experiments.microconv import building, deepbench, experiments, settings
@@ -60,10 +57,9 @@ LAYERS = [name for name, (run, _) in TOYS.items() if run.experiment == "deepbenc
 
 @dataclass(frozen=True)
 class Toys:
-    """What the toy runs returned, and the source files that executed in each."""
+    """What the toy runs returned."""
 
     outcomes: dict[str, Outcome]
-    files: dict[str, set[Path]]
     threads_after: dict[str, int]
     memory_kept: int  # how often freed memory was asked to be kept
 
@@ -75,8 +71,8 @@ def config_of(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def toys() -> Iterator[Toys]:
-    """Carry out every toy run once, noting every source file that executes."""
-    made = Toys({}, {}, {}, 0)
+    """Carry out every toy run once."""
+    made = Toys({}, {}, 0)
     kept: list[int] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -87,9 +83,7 @@ def toys() -> Iterator[Toys]:
         patch.setattr(building, "caches", {})
         for name, (run, _) in TOYS.items():
             function = PAPER.experiments[run.experiment].function
-            with watching() as files:
-                made.outcomes[name] = function(config_of(name), 0, None, "cpu")
-            made.files[name] = files
+            made.outcomes[name] = function(config_of(name), 0, None, "cpu")
             made.threads_after[name] = torch.get_num_threads()
     yield replace(made, memory_kept=len(kept))
     torch.set_num_threads(threads)
@@ -124,19 +118,6 @@ def ways_of(kernel: dict[str, Any], policy: str) -> dict[int, list[list[Any]]]:
 class TestEveryRun:
     def test_every_experiment_is_here(self):
         assert {run.experiment for run, _ in TOYS.values()} == set(PAPER.experiments)
-
-    def test_every_file_that_runs_is_found_by_the_imports(self, toys):
-        """What a record depends on holds all that executed."""
-        tree = source_code.present()
-        for name, (run, _) in TOYS.items():
-            entry = PAPER.experiments[run.experiment].entry
-            found = tree.closure(entry, config_of(name))
-            ran = {
-                file.relative_to(paths.PACKAGE.parent).as_posix()
-                for file in toys.files[name]
-                if paths.PACKAGE in file.parents
-            }
-            assert ran and ran <= found, name
 
     def test_the_number_of_threads_is_put_back(self, toys):
         assert toys.threads_after == dict.fromkeys(TOYS, 2)

@@ -15,7 +15,7 @@ from made_microconv import FAILED, MIB, OUT_OF_MEMORY, entry, plausible
 
 from repro import report
 from repro.experiments import arguments, load_paper
-from repro.experiments.design import Results, Run, expectations, reported
+from repro.experiments.design import Run, expectations, reported
 from repro.experiments.microconv import deepbench, describing, settings
 from repro.microconv import Convolution, backends
 from repro.report import DASH
@@ -387,18 +387,14 @@ class TestCaptions:
         assert "at 1 times" in caption("figure8", profile="smoke")
         assert " 18 of DeepBench's" in caption("figure8", profile="gpu")  # of four settings
 
-    def test_missing_failed_and_stale(self):
+    def test_missing_and_failed(self):
         def make(run):
             return {8: None, 64: FAILED}.get(run.config["limit_mib"], plausible(run))
 
         said = caption("figure9", make)
         assert "3 of 9 runs are missing." in said and "3 runs FAILED." in said
-        for word in ("missing", "FAILED", "STALE"):
+        for word in ("missing", "FAILED"):
             assert word not in caption("figure9")
-        fresh = made.results("figure9", plausible)
-        runs = PAPER.artefacts["figure9"].runs("quick", {})
-        stale = Results(runs, (0,), fresh.records, is_current=lambda record: False)
-        assert "STALE records" in PAPER.artefacts["figure9"].caption(stale)
 
 
 class TestSetup:

@@ -40,6 +40,7 @@ class Toy:
     calls: list[tuple[int, int]] = field(default_factory=list)
     trouble: Exception | None = None  # raised for x = 2
     measures: bool = False
+    version: int = 1
 
     @property
     def paper(self) -> Paper:
@@ -49,7 +50,7 @@ class Toy:
             "Toy",
             "Nobody",
             "09_toy",
-            by_name(Experiment("add", f"{__name__}:add", self.measures)),
+            by_name(Experiment("add", f"{__name__}:add", self.measures, version=self.version)),
             by_name(
                 *(Artefact(n, "Table 0", f"Sums {n}", f"{__name__}:{n.upper()}") for n in "ab")
             ),
@@ -84,25 +85,14 @@ A, B = exhibit(1, 2), exhibit(2, 3, 3)
 
 
 @pytest.fixture
-def toy(code) -> Toy:
+def toy() -> Toy:
     TOY.__init__()  # type: ignore[misc]
-    code("now")
     return TOY
 
 
 @pytest.fixture
 def store(tmp_path) -> RecordStore:
     return RecordStore(tmp_path / "store")
-
-
-@pytest.fixture
-def code(monkeypatch):
-    """Set the hash of the code, as if a module had been edited."""
-
-    def change(text: str) -> None:
-        monkeypatch.setattr(running, "code_of", lambda experiment, config: text)
-
-    return change
 
 
 def execute(toy: Toy, store: RecordStore, **options):
@@ -150,8 +140,7 @@ class TestExecute:
         assert (record.seed, record.metrics, record.peak_bytes) == (4, {"sum": 5}, 7)
         assert record.timings == {"add": {"samples_s": [0.1], "warmup": 2}}
         assert record.dataset is None and record.error is None
-        assert (record.code, record.entry) == ("now", f"{__name__}:add")
-        assert record.stands == [] and record.first_steps is None
+        assert record.version == 1 and record.first_steps is None
         assert record.device["type"] == "cpu" and torch.__version__.startswith(
             record.versions["torch"].split("+")[0]
         )
@@ -278,14 +267,13 @@ class TestExecute:
         execute(toy, store)
         assert execute(toy, store, retry_failed=True)[0].done == 0
 
-    def test_changed_code_runs_again_and_keeps_the_old_records(self, toy, store, code):
-        code("first")
+    def test_a_raised_version_runs_again_and_keeps_the_old_records(self, toy, store):
         execute(toy, store)
-        code("second")
+        toy.version = 2
         tally, _ = execute(toy, store)
         assert tally.done == 6
-        assert len(store.load("toy")) == 12
-        code("first")
+        assert sorted(record.version for record in store.load("toy")) == [1] * 6 + [2] * 6
+        toy.version = 1
         assert execute(toy, store)[0].done == 0
 
     @pytest.mark.parametrize("measures", [False, True])
@@ -317,17 +305,6 @@ class TestExecute:
         assert (tally.done, tally.stood) == (1, 2)
         assert bad.read_text() == "{"
 
-    def test_a_record_stands_under_code_that_it_was_verified_for(self, toy, store, code):
-        execute(toy, store, seeds=(0,))
-        code("moved")
-        for record in store.load("toy"):
-            entry = {"code": "moved", "entry": "m:f", "commit": None, "dirty": None, "by": "a test"}
-            store.write(replace(record, stands=[entry]))
-        tally, _ = execute(toy, store, seeds=(0,))
-        assert (tally.done, tally.stood) == (0, 3)
-        code("other")
-        assert execute(toy, store, seeds=(0,))[0].done == 3
-
     def test_leftovers_of_killed_processes_go(self, toy, store):
         leftover = store.folder / "toy" / ".add-key.json.999999999.tmp"
         leftover.parent.mkdir(parents=True)
@@ -343,7 +320,7 @@ class TestResults:
 
     def test_of_an_empty_store(self, toy, store):
         results = self.gather(toy, store)
-        assert (results.records, results.missing, results.stale) == ([], 2, [])
+        assert (results.records, results.missing) == ([], 2)
 
     def test_a_measurement_of_several_processes_is_one_of_their_medians(self, make_record):
         run = Run("add", {"x": 1}, seeds=(0, 1, 2))
@@ -370,7 +347,7 @@ class TestResults:
         with pytest.raises(NotRun):
             Results([run], (0,), []).measured("add", x=1)
 
-    def test_processes_are_of_one_code_device_and_torch(self, make_record):
+    def test_processes_are_of_one_device_and_torch(self, make_record):
         run = Run("add", {"x": 1}, seeds=(0, 1, 2, 3))
         others = {0: {}, 1: {"device": {"type": "cpu", "name": "another"}}, 2: {}, 3: {}}
         made = [
@@ -379,10 +356,6 @@ class TestResults:
         ]
         every = Results([run], (0,), made)
         assert [r.seed for r in every.processes("add", x=1)] == [0, 2, 3]
-        fresh = Results([run], (0,), made, is_current=lambda record: record.seed in (1, 3))
-        assert [r.seed for r in fresh.processes("add", x=1)] == [1]
-        none = Results([run], (0,), made, is_current=lambda record: False)
-        assert [r.seed for r in none.processes("add", x=1)] == [0, 2, 3]
 
     def test_only_the_artefacts_records_by_seed(self, toy, store):
         execute(toy, store)
@@ -397,34 +370,19 @@ class TestResults:
         assert self.gather(toy, store).missing == 2  # seed 0 of the smoke profile
         assert self.gather(toy, store, seeds=(0,)).records == []
 
-    def test_stale_records_count_until_there_are_current_ones(self, toy, store, code):
-        code("first")
+    def test_only_the_present_version_counts(self, toy, store):
         execute(toy, store, seeds=(0,))
-        assert self.gather(toy, store).stale == []
-        code("second")
-        results = self.gather(toy, store)
-        assert len(results.stale) == len(results.records) == 2
+        toy.version = 2
+        assert self.gather(toy, store).missing == 2
         runs = [run for run in toy.plan() if run.config["x"] == 1]
         setting = Setting("smoke", "cpu", seeds=(0,))
         running.execute(toy.paper, runs, setting, store, lambda line: None)
-        results = self.gather(toy, store)
-        assert [r.config["x"] for r in results.stale] == [2]
-        assert {r.config["x"]: r.code for r in results.records} == {1: "second", 2: "first"}
+        (record,) = self.gather(toy, store).records
+        assert (record.config, record.version) == ({"x": 1}, 2)
 
-    @pytest.mark.parametrize("later_first", [False, True])
-    def test_current_before_stale_and_later_before_earlier(self, toy, make_record, later_first):
-        def made(day: int, code: str):
-            finished = f"2026-01-0{day}T00:00:00+00:00"
-            return make_record("add", config={"x": 1}, code=code, finished=finished, key=str(day))
-
-        old, new = made(1, "now"), made(2, "now")
-        stale = made(3, "before")
-        given = [old, new, stale]
-        results = Results([Run("add", {"x": 1})], (0,), given, lambda r: r.code == "now")
-        assert results.records == [new]
-        assert results.stale == []
-        results = Results([Run("add", {"x": 1})], (0,), [old, stale], lambda r: False)
-        assert results.records == results.stale == [stale]
+    def test_of_several_records_of_a_run_the_last_counts(self, make_record):
+        old, new = (make_record("add", config={"x": 1}, key=key) for key in "ab")
+        assert Results([Run("add", {"x": 1})], (0,), [old, new]).records == [new]
 
     def test_an_unknown_experiment_in_the_store_is_no_obstacle(self, toy, store, make_record):
         execute(toy, store, seeds=(0,))
@@ -665,8 +623,8 @@ class TestSources:
 
     @pytest.fixture
     def provide(self, results_folder: Path, make_record):
-        def provide(where: str, x: int, code: str = "now", **changes) -> None:
-            values = {"paper": "toy", "config": {"x": x}, "code": code, "key": f"{where}{x}{code}"}
+        def provide(where: str, x: int, **changes) -> None:
+            values = {"paper": "toy", "config": {"x": x}, "key": f"{where}{x}"}
             values["key"] = values["key"].replace("/", "-")
             RecordStore(results_folder / where).write(make_record("add", **values | changes))
 
@@ -693,9 +651,10 @@ class TestSources:
         only = self.shown(toy, None, "cpu-2-cores")
         assert {r.metrics["from"] for r in only.records} == {"reference"}
 
-    def test_a_reference_that_stands_before_a_stale_one_of_ones_own(self, toy, provide):
-        provide("reference/cpu-2-cores/quick", 1, metrics={"from": "reference"})
-        provide("local/quick", 1, "before", metrics={"from": "here"})
+    def test_a_reference_before_one_of_ones_own_of_another_version(self, toy, provide):
+        toy.version = 2
+        provide("reference/cpu-2-cores/quick", 1, version=2, metrics={"from": "reference"})
+        provide("local/quick", 1, metrics={"from": "here"})
         (record,) = self.shown(toy).records
         assert record.metrics["from"] == "reference"
 

@@ -32,11 +32,6 @@ PAPER = Paper(
 )
 
 
-@pytest.fixture(autouse=True)
-def code(monkeypatch):
-    monkeypatch.setattr(running, "code_of", lambda experiment, config: "now")
-
-
 def where(config, seed, data, device) -> Outcome:
     worker = multiprocessing.parent_process() is not None
     if config.get("kill") == seed and worker:
@@ -82,15 +77,6 @@ def test_under_long_what_shares_its_measurements_stays_in_one_process(tmp_path):
     running.execute(paper, runs, setting, RecordStore(tmp_path), lambda line: None)
     records = RecordStore(tmp_path).load("toy")
     assert [record.metrics["process"] for record in records] == [os.getpid()] * 2
-
-
-@pytest.mark.slow
-def test_under_long_code_that_changes_meanwhile_ends_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "_source_state", lambda: "before")
-    setting, runs = Setting("long", "cpu", seeds=(0,)), [Run("time", {})]
-    with pytest.raises(UsageError, match="give the same command again"):
-        running.execute(PAPER, runs, setting, RecordStore(tmp_path), print)
-    assert RecordStore(tmp_path).read("toy")[0] == []
 
 
 def test_the_longest_run_is_begun_first(tmp_path, monkeypatch, make_record):

@@ -74,7 +74,7 @@ def test_an_algorithm_that_lists_too_little_is_found(monkeypatch):
     assert [row[1] for row in too_little(kernel)] == [NATIVE]
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_what_hundreds_of_divided_kernels_take_is_listed():
     kernels = kernels_of(LARGE)
     assert len(kernels) > 373 and [row for k in kernels for row in too_little(k)] == []

@@ -24,7 +24,7 @@ def smooth(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.thorough
+@pytest.mark.exhaustive
 def test_without_edges_a_tuned_vgg_is_as_near_to_float64_as_torchs_own():
     torch.manual_seed(2)
     plain = smooth(build("torchvision/vgg11").eval())

@@ -21,8 +21,7 @@ def test_the_accelerator_is_taken_and_has_one_name(sim):
             arguments.check_device(device)
 
 
-def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "code_of", lambda experiment, config: "now")
+def test_a_record_says_where_it_ran_and_stands_for_another_name(sim, tmp_path):
     toy = Paper(
         "toy", "Toy", "Nobody", "09_toy", by_name(Experiment("double", f"{__name__}:double", True)),
         {}, {profile: {} for profile in PROFILES},

@@ -184,15 +184,20 @@ def build_controller(
     return ThetaController(size, largest, lr, **options)
 
 
+_DEFAULTS = {"growth": 2, "tolerance": 0.1, "decay": 0.1, "lr_exponent": 1.0}
+
+
 def schedule(config: Config, metrics: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return batch sizes, rates and K of a training's epochs, by its recorded costs and θ.
 
     The controller is driven anew, with one parameter that has moved as far as cost and θ say
-    (equation 4). That of the noise scale needs the model, and is left out.
+    (equation 4). Values of the paper are left to its defaults. That of the noise scale needs the
+    model, and is left out.
     """
     if config["controller"]["kind"] == "noise":
         return {}
-    controller = build_controller(config, nn.Module(), cast(Loader, None), 0)
+    options = {k: v for k, v in config["controller"].items() if _DEFAULTS.get(k) != v}
+    controller = build_controller({"controller": options}, nn.Module(), cast(Loader, None), 0)
     (first,) = metrics["initial_cost"]
     setting = controller.observe(first, [torch.zeros(1, dtype=torch.float64)])
     rows: dict[str, list[Any]] = {"batch_size": [], "lr": [], "interval": []}

@@ -24,6 +24,7 @@ PAPER = Paper(
             trains=True,
             measures_where=("engine", "ray"),
             planned=("plans", "commits", "staleness", "virtual_time_s"),
+            early=("train_loss", "test_loss"),
         ),
         Experiment("schemes", f"{_HERE}.schemes:schemes", measures=False),
         Experiment(
@@ -32,6 +33,7 @@ PAPER = Paper(
             measures=False,
             trains=True,
             planned=("worker", "pulled", "staleness", "commit_s", "virtual_time_s"),
+            early=("train_loss", "test_loss"),
         ),
         Experiment("flatness", f"{_HERE}.minima:flatness", measures=False, trains=True),
         # A plan from measured times, by which it trains.
@@ -45,7 +47,7 @@ PAPER = Paper(
             ),
             derive=f"{_HERE}.own_plan:planned_again",
         ),
-        Experiment("wall", f"{_HERE}.own_plan:wall_times", timed=("solved",)),
+        Experiment("wall", f"{_HERE}.own_plan:wall_times", timed=("solved", "devices")),
     ),
     artefacts=by_name(
         Artefact(
