@@ -271,8 +271,8 @@ def verify(
     """Compute reference records again and compare all but times (the golden rerun).
 
     To the bit on the kind of processor that made a record. On another kind the first steps and the
-    plan of a training are compared, and all else whole, to 1e-5. Fails where a result has changed:
-    raise the experiment's version then, and compute its records anew.
+    plan of a training are compared, and everything else completely, to 1e-5. Fails where a result
+    has changed: raise the experiment's version then, and compute its records anew.
     """
     from repro.experiments import PAPERS, arguments, golden, load_paper
 
@@ -280,7 +280,7 @@ def verify(
         arguments.check_profile(profile)
     arguments.check_data(data)
     compared = changed = 0
-    chosen = [load_paper(key) for key in papers or PAPERS]
+    chosen = [load_paper(key) for key in dict.fromkeys(papers or PAPERS)]
     for line, agrees in golden.verify(chosen, everything, profile, reference, data):
         typer.echo(_printable(line))
         compared += agrees is not None
@@ -303,20 +303,20 @@ def pack(
 ) -> None:
     """Fold this machine's records into the packed reference records of its device.
 
-    They go to results/reference/DEVICE/PROFILE/PAPER.jsonl.gz, by the device of each, with the
-    single files that lie in PAPER/ beside it. By default those of all profiles but smoke.
+    Each record goes to results/reference/DEVICE/PROFILE/PAPER.jsonl.gz of its own device, and so do
+    single files that lie in PAPER/ beside it. By default records of all profiles but smoke.
     """
     from repro.experiments import PAPERS, arguments, load_paper
     from repro.experiments.design import COMPUTING_PROFILES
     from repro.records import pack_reference
 
-    keys = [load_paper(key).key for key in papers or PAPERS]
+    keys = [load_paper(key).key for key in dict.fromkeys(papers or PAPERS)]
     profiles = [name for name in COMPUTING_PROFILES if name != "smoke"]
     if profile is not None:
         profiles = [arguments.check_profile(profile)]
     packed = pack_reference(keys, profiles)
     for path, added in packed:
-        typer.echo(_printable(f"{path}: {added} new records"))
+        typer.echo(_printable(f"{path}: {added} new or newer records"))
     if not packed:
         typer.echo("There are no records to pack.")
 
@@ -474,9 +474,9 @@ def status(
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
     else:
-        typer.echo(terminal.prose(summary.standing(rows)))
-        if left := [row for row in rows if not summary.stands(row)]:
-            typer.echo(terminal.table(left, "\nThose that do not"))
+        typer.echo(terminal.prose(summary.completeness(rows)))
+        if left := [row for row in rows if not summary.complete(row)]:
+            typer.echo(terminal.table(left, "\nThose that lack some"))
         typer.echo(terminal.prose(summary.searched()))
 
 

@@ -1,5 +1,6 @@
 """Run records: one JSON file per run, or one compressed file for all of a folder's runs."""
 
+import fcntl
 import gzip
 import hashlib
 import importlib.metadata
@@ -7,6 +8,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import stat
 import warnings
 import zlib
@@ -31,7 +33,7 @@ class RecordError(ValueError):
 
 
 class CorruptRecordWarning(UserWarning):
-    """A file among the records is none; it was left alone, and the others were read."""
+    """A file in a folder of records is no record. It is left alone; the others are read."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ def record_key(
     fingerprint: str | None,
     device: str | None,
 ) -> str:
-    """Hash all that a result depends on; the source code is stood for by the version.
+    """Hash all that a result depends on. The version stands in for the source code.
 
     Args:
         paper: Key of the paper.
@@ -131,8 +133,8 @@ def _digest(value: Any) -> str:
 class RecordStore:
     """A folder of records: ``PAPER/EXPERIMENT-KEY.json`` each, or packed in ``PAPER.jsonl.gz``.
 
-    Runs write single files; `pack` folds them into the packed file, a line each. Of one key the
-    single file counts.
+    Runs write single files; `pack` folds them into the packed file, a line each. If both have a
+    record of one key, the single file's counts.
 
     Args:
         folder: Where the records are; made when the first one is written.
@@ -170,21 +172,25 @@ class RecordStore:
 
     def read(self, paper: str) -> tuple[list[Record], list[RecordError]]:
         """Return a paper's records, oldest first, and an error for each that cannot be read."""
-        packed, problems = self._read_packed(paper)
-        records = {record.key: record for record in packed}
+        singles, problems = [], []
         for path in sorted((self.folder / paper).glob("*.json")):
             try:
                 record = read_record(path)
-                _check_paper(record, paper, str(path))
-                records[record.key] = record
+                _check_paper(record, paper, f"record {path}", _ADVICE)
+                singles.append(record)
             except RecordError as error:
-                problems.append(error)
-        return sorted(records.values(), key=lambda r: (r.finished, r.key)), problems
+                if os.path.lexists(path):  # else it has been packed meanwhile
+                    problems.append(error)
+        packed, wrong = self._read_packed(paper)  # last, so that a record packed meanwhile is seen
+        records = {record.key: record for record in [*packed, *singles]}
+        return sorted(records.values(), key=lambda r: (r.finished, r.key)), [*wrong, *problems]
 
     def _read_packed(self, paper: str) -> tuple[list[Record], list[RecordError]]:
         path = self.packed(paper)
         try:
             state = path.stat()
+            if not stat.S_ISREG(state.st_mode):  # a pipe would be waited for
+                raise OSError("it is no file")
         except FileNotFoundError:
             return [], []
         except OSError as error:
@@ -199,49 +205,56 @@ class RecordStore:
 
         Args:
             paper: Key of the paper.
-            records: Further ones, such as those of another store; of one key the last counts.
+            records: Further ones, such as those of another store. If there are several of one key,
+                the newest counts.
 
         Returns:
-            How many records the packed file did not hold before.
+            How many records are new in the packed file, or newer than those that it held.
 
         Raises:
-            RecordError: A file cannot be read, or the packed file cannot be written. Nothing has
-                changed then.
+            RecordError: A file cannot be read, or cannot be written. No record is lost then.
         """
-        singles = sorted((self.folder / paper).glob("*.json"))
-        kept, problems = self.read(paper)
-        if problems:
-            raise problems[0]
-        before = {record.key for record in self._read_packed(paper)[0]}
-        by_key = {record.key: record for record in [*kept, *records]}
-        if not by_key:
+        records = list(records)
+        if not records and not self.folder.is_dir():
             return 0
-        ordered = sorted(  # alike ones side by side, which compresses best
-            by_key.values(),
-            key=lambda r: (r.experiment, json.dumps(r.config, sort_keys=True), r.seed, r.key),
-        )
-        lines = "".join(
-            json.dumps(asdict(record), sort_keys=True, separators=(",", ":")) + "\n"
-            for record in ordered
-        )
-        path = self.packed(paper)
+        path, lock = self.packed(paper), None
         try:
-            with replacing(path) as temporary:
-                # Without a time, so that the same records give the same bytes.
-                temporary.write_bytes(gzip.compress(lines.encode(), mtime=0))
-                again, wrong = _read_lines(temporary, paper)
-                if wrong or len(again) != len(ordered):
-                    raise OSError("what was written reads back differently")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.folder, os.O_RDONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two packers would overwrite each other's file
+            singles = sorted((self.folder / paper).glob("*.json"))
+            kept, problems = self.read(paper)
+            if problems:
+                raise problems[0]
+            before = self._read_packed(paper)[0]
+            every = sorted([*kept, *records], key=lambda record: record.finished)
+            by_key = {record.key: record for record in every}
+            ordered = sorted(  # similar records side by side compress best
+                by_key.values(),
+                key=lambda r: (r.experiment, json.dumps(r.config, sort_keys=True), r.seed, r.key),
+            )
+            if ordered and [_line(record) for record in ordered] != [_line(r) for r in before]:
+                with replacing(path) as temporary:
+                    # Without a time, so that the same records give the same bytes.
+                    text = "".join(map(_line, ordered))
+                    temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
+                    again, wrong = _read_lines(temporary, paper)
+                    if wrong or [r.key for r in again] != [r.key for r in ordered]:
+                        raise OSError("it reads back differently")
+            for single in singles:
+                single.unlink()
+            with suppress(OSError):  # something else lies in it
+                (self.folder / paper).rmdir()
         except OSError as error:
             raise RecordError(
                 f"{path} cannot be written ({error.strerror or error}): no record is lost; "
                 f"{_MAKE_ROOM}, then pack again"
             ) from error
-        for single in singles:
-            single.unlink()
-        with suppress(OSError):  # something else lies in it
-            (self.folder / paper).rmdir()
-        return len(by_key.keys() - before)
+        finally:
+            if lock is not None:
+                os.close(lock)
+        known = {_line(record) for record in before}
+        return sum(_line(record) not in known for record in ordered)
 
     def find(self, paper: str, experiment: str, key: str) -> Record | None:
         """Return a record as it is now, None where there is none.
@@ -250,10 +263,13 @@ class RecordStore:
             RecordError: Something else lies in its place.
         """
         path = self.path(paper, experiment, key)
-        if not os.path.lexists(path):
+        try:
+            record = read_record(path)
+        except RecordError:
+            if os.path.lexists(path):
+                raise
             packed = self._read_packed(paper)[0]
             return next((record for record in packed if record.key == key), None)
-        record = read_record(path)
         if (record.paper, record.experiment, record.key) != (paper, experiment, key):
             raise RecordError(f"record {path} is of another run, {record.key!r}; {_ADVICE}")
         return record
@@ -286,13 +302,8 @@ class RecordStore:
 
     def sweep(self) -> None:
         """Remove the temporary files of processes that were killed while they wrote."""
-        for folder in self.folder.glob("*/"):
+        for folder in (self.folder, *self.folder.glob("*/")):
             sweep(folder)
-        for temporary in self.folder.glob("*/.*.tmp"):  # of earlier versions
-            owner = temporary.name.rsplit(".", 2)[1]
-            if not owner.isdecimal() or not _is_running(int(owner)):
-                with suppress(OSError):  # a folder, or on a read-only disk: in nobody's way
-                    temporary.unlink()
 
 
 def check_writable(folder: Path, what: str, advice: str) -> None:
@@ -366,7 +377,8 @@ def _read_lines(path: Path, paper: str) -> tuple[list[Record], list[RecordError]
     try:
         if not (content := path.read_bytes()):
             raise EOFError("it is empty")
-        lines = gzip.decompress(content).splitlines()
+        if not (lines := gzip.decompress(content).splitlines()):
+            raise EOFError("it holds no record")
     except (OSError, EOFError, zlib.error) as error:
         return [], [RecordError(f"{path} cannot be read ({error}); {_PACKED_ADVICE}")]
     for number, line in enumerate(lines, 1):
@@ -377,18 +389,20 @@ def _read_lines(path: Path, paper: str) -> tuple[list[Record], list[RecordError]
             except (ValueError, RecursionError) as error:
                 raise RecordError(f"{where} cannot be read ({error}); {_PACKED_ADVICE}") from error
             record = _checked(value, where, _PACKED_ADVICE)
-            _check_paper(record, paper, where)
+            _check_paper(record, paper, where, _PACKED_ADVICE)
             records.append(record)
         except RecordError as error:
             problems.append(error)
     return records, problems
 
 
-def _check_paper(record: Record, paper: str, where: str) -> None:
+def _check_paper(record: Record, paper: str, where: str, advice: str) -> None:
     if record.paper != paper:
-        raise RecordError(
-            f"record {where} is of the paper {record.paper!r}, not of {paper!r}; {_ADVICE}"
-        )
+        raise RecordError(f"{where} is of the paper {record.paper!r}, not of {paper!r}; {advice}")
+
+
+def _line(record: Record) -> str:
+    return json.dumps(asdict(record), sort_keys=True, separators=(",", ":")) + "\n"
 
 
 def _checked(content: Any, where: str, advice: str) -> Record:
@@ -482,7 +496,7 @@ def pack_reference(papers: Iterable[str], profiles: Iterable[str]) -> list[tuple
     machine's single files stay; those among the reference are removed.
 
     Returns:
-        Each packed file that changed, and how many records it did not hold before.
+        Each packed file that records were folded into, and how many are new or newer there.
 
     Raises:
         RecordError: A record cannot be read, or a file cannot be written.
@@ -493,12 +507,17 @@ def pack_reference(papers: Iterable[str], profiles: Iterable[str]) -> list[tuple
         records, problems = local_store(profile).read(paper)
         if problems:
             raise problems[0]
+        for record in records:
+            if not re.fullmatch(r"\w[\w.-]*", slug := record.device["slug"]):
+                where = local_store(profile).where(record)
+                raise RecordError(f"record {where} has a device {slug!r}, which names no folder")
         devices = {folder.name for folder in root.glob("*/") if (folder / profile).is_dir()}
         for device in sorted(devices.union(record.device["slug"] for record in records)):
             store = RecordStore(root / device / profile)
             of_it = [record for record in records if record.device["slug"] == device]
-            if of_it or any((store.folder / paper).glob("*.json")):
-                packed.append((store.packed(paper), store.pack(paper, of_it)))
+            singles = any((store.folder / paper).glob("*.json"))
+            if (of_it or singles) and ((added := store.pack(paper, of_it)) or singles):
+                packed.append((store.packed(paper), added))
     return packed
 
 
@@ -525,13 +544,3 @@ def commit_state() -> tuple[str | None, bool | None]:
 def now() -> str:
     """Return the time in UTC, ISO 8601 to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

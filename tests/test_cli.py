@@ -148,13 +148,17 @@ class TestCommands:
             assert row["failed"] == row["missing"] == 0
         assert rows["mbs/table5"]["out of memory"] > 0
         code, out, _ = run("status")
-        assert code == 0 and "All records of all 9 artefacts" in out and "mbs/table5" not in out
+        assert (
+            code == 0
+            and "All 9 artefacts of this machine have all their records" in out
+            and "mbs/table5" not in out
+        )
         removed = next(reproduced.rglob("timeline-*.json"))
         removed.unlink()
         rows = {row["artefact"]: row for row in json.loads(run("status", "--json")[1])}
         assert rows["mbs/figure2"]["missing"] == 1
         code, out, _ = run("status")
-        assert "The records of 8 of 9 artefacts stand (profile smoke)." in out
+        assert "8 of 9 artefacts have all their records (profile smoke)." in out
         assert "mbs/figure2" in out and "mbs/table5" not in out
 
     def test_status_without_records(self, run, results_folder):
@@ -437,7 +441,7 @@ def test_output_and_hashes_do_not_depend_on_the_locale(reproduced):
     assert (text.count("] ends 0"), text.count("] ends 2")) == (3, 1)
     assert "résultats θ" in errors and "train-\\xff-é.json" in errors  # the file that is no record
     assert "unknown artefact" in errors
-    assert "All records of all 9 artefacts" in text
+    assert "All 9 artefacts of this machine have all their records" in text
 
 
 INTERRUPTED = "interrupted: what was computed stands, run again to go on\n"

@@ -139,25 +139,6 @@ class TestStore:
                 break
         assert leftovers, "no kill fell into the writing; the test shows nothing"
 
-    def test_sweep_removes_leftovers_of_dead_processes_only(self, store, record):
-        dead = subprocess.Popen([sys.executable, "-c", ""])
-        dead.wait()
-        path = store.write(record)
-        mine, theirs, nobodys = (
-            path.with_name(f".{path.name}.{owner}.tmp") for owner in (os.getpid(), dead.pid, "x")
-        )
-        system = path.with_name(f".{path.name}.1.tmp")  # alive, and another user's
-        notes = path.with_name("notes.tmp")
-        for file in (mine, theirs, nobodys, system, notes):
-            file.write_text("{")
-        store.sweep()
-        assert mine.exists()
-        assert system.exists()
-        assert notes.exists()
-        assert path.exists()
-        assert not theirs.exists()
-        assert not nobodys.exists()
-
 
 class TestCorruptRecords:
     CONTENTS: ClassVar = {
@@ -262,9 +243,43 @@ class TestPacked:
         path = store.write(changed)
         assert store.load("mbs") == [changed] and store.where(changed) == path
         other = replace(record, key="other", paper="mbs")
-        assert store.pack("mbs", [other]) == 1
+        assert store.pack("mbs", [other]) == 2
         assert sorted(r.metrics["best"] for r in store.load("mbs")) == [1.0, 97.5]
         assert not path.exists()
+
+    def test_of_one_key_the_newest_counts(self, store, record):
+        newer = replace(record, finished="2026-02-01T00:00:00+00:00", metrics={"best": 2.0})
+        assert store.pack("mbs", [newer]) == 1
+        assert store.pack("mbs", [record]) == 0
+        assert store.load("mbs") == [newer]
+        newest = replace(newer, finished="2026-03-01T00:00:00+00:00")
+        assert store.pack("mbs", [newest, newer]) == 1 and store.load("mbs") == [newest]
+
+    def test_two_packers_and_a_reader_at_once_lose_nothing(self, store, record):
+        def made(number: int) -> Record:
+            return replace(record, key=f"key{number:02}", seed=number)
+
+        for number in range(30):
+            store.write(made(number))
+        script = (
+            "import sys; from pathlib import Path; from repro.records import RecordStore;"
+            "store = RecordStore(Path(sys.argv[1])); print(flush=True); sys.stdin.readline();"
+            "[store.pack('mbs') for _ in range(20)]"
+        )
+        command = [sys.executable, "-W", "error", "-c", script, str(store.folder)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        packers = [subprocess.Popen(command, **pipes) for _ in range(2)]
+        for packer in packers:
+            packer.stdout.readline()
+        for packer in packers:
+            packer.stdin.write("\n")
+            packer.stdin.flush()
+        for number in range(30, 40):
+            store.write(made(number))
+            assert len(store.load("mbs")) == number + 1
+        assert [packer.communicate() and packer.returncode for packer in packers] == [0, 0]
+        store.pack("mbs")
+        assert [r.seed for r in store.load("mbs")] == list(range(40))
 
     def test_a_broken_line_is_named_and_the_others_are_read(self, store, record):
         store.pack("mbs", [replace(record, key=f"key{n}", seed=n) for n in range(3)])
@@ -314,7 +329,7 @@ class TestPacked:
         records.local_store("smoke").write(make_record(seed=2))
         RecordStore(results_folder / "reference" / "a-gpu" / "gpu").write(make_record(seed=3))
         code, out, err = run("pack")
-        assert (code, err) == (0, "") and out.count("1 new records") == 3
+        assert (code, err) == (0, "") and out.count(": 1 new or newer records") == 3
         found = {where: [r.seed for r in store.load("mbs")]
                  for where, store in records.reference_stores().items()}  # fmt: skip
         assert found == {
@@ -322,8 +337,12 @@ class TestPacked:
         }  # fmt: skip
         assert len(local.load("mbs")) == 2  # they stay
         assert not list((results_folder / "reference").rglob("*.json"))
-        assert run("pack", "mbs", "--profile", "quick")[1].count("0 new records") == 2
+        assert "no records to pack" in run("pack", "mbs", "mbs", "--profile", "quick")[1]
         assert run("pack", "mbs/table4")[0] == 2
+        for slug in ("../x", "", ".", "a/b"):
+            local.write(make_record(seed=4, device=gpu | {"slug": slug}, key="odd"))
+            code, _, err = run("pack")
+            assert code == 2 and "names no folder" in err
 
 
 class TestKeys:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from repro.records import Record, identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from repro.experiments.design import Results, Run
 
@@ -110,24 +110,6 @@ def device_name(record: Record) -> str:
 def devices(records: Sequence[Record]) -> str:
     """Return the devices of records, each once."""
     return ", ".join(sorted({device_name(record) for record in records}))
-
-
-def dataset_phrase(
-    facts: Mapping[str, str], wanted: str, is_papers: bool | None = None, more: str = ""
-) -> str:
-    """Return what data a record was made with, and whose place it takes.
-
-    Args:
-        facts: The record's `dataset`.
-        wanted: The paper's dataset.
-        is_papers: Whether this is the paper's; None to tell by its name.
-        more: What else was done with it.
-    """
-    if is_papers is None:
-        is_papers = facts["name"].startswith(wanted.lower().replace("-", ""))
-    kind = "SYNTHETIC data, " if facts["kind"] == "synthetic" else ""
-    stand_in = "" if is_papers else f", a STAND-IN for the paper's {wanted}"
-    return f"Data: {kind}{facts['name']}{stand_in}: {facts['provenance'].rstrip('.')}{more}."
 
 
 def panel(role: str, ours: str = "", data: str = "") -> str:

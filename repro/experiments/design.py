@@ -68,9 +68,9 @@ class Experiment:
             records then have to be computed anew.
         measures: Whether the result is a time or a memory size, and so belongs to a device.
         measures_where: A key and a value of a configuration under which it measures, too.
-        timed: Metrics, at any depth, that are times or follow from times, besides those whose name
-            ends in ``_s``; ``first_steps`` where a training's steps follow from times. The golden
-            rerun leaves them out.
+        timed: Metrics, at any depth, that are times or follow from times and whose names do not
+            end in ``_s``; ``first_steps`` if a training's steps follow from times. The golden rerun
+            leaves them out.
         planned: Metrics of a training that do not depend on rounding, so that they are the same on
             every kind of processor.
         early: Curves of a training whose first value rounding moves little.

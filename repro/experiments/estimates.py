@@ -117,7 +117,7 @@ def measure_pace(device: str) -> Pace:
                         f"a training step of {record.config['role']}, {paper} {profile}: "
                         f"{1e3 * now_s:.3g} ms here, {1e3 * then_s:.3g} ms on {folder}",
                     )
-            except Exception as error:  # of the device, or of a record of other code
+            except Exception as error:  # of the device, or of a record of another version
                 why = said(error)
     return Pace(1.0, f"not measured: {why}")
 

@@ -17,13 +17,14 @@ from typing import Any
 
 from repro.experiments.design import Experiment, Paper, imported
 from repro.experiments.estimates import seconds_of
-from repro.experiments.outcome import UsageError
-from repro.experiments.running import load, noting_interrupts, raise_if_no_result
-from repro.experiments.sources import find_source
-from repro.experiments.workers import Workers, default_count
-from repro.records import Record, library_versions
+from repro.experiments.running import load, noting_interrupts
+from repro.experiments.sources import Source, find_source
+from repro.experiments.workers import WorkerDied, Workers, default_count
+from repro.records import CorruptRecordWarning, Record, RecordError, library_versions
 
 CLOSE = 1e-5  # relative, on another kind of processor
+DERIVED = 1e-7  # relative: times are kept to the nanosecond
+LOOSEST = 1e-2  # a step that rounding alone moves further is not compared
 EARLY = 1e-3  # relative, of a curve's first value on another kind of processor
 NOTHING = 1e-8  # absolute, on another kind of processor: errors of gradients are rounding alone
 WHOLE_S = 60  # a run that took longer is compared by its first steps
@@ -58,21 +59,39 @@ def verify(
     """
     chosen: list[Record] = []
     for paper in papers:
-        source = find_source(paper, profile, device, local=device is not None)
-        records = [record for held in source.records.values() for record in held]
-        for name, experiment in paper.experiments.items():
-            if experiment.derive and (of_it := [r for r in records if r.experiment == name]):
-                yield _derived(experiment, of_it)
+        records = _records(find_source(paper, profile, device, local=device is not None))
         again = records if everything else golden(paper, records, root)
         chosen += again
-        for name in sorted({r.experiment for r in records} - {r.experiment for r in again}):
-            yield f"{paper.key} {name}: not compared: no data or device of its records here", None
+        for name, experiment in paper.experiments.items():
+            of_it = [record for record in records if record.experiment == name]
+            if of_it and experiment.derive:
+                yield _derived(experiment, of_it)
+            if not any(record.experiment == name for record in again):
+                why = "data or device of its records is not here"
+                why = why if of_it else f"no record of its version {experiment.version}"
+                yield f"{paper.key} {name} not compared: {why}", None
     chosen.sort(key=lambda record: -seconds_of(record))  # the longest first
     with Workers(default_count("long", "cpu")) as workers:
         function = partial(_again, {paper.key: paper for paper in papers}, root)
         pairs = workers.map(function, chosen) if workers else ((r, function(r)) for r in chosen)
-        for record, (text, agrees) in pairs:
-            yield f"{_name(record)} {text}", agrees
+        try:
+            for record, (text, agrees) in pairs:
+                yield f"{_name(record)} {text}", agrees
+        except WorkerDied as died:
+            yield f"{died}; the rest was not compared", False
+
+
+def _records(source: Source) -> list[Record]:
+    """Return all records of a source.
+
+    Raises:
+        RecordError: One cannot be read.
+    """
+    with warnings.catch_warnings(action="error", category=CorruptRecordWarning):
+        try:
+            return [record for held in source.records.values() for record in held]
+        except CorruptRecordWarning as problem:
+            raise RecordError(str(problem)) from problem
 
 
 def _name(record: Record) -> str:
@@ -80,11 +99,11 @@ def _name(record: Record) -> str:
 
 
 def golden(paper: Paper, records: Sequence[Record], root: str | None = None) -> list[Record]:
-    """Return the cheapest record of each experiment, and a few more that show other choices.
+    """Return the cheapest record of each experiment, and a few more with other settings.
 
-    Of those whose data and device are here, first those of this kind of processor. A further one
-    took at most `FURTHER_S` and has a word in its configuration, such as a strategy, that no other
-    one has.
+    Only records whose data and device are here count; those of this kind of processor come first. A
+    further one took at most `FURTHER_S`, and its configuration has a text or a truth value, such as
+    a strategy, that no chosen record has.
     """
     from repro import datasets
     from repro.measure import accelerator
@@ -143,13 +162,13 @@ def _derived(experiment: Experiment, records: Sequence[Record]) -> tuple[str, bo
         try:
             derived = json.loads(json.dumps(derive(record.config, record.metrics)))
             before = {name: record.metrics[name] for name in derived}
-            compare("", _without(before, ()), _without(derived, ()), 0.0)
+            compare("", before, derived, DERIVED)
         except Exception as problem:  # changed code may raise whatever it likes
             said = problem if isinstance(problem, Differs) else repr(problem)
             return f"{_name(record)} DIFFERS, derived from its measurements: {said}", False
         names |= dict.fromkeys(derived)
-    text = f"{records[0].paper} {experiment.name}: {', '.join(names)} follow to the bit from what"
-    return f"{text} {len(records)} records measured", True
+    text = f"{records[0].paper} {experiment.name} agrees in what follows from measurements"
+    return f"{text} of {len(records)} records: {', '.join(names)}", True
 
 
 def _again(
@@ -161,6 +180,8 @@ def _again(
         return f"DIFFERS: {problem}", False
     except NotCompared as problem:
         return f"not compared: {problem}", None
+    except Exception as problem:  # changed code may raise whatever it likes
+        return f"DIFFERS: {problem!r}", False
 
 
 def computed_again(paper: Paper, record: Record, root: str | None = None) -> str:
@@ -179,8 +200,7 @@ def computed_again(paper: Paper, record: Record, root: str | None = None) -> str
             raise NotCompared(f"it takes more than {WHOLE_S} s and keeps no first steps")
         again = run(steps_only=True)
         other = None if alike else _rounding_otherwise(run, steps_only=True)
-        _compare_steps(steps, again.steps, _tolerances(steps, again, other, alike))
-        return f"{_how(alike)}: first {len(steps['losses'])} steps"
+        return f"{_how(alike)}: {_compare_steps(steps, again, other, alike)}"
     drifts = experiment.trains and not alike
 
     def compared(metrics: Mapping[str, Any], peak_bytes: int | None) -> dict[str, Any]:
@@ -196,14 +216,14 @@ def computed_again(paper: Paper, record: Record, root: str | None = None) -> str
         raise Differs(f"it ends {again.status}, and ended {record.status}{again.error}")
     if again.status != "ok":
         return f"in that it ends {again.status}"
+    told = []
     if steps is not None:
         other = None if alike else _rounding_otherwise(run, steps_only=not experiment.early)
-        _compare_steps(steps, again.steps, _tolerances(steps, again, other, alike))
+        told.append(_compare_steps(steps, again, other, alike))
         for name in experiment.early if drifts else ():
             _compare_early(name, record.metrics, again.metrics, other)
     after = compared(json.loads(json.dumps(again.metrics)), again.peak_bytes)
     compare("", before, after, 0.0 if alike else CLOSE)
-    told = [f"first {len(steps['losses'])} steps"] if steps is not None else []
     told += [f"first {name}" for name in experiment.early if drifts]
     told += [name for name, value in before.items() if value is not None]
     return f"{_how(alike)}: {', '.join(told)}"
@@ -280,10 +300,6 @@ def _run(
             raise KeyboardInterrupt from problem
         # A training may turn whatever ends it into an error of its own.
         if not (steps_only and first is not None and first.fingerprint()):
-            try:
-                raise_if_no_result(problem, interrupted)
-            except UsageError as reason:
-                raise NotCompared(str(reason)) from problem
             again.status = "out_of_memory" if is_out_of_memory(problem) else "failed"
             again.error = f": {problem}"
     finally:
@@ -303,15 +319,17 @@ def _rounding_otherwise(run: Callable[..., _Again], steps_only: bool) -> _Again:
 def _tolerances(
     steps: Mapping[str, Any], again: _Again, other: _Again | None, alike: bool
 ) -> list[float]:
-    """Return by how much the loss of each step may differ, relative, and the weights' norm.
+    """Return the relative tolerance of each step's losses, and last that of the weights' norm.
 
-    On another kind of processor 1e-5, and more where rounding alone makes more of a difference
-    here: ten times as much.
+    On another kind of processor 1e-5, or ten times the difference that rounding alone makes here,
+    and no more from the first step on where that is above `LOOSEST`.
     """
     tolerances, largest = [], 0.0
     pairs = zip(_flat(again.steps), _flat(other.steps), strict=False) if other else ()
     for one, two in pairs:
         largest = max(largest, *(abs(a - b) / abs(a) for a, b in zip(one, two, strict=True) if a))
+        if 10 * largest > LOOSEST:
+            break
         tolerances.append(max(CLOSE, 10 * largest))
     return tolerances or [0.0 if alike else CLOSE] * len(_flat(steps))
 
@@ -331,22 +349,27 @@ def _flat(steps: Mapping[str, Any] | None) -> list[list[float]]:
 
 
 def _compare_steps(
-    before: Mapping[str, Any], after: Mapping[str, Any] | None, tolerances: Sequence[float]
-) -> None:
+    before: Mapping[str, Any], again: _Again, other: _Again | None, alike: bool
+) -> str:
+    """Compare first steps, and say which."""
+    after, count = again.steps, len(before["losses"])
     if after is None:
-        raise Differs(f"the training ends before step {len(before['losses'])}")
-    names = [f"the loss of step {n}" for n, _ in enumerate(before["losses"], 1)]
-    names.append("the norm of the weights")
+        raise Differs(f"the training ends before step {count}")
+    names = [f"the loss of step {n}" for n in range(1, count + 1)] + ["the norm of the weights"]
+    tolerances = _tolerances(before, again, other, alike)
+    # There may be fewer tolerances than steps.
     for name, one, two, tolerance in zip(
-        names, _flat(before), _flat(after), tolerances, strict=True
+        names, _flat(before), _flat(after), tolerances, strict=False
     ):
         compare(name, one, two, tolerance)
-    if not any(tolerances) and after["digest"] != before["digest"]:
-        raise Differs(f"the weights after step {len(before['losses'])} are others")
+    if alike and after["digest"] != before["digest"]:
+        raise Differs(f"the weights after step {count} are others")
+    loosest = max(tolerances, default=0.0)
+    return f"first {min(count, len(tolerances))} steps" + f" to {loosest:.0e}" * (loosest > CLOSE)
 
 
 def _without(metrics: Any, timed: Sequence[str]) -> Any:
-    """Return metrics but for times, at whatever depth."""
+    """Return metrics without times, at any depth."""
     if isinstance(metrics, Mapping):
         return {
             name: _without(value, timed)

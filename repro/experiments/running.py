@@ -184,8 +184,8 @@ def _steps(paper: Paper, runs: Sequence[Run], setting: Setting) -> list[Step]:
     return sorted(steps, key=lambda step: step.run.place_of(step.seed))
 
 
-def _is_left(standing: Record | None, setting: Setting) -> bool:
-    return standing is None or (setting.retry_failed and standing.status == "failed")
+def _is_left(known: Record | None, setting: Setting) -> bool:
+    return known is None or (setting.retry_failed and known.status == "failed")
 
 
 def execute(  # noqa: C901 (its parts share the bar, the tally and what is known)
@@ -266,8 +266,8 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         needed = forecast.expected(_name(step.run)) or 0.0
         return time.monotonic() + needed <= setting.until
 
-    def compute(step: Step, standing: Record | None) -> tuple[Record, float | None] | None:
-        experiment, work = paper.experiments[step.run.experiment], (step, standing)
+    def compute(step: Step, before: Record | None) -> tuple[Record, float | None] | None:
+        experiment, work = paper.experiments[step.run.experiment], (step, before)
         if setting.profile == LONG and experiment.apart(step.run.config):
             try:
                 apart = partial(_settle_apart, paper, setting, store, torch.get_num_threads())
@@ -317,17 +317,17 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
                 if step.key in counted:
                     continue
                 bar.say(str(step.run))
-                standing = known.get(step.key)
-                if standing and not _is_left(standing, setting):
+                before = known.get(step.key)
+                if before and not _is_left(before, setting):
                     tally.stood += 1
                     counted.add(step.key)
-                    note(step, standing)
+                    note(step, before)
                     bar.advance()
                     continue
                 if not goes_on(step):
                     tally.left += 1
                     continue
-                made = compute(step, standing)
+                made = compute(step, before)
                 if made is not None:
                     account(step, *made)
                 else:

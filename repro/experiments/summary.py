@@ -23,7 +23,7 @@ from repro.experiments.design import (
     expectation,
 )
 from repro.experiments.judging import KINDS, NO_NUMBER, WORDS
-from repro.experiments.sources import LOCAL, Source, find_source, of_reference, results_of
+from repro.experiments.sources import LOCAL, Source, of_reference, results_of
 from repro.records import (
     Record,
     RecordError,
@@ -190,13 +190,6 @@ def definitions() -> list[Row]:
     ]
 
 
-def reference_counts() -> Mapping[str, dict[str, int]]:
-    """Return the verdicts' counts of every paper, from the reference records alone."""
-    return {
-        key: counts(paper_verdicts(find_source(load_paper(key), local=False))) for key in PAPERS
-    }
-
-
 def status(profile: str | None = None) -> list[Row]:
     """Count this machine's records of each artefact under each profile that has any."""
     rows = []
@@ -226,25 +219,25 @@ def status(profile: str | None = None) -> list[Row]:
     return rows
 
 
-def stands(row: Row) -> bool:
+def complete(row: Row) -> bool:
     """Whether a row of `status` has all its records, and none that failed."""
     return not (row["failed"] or row["missing"])
 
 
-def standing(rows: Sequence[Row]) -> str:
-    """Return in a sentence or two how many artefacts of `status` stand."""
+def completeness(rows: Sequence[Row]) -> str:
+    """Return in a sentence or two how many artefacts of `status` have all their records."""
     if not rows:
         return (
             "This machine has no records yet: python -m repro run computes them; show and report "
             "use the reference records."
         )
-    whole = sum(map(stands, rows))
+    whole = sum(map(complete, rows))
     profiles = ", ".join(dict.fromkeys(row["profile"] for row in rows))
     if whole < len(rows):
-        return f"The records of {whole} of {len(rows)} artefacts stand (profile {profiles})."
+        return f"{whole} of {len(rows)} artefacts have all their records (profile {profiles})."
     full = sum(row["out of memory"] for row in rows)
     return (
-        f"All records of all {len(rows)} artefacts of this machine stand (profile {profiles}; "
+        f"All {len(rows)} artefacts of this machine have all their records (profile {profiles}; "
         f"{sum(row['runs'] for row in rows)} runs, {full} of them out of memory as recorded)."
     )
 

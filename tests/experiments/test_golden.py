@@ -12,12 +12,21 @@ from repro import paths
 from repro.adaptive import ThetaController
 from repro.dualbatch import plan as planning
 from repro.experiments import golden, load_paper, replay, running
-from repro.experiments.design import Artefact, Exhibit, Experiment, Outcome, Paper, Run, by_name
+from repro.experiments.design import (
+    Artefact,
+    Exhibit,
+    Experiment,
+    Outcome,
+    Paper,
+    Run,
+    UsageError,
+    by_name,
+)
 from repro.experiments.golden import Differs, NotCompared, computed_again
 from repro.experiments.replay import STEPS, recording
 from repro.measure import Timing
 from repro.microconv import optimize
-from repro.records import RecordStore
+from repro.records import RecordError, RecordStore
 
 HERE = sys.modules[__name__]
 LR = 0.1
@@ -157,7 +166,7 @@ class TestComparison:
         assert all(found.values()) and len(found) == 4
         said = sorted(line.partition(" agrees ")[2] for line in found)
         assert said == [
-            "",  # of what follows from measurements
+            "in what follows from measurements of 1 records: double",
             "to the bit: count, rows, peak_bytes",
             "to the bit: first 8 steps, losses, updates",
             "to the bit: losses, updates",
@@ -186,7 +195,10 @@ class TestComparison:
     def test_a_raised_version_leaves_the_old_records_alone(self, paper, computed, monkeypatch):
         monkeypatch.setattr(HERE, "LR", 0.2)
         newer = {n: replace(e, version=2) for n, e in paper.experiments.items()}
-        assert lines(replace(paper, experiments=newer)) == {}
+        assert lines(replace(paper, experiments=newer)) == {
+            "toy train not compared: no record of its version 2": None,
+            "toy measure not compared: no record of its version 2": None,
+        }
 
     def test_a_long_training_is_compared_by_its_first_steps(self, paper, training, monkeypatch):
         steps, whole = [], _step
@@ -250,6 +262,22 @@ class TestComparison:
         assert text == "in that it ends out_of_memory"
         with pytest.raises(Differs, match="it ends out_of_memory, and ended ok: no room"):
             computed_again(paper, record)
+
+    def test_whatever_changed_code_raises_is_a_difference(self, paper, computed, monkeypatch):
+        for error in (UsageError("this is refused now"), ValueError("no")):
+
+            def raising(*arguments, error=error):
+                raise error
+
+            monkeypatch.setattr(HERE, "train", raising)
+            wrong = [line for line, agrees in lines(paper).items() if agrees is False]
+            assert len(wrong) == 2
+            assert all(f"ends failed, and ended ok: {error}" in line for line in wrong)
+
+    def test_records_that_cannot_be_read_are_no_agreement(self, paper, computed):
+        next(computed.folder.rglob("*.json")).write_text("{")
+        with pytest.raises(RecordError, match="cannot be read"):
+            lines(paper)
 
     def test_a_shorter_training_than_before_differs(self, paper, training, monkeypatch):
         monkeypatch.setattr(replay, "STEPS", 100)

@@ -191,8 +191,8 @@ def schedule(config: Config, metrics: Mapping[str, Any]) -> dict[str, list[Any]]
     """Return batch sizes, rates and K of a training's epochs, by its recorded costs and θ.
 
     The controller is driven anew, with one parameter that has moved as far as cost and θ say
-    (equation 4). Values of the paper are left to its defaults. That of the noise scale needs the
-    model, and is left out.
+    (equation 4). Options equal to the paper's are left out, so that a changed default is noticed.
+    The noise scale's controller needs the model, and is not driven.
     """
     if config["controller"]["kind"] == "noise":
         return {}

@@ -80,9 +80,6 @@ def _empty() -> list[dict[str, Any]]:
     ]
 
 
-MINI_BATCH = PAPER["normalisation"]["ragged"][0]
-
-
 def _division(row: dict[str, Any]) -> str:
     full, rest = divmod(row["mini_batch"], row["micro_batch"])
     return f"{row['mini_batch']} = {full}×{row['micro_batch']}{f' + {rest}' if rest else ''}"

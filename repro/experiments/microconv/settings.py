@@ -457,7 +457,12 @@ def divided_again(config: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict
     """Return the metrics of `candidates` that follow from the times that it measured."""
     entries = metrics["kernels"]
     checked = [
-        row | {"parts": division.parts, "workspace_bytes": division.workspace_bytes}
+        row
+        | {
+            "parts": division.parts,
+            "workspace_bytes": division.workspace_bytes,
+            "predicted_s": division.time_s,
+        }
         for row in metrics["checked"]
         if (division := divide(entries[0], row["limit_mib"], row["policy"])) is not None
     ]

@@ -11,7 +11,7 @@ PAPER = Paper(
     citation="No paper: the five methods side by side on one machine, and combined",
     notebook="06_together",
     experiments=by_name(
-        # Swapping in the window that its measured times choose takes other memory each time.
+        # Measured times choose the window of swaps, and so its memory differs from run to run.
         Experiment("limit", f"{_HERE}.measuring:limit", timed=("host_bytes", "peak_bytes")),
         Experiment(
             "foretell",
