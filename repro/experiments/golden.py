@@ -1,9 +1,9 @@
 """The golden rerun: records are computed again and compared, so that a changed result is noticed.
 
 On the kind of processor that made a record, everything but times is compared to the bit. On another
-kind, rounding differs and grows along a training: of a training its first steps and its plan are
-compared, of all else the whole, to 1e-5. A run of more than a minute is compared by its first steps
-alone.
+kind, rounding differs and grows along a training: a training's first steps and its plan are
+compared, and everything else completely, to 1e-5. A run of more than a minute is compared by its
+first steps alone.
 """
 
 import json
@@ -194,12 +194,12 @@ def computed_again(paper: Paper, record: Record, root: str | None = None) -> str
     experiment = paper.experiments[record.experiment]
     data, kind, alike = _data_of(record, root), _device_of(record), _is_alike(record)
     steps = None if "first_steps" in experiment.timed else record.first_steps
-    run = partial(_run, experiment, record, data, kind)
+    run, rounds = partial(_run, experiment, record, data, kind), kind == "cpu" and not alike
     if seconds_of(record) > WHOLE_S:
         if steps is None:
             raise NotCompared(f"it takes more than {WHOLE_S} s and keeps no first steps")
         again = run(steps_only=True)
-        other = None if alike else _rounding_otherwise(run, steps_only=True)
+        other = _rounding_otherwise(run, steps_only=True) if rounds else None
         return f"{_how(alike)}: {_compare_steps(steps, again, other, alike)}"
     drifts = experiment.trains and not alike
 
@@ -218,7 +218,7 @@ def computed_again(paper: Paper, record: Record, root: str | None = None) -> str
         return f"in that it ends {again.status}"
     told = []
     if steps is not None:
-        other = None if alike else _rounding_otherwise(run, steps_only=not experiment.early)
+        other = _rounding_otherwise(run, steps_only=not experiment.early) if rounds else None
         told.append(_compare_steps(steps, again, other, alike))
         for name in experiment.early if drifts else ():
             _compare_early(name, record.metrics, again.metrics, other)
