@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from repro.experiments.design import Experiment, Paper, imported
@@ -235,12 +235,16 @@ def _how(alike: bool) -> str:
 
 def _is_alike(record: Record) -> bool:
     """Whether this machine gives the same bits as the one that made a record."""
+    # Kernels of an accelerator may add in another order each time.
+    made = record.device["name"], record.versions.get("torch")
+    return _device_of(record) == "cpu" and made == _this_cpu()
+
+
+@cache
+def _this_cpu() -> tuple[str, str]:
     from repro.measure import describe_device
 
-    kind = _device_of(record)
-    now = describe_device(kind)["name"], library_versions()["torch"]
-    # Kernels of an accelerator may add in another order each time.
-    return kind == "cpu" and now == (record.device["name"], record.versions.get("torch"))
+    return describe_device("cpu")["name"], library_versions()["torch"]
 
 
 def _device_of(record: Record) -> str:
