@@ -243,8 +243,6 @@ class RecordStore:
                         raise OSError("it reads back differently")
             for single in singles:
                 single.unlink()
-            with suppress(OSError):  # something else lies in it
-                (self.folder / paper).rmdir()
         except OSError as error:
             raise RecordError(
                 f"{path} cannot be written ({error.strerror or error}): no record is lost; "
