@@ -271,8 +271,8 @@ def verify(
     """Compute reference records again and compare all but times (the golden rerun).
 
     To the bit on the kind of processor that made a record. On another kind the first steps and the
-    plan of a training are compared, and everything else completely, to 1e-5. Fails where a result
-    has changed: raise the experiment's version then, and compute its records anew.
+    plan of a training are compared, and everything else completely, to 1e-5. Fails if a result has
+    changed. If the change is meant, raise the experiment's version and compute its records anew.
     """
     from repro.experiments import PAPERS, arguments, golden, load_paper
 
@@ -318,7 +318,7 @@ def pack(
     for path, added in packed:
         typer.echo(_printable(f"{path}: {added} new or newer records"))
     if not packed:
-        typer.echo("There are no records to pack.")
+        typer.echo("There are no new records to pack.")
 
 
 @app.command()

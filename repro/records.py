@@ -227,7 +227,7 @@ class RecordStore:
             if problems:
                 raise problems[0]
             before = self._read_packed(paper)[0]
-            every = sorted([*kept, *records], key=lambda record: record.finished)
+            every = sorted([*before, *kept, *records], key=lambda record: record.finished)
             by_key = {record.key: record for record in every}
             ordered = sorted(  # similar records side by side compress best
                 by_key.values(),
@@ -345,7 +345,7 @@ def read_record(path: Path) -> Record:
 
 
 _ADVICE = "move it away or delete it, then run again; no other record is touched"
-_PACKED_ADVICE = "restore the file from git, or delete it and run again"
+_PACKED_ADVICE = "restore the file from git or from a copy"
 _MAKE_ROOM = "free some space, make the folder writable, or name another one in $REPRO_RESULTS"
 _PROBE_BYTES = 2**18  # most records are smaller
 _LARGEST_BYTES = 2**28

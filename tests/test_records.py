@@ -254,6 +254,8 @@ class TestPacked:
         assert store.load("mbs") == [newer]
         newest = replace(newer, finished="2026-03-01T00:00:00+00:00")
         assert store.pack("mbs", [newest, newer]) == 1 and store.load("mbs") == [newest]
+        store.write(record)  # an older single file
+        assert store.pack("mbs") == 0 and store.load("mbs") == [newest]
 
     def test_two_packers_and_a_reader_at_once_lose_nothing(self, store, record):
         def made(number: int) -> Record:
@@ -321,7 +323,7 @@ class TestPacked:
         self, results_folder, make_record, monkeypatch, capsys
     ):
         run = command_line(monkeypatch, capsys)
-        assert run("pack") == (0, "There are no records to pack.\n", "")
+        assert run("pack") == (0, "There are no new records to pack.\n", "")
         local = records.local_store("quick")
         gpu = {"type": "cuda", "name": "A GPU", "slug": "a-gpu"}
         for seed, device in ((0, make_record().device), (1, gpu)):
@@ -337,7 +339,7 @@ class TestPacked:
         }  # fmt: skip
         assert len(local.load("mbs")) == 2  # they stay
         assert not list((results_folder / "reference").rglob("*.json"))
-        assert "no records to pack" in run("pack", "mbs", "mbs", "--profile", "quick")[1]
+        assert "no new records to pack" in run("pack", "mbs", "mbs", "--profile", "quick")[1]
         assert run("pack", "mbs/table4")[0] == 2
         for slug in ("../x", "", ".", "a/b"):
             local.write(make_record(seed=4, device=gpu | {"slug": slug}, key="odd"))
