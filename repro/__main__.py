@@ -259,6 +259,51 @@ def _rehearse(
 
 
 @app.command()
+def gpu(
+    minutes: Annotated[
+        float | None, typer.Option(help="That the GPU is at hand; nothing begins that ends later.")
+    ] = None,
+    out: Annotated[str | None, option(help="Folder for the archive and the log.")] = None,
+    only: Annotated[
+        list[str] | None, option(help="A paper, an artefact or a letter of the list.")
+    ] = None,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Compute nothing; print the list and what is missing.")
+    ] = False,
+    pieces: Annotated[str | None, option(help="Another list than repro's own, in TOML.")] = None,
+    profile: Annotated[str, option(help="That the list is of.")] = "gpu",
+    device: Device = None,
+    data: Data = None,
+) -> None:
+    """Make the most of a GPU for some minutes: the doctor, then the records that matter most.
+
+    Computes what has no record, here or under results/reference, in the order of the list. Every
+    record is kept as soon as its run ends, and --out has an archive of all of them at any time:
+    unpack it into results/local, then `pack` folds them in. The same command goes on where it was
+    ended. $REPRO_COMMIT names the commit where a copy has no git.
+    """
+    from pathlib import Path
+
+    from repro import terminal
+    from repro.experiments import arguments, running
+    from repro.experiments import gpu as session
+
+    arguments.check_profile(profile)
+    arguments.check_data(data)
+    chosen = session.read(Path(pieces) if pieces else session.LIST, only or ())
+    if listed:
+        here = arguments.check_device(device) if device else None
+        rows = [one.row() for one in session.plan(chosen, profile, here, data)]
+        typer.echo(terminal.table(rows, f"Profile {profile}, the most valuable first"))
+        return
+    if minutes is None or out is None:
+        raise arguments.UsageError("give --minutes and --out FOLDER, or --list")
+    here = arguments.check_device(device or arguments.default_device())
+    setting = running.Setting(profile=profile, device=here, root=data)
+    session.compute(chosen, setting, minutes, Path(out), lambda line: typer.echo(_printable(line)))
+
+
+@app.command()
 def verify(
     papers: Annotated[list[str] | None, typer.Argument(help="PAPER, such as mbs.")] = None,
     everything: Annotated[

@@ -16,10 +16,13 @@ class Forecast:
     Attributes:
         took: Seconds by a run's name, of whatever seed.
         side_by_side: How many runs are computed at a time.
+        unknown_s: What a run takes of which nothing is known, where somebody knows better than
+            what other runs took elsewhere.
     """
 
     took: dict[str, float]
     side_by_side: int = 1
+    unknown_s: float | None = None
     _here: dict[str, list[float]] = field(default_factory=dict)
 
     def learn(self, name: str, seconds: float) -> None:
@@ -30,7 +33,7 @@ class Forecast:
         """Return what a run of this name takes, None where nothing is known of any run.
 
         A run that is only known from elsewhere takes as much longer here as the others did; one
-        that is not known at all takes what a run here takes in the mean.
+        that is not known at all takes what a run here takes in the mean, or `unknown_s`.
         """
         if name in self._here:
             return fmean(self._here[name])
@@ -40,7 +43,10 @@ class Forecast:
             pace = took_here / sum(self.took[n] for n in known) if known else 1.0
             # No machines at hand differ by more, and of short runs the pace says little.
             return self.took[name] * min(4.0, max(0.25, pace))
-        means = [fmean(seconds) for seconds in self._here.values()] or list(self.took.values())
+        means = [fmean(seconds) for seconds in self._here.values()]
+        if not means and self.unknown_s is not None:
+            return self.unknown_s
+        means = means or list(self.took.values())
         return fmean(means) if means else None
 
     def left(self, names: Mapping[str, int], alone: Collection[str] = frozenset()) -> float | None:

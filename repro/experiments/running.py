@@ -99,6 +99,7 @@ class Setting:
         choices: What the command line said of runs, for the records' own command.
         until: When to begin no further run, on `time.monotonic`'s clock; one that would not end by
             then is not begun.
+        expected_s: What a run takes that was never run anywhere.
     """
 
     profile: str
@@ -108,6 +109,7 @@ class Setting:
     retry_failed: bool = False
     choices: str = ""
     until: float | None = None
+    expected_s: float | None = None
 
     def command(self, target: str, dataset: str | None) -> str:
         """Return a command line that computes a record again."""
@@ -156,6 +158,7 @@ def survey(
         store.find(paper.key, step.run.experiment, step.key)
     if missing:
         store.check_writable(paper.key)
+        commit_state()
     for problem in problems:  # of files that are in nobody's way
         warnings.warn(str(problem), CorruptRecordWarning, stacklevel=2)
     return steps, known
@@ -285,7 +288,9 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         if paper.experiments[step.run.experiment].measured(step.run.config)
     }
     took = _took_before(paper, store) if missing else {}
-    forecast = forecasting.Forecast(took, workers.count if workers else 1)
+    forecast = forecasting.Forecast(
+        took, workers.count if workers else 1, setting.expected_s
+    )
     counted: set[str] = set()
     with (
         accelerator.on(setting.device),
@@ -433,6 +438,7 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
         noting_interrupts() as interrupted,
         # A hook would cost the time that other experiments measure.
         recording() if experiment.trains else nullcontext() as first,
+        _fastest_convolutions() if experiment.trains else nullcontext(),
     ):
         try:
             outcome = experiment.function(run.config, seed, data, setting.device)
@@ -478,6 +484,19 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
         command=setting.command(paper.key, None if data is None else _asked_for(data)),
         first_steps=first.fingerprint() if first is not None and status == "ok" else None,
     )
+
+
+@contextmanager
+def _fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN try its algorithms at a shape's first use: before a graph is captured, too."""
+    import torch
+
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

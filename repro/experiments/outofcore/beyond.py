@@ -61,6 +61,7 @@ from repro.experiments.outofcore.settings import (
     RESNET,
     SCHEDULE,
     SIMULATED,
+    TO_THE_LETTER,
     facts,
     packed,
     resnet,
@@ -104,7 +105,7 @@ def table(results: Results) -> list[dict[str, Any]]:
         columns = _columns(batches(results, where, RESNET), in_core_batch(results, where, RESNET))
         if where == MEASURED and batches(results, where, RESNET):
             add(label, "batch size", ["" if b is None else f"N = {b}" for b in columns])
-        ways = OF_THE_V100 if where == SIMULATED else (*MODES, *PEERS)
+        ways = OF_THE_V100 if where == SIMULATED else (*MODES, *TO_THE_LETTER, *PEERS)
         for mode in ways:
             by_batch = points(results, where, RESNET, mode)
             if by_batch:

@@ -34,6 +34,7 @@ from repro.experiments.outofcore.settings import (
     RESNET,
     SCHEDULE,
     SIMULATED,
+    TO_THE_LETTER,
 )
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _simulated_panel(results: Results, what: str, ways: Sequence[str], compared:
 
 
 def _measured_panel(results: Results) -> Panel:
-    lines = [_ours(results, MEASURED, way) for way in (*MODES, *PEERS)]
+    lines = [_ours(results, MEASURED, way) for way in (*MODES, *TO_THE_LETTER, *PEERS)]
     return Panel(whose(results, MEASURED, RESNET), lines)
 
 

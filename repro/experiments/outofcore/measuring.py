@@ -29,6 +29,13 @@ from repro.outofcore.native import Installed, install
 _SETTLING = 5  # iterations until a block's plans are made
 _LEAST_LIMIT = 64 * MIB  # that torch's allocator can be held to: it takes 2 and 20 MiB at once
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator serves one
+# What a mode trains with: the name of an allocator and of a schedule of `OutOfCore`.
+_SWAPPED = {
+    "schedule": ("schedule", "window"),  # the paper's with our changes, as in the simulated rows
+    "schedule_va": ("schedule_va", "window"),
+    "paper": ("schedule", "paper"),
+    "paper_va": ("schedule_va", "paper"),
+}
 
 
 def is_cuda(device: str) -> bool:
@@ -45,7 +52,7 @@ def measure(config: Config, device: str) -> Outcome:
     if config["mode"] == "expandable_segments" and not is_cuda(device):
         raise ValueError(f"expandable segments are CUDA's, and the device is {device}")
     with machine(config, device), without_tf32():
-        if config["mode"] in ALLOCATORS:
+        if config["mode"] in _SWAPPED:
             return _swapped(config, device)
         if device == "cpu":
             return _in_core(config)
@@ -107,7 +114,7 @@ def _swapped(config: Config, device: str) -> Outcome:
     simulated on whatever is not CUDA. On a GPU the allocators are the real ones. The budget shrinks
     until they serve what runs; the paper's authors lowered theirs by hand.
     """
-    name, limit = config["mode"], limit_bytes(config)
+    name, limit = _SWAPPED[config["mode"]][0], limit_bytes(config)
     make: Make = partial(ALLOCATORS[name], limit)
     fitting = largest_budget(trace_at(config, config["batch"]), limit, make)
     if fitting is None:
@@ -187,10 +194,11 @@ def _within(
 ) -> Outcome:
     """Train within a plan's budget; `make` simulates the allocator where it is not a real one."""
     link = link_rate(config, device)
+    schedule = _SWAPPED[config["mode"]][1]
     block = OutOfCore(
         plan.budget_bytes,
-        schedule="window",  # the paper's, as in the simulated rows
-        window_bytes="auto" if make is None else None,
+        schedule=schedule,
+        window_bytes="auto" if make is None and schedule == "window" else None,
         device=device,
         host_bytes=plan.trace.host_bytes(plan.budget_bytes) if device != "cpu" else None,
         link_bytes_per_s=link,

@@ -1,0 +1,339 @@
+"""Records of a GPU that is at hand for some minutes: what is missing, the most valuable first.
+
+The list is ``gpu.toml``. The runs of a piece are computed by a process of its own, which is ended at
+its limit, so that one that hangs costs no more than its piece. Every run writes its record as it
+ends; an archive of all of them is written anew while more are computed.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from repro.experiments import arguments, find_artefacts, running
+from repro.experiments.design import SEEDS, Paper, Run, UsageError
+from repro.experiments.workers import WorkerDied, Workers
+from repro.measure.files import replacing
+from repro.records import RecordStore, identity, local_store, reference_stores
+
+LIST = Path(__file__).with_name("gpu.toml")
+ARCHIVE, LOG, DOCTOR = "records.tar.gz", "log.txt", "doctor.json"
+_DOCTOR_S = 120.0  # at most; it takes one minute
+_STARTING_S = 12.0  # of a process: torch, the device, decoded images
+_LAST_ARCHIVE_S = 5.0
+_BETWEEN_ARCHIVES_S = 10.0
+_GENEROUS = 3.0  # a piece is ended after so many times what it is expected to take
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some runs of one artefact.
+
+    Attributes:
+        name: A letter of the list.
+        artefact: ``PAPER/ARTEFACT``.
+        seconds: What a run is expected to take on an H100.
+        only: Values of a configuration by key, as for ``run --only``; a run has one of each.
+        seeds: As for ``run --seeds``; None for the runs' own or the profile's.
+        at_once: How many runs share the device. Runs that are measured have it for themselves.
+        data: The datasets that are needed.
+    """
+
+    name: str
+    artefact: str
+    seconds: float
+    only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    seeds: str | None = None
+    at_once: int = 1
+    data: Sequence[str] = ()
+
+    @property
+    def choices(self) -> list[tuple[str, str]]:
+        """What `arguments.only` takes."""
+        return [(key, str(value)) for key, values in self.only.items() for value in values]
+
+    def __str__(self) -> str:
+        values = [f"{key} {', '.join(map(str, some))}" for key, some in self.only.items()]
+        return "; ".join([f"{self.name} {self.artefact}", *values])
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A piece with its runs.
+
+    Attributes:
+        piece: It.
+        paper: Its paper.
+        runs: All of its runs, each with its seeds.
+        left: Those that have no record, with the seeds that lack it.
+        without: The datasets that are not at hand.
+    """
+
+    piece: Piece
+    paper: Paper
+    runs: Sequence[Run]
+    left: Sequence[Run]
+    without: Sequence[str]
+
+    @cached_property
+    def measured(self) -> bool:
+        """Whether a run is a measurement, so that each has the device for itself."""
+        return any(self.paper.experiments[r.experiment].measured(r.config) for r in self.runs)
+
+    @property
+    def seconds(self) -> float:
+        """What the runs that are left are expected to take."""
+        at_once = 1 if self.measured else self.piece.at_once
+        return self.piece.seconds * -(-_count(self.left) // at_once)
+
+    def row(self) -> dict[str, Any]:
+        """Describe it for a table."""
+        alone = "alone" if self.measured else f"{self.piece.at_once} at once"
+        data = [f"{name} (not here)" if name in self.without else name for name in self.piece.data]
+        return {
+            "piece": str(self.piece),
+            "runs": _count(self.runs),
+            "missing": _count(self.left),
+            "minutes": f"{self.seconds / 60:.1f}",
+            "on the device": alone,
+            "data": ", ".join(data) or "none",
+        }
+
+
+def _count(runs: Sequence[Run]) -> int:
+    return sum(len(run.seeds or ()) for run in runs)
+
+
+def read(path: Path, only: Sequence[str] = ()) -> list[Piece]:
+    """Read a list of pieces.
+
+    Args:
+        path: TOML with tables ``[[piece]]`` of `Piece`'s attributes.
+        only: Names of pieces, papers or artefacts; all by default.
+
+    Raises:
+        UsageError: It cannot be read, or nothing has one of these names.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))["piece"]
+        every = [Piece(**table) for table in tables]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{path} is no list of pieces ({error}); see {LIST}") from error
+    chosen = []
+    for piece in every:
+        names = {piece.name, piece.artefact, piece.artefact.partition("/")[0]}
+        if not only or names.intersection(only):
+            chosen.append(piece)
+    if not chosen:
+        known = ", ".join(dict.fromkeys(piece.name for piece in every))
+        raise UsageError(f"no piece is named {', '.join(only)}; give a paper, an artefact, {known}")
+    return chosen
+
+
+def plan(pieces: Sequence[Piece], profile: str, device: str | None, root: str | None) -> list[Planned]:
+    """Look up the runs of pieces, and which have no record.
+
+    Records of this machine and those under ``results/reference`` count. A measurement counts if it
+    is of a device with the name of this one, or of any where `device` is None.
+
+    Raises:
+        UsageError: A piece names what no artefact has.
+    """
+    from repro import datasets
+    from repro.measure import describe_device
+
+    present = datasets.available(root)
+    name = describe_device(device)["name"] if device else None
+    stores = [store for (_, of), store in reference_stores().items() if of == profile]
+    planned = []
+    for piece in pieces:
+        paper, artefacts = find_artefacts(piece.artefact)
+        # What is not at hand is named all the same, so that the list can be shown.
+        chosen = arguments.choose_datasets(paper, profile, piece.data, root)
+        runs = arguments.only(arguments.plan(paper, artefacts, profile, chosen), piece.choices)
+        seeds = arguments.parse_seeds(piece.seeds)
+        runs = [replace(run, seeds=seeds or run.seeds or SEEDS[profile]) for run in runs]
+        recorded = _recorded(paper, stores, local_store(profile), name)
+        left = [
+            replace(run, seeds=lacking)
+            for run in runs
+            if (lacking := _lacking(run, recorded, name is not None))
+        ]
+        without = [name for name in piece.data if name not in present]
+        planned.append(Planned(piece, paper, runs, left, without))
+    return planned
+
+
+def _recorded(
+    paper: Paper, stores: Sequence[RecordStore], local: RecordStore, device: str | None
+) -> set[str]:
+    """Return the identities of what need not be computed.
+
+    What failed elsewhere is tried again, since it may have been mended; what failed here is not.
+    """
+    found = set()
+    for store in (*stores, local):
+        for record in store.read(paper.key)[0]:
+            experiment = paper.experiments.get(record.experiment)
+            if experiment is None or record.version != experiment.version:
+                continue
+            ours = not experiment.measured(record.config) or device in (None, record.device["name"])
+            if ours and (store is local or record.status != "failed"):
+                found.add(record.identity)
+    return found
+
+
+def _lacking(run: Run, recorded: set[str], here: bool) -> tuple[int, ...]:
+    return tuple(s for s in run.seeds or () if identity(run.experiment, run.config, s) not in recorded)
+
+
+def compute(
+    pieces: Sequence[Piece],
+    setting: running.Setting,
+    minutes: float,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> None:
+    """Run the doctor, then compute what is missing until the time is over.
+
+    Args:
+        pieces: In the order of their value.
+        setting: Profile, device and the folder of datasets.
+        minutes: From now on; nothing begins that is not expected to end by then.
+        folder: For the archive, the log and the doctor's findings, which are not made anew where
+            they are there.
+        tell: Told of each piece.
+
+    Raises:
+        UsageError: See `plan`, or there is no time.
+    """
+    if not 0 < minutes < 10_000:
+        raise UsageError(f"--minutes is {minutes:g}; give a number above 0, such as 10")
+    end = time.monotonic() + 60 * minutes - _LAST_ARCHIVE_S
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def say(line: str) -> None:
+        with (folder / LOG).open("a", encoding="utf-8") as log:
+            log.write(f"{line}\n")
+        tell(line)
+
+    planned = plan(pieces, setting.profile, setting.device, setting.root)
+    store = local_store(setting.profile)
+    with _archiving(store, folder), Workers(1, each_new=True) as own:
+        decoding = _decode([one for one in planned if one.left and not one.without], setting.root)
+        if not (folder / DOCTOR).exists():
+            say(_doctor(setting, folder, end))
+        for one in planned:
+            if one.without and one.left:
+                say(f"{one.piece}: left out, for {', '.join(one.without)} is not here")
+            if one.without or not one.left:
+                continue
+            for process in decoding.get(str(one.piece), ()):
+                process.join()
+            if time.monotonic() + _STARTING_S + one.piece.seconds > end:
+                say(f"{one.piece}: no time for it")
+                continue
+            limit_s = min(end - time.monotonic(), _GENEROUS * one.seconds + 60)
+            timed = replace(setting, until=end, expected_s=one.piece.seconds)
+            work = partial(_compute, one.paper.key, timed, one.piece.at_once, limit_s, folder / LOG)
+            start = time.monotonic()
+            try:
+                ((_, outcome),) = own.map(work, [list(one.left)])
+            except WorkerDied:
+                outcome = f"ended after {limit_s:.0f} s, or its process died"
+            say(f"{one.piece}: {outcome} ({time.monotonic() - start:.0f} s)")
+
+
+def _compute(
+    key: str, setting: running.Setting, at_once: int, limit_s: float, log: Path, runs: list[Run]
+) -> str:
+    """Carry out runs in a process that is there for them alone, which ends itself at the limit."""
+    from repro.experiments import load_paper
+
+    ending = threading.Timer(limit_s, lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
+    ending.daemon = True
+    ending.start()
+    with log.open("a", encoding="utf-8") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    import torch
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // at_once))
+    paper = load_paper(key)
+    try:
+        with Workers(at_once) as workers:
+            return str(running.execute(paper, runs, setting, workers=workers))
+    except Exception as error:  # such as a library that is not here: the next piece may do
+        return f"not run: {type(error).__name__}: {error}"
+
+
+def _decode(planned: Sequence[Planned], root: str | None) -> dict[str, list[Any]]:
+    """Decode the datasets of all pieces, each by a process, into the cache; by piece."""
+    processes: dict[str, Any] = {}
+    by_piece: dict[str, list[Any]] = {}
+    for one in planned:
+        for run in one.left:
+            wanted = run.config.get("dataset")
+            if wanted is None or wanted["name"] not in one.piece.data:
+                continue
+            if (name := str(wanted)) not in processes:
+                target = partial(running.load, {"dataset": wanted}, root)
+                process = get_context("spawn").Process(target=target, daemon=True)
+                process.start()
+                processes[name] = process
+            if processes[name] not in by_piece.setdefault(str(one.piece), []):
+                by_piece[str(one.piece)].append(processes[name])
+    return by_piece
+
+
+def _doctor(setting: running.Setting, folder: Path, end: float) -> str:
+    command = [sys.executable, "-m", "repro", "doctor", "--json", "--device", setting.device]
+    if setting.root is not None:
+        command += ["--data", setting.root]
+    start = time.monotonic()
+    try:
+        with replacing(folder / DOCTOR) as temporary, temporary.open("wb") as found:
+            limit_s = max(1.0, min(_DOCTOR_S, end - start))
+            done = subprocess.run(command, stdout=found, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f"doctor: ended after {time.monotonic() - start:.0f} s"
+    word = "all self-tests passed" if done.returncode == 0 else f"FAILED ({done.returncode})"
+    return f"doctor: {word} ({time.monotonic() - start:.0f} s), see {DOCTOR}"
+
+
+@contextmanager
+def _archiving(store: RecordStore, folder: Path) -> Iterator[None]:
+    """Write the archive every few seconds in which there is a new record, and at the end."""
+    done, written = threading.Event(), set()
+
+    def write() -> None:
+        files = set(store.folder.glob("*/*.json"))
+        if files and files != written:
+            with replacing(folder / ARCHIVE) as temporary, tarfile.open(temporary, "w:gz") as archive:
+                for path in sorted(files):
+                    archive.add(path, str(path.relative_to(store.folder.parent)))
+            written.update(files)
+
+    def keep_writing() -> None:
+        while not done.wait(_BETWEEN_ARCHIVES_S):
+            write()
+
+    thread = threading.Thread(target=keep_writing, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        write()

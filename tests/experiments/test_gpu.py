@@ -1,0 +1,147 @@
+"""The list of what a GPU computes that is at hand for minutes, and how it is worked through."""
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from functools import partial
+
+import pytest
+
+from repro.experiments import gpu
+from repro.experiments.design import UsageError
+from repro.experiments.running import Setting
+from repro.experiments.workers import WorkerDied, Workers
+from repro.records import RecordStore, local_store
+
+TRAIN = gpu.Piece(
+    "d", "adaptive/figure10", 5, {"strategy": ["best"]}, seeds="2", at_once=2, data=("digits",)
+)
+MEASURE = gpu.Piece("b", "outofcore/table1", 5, {"mode": ["in_core"]})
+SMOKE = Setting("smoke", "cpu")
+
+
+@pytest.fixture
+def folder(tmp_path, results_folder):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / gpu.DOCTOR).write_text("{}")  # so that it is not asked again
+    return out
+
+
+def archived(folder):
+    with tarfile.open(folder / gpu.ARCHIVE) as archive:
+        return sorted(archive.getnames())
+
+
+def test_every_piece_of_the_list_names_runs_that_end_within_six_minutes():
+    planned = gpu.plan(gpu.read(gpu.LIST), "gpu", None, None)
+    for one in planned:
+        assert one.runs, one.piece
+        assert 0 < one.piece.seconds < 360, one.piece
+        datasets = {run.config["dataset"]["name"] for run in one.runs if run.config.get("dataset")}
+        assert datasets <= set(one.piece.data), one.piece
+        assert not one.measured or one.piece.at_once == 1, one.piece
+        assert one.row()["missing"] <= one.row()["runs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[piece]]\nname = 1", "is no list of pieces"),
+        ("piece = 3", "is no list of pieces"),
+        ("[[piece]]\nname = 'a'\nartefact = 'mbs'\nseconds = 1\nsecnods = 2", "secnods"),
+        ("[[piece", "is no list of pieces"),
+    ],
+)
+def test_what_is_no_list_is_refused(tmp_path, text, said):
+    (tmp_path / "list.toml").write_text(text)
+    with pytest.raises(UsageError, match=said):
+        gpu.read(tmp_path / "list.toml")
+
+
+def test_the_list_is_narrowed_by_paper_artefact_or_letter():
+    every = gpu.read(gpu.LIST)
+    for name in ("outofcore", "outofcore/table1", "b"):
+        some = gpu.read(gpu.LIST, [name])
+        assert some and {piece.artefact.partition("/")[0] for piece in some} == {"outofcore"}
+        assert len(some) <= len(every)
+    with pytest.raises(UsageError, match="no piece is named nothing"):
+        gpu.read(gpu.LIST, ["nothing"])
+
+
+def test_what_is_missing_is_computed_once_and_archived(folder):
+    lines = []
+    gpu.compute([TRAIN, MEASURE], SMOKE, 5, folder, lines.append)
+    assert [line.partition(" ")[0] for line in lines] == ["d", "b"], lines
+    assert "2 computed" in lines[0] and "0 failed" in lines[0]
+    names = archived(folder)
+    assert len(names) == 4 and all(name.startswith("smoke/") for name in names)
+    assert (folder / gpu.LOG).read_text().count(": ok (") == 3
+    gpu.compute([TRAIN, MEASURE], SMOKE, 5, folder, lines.append)
+    assert len(lines) == 2 and archived(folder) == names
+    more = dataclasses.replace(TRAIN, seeds="3")  # of which two have records
+    (planned,) = gpu.plan([more], "smoke", "cpu", None)
+    assert [run.seeds for run in planned.left] == [(2,)] and planned.row()["missing"] == 1
+
+
+def test_a_measurement_of_another_device_is_missing_and_a_training_is_not(
+    results_folder, monkeypatch
+):
+    store = RecordStore(results_folder / "reference" / "another" / "smoke")
+    gpu_lines: list[str] = []
+    gpu.compute([TRAIN, MEASURE], SMOKE, 5, results_folder / "out", gpu_lines.append)
+    for paper in ("adaptive", "outofcore"):
+        for record in local_store("smoke").read(paper)[0]:
+            store.write(dataclasses.replace(record, device=record.device | {"name": "another"}))
+            local_store("smoke").path(paper, record.experiment, record.key).unlink()
+    training, measurement = gpu.plan([TRAIN, MEASURE], "smoke", "cpu", None)
+    assert not training.left and len(measurement.left) == len(measurement.runs) == 2
+    assert not any(one.left for one in gpu.plan([TRAIN, MEASURE], "smoke", None, None))
+
+
+def test_nothing_begins_that_would_not_end_or_has_no_data(folder):
+    lines = []
+    slow = dataclasses.replace(TRAIN, seconds=3000)
+    gpu.compute([slow], SMOKE, 1, folder, lines.append)
+    assert lines == [f"{slow}: no time for it"] and not (folder / gpu.ARCHIVE).exists()
+    with pytest.raises(UsageError, match="--minutes is 0"):
+        gpu.compute([TRAIN], SMOKE, 0, folder, lines.append)
+    lacking = dataclasses.replace(TRAIN, data=("cifar10",))
+    gpu.compute([lacking], Setting("quick", "cpu"), 1, folder, lines.append)
+    assert lines[1:] == [f"{lacking}: left out, for cifar10 is not here"]
+
+
+def test_a_piece_that_hangs_is_ended_at_its_limit(folder, results_folder):
+    (planned,) = gpu.plan([TRAIN], "smoke", "cpu", None)
+    work = partial(gpu._compute, "adaptive", SMOKE, 1, 0.1, folder / gpu.LOG)
+    with Workers(1, each_new=True) as own, pytest.raises(WorkerDied):
+        list(own.map(work, [list(planned.left)]))
+
+
+@pytest.mark.thorough
+def test_killed_in_the_middle_it_goes_on_where_it_was(folder, results_folder, tmp_path):
+    pieces = tmp_path / "list.toml"
+    pieces.write_text(
+        "[[piece]]\nname = 'd'\nartefact = 'adaptive/figure10'\nseconds = 2\nseeds = '4'\n"
+        "data = ['digits']\n"
+    )
+    command = [
+        *(sys.executable, "-m", "repro", "gpu", "--minutes", "5", "--out", str(folder)),
+        *("--pieces", str(pieces), "--profile", "smoke", "--device", "cpu"),
+    ]
+    process = subprocess.Popen(command)
+    store, until = local_store("smoke"), time.monotonic() + 120
+    while len(store.read("adaptive")[0]) < 3 and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    some = len(store.read("adaptive")[0])
+    assert 3 <= some < 28
+    subprocess.run(command, check=True)
+    assert len(store.read("adaptive")[0]) == len(archived(folder)) == 28
+    records = [json.loads(path.read_text()) for path in store.folder.glob("*/*.json")]
+    assert {record["status"] for record in records} == {"ok"}
