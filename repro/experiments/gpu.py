@@ -1,8 +1,8 @@
 """Records of a GPU that is at hand for some minutes: what is missing, the most valuable first.
 
-The list is ``gpu.toml``. The runs of a piece are computed by a process of its own, which is ended at
-its limit, so that one that hangs costs no more than its piece. Every run writes its record as it
-ends; an archive of all of them is written anew while more are computed.
+The list is ``gpu.toml``. A piece is computed by a process of its own, which is ended at its limit,
+so that one that hangs costs no more than itself. Every run writes its record as it ends; an archive
+of all records is written anew while more are computed.
 """
 
 import os
@@ -141,7 +141,9 @@ def read(path: Path, only: Sequence[str] = ()) -> list[Piece]:
     return chosen
 
 
-def plan(pieces: Sequence[Piece], profile: str, device: str | None, root: str | None) -> list[Planned]:
+def plan(
+    pieces: Sequence[Piece], profile: str, device: str | None, root: str | None
+) -> list[Planned]:
     """Look up the runs of pieces, and which have no record.
 
     Records of this machine and those under ``results/reference`` count. A measurement counts if it
@@ -165,11 +167,7 @@ def plan(pieces: Sequence[Piece], profile: str, device: str | None, root: str | 
         seeds = arguments.parse_seeds(piece.seeds)
         runs = [replace(run, seeds=seeds or run.seeds or SEEDS[profile]) for run in runs]
         recorded = _recorded(paper, stores, local_store(profile), name)
-        left = [
-            replace(run, seeds=lacking)
-            for run in runs
-            if (lacking := _lacking(run, recorded, name is not None))
-        ]
+        left = [replace(run, seeds=lacking) for run in runs if (lacking := _lacking(run, recorded))]
         without = [name for name in piece.data if name not in present]
         planned.append(Planned(piece, paper, runs, left, without))
     return planned
@@ -194,8 +192,9 @@ def _recorded(
     return found
 
 
-def _lacking(run: Run, recorded: set[str], here: bool) -> tuple[int, ...]:
-    return tuple(s for s in run.seeds or () if identity(run.experiment, run.config, s) not in recorded)
+def _lacking(run: Run, recorded: set[str]) -> tuple[int, ...]:
+    names = {seed: identity(run.experiment, run.config, seed) for seed in run.seeds or ()}
+    return tuple(seed for seed, name in names.items() if name not in recorded)
 
 
 def compute(
@@ -315,12 +314,16 @@ def _doctor(setting: running.Setting, folder: Path, end: float) -> str:
 @contextmanager
 def _archiving(store: RecordStore, folder: Path) -> Iterator[None]:
     """Write the archive every few seconds in which there is a new record, and at the end."""
-    done, written = threading.Event(), set()
+    done = threading.Event()
+    written: set[Path] = set()
 
     def write() -> None:
         files = set(store.folder.glob("*/*.json"))
         if files and files != written:
-            with replacing(folder / ARCHIVE) as temporary, tarfile.open(temporary, "w:gz") as archive:
+            with (
+                replacing(folder / ARCHIVE) as temporary,
+                tarfile.open(temporary, "w:gz") as archive,
+            ):
                 for path in sorted(files):
                     archive.add(path, str(path.relative_to(store.folder.parent)))
             written.update(files)

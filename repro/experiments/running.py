@@ -288,9 +288,7 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         if paper.experiments[step.run.experiment].measured(step.run.config)
     }
     took = _took_before(paper, store) if missing else {}
-    forecast = forecasting.Forecast(
-        took, workers.count if workers else 1, setting.expected_s
-    )
+    forecast = forecasting.Forecast(took, workers.count if workers else 1, setting.expected_s)
     counted: set[str] = set()
     with (
         accelerator.on(setting.device),

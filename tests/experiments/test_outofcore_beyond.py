@@ -80,22 +80,22 @@ class TestClaims:
 
     @pytest.mark.parametrize("key", WRONG)
     def test_as_the_paper_has_it(self, key):
-        assert word(key, World("gpu")) == "reproduced"
+        assert word(key, World("paper")) == "reproduced"
 
     @pytest.mark.parametrize("key", WRONG)
     def test_otherwise(self, key):
-        assert word(key, World("gpu", **WRONG[key])) == "not reproduced"
+        assert word(key, World("paper", **WRONG[key])) == "not reproduced"
 
     @pytest.mark.parametrize("key", OPEN)
     def test_open(self, key):
-        assert word(key, World("gpu", **OPEN[key])) == "undecided"
+        assert word(key, World("paper", **OPEN[key])) == "undecided"
 
     @pytest.mark.parametrize("key", WRONG)
     def test_each_kind_is_judged_by_its_own_records(self, key):
         measured = next(c for c in ARTEFACT.claims if c.key == key).kind == "measured"
         own, other = (MEASURED, SIMULATED) if measured else (SIMULATED, MEASURED)
-        assert word(key, World("gpu", places=(own,))) == "reproduced"
-        assert word(key, World("gpu", places=(other,))) == "not run"
+        assert word(key, World("paper", places=(own,))) == "reproduced"
+        assert word(key, World("paper", places=(other,))) == "not run"
 
     @pytest.mark.parametrize("key", ["larger_than_alone_here", "alone_ends_here"])
     def test_a_cpu_has_no_allocator_to_measure(self, key):
@@ -158,7 +158,7 @@ class TestClaims:
         assert "schedule + VA at 1440 (at best" not in verdict.evidence
 
     def test_out_of_memory_keeps_no_speed(self):
-        world = World("gpu", reach={("schedule",): 512, ("schedule_va",): 512})
+        world = World("paper", reach={("schedule",): 512, ("schedule_va",): 512})
         for key in ("largest_speed", "alone_speed", "alone_speed_here", "faster_with_chunks"):
             verdict = judged(f"table1/{key}", world)
             assert verdict.word == "not reproduced" and "ran out of memory" in verdict.evidence
@@ -198,7 +198,7 @@ class TestClaims:
         assert word("larger_than_peers", world) == "not reproduced"
 
     def test_one_peer_that_reaches_farther_is_partly(self):
-        world = World("gpu", reach={("save_on_cpu",): 1440, ("schedule_va",): 1248})
+        world = World("paper", reach={("save_on_cpu",): 1440, ("schedule_va",): 1248})
         assert word("larger_than_peers", world) == "partly"
 
 
@@ -293,10 +293,10 @@ class TestTable:
         assert (place, "save_on_cpu") not in rows
 
     def test_measured_on_a_gpu_has_the_papers(self):
-        world = World("gpu", status={(MEASURED, 512): None})
-        rows = self.rows(world, "gpu")
+        world = World("paper", status={(MEASURED, 512): None})
+        rows = self.rows(world, "paper")
         place = "measured here"
-        sizes = settings.BATCHES["gpu"]
+        sizes = settings.BATCHES["paper"]
         assert rows[place, "batch size"] == [f"N = {b}" if b != 512 else "" for b in sizes]
         assert rows[place, "schedule"] == [*["70"] * 4, DASH, "70", "x", "x", "x"]
         expandable = rows[place, "in core, expandable segments"]

@@ -52,11 +52,11 @@ class TestClaims:
 
     @pytest.mark.parametrize("key", WRONG)
     def test_as_the_paper_has_it(self, key):
-        assert judged(key, World("gpu")).word == "reproduced"
+        assert judged(key, World("paper")).word == "reproduced"
 
     @pytest.mark.parametrize("key", WRONG)
     def test_otherwise(self, key):
-        assert judged(key, World("gpu", **WRONG[key])).word == "not reproduced"
+        assert judged(key, World("paper", **WRONG[key])).word == "not reproduced"
 
     @pytest.mark.parametrize("key", [key for key in WRONG if key.endswith("_here")])
     def test_a_cpus_simulated_allocators_count_with_the_simulated(self, key):
@@ -69,12 +69,12 @@ class TestClaims:
         }
         assert judged(simulated, World(**rules)).word == "partly"
         # A GPU's are real: they have a claim of their own.
-        assert judged(simulated, World("gpu", **rules)).word == "reproduced"
-        assert judged(key, World("gpu", **rules)).word == "not reproduced"
+        assert judged(simulated, World("paper", **rules)).word == "reproduced"
+        assert judged(key, World("paper", **rules)).word == "not reproduced"
 
     def test_without_records_nothing_is_run(self):
         for key in WRONG:
-            assert judged(key, World("gpu", places=())).word == "not run"
+            assert judged(key, World("paper", places=())).word == "not run"
 
     @pytest.mark.parametrize(
         ("share", "word"), [(0.7, "reproduced"), (0.71, "partly"), (0.85, "not reproduced")]
@@ -119,7 +119,7 @@ class TestClaims:
 class TestFlat:
     @pytest.mark.parametrize(("spread", "holds"), [(0.049, "yes"), (0.051, "NO")])
     def test_the_spread_beyond_the_core(self, spread, holds):
-        world = World("gpu", taken={("schedule_va", LARGEST): 0.95 - spread})
+        world = World("paper", taken={("schedule_va", LARGEST): 0.95 - spread})
         row = checked("figure5", world)
         assert row["holds"] == holds
         assert row["evidence"].count(f"within {spread:.1%} of the limit") == 6
@@ -212,10 +212,10 @@ class TestFigure5:
         assert {tuple(row[:2]) for row in rows.values()} == {(DASH, "x")}
 
     def test_a_gpus_sizes(self):
-        rows = self.rows(World("gpu"))
+        rows = self.rows(World("paper"))
         measured = [row for (_, where, _), row in rows.items() if where == "measured here"]
         assert {row[-1] for row in measured} == {"16.00 GiB"}
-        assert len(measured) == sum(map(len, settings.GROWING["gpu"].values()))
+        assert len(measured) == sum(map(len, settings.GROWING["paper"].values()))
 
     def test_the_figure(self):
         shown = panels("figure5", World())

@@ -41,11 +41,11 @@ class TestClaims:
 
     @pytest.mark.parametrize("key", WRONG)
     def test_as_the_paper_has_it(self, key):
-        assert word(key, World("gpu")) == "reproduced"
+        assert word(key, World("paper")) == "reproduced"
 
     @pytest.mark.parametrize("key", WRONG)
     def test_otherwise(self, key):
-        assert word(key, World("gpu", **WRONG[key])) == "not reproduced"
+        assert word(key, World("paper", **WRONG[key])) == "not reproduced"
 
     @pytest.mark.parametrize("key", ["alone_larger", "chunks_larger"])
     @pytest.mark.parametrize("role", ROLES[1:])
@@ -55,7 +55,7 @@ class TestClaims:
 
     @pytest.mark.parametrize("key", ["chunks_cost_here", "gains_speed"])
     def test_rounds_that_scatter_decide_nothing(self, key):
-        assert word(key, World("gpu", noise=1.0)) == "undecided"
+        assert word(key, World("paper", noise=1.0)) == "undecided"
 
     def test_a_network_without_records_leaves_it_open(self):
         world = World(status={(DENSENET, "looked for"): None})
@@ -64,7 +64,7 @@ class TestClaims:
 
     def test_the_largest_that_was_tried_leaves_it_open(self):
         reach = {(PIX2PIXHD, "schedule"): 48, (PIX2PIXHD, "schedule_va"): 48}
-        verdict = judged("figure4/chunks_larger_here", World("gpu", reach=reach))
+        verdict = judged("figure4/chunks_larger_here", World("paper", reach=reach))
         assert verdict.word == "undecided"
         assert "48 is the largest that was tried" in verdict.evidence
 
@@ -81,8 +81,8 @@ class TestClaims:
         assert f"Pix2PixHD: {paper}" in said
 
     def test_one_size_that_is_faster_is_a_gain_and_is_told_of_how_many(self):
-        most = REACH["gpu"][PIX2PIXHD][2]
-        world = World("gpu", relative={("schedule_va",): 0.9, ("schedule_va", most): 1.1})
+        most = REACH["paper"][PIX2PIXHD][2]
+        world = World("paper", relative={("schedule_va",): 0.9, ("schedule_va", most): 1.1})
         verdict = judged("figure4/gains_speed", world)
         assert verdict.word == "reproduced"
         assert f"image of {most}, the fastest of 4 sizes" in verdict.evidence
@@ -98,7 +98,7 @@ class TestClaims:
 
     def test_what_chunks_cost_in_core_does_not_count(self):
         in_core = {("schedule_va", size): 0.1 for size in (2, 3, 4, 6, 64, 128)}
-        verdict = judged("figure4/chunks_cost_here", World("gpu", relative=in_core))
+        verdict = judged("figure4/chunks_cost_here", World("paper", relative=in_core))
         assert verdict.word == "reproduced"
         assert verdict.evidence.count("time of an image") == 6  # two of each network
 
@@ -110,7 +110,7 @@ class TestClaims:
 
     def test_without_records_nothing_is_run(self):
         for key in WRONG:
-            assert word(key, World("gpu", places=())) == "not run"
+            assert word(key, World("paper", places=())) == "not run"
 
 
 class TestTable:

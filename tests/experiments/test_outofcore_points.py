@@ -94,13 +94,13 @@ class TestPoints:
             ("in_core", 256): OUT_OF_MEMORY,
             ("schedule", 512): timed(16.0, 1.0, 20.0),  # 32 images/s
         }
-        found = points.points(only(of, "gpu"), MEASURED, RESNET, IN_CORE)
+        found = points.points(only(of, "paper"), MEASURED, RESNET, IN_CORE)
         assert [p and p.relative for p in found.values()] == pytest.approx([0.8, 1.0, 0.625, None])
-        found = points.points(only(of, "gpu"), MEASURED, RESNET, SCHEDULE)
+        found = points.points(only(of, "paper"), MEASURED, RESNET, SCHEDULE)
         assert found[512].relative == pytest.approx(0.4)
         assert found[512].paces == pytest.approx([16 / 512, 1 / 512, 20 / 512])
         of = {key: value for key, value in of.items() if key[0] != "in_core"}
-        found = points.points(only(of, "gpu"), MEASURED, RESNET, SCHEDULE)
+        found = points.points(only(of, "paper"), MEASURED, RESNET, SCHEDULE)
         assert found[512].relative is None
 
     def test_a_papers_batch_size_is_one_in_proportion_on_a_cpu(self):
@@ -109,8 +109,8 @@ class TestPoints:
             assert points.point_at(found, MEASURED, batch, "schedule_va")[0] == size
             assert points.point_at(found, SIMULATED, batch, "schedule_va")[0] == batch
         assert points.point_at(found, MEASURED, 1440, "schedule") == (91, None)
-        world = World("gpu", reach={("in_core",): 0})
-        on_gpu = results("table1", world, "gpu")
+        world = World("paper", reach={("in_core",): 0})
+        on_gpu = results("table1", world, "paper")
         assert points.point_at(on_gpu, MEASURED, 928, "schedule")[0] == 928
 
     @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ class TestComparisons:
         gap = points.slowdown(found, SIMULATED, RESNET, chunks)
         assert (math.exp(gap.mean), gap.error) == (pytest.approx(1 / 0.75), 0)
 
-    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("profile", ["quick", "paper"])
     def test_measured_ones_have_that_of_their_rounds(self, profile):
         found = results("table1", World(profile, noise=0.05), profile)
         size = REACH[profile][RESNET][1]
@@ -151,11 +151,11 @@ class TestComparisons:
 
     def test_times_of_two_machines_do_not_compare(self):
         def make(run, seed):
-            values = World("gpu")(run, seed)
+            values = World("paper")(run, seed)
             other = {"device": GPU | {"name": "NVIDIA Y"}} if run.config.get("batch") == 64 else {}
             return values | other
 
-        found = results("table1", make, "gpu")
+        found = results("table1", make, "paper")
         point = points.points(found, MEASURED, RESNET, SCHEDULE)[928]
         with pytest.raises(NotRun, match="NVIDIA X and NVIDIA Y"):
             points.slowdown(found, MEASURED, RESNET, point)

@@ -44,8 +44,8 @@ class TestClaims:
             assert word(key, World(**rules)) == "not run"
 
     def test_on_a_gpu_nothing_in_core_is_timed_beside(self):
-        assert word("keeps_as_much_here", World("gpu")) == "not run"
-        assert word("moves_less_here", World("gpu")) == "reproduced"
+        assert word("keeps_as_much_here", World("paper")) == "not run"
+        assert word("moves_less_here", World("paper")) == "reproduced"
 
     def test_without_half_or_float32_nothing_is_compared(self):
         for status in ({(HALF_MEASURED,): None}, {("measured", 32): None}):

@@ -28,7 +28,7 @@ class TestClaims:
     def test_every_claim_is_tried(self):
         assert [c.key for c in PAPER.artefacts["schedules"].claims] == list(WRONG)
 
-    @pytest.mark.parametrize("profile", ["quick", "gpu"])
+    @pytest.mark.parametrize("profile", ["quick", "paper"])
     @pytest.mark.parametrize("key", WRONG)
     def test_right_wrong_and_open(self, key, profile):
         assert word(key, World(profile)) == "reproduced"

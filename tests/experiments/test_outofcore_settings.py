@@ -61,7 +61,7 @@ REACH: dict[str, dict[str, tuple[int, int, int]]] = {
         PIX2PIXHD: (4, 16, 16),
         DEEPLAB: (0, 0, 0),
     },
-    "gpu": {
+    "paper": {
         RESNET: (190, 928, 1440),
         DENSENET: (128, 512, 1024),
         PIX2PIXHD: (4, 16, 32),
@@ -114,7 +114,7 @@ class World:
 
     @property
     def on_gpu(self) -> bool:
-        return self.profile == "gpu"
+        return self.profile == "paper"
 
     def limit(self, where: str) -> int:
         return 16 * GIB if where == SIMULATED or self.on_gpu else 64 * MIB
@@ -123,7 +123,7 @@ class World:
         sizes = REACH[SIMULATED if where == SIMULATED else self.profile][role]
         usual = dict(zip(MODES, sizes, strict=True))
         usual |= {"lms": sizes[1], "paper": sizes[1], "expandable_segments": sizes[0]}
-        usual |= dict.fromkeys(settings.PACKED_MODES, sizes[2])
+        usual |= dict.fromkeys([*settings.PACKED_MODES, "paper_va"], sizes[2])
         usual["checkpointing"] = {"smoke": 4, "quick": 32}.get(self.profile, 512)
         usual["save_on_cpu"] = 256
         if half:  # whatever it is, twice as large fits
@@ -149,7 +149,7 @@ class World:
             "reserved_bytes": reserved,
             "held_bytes": reserved - MIB,
         }
-        if mode in ("schedule", "schedule_va", "lms", "paper"):
+        if mode in ("schedule", "schedule_va", "lms", "paper", "paper_va"):
             share = _of(self.budget, 0.85 if mode == "schedule_va" else 0.5, *cell)
             row |= {"budget_bytes": int(limit * share), "window_bytes": 8 * MIB}
             moved = _of(self.moved, 50 if half else 100, *cell)
@@ -337,8 +337,8 @@ class TestRuns:
         assert {config["limit_gib"] for config in runs} == {16}
         assert {config["precision"] for config in runs} == {"float32"}
         modes = {config["mode"] for config in runs}
-        assert modes == {*MODES, *settings.PEERS}
-        assert modes | {"lms", "paper", "bound", *settings.PACKED_MODES} == set(settings.LABELS)
+        assert modes == {*MODES, *settings.TO_THE_LETTER, *settings.PEERS}
+        assert modes | {"lms", "bound", *settings.PACKED_MODES} == set(settings.LABELS)
         assert all("limit_between" not in config for config in runs)
 
     @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu", "paper"])
@@ -392,7 +392,7 @@ class TestEveryArtefact:
         ids=str,
     )
     @pytest.mark.parametrize(
-        "profile", ["gpu", pytest.param("smoke", marks=pytest.mark.exhaustive)]
+        "profile", ["paper", pytest.param("smoke", marks=pytest.mark.exhaustive)]
     )
     def test_whatever_there_is_can_be_shown_and_judged(self, rules, profile):
         for name, artefact in PAPER.artefacts.items():
@@ -413,7 +413,7 @@ class TestEveryArtefact:
     def test_nothing_is_reproduced_where_nothing_worked(self, rules):
         for name, artefact in PAPER.artefacts.items():
             for claim in artefact.claims:
-                word = judged(f"{name}/{claim.key}", World("gpu", **rules)).word
+                word = judged(f"{name}/{claim.key}", World("paper", **rules)).word
                 assert word in ("not run", "not reproduced")
 
 
@@ -429,7 +429,7 @@ class TestCaptions:
         assert "V100: SIMULATED." in said
         words = "Measured: STAND-IN network, SIMULATED memory limit and link, SYNTHETIC images."
         assert words in said
-        said = caption("table1", World("gpu", places=(MEASURED,)), "gpu")
+        said = caption("table1", World("paper", places=(MEASURED,)), "paper")
         assert "Measured: SIMULATED memory limit, SYNTHETIC images." in said
         assert "V100" not in said and "STAND-IN" not in said
         said = caption("figure4", World(places=(SIMULATED,)))
@@ -458,7 +458,7 @@ class TestSetup:
         assert "chunks of 40 MiB" in said and "To map a chunk takes 0.19 ms" in said
         assert "the memory limit is SIMULATED" in said
         assert "paced to a SIMULATED link of 128 MiB/s each way" in said
-        said = told(World("gpu", places=(MEASURED,)), "gpu")
+        said = told(World("paper", places=(MEASURED,)), "paper")
         assert "V100: nothing ran" not in said and "link" not in said.replace("NVLink", "")
 
     def test_the_networks_and_their_limits(self):
@@ -470,7 +470,7 @@ class TestSetup:
         assert said.count(network) == 1
         assert "DenseNet-40 of growth 6 for DenseNet on" in said
         assert "ResNet-20 for ResNet-50 on 16×16 pixels" in said
-        said = told(World("gpu"), "gpu")
+        said = told(World("paper"), "paper")
         assert "ResNet-50 on 224×224 pixels in float32, within a limit of 16.00 GiB" in said
         assert "DenseNet-121 for DenseNet on" in said and "ResNet-50 for" not in said
 
@@ -484,7 +484,7 @@ class TestSetup:
 class TestMadeUp:
     """The made-up records themselves are of sizes that are run."""
 
-    @pytest.mark.parametrize("profile", ["smoke", "quick", "gpu"])
+    @pytest.mark.parametrize("profile", ["smoke", "quick", "paper"])
     def test_the_batch_sizes_are_those_of_the_runs(self, profile):
         runs = [*settings.resnet(profile), *settings.others(profile)]
         sizes = {(run.experiment, run.config["role"], run.config.get("batch")) for run in runs}

@@ -25,12 +25,13 @@ from repro.measure.accelerator import HostMemoryError
 from repro.measure.machine import machine
 from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, Trace, plan_swaps
 from repro.outofcore.native import Installed, install
+from repro.outofcore.schedules import Name
 
 _SETTLING = 5  # iterations until a block's plans are made
 _LEAST_LIMIT = 64 * MIB  # that torch's allocator can be held to: it takes 2 and 20 MiB at once
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator serves one
 # What a mode trains with: the name of an allocator and of a schedule of `OutOfCore`.
-_SWAPPED = {
+_SWAPPED: dict[str, tuple[str, Name]] = {
     "schedule": ("schedule", "window"),  # the paper's with our changes, as in the simulated rows
     "schedule_va": ("schedule_va", "window"),
     "paper": ("schedule", "paper"),
