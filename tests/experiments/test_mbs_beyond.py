@@ -483,9 +483,13 @@ class TestTable:
 
 def test_each_model_is_timed_and_trained():
     for artefact, roles in [("table4", set(INITIAL) - {"U-Net"}), ("table5", {"U-Net"})]:
-        for experiment in ("train", "overhead"):
-            runs = PAPER.artefacts[artefact].runs("gpu", CHOSEN)
-            assert {r.config["role"] for r in runs if r.experiment == experiment} == roles
+        for profile, experiments in [
+            ("gpu", ("step", "overhead", "epochs")),
+            ("paper", ("train", "overhead")),
+        ]:
+            runs = PAPER.artefacts[artefact].runs(profile, CHOSEN)
+            for name in experiments:
+                assert {r.config["role"] for r in runs if r.experiment == name} == roles
 
 
 class TestFigure:

@@ -177,6 +177,51 @@ class TestMeasurements:
         assert {name: len(t.samples_s) for name, t in outcome.timings.items()} == {
             "all": 2, "some": 2}  # fmt: skip
 
+    @pytest.mark.parametrize("role", ["ResNet-50", "U-Net"])
+    @pytest.mark.parametrize("micro", [8, None])
+    def test_a_training_in_low_precision(self, role, micro):
+        """Weights, gradients and the optimizer stay float32; layouts are channels last."""
+        config = settings.training("smoke", role, CHOSEN, 16, micro).config | {
+            "channels_last": True,
+            "autocast": "bfloat16",
+            "train_samples": 32,
+        }
+        options = dict(config["dataset"])
+        data = datasets.load(options.pop("name"), **options)
+        model = building.build_model(config, data, "cpu")
+        kinds = []
+        model.register_forward_hook(lambda _, inputs, output: kinds.append(output.dtype))
+        step = building.training_step(config, model, building.build_optimizer(config, model), "cpu")
+        loader = building.train_loader(config, data, 16, 0, 32)
+        losses = [float(step(*batch)) for _ in range(4) for batch in loader]
+        assert set(kinds) == {torch.bfloat16}
+        assert np.mean(losses[-2:]) < np.mean(losses[:2])
+        for weight in model.parameters():
+            assert weight.grad.dtype == weight.dtype == torch.float32
+            if weight.dim() == 4:
+                assert weight.is_contiguous(memory_format=torch.channels_last)
+        metrics = building.evaluation(config, data, model, "cpu")()
+        assert all(np.isfinite(value) for value in metrics.values())
+
+    def test_a_step_fits_or_runs_out_of_memory(self):
+        config = settings.base_config("smoke", "ResNet-50", CHOSEN) | {"limit_bytes": 2**20}
+        options = dict(config["dataset"])
+        data = datasets.load(options.pop("name"), **options)
+        whole = config | {"mini_batch": 64, "micro_batch": None}
+        with pytest.raises(torch.OutOfMemoryError):
+            experiments.step(whole, 0, data, "cpu")
+        outcome = experiments.step(whole | {"micro_batch": 4}, 0, data, "cpu")
+        assert 0 < outcome.peak_bytes <= 2**20 == outcome.metrics["limit_bytes"]
+
+    def test_cudnn_times_its_algorithms_where_told(self):
+        for before in (False, True):
+            torch.backends.cudnn.benchmark = before
+            for config, during in [({"benchmark": True}, True), ({}, before)]:
+                with building.algorithms_timed(config):
+                    assert torch.backends.cudnn.benchmark is during
+                assert torch.backends.cudnn.benchmark is before
+        torch.backends.cudnn.benchmark = False
+
     def test_the_timeline_is_in_order(self, smoke):
         (record,) = self.of(smoke, "timeline")
         count = record.config["mini_batch"] // record.config["micro_batch"]

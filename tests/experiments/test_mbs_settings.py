@@ -14,10 +14,12 @@ from matplotlib.figure import Figure
 from repro.experiments import arguments
 from repro.experiments.design import reported
 from repro.experiments.mbs import settings
-from repro.experiments.mbs.describing import facts
+from repro.experiments.mbs.describing import facts, side
 from repro.experiments.sources import Source, results_of
 from repro.experiments.summary import checks, verdicts
 from repro.report import figure_png
+
+PAPER_NUMBERS = reported("mbs")
 
 # Copied from the paper by hand: Tables 2, 4 and 5 ("Batch size" and "μ-batch size").
 MICRO_BATCHES = {
@@ -75,6 +77,9 @@ class TestEveryProfile:
     def test_every_model_has_its_pair_at_the_initial_size(self, profile):
         chosen = next(choices(profile))
         for role, initial in INITIAL.items():
+            if profile == "gpu" and role not in settings.TRAINED_ON_GPU:
+                assert settings.initial_pair(profile, role, chosen) == []
+                continue
             first, second = settings.initial_pair(profile, role, chosen)
             assert first.config["micro_batch"] is None
             assert second.config["micro_batch"] == initial // 2
@@ -106,6 +111,50 @@ class TestEveryProfile:
                         sides[run.config["resolution"]].add(size)
                 assert len(sides["low"]) == len(sides["high"]) == 1
                 assert max(sides["low"]) < min(sides["high"]), (role, chosen)
+
+
+class TestTheProfileOfAGpu:
+    CHOSEN: ClassVar = {"classification": "flowers102", "segmentation": "carvana"}
+
+    def runs(self, *experiments):
+        return [run for run in all_runs("gpu", self.CHOSEN) if run.experiment in experiments]
+
+    def test_memory_and_time_are_of_the_papers_sides_in_float32(self):
+        for run in self.runs("size", "step", "overhead", "epochs", "timeline"):
+            config = run.config
+            assert side(config) == settings.PAPER_SIDES[config["role"], "high"]
+            assert config["channels_last"] and "autocast" not in config
+            # Where memory is measured, trials of algorithms would take more than a training.
+            assert config.get("benchmark", False) == (run.experiment in ("overhead", "epochs"))
+            if "limit_bytes" in config:
+                assert config["limit_bytes"] == 24 * 2**30
+
+    def test_accuracy_is_of_smaller_images_beside_others(self):
+        for run in self.runs("train"):
+            config = run.config
+            assert config["role"] in settings.TRAINED_ON_GPU and config["timed"] is False
+            assert side(config) < settings.PAPER_SIDES[config["role"], "high"]
+            assert config["autocast"] == "bfloat16" and config["channels_last"]
+
+    def test_what_does_not_fit_is_tried_once(self):
+        for role, initial in INITIAL.items():
+            steps = [run for run in self.runs("step") if run.config["role"] == role]
+            undivided = {r.config["mini_batch"] for r in steps if not r.config["micro_batch"]}
+            assert min(undivided) == initial and 2 * initial in undivided
+            assert max(undivided) == 1024
+            assert {run.seeds for run in steps} == {(0,)}
+
+    def test_an_epoch_that_is_timed_fills_its_largest_mini_batch(self):
+        for run in self.runs("epochs"):
+            sizes = [mini for mini, _ in run.config["ways"].values()]
+            assert max(sizes) == run.config["train_samples"]
+            named = map(int, PAPER_NUMBERS["overhead_percent"].get(run.config["role"], {}))
+            assert set(named) <= set(sizes)
+
+    def test_other_profiles_compute_as_before(self):
+        for profile in ("smoke", "quick", "long", "paper"):
+            for run in all_runs(profile, next(choices(profile))):
+                assert not {"channels_last", "autocast", "benchmark"} & run.config.keys()
 
 
 class TestThePapersProfile:

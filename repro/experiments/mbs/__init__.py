@@ -22,6 +22,7 @@ PAPER = Paper(
             planned=("steps_per_epoch", "limit_bytes"),
         ),
         Experiment("size", f"{_HERE}.experiments:size"),
+        Experiment("step", f"{_HERE}.experiments:step"),
         Experiment(
             "overhead",
             f"{_HERE}.experiments:overhead",

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
 def runs(profile: str, chosen: Chosen, roles: Sequence[str]) -> list[Run]:
     """Return trainings by mini-batch size and way, and the steps timed in turns."""
     planned = [run for role in roles for run in pairs(profile, role, chosen)]
-    if profile == LONG:  # trainings that run side by side say nothing of time
-        planned += [epochs_in_turns(role, chosen) for role in roles]
+    if profile in (LONG, "gpu"):  # trainings that run side by side say nothing of time
+        planned += [epochs_in_turns(profile, role, chosen) for role in roles]
     return planned + [overhead(profile, role, chosen) for role in roles]
 
 
@@ -73,7 +73,7 @@ def table(results: Results, name: str) -> list[dict[str, Any]]:
         if streamed is False and row in whole:
             continue  # which the paper has no row for, and nobody tries undivided
         role, size = row["model"], row["mini_batch"]
-        records = trainings(results, role, size, streamed)
+        records = tried(results, role, size, streamed)
         values = best(records)
         way = "with" if streamed else "without"
         paper = row.get(way)
@@ -103,7 +103,17 @@ def _told_times(results: Results, role: str, size: int, streamed: bool) -> str:
     except NotRun:  # of several machines
         seconds = []
     text = Summary.of(seconds).text()
-    return text if seconds else status_or(trainings(results, role, size, streamed), text)
+    return text if seconds else status_or(tried(results, role, size, streamed), text)
+
+
+def tried(results: Results, role: str, size: int, streamed: bool) -> list[Record]:
+    """Return the trainings of a cell; undivided where there are none, its steps that failed."""
+    failed = [
+        r
+        for r in results.select("step", role=role, mini_batch=size, micro_batch=None)
+        if r.status != "ok" and not streamed
+    ]
+    return trainings(results, role, size, streamed) or failed
 
 
 def _told_gain(results: Results, role: str, size: int) -> str:
@@ -240,9 +250,10 @@ def paper_optimum(role: str) -> float:
 
 
 def beyond(results: Results, role: str, streamed: bool) -> list[Record]:
-    """Return the trainings with mini-batches above the initial one, with or without MBS."""
+    """Return what trained or took a step with mini-batches above the initial one, either way."""
     initial = PAPER["table2"][role]["mini_batch"]
-    above = [r for r in results.select("train", role=role) if r.config["mini_batch"] > initial]
+    ran = [r for name in ("train", "step") for r in results.select(name, role=role)]
+    above = [r for r in ran if r.config["mini_batch"] > initial]
     return [r for r in above if (r.config["micro_batch"] is not None) == streamed]
 
 

@@ -1,6 +1,7 @@
 """What a training of the paper is made of: model, loss, optimizer, data, step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 from repro import models
 from repro.datasets import ImageData, Split, TensorLoader, channel_statistics
+from repro.experiments.captured import CapturedStep
 from repro.mbs import MicroBatchStreamer
 from repro.training import Step, evaluate_binary_segmentation, evaluate_classifier, plain_step
 
@@ -47,7 +49,10 @@ def build_model(config: Config, data: ImageData, device: str) -> nn.Module:
     """Return the model with fresh weights, on the device."""
     options = dict(config["model"])
     num_classes = 1 if is_segmentation(config) else data.num_classes
-    return models.build(options.pop("name"), num_classes=num_classes, **options).to(device)
+    model = models.build(options.pop("name"), num_classes=num_classes, **options).to(device)
+    if config.get("channels_last"):
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model
 
 
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
@@ -115,20 +120,30 @@ def evaluation(
     mean, std = _statistics(config, data)
     # Whole test images are larger than the crops trained on; the memory limit holds here too.
     size = min(4 if is_segmentation(config) and device != "cpu" else 16, len(images))
+    low = low_precision(config)
+    if low is not None:  # small images on a large device
+        size = min(128, len(images))
     loader = TensorLoader(images, targets, size, shuffle=False, mean=mean, std=std, device="cpu")
     evaluate = evaluate_binary_segmentation if is_segmentation(config) else evaluate_classifier
-    return lambda: evaluate(model, loader, device)
+
+    def measure() -> dict[str, float]:
+        with torch.autocast(torch.device(device).type, low) if low else nullcontext():
+            return evaluate(model, loader, device)
+
+    return measure
 
 
 def training_step(
     config: Config, model: nn.Module, optimizer: torch.optim.Optimizer, device: str
 ) -> Step:
     """Return a training step, streamed by Algorithm 1 where the configuration has micro-batches."""
-    loss_fn = loss_of(config)
+    loss_fn, low = loss_of(config), low_precision(config)
     if config["micro_batch"] is None:
+        if low is not None:
+            return CapturedStep(model, loss_fn, optimizer, low, captured=False)
         return plain_step(model, loss_fn, optimizer, device)
     streamer = MicroBatchStreamer(
-        model, loss_fn, config["micro_batch"], device=device, normalization="paper"
+        model, loss_fn, config["micro_batch"], device=device, normalization="paper", autocast=low
     )
 
     def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -138,3 +153,19 @@ def training_step(
         return loss
 
     return step
+
+
+def low_precision(config: Config) -> torch.dtype | None:
+    """Return the type of forward passes under autocast, None for float32."""
+    return getattr(torch, config["autocast"]) if config.get("autocast") else None
+
+
+@contextmanager
+def algorithms_timed(config: Config) -> Iterator[None]:
+    """Let cuDNN time its algorithms for each new shape where the configuration says so."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = config.get("benchmark", before)
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from repro.experiments.design import Results
-from repro.experiments.mbs.settings import MIB, PAPER_SIDES, PUBLISHED, ROLES
+from repro.experiments.mbs.settings import AS_IN_PAPER, MIB, PAPER_SIDES, PUBLISHED, ROLES
 from repro.records import Record
 
 
@@ -19,6 +19,8 @@ def marks(results: Results) -> Iterable[str]:
         yield f"STAND-IN: {', '.join(stand_ins)}."
     if any(r.dataset and r.dataset["kind"] == "synthetic" for r in records):
         yield "SYNTHETIC data."
+    if smaller := _smaller(records):
+        yield f"SMALLER images to train on: {'; '.join(smaller)}."
     if any(r.config.get("limit_bytes") for r in records) or _limited(records):
         yield "SIMULATED memory limit."
 
@@ -74,19 +76,45 @@ def facts(records: Sequence[Record]) -> Iterable[str]:
         yield "MBS normalises by Algorithm 1; BatchNorm sees micro-batches, as in the paper."
 
 
+def _smaller(records: Iterable[Record]) -> list[str]:
+    """Return where one of the paper's networks trains on smaller images than there."""
+    found = {
+        f"{role} {side(r.config)} px (paper {side_in_paper(role)}), {r.config['epochs']} epochs": 0
+        for r in records
+        if r.experiment == "train" and r.config["resolution"] == "high"
+        for role in [r.config["role"]]
+        if network(role, r.config["model"]) == role and side(r.config) < side_in_paper(role)
+    }
+    return list(found)
+
+
 def _extents(measured: Sequence[Record]) -> Iterable[str]:
     """Yield the sides of images, and epochs with their samples."""
-    sides = []
+    sides, as_in_paper = [], []
     for role in ROLES:
-        shown = sorted(
-            {(side(r.config), r.config["resolution"]) for r in measured if r.config["role"] == role}
-        )
-        if shown:
+        of_role = [r for r in measured if r.config["role"] == role]
+        every = sorted({(side(r.config), r.config["resolution"]) for r in of_role})
+        as_in_paper += [f"{role} {pixels} px" for pixels, at in every if at == AS_IN_PAPER]
+        if shown := [(pixels, at) for pixels, at in every if at != AS_IN_PAPER]:
             ours = _and(pixels for pixels, _ in shown)
             paper = _and(PAPER_SIDES[role, resolution] for _, resolution in shown)
             sides.append(f"{role} {ours} px (paper {paper})")
     if sides:
         yield f"Image sides: {', '.join(sides)}."
+    if as_in_paper:
+        yield (
+            f"Memory and time at the paper's image sides ({', '.join(as_in_paper)}), in float32 "
+            "(convolutions: TF32 where the device has it), channels last."
+        )
+    timed = [r.config for r in measured if r.experiment == "epochs"]
+    if counts := [
+        f"{c['train_samples']:,} images of {c['role']}"
+        for c in timed
+        if c["resolution"] == AS_IN_PAPER
+    ]:
+        yield f"Epochs that are timed have {', '.join(counts)}."
+    if low := sorted({r.config["autocast"] for r in measured if r.config.get("autocast")}):
+        yield f"Trainings for accuracy: {_and(low)} under autocast, channels last."
     wheres = {"train": "", "normalised": " in section 3.4", "twins": " as twins"}
     trained = [r for r in measured if r.experiment in wheres]
     extents: dict[tuple[int | None, int], dict[str, None]] = {}

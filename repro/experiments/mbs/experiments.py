@@ -16,6 +16,7 @@ from repro.datasets import Ahead, ImageData
 from repro.experiments.mbs.building import (
     Batch,
     Config,
+    algorithms_timed,
     build_model,
     build_optimizer,
     evaluation,
@@ -120,7 +121,8 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
             optimizer, start_factor=1.0, end_factor=1e-3, total_iters=config["epochs"]
         )
     limited = limit is not None and device != "cpu"
-    with MemoryBudget(limit, device) if limited and limit else nullcontext() as budget_or_none:
+    budgeted = MemoryBudget(limit, device) if limited and limit else nullcontext()
+    with algorithms_timed(config), budgeted as budget_or_none:
         history = fit(
             model,
             training_step(config, model, optimizer, device),
@@ -204,6 +206,20 @@ def size(config: Config, seed: int, data: ImageData | None, device: str) -> Outc
     )
 
 
+def step(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
+    """Take two steps of one mini-batch, with or without MBS, under a memory limit (Tables 4, 5).
+
+    An out-of-memory error is the caller's to record.
+    """
+    assert data is not None
+    torch.manual_seed(seed)
+    batch = _first_batch(config, data, config["mini_batch"], device, seed)
+    model = build_model(config, data, device).train()
+    with MemoryBudget(config["limit_bytes"], device, resident=model) as budget:
+        _two_steps(config, model, batch, device)
+    return Outcome({"limit_bytes": config["limit_bytes"]}, peak_bytes=budget.peak_reserved_bytes)
+
+
 def _fits(config: Config, data: ImageData, count: int, limit: int, device: str) -> bool:
     batch = _first_batch(config, data, count, device)
     model = build_model(config, data, device).train()
@@ -242,7 +258,8 @@ def overhead(config: Config, seed: int, data: ImageData | None, device: str) -> 
             dict(config) | {"micro_batch": micro}, model, build_optimizer(config, model), device
         )
         steps[name] = _bind(step, _first_batch(config, data, count, device))
-    timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
+    with algorithms_timed(config):
+        timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
     per_sample = {name: timings[name].median_s / count for name, (count, _) in ways.items()}
     return Outcome(
         metrics={

@@ -11,6 +11,7 @@ import torch
 from repro.experiments.design import Run
 from repro.experiments.imagining import imagined_data, said
 from repro.experiments.mbs import building
+from repro.experiments.mbs.describing import side, side_in_paper
 from repro.experiments.mbs.settings import PAPER
 from repro.experiments.rehearsing import Rehearsal
 from repro.measure.fake_tensors import Work, first_steps, imagined
@@ -28,7 +29,8 @@ def rehearse(run: Run) -> Rehearsal | None:
         return None
     whole, micro = _sizes(run)
     batch = whole if micro is None else min(whole, 2 * micro)
-    parts = {name: config[name] for name in ("role", "model", "dataset", "augment", "optimizer")}
+    names = ("role", "model", "dataset", "augment", "optimizer", "channels_last", "autocast")
+    parts = {name: config[name] for name in names if name in config}
     wide = run.experiment == "gradients"
     model, images, samples, peak, work = _first_steps(
         json.dumps(parts | {"micro_batch": micro, "epochs": config.get("epochs", 1)}),
@@ -38,7 +40,8 @@ def rehearse(run: Run) -> Rehearsal | None:
     )
     initial = PAPER["table2"][config["role"]]["mini_batch"]
     # Of the lower resolution the paper says nothing.
-    paper_tells = run.experiment == "train" and config["resolution"] == "high"
+    at_its_side = side(config) == side_in_paper(config["role"])
+    paper_tells = run.experiment in ("train", "step") and at_its_side
     epochs = config.get("epochs", 0) * (2 if run.experiment == "twins" else 1)
     return Rehearsal(
         model,
@@ -56,7 +59,7 @@ def _sizes(run: Run) -> tuple[int, int | None]:
     config = run.config
     if run.experiment == "gradients":
         return max(mini for mini, _ in config["divisions"]), None
-    if run.experiment == "size":
+    if run.experiment in ("size", "epochs"):
         return PAPER["table2"][config["role"]]["mini_batch"], None
     if run.experiment == "normalised" and config["normalization"] is None:
         return config["mini_batch"], None

@@ -10,7 +10,15 @@ from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run,
 from repro.experiments.intervals import Spread, difference
 from repro.experiments.judging import Part, Verdict, combine, direction, each
 from repro.experiments.mbs.describing import marks, side
-from repro.experiments.mbs.settings import LARGE_BATCH, PAPER, SMALL_BATCH, UNITS, best, training
+from repro.experiments.mbs.settings import (
+    LARGE_BATCH,
+    PAPER,
+    SMALL_BATCH,
+    TABLE1_EXTENT,
+    UNITS,
+    best,
+    training,
+)
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -28,8 +36,9 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
 
     The time of one of them stands in Table 4 or 5.
     """
+    extent = TABLE1_EXTENT.get(profile)
     return [
-        training(profile, role, chosen, size, None, low, timed=not low and size == LARGE_BATCH)
+        training(profile, role, chosen, size, None, low, not low and size == LARGE_BATCH, extent)
         for role in ROLES
         for low in (True, False)
         for size in (SMALL_BATCH[profile], LARGE_BATCH)

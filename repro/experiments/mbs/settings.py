@@ -29,6 +29,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 PUBLISHED: dict[str, dict[str, Any]] = {
     # The repository of section 4.2.2's footnote has a stem of 3x3 without stride or pooling, which
     # takes sixteen times the memory of ImageNet's at 224 pixels: with it 16 and 8 fill the card.
+    # GiB of live tensors in two float32 steps at Table 2's size, and at its double (24 are there):
+    # ResNet-50 19.0, 37.8; ResNet-101 14.6, 28.9; AmoebaNet-D 18.4, 36.7; U-Net 13.0, 25.6.
     "ResNet-50": {"name": "resnet50"},
     "ResNet-101": {"name": "resnet101"},
     "AmoebaNet-D": {"name": "amoebanet_d", "num_layers": 6, "num_filters": 190},
@@ -92,7 +94,9 @@ FLOWERS_SPLIT = "random"  # or "official"
 # samples, epochs. The paper gives no number of epochs; 100 of them are 2.6 to 11 hours a training
 # on its card by its own times, and half of the 200 of the repository of its footnote.
 _ALL: dict[str, int | None] = {"train_samples": None, "test_samples": None, "epochs": 100}
-_GPU: dict[str, int | None] = {"train_samples": 1024, "test_samples": 256, "epochs": 2}
+# An H100 launches a micro-batch of ResNet-50 in some 12 ms: 25 epochs in micro-batches of 8 take
+# four to five minutes.
+_GPU = _ALL | {"epochs": 25}
 _SMOKE: dict[str, int | None] = {"train_samples": 64, "test_samples": 32, "epochs": 2}
 _LONGER: dict[str, int | None] = {"train_samples": 5000, "test_samples": 2000, "epochs": 40}
 _QUICK: dict[str, int | None] = {"train_samples": 256, "test_samples": 256, "epochs": 3}
@@ -107,9 +111,11 @@ EXTENT = {
         "AmoebaNet-D": {"train_samples": 2000, "test_samples": 2000, "epochs": 20},
         "U-Net": {"train_samples": 256, "test_samples": 96, "epochs": 60},
     },
-    "gpu": dict.fromkeys(ROLES, _GPU) | {"U-Net": _GPU | {"test_samples": 64}},
+    "gpu": dict.fromkeys(ROLES, _GPU) | {"U-Net": _GPU | {"epochs": 20}},
     "paper": dict.fromkeys(ROLES, _ALL),
 }
+# Of the mini-batches of 4 that Table 1 alone has, and of what it compares them with.
+TABLE1_EXTENT = {"gpu": _GPU | {"train_samples": 2048, "epochs": 10}}
 
 # Streamed mini-batch sizes, the paper's initial one first: the largest that fits undivided.
 _PAPER_SIZES = {
@@ -137,13 +143,28 @@ MINI_BATCHES: dict[str, dict[str, tuple[int, ...]]] = {
         "U-Net": (16, 64, 128, 256),
     },
     "gpu": {
-        "ResNet-50": (16, 32, 128, 1024),
-        "ResNet-101": (8, 128, 1024),
-        "AmoebaNet-D": (32, 256, 1024),
-        "U-Net": (16, 128, 1024),
+        "ResNet-50": (16, 32, 128, 512, 1024),
+        "ResNet-101": (8, 128, 512, 1024),
+        "AmoebaNet-D": (32, 256, 512, 1024),
+        "U-Net": (16, 32, 128, 1024),
     },
     "paper": _PAPER_SIZES,
 }
+# Under gpu memory and time are measured at the paper's image sides, which a configuration's
+# resolution `AS_IN_PAPER` says. Accuracy takes smaller images, of the networks that train in
+# minutes, in bfloat16 and with few seeds; memory and time are of float32 (convolutions: TF32).
+AS_IN_PAPER = "as in the paper"
+TRAINED_ON_GPU = ("ResNet-50", "U-Net")
+_GPU_SEEDS = (0, 1)
+# Sizes whose epochs are timed, the initial one undivided, too. An epoch has the last one's samples.
+TIMED_ON_GPU = {
+    "ResNet-50": (16, 32, 128, 1024),
+    "ResNet-101": (8, 128, 512),
+    "AmoebaNet-D": (32, 256, 512),
+    "U-Net": (16, 128, 512),
+}
+# cuDNN times its algorithms, but not where memory is measured: their trials take workspace.
+_BENCHMARK = {"benchmark": True}
 # Of the papers' own data, for the mini-batch that is all of them (section 1).
 _ALL_TRAINING_SAMPLES = {
     "flowers102": {"random": 6551, "official": 1020}[FLOWERS_SPLIT],
@@ -165,25 +186,36 @@ def micro_batch_of(role: str, mini_batch: int) -> int:
     return initial // 2 if mini_batch <= initial else initial
 
 
-def _images(profile: str, role: str, name: str, low: bool) -> dict[str, Any]:
-    """Return a dataset's options and how it is cropped, for the higher or lower resolution."""
-    small = profile in ("smoke", "quick", LONG)
+def measured_at(profile: str) -> str:
+    """Return the resolution at which a profile measures memory and time."""
+    return AS_IN_PAPER if profile == "gpu" else "high"
+
+
+def _images(profile: str, role: str, name: str, resolution: str) -> dict[str, Any]:
+    """Return a dataset's options and how it is cropped, for a resolution."""
+    small, low = profile in ("smoke", "quick", LONG), resolution == "low"
+    reduced = profile == "gpu" and resolution != AS_IN_PAPER
     if task_of(role) == "classification":
         if small:
             high_size, low_size = (16, 4) if name == "digits" else (32, 16)
+        elif reduced:
+            high_size, low_size = 64, 32
         else:
             high_size = 416 if role == "AmoebaNet-D" else 224
             low_size = 32
         size = low_size if low else high_size
         dataset: dict[str, Any] = {"name": name, "image_size": size}
-        if name == "flowers102" and not small:
+        if name == "flowers102" and resolution == AS_IN_PAPER:
+            dataset["per_class"] = 10  # as many as an epoch that is timed, decoded in seconds
+        elif name == "flowers102" and not small:
             dataset["split"] = FLOWERS_SPLIT
         augment = {"padding": size // 8, "flip": name != "digits"}
     else:
         # A random square of 384 from 640 rows, at every scale.
         side = (24 if low else 48) if small else (96 if low else 384)
-        side = side // 2 if profile == "smoke" else side
-        rows = side * 640 // 384
+        side = side // 2 if profile == "smoke" else side // 4 if reduced else side
+        # Where only memory and time count, no more rows are decoded than the crop has.
+        rows = side if resolution == AS_IN_PAPER else side * 640 // 384
         columns = rows * 959 // 640
         dataset = {"name": name, "image_size": [rows, columns]}
         if name == "camvid":
@@ -198,10 +230,10 @@ def _images(profile: str, role: str, name: str, low: bool) -> dict[str, Any]:
 
 
 def base_config(
-    profile: str, role: str, chosen: Mapping[str, str], low: bool = False
+    profile: str, role: str, chosen: Mapping[str, str], resolution: str = "high"
 ) -> dict[str, Any]:
     """Return what all experiments of a model share under a profile."""
-    initial = PAPER["table2"][role]["mini_batch"]
+    initial, low = PAPER["table2"][role]["mini_batch"], resolution == "low"
     # At small scale the limit is set so that the paper's initial mini-batch fits and its double
     # does not; the lower resolution fits anywhere.
     limit = {"limit_fits": None if low else initial}
@@ -210,10 +242,11 @@ def base_config(
     return {
         "role": role,
         "model": MODELS[profile][role],
-        "resolution": "low" if low else "high",
-        **_images(profile, role, chosen[task_of(role)], low),
+        "resolution": resolution,
+        **_images(profile, role, chosen[task_of(role)], resolution),
         "optimizer": OPTIMIZERS[role],
         **limit,
+        **({"channels_last": True} if profile == "gpu" else {}),
     }
 
 
@@ -225,18 +258,39 @@ def training(
     micro_batch: int | None,
     low: bool = False,
     timed: bool = True,
+    extent: Mapping[str, int | None] | None = None,
 ) -> Run:
     """Return one training run; without MBS where `micro_batch` is None.
 
-    What is not timed may run beside others; under `long` see `epochs_in_turns`.
+    What is not timed may run beside others; under `long` and `gpu` see `epochs_in_turns`.
     """
-    config = base_config(profile, role, chosen, low) | EXTENT[profile][role]
-    config |= {} if timed and profile != LONG else {"timed": False}
+    config = base_config(profile, role, chosen, "low" if low else "high")
+    config |= extent or EXTENT[profile][role]
+    config |= {} if timed and profile not in (LONG, "gpu") else {"timed": False}
+    config |= {"autocast": "bfloat16", **_BENCHMARK} if profile == "gpu" else {}
+    length = f", {extent['epochs']} epochs" if extent else ""
     return Run(
         "train",
         config | {"mini_batch": mini_batch, "micro_batch": micro_batch},
-        label=f"{role}, {config['resolution']} resolution, mini-batch {mini_batch}, "
-        f"{f'micro-batch {micro_batch}' if micro_batch else 'undivided'}",
+        seeds=_GPU_SEEDS if profile == "gpu" else None,
+        label=f"{role}, {config['resolution']} resolution, {_division(mini_batch, micro_batch)}"
+        f"{length}",
+    )
+
+
+def _division(mini_batch: int, micro_batch: int | None) -> str:
+    micro = f"micro-batch {micro_batch}" if micro_batch else "undivided"
+    return f"mini-batch {mini_batch}, {micro}"
+
+
+def step(role: str, chosen: Mapping[str, str], mini_batch: int, micro_batch: int | None) -> Run:
+    """Return two steps of one mini-batch at the paper's resolution under its memory limit."""
+    return Run(
+        "step",
+        base_config("gpu", role, chosen, AS_IN_PAPER)
+        | {"mini_batch": mini_batch, "micro_batch": micro_batch},
+        seeds=(0,),
+        label=f"{role}, {_division(mini_batch, micro_batch)}",
     )
 
 
@@ -246,6 +300,8 @@ def pairs(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
     Without MBS every size of the paper's is tried that an epoch's samples fill, since most only
     say that they do not fit.
     """
+    if profile == "gpu":
+        return _pairs_on_gpu(role, chosen)
     samples = EXTENT[profile][role]["train_samples"]
     runs = []
     for size in _PAPER_SIZES[role]:
@@ -267,8 +323,28 @@ def pairs(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
     return runs
 
 
+def _pairs_on_gpu(role: str, chosen: Mapping[str, str]) -> list[Run]:
+    """Return the trainings at smaller images, and steps at the paper's under its memory limit."""
+    sizes = MINI_BATCHES["gpu"][role]
+    initial, largest = sizes[0], sizes[-1]
+    runs = initial_pair("gpu", role, chosen)
+    if role in TRAINED_ON_GPU:
+        whole = _ALL_TRAINING_SAMPLES.get(chosen[task_of(role)], 0)
+        for size in (*sizes[1:], *([whole] if whole else [])):
+            run = training("gpu", role, chosen, size, micro_batch_of(role, size))
+            runs.append(replace(run, seeds=(0,)) if size == whole else run)
+    undivided = sorted({initial, 2 * initial, *sizes})
+    runs += [step(role, chosen, size, None) for size in undivided]
+    return [*runs, step(role, chosen, largest, micro_batch_of(role, largest))]
+
+
 def initial_pair(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
-    """Return the trainings without and with MBS at the initial mini-batch size (Table 2)."""
+    """Return the trainings without and with MBS at the initial mini-batch size (Table 2).
+
+    There are none of a network that a profile does not train.
+    """
+    if profile == "gpu" and role not in TRAINED_ON_GPU:
+        return []
     initial = PAPER["table2"][role]["mini_batch"]
     micro = micro_batch_of(role, initial)
     return [training(profile, role, chosen, initial, way) for way in (None, micro)]
@@ -279,7 +355,7 @@ def sizing(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     extent = {"largest": 128, "repeats": {"quick": 4}.get(profile, 7)}
     if profile == "smoke":
         extent = {"largest": 32, "repeats": 2}
-    config = base_config(profile, role, chosen) | extent
+    config = base_config(profile, role, chosen, measured_at(profile)) | extent
     return Run("size", config, seeds=(0,), label=role)
 
 
@@ -289,24 +365,33 @@ def _of_quick(chosen: Mapping[str, str]) -> dict[str, str]:
     return {t: name if name in known[t] else known[t][0] for t, name in chosen.items()}
 
 
-def epochs_in_turns(role: str, chosen: Mapping[str, str]) -> Run:
-    """Return the times of epochs of quick's, by mini-batch size in turns, of several processes.
+def epochs_in_turns(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
+    """Return the times of epochs, by mini-batch size in turns.
 
-    Of its sizes, and of those of `long` that such an epoch fills.
+    Under `long` of several processes, of quick's epochs: of its sizes, and of those of `long` that
+    such an epoch fills.
     """
     initial = PAPER["table2"][role]["mini_batch"]
-    samples = EXTENT["quick"][role]["train_samples"]
-    assert samples is not None
-    filled = {size for size in MINI_BATCHES[LONG][role] if size <= samples}
+    if profile == "gpu":
+        sizes: Sequence[int] = TIMED_ON_GPU[role]
+        config = base_config("gpu", role, chosen, AS_IN_PAPER)
+        config |= {"train_samples": sizes[-1], "repeats": 3, **_BENCHMARK}
+    else:
+        samples = EXTENT["quick"][role]["train_samples"]
+        assert samples is not None
+        filled = {size for size in MINI_BATCHES[LONG][role] if size <= samples}
+        sizes = sorted(filled.union(MINI_BATCHES["quick"][role]))
+        config = base_config("quick", role, _of_quick(chosen))
+        config |= {"train_samples": samples, "repeats": 7}
     ways: dict[str, list[int | None]] = {f"{initial}, undivided": [initial, None]}
-    for size in sorted(filled.union(MINI_BATCHES["quick"][role])):
+    for size in sizes:
         ways[f"{size}, streamed"] = [size, micro_batch_of(role, size)]
-    config = base_config("quick", role, _of_quick(chosen)) | {
-        "train_samples": samples,
-        "ways": ways,
-        "repeats": 7,
-    }
-    return Run("epochs", config, seeds=PROCESSES, label=f"{role}, epochs in turns")
+    return Run(
+        "epochs",
+        config | {"ways": ways},
+        seeds=(0,) if profile == "gpu" else PROCESSES,
+        label=f"{role}, epochs in turns",
+    )
 
 
 def overhead(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
@@ -318,15 +403,16 @@ def overhead(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
         run = overhead("quick", role, _of_quick(chosen))
         return replace(run, config=run.config | {"repeats": 31}, seeds=PROCESSES)
     initial = PAPER["table2"][role]
-    config = base_config(profile, role, chosen) | {
+    config = base_config(profile, role, chosen, measured_at(profile)) | {
         "repeats": {"smoke": 3, "quick": 11}.get(profile, 15)
     }
+    config |= _BENCHMARK if profile == "gpu" else {}
     return Run("overhead", config | initial, seeds=(0,), label=role)
 
 
 # Where the sizes of `normalisation` are too large: for toys; and, whole, for one card: 70 images of
 # ResNet-50 at 224 pixels take 83 GiB, their gradients in float64 twice that.
-_QUARTERED = ("smoke", "gpu", "paper")
+_QUARTERED = ("smoke", "paper")
 
 
 def gradient_errors(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
@@ -340,11 +426,17 @@ def gradient_errors(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     return Run("gradients", config | {"divisions": divisions}, seeds=(0,), label=role)
 
 
+# What compares trainings epoch by epoch needs few.
+_SHORT_ON_GPU: dict[str, int | None] = {"train_samples": 1024, "test_samples": 512, "epochs": 8}
+
+
 def normalised_training(profile: str, chosen: Mapping[str, str], way: str | None) -> Run:
     """Return a training of ResNet-50 by a way of normalisation; undivided where it is None."""
     config = base_config(profile, "ResNet-50", chosen) | EXTENT[profile]["ResNet-50"]
     if profile == "quick":
         config["train_samples"] = 512
+    if profile == "gpu":
+        config |= _SHORT_ON_GPU
     mini, micro = PAPER["normalisation"]["ragged"]
     if profile in _QUARTERED:
         mini, micro = mini // 4, micro // 4
@@ -370,6 +462,8 @@ def twins(profile: str, chosen: Mapping[str, str], norm: str, dtype: str = "floa
     initial: int = PAPER["table2"]["ResNet-50"]["mini_batch"]
     wide = dtype == "float64"
     extent = EXTENT["quick" if wide and profile != "smoke" else profile]["ResNet-50"]
+    if profile == "gpu" and not wide:
+        extent = _SHORT_ON_GPU
     config = base_config(profile, "ResNet-50", chosen) | extent
     config |= {name: None for name in ("limit_fits", "limit_bytes") if name in config}
     sizes = {"mini_batch": initial, "micro_batch": micro_batch_of("ResNet-50", initial)}
@@ -406,7 +500,7 @@ def foretold(role: str) -> Run:
 
 def timeline(profile: str, chosen: Mapping[str, str]) -> Run:
     """Return the traced mini-batch of Figure 2."""
-    config = base_config(profile, "ResNet-50", chosen)
+    config = base_config(profile, "ResNet-50", chosen, measured_at(profile))
     return Run(
         "timeline", config | {"mini_batch": 64, "micro_batch": 16}, seeds=(0,), label="ResNet-50"
     )

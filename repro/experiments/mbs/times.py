@@ -21,7 +21,8 @@ def epoch_seconds(results: Results, role: str) -> dict[tuple[int, bool], list[fl
         NotRun: They are of several machines.
     """
     if results.ok("epochs", role=role):
-        record = results.measured("epochs", several=True, role=role)
+        # On a card one process times them, and its rounds count.
+        record = results.measured("epochs", several=results.profile != "gpu", role=role)
         return {
             (mini, micro is not None): record.timings[name]["samples_s"]
             for name, (mini, micro) in record.config["ways"].items()
@@ -48,7 +49,8 @@ def _time_ratio(results: Results, role: str, ways: Sequence[tuple[int, bool]], d
     seconds = epoch_seconds(results, role)
     first, second = (seconds.get(way, []) for way in ways)
     if results.ok("epochs", role=role):
-        return in_turns(first, second, digits, trials="processes")
+        trials = "rounds" if results.profile == "gpu" else "processes"
+        return in_turns(first, second, digits, trials=trials)
     initial = PAPER["table2"][role]["mini_batch"]
     cells = (cell for way, cell in seconds.items() if way[1] or way[0] == initial)
     return ratio(first, second, Spread.pooled_logs(cells), digits=digits)
