@@ -41,7 +41,8 @@ def left_to_torch(results: Results) -> tuple[list[str], list[str]]:
     Raises:
         NotRun: None was tuned so.
     """
-    records = [record for role in TRIED if (record := results.first("iterations", role=role, rivals=None))]
+    found = (results.first("iterations", role=role, rivals=None) for role in TRIED)
+    records = [record for record in found if record]
     tuned = [record for record in records if FREE in record.metrics["forms"]]
     if not tuned:
         raise NotRun("no network was tuned without a limit")

@@ -12,7 +12,7 @@ PAPER = reported("outofcore")
 GIB, MIB = 2**30, 2**20
 RESNET, DENSENET, PIX2PIXHD, DEEPLAB = ROLES = "ResNet-50", "DenseNet", "Pix2PixHD", "DeepLabv3+"
 MODES = IN_CORE, SCHEDULE, CHUNKS = "in_core", "schedule", "schedule_va"
-PEERS = ("checkpointing", "save_on_cpu", "expandable_segments")
+PEERS = ("checkpointing", "save_on_cpu", "expandable_segments", "offload")
 _PEERS = {"smoke": PEERS[:1], "quick": PEERS[:1], "gpu": PEERS, "paper": PEERS}
 # Section 5.2 says float32; the others are our question. By autocast, as torch's users do.
 FLOAT32 = "float32"
@@ -31,9 +31,10 @@ LABELS = {
     "checkpointing": "checkpointing",
     "save_on_cpu": "save_on_cpu",
     "expandable_segments": "in core, expandable segments",
+    "offload": "asynchronous offload",
 }
 # In the order of their colours and marks, which all figures share.
-WAYS = (*MODES, "paper", "lms", "packed_fitted", *PEERS[1:], PEERS[0])
+WAYS = (*MODES, "paper", "lms", "packed_fitted", *PEERS[1:3], PEERS[0], *PEERS[3:])
 # What is analysed of ResNet-50: by the rate of the link, in bytes/s each way, and the share of the
 # bytes that variables have; and by the size of a chunk, in MiB.
 LINK_BATCHES = (928, 1120, 1440)
