@@ -125,6 +125,17 @@ def alexnet(**of: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
+def one_layer(name: str) -> dict[str, Any]:
+    """Return the kernels of a layer of AlexNet, of conv2 with what was run of its forward pass."""
+    ran = conv2(undivided_8=1.0, all_8=0.9, undivided_64=1.0, powerOfTwo_64=0.6, all_64=0.5)
+    kernels = [entry(name, kind) for kind in KINDS if (name, kind) != ("conv1", KINDS[1])]
+    if name == "conv2":
+        return candidates(
+            *ran["metrics"]["kernels"], *kernels[1:], checked=ran["metrics"]["checked"]
+        )
+    return candidates(*kernels)
+
+
 def checked(
     limit: int, policy: str, relative: float, native_s: float = 0.02, name: str = "fast"
 ) -> dict[str, Any]:
@@ -287,6 +298,8 @@ def iterations(run: Run, **relative: Any) -> dict[str, Any]:
     names = ["plain", "plain again", "tuned, no limit"]
     for mode, total, policy in run.config["ways"]:
         names.append(f"WR {policy}" if mode == "WR" else f"WD {total:g} MiB {policy}")
+    if "rivals" in run.config:
+        return rivals(run, **relative)
     forms: dict[str, Any] = {}
     samples: list[dict[str, list[float]]] = [{} for _ in range(3)]
     for name in names:
@@ -316,10 +329,30 @@ def iterations(run: Run, **relative: Any) -> dict[str, Any]:
     return {"metrics": {"forms": forms, "samples_s": samples}}
 
 
+def rivals(run: Run, **relative: Any) -> dict[str, Any]:
+    """Return torch's own under its other settings, each `relative` times as slow; see `iterations`.
+
+    What is given as ``"failed"`` failed.
+    """
+    samples: list[dict[str, list[float]]] = [{"plain": [0.1] * 3} for _ in range(3)]
+    found: dict[str, Any] = {}
+    for name in run.config["rivals"]:
+        value = relative.get(name.replace(" ", "_").replace(",", "").replace(".", "_"), 0.8)
+        found[name] = {"seen_bytes": 100 * MIB} if value != "failed" else {"seen_bytes": None}
+        if value == "failed":
+            found[name]["error"] = "a process that times iterations failed"
+            continue
+        for number, sample in enumerate(samples):
+            sample[name] = [0.1 * value * (1 + number / 1000)] * 3
+    return {"metrics": {"forms": {}, "rivals": found, "samples_s": samples}}
+
+
 def plausible(run: Run) -> dict[str, Any]:
     """Return an outcome of any run, as the paper has it."""
     divided = run.config.get("policy") != "undivided"
     if run.experiment == "candidates":
+        if "backward_filter" in run.config.get("kinds", ()):  # a layer of all that are measured
+            return one_layer(run.config["layer"])
         if run.config.get("layer"):
             return conv2(
                 undivided_8=1.0,

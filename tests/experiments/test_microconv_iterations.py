@@ -6,10 +6,11 @@ from functools import partial
 
 import made_microconv as made
 import pytest
+import torch
 from made import check_row
 from made_microconv import MIB, iterations, judge, table
 
-from repro.experiments.microconv import settings
+from repro.experiments.microconv import iterating, settings
 
 NAMES = ("AlexNet", "ResNet-50", "DenseNet-40", "ResNet-18")
 
@@ -223,6 +224,77 @@ class TestFigure:
         assert names[0] == "AlexNet, 5.5 MiB" and marked == [False, True, True, True]
 
     def test_a_network_without_a_limit_has_no_speed_up(self):
-        drawn = made.figure("iterations", world(rest={"WR_undivided": 1.5}), "gpu")
+        drawn = made.figure("iterations", world(rest={"WR_undivided": 1.5}), "paper")
         texts = made.texts_of(drawn)
         assert [text.strip() for text in texts].count("no limit was set") == 2
+
+
+class TestRivals:
+    """Torch's own convolutions under other settings, beside our gains."""
+
+    def rows(self, **forms):
+        frame = table("iterations", world(rest={"WR_undivided": 1.3, **forms}), "gpu")
+        frame = frame[frame["form"].str.startswith("torch's own, cudnn.benchmark")]
+        return frame.set_index(["network", "form"])
+
+    def test_each_has_a_row_over_torchs_own_choice(self):
+        rows = self.rows()
+        assert set(rows.index.levels[0]) == set(settings._RIVALS)
+        assert all(cell.startswith("×1.25") for cell in rows["over torch's own"])
+        assert set(rows["largest seen (MiB)"]) == {"100.0"}
+        capped = rows.index.get_level_values("form").str.contains("capped")
+        assert set(rows["limit (MiB)"][capped]) == {"64 each"}
+        assert set(rows["limit (MiB)"][~capped]) == {"–"}
+
+    def test_one_that_failed_says_so(self):
+        rows = self.rows(cudnn_benchmark="failed")
+        failed = rows.xs("torch's own, cudnn.benchmark", level="form")
+        assert set(failed["iteration (ms)"]) == {"failed"}
+        assert set(failed["over torch's own"]) == {"–"}
+
+    def test_no_claim_takes_them_for_the_methods_own(self):
+        for claim in ("divided_faster", "wd_over_wr", "same_loss"):
+            make = world(rest={"WR_undivided": 1.3, "WD_960_MiB_all": 0.9})
+            assert judge(f"iterations/{claim}", make, "gpu")[0] == "reproduced", claim
+        only = lambda run: made.plausible(run) if run.config.get("rivals") else None  # noqa: E731
+        assert judge("iterations/divided_faster", only, "gpu")[0] == "not run"
+
+    def test_settings_are_put_back(self):
+        cudnn = torch.backends.cudnn
+        before = cudnn.benchmark, cudnn.benchmark_limit
+        with pytest.raises(KeyError), iterating.benchmarking(0):
+            assert cudnn.benchmark and cudnn.benchmark_limit == 0
+            raise KeyError
+        assert (cudnn.benchmark, cudnn.benchmark_limit) == before
+        with iterating.benchmarking(None):
+            assert not cudnn.benchmark
+
+    def test_each_setting_has_processes_of_its_own(self, monkeypatch):
+        config = settings.rivals("gpu")[0].config | {"processes": 2}
+        asked = []
+
+        def answer(function, arguments, environment):
+            asked.append((arguments[2], dict(environment)))
+            if "legacy" in arguments[2]:
+                raise RuntimeError("no such function")
+            return {"samples_s": [0.1, 0.2], "seen_bytes": len(asked)}
+
+        monkeypatch.setattr(iterating, "_in_a_process", answer)
+        metrics = iterating.iterations(config, 0, None, "cpu").metrics
+        names = ["plain", *settings.RIVALS]
+        assert [name for name, _ in asked] == [*names, *reversed(names)]
+        variables = dict(asked)
+        assert variables["cudnn.benchmark"] == {} == variables["plain"]
+        assert variables[settings.RIVALS[2]] == {"CUDNN_CONV_WSCAP_DBG": "64"}
+        assert variables[settings.RIVALS[3]].keys() == {
+            "CUDNN_CONV_WSCAP_DBG",
+            "TORCH_CUDNN_V8_API_DISABLED",
+        }
+        assert "no such function" in metrics["rivals"][settings.RIVALS[3]]["error"]
+        assert [len(sample) for sample in metrics["samples_s"]] == [4, 4]
+        assert set(settings.RIVALS) < set(iterating.RIVALS)
+
+    def test_a_rival_runs_on_a_cpu(self):
+        config = settings.iterations("smoke", settings.CAFFE).config
+        found = iterating.rival(config, "cpu", "cudnn.benchmark")
+        assert len(found["samples_s"]) == config["repeats"] and found["seen_bytes"] == 0

@@ -394,7 +394,17 @@ class TestTable5:
             slow = {"fp32": 2.0, "tf32": 3.0, "bf16": 4.0}[run.config["setting"]]
             return network(slow if undivided else 1.0)
 
-        frame = table("table5", make, "gpu")
+        frame = table("figure9", make, "gpu")
         assert len(frame) == 27
         rows = frame[frame["policy"] == "powerOfTwo"]
-        assert list(rows["over undivided"]) == ["2.00×", "3.00×", "4.00×"] * 3
+        gains = [f"{ratio}.00×" for ratio in (2, 3, 4) for _ in range(3)]
+        assert list(rows["over undivided"]) == gains
+
+    def test_table5_has_another_alexnet_than_the_figures(self):
+        def make(run):
+            return network(2.0 if run.config["policy"] == "undivided" else 1.0)
+
+        frame = table("table5", make, "gpu")
+        rows = frame[frame["policy"] == "powerOfTwo"]
+        assert list(rows["network"]) == ["AlexNet", "ResNet-50", "DenseNet-40"]
+        assert list(rows["over undivided"]) == ["2.00×"] * 3

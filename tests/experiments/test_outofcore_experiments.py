@@ -332,7 +332,9 @@ class TestChild:
 class TestAccelerator:
     """The same on an accelerator: its own allocator, under a limit that is really set."""
 
-    @pytest.mark.parametrize("mode", ["in_core", "schedule", "checkpointing", "save_on_cpu"])
+    @pytest.mark.parametrize(
+        "mode", ["in_core", "schedule", "checkpointing", "save_on_cpu", "offload"]
+    )
     def test_what_the_allocator_takes_is_within_the_limit(self, device, mode):
         outcome = measuring.measure(_MEASURED | {"mode": mode, "batch": 32}, str(device))
         metrics = outcome.metrics

@@ -39,6 +39,7 @@ RELATIVE = {  # to the speed in core; what is missing is 1.2
     (RESNET, "paper"): 0.65,
     (RESNET, "checkpointing"): 0.6,
     (RESNET, "save_on_cpu"): 0.5,
+    (RESNET, "offload"): 0.6,
 }
 
 # The largest batch sizes in core, with scheduling alone and with chunks, about as the paper has it.
@@ -125,7 +126,7 @@ class World:
         usual |= {"lms": sizes[1], "paper": sizes[1], "expandable_segments": sizes[0]}
         usual |= dict.fromkeys([*settings.PACKED_MODES, "paper_va"], sizes[2])
         usual["checkpointing"] = {"smoke": 4, "quick": 32}.get(self.profile, 512)
-        usual["save_on_cpu"] = 256
+        usual["save_on_cpu"] = usual["offload"] = 256
         if half:  # whatever it is, twice as large fits
             usual = {name: 2 * size for name, size in usual.items()}
         found = _of(self.reach, usual[mode], where, role, mode, *["half"] * half)

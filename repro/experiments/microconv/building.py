@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 from torch.nn import functional
 
 from repro.experiments.microconv import deepbench
+from repro.measure.accelerator import is_accelerator
+from repro.measure.files import cache_folder
 from repro.microconv import BenchmarkCache, Kernel, find_kernels
 from repro.microconv.backends import choose
 from repro.microconv.kernels import precision
@@ -84,13 +87,31 @@ def cache_key(config: Config, device: str) -> str:
 
 
 def share(config: Config, device: str, cache: BenchmarkCache) -> None:
-    """Let the experiments on a network that follow use what was measured."""
-    caches[cache_key(config, device)] = cache
+    """Let the experiments on a network that follow use what was measured.
+
+    On an accelerator also those of other processes: all sizes of a network take minutes there, and
+    a run may have a process of its own.
+    """
+    if not is_accelerator(device):
+        caches[cache_key(config, device)] = cache
+        return
+    shared(config, device).take(cache)
+    BenchmarkCache(kept_times()).take(cache)
 
 
 def shared(config: Config, device: str) -> BenchmarkCache:
-    """Return what the experiments on a network have measured so far in this process."""
-    return caches.setdefault(cache_key(config, device), BenchmarkCache(None))
+    """Return what the experiments on a network have measured so far, see `share`."""
+    key = cache_key(config, device)
+    if key not in caches:
+        caches[key] = BenchmarkCache(None)
+        if is_accelerator(device):
+            caches[key].take(BenchmarkCache(kept_times()))
+    return caches[key]
+
+
+def kept_times() -> Path:
+    """Return the file of the times that outlive a process."""
+    return cache_folder() / "microconv-experiments.sqlite"
 
 
 def iteration(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ from repro.experiments.microconv.settings import (
     CAFFE,
     NETWORK_OF,
     PAPER,
+    TABLE5_ALEXNET,
 )
 from repro.records import Record
 
@@ -27,7 +28,7 @@ def stands_in(record: Record, caffes: bool = False) -> bool:
     role, model = record.config["role"], record.config.get("model")
     if model is None or role not in NETWORK_OF:
         return False
-    return bool(model != NETWORK_OF[role]) or (caffes and role == "AlexNet")
+    return bool(model != NETWORK_OF[CAFFE if caffes and role == "AlexNet" else role])
 
 
 def marks(results: Results, caffes: bool = False) -> Iterable[str]:
@@ -136,6 +137,7 @@ _PUBLISHED = {
     "ResNet-18": f"{BATCHES['ResNet-18']}",
     "ResNet-152": f"{BATCHES['ResNet-152']}, section IV-B2",
     CAFFE: f"{BATCHES['AlexNet']}, Caffe's",
+    TABLE5_ALEXNET: f"{BATCHES['AlexNet']}",
     "SqueezeNet": "none",
     "VGG-11": "none",
 }

@@ -2,15 +2,18 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.datasets import ImageData
 from repro.experiments.microconv.building import (
@@ -23,7 +26,7 @@ from repro.experiments.microconv.building import (
     shared,
 )
 from repro.experiments.outcome import Outcome
-from repro.measure import time_interleaved
+from repro.measure import accelerator, time_interleaved
 from repro.measure.allocations import peak_inside
 from repro.measure.machine import machine
 from repro.microconv import BenchmarkCache, TuningReport, WorkspaceLimitError, tune
@@ -39,6 +42,20 @@ _WATCHED = (
 )
 
 
+# Torch's own convolutions under other settings: how many plans `cudnn.benchmark` tries, 0 for all,
+# and what is set for the process. The cap is cuDNN's (release notes of 8.0.5): MiB, of what its
+# legacy functions return as workspace. Whether torch's plans of today keep it is not documented:
+# the workspace seen tells. `TORCH_CUDNN_V8_API_DISABLED` has torch use the legacy functions.
+_CAP, _LEGACY = "CUDNN_CONV_WSCAP_DBG", "TORCH_CUDNN_V8_API_DISABLED"
+RIVALS: dict[str, tuple[int | None, tuple[str, ...]]] = {
+    PLAIN: (None, ()),
+    "cudnn.benchmark": (10, ()),
+    "cudnn.benchmark, all plans": (0, ()),
+    "cudnn.benchmark, all plans, capped": (0, (_CAP,)),
+    "cudnn.benchmark, legacy API, capped": (0, (_CAP, _LEGACY)),
+}
+
+
 def iterations(config: Config, seed: int, data: ImageData | None, device: str) -> Outcome:
     """Time a network's iteration untuned, and held to a limit with each policy, all in turns.
 
@@ -47,27 +64,121 @@ def iterations(config: Config, seed: int, data: ImageData | None, device: str) -
     and `tune` held to the limit by each policy. A form that cannot be held is listed with the
     smallest limit that would do. This process measures and divides; the iterations are
     timed in it and in others after each other, which find the measurements in a file.
+
+    With ``rivals`` in the configuration, torch's own under other settings are run instead.
     """
+    if config.get("rivals"):
+        return _rivals(config, device)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "times.sqlite"
         BenchmarkCache(path).take(shared(config, device))
         first, described = _timed(config, device, path, measured=True)
         samples = [first]
         for _ in range(config["processes"] - 1):
-            request = json.dumps([dict(config), device, str(path)])
-            done = subprocess.run(
-                [sys.executable, "-c", _CHILD, request], capture_output=True, text=True
-            )
-            if done.returncode:
-                raise RuntimeError(f"a process that times iterations failed: {done.stderr[-2000:]}")
-            samples.append(json.loads(done.stdout.splitlines()[-1]))
+            samples.append(_in_a_process("child", [dict(config), device, str(path)]))
     return Outcome(metrics=described | {"samples_s": samples})
+
+
+def _rivals(config: Config, device: str) -> Outcome:
+    """Time torch's own iterations, each setting in processes of its own, in turns.
+
+    Torch keeps the plan that a shape got first, whatever the setting it was chosen under: two
+    settings in one process would run the same plans. One that fails is listed with its error.
+    """
+    names = [PLAIN, *config["rivals"]]
+    seen: dict[str, Any] = {name: {"seen_bytes": None} for name in names}
+    samples: list[dict[str, list[float]]] = []
+    for number in range(config["processes"]):
+        sample: dict[str, list[float]] = {}
+        for name in names if number % 2 == 0 else reversed(names):
+            values = {_CAP: f"{config['limit_mib']:g}", _LEGACY: "1"}
+            environment = {variable: values[variable] for variable in RIVALS[name][1]}
+            try:
+                answer = _in_a_process("rival", [dict(config), device, name], environment)
+            except RuntimeError as error:
+                if name == PLAIN:
+                    raise
+                seen[name]["error"] = str(error)[-300:]
+                continue
+            sample[name] = answer["samples_s"]
+            seen[name]["seen_bytes"] = max(seen[name]["seen_bytes"] or 0, answer["seen_bytes"])
+        samples.append(sample)
+    return Outcome(metrics={"forms": {}, "rivals": seen, "samples_s": samples})
+
+
+def rival(config: Config, device: str, name: str) -> dict[str, Any]:
+    """Return the seconds of torch's own iterations under a setting, and the workspace seen."""
+    with machine(config, device), rounding(config, device), benchmarking(RIVALS[name][0]):
+        model, images, labels = build_network(config, device)
+        step = _bound(model, images, labels)
+        step()  # chooses the plans
+        seen = _Workspace(device)
+        with seen:
+            step()
+        timed = time_interleaved({"": step}, warmup=1, repeats=config["repeats"], device=device)
+        return {"samples_s": list(timed[""].samples_s), "seen_bytes": seen.largest}
+
+
+@contextmanager
+def benchmarking(limit: int | None) -> Iterator[None]:
+    """Have torch try so many plans for each new shape, 0 for all; None leaves the choice to it."""
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark = limit is not None
+    if limit is not None:
+        cudnn.benchmark_limit = limit
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
+
+
+class _Workspace(TorchDispatchMode):
+    """Watch what convolutions allocate on an accelerator besides what they return.
+
+    Attributes:
+        largest: Bytes of the one that takes most.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device, self.largest = device, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        watched = "convolution" in func.overloadpacket.__name__
+        if not watched or not accelerator.is_accelerator(self._device):
+            return func(*args, **(kwargs or {}))
+        accelerator.reset_peak_memory(self._device)
+        result = func(*args, **(kwargs or {}))
+        inside = accelerator.max_memory_allocated(self._device)
+        inside -= accelerator.memory_allocated(self._device)
+        self.largest = max(self.largest, inside)
+        return result
+
+
+def _in_a_process(
+    function: str, arguments: list[Any], environment: Mapping[str, str] | None = None
+) -> Any:
+    """Return what a function of this module returns in another process.
+
+    Raises:
+        RuntimeError: It failed there.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD.format(function), json.dumps(arguments)],
+        capture_output=True,
+        text=True,
+        env=os.environ | (environment or {}),
+    )
+    if done.returncode:
+        raise RuntimeError(f"a process that times iterations failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 _CHILD = """
 import json, sys
-from repro.experiments.microconv.iterating import child
-print(json.dumps(child(*json.loads(sys.argv[1]))))
+from repro.experiments.microconv.iterating import {0}
+print(json.dumps({0}(*json.loads(sys.argv[1]))))
 """
 
 

@@ -34,6 +34,7 @@ from repro.experiments.microconv.settings import (
     mib,
     ms,
     paper_batch,
+    rivals,
     times,
 )
 from repro.records import Record
@@ -50,12 +51,16 @@ UNDIVIDED, DIVIDED = "WR undivided", "WR powerOfTwo"
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the iterations of every network."""
-    return [iterations(profile, role) for role in iterated(profile)]
+    """Return the iterations of every network, and torch's own under other settings."""
+    return [iterations(profile, role) for role in iterated(profile)] + rivals(profile)
 
 
 def _record(results: Results, role: str) -> Record:
-    return results.need("iterations", role=role)
+    return results.need("iterations", role=role, rivals=None)
+
+
+def _ran(results: Results, role: str) -> Record | None:
+    return results.first("iterations", role=role, rivals=None)
 
 
 def form(record: Record, name: str) -> Mapping[str, Any]:
@@ -137,8 +142,9 @@ def table(results: Results) -> list[dict[str, Any]]:
     """Return the time of an iteration in each form beside torch's own and undivided."""
     rows = []
     for role in TRIED:
-        record = results.first("iterations", role=role)
+        record = _ran(results, role)
         if record is None:
+            rows += _rival_rows(results, role)
             continue
         for name in _form_names(record):
             outcome = record.metrics["forms"].get(name, {})
@@ -172,6 +178,34 @@ def table(results: Results) -> list[dict[str, Any]]:
             if untouched(record, name):
                 row["iteration (ms)"] = "left as it was"
             rows.append(row)
+        rows += _rival_rows(results, role)
+    return rows
+
+
+def _rival_rows(results: Results, role: str) -> list[dict[str, Any]]:
+    """Return what torch does by itself under other settings, over its own choice of plans."""
+    tried = [r for r in results.ok("iterations", role=role) if r.config.get("rivals")]
+    rows = []
+    for record in tried[:1]:
+        for name in record.config["rivals"]:
+            found = record.metrics["rivals"][name]
+            capped = f"{record.config['limit_mib']:g} each" if "capped" in name else DASH
+            rows.append(
+                {
+                    "network": role,
+                    "form": f"torch's own, {name}",
+                    "limit (MiB)": capped,
+                    "at the paper's mini-batch": _stands_for(record) if capped != DASH else DASH,
+                    "paper": DASH,
+                    "iteration (ms)": "failed" if "error" in found else ms(seconds(record, name)),
+                    "over undivided": DASH,
+                    "over torch's own": _told_gain(record, PLAIN, name),
+                    "kernels alone": DASH,
+                    "divided kernels": DASH,
+                    "for the limit": DASH,
+                    "largest seen (MiB)": mib(found["seen_bytes"]),
+                }
+            )
     return rows
 
 
@@ -210,7 +244,7 @@ def figure(results: Results) -> "Figure":
     from repro import plots
     from repro.experiments.microconv.drawing import Dot, draw_dots, right_end
 
-    records = [r for role in TRIED if (r := results.first("iterations", role=role))]
+    records = [r for role in TRIED if (r := _ran(results, role))]
     rows = []
     for record in records:
         role = record.config["role"]
@@ -339,7 +373,9 @@ def divided_faster(results: Results, expected: Expectation) -> Verdict:
 )
 def wd_over_wr(results: Results, expected: Expectation) -> Verdict:
     """Judge WD over WR by the same policy, its total the limit of WR times 15."""
-    record = _record(results, "AlexNet")
+    ran = [r for role in (CAFFE, "AlexNet") if (r := _ran(results, role)) is not None]
+    both = [r for r in ran if any(way[0] == "WD" for way in r.config["ways"])]
+    record = both[0] if both else _record(results, "AlexNet")
     total = record.config["limit_mib"] * PAPER["figure11"]["kernels"]["AlexNet"]
     shared = [way for way in record.config["ways"] if way[0] == "WD" and way[1] == total]
     if not shared:
@@ -368,7 +404,7 @@ def no_slower(results: Results, expected: Expectation) -> Verdict:
         itself = f"torch's own over itself {gain(record, again, plain)}"
         return word, f"{said}; {itself}; {sum(rounds)} rounds in {len(rounds)} processes"
 
-    records = {role: results.first("iterations", role=role) for role in (*ITERATED, *ALONE)}
+    records = {role: _ran(results, role) for role in (*ITERATED, *ALONE)}
     ran = {role: record for role, record in records.items() if record is not None}
     left = [role for role, record in ran.items() if untouched(record, FREE)]
     if len(left) == len(ran):
@@ -384,7 +420,7 @@ def _tuned(results: Results) -> list[Mapping[str, Any]]:
     Raises:
         NotRun: There is none.
     """
-    records = results.ok("iterations", setting="fp32")
+    records = results.ok("iterations", setting="fp32", rivals=None)
     tuned = [
         outcome
         for record in records

@@ -30,8 +30,8 @@ from repro.experiments.microconv.settings import (
     PAPER,
     POLICIES,
     Entry,
+    alexnet_kernels,
     best_candidates,
-    candidates,
     candidates_of,
     conv2,
     conv2_entry,
@@ -61,7 +61,7 @@ CAFFES = "Caffe's AlexNet"  # the paper's in these figures
 
 def alexnet_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the measurement of AlexNet's kernels."""
-    return [candidates(profile, "AlexNet", policies(profile, "AlexNet")[-1])]
+    return alexnet_kernels(profile, policies(profile, "AlexNet")[-1])
 
 
 def conv2_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -225,7 +225,7 @@ FIGURE1 = Exhibit(
 
 def figure6_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the measurements of conv2, and of all kernels for the size of their fronts."""
-    return conv2_runs(profile, chosen) + alexnet_runs(profile, chosen)
+    return list(dict.fromkeys(conv2_runs(profile, chosen) + alexnet_runs(profile, chosen)))
 
 
 def _conv2_front(results: Results) -> "list[Division]":
@@ -542,7 +542,9 @@ def _bound_cell(results: Results) -> tuple[dict[Cell, dict[str, Any]], Cell]:
 def admits_algorithm(results: Results, expected: Expectation) -> Verdict:
     """Judge whether the division takes an algorithm that the whole mini-batch has no room for."""
     cells, (limit, policy) = _bound_cell(results)
-    entry = kernels_of(results.need("candidates", layer="conv2"))[0]
+    entry = conv2_entry(results)
+    if entry is None:
+        raise NotRun("no records")
     needs = {name: size / MIB for name, _, size in entry["candidates"][str(entry["batch"])]}
     needs[NATIVE] = entry["native_bytes"] / MIB
     taken = sorted({str(name) for _, name in cells[limit, policy]["parts"]})

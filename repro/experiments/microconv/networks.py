@@ -57,6 +57,7 @@ from repro.experiments.microconv.settings import (
     settings,
     settings_of,
     stands_for_mib,
+    table5_role,
     times,
     told_limit,
 )
@@ -103,6 +104,7 @@ def figure9_runs(profile: str, chosen: Chosen) -> list[Run]:
         for setting in settings(profile)
         for limit in LIMITS_MIB
         for policy in policies(profile, "AlexNet")
+        if setting == "fp32" or policy != "all"
     ]
 
 
@@ -375,10 +377,9 @@ FIGURE9 = Exhibit(
 def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return all three networks at 64 MiB for each kernel."""
     return [
-        network(profile, role, "WR", MODERATE, policy, setting)
-        for role in ROLES
-        for setting in settings(profile)
-        for policy in policies(profile, role)
+        network(profile, name, "WR", MODERATE, policy)
+        for name in (table5_role(profile, role) for role in ROLES)
+        for policy in policies(profile, name)
     ]
 
 
@@ -387,7 +388,8 @@ def table5(results: Results) -> list[dict[str, Any]]:
     rows = []
     for role in ROLES:
         for setting in settings_of(results):
-            records = _by_policy(results, role, MODERATE, setting)
+            name = table5_role(results.profile, role)
+            records = _by_policy(results, name, MODERATE, setting)
             for policy, record in records.items():
                 paper = PAPER["table5"][role]
                 ratio = paper["undivided"] / paper[policy]
@@ -408,8 +410,9 @@ def all_gain(results: Results, expected: Expectation) -> Verdict:
     """Judge the networks' convolutions with powerOfTwo; the paper's times are of iterations."""
 
     def judge(role: str) -> Part:
+        network = table5_role(results.profile, role)
         undivided, divided = (
-            need(results, role, "WR", MODERATE, policy) for policy in ("undivided", "powerOfTwo")
+            need(results, network, "WR", MODERATE, policy) for policy in ("undivided", "powerOfTwo")
         )
         need_binding(undivided, [divided])
         published = PAPER["table5"][role]

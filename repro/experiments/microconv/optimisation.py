@@ -13,12 +13,12 @@ from repro.experiments.design import (
     claim,
     one_machine,
 )
-from repro.experiments.intervals import ratio
+from repro.experiments.intervals import NotRun, ratio
 from repro.experiments.judging import Verdict, combine, direction
 from repro.experiments.microconv.describing import marks
 from repro.experiments.microconv.settings import (
     PAPER,
-    candidates,
+    alexnet_kernels,
     median,
     mib,
     ms,
@@ -26,6 +26,7 @@ from repro.experiments.microconv.settings import (
     programme,
     repeated,
     solver,
+    tunings,
 )
 from repro.records import Record
 from repro.report import DASH
@@ -42,7 +43,7 @@ def optimisation_runs(profile: str, chosen: Chosen) -> list[Run]:
     """
     of = "quick" if profile == LONG else profile
     wanted = dict.fromkeys(("powerOfTwo", policies(of, "AlexNet")[-1]))
-    measured = [candidates(of, "AlexNet", policy) for policy in wanted]
+    measured = [run for policy in wanted for run in alexnet_kernels(of, policy)]
     if profile == LONG:
         measured = [repeated(run) for run in measured]
     return [*measured, solver(profile), programme(profile)]
@@ -57,7 +58,7 @@ def optimisation_table(results: Results) -> list[dict[str, Any]]:
     """Return the seconds that a first tuning of AlexNet takes, and the solver's."""
     rows = []
     for policy, seconds in (("powerOfTwo", COST["power_of_two_s"]), ("all", COST["all_s"])):
-        record = results.first("candidates", policy=policy)
+        record = next(iter(tunings(results, policy)), None)
         rows.append(
             {
                 "what": f"AlexNet, policy {policy}: measure and divide",
@@ -104,8 +105,10 @@ def optimisation_table(results: Results) -> list[dict[str, Any]]:
 )
 def power_of_two_saves(results: Results, expected: Expectation) -> Verdict:
     """Judge the seconds of a first tuning, taken once by each process."""
-    every, two = (results.need("candidates", policy=policy) for policy in ("all", "powerOfTwo"))
-    ways = [results.processes("candidates", policy=policy) for policy in ("powerOfTwo", "all")]
+    ways = [tunings(results, policy) for policy in ("powerOfTwo", "all")]
+    if not all(ways):
+        raise NotRun("no records")
+    two, every = (records[0] for records in ways)
     one_machine([record for records in ways for record in records])
     ours, theirs = ([tuning_s(record) for record in records] for records in ways)
     gap = ratio(ours, theirs, trials="processes")

@@ -22,7 +22,8 @@ def rehearse(run: Run) -> Rehearsal | None:
     model, peak, work = _first_steps(json.dumps(wanted))
     # Torch's own twice, tuned without a limit, and held to one, in turns; the first three again
     # where that tunes anything, which it hardly does.
-    rounds = (3 + len(config["ways"])) * config["processes"] * config["repeats"]
+    forms = 1 + len(config["rivals"]) if "rivals" in config else 3 + len(config["ways"])
+    rounds = forms * config["processes"] * config["repeats"]
     return Rehearsal(
         f"{config['role']}: {model}",
         f"{config['batch']} images of {config['image']}×{config['image']}, random numbers",

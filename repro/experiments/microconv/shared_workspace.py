@@ -39,8 +39,8 @@ from repro.experiments.microconv.settings import (
     PAPER,
     POLICIES,
     Entry,
+    alexnet_kernels,
     best_candidates,
-    candidates,
     divide,
     front,
     kernels_of,
@@ -299,7 +299,7 @@ FIGURE11 = Exhibit(
 
 def figure12_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the measurement of AlexNet's kernels, from which WD is worked out."""
-    return [candidates(profile, "AlexNet", policies(profile, "AlexNet")[-1])]
+    return alexnet_kernels(profile, policies(profile, "AlexNet")[-1])
 
 
 def wd_total_mib(results: Results) -> float:

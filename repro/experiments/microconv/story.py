@@ -41,7 +41,8 @@ def left_to_torch(results: Results) -> tuple[list[str], list[str]]:
     Raises:
         NotRun: None was tuned so.
     """
-    records = [record for role in TRIED if (record := results.first("iterations", role=role))]
+    found = (results.first("iterations", role=role, rivals=None) for role in TRIED)
+    records = [record for record in found if record]
     tuned = [record for record in records if FREE in record.metrics["forms"]]
     if not tuned:
         raise NotRun("no network was tuned without a limit")
@@ -56,7 +57,7 @@ def within_limits(look: Look) -> str:
     for role, gap in gains(results).items():
         low, high = gap.interval()
         word = "faster" if low > 0 else "slower" if high < 0 else "not certainly faster"
-        mark = " (STAND-IN)" * stands_in(results.need("iterations", role=role))
+        mark = " (STAND-IN)" * stands_in(results.need("iterations", role=role, rivals=None))
         name = "AlexNet with two groups" if role == CAFFE else role
         by_word.setdefault(word, []).append(f"{name}{mark} {gap}, paper ×{published(role):.2f}")
     parts = [f"{word}: {'; '.join(networks)}" for word, networks in by_word.items()]

@@ -14,6 +14,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 from torch.nn import functional
 
+from repro.experiments.outofcore.offload import Offload
 from repro.models import Pix2PixHD, build
 
 Config = Mapping[str, Any]
@@ -82,7 +83,9 @@ def without_tf32() -> Iterator[None]:
             setting.fp32_precision = value
 
 
-def training_step(config: Config, device: str, checkpointing: bool = False) -> Step:
+def training_step(
+    config: Config, device: str, checkpointing: bool = False, offload: bool = False
+) -> Step:
     """Return one training iteration, forward, backward and update, on one random mini-batch.
 
     Args:
@@ -90,6 +93,7 @@ def training_step(config: Config, device: str, checkpointing: bool = False) -> S
             none is named.
         device: Where it runs.
         checkpointing: Recompute the network's blocks in the backward pass (a peer).
+        offload: Hold what autograd saves in the host's memory, see `Offload` (a peer).
 
     Raises:
         ValueError: The precision is unknown.
@@ -107,13 +111,26 @@ def training_step(config: Config, device: str, checkpointing: bool = False) -> S
             partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
             check_fn=lambda module: type(module).__name__ in _BLOCKS,
         )
+    if offload:
+        plain = _step_of(model, config, device, precision)
+        hooks = Offload(device, [*model.parameters(), *model.buffers()])
+
+        def step() -> None:
+            with hooks:
+                plain()
+
+        return step
+    return _step_of(model, config, device, precision)
+
+
+def _step_of(model: nn.Module, config: Config, device: str, precision: _Precision) -> Step:
     size, batch = tuple(config["image"]), config["batch"]
     if isinstance(model, Pix2PixHD):
         return _gan_step(model, batch, size, device, precision)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     images = torch.randn(batch, 3, *size, device=device, dtype=torch.float32)
-    classes = options.get("num_classes", 10)  # no network's own default is below
-    shape = (batch, *size) if name == "deeplabv3plus" else (batch,)
+    classes = config["model"].get("num_classes", 10)  # no network's own default is below
+    shape = (batch, *size) if config["model"]["name"] == "deeplabv3plus" else (batch,)
     labels = torch.randint(classes, shape, device=device)
 
     def step() -> None:

@@ -84,7 +84,8 @@ def _in_core(config: Config) -> Outcome:
 
 
 def _unswapped(config: Config, device: str) -> Step:
-    step = training_step(config, device, checkpointing=config["mode"] == "checkpointing")
+    mode = config["mode"]
+    step = training_step(config, device, mode == "checkpointing", mode == "offload")
     return _saving(step, device) if config["mode"] == "save_on_cpu" else step
 
 

@@ -14,7 +14,7 @@ RESNET, DENSENET, PIX2PIXHD, DEEPLAB = ROLES = "ResNet-50", "DenseNet", "Pix2Pix
 MODES = IN_CORE, SCHEDULE, CHUNKS = "in_core", "schedule", "schedule_va"
 # Section 3 to the letter; MODES have our version of its schedule.
 TO_THE_LETTER = LITERAL_ALONE, LITERAL_CHUNKS = ("paper", "paper_va")
-PEERS = ("checkpointing", "save_on_cpu", "expandable_segments")
+PEERS = ("checkpointing", "save_on_cpu", "expandable_segments", "offload")
 _BESIDE = {"smoke": PEERS[:1], "quick": PEERS[:1]}  # MODES; elsewhere all of these
 # Section 5.2 says float32; the others are our question. By autocast, as torch's users do.
 FLOAT32 = "float32"
@@ -34,9 +34,10 @@ LABELS = {
     "checkpointing": "checkpointing",
     "save_on_cpu": "save_on_cpu",
     "expandable_segments": "in core, expandable segments",
+    "offload": "asynchronous offload",
 }
 # In the order of their colours and marks, which all figures share.
-WAYS = (*MODES, "paper", "lms", "packed_fitted", *PEERS[1:], PEERS[0], LITERAL_CHUNKS)
+WAYS = (*MODES, "paper", "lms", "packed_fitted", *PEERS[1:3], PEERS[0], *PEERS[3:], LITERAL_CHUNKS)
 # What is analysed of ResNet-50: by the rate of the link, in bytes/s each way, and the share of the
 # bytes that variables have; and by the size of a chunk, in MiB.
 LINK_BATCHES = (928, 1120, 1440)
@@ -109,6 +110,7 @@ ON_A_GPU: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(TO_THE_LETTER, (512, 928)),
     "checkpointing": (190, 256, 512, 928),
     "save_on_cpu": (190, 256, 512),
+    "offload": (190, 256, 512),
     "expandable_segments": (190, 256),
 }
 # Figures 4 and 5: on a CPU the first is the largest in core, the others multiples.
