@@ -6,6 +6,7 @@ CUDA refuses it.
 """
 
 import contextlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -163,8 +164,16 @@ def _sleep(cycles: int) -> None:
 
 
 def set_sync_debug_mode(mode: str | int) -> None:
-    """Raise where the host would wait, but for an event: ``"error"``; else ``"default"``."""
+    """Raise where the host would wait, but for an event: ``"error"``; else ``"default"``.
+
+    torch warns after the mode is set, once in a process; here each time, whichever test is first.
+    """
     native.forbid_blocks(mode in ("error", 2))
+    warnings.warn(
+        "Synchronization debug mode is a prototype feature and does not yet detect all "
+        "synchronizing operations",
+        stacklevel=2,
+    )
 
 
 def get_sync_debug_mode() -> int:

@@ -305,6 +305,7 @@ def test_every_place_where_the_host_waits_is_counted(sim):
     assert blocks == []
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_waiting_can_be_forbidden_but_for_events(sim):
     x, event = torch.ones(2, device=sim), torch.sim.Event()
     torch.sim.set_sync_debug_mode("error")
