@@ -37,12 +37,11 @@ ONLY_CUDA = {
     "repro.experiments.microconv.building": "cuDNN, switched off",
     "repro.experiments.captured": "CUDA graphs",
     "repro.experiments.replay": "CUDA graphs",
-    "repro.experiments.selftests": "TF32, switched off",
     "repro.outofcore.native": "the driver's virtual memory",
-    "repro.experiments.outofcore.building": "products of float32 without TF32",
     "repro.experiments.outofcore.measuring": "the driver's virtual memory",
     "repro.experiments.outofcore.selftest": "the driver's virtual memory",
     "repro.experiments.outofcore.points": "the driver's virtual memory",
+    "repro.measure.precision": "TF32",
     "repro.measure.timing": "NVML",
     "repro.experiments.surroundings": "versions of CUDA and ROCm",
 }

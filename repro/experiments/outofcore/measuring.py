@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.experiments.outcome import Outcome
-from repro.experiments.outofcore.building import Step, training_step, without_tf32
+from repro.experiments.outofcore.building import Step, training_step
 from repro.experiments.outofcore.fitting import (
     ALLOCATORS,
     MIB,
@@ -23,6 +23,7 @@ from repro.experiments.outofcore.modelled import Config, limit_bytes, trace_at
 from repro.measure import MemoryBudget, accelerator, is_out_of_memory, time_interleaved
 from repro.measure.accelerator import HostMemoryError
 from repro.measure.machine import machine
+from repro.measure.precision import without_tf32
 from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, Trace, plan_swaps
 from repro.outofcore.native import Installed, install
 
