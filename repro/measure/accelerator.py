@@ -304,7 +304,7 @@ def total_bytes(device: torch.device | str) -> int:
 def limit_bytes(device: torch.device | str) -> int:
     """Return how many bytes torch may reserve on an accelerator in this process."""
     device = _indexed(device)
-    return int(module(device).get_per_process_memory_fraction(device) * total_bytes(device))
+    return round(module(device).get_per_process_memory_fraction(device) * total_bytes(device))
 
 
 @contextmanager
@@ -319,20 +319,20 @@ def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
     if nbytes < 1:
         raise ValueError(f"the limit is {nbytes} bytes: give 1 or more")
     device = _indexed(device)
-    of = module(device)
-    before = of.get_per_process_memory_fraction(device)
+    before = limit_bytes(device)
     empty_cache(device)
-    of.set_per_process_memory_fraction(min(before, nbytes / total_bytes(device)), device)
+    set_limit(device, min(before, nbytes))
     try:
         yield
     finally:
-        of.set_per_process_memory_fraction(before, device)
+        set_limit(device, before)
 
 
 def set_limit(device: torch.device | str, nbytes: int) -> None:
     """Let torch reserve at most some bytes on an accelerator, to the end of the process."""
     device = _indexed(device)
-    fraction = min(1.0, nbytes / total_bytes(device))
+    # Half a byte more, as torch cuts off what is no whole byte of fraction × total.
+    fraction = min(1.0, (nbytes + 0.5) / total_bytes(device))
     module(device).set_per_process_memory_fraction(fraction, device)
 
 
