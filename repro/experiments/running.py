@@ -423,6 +423,7 @@ def load_data(runs: Sequence[Run], root: str | None) -> None:
 def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
     from repro.experiments.replay import recording
     from repro.measure import accelerator, describe_device, is_out_of_memory
+    from repro.measure.accelerator import HostMemoryError
 
     run, seed = step.run, step.seed
     experiment = paper.experiments[run.experiment]
@@ -438,7 +439,8 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
             outcome = experiment.function(run.config, seed, data, setting.device)
         except Exception as problem:
             raise_if_no_result(problem, interrupted)
-            status = "out_of_memory" if is_out_of_memory(problem) else "failed"
+            out_of_memory = is_out_of_memory(problem) or isinstance(problem, HostMemoryError)
+            status = "out_of_memory" if out_of_memory else "failed"
             error = f"{type(problem).__name__}: {problem}"
             if status == "failed":
                 error += "\n" + "".join(traceback.format_tb(problem.__traceback__)[-2:])

@@ -267,6 +267,13 @@ class TestExecute:
         execute(toy, store)
         assert execute(toy, store, retry_failed=True)[0].done == 0
 
+    def test_a_lack_of_the_hosts_memory_is_a_result_that_names_it(self, toy, store):
+        toy.trouble = accelerator.HostMemoryError("the host cannot provide 5 bytes to pin")
+        tally, _ = execute(toy, store)
+        assert (tally.out_of_memory, tally.failed) == (2, 0)
+        errors = {r.error for r in store.load("toy") if r.status == "out_of_memory"}
+        assert errors == {"HostMemoryError: the host cannot provide 5 bytes to pin"}
+
     def test_a_raised_version_runs_again_and_keeps_the_old_records(self, toy, store):
         execute(toy, store)
         toy.version = 2

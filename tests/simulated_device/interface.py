@@ -239,12 +239,16 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 
 
 def host_memory_stats() -> dict[str, Any]:
-    """Return the statistics of pinned memory."""
+    """Return the statistics of pinned memory, by torch's names of those for the host."""
+    found = native.pinned_memory_stats()
+    # What is kept for later counts as allocated; what is in use, as active.
     return {
-        f"{name}.{metric}": amount
-        for name, value in native.pinned_memory_stats().items()
-        if isinstance(value, dict)
-        for metric, amount in value.items()
+        f"{theirs}.{metric}": amount
+        for theirs, ours in {
+            "allocated_bytes": "reserved_bytes",
+            "active_bytes": "allocated_bytes",
+        }.items()
+        for metric, amount in found[ours].items()
     }
 
 

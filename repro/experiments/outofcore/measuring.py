@@ -20,6 +20,7 @@ from repro.experiments.outofcore.fitting import (
     serve,
 )
 from repro.experiments.outofcore.modelled import Config, limit_bytes, trace_at
+from repro.experiments.saving import save_pinned
 from repro.measure import MemoryBudget, accelerator, is_out_of_memory, time_interleaved
 from repro.measure.accelerator import HostMemoryError
 from repro.measure.machine import machine
@@ -83,8 +84,7 @@ def _unswapped(config: Config, device: str) -> Step:
 
 def _saving(step: Step, device: str) -> Step:
     def run() -> None:
-        kind = torch.device(device).type
-        with torch.autograd.graph.save_on_cpu(pin_memory=True, device_type=kind):
+        with save_pinned(device):
             step()
 
     return run
