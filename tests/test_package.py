@@ -41,6 +41,7 @@ ONLY_CUDA = {
     "repro.experiments.outofcore.measuring": "the driver's virtual memory",
     "repro.experiments.outofcore.selftest": "the driver's virtual memory",
     "repro.experiments.outofcore.points": "the driver's virtual memory",
+    "repro.measure.memory": "cuBLAS' workspaces",
     "repro.measure.precision": "TF32",
     "repro.measure.timing": "NVML",
     "repro.experiments.surroundings": "versions of CUDA and ROCm",

@@ -226,6 +226,18 @@ def comparable_peaks(meters: Sequence[MemoryMeter]) -> list[int]:
     return [meter.peak_bytes + beside for meter in meters]
 
 
+def least_limit(device: torch.device | str) -> int:
+    """Return the fewest bytes that an accelerator can be held to, however small a network is.
+
+    torch's allocator takes 2 and 20 MiB at once. On CUDA cuBLAS has a workspace, of up to 32 MiB on
+    Hopper, for the thread of the forward pass, for that of the backward pass, and cuBLASLt another.
+    """
+    if not accelerator.is_accelerator(device):
+        return 1
+    workspaces = 3 * 32 * 2**20 if torch.device(device).type == "cuda" else 0
+    return 64 * 2**20 + workspaces
+
+
 _active_budgets: list["MemoryBudget"] = []
 
 

@@ -11,6 +11,7 @@ from repro.measure import (
     MemoryMeter,
     accelerator,
     is_out_of_memory,
+    least_limit,
     memory_state,
 )
 
@@ -290,3 +291,9 @@ def test_a_limit_of_an_accelerator_is_met_to_the_byte(monkeypatch, total):
                 assert Device.allowed == max(1, limit - 1)
             assert Device.allowed == limit
         assert Device.allowed == total
+
+
+def test_the_least_limit_has_room_for_the_workspaces_of_cublas():
+    assert least_limit("cpu") == 1
+    # Its two handles take 32 MiB each on Hopper; what remains is torch's, as elsewhere.
+    assert least_limit("cuda") - 2 * 32 * 2**20 >= least_limit("xpu") == 64 * 2**20
