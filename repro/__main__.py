@@ -239,7 +239,9 @@ def run(
         for paper, runs, used in plans:
             tally = running.execute(paper, runs, setting, workers=side_by_side)
             typer.echo(f"{paper.key}, profile {profile}: {tally}; data: {used}")
-            failed += tally.failed + tally.failed_before
+            failed += tally.failed + tally.failed_before + tally.left_out
+            if tally.missing and sum(len(artefacts) for _, artefacts in named) == 1:
+                raise running.UsageError(tally.missing[0])  # nothing else was asked for
     raise typer.Exit(1 if failed else 0)
 
 

@@ -88,6 +88,16 @@ class TestCommands:
         monkeypatch.undo()
         monkeypatch.setenv("REPRO_RESULTS", str(results_folder))
 
+    def test_without_ray_other_artefacts_are_computed(self, run, results_folder, monkeypatch):
+        monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+        options = ("--set", "engine=ray", *SMOKE)
+        code, out, err = run("run", "dualbatch/engines", "dualbatch/table2", *options)
+        assert code == 1 and "left out (ray is not installed: pip install" in out
+        assert len([line for line in err.splitlines() if "pip install" in line]) == 1
+        assert [p.name for p in results_folder.rglob("*.json")] != [] and "0 computed" not in out
+        code, out, err = run("run", "dualbatch/engines", *options)
+        assert code == 2 and err.splitlines()[-1].startswith("error: ray is not installed: pip")
+
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("form", "begins"), [("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")]

@@ -21,6 +21,7 @@ from repro.experiments.microconv import selftest as of_microconv
 from repro.experiments.outofcore import selftest as of_outofcore
 from repro.experiments.selftests import NotHere, SelfTest
 from repro.measure import accelerator
+from repro.measure.precision import rounds_to_tf32
 from repro.microconv import tune
 from repro.outofcore.host import HostStore
 from repro.outofcore.native import ChunkedMemory
@@ -134,11 +135,23 @@ class TestSelfTests:
         assert [one.status for one in others] == ["ok"] * (len(PAPERS) - 1)
 
     def test_random_numbers_and_tf32_are_put_back(self, only):
-        before = torch.get_rng_state(), torch.backends.cudnn.allow_tf32
-        only(SelfTest("fine", 0.0, lambda device: float(torch.backends.cudnn.allow_tf32)))
+        before = torch.get_rng_state(), torch.backends.cudnn.conv.fp32_precision
+        only(SelfTest("fine", 0.0, lambda device: float(rounds_to_tf32("conv"))))
         assert selftests.run_all("cpu")[0].status == "ok"
         assert torch.equal(torch.get_rng_state(), before[0])
-        assert torch.backends.cudnn.allow_tf32 == before[1]
+        assert torch.backends.cudnn.conv.fp32_precision == before[1]
+
+    @pytest.mark.parametrize("kind", [torch.backends.cuda.matmul, torch.backends.cudnn.conv])
+    def test_however_tf32_was_set(self, only, kind):
+        only(SelfTest("fine", 0.0, lambda device: 0.0))
+        before = kind.fp32_precision
+        try:
+            for name in ("tf32", "ieee"):
+                kind.fp32_precision = name
+                assert selftests.run_all("cpu")[0].status == "ok"
+                assert kind.fp32_precision == name
+        finally:
+            kind.fp32_precision = before
 
     def test_differences(self):
         ones = torch.ones(3)

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from repro.adaptive.losses import parts_of, weighted
 from repro.measure import accelerator
 from repro.measure.batches import Batch, call_model, leaves_of, replaced, to_device
+from repro.measure.precision import rounds_to_tf32
 
 LossCheck = Literal["first", "off"]
 _SAMPLES = 6
@@ -294,7 +295,7 @@ def _tolerance(
         if torch.is_autocast_enabled(device.type):
             kinds.add(torch.get_autocast_dtype(device.type))
     largest = max((_TOLERANCE.get(kind, 0.0) for kind in kinds), default=0.0)
-    tf32 = device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    tf32 = device.type == "cuda" and rounds_to_tf32("matmul")
     return max(largest or _TOLERANCE[torch.float32], 1e-2 if tf32 else 0.0)
 
 

@@ -27,10 +27,10 @@ from repro.datasets.image_data import (
     DatasetError,
     Split,
     digest,
-    memory_bytes,
     tensor_digest,
 )
 from repro.measure.files import check_writable, regular, replacing, sweep
+from repro.measure.host import memory_bytes
 
 SPLITS = ("train", "val", "test")
 SUFFIXES = {".jpg", ".jpeg", ".png"}

@@ -1,16 +1,15 @@
 """What every dataset is once loaded, and what can go wrong on the way there."""
 
 import hashlib
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from repro.measure.checks import is_whole
+from repro.measure.host import memory_bytes
 
 Size = tuple[int, int]  # height, width in pixels
 
@@ -159,16 +158,6 @@ def check_memory(count: int, shape: tuple[int, ...], advice: str) -> None:
             f"{count} images of {size} pixels take {needed / 1e9:,.0f} GB and this machine has "
             f"{available / 1e9:,.0f} GB of memory: {advice}"
         )
-
-
-def memory_bytes() -> int:
-    """Return the memory of this machine, or of the container if that is less."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8").strip()
-    except OSError:
-        return physical
-    return min(physical, int(limit)) if limit.isdigit() else physical
 
 
 def check_size(image_size: int | Size | None) -> int | Size | None:

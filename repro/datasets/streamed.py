@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from repro.datasets.decoding import Item, decode
-from repro.datasets.image_data import Size, as_pair, memory_bytes
+from repro.datasets.image_data import Size, as_pair
+from repro.measure.host import memory_bytes
 
 MEMORY_SHARE = 0.5  # of the machine's, that decoded images may take
 

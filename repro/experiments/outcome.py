@@ -22,6 +22,16 @@ class UsageError(ValueError):
     """Something was asked for that does not exist; the text names what does."""
 
 
+class LibraryMissing(UsageError):
+    """A run needs a library that is not installed; the text says what to install."""
+
+
+def no_record(error: RuntimeError) -> UsageError:
+    """Return what to raise for an error of a cluster, which says nothing of the method."""
+    kind = LibraryMissing if isinstance(error.__cause__, ImportError) else UsageError
+    return kind(str(error))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What an experiment's function returns: the measured part of a record."""

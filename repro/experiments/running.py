@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from repro.experiments import claims
 from repro.experiments import forecast as forecasting
 from repro.experiments.arguments import check_device
 from repro.experiments.design import LONG, SEEDS, Outcome, Paper, Run, UsageError
+from repro.experiments.outcome import LibraryMissing
 from repro.experiments.workers import WorkerDied, Workers
 from repro.records import (
     CorruptRecordWarning,
@@ -62,6 +63,8 @@ class Tally:
         failed: Of those computed here.
         failed_before: Of the others, those whose record says that they failed.
         left: Not begun, as it was time to end.
+        left_out: Not computed, for a library that is not installed.
+        missing: Why, each reason once: what to install.
     """
 
     done: int = 0
@@ -71,6 +74,8 @@ class Tally:
     failed: int = 0
     failed_before: int = 0
     left: int = 0
+    left_out: int = 0
+    missing: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         text = (
@@ -81,6 +86,8 @@ class Tally:
             text += f", {self.elsewhere} computed by another process"
         if self.left:
             text += f", {self.left} left: the same command goes on"
+        if self.left_out:
+            text += f", {self.left_out} left out ({'; '.join(self.missing)})"
         if self.failed_before:
             text += f"; {self.failed_before} failed before, --retry-failed computes them again"
         return text
@@ -203,8 +210,10 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
 
     Running out of memory and failing are results and are recorded; the others go on. Shows a
     progress bar on a terminal, and a line per computed run elsewhere; why a run failed is said
-    in both, also of a failure that stands. What another process computes at the same time is left
-    to it (see `claims`), and waited for at the end; where that one dies, it is computed here.
+    in both, also of a failure that stands. Runs that need a library that is not installed are left
+    out, without a record; it is said once what to install. What another process computes at the
+    same time is left to it (see `claims`), and waited for at the end; where that one dies, it is
+    computed here.
     Runs that measure nothing are given to `workers`, where there are any; all others follow when
     those have ended, one at a time in this process; under `long` each measurement has a process of
     its own, since it is processes that repeat it, but where an experiment `shares`.
@@ -269,7 +278,18 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
         needed = forecast.expected(_name(step.run)) or 0.0
         return time.monotonic() + needed <= setting.until
 
-    def compute(step: Step, before: Record | None) -> tuple[Record, float | None] | None:
+    def leave_out(step: Step, lacks: LibraryMissing) -> None:
+        counted.add(step.key)
+        bar.advance()
+        ahead.subtract([_name(step.run)])
+        tally.left_out += 1
+        if str(lacks) not in tally.missing:
+            tally.missing.append(str(lacks))
+            tell(f"{named(step)}: left out, like all that need it: {lacks}")
+
+    def compute(
+        step: Step, before: Record | None
+    ) -> tuple[Record, float | None] | LibraryMissing | None:
         experiment, work = paper.experiments[step.run.experiment], (step, before)
         if setting.profile == LONG and experiment.apart(step.run.config):
             try:
@@ -309,7 +329,9 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
                 for (step, _), made in workers.map(
                     partial(settle, paper, setting, store), shared, lambda work: goes_on(work[0])
                 ):
-                    if made is not None:
+                    if isinstance(made, LibraryMissing):
+                        leave_out(step, made)
+                    elif made is not None:
                         account(step, *made)
             except WorkerDied as died:
                 tell(f"{paper.key}: {died}; what is left is computed by this process")
@@ -331,7 +353,9 @@ def execute(  # noqa: C901 (its parts share the bar, the tally and what is known
                     tally.left += 1
                     continue
                 made = compute(step, before)
-                if made is not None:
+                if isinstance(made, LibraryMissing):
+                    leave_out(step, made)
+                elif made is not None:
                     account(step, *made)
                 else:
                     path = store.path(paper.key, step.run.experiment, step.key)
@@ -363,7 +387,7 @@ def _took_before(paper: Paper, local: RecordStore) -> dict[str, float]:
 
 def settle(
     paper: Paper, setting: Setting, store: RecordStore, work: tuple[Step, Record | None]
-) -> tuple[Record, float | None] | None:
+) -> tuple[Record, float | None] | LibraryMissing | None:
     """Compute a run and write its record, unless another process does or did so.
 
     Args:
@@ -374,7 +398,7 @@ def settle(
 
     Returns:
         The record and the seconds that it took, None where another process has made it since;
-        nothing where another process is at it.
+        the error where a library is not installed; nothing where another process is at it.
     """
     step, before = work
     with claims.claimed(store.path(paper.key, step.run.experiment, step.key)) as mine:
@@ -384,7 +408,10 @@ def settle(
         if existing is not None and existing != before:
             return existing, None
         start = time.perf_counter()
-        record = _carry_out(paper, step, setting)
+        try:
+            record = _carry_out(paper, step, setting)
+        except LibraryMissing as lacks:
+            return lacks
         store.write(record)
         return record, time.perf_counter() - start
 
@@ -395,7 +422,7 @@ def _settle_apart(
     store: RecordStore,
     threads: int,
     work: tuple[Step, Record | None],
-) -> tuple[Record, float | None] | None:
+) -> tuple[Record, float | None] | LibraryMissing | None:
     """Do what `settle` does in a process of its own."""
     import torch
 
@@ -426,6 +453,7 @@ def load_data(runs: Sequence[Run], root: str | None) -> None:
 def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
     from repro.experiments.replay import recording
     from repro.measure import accelerator, describe_device, is_out_of_memory
+    from repro.measure.accelerator import HostMemoryError
 
     run, seed = step.run, step.seed
     experiment = paper.experiments[run.experiment]
@@ -442,7 +470,8 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
             outcome = experiment.function(run.config, seed, data, setting.device)
         except Exception as problem:
             raise_if_no_result(problem, interrupted)
-            status = "out_of_memory" if is_out_of_memory(problem) else "failed"
+            out_of_memory = is_out_of_memory(problem) or isinstance(problem, HostMemoryError)
+            status = "out_of_memory" if out_of_memory else "failed"
             error = f"{type(problem).__name__}: {problem}"
             if status == "failed":
                 error += "\n" + "".join(traceback.format_tb(problem.__traceback__)[-2:])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from repro.experiments import PAPERS
 from repro.measure import accelerator
+from repro.measure.precision import without_tf32
 
 
 class NotHere(Exception):
@@ -116,7 +117,7 @@ def run_one(paper: str, test: SelfTest, device: str) -> Checked:
     status = "failed"
     try:
         with (
-            _exact(),
+            without_tf32(),  # which differs from a CPU's float32 by 1e-3
             accelerator.forked_rng(device),
             accelerator.on(device),
             warnings.catch_warnings(action="ignore"),
@@ -144,17 +145,6 @@ def said(error: Exception) -> str:
     """Return an error's kind and the first line of what it says."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}"
-
-
-class _exact:
-    """Turn TF32 off inside: it differs from a CPU's float32 by 1e-3."""
-
-    def __enter__(self) -> None:
-        self._before = (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-
-    def __exit__(self, *exception: object) -> None:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = self._before
 
 
 def small_model(seed: int = 0) -> torch.nn.Module:

@@ -68,6 +68,8 @@ class Session:
                 display(
                     Markdown(f"**{failed} runs failed**; `{again}` computes what failed again.")
                 )
+            for lacks in tally.missing:
+                display(Markdown(f"**Runs were left out**: {lacks}"))
             # What stands above this cell is told of the reference records.
             display(Markdown(story.opening(self.source)))
             show_figure(self._figure(story.story_of(self.paper).figure))

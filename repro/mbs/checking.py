@@ -18,6 +18,7 @@ from repro.mbs.collecting import Collector
 from repro.mbs.errors import LossCheckError, MixedSamplesError, check_loss
 from repro.measure import is_out_of_memory
 from repro.measure.batches import call_model, leaves_of, replaced, to_device
+from repro.measure.precision import rounds_to_tf32
 
 # What two ways of computing the same may differ by, relative to its size. Rounding differs by a
 # few eps (the parts have other shapes, and so other kernels), amplified by the model's depth;
@@ -424,9 +425,7 @@ class SelfCheck:
             kinds = {torch.float32}
         table = {**_TOLERANCE, **_NARROW} if narrow else _TOLERANCE
         worst = max(table.get(kind, 0.0) for kind in kinds if kind is not None)
-        tf32 = self._device.type == "cuda" and (
-            torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-        )
+        tf32 = self._device.type == "cuda" and (rounds_to_tf32("matmul") or rounds_to_tf32("conv"))
         return max(worst or table[torch.float32], _TF32 if tf32 else 0.0)
 
 

@@ -223,6 +223,7 @@ class Stager:
             leaf.is_contiguous(memory_format=layout) and leaf.is_pinned()
         )
         if not as_it_lies and staging is None:
+            accelerator.check_pinnable(accelerator.pinned_bytes(target.nbytes))
             staging = torch.empty_like(target, device="cpu", pin_memory=True)
         slot.buffers[position] = (staging, target)
         return (None if as_it_lies else staging), target

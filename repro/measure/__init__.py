@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         MemoryState,
         comparable_peaks,
         is_out_of_memory,
+        least_limit,
         memory_state,
     )
     from repro.measure.search import largest_batch
@@ -35,6 +36,7 @@ _HOMES = {
         "MemoryState",
         "comparable_peaks",
         "is_out_of_memory",
+        "least_limit",
         "memory_state",
     ),
     "search": ("largest_batch",),
@@ -57,6 +59,7 @@ __all__ = [
     "describe_device",
     "is_out_of_memory",
     "largest_batch",
+    "least_limit",
     "load_checkpoint",
     "memory_state",
     "probe",

@@ -14,6 +14,10 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from repro.measure.host import pinnable_bytes
+
+_LARGE_BYTES = 16 * 2**20  # pinned at once: the host is asked first whether it has them
+
 
 class HostMemoryError(RuntimeError):
     """The host has no more memory to pin; the device's may be free. It says how much was asked."""
@@ -304,7 +308,7 @@ def total_bytes(device: torch.device | str) -> int:
 def limit_bytes(device: torch.device | str) -> int:
     """Return how many bytes torch may reserve on an accelerator in this process."""
     device = _indexed(device)
-    return int(module(device).get_per_process_memory_fraction(device) * total_bytes(device))
+    return round(module(device).get_per_process_memory_fraction(device) * total_bytes(device))
 
 
 @contextmanager
@@ -319,20 +323,20 @@ def limited(device: torch.device | str, nbytes: int) -> Iterator[None]:
     if nbytes < 1:
         raise ValueError(f"the limit is {nbytes} bytes: give 1 or more")
     device = _indexed(device)
-    of = module(device)
-    before = of.get_per_process_memory_fraction(device)
+    before = limit_bytes(device)
     empty_cache(device)
-    of.set_per_process_memory_fraction(min(before, nbytes / total_bytes(device)), device)
+    set_limit(device, min(before, nbytes))
     try:
         yield
     finally:
-        of.set_per_process_memory_fraction(before, device)
+        set_limit(device, before)
 
 
 def set_limit(device: torch.device | str, nbytes: int) -> None:
     """Let torch reserve at most some bytes on an accelerator, to the end of the process."""
     device = _indexed(device)
-    fraction = min(1.0, nbytes / total_bytes(device))
+    # Half a byte more, as torch cuts off what is no whole byte of fraction × total.
+    fraction = min(1.0, (nbytes + 0.5) / total_bytes(device))
     module(device).set_per_process_memory_fraction(fraction, device)
 
 
@@ -361,9 +365,30 @@ def empty_pinned(
         return torch.empty(shape, dtype=dtype, memory_format=layout, pin_memory=pin)
 
 
+def check_pinnable(nbytes: int) -> None:
+    """Refuse to pin more than the host has: the system would end this process, or another.
+
+    Args:
+        nbytes: That torch takes (see `pinned_bytes`); of less than 16 MiB nothing is asked.
+
+    Raises:
+        HostMemoryError: The host has not that much, but for a margin.
+    """
+    if nbytes < _LARGE_BYTES:
+        return
+    if nbytes > (available := pinnable_bytes()):
+        raise HostMemoryError(
+            f"the host cannot provide {nbytes:,} bytes to pin: {available:,} of its memory may be "
+            "pinned now (of what /proc/meminfo and the control group leave, but for a margin); "
+            "take a smaller batch or a larger budget of the device, or close what else uses it"
+        )
+
+
 @contextmanager
 def _host_memory(nbytes: int, pin: bool) -> Iterator[None]:
     """Say of an allocation that fails that it was the host's, and how much was asked for."""
+    if pin:
+        check_pinnable(pinned_bytes(nbytes))
     try:
         yield
     except RuntimeError as error:

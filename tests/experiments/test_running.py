@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from repro.experiments.design import (
     by_name,
 )
 from repro.experiments.intervals import NotRun
+from repro.experiments.outcome import LibraryMissing
 from repro.experiments.running import Setting, UsageError
 from repro.experiments.sources import LOCAL, Source
 from repro.measure import Timing, accelerator
@@ -266,6 +268,32 @@ class TestExecute:
         toy.trouble = torch.OutOfMemoryError("no room")
         execute(toy, store)
         assert execute(toy, store, retry_failed=True)[0].done == 0
+
+    def test_a_lack_of_the_hosts_memory_is_a_result_that_names_it(self, toy, store):
+        toy.trouble = accelerator.HostMemoryError("the host cannot provide 5 bytes to pin")
+        tally, _ = execute(toy, store)
+        assert (tally.out_of_memory, tally.failed) == (2, 0)
+        errors = {r.error for r in store.load("toy") if r.status == "out_of_memory"}
+        assert errors == {"HostMemoryError: the host cannot provide 5 bytes to pin"}
+
+    def test_what_needs_a_missing_library_is_left_out_and_the_rest_is_done(self, toy, store):
+        toy.trouble = LibraryMissing("ray is not installed: pip install 'repro[cluster]'")
+        tally, lines = execute(toy, store)
+        assert (tally.done, tally.left_out, tally.failed) == (4, 2, 0)
+        assert {record.config["x"] for record in store.load("toy")} == {1, 3}
+        assert len([line for line in lines if "pip install" in line]) == 1
+        assert "2 left out (ray is not installed: pip install" in str(tally)
+        toy.trouble = None  # it is installed
+        assert execute(toy, store)[0].done == 2
+
+    def test_so_it_is_where_processes_run_side_by_side(self, toy, store):
+        toy.trouble = LibraryMissing("ray is not installed")
+        here = SimpleNamespace(
+            count=2, map=lambda do, items, goes_on: [(item, do(item)) for item in items]
+        )
+        setting = Setting("smoke", "cpu", seeds=(0, 1))
+        tally = running.execute(toy.paper, toy.plan(), setting, store, lambda line: None, here)
+        assert (tally.done, tally.left_out, tally.failed) == (4, 2, 0)
 
     def test_a_raised_version_runs_again_and_keeps_the_old_records(self, toy, store):
         execute(toy, store)

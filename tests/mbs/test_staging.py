@@ -137,9 +137,8 @@ def test_channels_last_and_numbers_arrive_as_they_were(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("memory", ["pageable", "pinned", "device"])
-def test_the_loop_never_waits_for_the_device(device, memory):
+def test_the_loop_never_waits_for_the_device(device, no_waits, memory):
     model, x, y = pair(device)
     if memory == "pinned":
         x, y = x.pin_memory(), y.pin_memory()
@@ -148,11 +147,8 @@ def test_the_loop_never_waits_for_the_device(device, memory):
     streamer = MicroBatchStreamer(model, F.cross_entropy, 16)
     streamer.backward(x, y)  # allocates the ring and the pinned staging buffers
     plan = Reader().read(x, y, None).plan(16)
-    torch.get_device_module(device).set_sync_debug_mode("error")
-    try:
+    with no_waits():
         streamer._accumulate(model, plan, 70.0)
-    finally:
-        torch.get_device_module(device).set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

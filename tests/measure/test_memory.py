@@ -1,3 +1,5 @@
+import random
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from repro.measure import (
     MemoryMeter,
     accelerator,
     is_out_of_memory,
+    least_limit,
     memory_state,
 )
 
@@ -259,3 +262,38 @@ def test_a_budget_of_an_accelerator_refuses_and_gives_the_limit_back(device):
             torch.empty(2 * limit, dtype=torch.uint8, device=device)
     assert accelerator.limit_bytes(device) == before
     assert memory_state(device).limit_bytes > limit
+
+
+@pytest.mark.parametrize("total", [8 * 2**30, 85_028_896_768, 84_987_740_160, 150_121_545_728])
+def test_a_limit_of_an_accelerator_is_met_to_the_byte(monkeypatch, total):
+    """By the arithmetic of torch's allocator: it keeps the whole bytes of fraction × total."""
+
+    class Device:
+        allowed = total
+
+        @classmethod
+        def set_per_process_memory_fraction(cls, fraction, device):
+            assert 0 <= fraction <= 1
+            cls.allowed = int(fraction * total)
+
+        @classmethod
+        def get_per_process_memory_fraction(cls, device):
+            return cls.allowed / total
+
+    monkeypatch.setattr(accelerator, "module", lambda device: Device)
+    monkeypatch.setattr(accelerator, "total_bytes", lambda device: total)
+    monkeypatch.setattr(accelerator, "empty_cache", lambda device: None)
+    rng = random.Random(0)
+    for limit in [1, total - 1, total, *(rng.randint(1, total) for _ in range(5000))]:
+        with accelerator.limited("cuda:0", limit):
+            assert accelerator.limit_bytes("cuda:0") == Device.allowed == limit
+            with accelerator.limited("cuda:0", max(1, limit - 1)):
+                assert Device.allowed == max(1, limit - 1)
+            assert Device.allowed == limit
+        assert Device.allowed == total
+
+
+def test_the_least_limit_has_room_for_the_workspaces_of_cublas():
+    assert least_limit("cpu") == 1
+    # Its two handles take 32 MiB each on Hopper; what remains is torch's, as elsewhere.
+    assert least_limit("cuda") - 2 * 32 * 2**20 >= least_limit("xpu") == 64 * 2**20

@@ -206,8 +206,7 @@ def test_sixteen_bits(dtype, autocast, cache, device):
         None,
     ],
 )
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_a_step_never_waits_for_the_device(algorithms, cache, device):
+def test_a_step_never_waits_for_the_device(algorithms, cache, device, no_waits):
     model, x = make_net(device), images(device)
     divided(model, x, cache, algorithms=algorithms)
     labels = torch.arange(BATCH, device=device) % 5
@@ -220,12 +219,9 @@ def test_a_step_never_waits_for_the_device(algorithms, cache, device):
 
     step(BATCH), step(3)
     accelerator.synchronize(device)
-    accelerator.module(device).set_sync_debug_mode("error")
-    try:
+    with no_waits():
         for num_samples in (BATCH, 3, 5):  # 5 is divided in here
             step(num_samples)
-    finally:
-        accelerator.module(device).set_sync_debug_mode("default")
     accelerator.synchronize(device)
 
 

@@ -5,6 +5,8 @@ import random
 import pytest
 import torch
 
+from repro.experiments.saving import save_pinned
+from repro.mbs.staging import Stager
 from repro.measure import accelerator
 from repro.measure.accelerator import HostMemoryError
 from repro.outofcore import Function, OutOfCore, Trace, on_demand, plan_swaps
@@ -85,7 +87,9 @@ def swapped(device, host_bytes=None, n=6):
 
 
 def pinned(device) -> int:
-    return accelerator.module(device).host_memory_stats()["reserved_bytes.current"]
+    """Whole MiB that torch has pinned, in use or not; `.item()` pins some bytes of its own."""
+    nbytes = accelerator.module(device).host_memory_stats()["allocated_bytes.current"]
+    return nbytes // MIB * MIB
 
 
 @pytest.fixture
@@ -109,6 +113,33 @@ class TestPinned:
             assert pinned_bytes - before == slabs * SLAB_BYTES
             assert 4 * MIB <= statistics.host_bytes <= 6 * MIB
             assert pinned(device) == before
+
+    def test_more_than_the_host_has_is_refused_before_the_first_slab(self, device, monkeypatch):
+        accelerator.empty_pinned_cache(device)
+        before = pinned(device)
+        monkeypatch.setattr(accelerator, "pinnable_bytes", lambda: 2 * SLAB_BYTES)
+        store = HostStore(device)
+        with pytest.raises(HostMemoryError, match=f"{3 * SLAB_BYTES:,} bytes to pin: 67,108,864"):
+            store.reserve(2 * SLAB_BYTES + 1)
+        assert store.total_bytes == 0 and pinned(device) == before
+        store.close()
+
+    def test_a_stores_memory_on_a_cpu_is_not_pinned(self, device, monkeypatch):
+        monkeypatch.setattr(accelerator, "pinnable_bytes", lambda: 0)
+        HostStore("cpu").reserve(1)
+
+    def test_streamed_batches_and_saved_tensors_ask_too(self, device, monkeypatch):
+        monkeypatch.setattr(accelerator, "pinnable_bytes", lambda: 2**20)
+        batch = torch.ones(2**20, 8)
+        for take in (
+            lambda: next(iter(Stager(device, 1, trace=False).stream([batch]))),
+            lambda: accelerator.pinned(batch, device),
+        ):
+            with pytest.raises(HostMemoryError, match="33,554,432 bytes to pin"):
+                take()
+        x = batch.to(device).requires_grad_()
+        with pytest.raises(HostMemoryError, match="to pin"), save_pinned(device):
+            x.square()
 
     def test_too_little_is_named_before_the_first_swap(self, device, limit):
         limit(2 * SLAB_BYTES)

@@ -89,11 +89,12 @@ def test_the_device_takes_less_memory(device):
         train(device, budget, "unet", side=64)
         peaks[budget] = accelerator.max_memory_allocated(device) - before
     whole, half = peaks.values()
-    assert half < 0.75 * whole  # libraries take workspace beside the budget
+    # Libraries take workspace beside the budget, the same in both.
+    assert whole - half > 0.3 * ample.trace.peak_bytes
 
 
 def test_tensors_come_back_to_the_device(device):
-    _, tensors, _ = train(device, 1 << 24 if device.type == "cuda" else 1 << 20, n=2)
+    _, tensors, _ = train(device, 1 << 25 if device.type == "cuda" else 1 << 20, n=2)
     assert all(t.untyped_storage().nbytes() > 0 for t in tensors)
 
 

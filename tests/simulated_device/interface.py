@@ -6,6 +6,7 @@ CUDA refuses it.
 """
 
 import contextlib
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -163,8 +164,16 @@ def _sleep(cycles: int) -> None:
 
 
 def set_sync_debug_mode(mode: str | int) -> None:
-    """Raise where the host would wait, but for an event: ``"error"``; else ``"default"``."""
+    """Raise where the host would wait, but for an event: ``"error"``; else ``"default"``.
+
+    torch warns after the mode is set, once in a process; here each time, whichever test is first.
+    """
     native.forbid_blocks(mode in ("error", 2))
+    warnings.warn(
+        "Synchronization debug mode is a prototype feature and does not yet detect all "
+        "synchronizing operations",
+        stacklevel=2,
+    )
 
 
 def get_sync_debug_mode() -> int:
@@ -230,12 +239,16 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 
 
 def host_memory_stats() -> dict[str, Any]:
-    """Return the statistics of pinned memory."""
+    """Return the statistics of pinned memory, by torch's names of those for the host."""
+    found = native.pinned_memory_stats()
+    # What is kept for later counts as allocated; what is in use, as active.
     return {
-        f"{name}.{metric}": amount
-        for name, value in native.pinned_memory_stats().items()
-        if isinstance(value, dict)
-        for metric, amount in value.items()
+        f"{theirs}.{metric}": amount
+        for theirs, ours in {
+            "allocated_bytes": "reserved_bytes",
+            "active_bytes": "allocated_bytes",
+        }.items()
+        for metric, amount in found[ours].items()
     }
 
 

@@ -7,7 +7,9 @@ under the race checker, and fails where it finds something. A test reaches its d
 `device`. What only CUDA has is marked ``@pytest.mark.cuda_only("why")`` beside `gpu`, and skipped.
 """
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import torch
@@ -70,6 +72,25 @@ def device(request: pytest.FixtureRequest) -> torch.device:
         raise ValueError("the fixture `device` is for tests marked gpu")
     kind = "sim" if not missing else "cuda"
     return torch.device(kind, torch.get_device_module(kind).current_device())
+
+
+@pytest.fixture
+def no_waits(device: torch.device) -> Callable[[], AbstractContextManager[None]]:
+    """A block in which the host may not wait for the device; the mode ends with it."""
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        of = torch.get_device_module(device)
+        with warnings.catch_warnings():
+            # torch warns once, after the mode is set: as an error it would leave the mode set.
+            warnings.filterwarnings("ignore", "Synchronization debug mode")
+            try:
+                of.set_sync_debug_mode("error")
+                yield
+            finally:
+                of.set_sync_debug_mode("default")
+
+    return block
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from repro.experiments.dualbatch.building import (
     step_of,
     training_step,
 )
-from repro.experiments.outcome import RAY_ADDRESS, Outcome, UsageError, reported
+from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record, reported
 from repro.measure import (
     MemoryBudget,
     MemoryMeter,
@@ -158,8 +158,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     except RuntimeError as error:
         if type(error).__name__ != "ClusterError":  # whose module needs Ray
             raise
-        # It says nothing of the method: no record is written.
-        raise UsageError(str(error)) from error
+        raise no_record(error) from error
     same = None
     if config.get("verify"):
         followed = run(follow=result.log).state

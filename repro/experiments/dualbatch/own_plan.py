@@ -26,7 +26,7 @@ from repro.dualbatch import (
 from repro.dualbatch.worker import Batches
 from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of
 from repro.experiments.dualbatch.experiments import _fitted, train
-from repro.experiments.outcome import RAY_ADDRESS, Outcome, UsageError
+from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record
 from repro.measure import TimeModel, Timing, accelerator
 
 TWO = 2  # workers with a core or an accelerator each
@@ -155,7 +155,7 @@ def wall_times(config: Config, seed: int, data: None, device: str) -> Outcome:
                 parts.append(metrics)
                 timings |= {f"part {number}, {key}": value for key, value in more.items()}
     except ClusterError as error:
-        raise UsageError(str(error)) from error  # it says nothing of the method
+        raise no_record(error) from error
     return Outcome({"devices": devices, "parts": parts}, timings=timings)
 
 

@@ -15,7 +15,7 @@ from repro.experiments.dualbatch.building import (
     plan_of,
     schedule_of,
 )
-from repro.experiments.outcome import RAY_ADDRESS, Outcome, UsageError
+from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record
 from repro.measure import Timing
 
 
@@ -45,7 +45,7 @@ def synchronise(config: Config, seed: int, data: ImageData | None, device: str) 
     except RuntimeError as error:
         if type(error).__name__ != "ClusterError":  # whose module needs Ray
             raise
-        raise UsageError(str(error)) from error
+        raise no_record(error) from error
     history = result.history
     walls = [0.0, *(epoch.wall_time_s for epoch in history)]
     return Outcome(

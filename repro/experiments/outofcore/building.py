@@ -68,21 +68,6 @@ def _default_float32() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-@contextmanager
-def without_tf32() -> Iterator[None]:
-    """Multiply float32 numbers as such: later GPUs than the paper's would round them to TF32."""
-    cudnn: Any = torch.backends.cudnn
-    settings: tuple[Any, ...] = cudnn.conv, torch.backends.cuda.matmul
-    before = [setting.fp32_precision for setting in settings]
-    for setting in settings:
-        setting.fp32_precision = "ieee"
-    try:
-        yield
-    finally:
-        for setting, value in zip(settings, before, strict=True):
-            setting.fp32_precision = value
-
-
 def training_step(
     config: Config, device: str, checkpointing: bool = False, offload: bool = False
 ) -> Step:

@@ -10,25 +10,31 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from repro.experiments.outcome import Outcome
-from repro.experiments.outofcore.building import Step, training_step, without_tf32
+from repro.experiments.outofcore.building import Step, training_step
 from repro.experiments.outofcore.fitting import (
     ALLOCATORS,
-    MIB,
     Make,
     chunk_bytes,
     largest_budget,
     serve,
 )
 from repro.experiments.outofcore.modelled import Config, limit_bytes, trace_at
-from repro.measure import MemoryBudget, accelerator, is_out_of_memory, time_interleaved
+from repro.experiments.saving import save_pinned
+from repro.measure import (
+    MemoryBudget,
+    accelerator,
+    is_out_of_memory,
+    least_limit,
+    time_interleaved,
+)
 from repro.measure.accelerator import HostMemoryError
 from repro.measure.machine import machine
+from repro.measure.precision import without_tf32
 from repro.outofcore import BudgetTooSmall, OutOfCore, SwapPlan, Trace, plan_swaps
 from repro.outofcore.native import Installed, install
 from repro.outofcore.schedules import Name
 
 _SETTLING = 5  # iterations until a block's plans are made
-_LEAST_LIMIT = 64 * MIB  # that torch's allocator can be held to: it takes 2 and 20 MiB at once
 _TRIES = 12  # budgets, each a tenth smaller, until the device's own allocator serves one
 # What a mode trains with: the name of an allocator and of a schedule of `OutOfCore`.
 _SWAPPED: dict[str, tuple[str, Name]] = {
@@ -57,7 +63,7 @@ def measure(config: Config, device: str) -> Outcome:
             return _swapped(config, device)
         if device == "cpu":
             return _in_core(config)
-        limit = max(limit_bytes(config), _LEAST_LIMIT)
+        limit = max(limit_bytes(config), least_limit(device))
         with MemoryBudget(limit, device) as held:
             step = _unswapped(config, device)
             for _ in range(2):  # the optimizer has its state from the second on
@@ -91,8 +97,7 @@ def _unswapped(config: Config, device: str) -> Step:
 
 def _saving(step: Step, device: str) -> Step:
     def run() -> None:
-        kind = torch.device(device).type
-        with torch.autograd.graph.save_on_cpu(pin_memory=True, device_type=kind):
+        with save_pinned(device):
             step()
 
     return run
@@ -124,11 +129,12 @@ def _swapped(config: Config, device: str) -> Outcome:
     if device == "cpu":
         return _shrinking(config, device, fitting.plan, limit, make)
     if name == "schedule":
-        limit = max(limit, _LEAST_LIMIT)
+        limit = max(limit, least_limit(device))
         with accelerator.limited(device, limit):
             return _shrinking(config, device, fitting.plan, limit)
     if is_cuda(device):
-        installed = install(chunk_bytes(limit), limit)
+        chunk, limit = chunk_bytes(limit), max(limit, least_limit(device))
+        installed = install(chunk, limit)
         return _shrinking(config, device, fitting.plan, limit, installed=installed)
     return _shrinking(config, device, fitting.plan, limit, make)
 

@@ -4,11 +4,11 @@ import torch
 
 from repro.datasets import ImageData
 from repro.experiments.outcome import Outcome
-from repro.experiments.outofcore.building import without_tf32
 from repro.experiments.outofcore.experiments import Config
 from repro.experiments.outofcore.measuring import link_rate, train_within
 from repro.experiments.outofcore.modelled import limit_bytes, trace_at
 from repro.measure.machine import machine
+from repro.measure.precision import without_tf32
 from repro.outofcore import DoesNotFit, OutOfCore
 
 

@@ -19,6 +19,7 @@ from repro.measure import (
     Timing,
     accelerator,
     is_out_of_memory,
+    least_limit,
     time_interleaved,
 )
 from repro.measure.machine import machine
@@ -27,7 +28,6 @@ from repro.outofcore import BudgetTooSmall
 UNDIVIDED = "undivided"
 STEPS = 2  # that are watched: the optimizer has its state from the second on
 SETTLING = 3  # of out-of-core: two are recorded, one is the first by a plan
-LEAST_LIMIT = 64 * 2**20  # on an accelerator, whose allocator takes blocks of 20 MiB
 _NO_LIMIT = 2**62
 
 
@@ -72,8 +72,7 @@ def limit_bytes(config: Config, device: str) -> int:
         peaks.append(meter.peak_reserved_bytes)
         del way  # before the next: an accelerator's limit is on all that lives there
         _release(device)
-    least = LEAST_LIMIT if accelerator.is_accelerator(device) else 1
-    return max(sum(peaks) // 2, least)
+    return max(sum(peaks) // 2, least_limit(device))
 
 
 def _undivided(config: Config, batch: int, device: str) -> Way:

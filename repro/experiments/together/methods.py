@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import _disable_current_modes
 
+from repro.experiments.saving import save_pinned
 from repro.experiments.together.networks import Config, Problem, build_model, recompute
 from repro.mbs import MicroBatchStreamer
 from repro.measure import accelerator
@@ -93,7 +94,7 @@ class Way:
             return nullcontext()
         self.host_bytes = 0
         if accelerator.is_accelerator(self.device):
-            return save_on_cpu(pin_memory=True, device_type=torch.device(self.device).type)
+            return save_pinned(self.device)
         return saved_tensors_hooks(self._to_host, torch.clone)
 
     def _to_host(self, tensor: Tensor) -> Tensor:

@@ -1,0 +1,76 @@
+"""The host's memory: what this process may take of it, its container's limit included."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_MEMINFO = Path("/proc/meminfo")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+_GROUPS = Path("/sys/fs/cgroup")
+_MARGIN_BYTES = 4 * 2**30  # left to the system and to other processes; a sixteenth of less
+
+
+def memory_bytes() -> int:
+    """Return the memory of this machine, or of the container if that is less."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([physical, *(limit for limit, _ in _limits())])
+
+
+def available_bytes() -> int:
+    """Return the memory that may be taken now: files that are only cached count as free."""
+    free = [max(0, limit - used) for limit, used in _limits()]
+    return min([_available_of_machine(), *free])
+
+
+def pinnable_bytes() -> int:
+    """Return the memory that may be pinned now: what is available but for a margin.
+
+    Pinned memory cannot be swapped out: where too much of it is taken, the system ends processes.
+    """
+    return max(0, available_bytes() - min(_MARGIN_BYTES, memory_bytes() // 16))
+
+
+def _available_of_machine() -> int:
+    try:
+        lines = _MEMINFO.read_text(encoding="utf-8").splitlines()
+        return int(dict(line.split(":", 1) for line in lines)["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Yield limit and use, without cached files, of the control groups that hold this process."""
+    for folder in _folders():
+        for limit, used, cached in (
+            ("memory.max", "memory.current", "inactive_file"),  # version 2
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            try:
+                most = int((folder / limit).read_text(encoding="utf-8"))
+                taken = int((folder / used).read_text(encoding="utf-8"))
+            except (OSError, ValueError):  # there is none, or it is "max"
+                continue
+            yield most, max(0, taken - _cached_bytes(folder, cached))
+
+
+def _cached_bytes(folder: Path, name: str) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+        return int(dict(line.split(" ", 1) for line in lines)[name])
+    except (OSError, KeyError, ValueError):
+        return 0
+
+
+def _folders() -> set[Path]:
+    """Return the folders of this process's groups and of those around them."""
+    found = {_GROUPS, _GROUPS / "memory"}  # a container sees its own group there
+    try:
+        lines = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            own = _GROUPS / controllers / path.lstrip("/")
+            found |= {own, *(parent for parent in own.parents if parent.is_relative_to(_GROUPS))}
+    return found

@@ -1,0 +1,35 @@
+"""How CUDA multiplies float32 numbers: as such (IEEE), or rounded to TF32 first.
+
+It is asked of, and set by, `fp32_precision` of an operator: `allow_tf32` raises as soon as anybody
+has done that.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+
+
+def rounds_to_tf32(operator: Literal["conv", "matmul"]) -> bool:
+    """Return whether torch is set to round what a kind of operator multiplies on CUDA."""
+    cudnn: Any = torch.backends.cudnn
+    own: Any = cudnn.conv if operator == "conv" else torch.backends.cuda.matmul
+    settings: tuple[Any, ...] = (own, cudnn, torch.backends)  # the first that is set holds
+    given = [setting.fp32_precision for setting in settings if setting.fp32_precision != "none"]
+    return bool(given) and given[0] == "tf32"
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Multiply float32 numbers as such inside."""
+    cudnn: Any = torch.backends.cudnn
+    settings: tuple[Any, ...] = cudnn.conv, torch.backends.cuda.matmul
+    before = [setting.fp32_precision for setting in settings]
+    for setting in settings:
+        setting.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for setting, value in zip(settings, before, strict=True):
+            setting.fp32_precision = value
