@@ -534,22 +534,20 @@ def commit_state() -> tuple[str | None, bool | None]:
     """Return the commit of this package's source and whether it had changes; None where unknown.
 
     That of the checkout, or the one that an installed package was built from; never that of a
-    repository that the package merely lies in or is called from. A copy of a checkout without git
-    takes it from ``$REPRO_COMMIT``.
+    repository that the package merely lies in or is called from. ``$REPRO_COMMIT`` names that of a
+    copy that has no git, or another one.
 
     Raises:
         RecordError: That variable holds no hash.
     """
-    commit, dirty = paths.built_from() if paths.INSTALLED else paths.checkout_state()
-    given = os.environ.get("REPRO_COMMIT")
-    if commit is None and given:
+    if given := os.environ.get("REPRO_COMMIT"):
         if not re.fullmatch("[0-9a-f]{7,40}", given):
             raise RecordError(
                 f"$REPRO_COMMIT is {given!r}; give the hash of the commit that this copy was made "
                 "from (git rev-parse HEAD), or leave it out"
             )
         return given, None
-    return commit, dirty
+    return paths.built_from() if paths.INSTALLED else paths.checkout_state()
 
 
 def now() -> str:

