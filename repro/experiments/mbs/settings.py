@@ -326,16 +326,14 @@ def pairs(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
 def _pairs_on_gpu(role: str, chosen: Mapping[str, str]) -> list[Run]:
     """Return the trainings at smaller images, and steps at the paper's under its memory limit."""
     sizes = MINI_BATCHES["gpu"][role]
-    initial, largest = sizes[0], sizes[-1]
     runs = initial_pair("gpu", role, chosen)
     if role in TRAINED_ON_GPU:
         whole = _ALL_TRAINING_SAMPLES.get(chosen[task_of(role)], 0)
         for size in (*sizes[1:], *([whole] if whole else [])):
             run = training("gpu", role, chosen, size, micro_batch_of(role, size))
             runs.append(replace(run, seeds=(0,)) if size == whole else run)
-    undivided = sorted({initial, 2 * initial, *sizes})
-    runs += [step(role, chosen, size, None) for size in undivided]
-    return [*runs, step(role, chosen, largest, micro_batch_of(role, largest))]
+    runs += [step(role, chosen, size, None) for size in _PAPER_SIZES[role]]
+    return [*runs, step(role, chosen, sizes[-1], micro_batch_of(role, sizes[-1]))]
 
 
 def initial_pair(profile: str, role: str, chosen: Mapping[str, str]) -> list[Run]:
