@@ -94,8 +94,8 @@ FLOWERS_SPLIT = "random"  # or "official"
 # samples, epochs. The paper gives no number of epochs; 100 of them are 2.6 to 11 hours a training
 # on its card by its own times, and half of the 200 of the repository of its footnote.
 _ALL: dict[str, int | None] = {"train_samples": None, "test_samples": None, "epochs": 100}
-# An H100 launches a micro-batch of ResNet-50 in some 12 ms: 25 epochs in micro-batches of 8 take
-# four to five minutes.
+# A run of gpu has to end within six minutes. Estimated, not measured: an H100's host launches a
+# micro-batch of ResNet-50 in some 12 ms, so that 25 epochs in micro-batches of 8 take 4 minutes.
 _GPU = _ALL | {"epochs": 25}
 _SMOKE: dict[str, int | None] = {"train_samples": 64, "test_samples": 32, "epochs": 2}
 _LONGER: dict[str, int | None] = {"train_samples": 5000, "test_samples": 2000, "epochs": 40}
