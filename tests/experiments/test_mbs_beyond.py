@@ -89,6 +89,43 @@ class TestMemory:
 
 
 @both
+class TestOnGpu:
+    """Accuracy is of smaller images: what fits is told by steps at the paper's sides."""
+
+    def made(self, run, seed):
+        if run.experiment == "step":
+            fits = streamed(run) or not beyond(run)
+            return {"metrics": {"limit_bytes": 24 * 2**30}} if fits else OUT_OF_MEMORY
+        return trained(50.0) if run.experiment == "train" else None
+
+    def test_steps_say_what_trains_and_what_runs_out_of_memory(self, artefact):
+        found = judge(f"{artefact}/trains_beyond", self.made, "gpu")
+        assert found.word == "reproduced" and "1 of 1 runs trained" in found.evidence
+        rows = EXHIBITS[artefact].table(results(artefact, self.made, "gpu"))
+        failed = [r for r in rows if r["MBS"] == "without" and r["mini-batch"] > 32]
+        assert {row["ours (%)"] for row in failed} == {"out of memory"}
+        trained_ = {row["model"] for row in rows if row["ours (%)"].startswith("50.00")}
+        assert trained_ == ({"ResNet-50"} if artefact == "table4" else {"U-Net"})
+
+    def test_a_step_that_fails_counts(self, artefact):
+        def none_fits(run, seed):
+            return OUT_OF_MEMORY if run.experiment == "step" else self.made(run, seed)
+
+        assert judge(f"{artefact}/trains_beyond", none_fits, "gpu").word == "not reproduced"
+
+    def test_rounds_of_one_process_count(self, artefact):
+        def timed(run, seed):
+            if run.experiment != "epochs":
+                return None
+            samples = [1.0, 1.01, 0.99]
+            timing = {"samples_s": samples, "warmup": 1}
+            return {"metrics": {}, "timings": dict.fromkeys(run.config["ways"], timing)}
+
+        found = judge(f"{artefact}/time_little", timed, "gpu")
+        assert found.word == "reproduced"
+
+
+@both
 class TestOptimum:
     @pytest.mark.parametrize(
         ("curve", "noise", "word"),

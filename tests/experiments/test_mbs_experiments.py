@@ -265,6 +265,26 @@ def test_the_smoke_profile_on_a_gpu(tmp_path):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("micro", [8, None])
+def test_what_the_profile_gpu_adds_runs_on_an_accelerator(device, micro):
+    config = settings.training("smoke", "ResNet-50", CHOSEN, 16, micro).config | {
+        "channels_last": True,
+        "autocast": "bfloat16",
+        "benchmark": True,
+        "train_samples": 32,
+        "limit_fits": None,
+        "limit_bytes": 2**28,
+    }
+    options = dict(config["dataset"])
+    data = datasets.load(options.pop("name"), **options)
+    trained = experiments.train(config, 0, data, str(device))
+    assert np.isfinite(trained.metrics["train_loss"]).all()
+    stepped = experiments.step(config, 0, data, str(device))
+    for outcome in (trained, stepped):
+        assert 0 < outcome.peak_bytes <= 2**28 == outcome.metrics["limit_bytes"]
+
+
+@pytest.mark.gpu
 def test_undivided_and_streamed_steps_copy_from_pinned_memory(device, monkeypatch):
     config = settings.training("smoke", "ResNet-50", CHOSEN, 16, 8).config | {"train_samples": 32}
     options = dict(config["dataset"])

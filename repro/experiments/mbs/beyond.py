@@ -134,7 +134,7 @@ def figure(results: Results, name: str) -> "Figure":
     panels: dict[str, dict[str, dict[str, list[Bounds]]]] = {}
     refused = {}
     for role in roles:
-        title = whose(role, trained(results, role))
+        title = whose(role, trained(results, role) or results.select("epochs", role=role))
         first, *_ = rows = paper_rows(role)
         seconds = first["time_without"][0]
         nan = math.nan
@@ -250,9 +250,15 @@ def paper_optimum(role: str) -> float:
 
 
 def beyond(results: Results, role: str, streamed: bool) -> list[Record]:
-    """Return what trained or took a step with mini-batches above the initial one, either way."""
+    """Return the trainings with mini-batches above the initial one, with or without MBS.
+
+    In their place the steps at the paper's image sides, where trainings are at smaller ones.
+    """
+    return _above(role, results.select("step", role=role) or trained(results, role), streamed)
+
+
+def _above(role: str, ran: Sequence[Record], streamed: bool) -> list[Record]:
     initial = PAPER["table2"][role]["mini_batch"]
-    ran = [r for name in ("train", "step") for r in results.select(name, role=role)]
     above = [r for r in ran if r.config["mini_batch"] > initial]
     return [r for r in above if (r.config["micro_batch"] is not None) == streamed]
 
@@ -336,7 +342,7 @@ def claims_of(roles: Sequence[str]) -> tuple[Claim, ...]:
         def judge(role: str) -> Part:
             whole = [
                 r
-                for r in beyond(results, role, True)
+                for r in _above(role, trained(results, role), True)
                 if (r.metrics or {}).get("steps_per_epoch") == 1 or r.status != "ok"
             ]
             if not whole:

@@ -21,6 +21,8 @@ def marks(results: Results) -> Iterable[str]:
         yield "SYNTHETIC data."
     if smaller := _smaller(records):
         yield f"SMALLER images to train on: {'; '.join(smaller)}."
+    if counts := sorted({count for _, count in _timed(records)}):
+        yield f"Timed epochs: {_and(f'{count:,}' for count in counts)} images."
     if any(r.config.get("limit_bytes") for r in records) or _limited(records):
         yield "SIMULATED memory limit."
 
@@ -88,6 +90,15 @@ def _smaller(records: Iterable[Record]) -> list[str]:
     return list(found)
 
 
+def _timed(records: Iterable[Record]) -> list[tuple[str, int]]:
+    """Return the networks whose epochs are timed at the paper's sides, and their images."""
+    return [
+        (r.config["role"], r.config["train_samples"])
+        for r in records
+        if r.experiment == "epochs" and r.config["resolution"] == AS_IN_PAPER
+    ]
+
+
 def _extents(measured: Sequence[Record]) -> Iterable[str]:
     """Yield the sides of images, and epochs with their samples."""
     sides, as_in_paper = [], []
@@ -106,13 +117,8 @@ def _extents(measured: Sequence[Record]) -> Iterable[str]:
             f"Memory and time at the paper's image sides ({', '.join(as_in_paper)}), in float32 "
             "(convolutions: TF32 where the device has it), channels last."
         )
-    timed = [r.config for r in measured if r.experiment == "epochs"]
-    if counts := [
-        f"{c['train_samples']:,} images of {c['role']}"
-        for c in timed
-        if c["resolution"] == AS_IN_PAPER
-    ]:
-        yield f"Epochs that are timed have {', '.join(counts)}."
+    if timed := [f"{count:,} images of {role}" for role, count in _timed(measured)]:
+        yield f"Epochs that are timed have {', '.join(timed)}."
     if low := sorted({r.config["autocast"] for r in measured if r.config.get("autocast")}):
         yield f"Trainings for accuracy: {_and(low)} under autocast, channels last."
     wheres = {"train": "", "normalised": " in section 3.4", "twins": " as twins"}
