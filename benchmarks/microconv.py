@@ -270,12 +270,15 @@ def networks(repeats: int) -> None:
 def rivals(repeats: int) -> None:
     """Run AlexNet's iterations under torch's settings on CUDA, and tuned within the cap."""
     settings_run = settings.rivals("gpu")[0]
-    print(f"\n{settings_run.label}, N = 256, forward and backward, median of {repeats}")
+    print(
+        f"\n{settings.CAFFE}, torch's own settings, N = 256, forward and backward, median of {repeats}"
+    )
     if not torch.cuda.is_available():
         print("  skipped: cudnn.benchmark and the cap of its workspace need CUDA")
         return
     shared = {"processes": 1, "repeats": repeats}
-    torchs = iterating.iterations(settings_run.config | shared, 0, None, "cuda").metrics
+    every = {"rivals": list(settings.RIVALS)}
+    torchs = iterating.iterations(settings_run.config | shared | every, 0, None, "cuda").metrics
     ways = {"ways": [["WR", None, "undivided"], ["WR", None, "powerOfTwo"]]}
     config = settings.iterations("gpu", settings.CAFFE).config | shared | ways
     tuned = iterating.iterations(config, 0, None, "cuda").metrics
