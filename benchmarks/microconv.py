@@ -270,9 +270,7 @@ def networks(repeats: int) -> None:
 def rivals(repeats: int) -> None:
     """Run AlexNet's iterations under torch's settings on CUDA, and tuned within the cap."""
     settings_run = settings.rivals("gpu")[0]
-    print(
-        f"\n{settings.CAFFE}, torch's own settings, N = 256, forward and backward, median of {repeats}"
-    )
+    print(f"\n{settings.CAFFE}, N = 256, torch's own settings, median of {repeats} iterations")
     if not torch.cuda.is_available():
         print("  skipped: cudnn.benchmark and the cap of its workspace need CUDA")
         return
