@@ -1,19 +1,22 @@
 """What θ-adaptive training costs: the controller beside an epoch, and the ways of averaging.
 
 python -m benchmarks.adaptive            (about a minute; --steps and --repeats change it)
-python -m benchmarks.adaptive controller | averaging | buckets
+python -m benchmarks.adaptive controller | averaging | buckets | alone [--device cuda]
 """
 
 import argparse
 import statistics
+import tempfile
 import time
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from repro import models
-from repro.adaptive import METHODS, ThetaController
+from repro.adaptive import METHODS, DataParallel, ThetaController
 from repro.adaptive.averaging import make_buckets
 from repro.experiments.adaptive.worker import launch
 from repro.measure import MemoryMeter, time_interleaved
@@ -126,14 +129,56 @@ def averaging(steps: int, repeats: int) -> None:
         print(f"{name:22}largest difference between their weights: {result['difference']:.1g}")
 
 
+def alone(steps: int, repeats: int, device: str = "cpu") -> None:
+    """Time a step of one process: plain, by torch's DDP, and by each way of `DataParallel`."""
+    torch.manual_seed(0)
+    loss = nn.functional.cross_entropy
+    images = torch.randn(BATCH, 3, 32, 32, device=device)
+    labels = torch.randint(10, (BATCH,), device=device)
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = models.build("resnet20").to(device)
+        return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+
+    def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad()
+        loss(model(images), labels).backward()
+        optimizer.step()
+
+    backend = "gloo" if device == "cpu" else "nccl"
+    with tempfile.TemporaryDirectory() as folder:
+        store = dist.FileStore(f"{folder}/store", 1)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        try:
+            model, optimizer = made()
+            ways = {"plain": partial(plain, *made())}
+            ways["torch's DDP"] = partial(plain, DistributedDataParallel(model), optimizer)
+            ours = {}
+            for way in METHODS:
+                model, optimizer = made()
+                ours[way] = DataParallel(model, loss, optimizer, way)
+                ways[way] = partial(ours[way].step, images, labels)
+            timings = time_interleaved(ways, warmup=3, repeats=repeats, device=device)
+            for parallel in ours.values():
+                parallel.close()
+        finally:
+            dist.destroy_process_group()
+    print(f"ResNet-20, {BATCH} images, one process ({backend}); medians of {repeats}, in turns")
+    base = timings["plain"].median_s
+    for name, timing in timings.items():
+        print(f"{name:16}{1e3 * timing.median_s:8.2f} ms, {timing.median_s / base:.2f} of plain")
+
+
 def main() -> None:
     """Run the benchmarks named on the command line, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parts = {"controller": controller, "buckets": buckets, "averaging": averaging}
+    parts = {"controller": controller, "buckets": buckets, "averaging": averaging, "alone": alone}
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help=", ".join(parts))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of alone")
     options = parser.parse_args()
+    parts["alone"] = partial(alone, device=options.device)
     for name in options.parts or parts:
         parts[name](options.steps, options.repeats)
 

@@ -17,8 +17,15 @@ from repro.experiments.design import Outcome, Run
 from repro.experiments.microconv import building, deepbench, experiments, settings
 from repro.measure import machine as machine_module
 from repro.measure.machine import machine
-from repro.microconv import assign_workspaces, micro_batch_sizes
+from repro.microconv import (
+    BenchmarkCache,
+    Convolution,
+    Kernel,
+    assign_workspaces,
+    micro_batch_sizes,
+)
 from repro.microconv.backends import NATIVE
+from repro.microconv.cache import Key
 from repro.models import build
 from repro.records import RecordStore
 
@@ -636,3 +643,27 @@ class TestBuilding:
             (base, "cuda:1"),
         ]
         assert len({key, *(building.cache_key(*other) for other in others)}) == 6
+
+
+class TestTimesOfOtherProcesses:
+    @pytest.mark.parametrize("accelerator", [True, False])
+    def test_are_found_on_an_accelerator(self, accelerator, monkeypatch, tmp_path):
+        monkeypatch.setenv("REPRO_CACHE", str(tmp_path))
+        monkeypatch.setattr(building, "caches", {})
+        monkeypatch.setattr(building, "is_accelerator", lambda device: accelerator)
+        config = settings.network("gpu", "AlexNet", "WR", 8, "all").config
+        cache = BenchmarkCache(None)
+        kernel = Kernel("forward", Convolution(3, 8, 8, 4, (3, 3)))
+        cache.store_times(Key.of(kernel, "torch"), 4, {"torch:native": [0.1]})
+        building.share(config, "cpu", cache)
+        assert len(building.shared(config, "cpu")) == 1
+        building.caches.clear()  # another process
+        assert len(building.shared(config, "cpu")) == accelerator
+        assert building.kept_times().exists() == accelerator
+
+    def test_a_layers_forward_pass_is_what_is_run(self):
+        config = settings.base("smoke", "AlexNet") | {"policy": "powerOfTwo", "layer": "conv2"}
+        config |= {"kinds": list(settings.KINDS)}
+        metrics = experiments.candidates(config, 0, None, "cpu").metrics
+        assert [entry["kind"] for entry in metrics["kernels"]] == list(settings.KINDS)
+        assert metrics["checked"]

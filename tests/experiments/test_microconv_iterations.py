@@ -239,7 +239,7 @@ class TestRivals:
 
     def test_each_has_a_row_over_torchs_own_choice(self):
         rows = self.rows()
-        assert set(rows.index.levels[0]) == set(settings._RIVALS)
+        assert set(rows.index.levels[0]) == {settings.CAFFE, "ResNet-50"} and len(rows) == 5
         assert all(cell.startswith("×1.25") for cell in rows["over torch's own"])
         assert set(rows["largest seen (MiB)"]) == {"100.0"}
         capped = rows.index.get_level_values("form").str.contains("capped")
@@ -271,6 +271,7 @@ class TestRivals:
 
     def test_each_setting_has_processes_of_its_own(self, monkeypatch):
         config = settings.rivals("gpu")[0].config | {"processes": 2}
+        config |= {"rivals": list(settings.RIVALS)}
         asked = []
 
         def answer(function, arguments, environment):
@@ -298,3 +299,9 @@ class TestRivals:
         config = settings.iterations("smoke", settings.CAFFE).config
         found = iterating.rival(config, "cpu", "cudnn.benchmark")
         assert len(found["samples_s"]) == config["repeats"] and found["seen_bytes"] == 0
+
+    @pytest.mark.gpu
+    def test_the_workspace_of_a_device_is_watched(self, device):
+        config = settings.iterations("smoke", settings.CAFFE).config
+        found = iterating.rival(config, str(device), "cudnn.benchmark")
+        assert len(found["samples_s"]) == config["repeats"] and found["seen_bytes"] >= 0

@@ -466,6 +466,40 @@ class TestLearning:
         extra = 4 * 8 * run.config["epochs"] if strategy == "noise" else 0
         assert sum(work.values()) == pytest.approx(wanted + extra, rel=0.02)
 
+    @pytest.mark.parametrize("strategy", ["fixed", "theta_mbs", "dual_mbs"])
+    def test_as_a_gpu_computes(self, images, strategy):
+        runs = settings.trainings("smoke", {CIFAR: "digits"})
+        (run,) = [run for run in runs if run.config.get("strategy") == strategy]
+        fast = {"autocast": "bfloat16", "channels_last": True, "captured": True}
+        gpu = {r.config.get("captured") for r in settings.trainings("gpu", CHOSEN)}
+        found = learning.train(run.config | fast, 0, images, "cpu").metrics
+        assert gpu == {True} and not found["diverged"]
+        plain = learning.train(run.config, 0, images, "cpu").metrics
+        assert found["work"] == plain["work"] and found["updates"] == plain["updates"]
+        paced = settings.trainings("smoke", {CIFAR: "digits"})[-1].config
+        assert len(learning.pace(paced | fast, 0, None, "cpu").metrics["fits"]) == 2
+
+    def test_a_mini_batch_of_one_micro_batch_is_captured_where_others_stream(self, monkeypatch):
+        seen = []
+
+        class Captured:
+            captured = True
+
+            def __init__(self, *options):
+                pass
+
+            def __call__(self, inputs, targets):
+                seen.append(len(inputs))
+                return torch.zeros(())
+
+        monkeypatch.setattr(learning, "CapturedPasses", Captured)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(12, 10))
+        config = {"strategy": "theta_mbs", "memory": 4}
+        passes = learning.passes_of(config, model, nn.functional.cross_entropy, "cpu")
+        for count in (4, 10):
+            passes(torch.randn(count, 3, 2, 2), torch.arange(count) % 10)
+        assert seen == [4] and model[1].weight.grad is not None
+
     def test_a_training_that_diverges_ends_there(self, images):
         (run,) = [r for r in settings.trainings("smoke", {CIFAR: "digits"})
                   if r.config.get("strategy") == "dual"]  # fmt: skip

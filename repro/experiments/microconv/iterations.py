@@ -186,7 +186,7 @@ def _rival_rows(results: Results, role: str) -> list[dict[str, Any]]:
     """Return what torch does by itself under other settings, over its own choice of plans."""
     tried = [r for r in results.ok("iterations", role=role) if r.config.get("rivals")]
     rows = []
-    for record in tried[:1]:
+    for record in tried:
         for name in record.config["rivals"]:
             found = record.metrics["rivals"][name]
             capped = f"{record.config['limit_mib']:g} each" if "capped" in name else DASH

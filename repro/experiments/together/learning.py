@@ -34,6 +34,7 @@ from repro.dualbatch import (
     SubStage,
     train_dual_batch,
 )
+from repro.experiments.captured import CapturedPasses
 from repro.experiments.outcome import Outcome
 from repro.mbs import MicroBatchStreamer
 from repro.measure import TimeModel, time_interleaved
@@ -215,17 +216,34 @@ def _model(config: Config, classes: int) -> nn.Module:
 
 
 def passes_of(config: Config, model: nn.Module, loss_fn: Any, device: str) -> Passes:
-    """Return what computes a mini-batch's gradients and returns its loss, streamed or at once."""
-    if config["strategy"] in STREAMED:
-        streamer = MicroBatchStreamer(model, loss_fn, config["memory"], device=device, check="off")
-        return lambda inputs, targets: streamer.backward(inputs, targets).loss
+    """Return what computes a mini-batch's gradients and returns its loss, streamed or at once.
 
-    def at_once(inputs: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = loss_fn(model(inputs), targets)
-        loss.backward()
-        return loss.detach()
+    Where steps are captured, what is streamed is not: but a mini-batch of one micro-batch is.
+    """
+    low, last = low_precision(config), config.get("channels_last", False)
+    at_once = CapturedPasses(model, loss_fn, low, config.get("captured", False), last)
+    if config["strategy"] not in STREAMED:
+        return at_once
+    memory = config["memory"]
+    streamer = MicroBatchStreamer(model, loss_fn, memory, device=device, check="off", autocast=low)
+    layout = _layout(config)
 
-    return at_once
+    def streamed(inputs: Tensor, targets: Tensor) -> Tensor | float:
+        if at_once.captured and len(inputs) <= memory:
+            return at_once(inputs, targets)
+        return streamer.backward(inputs.contiguous(memory_format=layout), targets).loss
+
+    return streamed
+
+
+def low_precision(config: Config) -> torch.dtype | None:
+    """Return the type of the forward pass under autocast, None for none."""
+    name = config.get("autocast")
+    return None if name is None else getattr(torch, name)
+
+
+def _layout(config: Config) -> torch.memory_format:
+    return torch.channels_last if config.get("channels_last") else torch.contiguous_format
 
 
 def _controller(
@@ -248,16 +266,21 @@ def _controller(
     return ThetaController(small, large, rate, **decay)
 
 
+def _optimizer(config: Config, model: nn.Module, rate: float) -> torch.optim.Optimizer:
+    """Return SGD, in one launch a step where steps are captured: many small ones cost more."""
+    fused = {"fused": True} if config.get("captured") else {}
+    options: dict[str, Any] = {"momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY, **fused}
+    return torch.optim.SGD(model.parameters(), lr=rate, **options)
+
+
 def _controlled(
     config: Config, seed: int, images: Images, classes: int, device: str
 ) -> tuple[History, bool]:
     """Train in one process, by a controller that sets batch and rate for each epoch."""
     torch.manual_seed(seed)
-    model = _model(config, classes).to(device).train()
+    model = _model(config, classes).to(device, memory_format=_layout(config)).train()  # type: ignore[call-overload]
     loader = images.loader(config["small"], seed)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=config["rate"], momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
-    )
+    optimizer = _optimizer(config, model, config["rate"])
     work = Work(config, images.side)
     history = History(work)
     controller = _controller(config, model, loader, work, seed)
@@ -349,6 +372,7 @@ def _dual(
             schedule,
             seed=seed,
             device=device,
+            channels_last=config.get("channels_last", False),
             passes_fn=lambda model, loss_fn: passes_of(config, model, loss_fn, device),
             time_models=by_side,
             evaluate=evaluate,
@@ -390,16 +414,16 @@ def line(sizes: Sequence[int], seconds: Sequence[float]) -> tuple[float, float]:
 
 def _step(config: Config, side: int, batch: int, device: str) -> Callable[[], None]:
     torch.manual_seed(0)
-    model = _model(config, 10).to(device).train()
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=1e-3, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
-    )
+    model = _model(config, 10).to(device, memory_format=_layout(config)).train()  # type: ignore[call-overload]
+    optimizer = _optimizer(config, model, 1e-3)
+    captured, last = config.get("captured", False), config.get("channels_last", False)
+    passes = CapturedPasses(model, functional.cross_entropy, low_precision(config), captured, last)
     inputs = torch.randn(batch, 3, side, side, device=device)
     targets = torch.randint(10, (batch,), device=device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        functional.cross_entropy(model(inputs), targets).backward()
+        passes(inputs, targets)
         optimizer.step()
 
     return step

@@ -93,11 +93,12 @@ MULTIPLES: Mapping[str, Sequence[int]] = {
     "gpu": (1, 2, 4, 8, 16),
     "paper": (1, 2, 4, 8, 16),
 }
-# On a CPU tuning takes longer than what is tuned, and swapping within each micro-batch longest.
+# On a CPU tuning takes longer than what is tuned, and swapping within each micro-batch longest; on
+# a GPU tuning takes a minute or two.
 _FEWER: Mapping[str, Mapping[str, Sequence[int]]] = {
     "mbs_in_outofcore": {"quick": (1, 4)},
-    "tuned_mbs": {"smoke": (4,), "quick": (4,)},
-    "tuned_outofcore": {"smoke": (4,), "quick": (4,)},
+    "tuned_mbs": {"smoke": (4,), "quick": (4,), "gpu": (4,)},
+    "tuned_outofcore": {"smoke": (4,), "quick": (4,), "gpu": (4,)},
 }
 _TUNED_POLICY = {"smoke": "undivided", "quick": "undivided", "gpu": "powerOfTwo", "paper": "all"}
 WARMUP = {"smoke": 0, "quick": 1, "gpu": 2, "paper": 2}  # beside the steps that are watched before
@@ -308,6 +309,10 @@ _SCALE: dict[str, dict[str, Any]] = {
         "rates": (0.0125, 0.05, 0.2, 0.8),
     },
 }
+# On a GPU, whose launches bind a step of ResNet-20. What MBS streams stays eager, and so does
+# `cudnn.benchmark` stay off: its search takes longer than it saves in trainings of seconds.
+_FAST = {"autocast": "bfloat16", "channels_last": True, "captured": True}
+_COMPUTE: dict[str, dict[str, Any]] = {"gpu": _FAST}
 _DIGITS = (1000, 400, 300)  # the set has no more
 DEVICES, K, DECAY = 4, 1.1, 0.2
 # Seconds of a step over those of an image, on the simulated machine: what Table 2 of dual-batch
@@ -357,6 +362,7 @@ def trainings(profile: str, chosen: Mapping[str, str]) -> list[Run]:
                 "devices": DEVICES,
                 "step_images": STEP_IMAGES,
                 "k": K,
+                **_COMPUTE.get(profile, {}),
             }
             runs.append(Run(TRAIN, config, label=f"{label}, rate {rate:g}"))
     timed = {
@@ -366,5 +372,6 @@ def trainings(profile: str, chosen: Mapping[str, str]) -> list[Run]:
         "warmup": 1,
         "repeats": REPEATS[profile],
         "threads": 1 if profile in ("smoke", "quick", "long") else None,
+        **_COMPUTE.get(profile, {}),
     }
     return [*runs, Run(PACE, timed, seeds=(0,), label="steps by size and resolution")]
