@@ -99,7 +99,10 @@ class CuDNNBackend:
         """Return the stated relative error of an algorithm; see `backends.stated_error`."""
         if self.half:
             return TRUE_HALF_ERROR
-        return 1e-4 if algorithm.startswith("WINOGRAD") else 2e-5
+        if not algorithm.startswith("WINOGRAD"):
+            return 2e-5
+        # Larger filters take larger tiles: 5x5 was off by more than 1e-4 on an H100 (cuDNN 9.19).
+        return 1e-4 if max(kernel.conv.kernel_size) <= 3 else 1e-3
 
     def algorithms(self, kernel: Kernel, b: int) -> list[tuple[str, int]]:
         """List the algorithms for a micro-batch of `b` with their workspace in bytes.

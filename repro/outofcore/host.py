@@ -220,9 +220,10 @@ class HostStore:
         """Give everything back to the system; no copy may be under way.
 
         Args:
-            keep: Storages could not be brought back and go on lying here: memory stays taken.
+            keep: Storages could not be brought back. Those of a CPU go on lying here, and the
+                memory stays taken; those of an accelerator have lost what was in them.
         """
-        if keep:
+        if keep and self.whole:
             _kept.extend(self.slabs)
         self.slabs.clear()
         for pieces in (self._free, self._starts, self._ends):  # variables go on ending

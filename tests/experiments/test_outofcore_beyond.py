@@ -197,6 +197,23 @@ class TestClaims:
         world = World(reach={("checkpointing",): 79, ("schedule_va",): 79})
         assert word("larger_than_peers", world) == "not reproduced"
 
+    def test_where_larger_sizes_were_not_tried_nothing_ends(self):
+        """As after some minutes of a GPU: up to 512 images all train, and nothing else was run."""
+        above = [b for b in settings.BATCHES["paper"] if b > 512]
+        world = World("paper", status={(MEASURED, batch): None for batch in above})
+        for key in ("alone_ends_here", "larger_than_alone_here", "largest_batch_here"):
+            verdict = judged(f"table1/{key}", world)
+            assert verdict.word == "undecided", key
+            assert "512 is the largest that was tried" in verdict.evidence
+        reach = {(mode,): 256 for mode in settings.PEERS}
+        tried = {(MEASURED, mode, 512): None for mode in settings.PEERS}
+        verdict = judged("table1/larger_than_peers", World("paper", reach=reach))
+        assert verdict.word == "reproduced"
+        verdict = judged(
+            "table1/larger_than_peers", World("paper", reach=reach, status=world.status | tried)
+        )
+        assert verdict.word == "undecided" and "256 is the largest" in verdict.evidence
+
     def test_one_peer_that_reaches_farther_is_partly(self):
         world = World("paper", reach={("save_on_cpu",): 1440, ("schedule_va",): 1248})
         assert word("larger_than_peers", world) == "partly"

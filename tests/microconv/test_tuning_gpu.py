@@ -121,7 +121,8 @@ def tuned_layers(model):
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize(
     ("math_", "tolerance"),
-    [("ieee", 1e-4), pytest.param("tf32", 1e-2, marks=cuda_only("TF32"))],
+    # As much as `max_error` allows, or TF32 loses.
+    [("ieee", 1e-3), pytest.param("tf32", 1e-2, marks=cuda_only("TF32"))],
 )
 def test_loss_and_gradients_in_float32(math_, tolerance, layout, mode, cache, precision, device):
     precision(math_)

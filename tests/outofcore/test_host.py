@@ -114,6 +114,19 @@ class TestPinned:
             assert 4 * MIB <= statistics.host_bytes <= 6 * MIB
             assert pinned(device) == before
 
+    def test_it_is_given_back_too_where_the_device_cannot_take_all_of_it_back(self, device):
+        accelerator.empty_pinned_cache(device)
+        before, size = pinned(device), 64 * MIB
+        with (
+            pytest.raises(RuntimeError, match="out of memory"),
+            accelerator.limited(device, 4 * size),
+            OutOfCore(2 * size, device=device, host_bytes=6 * size),
+        ):
+            tensors = [torch.zeros(size // 4, device=device) for _ in range(6)]
+            assert pinned(device) - before == 6 * size
+        assert pinned(device) == before
+        del tensors
+
     def test_more_than_the_host_has_is_refused_before_the_first_slab(self, device, monkeypatch):
         accelerator.empty_pinned_cache(device)
         before = pinned(device)

@@ -278,6 +278,14 @@ def largest_trained(results: Results, where: str, role: str, mode: str) -> int:
     return largest(by_batch) or 0
 
 
+def end_is_open(results: Results, where: str, role: str, mode: str) -> bool:
+    """Return whether a way may train more than it was tried with: nothing larger ran out."""
+    if where == SIMULATED:
+        return False
+    by_batch = points(results, where, role, mode)
+    return not by_batch or by_batch[max(by_batch)] is not None
+
+
 def reach_over(
     results: Results, where: str, role: str, modes: tuple[str, str]
 ) -> tuple[int, int, Gap]:
@@ -307,9 +315,11 @@ def larger(
         return certain(name, False)
     gap = reach_over(results, where, role, modes)[-1]
     word, evidence = direction(f"{name},", gap, paper, sign=sign)
-    tried = batches(results, where, role) if where == MEASURED else []
-    if word != "reproduced" and tried and first == tried[-1]:
-        return "undecided", f"{evidence}; {first} is the largest that was tried"
+    for mode, size in zip(modes, (first, second), strict=True):
+        # The first might train more, the second so much more that the first is no larger.
+        matters = word != "reproduced" if mode == modes[0] else first >= second
+        if matters and end_is_open(results, where, role, mode):
+            return "undecided", f"{evidence}; {size} is the largest that was tried {LABELS[mode]}"
     return word, evidence
 
 

@@ -13,7 +13,7 @@ GIB, MIB = 2**30, 2**20
 RESNET, DENSENET, PIX2PIXHD, DEEPLAB = ROLES = "ResNet-50", "DenseNet", "Pix2PixHD", "DeepLabv3+"
 MODES = IN_CORE, SCHEDULE, CHUNKS = "in_core", "schedule", "schedule_va"
 # Section 3 to the letter; MODES have our version of its schedule.
-TO_THE_LETTER = LITERAL_ALONE, LITERAL_CHUNKS = ("paper", "paper_va")
+TO_THE_LETTER = ("paper", "paper_va")
 PEERS = ("checkpointing", "save_on_cpu", "expandable_segments", "offload")
 _BESIDE = {"smoke": PEERS[:1], "quick": PEERS[:1]}  # MODES; elsewhere all of these
 # Section 5.2 says float32; the others are our question. By autocast, as torch's users do.
@@ -37,7 +37,7 @@ LABELS = {
     "offload": "asynchronous offload",
 }
 # In the order of their colours and marks, which all figures share.
-WAYS = (*MODES, "paper", "lms", "packed_fitted", *PEERS[1:3], PEERS[0], *PEERS[3:], LITERAL_CHUNKS)
+WAYS = (*MODES, "paper", "lms", "packed_fitted", *PEERS[1:3], PEERS[0], *PEERS[3:])
 # What is analysed of ResNet-50: by the rate of the link, in bytes/s each way, and the share of the
 # bytes that variables have; and by the size of a chunk, in MiB.
 LINK_BATCHES = (928, 1120, 1440)
