@@ -44,6 +44,7 @@ class Piece:
         name: A letter of the list.
         artefact: ``PAPER/ARTEFACT``.
         seconds: What a run is expected to take on an H100.
+        experiments: Those whose runs count; all by default.
         only: Values of a configuration by key, as for ``run --only``; a run has one of each.
         seeds: As for ``run --seeds``; None for the runs' own or the profile's.
         at_once: How many runs share the device. Runs that are measured have it for themselves.
@@ -53,6 +54,7 @@ class Piece:
     name: str
     artefact: str
     seconds: float
+    experiments: Sequence[str] = ()
     only: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     seeds: str | None = None
     at_once: int = 1
@@ -65,7 +67,7 @@ class Piece:
 
     def __str__(self) -> str:
         values = [f"{key} {', '.join(map(str, some))}" for key, some in self.only.items()]
-        return "; ".join([f"{self.name} {self.artefact}", *values])
+        return "; ".join([f"{self.name} {self.artefact}", *self.experiments, *values])
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,10 @@ def plan(
         paper, artefacts = find_artefacts(piece.artefact)
         # What is not at hand is named all the same, so that the list can be shown.
         chosen = arguments.choose_datasets(paper, profile, piece.data, root)
-        runs = arguments.only(arguments.plan(paper, artefacts, profile, chosen), piece.choices)
+        runs = arguments.plan(paper, artefacts, profile, chosen)
+        if piece.experiments:
+            runs = [run for run in runs if run.experiment in piece.experiments]
+        runs = arguments.only(runs, piece.choices)
         seeds = arguments.parse_seeds(piece.seeds)
         runs = [replace(run, seeds=seeds or run.seeds or SEEDS[profile]) for run in runs]
         recorded = _recorded(paper, stores, local_store(profile), name)

@@ -312,7 +312,7 @@ class TestTable:
     def test_measured_on_a_gpu_has_the_papers(self):
         world = World("paper", status={(MEASURED, 512): None})
         rows = self.rows(world, "paper")
-        place = "measured here"
+        place = "measured, NVIDIA X"
         sizes = settings.BATCHES["paper"]
         assert rows[place, "batch size"] == [f"N = {b}" if b != 512 else "" for b in sizes]
         assert rows[place, "schedule"] == [*["70"] * 4, DASH, "70", "x", "x", "x"]

@@ -7,6 +7,7 @@ workers is the baseline at equal updates: one batch size, as many updates, as ma
 """
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,15 @@ from repro.experiments.dualbatch.accuracy import (
     table5_runs,
 )
 from repro.experiments.dualbatch.describing import facts, whose
-from repro.experiments.dualbatch.settings import WORKERS, K, final, mix, section51, table5_training
+from repro.experiments.dualbatch.settings import (
+    WORKERS,
+    K,
+    final,
+    mix,
+    section51,
+    shortened,
+    table5_training,
+)
 from repro.experiments.intervals import Gap, Spread, difference
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -123,10 +132,11 @@ UPDATES = Exhibit(
 
 def rate_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return trainings by rate at three mixes, with images held out."""
-    seeds = (0,) if profile in ("smoke", "quick") else SEARCH_SEEDS
+    seeds = (0,) if profile in ("smoke", "quick", "gpu") else SEARCH_SEEDS
     found = []
     for n in SEARCHED:
         run = table5_training(profile, chosen, K[1], n)
+        run = replace(run, config=shortened(profile, run.config))
         (entry,) = run.config["sub_stages"]
         samples = entry["plan"]["samples"]
         plan = entry["plan"] | {"samples": samples - samples // HELD_OUT}

@@ -28,6 +28,7 @@ from repro.experiments.dualbatch.settings import (
     K,
     mix,
     scaled,
+    shortened,
     table5_training,
 )
 from repro.experiments.intervals import BySeed, Gap, Spread, difference, ratio
@@ -55,7 +56,8 @@ def runs(profile: str, chosen: Chosen) -> list[Run]:
     trainings = []
     for kind in KINDS:
         run = table5_training(profile, chosen, K[1], SMALL if kind == "dual" else 0)
-        config = {key: value for key, value in run.config.items() if key != "engine"}
+        config = shortened(profile, run.config)
+        config = {key: value for key, value in config.items() if key != "engine"}
         if kind == "small":
             (entry,) = config["sub_stages"]
             plan = entry["plan"] | {"large_batch": scaled(profile, row["small_batch"])}

@@ -31,6 +31,7 @@ from repro.experiments.outofcore.points import (
     largest_trained,
     need_real_allocators,
     on_cpu,
+    place,
     point_at,
     points,
     slowdown,
@@ -102,7 +103,8 @@ def table(results: Results) -> list[dict[str, Any]]:
     ):
         rates = published(mode)
         add(where, method, [f"{rates[b]:g}" if b in rates else "x" for b in TABLE["batches"]])
-    for where, label in PLACES.items():
+    for where in PLACES:
+        label = place(results, where, RESNET)
         columns = _columns(batches(results, where, RESNET), in_core_batch(results, where, RESNET))
         if where == MEASURED and batches(results, where, RESNET):
             add(label, "batch size", ["" if b is None else f"N = {b}" for b in columns])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from repro.experiments.captions import panel
 from repro.experiments.design import Results
 from repro.experiments.intervals import Gap, NotRun, ratio
-from repro.experiments.outofcore.points import Point, points, slowdown
+from repro.experiments.outofcore.points import Point, place, points, slowdown
 from repro.experiments.outofcore.settings import (
     IN_CORE,
     LABELS,
@@ -85,7 +85,8 @@ def whose(results: Results, where: str, role: str) -> str:
         return panel(role, ran, "SIMULATED V100")
     parts = departures(configs).split(", ") if configs else []
     simulated = [words for words in parts if words.startswith("SIMULATED")]
-    return panel(role, ran, ", ".join(["measured", *simulated]))
+    measured = place(results, where, role).removesuffix(" here")
+    return panel(role, ran, ", ".join([measured, *simulated]))
 
 
 def kept(

@@ -77,6 +77,18 @@ def points(results: Results, where: str, role: str, mode: str) -> Points:
     return read(results, role, mode)
 
 
+def place(results: Results, where: str, role: str) -> str:
+    """Return where a network's records come from: the V100 that is simulated, here, or which GPU.
+
+    Short, as for a column: ``measured, NVIDIA H100``.
+    """
+    records = results.select(where, role=role)
+    names = {r.device["name"] for r in records if r.device["type"] != "cpu"}
+    if where == SIMULATED or not names:
+        return PLACES[where]
+    return f"measured, {' and '.join(sorted(' '.join(name.split()[:2]) for name in names))}"
+
+
 def _by_batch(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=lambda record: record.config["batch"])
 
