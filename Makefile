@@ -49,7 +49,7 @@ CHOSEN = $(if $(PROFILE),"$$PROFILE",$$($(BIN)/python -c "from repro.experiments
 .DEFAULT_GOAL := help
 .PHONY: help setup lab data test test-fast test-thorough test-exhaustive coverage \
 	unit unit-methods unit-dualbatch unit-experiments unit-rest unit-device unit-gpu nbval smoke \
-	smoke-simulated recipes docs doctor reproduce-all \
+	smoke-simulated recipes docs doctor gpu reproduce-all \
 	thorough thorough-device golden $(PAPERS:%=reproduce-%) report status lint typecheck clean
 
 help:  ## say what the targets do
@@ -67,6 +67,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -q -c constraints.txt torch
 	@$(BIN)/python -m pip install -q -c constraints.txt -e '.[notebooks,dev,cluster]'
 	@touch $@
+
+gpu: $(STAMP)  ## make the most of a GPU for MINUTES=10: the missing records that matter most
+	@$(REPRO) gpu $(if $(MINUTES),--minutes "$$MINUTES" --out "$(or $(OUT),results/local/session)",--list) \
+		$(if $(DEVICE),--device "$$DEVICE")
 
 doctor: $(STAMP)  ## say what this machine is, whether each method works on it (DEVICE), what fits
 	@$(REPRO) doctor $(if $(DEVICE),--device "$$DEVICE")

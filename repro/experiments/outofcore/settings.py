@@ -113,6 +113,7 @@ ON_A_GPU: dict[str, tuple[int, ...]] = {
     "offload": (190, 256, 512),
     "expandable_segments": (190, 256),
 }
+BATCHES["gpu"] = tuple(sorted({batch for some in ON_A_GPU.values() for batch in some}))
 # Figures 4 and 5: on a CPU the first is the largest in core, the others multiples.
 GROWING: dict[str, dict[str, tuple[int, ...]]] = {
     "smoke": {DENSENET: (4, 12), PIX2PIXHD: (), DEEPLAB: ()},
