@@ -148,7 +148,7 @@ class World:
             a, b = map(float, np.polyfit(sizes, steps, 1))
             fits.append({"resolution": side, "a": a, "b": b, "seconds": steps})
             rows = []
-            for n in sizes if config["passes"] else ():
+            for n in sizes if config["passes"] is True else config["passes"] or ():
                 predicted = (a * n + b) * -(-total // n)
                 name = f"{side}px, {n}, {total}"
                 seconds = self.step(side, n) * -(-total // n) * self.epoch(side, n)

@@ -197,7 +197,7 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
     passes: list[list[dict[str, Any]]] = []
     timings: dict[str, Timing] = {}
     for resolution in config["resolutions"]:
-        sizes = config["batch_sizes"] if config["passes"] else []
+        sizes = config["batch_sizes"] if config["passes"] is True else config["passes"] or []
         runs = {
             f"{n}, {d}": _pass(config, resolution, n, d, device)
             for n, d in ((n, config["samples"]) for n in sizes)
