@@ -97,6 +97,11 @@ def fixed_distance(
     are swapped out; each is swapped in `swapin_ahead` functions before that use. The device waits
     for a swap-out only where the budget asks for its memory.
 
+    Differs from the paper: Hayakawa and Narihira print that a variable leaves where the distance is
+    at most ``swapout_threshold``. LMS's own manual says that the smaller the threshold is, the more
+    leaves, and the paper itself that a larger one takes more memory: both hold of "more than"
+    alone. A distance here counts functions in their order, not edges of the graph.
+
     Raises:
         DoesNotFit: The distances need more than the budget, which they do not know.
         ValueError: A distance is below 1.

@@ -147,6 +147,12 @@ class TestFront:
         assert row["holds"] == holds and f"has {count} points" in row["evidence"]
 
 
+def test_fft_takes_the_papers_workspace_in_caffes_groups():
+    row = check_row("microconv/figure10", 0, made.results("figure10", lambda run: None))
+    assert row["holds"] == "yes"
+    assert "212.5 MiB for 213 at 256" in row["evidence"] and "323" in row["evidence"]
+
+
 class TestFigure6:
     def test_the_cells(self):
         # Fast samples one by one, by two, three, four, and all eight at once; each costs 2 MiB.

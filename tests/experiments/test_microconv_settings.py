@@ -77,6 +77,7 @@ class TestPlan:
             "table5": 3 * 2 + with_all,
             "iterations": more.get(profile, 7),
             "optimisation": 3 + whole,
+            "tables": 7 + 6 * (profile in ("gpu", "paper")),
         }
 
     def test_kernels_are_measured_before_networks_use_the_times(self, profile):
@@ -111,6 +112,12 @@ class TestPlan:
             ("ResNet-50", "WR", 32, "undivided"),  # 5,088 MiB in all
             ("ResNet-50", "WD", 2544, "powerOfTwo"),
         } <= cells
+
+    def test_mini_batches_of_resnet50(self, profile):
+        ours = {"smoke": (2, 2), "quick": (4, 4)}.get(profile, (32, 64))
+        for name, batch in zip(("figure11", "table5"), ours, strict=True):
+            configs = [run.config for run in runs_of(name, profile)]
+            assert {c["batch"] for c in configs if c["role"] == "ResNet-50"} == {batch}
 
     def test_table5_is_at_64_mib_and_figure9_at_three_limits(self, profile):
         table5 = [run.config for run in runs_of("table5", profile)]
@@ -213,6 +220,7 @@ class TestProfiles:
         claims = {
             name: {claim.key for claim in artefact.claims}
             for name, artefact in PAPER.artefacts.items()
+            if artefact.claims
         }
         assert {name: set(rows) for name, rows in expectations("microconv").items()} == claims
 
@@ -588,6 +596,7 @@ class TestReported:
             "undivided_kib": 4.3,
             "fft_mib": 213,
             "power_of_two_mib": 48.9,
+            "power_of_two_batch": 32,
             "speedup_all": 2.33,
         }
         assert r["figure11"] == {

@@ -242,6 +242,9 @@ class TestSimulated:
         rows = toys.outcomes["simulated"].metrics["rows"]
         assert rows["paper"]["scheduler"] == "paper"
         assert rows["paper"]["bytes_moved"] >= rows["schedule"]["bytes_moved"]
+        chunks = rows["paper_va"]
+        assert chunks["scheduler"] == "paper" and chunks["map_operations"]
+        assert chunks["time_s"] > chunks["unmapped_s"]
 
     def test_lms_has_its_own_budget(self, toys):
         rows = toys.outcomes["simulated"].metrics["rows"]

@@ -176,9 +176,9 @@ class World:
         unusual = _of(self.status, "as usual", where, role, batch, way, run.experiment)
         if unusual != "as usual":
             return unusual and unusual | of_gpu
-        modes = (*MODES, *["lms", "paper"] * config.get("lms", False))
+        modes = (*MODES, *["lms", *settings.TO_THE_LETTER] * config.get("lms", False))
         if run.experiment in ("reach", settings.HALF_REACH):
-            found = [mode for mode in modes if mode != "paper"]
+            found = [mode for mode in modes if mode not in settings.TO_THE_LETTER]
             sizes = {mode: self.reached(where, role, mode, half) for mode in found}
             return {"metrics": {"limit_bytes": self.limit(where), **sizes}}
         if run.experiment in (SIMULATED, settings.HALF):

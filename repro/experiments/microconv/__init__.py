@@ -62,6 +62,12 @@ PAPER = Paper(
             f"{_HERE}.iterations:ITERATIONS",
         ),
         Artefact(
+            "tables",
+            "Tables I to IV and VI",
+            "Configurations, machines, settings and layers",
+            f"{_HERE}.tables:TABLES",
+        ),
+        Artefact(
             "optimisation",
             "Sections IV-B1 and IV-B2",
             "What optimising takes",

@@ -24,6 +24,7 @@ from repro.experiments.intervals import Gap, NotRun, exactly, in_turns
 from repro.experiments.judging import Verdict, certain, combine, direction
 from repro.experiments.microconv.describing import caffe_marks, whose
 from repro.experiments.microconv.settings import (
+    BATCHES,
     LIMITS_MIB,
     MIB,
     NATIVE,
@@ -578,6 +579,45 @@ def conv2_faster(results: Results, expected: Expectation) -> Verdict:
     return combine([direction(f"{cell[0]} MiB, {cell[1]}:", gap, paper, sign=expected.sign)])
 
 
+def fft_workspace_bytes(batch: int, inputs: int, outputs: int, side: int) -> int:
+    """Return the bytes that a convolution by one FFT of whole images keeps in float32.
+
+    All images, results and filters are there as spectra at once. A real image of n × n pixels has
+    a spectrum of n × (n / 2 + 1) complex numbers, of 8 bytes each.
+
+    Args:
+        batch: Samples.
+        inputs: Channels that are read, of one group.
+        outputs: Channels that are written, of one group.
+        side: n: of the padded image, rounded up to a power of two.
+    """
+    spectra = batch * inputs + batch * outputs + inputs * outputs
+    return 8 * spectra * side * (side // 2 + 1)
+
+
+@check(
+    "The paper's workspaces of FFT are those of one group of Caffe's conv2 (48 to 128 channels, "
+    "27×27 pixels and padding: 32×17 complex numbers)"
+)
+def fft_workspaces(results: Results) -> tuple[bool, str]:
+    """Compare the formula with the paper's printed digits; needs no records."""
+    paper = PAPER["figure10"]
+    said, close = [], []
+    for batch, printed, half_a_digit in (
+        (BATCHES["AlexNet"], paper["fft_mib"], 0.5),
+        (paper["power_of_two_batch"], paper["power_of_two_mib"], 0.05),
+    ):
+        caffes, torchvisions = (
+            fft_workspace_bytes(batch, *channels, 32) / MIB for channels in ((48, 128), (64, 192))
+        )
+        close.append(abs(caffes - printed) <= half_a_digit)
+        said.append(
+            f"{caffes:.1f} MiB for {printed} at {batch} samples (without groups, as in "
+            f"torchvision's, {torchvisions:.0f})"
+        )
+    return all(close), "; ".join(said)
+
+
 FIGURE10 = Exhibit(
     long=True,
     runs=conv2_runs,
@@ -589,4 +629,5 @@ FIGURE10 = Exhibit(
         caffe_marks,
     ),
     claims=(admits_algorithm, conv2_faster),
+    checks=(fft_workspaces,),
 )

@@ -209,9 +209,12 @@ def network(
 ) -> Run:
     """Return one network's kernels within a limit, which is `limit_of` the paper's."""
     total = limit_of(profile, role, mode, limit_mib, caffe)
+    config = base(profile, role, setting) | {"mode": mode, "limit_mib": total, "policy": policy}
+    if caffe and NETWORKS[profile] is _TO_THE_LETTER:
+        config["batch"] = figure11_batch(role)
     return Run(
         "network",
-        base(profile, role, setting) | {"mode": mode, "limit_mib": total, "policy": policy},
+        config,
         seeds=(0,),
         label=f"{role}, {setting}, {mode}, {total:,} MiB, {policy}",
     )
@@ -234,9 +237,14 @@ def limit_of(profile: str, role: str, mode: str, limit_mib: float, caffe: bool =
     total = wd_total(role, limit_mib) if mode == "WD" else limit_mib
     if profile != LONG:
         return total
-    batch = BATCHES.get(f"{role}, Caffe", BATCHES[role]) if caffe else BATCHES[role]
+    batch = figure11_batch(role) if caffe else BATCHES[role]
     scaled = total * NETWORKS[LONG][role]["batch"] / batch
     return int(scaled) if scaled.is_integer() else scaled
+
+
+def figure11_batch(role: str) -> int:
+    """Return the paper's mini-batch of a network in Figure 11, which is not always Table V's."""
+    return BATCHES.get(f"{role}, Caffe", BATCHES[role])
 
 
 def told_limit(profile: str, role: str, mode: str, limit_mib: float, caffe: bool = False) -> str:

@@ -11,7 +11,7 @@ PAPER = Paper(
     "with adaptive window-based scheduling",
     notebook="04_outofcore",
     experiments=by_name(
-        Experiment("simulated", f"{_HERE}.experiments:simulated", measures=False),
+        Experiment("simulated", f"{_HERE}.experiments:simulated", version=2, measures=False),
         Experiment("reach", f"{_HERE}.experiments:reach", measures=False),
         Experiment("measured", f"{_HERE}.experiments:measured"),
         Experiment("link", f"{_HERE}.analysing:link", measures=False),
@@ -19,7 +19,7 @@ PAPER = Paper(
         Experiment("packed", f"{_HERE}.packed:packed", measures=False),
         # Host memory differs by 512 bytes with the runs that the process made before.
         Experiment("by_schedule", f"{_HERE}.scheduling:by_schedule", timed=("host_bytes",)),
-        Experiment("half", f"{_HERE}.experiments:simulated", measures=False),
+        Experiment("half", f"{_HERE}.experiments:simulated", version=2, measures=False),
         Experiment("half_reach", f"{_HERE}.experiments:reach", measures=False),
         Experiment("half_measured", f"{_HERE}.experiments:measured"),
     ),

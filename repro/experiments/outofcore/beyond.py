@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     pass
 
 # Ways that are simulated.
-OF_THE_V100 = (IN_CORE, "lms", "paper", SCHEDULE, CHUNKS, *PACKED_MODES, "bound")
+OF_THE_V100 = (IN_CORE, "lms", *TO_THE_LETTER, SCHEDULE, CHUNKS, *PACKED_MODES, "bound")
 FIT = 0.01  # how far simulated throughputs in core may lie from those that they are fitted to
 
 
@@ -173,7 +173,7 @@ def within_bound(results: Results) -> tuple[bool, str]:
     base = in_core_batch(results, SIMULATED, RESNET) or 0
     shares = {
         f"{LABELS[mode]} at {batch}": point.images_per_s / bounded.images_per_s
-        for mode in ("lms", "paper", SCHEDULE, CHUNKS, *PACKED_MODES)
+        for mode in OF_THE_V100[1:-1]
         for batch, point in points(results, SIMULATED, RESNET, mode).items()
         if batch > base and point is not None and (bounded := best.get(batch)) is not None
     }

@@ -60,10 +60,11 @@ def simulated(config: Config, seed: int, data: ImageData | None, device: str) ->
         mapped_s = config["map_s"] if name == "schedule_va" else 0.0
         best = tuned(fitting, limit, times, rate, make, mapped_s, config["tune"])
         metrics["rows"][name] = modelled_row(best, times, rate, make, mapped_s)
-        if name == "schedule" and config["tune"]:
+        if config["tune"]:
             paper = literal(trace, fitting.plan.budget_bytes, times, rate, make)
             if paper is not None:
-                metrics["rows"]["paper"] = modelled_row(paper, times, rate, make, 0.0)
+                row = modelled_row(paper, times, rate, make, mapped_s)
+                metrics["rows"][name.replace("schedule", "paper")] = row
     if config["lms"]:
         make = partial(best_fit, limit)
         theirs = lms(trace, limit, times, rate, make)
