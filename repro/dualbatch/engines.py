@@ -121,6 +121,7 @@ class Job:
             "seed": recipe.seed,
             "sync": (server.sync, server.staleness),
             "merge": server.merge,
+            "optimizer_state": recipe.optimizer_state,
         }
         if recipe.aspect is not None:  # else images are squares, or stay as they are
             parts["aspect"] = recipe.aspect
@@ -208,10 +209,16 @@ class LocalEngine:
     def _finish(self, number: int) -> None:
         _, epoch = self._busy.pop(number)
         pull, setting = self.server.pulls[number], self.job.schedule[epoch - 1]
-        done = self.worker.train(number, pull.iteration, pull.state, setting)
-        loss = float(done.loss)
+        before = self.server.optimizers.get(number)
+        done = self.worker.train(number, pull.iteration, pull.state, setting, before)
         self.server.push(
-            number, pull.iteration, done.state, done.factor, time_s=self.now_s, loss=loss
+            number,
+            pull.iteration,
+            done.state,
+            done.factor,
+            time_s=self.now_s,
+            loss=float(done.loss),
+            optimizer=done.optimizer,
         )
 
     def _save(self, path: Path) -> None:
@@ -263,15 +270,16 @@ def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
                 f"pulled at version {commit.pulled}, does not follow from those before it"
             )
         setting = job.setting_at(pull.version)
-        done = worker.train(commit.worker, pull.iteration, pull.state, setting)
-        loss = float(done.loss)
+        before = server.optimizers.get(commit.worker)
+        done = worker.train(commit.worker, pull.iteration, pull.state, setting, before)
         server.push(
             commit.worker,
             pull.iteration,
             done.state,
             done.factor,
             time_s=commit.time_s,
-            loss=loss,
+            loss=float(done.loss),
+            optimizer=done.optimizer,
         )
     return server
 

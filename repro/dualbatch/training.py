@@ -72,6 +72,7 @@ def train_dual_batch(
     aspect: str | None = None,
     allow_enlarging: bool = False,
     passes_fn: Passes | None = None,
+    optimizer_state: str = "kept",
     time_models: TimeModels | None = None,
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
     on_epoch: Callable[[EpochResult], None] | None = None,
@@ -95,8 +96,10 @@ def train_dual_batch(
     A training that diverges ends with a named error at the first loss, or the first share, that is
     not finite; nothing of that share is merged.
 
-    Differs from the paper: the optimizer starts anew with each share, its momentum from 0 (see
-    `repro.dualbatch.worker`), and the shares of an epoch together are the data.
+    Differs from the paper: the text does not say what becomes of a worker's momentum when it pulls
+    new weights. By default each worker keeps its own, as workers of torch's DDP and Ray Train do:
+    begun from 0 in each share, momentum shortens the steps of large-batch workers most, which make
+    the fewest a share. The shares of an epoch together are the data.
 
     Args:
         model_fn: Makes the model; called in every process.
@@ -125,6 +128,8 @@ def train_dual_batch(
         allow_enlarging: Resize images to resolutions above their own, too, which adds no detail.
         passes_fn: Given a worker's model and `loss_fn`, makes what computes a mini-batch's mean
             loss and gradients, as to stream micro-batches; see `Recipe`.
+        optimizer_state: ``kept``, each worker goes on with its own optimizer's state, such as the
+            momentum, from share to share; or ``restarted``, it begins from nothing in each.
         time_models: By resolution, what drives the virtual clock of the local engine; by default
             the plan's own.
         evaluate: Called with the global model after each epoch; its time is not counted.
@@ -194,6 +199,7 @@ def train_dual_batch(
         aspect,
         allow_enlarging,
         passes_fn,
+        optimizer_state,
     )
     if not callable(data):
         for setting in schedule:

@@ -172,6 +172,14 @@ def compute_of(config: Config) -> dict[str, Any]:
     return {"passes_fn": passes, "channels_last": last}
 
 
+def state_of(config: Config) -> str:
+    """Return what becomes of a worker's momentum, as `train_dual_batch` takes it.
+
+    Records whose configuration does not say were computed with one that restarts.
+    """
+    return str(config.get("optimizer_state", "restarted"))
+
+
 def training_step(config: Config, resolution: int, batch: int, device: str) -> Callable[[], Any]:
     """Return a training step on random images, for measurements of time and memory."""
     model = build_model(config, config["classes"]).to(device).train()

@@ -24,6 +24,7 @@ from repro.experiments.dualbatch.building import (
     compute_of,
     plan_of,
     schedule_of,
+    state_of,
     step_of,
     training_step,
 )
@@ -150,6 +151,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
         factor=config["factor"],
         seed=seed,
         device=device,
+        optimizer_state=state_of(config),
         **compute_of(config),
     )
     evaluate = images.evaluation(config, device)

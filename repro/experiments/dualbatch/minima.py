@@ -18,6 +18,7 @@ from repro.experiments.dualbatch.building import (
     compute_of,
     plan_of,
     schedule_of,
+    state_of,
 )
 from repro.experiments.outcome import Outcome
 
@@ -42,6 +43,7 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
         factor=config["factor"],
         seed=seed,
         device=device,
+        optimizer_state=state_of(config),
         **compute_of(config),
         evaluate=images.evaluation(config, device),
     )

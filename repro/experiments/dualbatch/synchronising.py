@@ -14,6 +14,7 @@ from repro.experiments.dualbatch.building import (
     compute_of,
     plan_of,
     schedule_of,
+    state_of,
 )
 from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record
 from repro.measure import Timing
@@ -38,6 +39,7 @@ def synchronise(config: Config, seed: int, data: ImageData | None, device: str) 
             engine=config["engine"],
             seed=seed,
             device=device,
+            optimizer_state=state_of(config),
             **compute_of(config),
             evaluate=images.evaluation(config, device),
             **cluster,
