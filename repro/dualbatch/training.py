@@ -74,6 +74,8 @@ def train_dual_batch(
     passes_fn: Passes | None = None,
     optimizer_state: str = "kept",
     time_models: TimeModels | None = None,
+    jitter: float = 0.0,
+    slowdowns: Sequence[float] | None = None,
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
     on_epoch: Callable[[EpochResult], None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -132,6 +134,11 @@ def train_dual_batch(
             momentum, from share to share; or ``restarted``, it begins from nothing in each.
         time_models: By resolution, what drives the virtual clock of the local engine; by default
             the plan's own.
+        jitter: The part, from 0 up to below 1, by which the virtual clock of the local engine
+            varies the time of each share up or down at most, drawn evenly by `seed`. So each seed
+            has an order of commits of its own, as real workers would.
+        slowdowns: How many times as long the shares of each worker take by that clock, one number
+            above 0 for each, such as 2.0 for a straggler. Plans know nothing of it. None: once.
         evaluate: Called with the global model after each epoch; its time is not counted.
         on_epoch: Told of each epoch as it ends, after its checkpoint was written.
         checkpoint: File written after each epoch, and resumed from if it is there.
@@ -179,6 +186,8 @@ def train_dual_batch(
     unused = {
         "follow": follow is not None and engine == "ray",
         "time_models": time_models is not None and (engine == "ray" or follow is not None),
+        "jitter": jitter != 0 and (engine == "ray" or follow is not None),
+        "slowdowns": slowdowns is not None and (engine == "ray" or follow is not None),
         "evaluate": evaluate is not None and follow is not None,
         "on_epoch": on_epoch is not None and follow is not None,
         "checkpoint": checkpoint is not None and follow is not None,
@@ -226,7 +235,8 @@ def train_dual_batch(
             )
         server = replay(replace(job, evaluate=None, on_epoch=None), follow)
         return DualBatchResult(server.state, [], server.log, engine)
-    local = LocalEngine(job, _time_models(time_models, plan, schedule))
+    by_resolution = _time_models(time_models, plan, schedule)
+    local = LocalEngine(job, by_resolution, jitter, slowdowns)
     local.run()
     return DualBatchResult(local.server.state, local.history, local.server.log, engine)
 
