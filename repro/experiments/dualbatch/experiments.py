@@ -21,6 +21,7 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
+    clock_of,
     compute_of,
     plan_of,
     schedule_of,
@@ -156,7 +157,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
     )
     evaluate = images.evaluation(config, device)
     try:
-        result = run(engine=config["engine"], evaluate=evaluate, **cluster)
+        result = run(engine=config["engine"], evaluate=evaluate, **clock_of(config), **cluster)
     except RuntimeError as error:
         if type(error).__name__ != "ClusterError":  # whose module needs Ray
             raise

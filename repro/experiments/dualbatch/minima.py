@@ -15,6 +15,7 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
+    clock_of,
     compute_of,
     plan_of,
     schedule_of,
@@ -45,6 +46,7 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
         device=device,
         optimizer_state=state_of(config),
         **compute_of(config),
+        **clock_of(config),
         evaluate=images.evaluation(config, device),
     )
     model = build_model(config, data.num_classes).to(device)

@@ -11,6 +11,7 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
+    clock_of,
     compute_of,
     plan_of,
     schedule_of,
@@ -41,6 +42,7 @@ def synchronise(config: Config, seed: int, data: ImageData | None, device: str) 
             device=device,
             optimizer_state=state_of(config),
             **compute_of(config),
+            **clock_of(config),
             evaluate=images.evaluation(config, device),
             **cluster,
         )
