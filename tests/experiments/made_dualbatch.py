@@ -11,7 +11,7 @@ from repro.datasets import TIMES
 from repro.experiments import load_paper
 from repro.experiments.design import Results, Run
 from repro.experiments.dualbatch import building, experiments, schemes
-from repro.experiments.dualbatch.fairness import SEARCH
+from repro.experiments.dualbatch.fairness import KEPT, SEARCH
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET, SCHEMES, SECTION_5_1, SECTION_5_2
 from repro.experiments.dualbatch.settings import PAPER as REPORTED
 
@@ -33,7 +33,7 @@ Config = Mapping[str, Any]
 def paper_result(config: Config) -> Mapping[str, float]:
     """Return the paper's final loss and accuracy of a training."""
     n, k = config["n_small"], config["k"]
-    if config["setting"] in (SECTION_5_1, SEARCH):
+    if config["setting"] in (SECTION_5_1, SEARCH, KEPT):
         if n == 0:
             return REPORTED["table5"]["baseline"]
         if config["factor"] != "linear":

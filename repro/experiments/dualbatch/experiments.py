@@ -21,9 +21,11 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
+    clock_of,
     compute_of,
     plan_of,
     schedule_of,
+    state_of,
     step_of,
     training_step,
 )
@@ -150,11 +152,12 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
         factor=config["factor"],
         seed=seed,
         device=device,
+        optimizer_state=state_of(config),
         **compute_of(config),
     )
     evaluate = images.evaluation(config, device)
     try:
-        result = run(engine=config["engine"], evaluate=evaluate, **cluster)
+        result = run(engine=config["engine"], evaluate=evaluate, **clock_of(config), **cluster)
     except RuntimeError as error:
         if type(error).__name__ != "ClusterError":  # whose module needs Ray
             raise
