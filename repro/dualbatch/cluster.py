@@ -3,9 +3,11 @@
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", section 2.3.
 
 Workers run the same code as on the local engine, on any number of machines, and commit in whatever
-order they end. A worker has no memory, so that one that dies is replaced and its unfinished share
-done again. The server writes a checkpoint after each epoch's worth of commits; Ray starts it again
-when it dies, it resumes from there, and tells workers whose pull it no longer knows to pull again.
+order they end. A worker has no memory, its optimizer's state lies with the server, so that one that
+dies is replaced and its unfinished share done again. The server writes a checkpoint after each
+epoch's worth of commits; Ray starts it again when it dies, it resumes from there, and tells workers
+whose pull it no longer knows to pull again. The state of an optimizer that is kept goes over the
+network with the weights: with momentum a message is twice as large.
 A commit is identified by worker and share, so that a repeated one changes nothing.
 """
 

@@ -29,6 +29,38 @@ def test_what_mixing_gains_is_over_four_small_workers():
     assert gap.mean == pytest.approx(paper)
 
 
+def test_momentum_kept_is_shown_beside_and_judged_nowhere():
+    def better(config):
+        return paper_accuracy(config) + 2 * (config.get("optimizer_state") == "kept")
+
+    found = {row["workers"]: row for row in rows("updates", World(accuracy=better), "quick")}
+    assert [name for name in found if "kept" in name] == [
+        f"{mix}, momentum kept"
+        for mix in ("4 large", "2 small, 2 large", "3 small, 1 large", "4 small")
+    ]
+    (kept, restarted) = (
+        found[name]["accuracy (%)"] for name in ("4 large, momentum kept", "4 large")
+    )
+    assert float(kept.split()[0]) == pytest.approx(float(restarted.split()[0]) + 2)
+    assert not [name for name in found if "kept" in name and found[name]["k"] == "1.05"]
+    # Where all keep it, nothing is trained twice.
+    assert not [row for row in rows("updates", profile="gpu") if "kept" in row["workers"]]
+    seen = results("updates", World(accuracy=better), "quick")
+    plain = results("updates", World(), "quick")
+    assert str(fairness.gains(seen, K[1])) == str(fairness.gains(plain, K[1]))
+
+
+@pytest.mark.parametrize("profile", ["gpu", "paper"])
+def test_experiments_keep_momentum_where_no_older_record_is(profile):
+    config = table5_training(profile, CHOSEN, K[1], 2).config
+    assert building.state_of(config) == "kept" and building.clock_of(config)["jitter"] == 0.01
+    assert building.clock_of(config | {"engine": "ray"}) == {}
+    for older in ("smoke", "quick", "long"):
+        config = table5_training(older, CHOSEN, K[1], 2).config
+        assert building.state_of(config) == "restarted"
+        assert building.clock_of(config) == {"jitter": 0.0, "slowdowns": None}
+
+
 def tuned(config):
     """Return accuracies that are best at twice the rate, with large batches alone at four times."""
     if "rate" not in config:

@@ -131,10 +131,30 @@ class TestSynchronisation:
             (synchronisation.NAMES[sync], merge) for sync, merge in synchronisation.WAYS
         ]
         assert [row["staleness, most"] for row in found[:10]] == [0] * 4 + [3] * 3 + [1] * 3
+        assert [row["shares ahead, most"] for row in found[:10]] == [0] * 4 + [1] * 6
+        # At the barrier the workers that end after 1, 2 and 3 seconds wait for the last one.
+        waited = [row["all waiting, virtual (s)"] for row in found[:10]]
+        assert waited == ["6.00"] * 4 + ["0.00"] * 6
         assert {row["virtual (s)"] for row in found[:10]} == {"8.00"}
         # Of large batches alone, k = 1.05 and k = 1.1: 3.15 s in turns at a barrier, 2.5 without.
-        bsp, asp = (float(row["wall (s)"].split()[0]) for row in found[10:])
+        bsp, asp = (float(row["wall (s)"].split()[0]) for row in found[14:])
         assert (round(bsp, 2), round(asp, 2)) == (3.15, 2.5)
+
+    def test_a_straggler_has_rows_of_its_own(self):
+        for profile in ("quick", "gpu"):
+            found = rows("synchronisation", profile=profile)[10:14]
+            assert [row["synchronisation"].split(", one")[0] for row in found] == [
+                *(f"SSP, s = {bound}" for bound in range(3)),
+                "ASP",
+            ]
+        assert len(rows("synchronisation", profile="long")) == 12
+
+        def faster(metrics, config):
+            if config.get("straggler"):
+                metrics["accuracy"] = [10.0, 99.0]
+
+        key = "synchronisation/asp_converges_worse"
+        assert judge(key, edit={"synchronise": faster}) == judge(key)
 
     def test_figure(self):
         drawn = figure("synchronisation", World(noise=0.0))

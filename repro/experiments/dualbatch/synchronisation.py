@@ -122,7 +122,7 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "staleness, mean": f"{np.mean(stale):.2f}" if stale else DASH,
                 "staleness, most": max(stale) if stale else DASH,
                 "shares ahead, most": max(map(_lead, records), default=DASH),
-                "waiting (s)": f"{np.mean([_waited(r) for r in records]):,.2f}"
+                "all waiting, virtual (s)": f"{np.mean([_waited(r) for r in records]):,.2f}"
                 if records
                 else DASH,
                 "virtual (s)": DASH if virtual is None else f"{virtual:,.2f}",
@@ -315,8 +315,7 @@ SYNCHRONISATION = Exhibit(
     figure=draw,
     caption=caption(
         "What the paper argues from: a barrier (BSP), bounded staleness (SSP), none (ASP). "
-        "Staleness counts others' commits since a pull. Waiting: of all workers together, by the "
-        "virtual clock.",
+        "Staleness counts others' commits since a pull.",
         facts,
     ),
     claims=(asp_faster, asp_converges_worse),
