@@ -1,4 +1,4 @@
-"""Two processes on this machine, for tests of what joined processes do."""
+"""Some processes on this machine, for tests of what joined processes do."""
 
 import socket
 from collections.abc import Callable
@@ -26,11 +26,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def run(context: ForkServerContext, work: Callable[..., None], *given: Any) -> list[int | None]:
-    """Run ``work(rank, port, *given)`` in two processes; return their exit codes."""
+def run(
+    context: ForkServerContext, work: Callable[..., None], *given: Any, count: int = 2
+) -> list[int | None]:
+    """Run ``work(rank, port, *given)`` in some processes; return their exit codes."""
     port = free_port()
     processes = [
-        context.Process(target=work, args=(rank, port, *given), daemon=True) for rank in range(2)
+        context.Process(target=work, args=(rank, port, *given), daemon=True)
+        for rank in range(count)
     ]
     for process in processes:
         process.start()

@@ -9,13 +9,16 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from repro.adaptive.distance import StartingPoint
 from repro.measure.checks import is_whole
+
+Rule = Literal["saturation", "peak"]
+RULES: tuple[Rule, ...] = ("saturation", "peak")
 
 
 class DivergedError(ValueError):
@@ -394,21 +397,24 @@ class ThetaController(BatchController):
         max_batch: B_m.
         initial_lr: μ_0, the rate that suits B_s.
         growth: Factor by which batch size and rate grow.
-        tolerance: Share of θ by which a saturated θ changes at most.
+        tolerance: Share of θ by which a saturated θ changes at most, and θ past its peak falls at
+            least.
         decay: β.
         decay_at: Epochs after which the rate decays, or a `Saturation`.
         warmup: Epochs in which the rate climbs to μ_0. θ is not compared in them: the small rate
             keeps w close to w_0, and θ high.
         interval: K, where it is known; None finds it.
+        rule: What finds K: ``"saturation"`` is line 9, ``"peak"`` section III-D's prose.
         **options: `lr_exponent`, `warmup_from`, `device`, see `BatchController`.
 
     Raises:
         ValueError: An argument is out of range.
     """
 
-    _SETTINGS = (*BatchController._SETTINGS, "tolerance", "fixed_interval")
+    _SETTINGS = (*BatchController._SETTINGS, "tolerance", "fixed_interval", "theta_rule")
     _STATE = (
         *BatchController._STATE,
+        "_highest",
         "_least_cost",
         "_least_since",
         "_grown_at",
@@ -429,6 +435,7 @@ class ThetaController(BatchController):
         decay_at: Sequence[int] | Saturation = (),
         warmup: int = 0,
         interval: int | None = None,
+        rule: Rule = "saturation",
         **options: Any,
     ) -> None:
         super().__init__(
@@ -444,7 +451,11 @@ class ThetaController(BatchController):
         check_number("tolerance", tolerance, lambda x: x >= 0, "at least 0")
         if interval is not None:
             check_whole("interval", interval, 1)
+        if rule not in RULES:
+            raise ValueError(f"rule is {rule!r}; choose {', '.join(RULES)}")
         self.tolerance = tolerance
+        self.theta_rule = rule
+        self._highest = -math.inf  # θ after the warm-up
         self._least_cost = self._least_since = self._grown_at = math.inf
         self._costs: list[float] = []
         self._grown_in = self._losing = 0
@@ -456,8 +467,8 @@ class ThetaController(BatchController):
         self._least_cost, self._least_since = min(cost, lowest), min(cost, self._least_since)
         # New, since checkpoints hold the old one.
         self._costs = [*(self._costs or [first]), cost]
-        saturated = self.interval is None and n > self.warmup and self._saturated(before, theta)
-        if saturated and progress and _is_falling(self._costs):
+        found = self.interval is None and n > self.warmup and self._found(before, theta)
+        if found and progress and _is_falling(self._costs):
             self.interval = n  # lines 7 to 10
         due = self.interval is not None and n % self.interval == 0 and self._batch < self.max_batch
         recent = self._costs[-max(_RECENT, n + 1 - self._grown_in) :]
@@ -472,10 +483,24 @@ class ThetaController(BatchController):
         self._grown_at, self._least_since, self._grown_in = max(cost, _level(recent)), math.inf, n
         return self._grown()  # lines 11 and 12
 
-    def _saturated(self, before: float | None, theta: float | None) -> bool:
-        if before is None or theta is None:
+    def _found(self, before: float | None, theta: float | None) -> bool:
+        """Whether θ is saturated, or past its peak."""
+        if theta is None:
             return False
-        return abs(theta - before) <= self.tolerance * abs(before)
+        if self.theta_rule == "peak":
+            self._highest = max(self._highest, theta)
+            return self._highest - theta > self.tolerance * abs(self._highest)
+        return before is not None and abs(theta - before) <= self.tolerance * abs(before)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another controller of the same settings was.
+
+        Raises:
+            ValueError: The settings differ; the controller stays as it was.
+        """
+        # Checkpoints of before name no rule, since there was but one.
+        settings = {"theta_rule": "saturation"} | state["settings"]
+        super().load_state_dict(state | {"settings": settings})
 
     def _notice(self, n: int, cost: float, diverging: bool, progress: bool) -> None:
         """Name a divergence, once until there is progress."""

@@ -70,7 +70,9 @@ class DataParallel:
     gradients before the first update: then communication hides under the backward pass alone.
 
     Differs from the paper: gradients are averaged per bucket, not per layer, and the thread that
-    communicates is not pinned to a core.
+    communicates is not pinned to a core. It also sums, so that an allgather overlaps computation,
+    but not the sums of other layers: all processes must communicate in one order, and a sum in
+    another thread would end at another time in each.
 
     Args:
         model: On its device. Parameters and buffers become those of rank 0.

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from repro.dualbatch.worker import Worker
 from repro.measure import save_checkpoint
 
 Arrays = dict[str, np.ndarray]
+Optimizer = dict[int, dict[str, Any]] | None  # as `Trained` has it, with arrays for tensors
 
 
 def to_arrays(state: Mapping[str, Tensor]) -> Arrays:
@@ -28,6 +29,25 @@ def to_arrays(state: Mapping[str, Tensor]) -> Arrays:
 def to_tensors(arrays: Arrays) -> dict[str, Tensor]:
     """Return arrays as tensors of their own: what Ray delivers is read-only."""
     return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+
+
+def on_host(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer's state with arrays on the host for its tensors."""
+    return _each(optimizer, Tensor, lambda tensor: tensor.detach().cpu().numpy())
+
+
+def of_host(optimizer: Optimizer) -> Optimizer:
+    """Return an optimizer's state with tensors of its own for its arrays."""
+    return _each(optimizer, np.ndarray, lambda array: torch.from_numpy(np.array(array)))
+
+
+def _each(optimizer: Optimizer, kind: type, change: Callable[[Any], Any]) -> Optimizer:
+    if optimizer is None:
+        return None
+    return {
+        number: {name: change(v) if isinstance(v, kind) else v for name, v in entry.items()}
+        for number, entry in optimizer.items()
+    }
 
 
 class ServerActor:
@@ -66,8 +86,11 @@ class ServerActor:
             self._start_s = time.perf_counter()
         return complete and self._server.may_start(worker)
 
-    async def pull(self, worker: int, pid: int) -> tuple[int, int, Arrays] | None:
-        """Return share, version and state once the worker may start; None after its last share."""
+    async def pull(self, worker: int, pid: int) -> tuple[int, int, Arrays, Optimizer] | None:
+        """Return share, version, state and the optimizer's once the worker may start.
+
+        None after its last share.
+        """
         async with self._changed:
             self._pids[worker] = pid
             self._changed.notify_all()
@@ -75,7 +98,8 @@ class ServerActor:
                 return None
             await self._changed.wait_for(lambda: self._may_start(worker))
         pull = self._server.pull(worker)
-        return pull.iteration, pull.version, to_arrays(pull.state)
+        optimizer = on_host(self._server.optimizers.get(worker))
+        return pull.iteration, pull.version, to_arrays(pull.state), optimizer
 
     async def push(
         self,
@@ -85,11 +109,19 @@ class ServerActor:
         state: Arrays,
         factor: float,
         loss: float,
+        optimizer: Optimizer,
     ) -> bool:
         """Merge a trained state; False where it changed nothing and the worker is to pull again."""
         trained, before = to_tensors(state), self._server.version
         commit = self._server.push(
-            worker, iteration, trained, factor, version=version, time_s=self._now_s, loss=loss
+            worker,
+            iteration,
+            trained,
+            factor,
+            version=version,
+            time_s=self._now_s,
+            loss=loss,
+            optimizer=of_host(optimizer),
         )
         if commit is None:
             return False
@@ -172,8 +204,8 @@ class WorkerActor:
             work = ray.get(server.pull.remote(number, os.getpid()))
             if work is None:
                 return
-            iteration, version, arrays = work
+            iteration, version, arrays, before = work
             setting = job.setting_at(version)
-            done = worker.train(number, iteration, to_tensors(arrays), setting)
-            state, loss = to_arrays(done.state), float(done.loss)
-            ray.get(server.push.remote(number, iteration, version, state, done.factor, loss))
+            done = worker.train(number, iteration, to_tensors(arrays), setting, of_host(before))
+            state, loss, after = to_arrays(done.state), float(done.loss), on_host(done.optimizer)
+            ray.get(server.push.remote(number, iteration, version, state, done.factor, loss, after))

@@ -3,7 +3,8 @@
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.3, 2.4.
 Each worker's share takes the time that the time model predicts, and the worker that ends first
 commits first, ties by number. So a run repeats bit for bit, and it is what the engine with real
-processes is compared with.
+processes is compared with. Plans balance the workers, so that without jitter rounding alone decides
+who commits first, the same way in every epoch and for every seed.
 """
 
 import time
@@ -12,10 +13,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from repro.dualbatch.checks import not_finite
+from repro.dualbatch.checks import is_number, not_finite
 from repro.dualbatch.plan import DualBatchPlan
 from repro.dualbatch.progressive import CyclicProgressiveSchedule, EpochSetting
 from repro.dualbatch.server import Commit, ParameterServer, states_of
@@ -121,6 +123,7 @@ class Job:
             "seed": recipe.seed,
             "sync": (server.sync, server.staleness),
             "merge": server.merge,
+            "optimizer_state": recipe.optimizer_state,
         }
         if recipe.aspect is not None:  # else images are squares, or stay as they are
             parts["aspect"] = recipe.aspect
@@ -148,13 +151,32 @@ class LocalEngine:
     Args:
         job: What to do.
         time_models: Seconds of a step by resolution, which drive the virtual clock.
+        jitter: See `train_dual_batch`.
+        slowdowns: See `train_dual_batch`.
 
     Raises:
+        ValueError: Jitter or slowdowns are out of range.
         CheckpointError: The job's checkpoint cannot be read or is of another training.
     """
 
-    def __init__(self, job: Job, time_models: TimeModels) -> None:
-        self.job, self.time_models = job, time_models
+    def __init__(
+        self,
+        job: Job,
+        time_models: TimeModels,
+        jitter: float = 0.0,
+        slowdowns: Sequence[float] | None = None,
+    ) -> None:
+        if not is_number(jitter) or not 0 <= jitter < 1:
+            raise ValueError(f"jitter is {jitter!r}; give a share from 0 up to below 1")
+        self.slowdowns = [1.0] * job.plan.n if slowdowns is None else list(slowdowns)
+        if len(self.slowdowns) != job.plan.n or not all(
+            is_number(factor) and factor > 0 for factor in self.slowdowns
+        ):
+            raise ValueError(
+                f"slowdowns is {slowdowns!r}; give {job.plan.n} numbers above 0, one for each "
+                "worker, or None"
+            )
+        self.job, self.time_models, self.jitter = job, time_models, jitter
         self.worker = Worker(job.recipe, job.plan)
         self.server = job.make_server(self.worker.model.state_dict())
         self.history: list[EpochResult] = []
@@ -198,20 +220,34 @@ class LocalEngine:
             start += time.perf_counter() - paused
 
     def _start(self, number: int) -> None:
-        setting = self.job.setting_at(self.server.pull(number).version)
-        self._busy[number] = (self.now_s + self._duration(number, setting), setting.epoch)
+        pull = self.server.pull(number)
+        setting = self.job.setting_at(pull.version)
+        seconds = self._duration(number, pull.iteration, setting)
+        self._busy[number] = (self.now_s + seconds, setting.epoch)
 
-    def _duration(self, number: int, setting: EpochSetting) -> float:
+    def _duration(self, number: int, iteration: int, setting: EpochSetting) -> float:
         plan = setting.plan or self.job.plan
-        return plan.time_of(plan.kinds[number], self.time_models.get(setting.resolution))
+        seconds = plan.time_of(plan.kinds[number], self.time_models.get(setting.resolution))
+        seconds *= self.slowdowns[number]
+        if not self.jitter:
+            return seconds
+        # Of the share alone, so that a resumed training draws the same.
+        drawn = np.random.default_rng([self.job.recipe.seed, iteration, number])
+        return seconds * (1 + self.jitter * drawn.uniform(-1, 1))
 
     def _finish(self, number: int) -> None:
         _, epoch = self._busy.pop(number)
         pull, setting = self.server.pulls[number], self.job.schedule[epoch - 1]
-        done = self.worker.train(number, pull.iteration, pull.state, setting)
-        loss = float(done.loss)
+        before = self.server.optimizers.get(number)
+        done = self.worker.train(number, pull.iteration, pull.state, setting, before)
         self.server.push(
-            number, pull.iteration, done.state, done.factor, time_s=self.now_s, loss=loss
+            number,
+            pull.iteration,
+            done.state,
+            done.factor,
+            time_s=self.now_s,
+            loss=float(done.loss),
+            optimizer=done.optimizer,
         )
 
     def _save(self, path: Path) -> None:
@@ -263,15 +299,16 @@ def replay(job: Job, log: Sequence[Commit]) -> ParameterServer:
                 f"pulled at version {commit.pulled}, does not follow from those before it"
             )
         setting = job.setting_at(pull.version)
-        done = worker.train(commit.worker, pull.iteration, pull.state, setting)
-        loss = float(done.loss)
+        before = server.optimizers.get(commit.worker)
+        done = worker.train(commit.worker, pull.iteration, pull.state, setting, before)
         server.push(
             commit.worker,
             pull.iteration,
             done.state,
             done.factor,
             time_s=commit.time_s,
-            loss=loss,
+            loss=float(done.loss),
+            optimizer=done.optimizer,
         )
     return server
 

@@ -7,6 +7,7 @@ conference's, which the papers leave open.
 The core holds no clock, no thread and no network: an engine decides when a worker calls it.
 """
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -94,6 +95,9 @@ class ParameterServer:
 
     A commit is identified by worker and iteration: pushed again, it changes nothing.
 
+    Each worker's optimizer state, as its last commit left it, is kept beside the weights and never
+    merged: a worker goes on from `optimizers`, one that takes another's place does, too.
+
     The weights stay finite: what is pushed with NaN or an infinity is refused, and so is a merge
     that would overflow.
 
@@ -133,6 +137,7 @@ class ParameterServer:
         self.iterations = [0] * int(workers)  # shares that each worker has committed
         self.log: list[Commit] = []
         self.pulls: dict[int, Pull] = {}  # by worker, what it is working on
+        self.optimizers: dict[int, dict[int, dict[str, Any]]] = {}  # by worker
         self._round: Round = {}
 
     @property
@@ -181,6 +186,7 @@ class ParameterServer:
         version: int | None = None,
         time_s: float = 0.0,
         loss: float | None = None,
+        optimizer: dict[int, dict[str, Any]] | None = None,
     ) -> Commit | None:
         """Merge a worker's trained state.
 
@@ -192,6 +198,8 @@ class ParameterServer:
             version: That of its `Pull`, where the worker may have been replaced; None: not asked.
             time_s: For the log.
             loss: For the log; None where there is none, which the log has as NaN.
+            optimizer: State of the worker's optimizer after the share, kept as it is; None where
+                its next share begins without one.
 
         Returns:
             The log's entry; None where nothing was merged, because the share had been committed
@@ -235,6 +243,8 @@ class ParameterServer:
             self._take(self._merged(self.state, state, pull.state, commit.factor), state, commit)
             self.version += 1
         del self.pulls[worker]
+        if optimizer is not None:
+            self.optimizers[worker] = optimizer
         self.log.append(commit)
         self.iterations[worker] += 1
         return commit
@@ -302,6 +312,7 @@ class ParameterServer:
             "log": [asdict(commit) for commit in self.log],
             "pulls": pulls,
             "round": waiting,
+            "optimizers": copy.deepcopy(self.optimizers),
         }
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -332,6 +343,7 @@ class ParameterServer:
         self.version, self.iterations = saved["version"], list(saved["iterations"])
         self.log = [Commit(**entry) for entry in saved["log"]]
         self.pulls = {entry["worker"]: Pull(**entry) for entry in saved["pulls"]}
+        self.optimizers = copy.deepcopy(saved["optimizers"])
         self._round = {
             entry["commit"]["worker"]: (dict(entry["state"]), Commit(**entry["commit"]))
             for entry in saved["round"]

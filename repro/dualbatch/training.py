@@ -72,7 +72,10 @@ def train_dual_batch(
     aspect: str | None = None,
     allow_enlarging: bool = False,
     passes_fn: Passes | None = None,
+    optimizer_state: str = "kept",
     time_models: TimeModels | None = None,
+    jitter: float = 0.0,
+    slowdowns: Sequence[float] | None = None,
     evaluate: Callable[[nn.Module], dict[str, float]] | None = None,
     on_epoch: Callable[[EpochResult], None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -95,8 +98,10 @@ def train_dual_batch(
     A training that diverges ends with a named error at the first loss, or the first share, that is
     not finite; nothing of that share is merged.
 
-    Differs from the paper: the optimizer starts anew with each share, its momentum from 0 (see
-    `repro.dualbatch.worker`), and the shares of an epoch together are the data.
+    Differs from the paper: the text does not say what becomes of a worker's momentum when it pulls
+    new weights. By default each worker keeps its own, as workers of torch's DDP and Ray Train do:
+    begun from 0 in each share, momentum shortens the steps of large-batch workers most, which make
+    the fewest a share. The shares of an epoch together are the data.
 
     Args:
         model_fn: Makes the model; called in every process.
@@ -125,8 +130,15 @@ def train_dual_batch(
         allow_enlarging: Resize images to resolutions above their own, too, which adds no detail.
         passes_fn: Given a worker's model and `loss_fn`, makes what computes a mini-batch's mean
             loss and gradients, as to stream micro-batches; see `Recipe`.
+        optimizer_state: ``kept``, each worker goes on with its own optimizer's state, such as the
+            momentum, from share to share; or ``restarted``, it begins from nothing in each.
         time_models: By resolution, what drives the virtual clock of the local engine; by default
             the plan's own.
+        jitter: The part, from 0 up to below 1, by which the virtual clock of the local engine
+            varies the time of each share up or down at most, drawn evenly by `seed`. So each seed
+            has an order of commits of its own, as real workers would.
+        slowdowns: How many times as long the shares of each worker take by that clock, one number
+            above 0 for each, such as 2.0 for a straggler. Plans know nothing of it. None: once.
         evaluate: Called with the global model after each epoch; its time is not counted.
         on_epoch: Told of each epoch as it ends, after its checkpoint was written.
         checkpoint: File written after each epoch, and resumed from if it is there.
@@ -174,6 +186,8 @@ def train_dual_batch(
     unused = {
         "follow": follow is not None and engine == "ray",
         "time_models": time_models is not None and (engine == "ray" or follow is not None),
+        "jitter": jitter != 0 and (engine == "ray" or follow is not None),
+        "slowdowns": slowdowns is not None and (engine == "ray" or follow is not None),
         "evaluate": evaluate is not None and follow is not None,
         "on_epoch": on_epoch is not None and follow is not None,
         "checkpoint": checkpoint is not None and follow is not None,
@@ -194,6 +208,7 @@ def train_dual_batch(
         aspect,
         allow_enlarging,
         passes_fn,
+        optimizer_state,
     )
     if not callable(data):
         for setting in schedule:
@@ -220,7 +235,8 @@ def train_dual_batch(
             )
         server = replay(replace(job, evaluate=None, on_epoch=None), follow)
         return DualBatchResult(server.state, [], server.log, engine)
-    local = LocalEngine(job, _time_models(time_models, plan, schedule))
+    by_resolution = _time_models(time_models, plan, schedule)
+    local = LocalEngine(job, by_resolution, jitter, slowdowns)
     local.run()
     return DualBatchResult(local.server.state, local.history, local.server.log, engine)
 

@@ -2,12 +2,14 @@
 
 Source: Lu, Liu, Hong, Wu, "Hybrid Dual-Batch and Cyclic Progressive Learning", sections 2.3, 3.3.
 
-A worker has no memory: its result depends on the pulled state, its number and the number of its
-share alone. So a share that was lost with its worker is done again to the same bits, and engines
-agree. What the papers leave open follows from it: the optimizer, and its momentum, start anew with
-each share, and so do buffers that are not saved. A forward must keep nothing elsewhere.
+A worker has no memory: its result depends on the pulled state, its optimizer's state, its number
+and the number of its share alone. So a share that was lost with its worker is done again to the
+same bits, and engines agree. The server keeps each worker's optimizer state between its shares
+beside the weights. Buffers that are not saved start anew with each share. A forward must keep
+nothing elsewhere.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,6 +29,8 @@ from repro.measure import accelerator
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 ASPECTS = ("keep", "squash")
+OPTIMIZER_STATES = ("kept", "restarted")
+OptimizerState = dict[int, dict[str, Any]]  # by parameter, then by name, as torch's optimizers have
 _LARGEST_SEED = 2**64 - 1  # torch's
 _AT_ONCE = ("cpu",)  # where a loss is there as soon as it is computed
 
@@ -86,6 +90,8 @@ class Recipe:
             in the model, which has none before, and returns that loss. So workers stream
             micro-batches, or replay a captured graph. None for the ordinary passes. What it keeps
             must not change what a share comes to; `autocast` is its own matter and refused here.
+        optimizer_state: ``kept``, each worker goes on with the momentum, or what else the optimizer
+            keeps, of its own share before; or ``restarted``, it begins from nothing in each share.
 
     Raises:
         ValueError: One of them is something else.
@@ -103,6 +109,7 @@ class Recipe:
     aspect: str | None = None
     allow_enlarging: bool = False
     passes_fn: Passes | None = None
+    optimizer_state: str = "kept"
 
     def __post_init__(self) -> None:
         function("model_fn", self.model_fn)
@@ -114,6 +121,11 @@ class Recipe:
         if self.aspect not in (None, *ASPECTS):
             raise ValueError(
                 f"aspect is {self.aspect!r}; choose among {', '.join(ASPECTS)} and None"
+            )
+        if self.optimizer_state not in OPTIMIZER_STATES:
+            raise ValueError(
+                f"optimizer_state is {self.optimizer_state!r}; choose among "
+                f"{', '.join(OPTIMIZER_STATES)}"
             )
         object.__setattr__(self, "seed", whole("seed", self.seed, 0, _LARGEST_SEED))
         if self.autocast not in (None, torch.bfloat16):
@@ -150,11 +162,19 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """A share's result, finite: the state to push, its factor, the mean training loss, ()."""
+    """A share's result, finite.
+
+    Attributes:
+        state: To push.
+        factor: Its model-update factor.
+        loss: Mean training loss, ().
+        optimizer: The optimizer's state for the worker's next share; None where it restarts.
+    """
 
     state: dict[str, Tensor]
     factor: float
     loss: Tensor
+    optimizer: OptimizerState | None = None
 
 
 class Worker:
@@ -210,9 +230,17 @@ class Worker:
         self._unsaved.restore()
 
     def train(
-        self, worker: int, iteration: int, state: dict[str, Tensor], setting: EpochSetting
+        self,
+        worker: int,
+        iteration: int,
+        state: dict[str, Tensor],
+        setting: EpochSetting,
+        optimizer_state: OptimizerState | None = None,
     ) -> Trained:
-        """Train one share from a pulled state, which is left as it is.
+        """Train one share from a pulled state and the optimizer's, which are left as they are.
+
+        Without an `optimizer_state`, as before a worker's first share, the optimizer begins from
+        nothing. Its rate is always the setting's.
 
         The returned state is the model's own: push it before training the next share. Where
         nothing runs beside the host, a loss that is not finite ends the share at once, elsewhere
@@ -235,6 +263,12 @@ class Worker:
                 layer.p = rate
         share = share_of(setting.plan or self.plan, worker, iteration, setting, recipe.seed)
         optimizer = self._optimizer_fn(model.parameters(), setting.lr)
+        kept = recipe.optimizer_state == "kept"
+        if kept and optimizer_state is not None:
+            # torch does not copy what it loads, and steps change it.
+            groups = optimizer.state_dict()["param_groups"]
+            loaded = {"state": copy.deepcopy(optimizer_state), "param_groups": groups}
+            optimizer.load_state_dict(loaded)
         kind = torch.device(recipe.device).type
         total, samples = torch.zeros((), device=recipe.device), 0
         losses: list[Tensor] = []
@@ -271,7 +305,8 @@ class Worker:
             raise diverged(f"the unsaved buffer {name!r} is NaN after the step", len(losses))
         plan = setting.plan or self.plan
         factor = plan.factor_of(plan.kinds[worker], recipe.factor)
-        return Trained(state, factor, total / samples)
+        left = optimizer.state_dict()["state"] if kept else None
+        return Trained(state, factor, total / samples, left)
 
 
 def check_loss(loss: Any) -> None:

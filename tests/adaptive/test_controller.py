@@ -56,15 +56,23 @@ def with_thetas(controller, thetas):
     return follow(controller, costs, distances)
 
 
-def algorithm_1(thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=()):
-    """Algorithm 1 as printed, with section III-E after line 12: B and μ of each epoch, and K."""
+def algorithm_1(
+    thetas, b_s, b_m, mu_0, factor=2, tolerance=0.10, beta=0.1, decay_at=(), rule="saturation"
+):
+    """Algorithm 1 as printed, with section III-E after line 12: B and μ of each epoch, and K.
+
+    With ``rule="peak"`` line 9 asks whether θ is below its peak by more than the tolerance.
+    """
     batch, mu, k = b_s, mu_0, math.inf
     before, decayed = None, False
     settings = [(batch, mu, None)]
     for n, theta in enumerate(thetas, start=1):
         if k == math.inf:
-            if before is not None and abs(theta - before) / abs(before) <= tolerance:
-                k = n
+            if rule == "peak":
+                found = theta < (1 - tolerance) * max(thetas[:n])
+            else:
+                found = before is not None and abs(theta - before) / abs(before) <= tolerance
+            k = n if found else k
             before = theta
         if n % k == 0 and batch < b_m:
             larger = min(round(batch * factor), b_m)
@@ -168,6 +176,59 @@ class TestAlgorithm1:
         controller = ThetaController(16, 200, 0.1, interval=2, lr_exponent=exponent)
         for step in with_thetas(controller, curve(3)):
             assert step.lr == pytest.approx(0.1 * (step.batch_size / 16) ** exponent)
+
+
+class TestPeak:
+    """Section III-D's prose: the batch grows after θ has peaked."""
+
+    def interval(self, thetas, **options):
+        controller = ThetaController(8, 2**20, 0.1, rule="peak", **options)
+        return with_thetas(controller, thetas)[-1].interval
+
+    def test_grows_once_theta_is_past_its_peak(self):
+        # Slow changes within a tenth saturate line 9 in epoch 4, long before the peak in epoch 6.
+        thetas = [1.0, 1.4, 1.8, 1.9, 2.2, 2.4, 2.2, 2.1, 0.9, 9.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+        steps = with_thetas(ThetaController(256, 1024, 0.2, rule="peak"), thetas)
+        assert [s.interval for s in steps] == [None] * 8 + [8] * 9  # 2.1 is 12.5 % below 2.4
+        assert [s.batch_size for s in steps] == [256] * 8 + [512] * 8 + [1024]
+        check(steps, algorithm_1(thetas, 256, 1024, 0.2, rule="peak"))
+        assert with_thetas(ThetaController(256, 1024, 0.2), thetas)[-1].interval == 4
+
+    def test_what_is_no_peak(self):
+        rise = [0.5 * 1.05**i for i in range(30)]
+        assert self.interval(rise) is None
+        assert self.interval([1.0, 2.0, *[3.0] * 30]) is None  # a plateau
+        noise = [1.0, 2.0, 3.0, *[random.Random(i).uniform(2.75, 3.0) for i in range(30)]]
+        assert self.interval(noise) is None  # within the tolerance
+        assert self.interval(noise, tolerance=0.01) == 4
+        assert self.interval([*noise, 2.5]) == 34
+
+    def test_a_slow_fall_is_measured_from_the_peak(self):
+        # By 4 % an epoch: 0.96 ** 3 is the first below 0.9.
+        assert self.interval([1.0, 2.0, *[3.0 * 0.96**i for i in range(8)]]) == 6
+        assert self.interval([0.96**i for i in range(8)]) == 4
+
+    def test_a_peak_within_the_warm_up_does_not_count(self):
+        assert self.interval([9.0, 9.0, 1.0, 2.0, 2.1, 1.8, 1.8], warmup=2) == 6
+
+    @pytest.mark.parametrize("seed", range(24))
+    def test_random_curves(self, seed):
+        draw, thetas = random.Random(seed), curve(seed)
+        tolerance = draw.choice([0.0, 0.1, 0.3])
+        controller = ThetaController(32, 256, 0.2, 2, tolerance, decay_at=(7,), rule="peak")
+        expected = algorithm_1(thetas, 32, 256, 0.2, 2, tolerance, decay_at=(7,), rule="peak")
+        check(with_thetas(controller, thetas), expected)
+
+    def test_waits_for_progress(self):
+        # In epoch 6 θ falls since the cost rises; in epoch 7 it is past its peak still.
+        costs, distances = [8.0, 7.0, 6.0, 5.0, 4.5, 5.5, 4.4], [4.0, 5.0, 6.0, 6.5, 6.2, 6.2, 8.0]
+        steps = follow(ThetaController(8, 64, 0.1, rule="peak"), costs, distances)
+        assert [s.interval for s in steps] == [None] * 7 + [7]
+
+    def test_parameters_that_have_not_moved_are_no_peak(self):
+        controller = ThetaController(8, 64, 0.1, rule="peak")
+        steps = follow(controller, [9.0, 8.0, 7.0, 6.0, 5.0], [0.0, 1.0, 0.0, 3.0, 3.0])
+        assert [s.interval for s in steps] == [None] * 4 + [4, 4]
 
 
 class TestDecay:
@@ -415,6 +476,7 @@ MAKERS = {
     "theta, all options": lambda: ThetaController(
         8, 100, 0.1, 1.5, 0.3, 0.2, Saturation(2, 0.1), warmup=3, warmup_from=0.01, lr_exponent=0.5
     ),
+    "theta, peak": lambda: ThetaController(8, 100, 0.1, rule="peak"),
     "theta, K known": lambda: ThetaController(8, 64, 0.1, interval=3),
     "fixed": lambda: FixedBatch(32, 0.1, decay_at=[4, 7], decay=0.5),
     "linear": lambda: LinearScaling(256, 32, 0.1, decay_at=(6,)),
@@ -500,6 +562,17 @@ class TestSaving:
             controller.load_state_dict(other.state_dict())
         assert frozen(controller) == before
 
+    def test_a_state_without_a_rule_is_of_line_9(self):
+        controller = ThetaController(8, 64, 0.1)
+        follow(controller, [9.0, 5.0], [1.0, 2.0])
+        state = controller.state_dict()
+        del state["settings"]["theta_rule"], state["state"]["_highest"]
+        other = ThetaController(8, 64, 0.1)
+        other.load_state_dict(state)
+        assert frozen(other) == frozen(controller)
+        with pytest.raises(ValueError, match=r"\(theta_rule 'saturation', here 'peak'\)"):
+            ThetaController(8, 64, 0.1, rule="peak").load_state_dict(state)
+
 
 def frozen(controller):
     state = controller.state_dict()
@@ -578,6 +651,7 @@ class TestRefused:
             ({"warmup": -1}, r"warmup is -1; give a whole number, at least 0"),
             ({"warmup_from": 0.2}, r"warmup_from is 0.2; give a number 0 to initial_lr, 0.1"),
             ({"interval": 0}, r"interval is 0; give a whole number, at least 1"),
+            ({"rule": "line 9"}, r"rule is 'line 9'; choose saturation, peak"),
             ({"lr_exponent": -1}, r"lr_exponent is -1; give a number at least 0"),
         ],
     )

@@ -252,6 +252,87 @@ class TestClock:
         assert [e.virtual_time_s for e in result.history] == pytest.approx([seconds, seconds + 102])
 
 
+class TestJitter:
+    def test_each_seed_has_its_order_and_keeps_it(self, tmp_path):
+        def order(**options):
+            return [c.worker for c in train(make_plan(0, 3), **options).log]
+
+        assert order() == order(seed=1) == [0, 1, 2] * 4
+        one, other = order(jitter=0.01), order(jitter=0.01, seed=1)
+        assert one == order(jitter=0.01) != other
+        whole = train(jitter=0.3)
+        path = tmp_path / "training.pt"
+
+        def stop(entry):
+            if entry.epoch == 2:
+                raise Stop
+
+        with pytest.raises(Stop):
+            train(jitter=0.3, checkpoint=path, on_epoch=stop)
+        resumed = train(jitter=0.3, checkpoint=path)
+        assert resumed.log == whole.log and same(resumed.state, whole.state)
+
+    def test_no_share_takes_more_or_less_than_it_says(self):
+        plan = make_plan(0, 3)
+        times = [c.time_s for c in train(plan, jitter=0.1, count=1).log]
+        assert len(set(times)) == 3
+        assert max(abs(s / plan.time_of("large") - 1) for s in times) <= 0.1
+
+    @pytest.mark.parametrize("value", [-0.1, 1, math.nan, "0.1", None, True])
+    def test_other_values_are_refused(self, value):
+        with pytest.raises(ValueError, match=r"jitter is .*; give a share from 0 up to below 1"):
+            train(jitter=value)
+
+
+class TestStraggler:
+    """One worker that takes three times as long as the plan knows."""
+
+    def run(self, **options):
+        plan, count = make_plan(0, 3), 6
+        slow = plan.time_of("large") * 3
+        log = train(plan, count=count, slowdowns=[1, 1, 3], **options).log
+        ends = {(c.worker, c.iteration): c.time_s for c in log}
+        committed, leads, waited = [0, 0, 0], [], 0.0
+        for commit in log:  # each pulls as soon as it may
+            seen = log[: commit.pulled]
+            done = [sum(c.worker == worker for c in seen) for worker in range(3)]
+            leads.append(commit.iteration - min(done))
+            start = seen[-1].time_s if seen else 0.0
+            if commit.iteration:
+                waited += start - ends[commit.worker, commit.iteration - 1]
+            committed[commit.worker] += 1
+        assert committed == [count] * 3
+        assert ends[2, count - 1] == pytest.approx(count * slow)  # it never waits
+        return max(leads), waited, slow
+
+    @pytest.mark.parametrize("bound", [0, 1, 2])
+    def test_the_bound_binds(self, bound):
+        lead, waited, slow = self.run(sync="ssp", staleness=bound)
+        assert lead == bound
+        # A fast worker starts share t once the straggler has committed t - s shares.
+        now, expected = 0.0, 0.0
+        for share in range(6):
+            start = max(now, slow * (share - bound))
+            expected += start - now
+            now = start + slow / 3
+        assert waited == pytest.approx(2 * expected) and expected > 0
+
+    def test_without_a_bound_nobody_waits(self):
+        lead, waited, _ = self.run(sync="asp")
+        assert lead > 2 and waited == pytest.approx(0)
+
+    @pytest.mark.parametrize("value", [[1, 1], [1, 1, 0], [1, 1, math.inf], "123", [1, 1, -1]])
+    def test_other_values_are_refused(self, value):
+        with pytest.raises(ValueError, match=r"slowdowns is .*; give 3 numbers above 0, one for"):
+            train(slowdowns=value)
+
+    @pytest.mark.parametrize("given", [{"jitter": 0.1}, {"slowdowns": [1, 1, 1]}])
+    def test_of_the_local_engines_clock_alone(self, given):
+        for way in ({"engine": "ray"}, {"follow": []}):
+            with pytest.raises(ValueError, match=rf"{next(iter(given))} cannot be used with"):
+                train(**given, **way)
+
+
 class Stop(Exception):
     """The end of a training that is to be resumed."""
 

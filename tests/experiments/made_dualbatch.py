@@ -11,7 +11,7 @@ from repro.datasets import TIMES
 from repro.experiments import load_paper
 from repro.experiments.design import Results, Run
 from repro.experiments.dualbatch import building, experiments, schemes
-from repro.experiments.dualbatch.fairness import SEARCH
+from repro.experiments.dualbatch.fairness import KEPT, SEARCH
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET, SCHEMES, SECTION_5_1, SECTION_5_2
 from repro.experiments.dualbatch.settings import PAPER as REPORTED
 
@@ -33,7 +33,7 @@ Config = Mapping[str, Any]
 def paper_result(config: Config) -> Mapping[str, float]:
     """Return the paper's final loss and accuracy of a training."""
     n, k = config["n_small"], config["k"]
-    if config["setting"] in (SECTION_5_1, SEARCH):
+    if config["setting"] in (SECTION_5_1, SEARCH, KEPT):
         if n == 0:
             return REPORTED["table5"]["baseline"]
         if config["factor"] != "linear":
@@ -148,7 +148,7 @@ class World:
             a, b = map(float, np.polyfit(sizes, steps, 1))
             fits.append({"resolution": side, "a": a, "b": b, "seconds": steps})
             rows = []
-            for n in sizes if config["passes"] else ():
+            for n in sizes if config["passes"] is True else config["passes"] or ():
                 predicted = (a * n + b) * -(-total // n)
                 name = f"{side}px, {n}, {total}"
                 seconds = self.step(side, n) * -(-total // n) * self.epoch(side, n)

@@ -15,7 +15,7 @@ from made_adaptive import (
 )
 
 from repro.experiments import load_paper
-from repro.experiments.adaptive import decay, strategies
+from repro.experiments.adaptive import decay, settings, strategies
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, kept_up
 from repro.report import DASH
 
@@ -266,7 +266,7 @@ class TestDecay:
 class TestUpdates:
     def test_they_are_those_of_the_schedule(self, artefact):
         task = TASKS[artefact]
-        paper, epochs = PAPER[task], 140 if task == CIFAR else 120
+        paper, epochs = PAPER[task], settings.SCALE["gpu"][task]["epochs"]
         best = epochs * math.ceil(paper["samples"] / paper["best"]["batch"])
         k = interval_of({"task": task, "epochs": epochs})
         own = paper["theta"]
@@ -325,12 +325,12 @@ class TestTable:
         assert best["over best"] == best["over best, paper"] == DASH
         gap = f"{theta['value'] - own['value']:+.2f}"
         assert ours["over best, paper"] == gap and ours["over best"].startswith(f"{gap} [")
-        epochs = 140 if task == CIFAR else 120
+        epochs = settings.SCALE["gpu"][task]["epochs"]
         count = epochs * math.ceil(PAPER[task]["samples"] / own["batch"])
         assert best["updates"] == f"{count:,}" and best["best's over these"] == "1.00"
         assert float(ours["best's over these"]) > 2
         if task != CIFAR:
-            assert (ours["epochs, paper"], ours["epochs"]) == (theta["epochs"], "120")
+            assert (ours["epochs, paper"], ours["epochs"]) == (theta["epochs"], str(epochs))
 
     def test_sizes_and_rates(self):
         rows = rows_of("figure10")
@@ -341,7 +341,7 @@ class TestTable:
         assert (ours[0], ours[1], ours[3]) == ("0.1", "1.6, 5 warm-up epochs", "0.2 ~ 1.6")
         assert rows_of("figure10", profile="smoke")[1]["μ, ours"].endswith("1 warm-up epoch")
         sizes = rows_of("figure4")[3]["b, ours (epochs; seed 0)"]
-        assert sizes == "64 (10), 128 (10), 256 (100)"
+        assert sizes == "64 (10), 128 (10), 256 (230)"
 
     def test_the_large_batch_of_section_3e(self):
         row = rows_of("figure10")[5]
@@ -359,7 +359,7 @@ class TestTable:
             metrics["stopped"] = False
 
         rows = rows_of("figure4", World(edit={"train": edit}))
-        assert {row["epochs"] for row in rows} == {"120 (rule not met)"}
+        assert {row["epochs"] for row in rows} == {"250 (rule not met)"}
 
     def test_gaps(self):
         rows = rows_of("figure4", World(status=only_strategies("theta")))

@@ -112,8 +112,10 @@ def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple
                 return evaluate_classifier(model, held, device)
 
         return loader, evaluate
+    inputs, targets = (_as_many(im, config["train_samples"]) for im in _pairs(config, train, 1))
     pairs = PatchLoader(
-        *_pairs(config, train, 1),
+        inputs,
+        targets,
         config["controller"]["batch"],
         patch=config["patch"],
         seed=seed,
@@ -139,6 +141,11 @@ def build_data(config: Config, data: ImageData, seed: int, device: str) -> tuple
 
 def _some(split: Split, count: int) -> Split:
     return split if count >= len(split) else split.evenly(count)
+
+
+def _as_many(images: Tensor, count: int) -> Tensor:
+    """Return so many pictures: each several times where they are fewer, for as many patches."""
+    return images[torch.arange(count) % len(images)] if count > len(images) else images
 
 
 def _three_channels(images: Tensor) -> Tensor:

@@ -172,6 +172,30 @@ def compute_of(config: Config) -> dict[str, Any]:
     return {"passes_fn": passes, "channels_last": last}
 
 
+def state_of(config: Config) -> str:
+    """Return what becomes of a worker's momentum, as `train_dual_batch` takes it.
+
+    Records whose configuration does not say were computed with one that restarts.
+    """
+    return str(config.get("optimizer_state", "restarted"))
+
+
+def clock_of(config: Config) -> dict[str, Any]:
+    """Return what the local engine's clock varies by; real processes have a clock of their own.
+
+    ``straggler`` is how many times as long the last worker, which has large batches, takes.
+    """
+    if config.get("engine", "local") != "local":
+        return {}
+    plan = config["sub_stages"][-1]["plan"]
+    slow = config.get("straggler")
+    others = [1.0] * (plan["n_small"] + plan["n_large"] - 1)
+    return {
+        "jitter": config.get("jitter", 0.0),
+        "slowdowns": None if slow is None else [*others, slow],
+    }
+
+
 def training_step(config: Config, resolution: int, batch: int, device: str) -> Callable[[], Any]:
     """Return a training step on random images, for measurements of time and memory."""
     model = build_model(config, config["classes"]).to(device).train()

@@ -109,9 +109,12 @@ def _trained(records: Sequence[Record]) -> Iterable[str]:
         )
     yield from dict.fromkeys(sentence for record in records for sentence in _data(record))
     yield from _extents(records)
+    kept = {record.config.get("optimizer_state") == "kept" for record in records}
+    momentum = {True: "kept by each worker from share to share", False: "begun anew in each share"}
+    said = " or ".join(momentum[each] for each in sorted(kept))
     yield (
-        "SGD with momentum 0.9 and weight decay 5e-4, starting anew with each share; commits merge "
-        "by w ← (w + f w_i) / (1 + f), unless merge rules are compared."
+        f"SGD with weight decay 5e-4 and momentum 0.9, {said}; commits merge by "
+        "w ← (w + f w_i) / (1 + f), unless merge rules are compared."
     )
     first_plans = [record.config["sub_stages"][0]["plan"] for record in records]
     if any(plan["samples"] < PAPER["cifar_samples"] for plan in first_plans):

@@ -21,9 +21,11 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
+    clock_of,
     compute_of,
     plan_of,
     schedule_of,
+    state_of,
     step_of,
     training_step,
 )
@@ -150,11 +152,12 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
         factor=config["factor"],
         seed=seed,
         device=device,
+        optimizer_state=state_of(config),
         **compute_of(config),
     )
     evaluate = images.evaluation(config, device)
     try:
-        result = run(engine=config["engine"], evaluate=evaluate, **cluster)
+        result = run(engine=config["engine"], evaluate=evaluate, **clock_of(config), **cluster)
     except RuntimeError as error:
         if type(error).__name__ != "ClusterError":  # whose module needs Ray
             raise
@@ -197,7 +200,7 @@ def times(config: Config, seed: int, data: None, device: str) -> Outcome:
     passes: list[list[dict[str, Any]]] = []
     timings: dict[str, Timing] = {}
     for resolution in config["resolutions"]:
-        sizes = config["batch_sizes"] if config["passes"] else []
+        sizes = config["batch_sizes"] if config["passes"] is True else config["passes"] or []
         runs = {
             f"{n}, {d}": _pass(config, resolution, n, d, device)
             for n, d in ((n, config["samples"]) for n in sizes)

@@ -15,9 +15,11 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
+    clock_of,
     compute_of,
     plan_of,
     schedule_of,
+    state_of,
 )
 from repro.experiments.outcome import Outcome
 
@@ -42,7 +44,9 @@ def flatness(config: Config, seed: int, data: ImageData | None, device: str) -> 
         factor=config["factor"],
         seed=seed,
         device=device,
+        optimizer_state=state_of(config),
         **compute_of(config),
+        **clock_of(config),
         evaluate=images.evaluation(config, device),
     )
     model = build_model(config, data.num_classes).to(device)

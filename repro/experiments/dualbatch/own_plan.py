@@ -24,7 +24,7 @@ from repro.dualbatch import (
     train_dual_batch,
 )
 from repro.dualbatch.worker import Batches
-from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of
+from repro.experiments.dualbatch.building import Config, build_model, compute_of, plan_of, state_of
 from repro.experiments.dualbatch.experiments import _fitted, train
 from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record
 from repro.measure import TimeModel, Timing, accelerator
@@ -229,6 +229,7 @@ def _run(
         engine="ray",
         seed=seed,
         device=device,
+        optimizer_state=state_of(config),
         **compute_of(config),
         address=address,
     )

@@ -274,8 +274,8 @@ def _of_workers() -> list[dict[str, str]]:
         compared(
             "momentum after a pull",
             NOT_STATED,
-            lambda p: "starts anew",
-            "a worker without memory can be replaced, and its share done again to the same bits",
+            lambda p: first(p).get("optimizer_state", "restarted"),
+            "each worker keeps its own; records of quick and long are older, and updates compares",
         ),
         compared(
             "seeds",

@@ -1,5 +1,8 @@
 """What do barriers, bounded staleness and none of them cost, by merge rule? (sections 2.4, 3.1)
 
+By the plan all workers take the same time, so that bounded staleness never binds. Some trainings
+have a straggler, which takes three times as long as the plan knows.
+
 Also Figure 2, drawn from the logs of these trainings, and our own question: do real processes and
 the simulation train the same?
 """
@@ -7,6 +10,7 @@ the simulation train the same?
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -46,6 +50,8 @@ BOUND = 1  # shares that SSP lets a worker run ahead
 RULES = ("journal", "conference", "delta")
 WAYS = [("bsp", "average"), *itertools.product(("bsp", "asp", "ssp"), RULES)]
 NAMES = {"bsp": "BSP", "ssp": f"SSP, s = {BOUND}", "asp": "ASP"}
+STRAGGLER = 3.0  # times as long as the plan knows that the last worker takes
+STRAGGLING = [("ssp", 0), ("ssp", 1), ("ssp", 2), ("asp", None)]  # with their bounds
 # Epochs: fewer than Table 5's, for there are ten trainings a seed.
 _STAGES = {"quick": (1, 1, 1), LONG: (4, 2, 1), "gpu": (8, 4, 2)}
 
@@ -67,29 +73,58 @@ def training(profile: str, chosen: Chosen, sync: str, merge: str) -> Run:
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return a training for every way, and the timing of real workers."""
-    return [*(training(profile, chosen, *way) for way in WAYS), wall(profile)]
+    ways = [training(profile, chosen, *way) for way in WAYS]
+    if profile in ("quick", "gpu"):
+        ways += [_straggling(profile, chosen, sync, bound) for sync, bound in STRAGGLING]
+    return [*ways, wall(profile)]
+
+
+def _straggling(profile: str, chosen: Chosen, sync: str, bound: int | None) -> Run:
+    run = training(profile, chosen, sync, RULES[0])
+    rates = [rate for _, rate in run.config["stages"]]
+    # In three epochs nobody could be ahead by more than two shares.
+    epochs = _STAGES[LONG if profile == "quick" else profile]
+    config = run.config | {
+        "staleness": bound,
+        "straggler": STRAGGLER,
+        "stages": [list(pair) for pair in zip(epochs, rates, strict=True)],
+    }
+    return replace(run, config=config, label=f"{_name(sync, bound)}, a straggler")
+
+
+def _name(sync: str, bound: int | None) -> str:
+    return NAMES[sync] if bound is None else f"SSP, s = {bound}"
 
 
 def _of(results: Results, sync: str, merge: str) -> list[Record]:
-    return results.ok("synchronise", sync=sync, merge=merge)
+    return results.ok("synchronise", sync=sync, merge=merge, straggler=None)
 
 
 def table(results: Results) -> list[dict[str, Any]]:
     """Return accuracy, times and staleness by synchronisation and merge rule."""
+    ways = [(NAMES[sync], merge, _of(results, sync, merge)) for sync, merge in WAYS]
+    for sync, bound in STRAGGLING:
+        config = {"sync": sync, "staleness": bound, "straggler": STRAGGLER}
+        if records := results.ok("synchronise", **config):
+            slow = f"{_name(sync, bound)}, one worker takes {STRAGGLER:g} times as long"
+            ways.append((slow, RULES[0], records))
     rows: list[dict[str, Any]] = []
-    for sync, merge in WAYS:
-        records = _of(results, sync, merge)
+    for name, merge, records in ways:
         stale = [value for record in records for value in record.metrics["staleness"]]
         virtual = virtual_time(records)
         rows.append(
             {
-                "synchronisation": NAMES[sync],
+                "synchronisation": name,
                 "merge": merge,
                 "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
                 "loss": _loss(records),
                 "n": len(records),
                 "staleness, mean": f"{np.mean(stale):.2f}" if stale else DASH,
                 "staleness, most": max(stale) if stale else DASH,
+                "shares ahead, most": max(map(_lead, records), default=DASH),
+                "waiting (s)": f"{np.mean([_waited(r) for r in records]):,.2f}"
+                if records
+                else DASH,
                 "virtual (s)": DASH if virtual is None else f"{virtual:,.2f}",
                 "wall (s)": wall_cell(records),
             }
@@ -99,6 +134,30 @@ def table(results: Results) -> list[dict[str, Any]]:
             row = {"synchronisation": f"{NAMES[sync]}, two real workers, a round of epochs"}
             rows.append(row | {"wall (s)": Summary.of(seconds).text(3)})
     return rows
+
+
+def _lead(record: Record) -> int:
+    """Return by how many shares a worker was ahead of the slowest at most, when it pulled.
+
+    By the log: a version has as many commits as its number.
+    """
+    workers, pulls = record.metrics["worker"], record.metrics["pulled"]
+    leads, done = [], [0] * (1 + max(workers))
+    for worker, pulled in zip(workers, pulls, strict=True):
+        known = [workers[:pulled].count(other) for other in range(len(done))]
+        leads.append(done[worker] - min(known))
+        done[worker] += 1
+    return max(leads)
+
+
+def _waited(record: Record) -> float:
+    """Return the virtual seconds that all workers together waited between their shares."""
+    ends: dict[int, float] = {}
+    waited = 0.0
+    for span in spans(record):
+        waited += span["pull_s"] - ends.get(span["worker"], 0.0)
+        ends[span["worker"]] = span["merge_s"]
+    return waited
 
 
 def _loss(records: Sequence[Record]) -> str:
@@ -256,7 +315,8 @@ SYNCHRONISATION = Exhibit(
     figure=draw,
     caption=caption(
         "What the paper argues from: a barrier (BSP), bounded staleness (SSP), none (ASP). "
-        "Staleness counts others' commits since a pull.",
+        "Staleness counts others' commits since a pull. Waiting: of all workers together, by the "
+        "virtual clock.",
         facts,
     ),
     claims=(asp_faster, asp_converges_worse),

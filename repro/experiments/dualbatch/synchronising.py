@@ -11,9 +11,11 @@ from repro.experiments.dualbatch.building import (
     Config,
     TrainingData,
     build_model,
+    clock_of,
     compute_of,
     plan_of,
     schedule_of,
+    state_of,
 )
 from repro.experiments.outcome import RAY_ADDRESS, Outcome, no_record
 from repro.measure import Timing
@@ -38,7 +40,9 @@ def synchronise(config: Config, seed: int, data: ImageData | None, device: str) 
             engine=config["engine"],
             seed=seed,
             device=device,
+            optimizer_state=state_of(config),
             **compute_of(config),
+            **clock_of(config),
             evaluate=images.evaluation(config, device),
             **cluster,
         )

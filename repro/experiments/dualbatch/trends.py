@@ -21,7 +21,8 @@ def epoch_samples(record: Record, side: int) -> dict[int, list[float]]:
     """Return the seconds of an epoch in each turn, by batch size."""
     samples = record.config["samples"]
     sizes = record.config["batch_sizes"]
-    return {n: record.timings[f"{side}px, {n}, {samples}"]["samples_s"] for n in sizes}
+    timed = {n: record.timings.get(f"{side}px, {n}, {samples}") for n in sizes}
+    return {n: timing["samples_s"] for n, timing in timed.items() if timing}
 
 
 def bend(samples: Mapping[int, Sequence[float]]) -> Gap:

@@ -249,7 +249,7 @@ FIGURE3 = Exhibit(
     table=figure3_table,
     figure=figure3,
     caption=caption(
-        "The largest budget that a schedule can be given, and what the allocator takes for it: "
+        "The largest budget of a schedule, and what the allocator takes for it: "
         "torch's, or with chunks (VA).",
         facts,
     ),

@@ -373,6 +373,7 @@ def _dual(
             seed=seed,
             device=device,
             channels_last=config.get("channels_last", False),
+            optimizer_state="restarted",  # as its records were computed
             passes_fn=lambda model, loss_fn: passes_of(config, model, loss_fn, device),
             time_models=by_side,
             evaluate=evaluate,

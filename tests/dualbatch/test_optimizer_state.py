@@ -1,0 +1,141 @@
+"""What becomes of a worker's momentum between its shares: kept, or begun from nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+from trainings import SYNCS, Recorder, make_model, make_plan, same, train
+
+from repro.dualbatch import CheckpointError, ParameterServer, Recipe
+
+# Shares of unequal times, so that states are stale.
+PLAN = replace(make_plan(), small_samples=12, large_samples=36)
+
+
+def adam(parameters, lr):
+    return torch.optim.Adam(parameters, lr / 10)
+
+
+def momentum(parameters, lr):
+    return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=5e-4)
+
+
+def by_hand(result, shares, optimizer_fn, kept):
+    """Train the shares of an asynchronous run again: one model and one optimizer per worker."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        models = [make_model() for _ in range(PLAN.n)]
+        torch.manual_seed(0)
+        states = [{name: t.clone() for name, t in make_model().state_dict().items()}]
+    data, optimizers, rates = Recorder(), {}, [0.1, 0.1, 0.02, 0.02]
+    for commit, share in zip(result.log, shares, strict=True):
+        model, pulled = models[commit.worker], states[commit.pulled]
+        model.load_state_dict(pulled)
+        if not kept or commit.worker not in optimizers:
+            optimizers[commit.worker] = optimizer_fn(model.parameters(), 0.1)
+        optimizer = optimizers[commit.worker]
+        # Who comes first in an epoch takes the setting of the next one.
+        rate = rates[min(3, -(-commit.pulled // PLAN.n))]
+        wanted = optimizer_fn(model.parameters(), rate)
+        optimizer.param_groups[0]["lr"] = wanted.param_groups[0]["lr"]
+        with torch.random.fork_rng():
+            torch.manual_seed(share.seed)
+            for images, labels in data(share):
+                optimizer.zero_grad()
+                functional.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+        merged = {}
+        for name, new in model.state_dict().items():
+            now = states[-1][name]
+            weight = commit.factor / (1 + commit.factor)
+            whole = not new.is_floating_point()
+            merged[name] = now + new - pulled[name] if whole else now.lerp(new, weight)
+        states.append(merged)
+    return states[-1]
+
+
+@pytest.mark.parametrize("optimizer_fn", [momentum, adam])
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_weights_are_those_of_a_loop_by_hand(optimizer_fn, kept):
+    data = Recorder()
+    options = {} if kept else {"optimizer_state": "restarted"}  # kept is the default
+    result = train(PLAN, data=data, optimizer_fn=optimizer_fn, **options)
+    assert same(result.state, by_hand(result, data.shares, optimizer_fn, kept))
+    assert not same(result.state, by_hand(result, data.shares, optimizer_fn, not kept))
+
+
+def test_without_momentum_nothing_is_kept():
+    one, other = (
+        train(PLAN, optimizer_fn=torch.optim.SGD, optimizer_state=state)
+        for state in ("kept", "restarted")
+    )
+    assert same(one.state, other.state)
+
+
+@pytest.mark.parametrize("optimizer_fn", [None, adam])
+@pytest.mark.parametrize("options", SYNCS)
+def test_a_checkpoint_goes_on_with_it(options, optimizer_fn, tmp_path):
+    options = options | {"optimizer_fn": optimizer_fn, "plan": PLAN}
+    path, whole = tmp_path / "training.pt", train(**options)
+
+    def stop(entry):
+        if entry.epoch == 2:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        train(checkpoint=path, on_epoch=stop, **options)
+    resumed = train(checkpoint=path, **options)
+    assert same(resumed.state, whole.state) and resumed.log == whole.log
+    with pytest.raises(CheckpointError, match="optimizer_state differ"):
+        train(checkpoint=path, optimizer_state="restarted", **options)
+
+
+@pytest.mark.parametrize("options", SYNCS)
+def test_a_log_is_followed_with_it(options):
+    result = train(PLAN, **options)
+    followed = train(PLAN, follow=result.log, **options)
+    assert same(followed.state, result.state) and followed.log == result.log
+
+
+def test_passes_of_ones_own_keep_it():
+    """As captured ones do, whose gradients are the same tensors at every replay."""
+
+    def captured(model, loss_fn):
+        gradients = [torch.zeros_like(p) for p in model.parameters()]
+
+        def passes(inputs, targets):
+            loss = loss_fn(model(inputs), targets)
+            loss.backward()
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient.copy_(parameter.grad)
+            return loss
+
+        return passes
+
+    result = train(PLAN, passes_fn=captured)
+    assert same(result.state, train(PLAN).state)
+    assert not same(result.state, train(PLAN, optimizer_state="restarted").state)
+
+
+def test_a_share_that_is_not_merged_leaves_it():
+    server = ParameterServer({"w": torch.ones(2)}, 2)
+    for iteration, value in ((0, 1.0), (0, 2.0), (1, 3.0)):
+        if iteration == server.iterations[0] and 0 not in server.pulls:
+            server.pull(0)
+        server.push(0, iteration, {"w": torch.ones(2)}, optimizer={0: {"m": value}})
+    assert server.optimizers == {0: {0: {"m": 3.0}}}
+    server.push(0, 1, {"w": torch.ones(2)}, optimizer={0: {"m": 4.0}})  # again
+    assert server.optimizers == {0: {0: {"m": 3.0}}}
+    again = ParameterServer({"w": torch.zeros(2)}, 2)
+    again.load_state_dict(server.state_dict(with_pulls=False))
+    assert again.optimizers == server.optimizers
+
+
+@pytest.mark.parametrize("value", ["keep", None, True])
+def test_other_values_are_refused(value):
+    message = rf"optimizer_state is {value!r}; choose among kept, restarted"
+    with pytest.raises(ValueError, match=message):
+        train(optimizer_state=value)
+    with pytest.raises(ValueError, match=message):
+        Recipe(make_model, Recorder(), optimizer_state=value)
