@@ -4,7 +4,7 @@ import made_microconv as made
 import pytest
 from made import check_row
 
-from repro.experiments.microconv import tables
+from repro.experiments.microconv import machines as tables
 
 MIB = 2**20
 
