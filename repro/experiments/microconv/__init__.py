@@ -65,7 +65,7 @@ PAPER = Paper(
             "tables",
             "Tables I to IV and VI",
             "Configurations, machines, settings and layers",
-            f"{_HERE}.machines:TABLES",
+            f"{_HERE}.conditions:TABLES",
         ),
         Artefact(
             "optimisation",

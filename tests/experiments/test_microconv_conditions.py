@@ -4,7 +4,7 @@ import made_microconv as made
 import pytest
 from made import check_row
 
-from repro.experiments.microconv import machines as tables
+from repro.experiments.microconv import conditions
 
 MIB = 2**20
 
@@ -54,4 +54,4 @@ def test_algorithms_by_configuration():
     ],
 )
 def test_families(algorithm, family):
-    assert tables._family(algorithm) == family
+    assert conditions._family(algorithm) == family
