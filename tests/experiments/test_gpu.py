@@ -18,9 +18,15 @@ from repro.experiments.workers import WorkerDied, Workers
 from repro.records import RecordStore, local_store
 
 TRAIN = gpu.Piece(
-    "d", "adaptive/figure10", 5, {"strategy": ["best"]}, seeds="2", at_once=2, data=("digits",)
+    "d",
+    "adaptive/figure10",
+    5,
+    only={"strategy": ["best"]},
+    seeds="2",
+    at_once=2,
+    data=("digits",),
 )
-MEASURE = gpu.Piece("b", "outofcore/table1", 5, {"mode": ["in_core"]})
+MEASURE = gpu.Piece("b", "outofcore/table1", 5, only={"mode": ["in_core"]})
 SMOKE = Setting("smoke", "cpu")
 
 
