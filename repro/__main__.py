@@ -3,6 +3,7 @@
 # ruff: noqa: E402 (Ctrl-C is seen to before all that takes time to import)
 
 import os
+import signal
 import sys
 
 # Threads that wait by spinning stop each other for seconds where cores are shared.
@@ -302,7 +303,12 @@ def gpu(
         raise arguments.UsageError("give --minutes and --out FOLDER, or --list")
     here = arguments.check_device(device or arguments.default_device())
     setting = running.Setting(profile=profile, device=here, root=data)
-    session.compute(chosen, setting, minutes, Path(out), lambda line: typer.echo(_printable(line)))
+    # A machine that is taken away says so by SIGTERM: the last records go into the archive.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    well = session.compute(
+        chosen, setting, minutes, Path(out), lambda line: typer.echo(_printable(line))
+    )
+    raise typer.Exit(0 if well else 1)
 
 
 @app.command()

@@ -5,6 +5,7 @@ so that one that hangs costs no more than itself. Every run writes its record as
 of all records is written anew while more are computed.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from multiprocessing import get_context
@@ -24,6 +25,7 @@ from typing import Any
 from repro.experiments import arguments, find_artefacts, running
 from repro.experiments.design import SEEDS, Paper, Run, UsageError
 from repro.experiments.workers import WorkerDied, Workers
+from repro.measure.checks import is_whole
 from repro.measure.files import replacing
 from repro.records import RecordStore, identity, local_store, reference_stores
 
@@ -49,6 +51,9 @@ class Piece:
         seeds: As for ``run --seeds``; None for the runs' own or the profile's.
         at_once: How many runs share the device. Runs that are measured have it for themselves.
         data: The datasets that are needed.
+
+    Raises:
+        ValueError: One is not of its kind.
     """
 
     name: str
@@ -60,6 +65,22 @@ class Piece:
     at_once: int = 1
     data: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        listed = isinstance(self.only, Mapping) and all(map(_is_list, self.only.values()))
+        seconds = isinstance(self.seconds, int | float) and 0 < self.seconds < math.inf
+        for name, right, allowed in (
+            ("name", isinstance(self.name, str), "text"),
+            ("artefact", isinstance(self.artefact, str), "text such as mbs/table4"),
+            ("seconds", seconds, "a number above 0"),
+            ("experiments", _is_list(self.experiments), "a list"),
+            ("only", listed, "a table of lists"),
+            ("seeds", self.seeds is None or isinstance(self.seeds, str), 'text such as "0,1"'),
+            ("at_once", is_whole(self.at_once, 1), "a whole number, at least 1"),
+            ("data", _is_list(self.data), "a list"),
+        ):
+            if not right:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, which is not {allowed}")
+
     @property
     def choices(self) -> list[tuple[str, str]]:
         """What `arguments.only` takes."""
@@ -68,6 +89,10 @@ class Piece:
     def __str__(self) -> str:
         values = [f"{key} {', '.join(map(str, some))}" for key, some in self.only.items()]
         return "; ".join([f"{self.name} {self.artefact}", *self.experiments, *values])
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
 
 
 @dataclass(frozen=True)
@@ -130,6 +155,8 @@ def read(path: Path, only: Sequence[str] = ()) -> list[Piece]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))["piece"]
         every = [Piece(**table) for table in tables]
+        if not every:
+            raise ValueError("it is empty")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{path} is no list of pieces ({error}); see {LIST}") from error
     chosen = []
@@ -167,6 +194,12 @@ def plan(
         chosen = arguments.choose_datasets(paper, profile, piece.data, root)
         runs = arguments.plan(paper, artefacts, profile, chosen)
         if piece.experiments:
+            known = dict.fromkeys(run.experiment for run in runs)
+            if unknown := [name for name in piece.experiments if name not in known]:
+                raise UsageError(
+                    f"{piece.artefact} has no runs of {', '.join(unknown)} under {profile}; choose "
+                    f"among {', '.join(known)}"
+                )
             runs = [run for run in runs if run.experiment in piece.experiments]
         runs = arguments.only(runs, piece.choices)
         seeds = arguments.parse_seeds(piece.seeds)
@@ -208,7 +241,7 @@ def compute(
     minutes: float,
     folder: Path,
     tell: Callable[[str], None],
-) -> None:
+) -> bool:
     """Run the doctor, then compute what is missing until the time is over.
 
     Args:
@@ -219,12 +252,16 @@ def compute(
             they are there.
         tell: Told of each piece.
 
+    Returns:
+        Whether no piece failed, as far as there was time and data for it.
+
     Raises:
         UsageError: See `plan`, or there is no time.
     """
     if not 0 < minutes < 10_000:
-        raise UsageError(f"--minutes is {minutes:g}; give a number above 0, such as 10")
+        raise UsageError(f"--minutes is {minutes:g}; give a number above 0 and below 10,000")
     end = time.monotonic() + 60 * minutes - _LAST_ARCHIVE_S
+    planned = plan(pieces, setting.profile, setting.device, setting.root)
     folder.mkdir(parents=True, exist_ok=True)
 
     def say(line: str) -> None:
@@ -232,7 +269,9 @@ def compute(
             log.write(f"{line}\n")
         tell(line)
 
-    planned = plan(pieces, setting.profile, setting.device, setting.root)
+    if not any(one.left for one in planned):
+        say("nothing is missing: all runs have a record")
+    well = True
     store = local_store(setting.profile)
     with _archiving(store, folder), Workers(1, each_new=True) as own:
         decoding = _decode([one for one in planned if one.left and not one.without], setting.root)
@@ -253,16 +292,23 @@ def compute(
             work = partial(_compute, one.paper.key, timed, one.piece.at_once, limit_s, folder / LOG)
             start = time.monotonic()
             try:
-                ((_, outcome),) = own.map(work, [list(one.left)])
+                ((_, (outcome, ended_well)),) = own.map(work, [list(one.left)])
             except WorkerDied:
+                ended_well = False
                 outcome = f"ended after {limit_s:.0f} s, or its process died"
+            well = well and ended_well
             say(f"{one.piece}: {outcome} ({time.monotonic() - start:.0f} s)")
+    return well
 
 
 def _compute(
     key: str, setting: running.Setting, at_once: int, limit_s: float, log: Path, runs: list[Run]
-) -> str:
-    """Carry out runs in a process that is there for them alone, which ends itself at the limit."""
+) -> tuple[str, bool]:
+    """Carry out runs in a process that is there for them alone, which ends itself at the limit.
+
+    Returns:
+        What became of them, and whether none failed.
+    """
     from repro.experiments import load_paper
 
     ending = threading.Timer(limit_s, lambda: os.killpg(os.getpgrp(), signal.SIGKILL))
@@ -277,9 +323,10 @@ def _compute(
     paper = load_paper(key)
     try:
         with Workers(at_once) as workers:
-            return str(running.execute(paper, runs, setting, workers=workers))
+            tally = running.execute(paper, runs, setting, workers=workers)
+        return str(tally), not (tally.failed or tally.left_out)
     except Exception as error:  # such as a library that is not here: the next piece may do
-        return f"not run: {type(error).__name__}: {error}"
+        return f"not run: {type(error).__name__}: {error}", False
 
 
 def _decode(planned: Sequence[Planned], root: str | None) -> dict[str, list[Any]]:
@@ -335,7 +382,8 @@ def _archiving(store: RecordStore, folder: Path) -> Iterator[None]:
 
     def keep_writing() -> None:
         while not done.wait(_BETWEEN_ARCHIVES_S):
-            write()
+            with suppress(OSError):  # such as a full disk: perhaps there is room the next time
+                write()
 
     thread = threading.Thread(target=keep_writing, daemon=True)
     thread.start()

@@ -18,10 +18,17 @@ from repro.experiments.workers import WorkerDied, Workers
 from repro.records import RecordStore, local_store
 
 TRAIN = gpu.Piece(
-    "d", "adaptive/figure10", 5, (), {"strategy": ["best"]}, seeds="2", at_once=2, data=("digits",)
+    "d",
+    "adaptive/figure10",
+    5,
+    only={"strategy": ["best"]},
+    seeds="2",
+    at_once=2,
+    data=("digits",),
 )
 MEASURE = gpu.Piece("b", "outofcore/table1", 5, ["measured"], {"mode": ["in_core"]})
 SMOKE = Setting("smoke", "cpu")
+GOOD = "[[piece]]\nname = 'a'\n"
 
 
 @pytest.fixture
@@ -55,6 +62,17 @@ def test_every_piece_of_the_list_names_runs_that_end_within_six_minutes():
         ("piece = 3", "is no list of pieces"),
         ("[[piece]]\nname = 'a'\nartefact = 'mbs'\nseconds = 1\nsecnods = 2", "secnods"),
         ("[[piece", "is no list of pieces"),
+        ("piece = []", "it is empty"),
+        (f"{GOOD}artefact = 3\nseconds = 1", "artefact is 3, which is not text"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = '1'", "seconds is '1', which is not a number above 0"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = -1", "seconds is -1"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = nan", "seconds is nan"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nonly = ['best']", "which is not a table of lists"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nonly = {{ a = 'b' }}", "not a table of lists"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nseeds = 2", "seeds is 2, which is not text"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nat_once = 0", "at_once is 0"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 1\ndata = 'digits'", "data is 'digits'"),
+        (f"{GOOD}artefact = 'mbs'\nseconds = 1\nexperiments = 'train'", "which is not a list"),
     ],
 )
 def test_what_is_no_list_is_refused(tmp_path, text, said):
@@ -73,16 +91,23 @@ def test_the_list_is_narrowed_by_paper_artefact_or_letter():
         gpu.read(gpu.LIST, ["nothing"])
 
 
+def test_a_piece_of_an_experiment_that_there_is_not_is_refused():
+    nothing = dataclasses.replace(TRAIN, experiments=["nothing"])
+    with pytest.raises(UsageError, match=r"no runs of nothing under smoke; choose among train"):
+        gpu.plan([nothing], "smoke", None, None)
+
+
 def test_what_is_missing_is_computed_once_and_archived(folder):
     lines = []
-    gpu.compute([TRAIN, MEASURE], SMOKE, 5, folder, lines.append)
+    assert gpu.compute([TRAIN, MEASURE], SMOKE, 5, folder, lines.append)
     assert [line.partition(" ")[0] for line in lines] == ["d", "b"], lines
     assert "2 computed" in lines[0] and "0 failed" in lines[0]
     names = archived(folder)
     assert len(names) == 4 and all(name.startswith("smoke/") for name in names)
     assert (folder / gpu.LOG).read_text().count(": ok (") == 3
     gpu.compute([TRAIN, MEASURE], SMOKE, 5, folder, lines.append)
-    assert len(lines) == 2 and archived(folder) == names
+    assert lines[2:] == ["nothing is missing: all runs have a record"]
+    assert archived(folder) == names
     more = dataclasses.replace(TRAIN, seeds="3")  # of which two have records
     (planned,) = gpu.plan([more], "smoke", "cpu", None)
     assert [run.seeds for run in planned.left] == [(2,)] and planned.row()["missing"] == 1
@@ -115,6 +140,30 @@ def test_nothing_begins_that_would_not_end_or_has_no_data(folder):
     assert lines[1:] == [f"{lacking}: left out, for cifar10 is not here"]
 
 
+def test_a_piece_that_fails_is_told_and_the_next_is_tried(folder, monkeypatch):
+    monkeypatch.setattr(gpu, "_GENEROUS", -100.0)  # so that each is ended at once
+    lines = []
+    assert not gpu.compute([TRAIN, TRAIN], SMOKE, 5, folder, lines.append)
+    assert [line.partition(": ")[2][:11] for line in lines] == ["ended after"] * 2
+
+
+def test_an_archive_that_could_not_be_written_is_written_later(folder, monkeypatch):
+    monkeypatch.setattr(gpu, "_BETWEEN_ARCHIVES_S", 0.01)
+    store = RecordStore(folder / "smoke")
+    path = store.folder / "adaptive" / "a.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    blocked = folder / gpu.ARCHIVE
+    blocked.mkdir()  # no file can take its place
+    with gpu._archiving(store, folder):
+        time.sleep(0.1)
+        blocked.rmdir()
+        until = time.monotonic() + 20
+        while not blocked.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert archived(folder) == ["smoke/adaptive/a.json"]
+
+
 def test_a_piece_that_hangs_is_ended_at_its_limit(folder, results_folder):
     (planned,) = gpu.plan([TRAIN], "smoke", "cpu", None)
     work = partial(gpu._compute, "adaptive", SMOKE, 1, 0.1, folder / gpu.LOG)
@@ -123,7 +172,8 @@ def test_a_piece_that_hangs_is_ended_at_its_limit(folder, results_folder):
 
 
 @pytest.mark.thorough
-def test_killed_in_the_middle_it_goes_on_where_it_was(folder, results_folder, tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_killed_in_the_middle_it_goes_on_where_it_was(folder, results_folder, tmp_path, how):
     pieces = tmp_path / "list.toml"
     pieces.write_text(
         "[[piece]]\nname = 'd'\nartefact = 'adaptive/figure10'\nseconds = 2\nseeds = '4'\n"
@@ -137,10 +187,12 @@ def test_killed_in_the_middle_it_goes_on_where_it_was(folder, results_folder, tm
     store, until = local_store("smoke"), time.monotonic() + 120
     while len(store.read("adaptive")[0]) < 3 and time.monotonic() < until:
         time.sleep(0.1)
-    process.send_signal(signal.SIGKILL)
+    process.send_signal(how)
     process.wait()
     some = len(store.read("adaptive")[0])
     assert 3 <= some < 28
+    if how == signal.SIGTERM:
+        assert process.returncode == 128 + how and len(archived(folder)) == some
     subprocess.run(command, check=True)
     assert len(store.read("adaptive")[0]) == len(archived(folder)) == 28
     records = [json.loads(path.read_text()) for path in store.folder.glob("*/*.json")]
