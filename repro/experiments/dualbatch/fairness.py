@@ -57,7 +57,7 @@ KEPT = "5.1, momentum kept"
 # Small-batch workers, at the larger k, that are trained again with momentum kept, and the seeds.
 KEPT_RUNS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
     "quick": ((0, 2, 3, WORKERS), None),
-    LONG: ((0, WORKERS), (0, 1)),
+    LONG: ((0, WORKERS), (0, 1, 2, 3)),
 }
 
 
