@@ -376,7 +376,18 @@ def test_measured_speeds_have_intervals():
 class TestStory:
     def told(self, world: World) -> list[str]:
         found = results("table1", world)
-        return [finding(lambda name: found) for finding in story.STORY.findings]
+        return [f(lambda name: found) for f in (story.reach, story.cost, story.against_lms)]
+
+    def test_a_gpu_is_told_first(self):
+        found = results("table1", World("paper"), "paper")
+        assert story.STORY.findings[0] is story.on_a_gpu
+        assert story.on_a_gpu(lambda name: found) == (
+            "Measured, NVIDIA X, within 16 GiB (SIMULATED limit): 190 images fit in core; with "
+            "chunks 1,440 have trained so far, at 75 images/s, 75% of the speed in core; the "
+            "paper keeps 55%."
+        )
+        with pytest.raises(NotRun):  # on a CPU
+            story.on_a_gpu(lambda name: results("table1", World()))
 
     def test_the_sentences_are_those_of_the_records(self):
         reach, cost, lms = self.told(World())
