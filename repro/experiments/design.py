@@ -47,7 +47,7 @@ SEEDS = {
     "smoke": (0,),
     "quick": (0, 1, 2),
     LONG: (0, 1, 2, 3, 4, 5),
-    "gpu": (0,),  # and more by the list of `repro gpu`
+    "gpu": (0,),  # the list of `repro gpu` has further ones
     "paper": (0, 1, 2),
 }
 

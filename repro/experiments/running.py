@@ -464,7 +464,7 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
         noting_interrupts() as interrupted,
         # A hook would cost the time that other experiments measure.
         recording() if experiment.trains else nullcontext() as first,
-        _fastest_convolutions() if experiment.trains else nullcontext(),
+        algorithms_timed(run.config),
     ):
         try:
             outcome = experiment.function(run.config, seed, data, setting.device)
@@ -514,12 +514,15 @@ def _carry_out(paper: Paper, step: Step, setting: Setting) -> Record:
 
 
 @contextmanager
-def _fastest_convolutions() -> Iterator[None]:
-    """Let cuDNN try its algorithms at a shape's first use: before a graph is captured, too."""
+def algorithms_timed(config: Mapping[str, Any]) -> Iterator[None]:
+    """Let cuDNN time its algorithms for each new shape where the configuration says so.
+
+    Where steps are captured in a graph, this is done before.
+    """
     import torch
 
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = config.get("benchmark", before)
     try:
         yield
     finally:

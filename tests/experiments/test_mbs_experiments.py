@@ -217,7 +217,7 @@ class TestMeasurements:
         for before in (False, True):
             torch.backends.cudnn.benchmark = before
             for config, during in [({"benchmark": True}, True), ({}, before)]:
-                with building.algorithms_timed(config):
+                with running.algorithms_timed(config):
                     assert torch.backends.cudnn.benchmark is during
                 assert torch.backends.cudnn.benchmark is before
         torch.backends.cudnn.benchmark = False

@@ -74,6 +74,10 @@ def add(config, seed, data, device) -> Outcome:
     return Outcome({"sum": config["x"] + seed}, {"add": Timing((0.1,), 2)}, 7)
 
 
+def tell_of_cudnn(config, seed, data, device) -> Outcome:
+    return Outcome({"benchmark": torch.backends.cudnn.benchmark})
+
+
 def exhibit(*xs: int) -> Exhibit:
     runs = [Run("add", {"x": x}, label=f"of {x}") for x in xs]
     return Exhibit(
@@ -752,3 +756,12 @@ class TestSources:
                 self.shown(toy, artefact=artefact)
         monkeypatch.undo()
         assert len([path for path in read if path.suffix == ".json"]) == 3
+
+
+def test_cudnn_times_its_algorithms_where_the_configuration_says_so():
+    tells = by_name(Experiment("tell", f"{__name__}:tell_of_cudnn", False))
+    paper = Paper("toy", "Toy", "Nobody", "09_toy", tells, {}, {})
+    for config, seen in (({"benchmark": True}, True), ({}, False)):
+        record = running.record_of(paper, Run("tell", config), 0, Setting("smoke", "cpu"))
+        assert record.metrics == {"benchmark": seen}
+        assert not torch.backends.cudnn.benchmark

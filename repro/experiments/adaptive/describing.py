@@ -3,7 +3,15 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from repro.experiments.adaptive.settings import CHOICES, CIFAR, DIV2K, FIRST_EPOCHS, PAPER, PHANTOM
+from repro.experiments.adaptive.settings import (
+    CHOICES,
+    CIFAR,
+    DIV2K,
+    FIRST_EPOCHS,
+    PAPER,
+    PHANTOM,
+    PHOTOGRAPHS,
+)
 from repro.experiments.captions import panel
 from repro.experiments.design import Results
 from repro.records import Record
@@ -124,8 +132,11 @@ def _extent(record: Record) -> str:
     scaled = "" if round(ratio, 3) == 1 else f" Batch sizes are {ratio:.3g} of the paper's."
     side = config.get("patch") or config["dataset"].get("image_size")
     shape = f", {'patches of ' * ('patch' in config)}{side}×{side} pixels," if side else ""
+    count = config["train_samples"]
+    there = min(count, PHOTOGRAPHS.get(config["dataset"]["name"], count))
+    images = f"{there:,} images" + f", {count // there} times an epoch" * (there < count)
     said = (
-        f"{config['train_samples']:,} images{shape} to train on and {config['test_samples']:,} to "
+        f"{images}{shape} to train on and {config['test_samples']:,} to "
         f"validate, {config['epochs']} epochs (the paper: {paper['samples']:,} images, "
         f"{paper['epochs']:,} epochs).{scaled}"
     )

@@ -74,7 +74,7 @@ def _of_task(task: str) -> list[dict[str, str]]:
         name = f"{task}: {item}, {settings.NAMES[strategy]}"
         rows.append(compared(name, stated, lambda p: ours(_config(p, task, strategy)), why))
 
-    which = "which EDSR is not stated: its final one is taken, by gpu its baseline for time; "
+    which = "which EDSR is not stated: its final one is taken; "
     add("model", _MODELS[task], _model, f"{'' if task == CIFAR else which}{_SMALL}")
     stands_in = "BSDS500 or embedded photographs where DIV2K is not at hand; " * (task == DIV2K)
     add(

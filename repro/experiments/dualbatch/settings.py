@@ -38,7 +38,8 @@ _RESNET18: dict[str, Any] = {"name": "resnet18"}
 _SMALL: dict[str, Any] = {"name": "resnet_cifar", "depth": 8, "width": 8}
 _WHOLE = {"autocast": None, "channels_last": False}
 _MIXED = {"autocast": "bfloat16", "channels_last": True}
-_FAST = _MIXED | {"captured": True}  # a small worker's steps are bound by launches
+# A small worker's steps are bound by launches.
+_FAST = _MIXED | {"captured": True, "benchmark": True}
 # Records of quick and long are older: where a configuration does not say, momentum restarts.
 # Workers end together but for rounding: a jitter of 1 % of each share's time gives every seed an
 # order of commits of its own. It is declared, not measured.

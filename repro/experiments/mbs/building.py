@@ -1,7 +1,7 @@
 """What a training of the paper is made of: model, loss, optimizer, data, step."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -161,14 +161,3 @@ def training_step(
 def low_precision(config: Config) -> torch.dtype | None:
     """Return the type of forward passes under autocast, None for float32."""
     return getattr(torch, config["autocast"]) if config.get("autocast") else None
-
-
-@contextmanager
-def algorithms_timed(config: Config) -> Iterator[None]:
-    """Let cuDNN time its algorithms for each new shape where the configuration says so."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = config.get("benchmark", before)
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before

@@ -16,7 +16,6 @@ from repro.datasets import Ahead, ImageData
 from repro.experiments.mbs.building import (
     Batch,
     Config,
-    algorithms_timed,
     build_model,
     build_optimizer,
     evaluation,
@@ -121,8 +120,7 @@ def train(config: Config, seed: int, data: ImageData | None, device: str) -> Out
             optimizer, start_factor=1.0, end_factor=1e-3, total_iters=config["epochs"]
         )
     limited = limit is not None and device != "cpu"
-    budgeted = MemoryBudget(limit, device) if limited and limit else nullcontext()
-    with algorithms_timed(config), budgeted as budget_or_none:
+    with MemoryBudget(limit, device) if limited and limit else nullcontext() as budget_or_none:
         history = fit(
             model,
             training_step(config, model, optimizer, device),
@@ -258,8 +256,7 @@ def overhead(config: Config, seed: int, data: ImageData | None, device: str) -> 
             dict(config) | {"micro_batch": micro}, model, build_optimizer(config, model), device
         )
         steps[name] = _bind(step, _first_batch(config, data, count, device))
-    with algorithms_timed(config):
-        timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
+    timings = time_interleaved(steps, warmup=3, repeats=config["repeats"], device=device)
     per_sample = {name: timings[name].median_s / count for name, (count, _) in ways.items()}
     return Outcome(
         metrics={

@@ -7,7 +7,6 @@ import torch
 from repro.datasets import Ahead, ImageData
 from repro.experiments.mbs.building import (
     Config,
-    algorithms_timed,
     build_model,
     build_optimizer,
     train_loader,
@@ -29,6 +28,5 @@ def epochs(config: Config, seed: int, data: ImageData | None, device: str) -> Ou
         step = training_step(way, model, build_optimizer(way, model), device)
         loader = train_loader(way, data, mini, seed, config["train_samples"])
         trained[name] = partial(fit, model, step, Ahead(loader, device), epochs=1, device=device)
-    with algorithms_timed(config):
-        timings = time_interleaved(trained, warmup=1, repeats=config["repeats"], device=device)
+    timings = time_interleaved(trained, warmup=1, repeats=config["repeats"], device=device)
     return Outcome(metrics={}, timings=timings)
