@@ -38,7 +38,7 @@ class Section:
         caption: What the numbers are.
         table: The paper's values beside ours.
         checks: What holds by construction.
-        claims: Rows of claim, in the paper, kind, expected, verdict, evidence; ``unheld`` where one
+        claims: Rows of claim, in the paper, setting, expected, verdict, evidence; ``why_not`` where one
             is not reproduced.
         figure: None where there is none.
         records: A row each: what ran, how it ended, the file.
@@ -84,7 +84,7 @@ def html_page(
     lead: str,
     chapters: Sequence[Chapter],
     meanings: Mapping[str, str],
-    kinds: Mapping[str, str],
+    settings: Mapping[str, str],
     provenance: str,
 ) -> str:
     """Return the page: the chart of verdicts, then a chapter for each paper.
@@ -94,7 +94,7 @@ def html_page(
         lead: A sentence or two under it.
         chapters: One for each paper.
         meanings: Of the verdicts, in the order of the chart.
-        kinds: What the kinds of claims mean.
+        settings: What the settings of verdicts mean.
         provenance: Closes the page.
     """
     parts = [
@@ -107,7 +107,7 @@ def html_page(
         "<details><summary>What the words mean</summary><dl>",
     ]
     parts += [f"<dt>{_badge(word)}</dt><dd>{_text(said)}.</dd>" for word, said in meanings.items()]
-    parts += [f"<dt>{_text(word)}</dt><dd>{_text(said)}.</dd>" for word, said in kinds.items()]
+    parts += [f"<dt>{_text(word)}</dt><dd>{_text(said)}.</dd>" for word, said in settings.items()]
     parts.append(
         "<dt>expected</dt><dd>what was written down before the records: the verdict that was "
         "foretold.</dd></dl></details>"
@@ -186,16 +186,16 @@ def _section(section: Section, meanings: Mapping[str, str]) -> list[str]:
     if section.claims:
         rows = [
             f"<tr><td>{_badge(claim['verdict'], anchor)}</td><td>{_text(claim['claim'])} "
-            f"<small>{_text(claim['in the paper'])}, {_text(claim['kind'])}</small></td>"
-            f"<td>{_text(claim['expected'])}</td><td>{_evidence(claim['evidence'])}"
-            f"{_paragraph(claim.get('unheld', ''))}</td></tr>"
+            f"<small>{_text(claim['in the paper'])}</small></td>"
+            f"<td>{_text(claim['setting'])}</td><td>{_text(claim['expected'])}</td><td>{_evidence(claim['evidence'])}"
+            f"{_paragraph(claim.get('why_not', ''))}</td></tr>"
             for claim in section.claims
         ]
-        head = _head("verdict", "claim", "expected", "evidence")
+        head = _head("verdict", "claim", "setting", "expected", "evidence")
         parts.append(f"<div class='wide'><table class='repro claims' id='{anchor}-claims'>{head}")
         parts.append(f"{''.join(rows)}</table></div>")
     if len(section.checks):
-        parts.append(_foldable("What holds by construction", section.checks, folded=True))
+        parts.append(_foldable("Checks", section.checks, folded=True))
     records = _foldable("Records", section.records, folded=True, anchor=f"{anchor}-records")
     return [*parts, records, "</article>"]
 
@@ -279,7 +279,7 @@ small {{ color: #48536a; display: block; }}
 .chart i, .badge {{ border: 1px solid #fff; }}
 .chart .not-run, .not-run, .undecided {{ border-color: #c3c9d4 !important; }}
 table.claims {{ width: 100%; }} table.claims td:nth-child(2) {{ min-width: 15em; width: 34%; }}
-table.claims td:nth-child(4) {{ min-width: 20em; width: 44%; }}
+table.claims td:nth-child(5) {{ min-width: 20em; width: 44%; }}
 td:first-child {{ min-width: 6.5em; }}
 @media (max-width: 55em) {{
   nav {{ position: static; width: auto; border: 0; }} nav ul {{ display: none; }}

@@ -28,6 +28,7 @@ VERDICT_COLOURS: Mapping[str, tuple[str, str]] = {
     "reproduced": ("#0072b2", "#ffffff"),
     "partly": ("#56b4e9", "#000000"),
     "undecided": ("#d8dde6", "#000000"),
+    "not seen here": ("#e69f00", "#000000"),
     "not reproduced": ("#d55e00", "#000000"),
     "not run": ("#f4f5f8", "#48536a"),
 }
@@ -97,7 +98,7 @@ _SENTENCE = 60  # characters; shorter cells may list numbers
 _TEXT_COLUMNS = (
     "claim",
     "in the paper",
-    "kind",
+    "setting",
     "expected",
     "verdict",
     "evidence",
@@ -170,14 +171,17 @@ class VerdictList:
         self.rows = rows
 
     def __repr__(self) -> str:
-        return "\n".join(f"[{row['verdict']}] {printable(row['claim'])}" for row in self.rows)
+        return "\n".join(
+            f"[{row['verdict']}] {printable(row['claim'])} ({row['setting']})" for row in self.rows
+        )
 
     def _repr_html_(self) -> str:
         # A claim that takes two lines stays beside its badge: the column is as wide as the widest.
         lines = [
             '<div style="margin: 3px 0px; padding-left: 10.8em; text-indent: -10.8em">'
             f"{badge(row['verdict'], '9em')}&ensp;"
-            f"{html.escape(printable(row['claim'])).replace('$', '<span>$</span>')}</div>"
+            f"{html.escape(printable(row['claim'])).replace('$', '<span>$</span>')} "
+            f"<small>({html.escape(row['setting'])})</small></div>"
             for row in self.rows
         ]
         return "".join(lines)

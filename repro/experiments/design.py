@@ -1,17 +1,15 @@
 """What an experiment, an artefact, a claim and a check are."""
 
 import importlib
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from repro import paths
-from repro.experiments.intervals import NotRun
-from repro.experiments.judging import KINDS, WORDS, Verdict
-from repro.experiments.outcome import Outcome, UsageError, reported
+from repro.experiments import judge
+from repro.experiments.judge import WORDS, BySeed, Case, Cases, Exact, NotRun, Part, Verdict
+from repro.experiments.outcome import Outcome, UsageError, paper_toml, reported
 from repro.experiments.processes import of_processes
 from repro.records import Record, identity
 
@@ -24,7 +22,6 @@ __all__ = [
     "Check",
     "Claim",
     "Exhibit",
-    "Expectation",
     "Experiment",
     "Outcome",
     "Paper",
@@ -33,7 +30,7 @@ __all__ = [
     "UsageError",
     "by_name",
     "check",
-    "claim",
+    "claims_of",
     "reported",
 ]
 
@@ -215,12 +212,21 @@ class Results:
     def processes(self, experiment: str, **config: Any) -> list[Record]:
         """Return the records of the processes that made one measurement, by number.
 
-        Those that compare: of the device and the torch that most of them have.
+        Where some are of another processor, each counts alike: what processes are compared by are
+        ratios that each took by itself (see `one_machine` for times).
         """
-        records = self.ok(experiment, **config)
-        kinds = [(record.device["name"], record.versions.get("torch")) for record in records]
-        most = max(kinds, key=kinds.count, default=None)
-        return [record for record, kind in zip(records, kinds, strict=True) if kind == most]
+        return self.ok(experiment, **config)
+
+    def cell(self, records: Sequence[Record], read: Callable[[Record], float]) -> BySeed:
+        """Read a value of every record of one cell, which is to be compared seed by seed.
+
+        Under `long` the seeds of the first look, by the paper's ``paper.toml``, only set how many
+        are needed: where a comparison has others, those judge alone.
+        """
+        look = ()
+        if records and self.profile == LONG:
+            look = paper_toml(records[0].paper).get("first_look", {}).get(records[0].experiment, ())
+        return BySeed.of(records, read, look)
 
     def measured(self, experiment: str, several: bool = False, **config: Any) -> Record:
         """Return a measurement, of several processes as one record; see `of_processes`.
@@ -261,122 +267,184 @@ def one_machine(records: Sequence[Record]) -> Sequence[Record]:
     return records
 
 
-@dataclass(frozen=True)
-class Expectation:
-    """What was written down about a claim before its records were made.
-
-    Attributes:
-        test: ``higher`` or ``lower`` (a direction), ``same`` (within the margin), ``exact`` (what
-            has no spread).
-        expect: The word expected under the profile `quick`, and nothing more.
-        why: The reason.
-        written: When.
-        long: ``expect``, ``why``, ``written`` and ``seen`` under the profile `long`; None where it
-            does not run what the claim needs.
-        margin: What still counts as the same, in the evidence's unit or as a share; by case where
-            they differ; or where it stands in ``reported/PAPER.toml``, from which the check takes
-            it.
-        source: Where the margin comes from.
-        effect: Where the paper's effect stands in ``reported/PAPER.toml``; ``*`` is any name.
-        sd: The spread of one value that was assumed, None where nothing is known of it.
-        n: Seeds or repeats a cell.
-        seen: Experiments of which a record that is judged was there when it was written.
-    """
-
-    test: str
-    expect: str
-    why: str
-    written: datetime
-    margin: float | str | Mapping[str, float] | None = None
-    source: str = ""
-    effect: str = ""
-    sd: float | None = None
-    n: int | None = None
-    seen: Sequence[str] = ()
-    long: Mapping[str, Any] | None = None
-
-    TESTS = ("higher", "lower", "same", "exact")
-
-    def __post_init__(self) -> None:
-        if self.test not in self.TESTS or self.expect not in WORDS:
-            raise ValueError(
-                f"test is {self.test!r}, expect {self.expect!r}; allowed are "
-                f"{', '.join(self.TESTS)} and {', '.join(WORDS)}"
-            )
-        if (self.test == "same") != (self.margin is not None) or (
-            self.margin is not None and not self.source
-        ):
-            raise ValueError("a sameness, and nothing else, has a margin with its source")
-        if self.long is not None:
-            if set(self.long) - {"seen"} != {"expect", "why", "written"}:
-                raise ValueError("long has expect, why and written, perhaps seen, and nothing else")
-            self.under(LONG)  # says what is wrong with them
-
-    def under(self, profile: str) -> "Expectation":
-        """Return what was expected under a profile."""
-        if profile != LONG or self.long is None:
-            return self
-        return replace(self, **self.long, long=None)
-
-    @property
-    def sign(self) -> int:
-        """1 where the claim is that something is higher, -1 where it is lower."""
-        return -1 if self.test == "lower" else 1
-
-    def allowed(self, case: str = "") -> float:
-        """Return the margin, of a case where there are several.
-
-        Raises:
-            ValueError: There is none, or the check is to take it from the paper's numbers.
-        """
-        margin = self.margin
-        if isinstance(margin, Mapping):
-            margin = margin.get(case)
-        if margin is None or isinstance(margin, str):
-            raise ValueError(f"no margin is written down for {case or self.test!r}: {margin!r}")
-        return float(margin)
+# What a claim is judged on.
+KINDS: Mapping[str, str] = {
+    "training": "what trainings end with",
+    "time": "measured times",
+    "memory": "bytes and batch sizes that fit",
+    "simulated": "a model of a machine that is not at hand",
+}
+OWN, SMALLER, ELSEWHERE, SIMULATED = (
+    "the paper's own",
+    "smaller",
+    "another machine",
+    "simulated",
+)
+SETTINGS: Mapping[str, str] = {
+    OWN: "the paper's networks, data and epochs",
+    SMALLER: "smaller networks, less or other data, or fewer epochs",
+    ELSEWHERE: "the paper's networks and sizes, timed on another machine",
+    SIMULATED: "a model of a machine",
+}
+_RULES = {"higher": 1, "lower": -1, "same": 0, "at_most": 1, "at_least": -1, "exact": 0}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, and the check that says whether it holds in the records.
+    """A sentence of a paper that a run here could refute: a row of its ``paper.toml``.
 
     Attributes:
-        key: Unique within its artefact; names its row in ``expected/PAPER.toml``.
-        text: The statement.
+        key: Unique within its artefact: ``[claims.ARTEFACT.KEY]``.
+        text: The sentence.
         source: Where in the paper.
-        check: Judges the records, given what was expected; may raise `NotRun`.
-        kind: A word of `judging.KINDS`.
+        kind: A word of `KINDS`.
+        rule: ``higher``, ``lower`` (a direction), ``same``, ``at_most``, ``at_least`` (within the
+            margin), ``exact`` (no spread); see `judge`.
+        expect: The word expected under the profile `quick`, and nothing more.
+        why: The reason.
+        written: When.
+        over: ``all`` cases have to hold, ``most``, or ``any``.
+        effect: The paper's difference, or ratio, of every case or by case.
+        margin: What still counts as the same, in the evidence's unit or as a share; likewise.
+        margin_source: Where the margin comes from.
+        own: Whether it is a question of our own, which no paper answers.
+        sd: The spread of one value that was assumed, None where nothing is known of it.
+        n: Seeds or repeats a cell.
+        seen: Experiments, or folders of reference records, that were there when it was written.
+        long: ``expect``, ``why``, ``written`` and ``seen`` under the profile `long`.
+        why_not: Where it certainly fails: what was seen, what was ruled out, what to take from it.
     """
 
     key: str
     text: str
     source: str
-    check: Callable[[Results, Expectation], Verdict]
-    kind: str = "measured"
+    kind: str
+    rule: str
+    expect: str
+    why: str
+    written: datetime
+    over: str = "all"
+    effect: float | Mapping[str, float] | None = None
+    margin: float | Mapping[str, float] | None = None
+    margin_source: str = ""
+    own: bool = False
+    sd: float | None = None
+    n: int | None = None
+    seen: Sequence[str] = ()
+    long: Mapping[str, Any] | None = None
+    why_not: str = ""
 
-    def judge(self, results: Results, expected: Expectation) -> Verdict:
-        """Return the verdict, naming the margin's source; missing records make it "not run"."""
-        try:
-            verdict = self.check(results, expected)
-        except NotRun as missing:
-            return Verdict("not run", str(missing))
-        if expected.source and verdict.word != "not run":
-            return Verdict(verdict.word, f"{verdict.evidence}; margin: {expected.source}")
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("kind", self.kind, KINDS),
+            ("rule", self.rule, _RULES),
+            ("expect", self.expect, WORDS),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+        if (self.rule in ("same", "at_most", "at_least")) != (self.margin is not None):
+            raise ValueError("a sameness, and nothing else, has a margin")
+        if self.margin is not None and not self.margin_source:
+            raise ValueError("a margin has a margin_source")
+        if self.long is not None and set(self.long) - {"seen"} != {"expect", "why", "written"}:
+            raise ValueError("long has expect, why and written, perhaps seen, and nothing else")
+
+    def under(self, profile: str) -> "Claim":
+        """Return the claim with what was expected under a profile."""
+        if profile != LONG or self.long is None:
+            return self
+        return replace(self, **self.long, long=None)
+
+    def judge(self, cases: Cases) -> Verdict:
+        """Judge the cases by the rule, margin and effect that are written down.
+
+        Raises:
+            ValueError: A case has no margin, or no effect beside others that have.
+        """
+        parts = [self._part(name, case) for name, case in cases.items()]
+        verdict = judge.combine(parts, self.over)
+        if self.margin_source and verdict.word != "not run":
+            return replace(verdict, evidence=f"{verdict.evidence}; margin: {self.margin_source}")
         return verdict
 
+    def _part(self, name: str, case: Case) -> Part:
+        if isinstance(case, NotRun):
+            return "not run", f"{name}: {case}"
+        if isinstance(case, Exact):
+            return judge.certain(name, case)
+        side = _RULES[self.rule]
+        label = case.label or name
+        if self.margin is not None:
+            word, text = judge.equivalence(label, case, self._of(self.margin, name), side=side)
+        elif side:
+            effect = None if self.effect is None else self._of(self.effect, name)
+            word, text = judge.direction(label, case, effect, sign=side)
+        else:
+            raise ValueError(f"{self.key} is exact, and {name} an estimate")
+        return word, f"{text}; {case.note}" if case.note else text
 
-def claim(
-    key: str, text: str, source: str, kind: str = "measured"
-) -> Callable[[Callable[[Results, Expectation], Verdict]], Claim]:
-    """Make a `Claim` of the check that is defined below it.
+    def _of(self, value: float | Mapping[str, float], name: str) -> float:
+        if not isinstance(value, Mapping):
+            return value
+        if name not in value:
+            raise ValueError(f"{self.key}: paper.toml has no number for {name!r}: {dict(value)}")
+        return value[name]
+
+
+@cache
+def claims_of(paper: str) -> dict[str, dict[str, Claim]]:
+    """Return a paper's claims by artefact and key, from ``PAPER/paper.toml``.
+
+    Above its rows the file has when they were ``written``, which a row may say of itself, and the
+    folders of reference records that were ``seen`` then.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: A row is not one; the text names it.
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind is {kind!r}; allowed are {', '.join(KINDS)}")
-    return lambda function: Claim(key, text, source, function, kind)
+    content = dict(paper_toml(paper)["claims"])
+    written = content.pop("written")
+    content.pop("seen")
+    names = {field.name for field in fields(Claim)}
+    by_artefact: dict[str, dict[str, Claim]] = {}
+    for artefact, rows in content.items():
+        for key, row in rows.items():
+            try:
+                if unknown := set(row) - names:
+                    raise ValueError(f"unknown {', '.join(sorted(unknown))}")
+                made = Claim(**{"key": key, "written": written, **row})
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{paper}/paper.toml, [{artefact}.{key}]: {error}") from error
+            by_artefact.setdefault(artefact, {})[key] = made
+    return by_artefact
+
+
+def setting_of(kind: str, results: Results) -> str:
+    """Return in which setting a claim of a kind is judged: a word of `SETTINGS`."""
+    if kind == "simulated":
+        return SIMULATED
+    if results.profile not in ("gpu", "paper"):
+        return SMALLER
+    if kind in ("time", "memory"):
+        return ELSEWHERE
+    data = [record.dataset for record in results.records if record.dataset]
+    stands_in = any(
+        facts["kind"] != "real" or "stand-in" in facts["provenance"].lower() for facts in data
+    )
+    return SMALLER if stands_in or results.profile == "gpu" else OWN
+
+
+# TRANSITION: gone once every paper is converted.
+Expectation = Any
+
+
+def claim(*_: Any, **__: Any) -> Any:
+    """Transition."""
+    return lambda function: function
+
+
+def expectation(paper: str, artefact: str, key: str) -> Any:
+    """Transition."""
+    return claims_of(paper)[artefact][key]
 
 
 @dataclass(frozen=True)
@@ -416,8 +484,8 @@ class Exhibit:
         table: Rows, the paper's values beside ours.
         caption: Says what the numbers are, naming stand-in or synthetic data and simulated limits.
         figure: Draws them.
-        claims: What the paper says about it.
-        checks: What holds by construction.
+        claims: By key of ``paper.toml``: what gives the numbers that a claim is judged on.
+        checks: What holds by construction, by arithmetic, or by what a simulator is fed with.
         recorded: Experiments whose records are shown wherever there are any, and planned nowhere:
             a command of their own makes them, of whatever size.
         long: Whether the profile `long` runs it.
@@ -428,25 +496,34 @@ class Exhibit:
     table: Callable[[Results], Rows]
     caption: Callable[[Results], str]
     figure: "Callable[[Results], Figure] | None" = None
-    claims: tuple[Claim, ...] = ()
+    claims: Mapping[str, Callable[[Results], Cases]] = field(default_factory=dict)
     checks: tuple[Check, ...] = ()
     recorded: tuple[str, ...] = ()
     long: bool = False
     parts: tuple[str, ...] = ()
 
-    def judge(self, claim: Claim, results: Results, expected: Expectation) -> Verdict:
-        """Judge one of its claims.
+    def __post_init__(self) -> None:
+        if isinstance(self.claims, tuple):  # TRANSITION
+            object.__setattr__(self, "claims", {})
+
+    def judge(self, claim: Claim, results: Results) -> Verdict:
+        """Judge one of its claims; missing records make it "not run".
 
         Where the profile `long` trains longer, or repeats what is timed in further processes,
-        lesser profiles decide nothing but what is expected to be exact: their certainty is of
-        trainings that are too short, or of one process.
+        lesser profiles decide nothing but what is exact: their certainty is of trainings that are
+        too short, or of one process. Outside the paper's own setting a certain failure is "not
+        seen here".
         """
-        verdict = claim.judge(results, expected)
+        try:
+            verdict = claim.judge(self.claims[claim.key](results))
+        except NotRun as missing:
+            return Verdict("not run", str(missing))
         lesser = self.long and results.profile in ("smoke", "quick")
-        spreads = claim.kind != "arithmetic" and expected.test != "exact"
-        if lesser and spreads and verdict.word != "not run":
+        if lesser and claim.rule != "exact" and verdict.word != "not run":
             why = f"the profile {results.profile} {TOO_LITTLE}"
             return Verdict("undecided", f"{verdict.evidence}; {why}")
+        if verdict.word == judge.NOT_REPRODUCED and setting_of(claim.kind, results) != OWN:
+            return replace(verdict, word=judge.NOT_SEEN)
         return verdict
 
 
@@ -510,11 +587,6 @@ class Artefact:
         return drawn
 
     @property
-    def claims(self) -> tuple[Claim, ...]:
-        """What the paper says about it."""
-        return self.exhibit.claims
-
-    @property
     def checks(self) -> tuple[Check, ...]:
         """What holds by construction."""
         return self.exhibit.checks
@@ -549,41 +621,3 @@ class Paper:
 def by_name(*items: Any) -> dict[str, Any]:
     """Return experiments or artefacts by their names, in order."""
     return {item.name: item for item in items}
-
-
-@cache
-def expectations(paper: str) -> dict[str, dict[str, Expectation]]:
-    """Return what was expected of a paper's claims, by artefact and key.
-
-    The file ``expected/PAPER.toml`` has, above its rows, when it was ``written``, which a row may
-    say of itself, and the folders of reference records that were ``seen`` then.
-
-    Raises:
-        ValueError: A row is not one; the text names it.
-    """
-    path = paths.PACKAGE / "experiments" / "expected" / f"{paper}.toml"
-    content = tomllib.loads(path.read_text(encoding="utf-8"))
-    written = content.pop("written")
-    content.pop("seen")
-    by_artefact: dict[str, dict[str, Expectation]] = {}
-    for artefact, rows in content.items():
-        for key, row in rows.items():
-            try:
-                by_artefact.setdefault(artefact, {})[key] = Expectation(
-                    **{"written": written, **row}
-                )
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path.name}, [{artefact}.{key}]: {error}") from error
-    return by_artefact
-
-
-def expectation(paper: str, artefact: str, key: str) -> Expectation:
-    """Return what was expected of one claim.
-
-    Raises:
-        ValueError: There is no such row.
-    """
-    rows = expectations(paper).get(artefact, {})
-    if key not in rows:
-        raise ValueError(f"expected/{paper}.toml has no row [{artefact}.{key}]; write it down")
-    return rows[key]

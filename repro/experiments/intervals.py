@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     from repro.records import Record
 
 
-class NotRun(LookupError):
-    """Records that a claim needs are missing; the text says which."""
-
+from repro.experiments.judge import NotRun
 
 ALIKE = 0.05  # p of Bartlett's test, below which cells do not share a spread
 # p of the F test, below which seeds are blocks. Stricter: where it errs, intervals are too narrow.

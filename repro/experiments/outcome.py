@@ -42,7 +42,13 @@ class Outcome:
 
 
 @cache
-def reported(paper: str) -> dict[str, Any]:
-    """Return the numbers that a paper reports, from ``reported/PAPER.toml``."""
-    path = paths.PACKAGE / "experiments" / "reported" / f"{paper}.toml"
+def paper_toml(paper: str) -> dict[str, Any]:
+    """Return ``PAPER/paper.toml``: a paper's promises, reported numbers and claims."""
+    path = paths.PACKAGE / "experiments" / paper / "paper.toml"
     return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def reported(paper: str) -> dict[str, Any]:
+    """Return the numbers that a paper reports."""
+    numbers: dict[str, Any] = paper_toml(paper)["reported"]
+    return numbers

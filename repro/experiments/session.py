@@ -137,22 +137,23 @@ class Session:
         """Return the verdicts on all claims."""
         rows = summary.paper_verdicts(self.source)
         return report.TableView(
-            summary.frame(rows, ("artefact", "claim", "kind", "expected", "verdict", "evidence"))
+            summary.frame(rows, ("artefact", "claim", "setting", "expected", "verdict", "evidence"))
         )
 
-    def unheld(self) -> None:
-        """Show a paragraph for each claim that is not reproduced: why, and what to take from it."""
-        rows = [row for row in summary.paper_verdicts(self.source) if "unheld" in row]
+    def failures(self) -> None:
+        """Show a paragraph for each claim that certainly fails: why, and what to take from it."""
+        rows = [row for row in summary.paper_verdicts(self.source) if "why_not" in row]
         paragraphs = [
             f"- **{report.markdown(row['claim'])}** (`{row['artefact']}`). "
-            f"{report.markdown(row['unheld'])}"
+            f"{report.markdown(row['why_not'])}"
             for row in rows
         ]
         display(Markdown("\n".join(paragraphs) or "All that was run is reproduced or open."))
 
     def counts(self) -> dict[str, int]:
         """Return how many claims got each verdict."""
-        return summary.counts(summary.paper_verdicts(self.source))
+        rows = summary.paper_verdicts(self.source)
+        return summary.counts(summary.of_papers(rows) or rows)
 
     def provenance(self) -> None:
         """Show what made the records: devices, versions, commits, time, datasets."""
@@ -194,5 +195,5 @@ def once(said: str, function: Callable[..., Shown], *arguments: Hashable) -> Sho
 
 
 def definitions() -> report.TableView:
-    """Return what the verdicts and the kinds of claims mean."""
+    """Return what the verdicts and their settings mean."""
     return report.TableView(summary.frame(summary.definitions()))

@@ -6,8 +6,8 @@ from pathlib import Path
 from repro import page, paths, report, terminal
 from repro.experiments import PAPERS, find_artefacts, load_paper, story, summary
 from repro.experiments.arguments import Choices, check_target, user_path, with_changes
-from repro.experiments.design import Artefact, Results, UsageError
-from repro.experiments.judging import KINDS, WORDS
+from repro.experiments.design import SETTINGS, Artefact, Results, UsageError
+from repro.experiments.judge import WORDS
 from repro.experiments.sources import Source, find_source, results_of
 from repro.experiments.summary import Row
 from repro.measure.files import replacing
@@ -48,16 +48,20 @@ def text(source: Source, artefact: Artefact, results: Results) -> str:
         terminal.prose(caption),
     ]
     if checked:
-        parts.append(terminal.table(checked, "Holds by construction"))
+        parts.append(terminal.table(checked, "Checks: what no run here could change"))
     if judged:
         claims = [
-            {"claim": f"{row['claim']}\n{row['in the paper']}, {row['kind']}"}
-            | {column: row[column] for column in ("expected", "verdict", "evidence")}
+            {"claim": f"{row['claim']}\n{_where(row)}"}
+            | {column: row[column] for column in ("setting", "expected", "verdict", "evidence")}
             for row in judged
         ]
         parts.append(terminal.table(claims, "Claims"))
         parts.append(terminal.prose(summary.whereabouts(paper, artefact)))
     return "\n\n".join(parts)
+
+
+def _where(row: Row) -> str:
+    return "our own question" if row["own"] else str(row["in the paper"])
 
 
 def setup(target: str, profile: str | None, device: str | None) -> str:
@@ -160,7 +164,7 @@ def write_report(
         lead = f"{paper.citation}. Records: {source.label}."
         chapters.append(page.Chapter(key, paper.title, lead, story.setup(source), sections))
     html = page.html_page(
-        "Five papers, checked", summary.lead_of(rows), chapters, WORDS, KINDS, provenance()
+        "Five papers, checked", summary.lead_of(rows), chapters, WORDS, SETTINGS, provenance()
     )
     with replacing(path) as temporary:
         # A record may hold half of a pair of UTF-16, which JSON can write and UTF-8 cannot.

@@ -16,7 +16,8 @@ from repro import report
 from repro.experiments import summary
 from repro.experiments.captions import devices
 from repro.experiments.design import LONG, Paper, Results
-from repro.experiments.intervals import Gap, NotRun
+from repro.experiments.judge import Estimate, NotRun
+from repro.experiments.outcome import paper_toml
 from repro.experiments.sources import Source, results_of
 from repro.records import Record
 
@@ -48,7 +49,7 @@ class Effect:
 
     @classmethod
     def of(
-        cls, label: str, paper: float | None, gap: Gap, remark: str = "", less: bool = False
+        cls, label: str, paper: float | None, gap: Estimate, remark: str = "", less: bool = False
     ) -> "Effect":
         """Return an effect whose value and interval are those of a ratio or a difference."""
         value = math.exp if gap.log else float
@@ -64,8 +65,6 @@ class Story:
     Attributes:
         idea: What the method does, in a few words.
         says: What the paper says, in one sentence with its own numbers.
-        promises: What a reader hopes for, in a few words each, with the claim that decides it, as
-            ``artefact.claim``.
         findings: What we found, a sentence each; may raise `NotRun`.
         figure: The artefact whose figure shows it.
         look_for: What to look for in that figure.
@@ -78,13 +77,13 @@ class Story:
 
     idea: str
     says: str
-    promises: tuple[tuple[str, str], ...]
     findings: tuple[Callable[[Look], str], ...]
     figure: str
     look_for: str
     setup: Callable[[Look], Iterable[str]]
     effects: Callable[[Look], Iterable[Effect]]
     asks: str = "What the paper says"
+    promises: object = ()  # TRANSITION
 
 
 def story_of(paper: Paper) -> Story:
@@ -114,16 +113,23 @@ def findings_of(source: Source) -> list[str]:
     return sentences
 
 
+def promises(paper: str) -> list[tuple[str, str]]:
+    """Return what a reader hopes for of a paper, and the claim that decides it."""
+    return [(row["text"], row["claim"]) for row in paper_toml(paper)["promises"]]
+
+
 def held(source: Source) -> list[str]:
     """Return what a method promises, each behind the verdict on it, as Markdown."""
+    key = source.paper.key
     words = {}
-    for name in {claim.partition(".")[0] for _, claim in story_of(source.paper).promises}:
+    for name in {claim.partition(".")[0] for _, claim in promises(key)}:
         artefact = source.paper.artefacts[name]
-        rows = summary.verdicts(source.paper, artefact, results_of(artefact, source))
-        for claim, row in zip(artefact.claims, rows, strict=True):
-            words[f"{name}.{claim.key}"] = row["verdict"]
-    promises = story_of(source.paper).promises
-    return [f"**{words[claim]}:** {report.markdown(text)}" for text, claim in promises]
+        for row in summary.verdicts(source.paper, artefact, results_of(artefact, source)):
+            words[row["key"]] = f"**{row['verdict']}** ({row['setting']})"
+    return [
+        f"{words.get(f'{key}/{claim}', '**not run**')}: {report.markdown(text)}"
+        for text, claim in promises(key)
+    ]
 
 
 def opening(source: Source, picture: str = "") -> str:
@@ -173,7 +179,7 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
         paper, story = source.paper, story_of(source.paper)
         judged = summary.paper_verdicts(source)
         claims += judged
-        numbers = summary.counts(judged)
+        numbers = summary.counts(summary.of_papers(judged) or judged)
         lines = [f"{number} {word}" for word, number in numbers.items() if number]
         counted = "<br>".join(lines).replace(" ", "&nbsp;")
         best = report.markdown(next(iter(findings_of(source)), "not run"))
@@ -189,8 +195,9 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
             "in for the papers' (quick: minutes of training, long: hours). ×0.65 of a time is 65 % "
             "of it. Brackets hold an interval of 95 %, or of the level that they name.",
             "\n".join(rows),
-            "A verdict is on one claim. Undecided: its interval admits both answers. Not run: no "
-            "record here can say.",
+            "A verdict is on one claim. Undecided: its interval admits both answers. Not seen "
+            "here: it certainly fails, in a setting that is not the paper's own. Not run: no record "
+            "here can say.",
             f"![How many claims of each paper got each verdict]({folder}{CHART})",
             "What each method gives and what it costs, as ratios. Hollow: the paper's number. "
             "Solid: ours, with its 95 % interval where it has one. The line at ×1 is no effect.",
@@ -209,10 +216,11 @@ def overview_figures(sources: Mapping[str, Source]) -> dict[str, bytes]:
     """Return the figures of `overview` as PNG, by name."""
     from repro import plots
 
-    counts = {
-        source.paper.title: summary.counts(summary.paper_verdicts(source))
-        for source in sources.values()
-    }
+    counts = {}
+    for source in sources.values():
+        rows = summary.of_papers(summary.paper_verdicts(source))
+        if rows:
+            counts[source.paper.title] = summary.counts(rows)
     drawn = {CHART: plots.verdict_counts(counts), ALL_EFFECTS: effects_figure(sources)}
     return {name: report.figure_png(figure, dpi=85) for name, figure in drawn.items()}
 

@@ -1,11 +1,9 @@
 """Verdicts and status over all papers."""
 
-import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from repro import paths, report
@@ -14,15 +12,18 @@ from repro.experiments.design import (
     COMPUTING_PROFILES,
     LONG,
     SEEDS,
+    SETTINGS,
     TOO_LITTLE,
     Artefact,
     Claim,
     Paper,
     Results,
     UsageError,
-    expectation,
+    claims_of,
+    setting_of,
 )
-from repro.experiments.judging import KINDS, NO_NUMBER, WORDS
+from repro.experiments.judge import NOT_EVEN, NOT_REPRODUCED, NOT_SEEN, WORDS
+from repro.experiments.outcome import paper_toml
 from repro.experiments.sources import LOCAL, Source, of_reference, results_of
 from repro.records import (
     Record,
@@ -34,53 +35,51 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = dict[str, Any]
-CLAIM_COLUMNS = ("artefact", "claim", "in the paper", "kind", "expected", "verdict", "evidence")
+CLAIM_COLUMNS = ("artefact", "claim", "in the paper", "setting", "expected", "verdict", "evidence")
 
 
 def verdicts(paper: Paper, artefact: Artefact, results: Results) -> list[Row]:
-    """Return an artefact's claims and verdicts, a row each."""
+    """Return an artefact's claims and verdicts, a row each, the paper's before our own questions.
+
+    Beside `CLAIM_COLUMNS` a row has its ``key``, whether it is our ``own``, and ``why_not`` where
+    the claim certainly fails.
+    """
     rows = []
-    for claim in artefact.claims:
-        expected = expectation(paper.key, artefact.name, claim.key).under(results.profile)
-        verdict = artefact.exhibit.judge(claim, results, expected)
-        values = (
-            f"{paper.key}/{artefact.name}",
-            claim.text,
-            claim.source,
-            claim.kind,
-            expected.expect,
-            verdict.word,
-            verdict.evidence,
-        )
-        row = dict(zip(CLAIM_COLUMNS, values, strict=True))
-        if verdict.word == "not reproduced":
-            row["unheld"] = _paragraph(paper, artefact, claim, results)
+    written = claims_of(paper.key).get(artefact.name, {})
+    for key in artefact.exhibit.claims:
+        claim = written[key].under(results.profile)
+        verdict = artefact.exhibit.judge(claim, results)
+        row = {
+            "artefact": f"{paper.key}/{artefact.name}",
+            "claim": claim.text,
+            "in the paper": claim.source,
+            "setting": setting_of(claim.kind, results),
+            "expected": claim.expect,
+            "verdict": verdict.word,
+            "evidence": verdict.evidence,
+            "key": f"{paper.key}/{artefact.name}.{key}",
+            "own": claim.own,
+        }
+        if verdict.word in (NOT_REPRODUCED, NOT_SEEN):
+            row["why_not"] = _paragraph(artefact, claim, results)
         rows.append(row)
-    return rows
+    return sorted(rows, key=lambda row: bool(row["own"]))
+
+
+def of_papers(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of claims that a paper makes, without questions of our own."""
+    return [row for row in rows if not row["own"]]
 
 
 NOTHING_YET = "Nobody has looked into it yet: the reference records do not say so."
 
 
-def _paragraph(paper: Paper, artefact: Artefact, claim: Claim, results: Results) -> str:
+def _paragraph(artefact: Artefact, claim: Claim, results: Results) -> str:
     """Return what was found out of a claim, and of which records where these are others."""
-    told = unheld(paper.key).get(artefact.name, {}).get(claim.key)
     profile = LONG if artefact.exhibit.long else "quick"
-    same = results.profile == profile and of_reference(results)
-    if told is None or same or claim.kind == "arithmetic":
-        return told or NOTHING_YET
-    return f"Of the reference records, profile {profile}: {told}"
-
-
-@cache
-def unheld(paper: str) -> Mapping[str, Mapping[str, str]]:
-    """Return a paragraph for each claim that reference records do not reproduce.
-
-    By artefact and key, from ``unheld/PAPER.toml``: what was seen, what was ruled out, what a
-    reader should take from it.
-    """
-    path = paths.PACKAGE / "experiments" / "unheld" / f"{paper}.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    if not claim.why_not or (results.profile == profile and of_reference(results)):
+        return claim.why_not.strip() or NOTHING_YET
+    return f"Of the reference records, profile {profile}: {claim.why_not.strip()}"
 
 
 @contextmanager
@@ -132,9 +131,12 @@ def blaming(source: Source, artefact: Artefact, results: Results) -> Iterator[No
 
 
 def whereabouts(paper: Paper, artefact: Artefact) -> str:
-    """Return where an artefact's claims are judged, and where it is written what was expected."""
+    """Return where an artefact's claims are written down, and where their numbers come from."""
     module = artefact.question.partition(":")[0].replace(".", "/")
-    return f"Judged in {module}.py; expected in repro/experiments/expected/{paper.key}.toml."
+    return (
+        f"Rules, margins and expectations: repro/experiments/{paper.key}/paper.toml; numbers: "
+        f"{module}.py."
+    )
 
 
 def searched() -> str:
@@ -175,17 +177,17 @@ def lacking_runs(rows: Sequence[Row]) -> int:
     """Return how many undecided claims more runs would decide, within reason (`MOST_SEEDS`)."""
     return sum(
         row["verdict"] == "undecided"
-        and "would decide" in row["evidence"]
-        and not any(word in row["evidence"] for word in (NO_NUMBER, TOO_LITTLE))
+        and "a cell decide" in row["evidence"]
+        and not any(word in row["evidence"] for word in (NOT_EVEN, TOO_LITTLE))
         for row in rows
     )
 
 
 def definitions() -> list[Row]:
-    """Return what the verdicts and the kinds of claims mean, a row each."""
+    """Return what the verdicts and their settings mean, a row each."""
     return [
         {"word": word, "means": means}
-        for meanings in (WORDS, KINDS)
+        for meanings in (WORDS, SETTINGS)
         for word, means in meanings.items()
     ]
 
@@ -243,24 +245,41 @@ def completeness(rows: Sequence[Row]) -> str:
 
 
 def count_rows(rows: Sequence[Row]) -> list[Row]:
-    """Return a row for each paper: how many claims it makes, and how many got each verdict."""
+    """Return a row for each paper: promises, claims, checks, our own questions, and verdicts.
+
+    The verdicts are those on the papers' claims; of `together`, which has no paper, on our
+    questions.
+    """
     counted = []
     for key in dict.fromkeys(row["artefact"].partition("/")[0] for row in rows):
-        of_paper = [row for row in rows if row["artefact"].startswith(f"{key}/")]
-        counted.append({"paper": key, "claims": len(of_paper)} | counts(of_paper))
-    return [*counted, {"paper": "all", "claims": len(rows)} | counts(rows)]
+        judged = [row for row in rows if row["artefact"].startswith(f"{key}/")]
+        claims = of_papers(judged)
+        checks = sum(len(artefact.checks) for artefact in load_paper(key).artefacts.values())
+        counted.append(
+            {
+                "paper": key,
+                "promises": len(paper_toml(key)["promises"]) if claims else 0,
+                "claims": len(claims),
+                "checks": checks,
+                "our questions": len(judged) - len(claims),
+            }
+            | counts(claims or judged)
+        )
+    total = {
+        name: sum(row[name] for row in counted)
+        for name in ("promises", "claims", "checks", "our questions")
+    }
+    return [*counted, {"paper": "all papers", **total} | counts(of_papers(rows))]
 
 
 def lead_of(rows: Sequence[Row]) -> str:
-    """Return how many claims there are, of the papers and of our study, and their verdicts."""
-    ours = [row for row in rows if row["artefact"].startswith("together/")]
-    papers = [row for row in rows if not row["artefact"].startswith("together/")]
+    """Return how many claims the papers make and their verdicts, and those on our questions."""
+    papers, ours = of_papers(rows), [row for row in rows if row["own"]]
     lead = f"{len(papers)} claims of five papers: {in_words(counts(papers))}."
     if lacking := lacking_runs(papers):
-        lead += f" More runs would decide {lacking} of the undecided, each of which says how many."
+        lead += f" More runs would decide {lacking} of the undecided; each says how many."
     if ours:
-        told = in_words(counts(ours))
-        lead += f" {len(ours)} of our own study, which puts the methods together: {told}."
+        lead += f" {len(ours)} questions of our own: {in_words(counts(ours))}."
     return lead
 
 

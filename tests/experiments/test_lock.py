@@ -12,8 +12,9 @@ import pytest
 from repro import paths
 from repro.experiments import PAPERS, load_paper
 from repro.experiments.arguments import plan
-from repro.experiments.design import COMPUTING_PROFILES, SEEDS, expectation
-from repro.experiments.sources import find_source, results_of
+from repro.experiments.design import COMPUTING_PROFILES, SEEDS
+from repro.experiments.sources import find_source
+from repro.experiments.summary import paper_verdicts
 from repro.records import identity
 
 PLANS = Path(__file__).with_name("locked_plans.txt")
@@ -42,16 +43,9 @@ def plans() -> str:
 
 def verdicts() -> str:
     """Return the word and the evidence of every verdict on the reference records, as JSON."""
-    judged = {}
-    for paper in map(load_paper, PAPERS):
-        source = find_source(paper, local=False)
-        for artefact in paper.artefacts.values():
-            results = results_of(artefact, source)
-            for claim in artefact.claims:
-                expected = expectation(paper.key, artefact.name, claim.key)
-                verdict = artefact.exhibit.judge(claim, results, expected.under(results.profile))
-                name = f"{paper.key}/{artefact.name}.{claim.key}"
-                judged[name] = [verdict.word, verdict.evidence]
+    sources = [find_source(load_paper(key), local=False) for key in PAPERS]
+    rows = [row for source in sources for row in paper_verdicts(source)]
+    judged = {row["key"]: [row["verdict"], row["setting"], row["evidence"]] for row in rows}
     return json.dumps(judged, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,0 +1,476 @@
+"""From measured values to a word: an estimate with its interval, three rules, one verdict.
+
+An estimate is a mean of differences, or of log ratios, with a t interval: paired where the design
+pairs (trainings by seed, times taken in turns by round), else Welch's. Nothing is tested first to
+choose between them. The rule of a claim, its margin and the paper's effect stand in its paper's
+``paper.toml``.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from repro.records import Record
+
+HALF, QUARTER, TENFOLD = 0.5, 0.25, 10.0  # of the paper's effect
+MOST_SEEDS = 200  # a cell; more is beyond reason for trainings
+POWER = 0.8
+LEVEL, EQUIVALENCE_LEVEL = 0.95, 0.90  # two one-sided tests at 5 % use the 90 % interval
+
+NOT_REPRODUCED, NOT_SEEN = "not reproduced", "not seen here"
+WORDS: Mapping[str, str] = {
+    "reproduced": "the 95 % interval lies on the paper's side and the effect is at least half of "
+    "the paper's (at most ten times); or the 90 % interval of a sameness lies within its margin",
+    "partly": "the side is certain and the size is not the paper's; or some cases hold and others "
+    "certainly do not",
+    "undecided": "the interval admits both answers",
+    NOT_SEEN: "it certainly fails, in a setting that is not the paper's own",
+    NOT_REPRODUCED: "it certainly fails in the paper's own setting",
+    "not run": "the records that would say are missing, or are of a setting that cannot say",
+}
+
+
+class NotRun(LookupError):
+    """Records that a claim needs are missing, or cannot tell; the text says which and why."""
+
+
+class BySeed(list[float]):
+    """The values of one cell with the seed of each: cells are compared seed by seed.
+
+    Args:
+        values: One for each seed.
+        seeds: Of the values. A seed draws the first weights and the order of the samples.
+        look: Seeds of the first look, which only set how many are needed: where a comparison has
+            others, those judge alone.
+
+    Raises:
+        NotRun: A seed occurs twice.
+    """
+
+    def __init__(
+        self, values: Iterable[float], seeds: Iterable[int], look: Collection[int] = ()
+    ) -> None:
+        super().__init__(values)
+        self.seeds = tuple(seeds)
+        self.look = frozenset(look)
+        if len(set(self.seeds)) != len(self):
+            raise NotRun(
+                f"a cell has several trainings of one seed ({', '.join(map(str, self.seeds))}): "
+                "their settings, such as of --set, make several cells one"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        records: Sequence["Record"],
+        read: Callable[["Record"], float],
+        look: Collection[int] = (),
+    ) -> "BySeed":
+        """Read a value of every record; see `design.Results.cell`."""
+        return cls(map(read, records), (record.seed for record in records), look)
+
+    def logs(self) -> "BySeed":
+        """Return the logarithms."""
+        return BySeed(map(math.log, self), self.seeds, self.look)
+
+    def at(self, seeds: Iterable[int]) -> list[float]:
+        """Return the values of these seeds, in their order."""
+        by_seed = dict(zip(self.seeds, self, strict=True))
+        return [by_seed[seed] for seed in seeds]
+
+
+def judging_seeds(cells: Sequence[BySeed]) -> list[int]:
+    """Return the seeds that all cells have; those after the first look alone, where there are any.
+
+    Raises:
+        NotRun: No seed is in all of them.
+    """
+    common = set(cells[0].seeds).intersection(*(cell.seeds for cell in cells[1:]))
+    if not common:
+        raise NotRun("no records" if not all(cells) else "no seed was trained in all cells")
+    later = common.difference(*(cell.look for cell in cells))
+    return sorted(later or common)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A difference of means, or the logarithm of a ratio, with its standard error.
+
+    Attributes:
+        mean: The estimate.
+        error: Its standard error; 0 of what holds exactly, NaN where none is known.
+        dof: Degrees of freedom of the error.
+        n: How many values each cell has.
+        log: Whether it is the logarithm of a ratio.
+        unit: Of a difference, for the evidence.
+        digits: Behind the point, for the evidence.
+        candidates: Of how many it is the best: its 95 % interval is widened for the choice
+            (Bonferroni).
+        trials: What more of would tell: ``seeds``, ``rounds``, ``processes``.
+        label: What ran here, for the evidence, such as ``ResNet-8 (for ResNet-50)``.
+        note: Anything else that the evidence has to say.
+    """
+
+    mean: float
+    error: float
+    dof: float = math.inf
+    n: int = 1
+    log: bool = False
+    unit: str = ""
+    digits: int = 2
+    candidates: int = 1
+    trials: str = "seeds"
+    label: str = ""
+    note: str = ""
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Return the two-sided interval of this level, on the scale of `mean`."""
+        if self.error == 0:
+            return self.mean, self.mean
+        half = _quantile(self.dof, 1 - (1 - level) / self.candidates / 2) * self.error
+        return self.mean - half, self.mean + half
+
+    def shown(self, value: float) -> str:
+        """Return a value of this scale in words, such as an end of its interval."""
+        return f"×{math.exp(value):.{self.digits}f}" if self.log else f"{value:+.{self.digits}f}"
+
+    def __str__(self) -> str:
+        unit = f" {self.unit}" if self.unit else ""
+        low, high = self.interval()
+        if math.isnan(low):
+            return f"{self.shown(self.mean)}{unit} (no spread known)"
+        if self.error == 0:
+            return f"{self.shown(self.mean)}{unit}"
+        widened = f" for the best of {self.candidates}" if self.candidates > 1 else ""
+        return f"{self.shown(self.mean)} [{self.shown(low)}, {self.shown(high)}{widened}]{unit}"
+
+
+class Exact(NamedTuple):
+    """What has no spread: equal bits, a count, the outcome of a deterministic plan."""
+
+    holds: bool
+    text: str
+
+
+Case = Estimate | Exact | NotRun
+Cases = Mapping[str, Case]
+Cell = Sequence[float]
+
+
+def cases(names: Iterable[str], estimate: Callable[[str], Estimate | Exact]) -> dict[str, Case]:
+    """Estimate each of several cases; one whose records are missing holds its `NotRun`."""
+    found: dict[str, Case] = {}
+    for name in names:
+        try:
+            found[name] = estimate(name)
+        except NotRun as missing:
+            found[name] = missing
+    return found
+
+
+def contrast(
+    cells: Sequence[Cell],
+    weights: Sequence[float],
+    *,
+    log: bool = False,
+    unit: str = "",
+    digits: int = 2,
+    trials: str = "seeds",
+    resolution: float = 0.0,
+) -> Estimate:
+    """Return the sum of the cells' means, each times its weight.
+
+    Cells that are all `BySeed` are compared seed by seed (paired t); others by Welch's error with
+    Satterthwaite's degrees of freedom.
+
+    Args:
+        cells: Values of each; of ratios (`log`) the values themselves, above 0.
+        weights: Of each cell.
+        log: Whether the means are of logarithms, so that the result is a log ratio.
+        unit: For the evidence.
+        digits: Behind the point, in words.
+        trials: What the values are.
+        resolution: What values are counted in, such as one test image: equal values are no proof
+            of a spread of 0, but of one no larger than rounding's.
+
+    Raises:
+        NotRun: A cell is empty, or the cells share no seed.
+        ValueError: A ratio has a value that is not above 0.
+    """
+    if not cells or not all(len(cell) for cell in cells):
+        raise NotRun("no records")
+    if log:
+        wrong = [value for cell in cells for value in cell if not value > 0]
+        if wrong:
+            raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
+        cells = [c.logs() if isinstance(c, BySeed) else [math.log(v) for v in c] for c in cells]
+    form = {"log": log, "unit": unit, "digits": digits, "trials": trials}
+    by_seed = [cell for cell in cells if isinstance(cell, BySeed)]
+    if len(by_seed) == len(cells):
+        seeds = judging_seeds(by_seed)
+        rows = zip(*(cell.at(seeds) for cell in by_seed), strict=True)
+        sums = [math.fsum(w * v for w, v in zip(weights, row, strict=True)) for row in rows]
+        return _of_sample(sums, resolution, **form)
+    mean = math.fsum(w * math.fsum(c) / len(c) for c, w in zip(cells, weights, strict=True))
+    shortest = min(map(len, cells))
+    if shortest < 2:
+        return Estimate(mean, math.nan, math.nan, shortest, **form)
+    floor = resolution**2 / 12
+    parts = [
+        (weight**2 * max(_variance(cell), floor) / len(cell), len(cell) - 1)
+        for cell, weight in zip(cells, weights, strict=True)
+    ]
+    total = math.fsum(part for part, _ in parts)
+    freedom = math.fsum(part**2 / dof for part, dof in parts)
+    dof = total**2 / freedom if freedom else math.inf
+    return Estimate(mean, math.sqrt(total), dof, shortest, **form)
+
+
+def difference(
+    first: Cell, second: Cell, unit: str = "", digits: int = 2, *, resolution: float = 0.0
+) -> Estimate:
+    """Return ``mean(first) - mean(second)``; see `contrast`."""
+    return contrast([first, second], [1, -1], unit=unit, digits=digits, resolution=resolution)
+
+
+def ratio(first: Cell, second: Cell, digits: int = 2, *, trials: str = "seeds") -> Estimate:
+    """Return the ratio of geometric means, first over second; see `contrast`."""
+    return contrast([first, second], [1, -1], log=True, digits=digits, trials=trials)
+
+
+def in_turns(
+    first: Cell,
+    second: Cell,
+    digits: int = 2,
+    *,
+    trials: str = "rounds",
+    look: Collection[int] = (),
+) -> Estimate:
+    """Return the ratio of times that were taken in turns, first over second, round by round.
+
+    A slow spell of the machine meets both values of a round, and drops out of their ratio.
+
+    Raises:
+        NotRun: They are empty.
+        ValueError: They are not of one length, or a value is not above 0.
+    """
+    if len(first) != len(second):
+        raise ValueError(f"{len(first)} values cannot pair with {len(second)}")
+    rounds = range(len(first))
+    paired = [BySeed(values, rounds, look) for values in (first, second)]
+    return contrast(paired, [1, -1], log=True, digits=digits, trials=trials)
+
+
+def mean_of(
+    values: Cell, *, log: bool = False, unit: str = "", digits: int = 2, trials: str = "processes"
+) -> Estimate:
+    """Return the mean of values, such as of what each process came to; of ratios where `log`."""
+    return contrast([values], [1], log=log, unit=unit, digits=digits, trials=trials)
+
+
+def exactly(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Estimate:
+    """Return a value that is the same in every run, such as a count of bytes; a ratio if `log`."""
+    return Estimate(math.log(value) if log else value, 0.0, log=log, unit=unit, digits=digits)
+
+
+def unsure(value: float, log: bool = False, unit: str = "", digits: int = 2) -> Estimate:
+    """Return a single measured value of unknown spread: it decides nothing."""
+    return replace(exactly(value, log, unit, digits), error=math.nan, dof=math.nan)
+
+
+def _variance(values: Cell) -> float:
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+
+
+def _of_sample(
+    values: Sequence[float], resolution: float, *, log: bool, unit: str, digits: int, trials: str
+) -> Estimate:
+    n = len(values)
+    mean = math.fsum(values) / n
+    error = dof = math.nan
+    if n > 1:
+        error, dof = math.sqrt(max(_variance(values), resolution**2 / 12) / n), n - 1.0
+    return Estimate(mean, error, dof, n, log, unit, digits, trials=trials)
+
+
+@cache
+def _quantile(dof: float, probability: float) -> float:
+    """Return a quantile of Student's t."""
+    if math.isnan(dof):
+        return math.nan
+    from scipy.special import ndtri, stdtrit  # scipy.stats takes a second to import
+
+    return float(ndtri(probability) if math.isinf(dof) else stdtrit(dof, probability))
+
+
+Part = tuple[str, str]  # a word of WORDS, and its evidence
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A word of `WORDS`, and the numbers behind it."""
+
+    word: str
+    evidence: str
+
+    def __post_init__(self) -> None:
+        if self.word not in WORDS:
+            raise ValueError(f"verdict is {self.word!r}; allowed are {', '.join(WORDS)}")
+
+
+def direction(name: str, ours: Estimate, paper: float | None = None, *, sign: int = 1) -> Part:
+    """Judge "A beats B": the side and the size are two parts.
+
+    The side is certain where the 95 % interval excludes 0. The size is the paper's where the mean
+    is at least half of its effect, and at most ten times. Both make it reproduced, the side alone
+    partly. On the other side, or around 0 and wholly below a quarter of the paper's effect, it
+    certainly fails.
+
+    Args:
+        name: What is judged, for the evidence.
+        ours: A - B, or A over B.
+        paper: The paper's A - B, or A over B; None where it names no size.
+        sign: 1 where the claim is that A is higher, -1 where it is lower.
+    """
+    low, high = sorted(sign * end for end in ours.interval())
+    mean, evidence = sign * ours.mean, f"{name} {ours}".strip()
+    effect = None
+    if paper is not None:
+        size = math.log(paper) if ours.log else paper
+        evidence += f", paper {ours.shown(size)}"
+        # Where the paper's own numbers go the other way, they set no size.
+        effect = sign * size if sign * size > 0 else None
+    if effect is not None:
+        evidence += f" ({mean / effect:.2g} of the paper's)"
+    if math.isnan(low):
+        return "undecided", evidence
+    if low > 0:
+        sized = effect is None or HALF * effect <= mean <= TENFOLD * effect
+        return "reproduced" if sized else "partly", evidence
+    bounds = [0.0] if effect is None else [0.0, QUARTER * effect]
+    if high < bounds[-1] or (high <= 0 and (high < 0 or ours.error == 0)):
+        return NOT_REPRODUCED, evidence
+    # Clear of either bound is decided: the farther one takes fewer seeds.
+    farthest = max(abs(mean - bound) for bound in bounds)
+    return "undecided", f"{evidence}; {_needed([farthest], ours, LEVEL)}"
+
+
+def equivalence(name: str, ours: Estimate, margin: float, *, side: int = 0) -> Part:
+    """Judge "A is as B" by two one-sided tests: the 90 % interval against a margin.
+
+    Args:
+        name: What is judged, for the evidence.
+        ours: A - B, or A over B.
+        margin: Above 0: of a difference in its unit, of a ratio as a share (0.05 for 5 %).
+        side: 0 where A may lie neither above nor below; 1 for "at most so far above", where
+            anything below is allowed; -1 for "at most so far below".
+
+    Raises:
+        ValueError: The margin is not above 0.
+    """
+    if not margin > 0:
+        raise ValueError(f"margin is {margin}; give what still counts as the same, above 0")
+    limit = math.log1p(margin) if ours.log else margin
+    low, high = ours.interval(EQUIVALENCE_LEVEL)
+    shown = (
+        f"{100 * margin:.3g} %" if ours.log else f"{margin:.3g}{f' {ours.unit}' * bool(ours.unit)}"
+    )
+    between = "" if not ours.error > 0 else f" (90 %: {ours.shown(low)} to {ours.shown(high)})"
+    evidence = f"{name} {ours}{between}, margin {'-±+'[side + 1]}{shown}".strip()
+    # At most so far above is at most so far below with the signs changed.
+    mean = -ours.mean if side > 0 else ours.mean
+    low, high = (-high, -low) if side > 0 else (low, high)
+    if low >= -limit and (side or high <= limit):
+        return "reproduced", evidence
+    if high < -limit or low > limit:
+        return NOT_REPRODUCED, evidence
+    if math.isnan(low):
+        return "undecided", evidence
+    distances = [abs(mean + limit)] if side else [abs(mean + limit), abs(mean - limit)]
+    if abs(mean) > limit:
+        # Outside, the end that is passed has to be excluded; inside, both.
+        distances = [min(distances)]
+    return "undecided", f"{evidence}; {_needed(distances, ours, EQUIVALENCE_LEVEL)}"
+
+
+def certain(name: str, exact: Exact) -> Part:
+    """Judge what has no spread."""
+    return "reproduced" if exact.holds else NOT_REPRODUCED, f"{name} {exact.text}".strip()
+
+
+def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
+    """Make one verdict of the parts of a claim.
+
+    Deciding an open part never makes a worse word better: with a failure and nothing that holds,
+    open parts leave it undecided, since they may still make it partly.
+
+    Args:
+        parts: Words and evidence.
+        over: ``all`` parts have to hold, ``most`` (more than half), or ``any``.
+
+    Raises:
+        ValueError: `over` is another word, or a part has an unknown one.
+    """
+    if over not in ("all", "most", "any"):
+        raise ValueError(f"over is {over!r}; allowed are all, most, any")
+    words = [word for word, _ in parts]
+    evidence = "; ".join(text for _, text in parts)
+    if unknown := set(words) - WORDS.keys():
+        raise ValueError(f"words are {', '.join(sorted(unknown))}; allowed are {', '.join(WORDS)}")
+    if not parts or all(word == "not run" for word in words):
+        return Verdict("not run", evidence or "no records")
+    held, half, lost = (words.count(word) for word in ("reproduced", "partly", NOT_REPRODUCED))
+    count = len(words)
+    open_ = count - held - half - lost
+    enough = {"all": count, "most": count // 2 + 1, "any": 1}[over]
+    if held >= enough:
+        word = "reproduced"
+    elif over == "most" and 2 * lost >= count:
+        word = NOT_REPRODUCED
+    elif held + open_ >= enough:
+        word = "undecided"  # it may still be reproduced
+    elif held or half:
+        word = "partly"
+    else:
+        word = "undecided" if open_ else NOT_REPRODUCED
+    return Verdict(word, evidence)
+
+
+def seeds_to_decide(ours: Estimate, distances: Sequence[float], level: float) -> int | None:
+    """Return how many seeds a cell exclude bounds with power 0.8, if the mean seen is true.
+
+    Args:
+        ours: What was seen, of `Estimate.n` values a cell.
+        distances: Between the mean and each bound; two lie on either side of it.
+        level: Of the two-sided interval that is to exclude the bounds.
+
+    Returns:
+        None where more than `MOST_SEEDS` are needed, or no spread is known.
+    """
+    if math.isnan(ours.error) or not min(distances) > 0:
+        return None
+    from scipy.special import nctdtr, stdtrit
+
+    for count in range(max(2, ours.n), MOST_SEEDS + 1):
+        error = ours.error * math.sqrt(ours.n / count)
+        dof = ours.dof * (count - 1) / max(1, ours.n - 1)
+        reach = stdtrit(dof, 1 - (1 - level) / ours.candidates / 2)
+        missed = [float(nctdtr(dof, distance / error, reach)) for distance in distances]
+        # For a large shift the series gives no number, and there is no doubt.
+        if sum(share for share in missed if not math.isnan(share)) <= 1 - POWER:
+            return count
+    return None
+
+
+NOT_EVEN = f"if that is the true value, {MOST_SEEDS}"
+
+
+def _needed(distances: Sequence[float], ours: Estimate, level: float) -> str:
+    count = seeds_to_decide(ours, distances, level)
+    if count is None:
+        return f"{NOT_EVEN} {ours.trials} a cell would not decide"
+    return f"if that is the true value, about {count} {ours.trials} a cell decide"
