@@ -11,10 +11,17 @@ from pathlib import Path
 
 from repro import paths
 from repro.experiments import PAPERS, load_paper
-from repro.experiments.judging import NO_NUMBER, WORDS
-from repro.experiments.sources import find_source, results_of
-from repro.experiments.story import story_of
-from repro.experiments.summary import counts, in_words, lacking_runs, verdicts
+from repro.experiments.judge import NOT_EVEN
+from repro.experiments.sources import find_source
+from repro.experiments.story import promises
+from repro.experiments.summary import (
+    count_rows,
+    counts,
+    in_words,
+    lacking_runs,
+    of_papers,
+    paper_verdicts,
+)
 from repro.measure.files import replacing
 
 ROOT = paths.ROOT
@@ -24,23 +31,14 @@ _CLAIM = re.compile(r"^(\| `(\w+/\w+\.\w+)` [^|]*\| )[^|]*\| .* \|$", re.MULTILI
 _OF_A_PAPER = re.compile(
     r"^(\| \[[^|]*\]\(docs/(\w+)\.md\)[^|]*\| [^|]*\| )[^|]*( \| [^|]* \| )[^|]* \|$", re.MULTILINE
 )
-_COUNTED = re.compile(r"^\| (\w[^|`]*) \|(?: \d+ \|){6}$", re.MULTILINE)
-_TOTAL = re.compile(r"\d+ claims: \d+ [^.]* not run(?=\.)")
+_COUNTED = re.compile(r"^\| (\w[^|`]*) \|(?: \d+ \|){10}$", re.MULTILINE)
+_TOTAL = re.compile(r"\d+ claims: \d+ [^.]*(?=\.)")
 _LACKING = re.compile(r"\d+ of \d+(?= undecided claims)")
 
 
 def judged() -> dict[str, list[dict[str, str]]]:
     """Return by paper a row for each claim, by the reference records alone, with its ``key``."""
-    by_paper = {}
-    for paper in PAPERS:
-        source = find_source(load_paper(paper), local=False)
-        rows = []
-        for artefact in source.paper.artefacts.values():
-            of_artefact = verdicts(source.paper, artefact, results_of(artefact, source))
-            for claim, row in zip(artefact.claims, of_artefact, strict=True):
-                rows.append({**row, "key": f"{paper}/{artefact.name}.{claim.key}"})
-        by_paper[paper] = rows
-    return by_paper
+    return {paper: paper_verdicts(find_source(load_paper(paper), local=False)) for paper in PAPERS}
 
 
 def excerpt(evidence: str) -> str:
@@ -48,7 +46,7 @@ def excerpt(evidence: str) -> str:
     parts = [
         part
         for part in evidence.partition("; margin: ")[0].split("; ")
-        if not re.match(rf"about \d|{NO_NUMBER}|torch's own scatters", part)
+        if not re.match(rf"if that is the true value|{NOT_EVEN}", part)
     ]
     text = "; ".join(parts[:SHOWN]) + (" …" if len(parts) > SHOWN else "")
     return text.replace("|", "\\|")
@@ -60,40 +58,49 @@ def refreshed(page: str, rows: Mapping[str, list[dict[str, str]]]) -> str:
     Raises:
         KeyError: The page names a claim that does not exist.
     """
-    by_claim = {row["key"]: row for claims in rows.values() for row in claims}
-    numbers = {key: counts(claims) for key, claims in rows.items()}
-    by_title = {load_paper(key).title: tally for key, tally in numbers.items()}
-    papers = [tally for key, tally in numbers.items() if key != "together"]
-    total = {word: sum(tally[word] for tally in papers) for word in WORDS}
+    every = [row for judged_ in rows.values() for row in judged_]
+    by_claim = {row["key"]: row for row in every}
+    numbers = {key: counts(of_papers(judged_) or judged_) for key, judged_ in rows.items()}
+    tallies = {row.pop("paper"): row.values() for row in count_rows(every)}
+    by_title = {load_paper(key).title: tallies[key] for key in rows}
+    by_title["All papers"] = tallies["all papers"]
+    total = counts(of_papers(every))
 
     def claim(match: re.Match[str]) -> str:
         row = by_claim[match[2]]
-        return f"{match[1]}**{row['verdict']}** | {excerpt(row['evidence'])} |"
+        return f"{match[1]}**{row['verdict']}** ({row['setting']}) | {excerpt(row['evidence'])} |"
 
     def counted(match: re.Match[str]) -> str:
-        tally = by_title[match[1]]
-        return f"| {match[1]} | {' | '.join(map(str, (sum(tally.values()), *tally.values())))} |"
+        return f"| {match[1]} | {' | '.join(map(str, by_title[match[1]]))} |"
 
     def of_a_paper(match: re.Match[str]) -> str:
         key = "together" if match[2] == "combining" else match[2]
-        promises = story_of(load_paper(key)).promises
-        held = (f"{text}: **{by_claim[f'{key}/{name}']['verdict']}**" for text, name in promises)
-        return f"{match[1]}{'; '.join(held)}{match[3]}{in_words(numbers[key])} |"
+        held = "; ".join(_promised(text, by_claim[f"{key}/{name}"]) for text, name in promises(key))
+        return f"{match[1]}{held}{match[3]}{in_words(numbers[key])} |"
 
     page = _CLAIM.sub(claim, page)
     page = _COUNTED.sub(counted, page)
-    undecided = sum(tally["undecided"] for tally in numbers.values())
-    lacking = lacking_runs([row for claims in rows.values() for row in claims])
-    page = _LACKING.sub(f"{lacking} of {undecided}", page)
+    page = _LACKING.sub(f"{lacking_runs(of_papers(every))} of {total['undecided']}", page)
     page = _OF_A_PAPER.sub(of_a_paper, page)
     return _TOTAL.sub(f"{sum(total.values())} claims: {in_words(total)}", page)
 
 
+def _promised(text: str, row: Mapping[str, str]) -> str:
+    return f"{text}: **{row['verdict']}** ({row['setting']})"
+
+
 def description(rows: Mapping[str, list[dict[str, str]]]) -> str:
     """Return the chart in words, which its file holds for those who do not see it."""
-    return "; ".join(
-        f"{load_paper(key).title}: {in_words(counts(claims))}" for key, claims in rows.items()
-    )
+    return "; ".join(f"{title}: {in_words(numbers)}" for title, numbers in _of_papers(rows).items())
+
+
+def _of_papers(rows: Mapping[str, list[dict[str, str]]]) -> dict[str, dict[str, int]]:
+    """Return the counts of each paper that makes claims, by title."""
+    return {
+        load_paper(key).title: counts(claims)
+        for key, judged_ in rows.items()
+        if (claims := of_papers(judged_))
+    }
 
 
 def draw(rows: Mapping[str, list[dict[str, str]]], path: Path) -> None:
@@ -102,7 +109,7 @@ def draw(rows: Mapping[str, list[dict[str, str]]], path: Path) -> None:
 
     from repro.plots import verdict_counts
 
-    figure = verdict_counts({load_paper(key).title: counts(claims) for key, claims in rows.items()})
+    figure = verdict_counts(_of_papers(rows))
     metadata = {"Title": "Verdicts", "Description": description(rows), "Date": None}
     with mpl.rc_context({"svg.hashsalt": "verdicts"}), replacing(path) as temporary:
         figure.savefig(temporary, format="svg", metadata=metadata, facecolor="white")

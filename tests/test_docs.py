@@ -11,9 +11,10 @@ from torch import nn
 from repro import paths
 from repro.datasets import TensorLoader
 from repro.experiments import PAPERS, load_paper
-from repro.experiments.judging import KINDS, WORDS
+from repro.experiments.design import SETTINGS
+from repro.experiments.judge import WORDS
 from repro.experiments.sources import find_source, results_of
-from repro.experiments.summary import verdicts
+from repro.experiments.summary import of_papers, verdicts
 from repro.report import TableView
 
 REFRESH = runpy.run_path(str(paths.ROOT / "docs" / "refresh.py"))
@@ -86,15 +87,16 @@ class TestNumbers:
         assert planted != page == REFRESH["refreshed"](planted, judged)
 
     def test_every_paper_is_counted(self, judged):
-        words = "paper", "claims", *WORDS
+        words = "paper", "promises", "claims", "checks", "our questions", *WORDS
         (rows,) = (rows for _, rows in tables("docs/verdicts.md") if tuple(rows[0]) == words)
-        assert [row[0] for row in rows[1:]] == [load_paper(key).title for key in PAPERS]
+        titles = [load_paper(key).title for key in PAPERS]
+        assert [row[0] for row in rows[1:]] == [*titles, "All papers"]
         readme = table_with("README.md", "method", "idea")
         assert len(REFRESH["_OF_A_PAPER"].findall(PAGES["README.md"])) == len(PAPERS)
         for (*_, counted), key in zip(readme, PAPERS, strict=True):
             total = sum(int(number) for number in _NUMBER.findall(counted))
-            assert total == len(judged[key])
-        papers = sum(len(claims) for key, claims in judged.items() if key != "together")
+            assert total == len(of_papers(judged[key]) or judged[key])
+        papers = sum(len(of_papers(rows)) for rows in judged.values())
         assert f"{papers} claims: " in PAGES["README.md"]
 
     def test_the_chart_is_of_these_verdicts(self, judged):
@@ -129,7 +131,7 @@ def is_one_of(number: str, known: frozenset[str]) -> bool:
 
 
 def test_the_words_are_defined_as_the_code_has_them():
-    for column, meanings in (("verdict", WORDS), ("kind", KINDS)):
+    for column, meanings in (("verdict", WORDS), ("setting", SETTINGS)):
         rows = dict(table_with("docs/verdicts.md", column, "means"))
         assert {word.strip("*"): text for word, text in rows.items()} == dict(meanings)
 
