@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from repro import plots
-from repro.experiments.judging import WORDS
+from repro.experiments.judge import WORDS
 
 NAN = float("nan")
 CURVES = {
@@ -100,8 +100,8 @@ FIGURES = {
     "verdict_counts": (
         lambda: plots.verdict_counts(
             {
-                "MBS": dict(zip(WORDS, (3, 1, 0, 0, 2), strict=True)),
-                "Another": dict(zip(WORDS, (0, 0, 0, 1, 0), strict=True)),
+                "MBS": dict(zip(WORDS, (3, 1, 0, 0, 0, 2), strict=True)),
+                "Another": dict(zip(WORDS, (0, 0, 0, 0, 1, 0), strict=True)),
             }
         ),
         5,

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from repro import report
-from repro.experiments.judging import KINDS, WORDS
+from repro.experiments.design import SETTINGS
+from repro.experiments.judge import WORDS
 from repro.page import LONG, Chapter, Section, html_page
 from repro.plots import legend_below, new_axes, timeline
 from repro.report import DASH, Summary
@@ -78,7 +79,10 @@ class TestTables:
         assert ("long " * 100).strip() in repr(view) and "NaN" not in repr(view)
 
     def test_verdicts_are_badges(self):
-        rows = [{"verdict": word, "claim": f"{word} costs 5 $ <b>"} for word in WORDS]
+        rows = [
+            {"verdict": word, "claim": f"{word} costs 5 $ <b>", "setting": "smaller"}
+            for word in WORDS
+        ]
         page = report.VerdictList(rows)._repr_html_()
         table = report.TableView(pd.DataFrame(rows))._repr_html_()
         for word in WORDS:
@@ -86,7 +90,9 @@ class TestTables:
             mark = f"background-color: {background}; color: {ink}"
             assert page.count(mark) == table.count(mark) == 1
         assert "<b>" not in page and "$ <" not in page
-        assert repr(report.VerdictList(rows[:1])) == "[reproduced] reproduced costs 5 $ <b>"
+        assert (
+            repr(report.VerdictList(rows[:1])) == "[reproduced] reproduced costs 5 $ <b> (smaller)"
+        )
 
     def test_an_empty_table(self):
         empty = FRAME.iloc[:0]
@@ -124,7 +130,7 @@ class TestPage:
     def page(self) -> str:
         figure = timeline([("compute", 0, 0.0, 0.01)], (0.01, 0.02), "copy")
         claims = [
-            {"claim": f"Claim <c>{n}", "in the paper": "Section <x>", "kind": "measured",
+            {"claim": f"Claim <c>{n}", "in the paper": "Section <x>", "setting": "smaller",
              "expected": "reproduced", "verdict": word, "evidence": "one 1 < 2; two"}
             for n, word in enumerate(("undecided", "not run", "undecided"))
         ]  # fmt: skip
@@ -140,7 +146,7 @@ class TestPage:
             Chapter("mbs", "Paper <q>", "Authors", ["<i>"], sections),
             Chapter("two", "B", "", [], []),
         ]
-        return html_page("Title <t>", "Lead <l>", chapters, WORDS, KINDS, "Made by <m>")
+        return html_page("Title <t>", "Lead <l>", chapters, WORDS, SETTINGS, "Made by <m>")
 
     def test_self_contained(self, page):
         links = Links(page)
