@@ -376,7 +376,7 @@ def verdict_counts(counts: Mapping[str, Mapping[str, int]]) -> Figure:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.grid(axis="y", visible=False)
     axis.set_xlabel("claims")
-    legend_below(figure, 6)
+    legend_below(figure, 3)
     return figure
 
 
