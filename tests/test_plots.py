@@ -104,7 +104,7 @@ FIGURES = {
                 "Another": dict(zip(WORDS, (0, 0, 0, 0, 1, 0), strict=True)),
             }
         ),
-        5,
+        6,
     ),
     "streaming_plan": (
         lambda: plots.streaming_plan(
