@@ -37,6 +37,7 @@ PAPER = Paper(
             "norms", f"{_HERE}.experiments:norms", measures=False, trains=True, planned=("sizes",)
         ),
         Experiment("parallel", f"{_HERE}.worker:parallel", timed=("device", "messages")),
+        Experiment("asleep", f"{_HERE}.overlap:asleep", timed=("ratios",)),
         Experiment("nodes", f"{_HERE}.nodes:steps"),
     ),
     artefacts=by_name(
@@ -76,6 +77,12 @@ PAPER = Paper(
             "Figure 9",
             "Where the time goes on many nodes",
             f"{_HERE}.breakdown:BREAKDOWN",
+        ),
+        Artefact(
+            "overlap",
+            "Section IV-B",
+            "How much of the averaging hides under computation",
+            f"{_HERE}.overlap:OVERLAP",
         ),
         Artefact(
             "figure10",

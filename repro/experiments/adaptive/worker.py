@@ -39,8 +39,10 @@ def parallel(config: Config, seed: int, data: None, device: str) -> Outcome:
     return Outcome({"tasks": tasks, "device": describe_device("cpu")["name"]})
 
 
-def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, Any]:
-    """Run `measure` under torchrun and return what rank 0 wrote.
+def launch(
+    job: Config, processes: int, timeout_s: float = 3600.0, module: str = __name__
+) -> dict[str, Any]:
+    """Run a module's `measure` under torchrun and return what rank 0 wrote.
 
     The processes connect by loopback alone, and meet in a file, where torchrun's own store would
     listen on every interface.
@@ -61,7 +63,7 @@ def launch(job: Config, processes: int, timeout_s: float = 3600.0) -> dict[str, 
             *meeting_in(Path(folder) / "store"),
             f"--nproc-per-node={processes}",
             "-m",
-            __name__,
+            module,
             str(asked),
             str(answered),
         ]
