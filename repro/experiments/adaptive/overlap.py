@@ -68,7 +68,7 @@ class SleepingLayer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x plus the first weight."""
-        moved: torch.Tensor = _Sleep.apply(x, self.weight, SleepingLayer.seconds)  # type: ignore[no-untyped-call]
+        moved: torch.Tensor = _Sleep.apply(x, self.weight, SleepingLayer.seconds)
         return moved
 
 
