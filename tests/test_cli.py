@@ -160,7 +160,7 @@ class TestCommands:
         code, out, _ = run("status")
         assert (
             code == 0
-            and "All 9 artefacts of this machine have all their records" in out
+            and "All 10 artefacts of this machine have all their records" in out
             and "mbs/table5" not in out
         )
         removed = next(reproduced.rglob("timeline-*.json"))
@@ -168,7 +168,7 @@ class TestCommands:
         rows = {row["artefact"]: row for row in json.loads(run("status", "--json")[1])}
         assert rows["mbs/figure2"]["missing"] == 1
         code, out, _ = run("status")
-        assert "8 of 9 artefacts have all their records (profile smoke)." in out
+        assert "9 of 10 artefacts have all their records (profile smoke)." in out
         assert "mbs/figure2" in out and "mbs/table5" not in out
 
     def test_status_without_records(self, run, results_folder):
@@ -451,7 +451,7 @@ def test_output_and_hashes_do_not_depend_on_the_locale(reproduced):
     assert (text.count("] ends 0"), text.count("] ends 2")) == (3, 1)
     assert "résultats θ" in errors and "train-\\xff-é.json" in errors  # the file that is no record
     assert "unknown artefact" in errors
-    assert "All 9 artefacts of this machine have all their records" in text
+    assert "All 10 artefacts of this machine have all their records" in text
 
 
 INTERRUPTED = "interrupted: what was computed stands, run again to go on\n"

@@ -15,19 +15,28 @@ class Ahead:
     """A loader's mini-batches, the next ones made by a thread while the device computes.
 
     They lie in pinned memory of the host, from which an accelerator copies beside its
-    computations. For a CPU the loader's own are passed on as they come. The mini-batches and their
-    order are the loader's; it must not be used elsewhere during an epoch.
+    computations. For a CPU the loader's own are passed on as they come, unless `always` is set. The
+    mini-batches and their order are the loader's; it must not be used elsewhere during an epoch.
 
     Args:
         loader: Iterated once per epoch; its mini-batches are pairs of tensors on the host.
         device: The device that trains.
         count: Mini-batches ready or in the making, besides the one that is taken, at least 1.
+        always: Whether a thread makes them for a CPU, too: it pays where they wait for files.
     """
 
-    def __init__(self, loader: Iterable[Batch], device: torch.device | str, count: int = 2) -> None:
+    def __init__(
+        self,
+        loader: Iterable[Batch],
+        device: torch.device | str,
+        count: int = 2,
+        *,
+        always: bool = False,
+    ) -> None:
         if count < 1:
             raise ValueError(f"count is {count}; give at least 1")
         self._loader, self._device, self._count = loader, torch.device(device), count
+        self._always = always
 
     def __iter__(self) -> Iterator[Batch]:
         """Begin an epoch.
@@ -35,7 +44,7 @@ class Ahead:
         Raises:
             HostMemoryError: The host has not the memory to pin.
         """
-        if not accelerator.is_accelerator(self._device):
+        if not self._always and not accelerator.is_accelerator(self._device):
             return iter(self._loader)
         return self._made_ahead()
 

@@ -153,6 +153,11 @@ def plausible(run: Run, seed: int) -> Mapping[str, Any]:
         spans = [["copy", 0, 0.0, 0.01], ["compute", 0, 0.01, 0.03]]
         told = {"spans": spans, "update": [0.03, 0.035], "copied": "host to device"}
         return {"metrics": told | ONE_UPDATE | {"micro_batches": 1}}
+    if run.experiment == "file_epochs":
+        files = run.config["train_samples"]
+        metrics = {"files": files, "file_bytes": 8000 * files, "uncached": 1.0}
+        timing = {"samples_s": [1.0 + NOISE[seed % 3] / 10, 1.0], "warmup": 1}
+        return {"metrics": metrics, "timings": dict.fromkeys(run.config["ways"], timing)}
     limited = run.config["limit_fits"] or run.config.get("limit_bytes")
     if limited and not streamed(run) and beyond(run):
         return OUT_OF_MEMORY

@@ -15,7 +15,7 @@ from repro.experiments.sources import find_source, results_of
 from repro.experiments.story import findings_of, setup
 from repro.records import RecordStore
 
-TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "figure3", "batchnorm"),
+TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "files", "figure3", "batchnorm"),
            "dualbatch": ("figure1", "figure3", "figure4", "table3", "table4", "table5", "table8",
                          "synchronisation", "flatness", "own_plan", "updates", "rates", "gains"),
            "adaptive": ("figure1", "figure2", "figure3", "stable", "figure4", "figure5", "figure6",

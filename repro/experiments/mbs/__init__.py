@@ -29,6 +29,8 @@ PAPER = Paper(
             timed=("halved_percent", "doubled_percent"),
         ),
         Experiment("epochs", f"{_HERE}.turns:epochs"),
+        # How JPEG is packed, and what a system keeps in memory, is no result.
+        Experiment("file_epochs", f"{_HERE}.reading:file_epochs", timed=("file_bytes", "uncached")),
         Experiment("timeline", f"{_HERE}.experiments:timeline", timed=("spans", "update")),
         Experiment("gradients", f"{_HERE}.normalising:gradients", measures=False),
         Experiment("normalised", f"{_HERE}.normalising:normalised", measures=False, trains=True),
@@ -55,6 +57,12 @@ PAPER = Paper(
             "Table 5",
             "Segmentation with mini-batches beyond memory",
             f"{_HERE}.beyond:TABLE5",
+        ),
+        Artefact(
+            "files",
+            "Section 4.3.3",
+            "Epochs whose images are decoded from files",
+            f"{_HERE}.files:FILES",
         ),
         Artefact(
             "normalisation",

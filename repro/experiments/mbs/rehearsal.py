@@ -59,7 +59,7 @@ def _sizes(run: Run) -> tuple[int, int | None]:
     config = run.config
     if run.experiment == "gradients":
         return max(mini for mini, _ in config["divisions"]), None
-    if run.experiment in ("size", "epochs"):
+    if run.experiment in ("size", "epochs", "file_epochs"):
         return PAPER["table2"][config["role"]]["mini_batch"], None
     if run.experiment == "normalised" and config["normalization"] is None:
         return config["mini_batch"], None

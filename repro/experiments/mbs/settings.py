@@ -392,6 +392,46 @@ def epochs_in_turns(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     )
 
 
+FILES_ROLE = "ResNet-50"
+# Ways to read images, as a table says them.
+READINGS = {
+    "memory": "in memory",
+    "ahead": "from files, a mini-batch ahead",
+    "asked": "from files, when asked for",
+}
+
+
+def file_epochs(profile: str, chosen: Mapping[str, str]) -> Run:
+    """Return the times of epochs whose images are decoded from files, and of those in memory.
+
+    Of the smallest mini-batch beyond memory, and the largest that an epoch's images fill. Files
+    have the paper's 224 pixels wherever the network sees fewer, but for toys. Under `long` those of
+    quick, in more turns and by several processes.
+    """
+    if profile == LONG:
+        run = file_epochs("quick", _of_quick(chosen))
+        return replace(run, config=run.config | {"repeats": 11}, seeds=PROCESSES)
+    config = base_config(profile, FILES_ROLE, chosen, measured_at(profile))
+    config |= {name: None for name in ("limit_fits", "limit_bytes") if name in config}
+    seen = config["dataset"]["image_size"]
+    stored = 48 if profile == "smoke" else PAPER_SIDES[FILES_ROLE, "high"]
+    config["dataset"] = config["dataset"] | {"image_size": stored}
+    if config["dataset"]["name"] == "flowers5":
+        config["dataset"]["per_class"] = 110  # as many as an epoch, decoded in seconds
+    config["augment"] = config["augment"] | {"crop_size": seen}
+    initial = PAPER["table2"][FILES_ROLE]["mini_batch"]
+    largest = {"smoke": 64, "quick": 512}.get(profile, 1024)
+    ways = {
+        f"{size}, {reading}": [size, micro_batch_of(FILES_ROLE, size), reading]
+        for size in (2 * initial, largest)
+        for reading in READINGS
+    }
+    config |= {"train_samples": largest, "ways": ways}
+    config |= {"repeats": {"smoke": 2, "quick": 4}.get(profile, 5)}
+    config |= _BENCHMARK if profile == "gpu" else {}
+    return Run("file_epochs", config, seeds=(0,), label=f"{FILES_ROLE}, epochs from files")
+
+
 def overhead(profile: str, role: str, chosen: Mapping[str, str]) -> Run:
     """Return the step times with and without MBS at the initial size, taken in turns.
 
