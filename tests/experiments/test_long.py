@@ -21,8 +21,8 @@ TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "files", "figure3", "
            "adaptive": ("figure1", "figure2", "figure3", "stable", "figure4", "figure5", "figure6",
                         "figure7", "figure8", "figure9", "figure10", "lars", "figure11"),
            "outofcore": ("schedules",),
-           "microconv": ("figure9", "figure10", "figure11", "figure12", "table5", "iterations",
-                         "optimisation"),
+           "microconv": ("figure1", "figure9", "figure10", "figure11", "figure12", "table5",
+                         "iterations", "optimisation"),
            "together": ("accuracy",)}  # fmt: skip
 # What a measurement has more of than under quick, and threads, where it says why.
 MORE = {"repeats", "processes", "threads"}

@@ -7,6 +7,7 @@ import pytest
 from made import check_row
 from made_microconv import FAILED, alexnet, candidates, conv2, entry, figure, judge, table
 
+from repro.experiments.microconv import layers
 from repro.report import DASH
 
 
@@ -36,6 +37,14 @@ class TestSmallLimit:
         # Undivided, 8 samples: 8 ms against 4 ms and a microsecond.
         assert f"up to {8 / 4.001:.2f} times as slow" in evidence
         assert "8 MiB at a mini-batch of 8 stand for 256 at the paper's" in evidence
+
+    def test_limits_of_long(self):
+        # 0.5 MiB a sample need 4 MiB: more than 2, which stand for the paper's 8, and less than 8.
+        for profile, counts in (("quick", "0 of 1"), ("long", "1 of 1")):
+            _, evidence = judge(
+                "figure1/fast_needs_more", lambda run: candidates(self.FITS), profile
+            )
+            assert evidence.startswith(counts)
 
     def test_not_run(self):
         assert judge("figure1/fast_needs_more", lambda run: None) == ("not run", "no records")
@@ -87,6 +96,31 @@ class TestFigure1:
             "ours: torchvision's AlexNet, mini-batch 8, for Caffe's AlexNet, SYNTHETIC inputs"
         )
 
+    def test_limits_shrink_with_the_mini_batch(self):
+        # Planted between the two smallest limits of `long`, 2 and 16 MiB: slow 8, fast 12 MiB.
+        def make(run):
+            return alexnet(conv3={"slow_mib": 1.0, "fast_mib": 1.5})
+
+        third = table("figure1", make, "long").iloc[2]
+        assert third["2 MiB (paper 8): workspace"] == "does not fit"
+        assert third["16 MiB (paper 64): workspace"] == "36.0"
+        memory = figure("figure1", make, "long").axes[0]
+        told = [text.partition("within ")[2] for text in memory.get_legend_handles_labels()[1]]
+        limits = {"2 MiB (paper 8)": 2, "16 MiB (paper 64)": 16, "128 MiB (paper 512)": 128}
+        assert {text for text in told if text} == set(limits)
+        assert layers.limits_of(made.results("figure1", make, "long")) == limits
+        for profile in ("quick", "gpu", "paper"):
+            found = layers.limits_of(made.results("figure1", make, profile))
+            assert found == {"8 MiB": 8, "64 MiB": 64, "512 MiB": 512}
+
+    @pytest.mark.parametrize("fast_mib", [0.1, 0.5])
+    def test_columns_that_are_all_the_same_are_said_to_be(self, fast_mib):
+        # Of the 8 samples the fast one needs 0.8 MiB, or 4: more than the smallest limit of `long`.
+        of = {f"conv{n}": {"fast_mib": fast_mib} for n in range(1, 6)}
+        said = layers.FIGURE1.caption(made.results("figure1", lambda run: alexnet(**of), "long"))
+        told = "of no kernel the fastest algorithm needs more than 2 MiB (paper 8)"
+        assert (told in said) == (fast_mib == 0.1)
+
 
 class TestWorkspaceAsLarge:
     @pytest.mark.parametrize(
@@ -98,7 +132,7 @@ class TestWorkspaceAsLarge:
         layers = {f"conv{n}": own for n in range(1, 6)}
         found, evidence = judge("figure1/workspace_as_large", lambda run: alexnet(**layers))
         assert found == word, evidence
-        assert word == "not run" or "of workspace for 21.2 of data and filters" in evidence
+        assert word == "not run" or "within 512 MiB, for 21.2 of data and filters" in evidence
 
     def test_records_without_the_layers_memory(self):
         def make(run):

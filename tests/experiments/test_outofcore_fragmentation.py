@@ -16,6 +16,7 @@ from test_outofcore_settings import (
     limit_of,
     nothing,
     panels,
+    results,
     table,
 )
 
@@ -220,12 +221,35 @@ class TestFigure5:
     def test_the_figure(self):
         shown = panels("figure5", World())
         # No DeepLabv3+ is measured on a CPU.
-        assert [limit_of(axis) for axis in shown.values()] == [16] * 3 + [64] * 2 + [None]
-        *_, pix2pixhd, deeplab = shown.values()
+        limits = [limit_of(axis) for axis in shown.values()]
+        assert limits == [16] * 3 + [64] * 2 + [None] * 4
+        *_, pix2pixhd, deeplab = list(shown.values())[:6]
         found = curves(pix2pixhd)
         assert found["in core"] == [pytest.approx((4, 56.6))]
         assert found["schedule: taken"][-1] == pytest.approx((16, 57.6))
         assert [text.get_text() for text in deeplab.texts] == ["not run"]
+
+    def test_what_is_taken_over_what_is_used(self):
+        world = World(taken={(settings.PHYSICAL, "chunks", "schedule"): 1.25})
+        found = fragmentation.physical_over_used(results("figure5", world), DENSENET)
+        sizes = settings.SIMULATED_BATCHES["quick"][DENSENET]
+        assert found == dict.fromkeys(sizes, (2.0, pytest.approx(1.25)))
+        alone = fragmentation.physical_over_used(results("figure5", world), DENSENET, "in_core")
+        assert alone == dict.fromkeys(sizes, (2.0, pytest.approx(1.1)))
+        rows = [row for row in table("figure5", world) if row["network"] == DENSENET]
+        told = [row["over use, schedule"] for row in rows]
+        assert told == ["1.25× (torch's 2.00×)"] * len(sizes) + [DASH] * 2
+        axis = list(panels("figure5", world).values())[6]
+        assert axis.get_ylabel() == "taken over used, no limit"
+        drawn = curves(axis)
+        assert drawn["torch's, no limit: swapped"] == [(size, 2.0) for size in sizes]
+        assert drawn["chunks, no limit: swapped"][0] == (sizes[0], pytest.approx(1.25))
+        assert drawn["chunks, no limit: nothing swapped"][0] == (sizes[0], pytest.approx(1.1))
+
+    def test_without_what_was_mapped_the_rest_is_shown(self):
+        world = World(status={(settings.PHYSICAL,): None})
+        assert fragmentation.physical_over_used(results("figure5", world), DENSENET) == {}
+        assert {row["over use, schedule"] for row in table("figure5", world)} == {DASH}
 
     def test_no_curve_lies_on_the_frame(self):
         for axis in panels("figure5", World()).values():

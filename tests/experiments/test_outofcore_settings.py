@@ -166,6 +166,8 @@ class World:
         if run.experiment in ("link", "chunk_sizes"):
             return self.analysed(run) if SIMULATED in self.places else None
         role, batch = config["role"], config.get("batch", "looked for")
+        if run.experiment == settings.PHYSICAL:
+            return self.physical(role, batch) if SIMULATED in self.places else None
         half = config["precision"] != settings.FLOAT32
         measuring = (MEASURED, settings.HALF_MEASURED, settings.BY_SCHEDULE)
         where = MEASURED if run.experiment in measuring else SIMULATED
@@ -251,6 +253,21 @@ class World:
             row |= {"chunk_bytes": 80 * MIB, "time_by_bytes_s": 2 * row["time_s"]}
         metrics = {"limit_bytes": self.limit(SIMULATED), "peak_bytes": batch * 80 * MIB}
         return {"metrics": metrics | {"rows": fitted}}
+
+    def physical(self, role: str, batch: int) -> Mapping[str, Any] | None:
+        """Return twice what is in use for torch's allocator, and 1.1 times for chunks."""
+        unusual = _of(self.status, "as usual", SIMULATED, role, batch, settings.PHYSICAL)
+        if unusual != "as usual":
+            return unusual
+        rows = {
+            mode: {
+                "used_bytes": used,
+                "torch_bytes": int(used * _of(self.taken, 2.0, mode, settings.PHYSICAL, "torch")),
+                "chunks_bytes": int(used * _of(self.taken, 1.1, mode, settings.PHYSICAL, "chunks")),
+            }
+            for mode, used in (("in_core", batch * 80 * MIB), ("schedule", 16 * GIB))
+        }
+        return {"metrics": {"peak_bytes": batch * 80 * MIB, "rows": rows}}
 
     def measured(self, config: Mapping[str, Any], half: bool) -> Mapping[str, Any]:
         mode = config["mode"]

@@ -5,7 +5,7 @@ what they gain for the second convolution.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from repro.experiments.design import (
 )
 from repro.experiments.intervals import Gap, NotRun, exactly, in_turns
 from repro.experiments.judging import Verdict, certain, combine, direction
-from repro.experiments.microconv.describing import caffe_marks, whose
+from repro.experiments.microconv.describing import caffe_marks, scaled_marks, whose
 from repro.experiments.microconv.settings import (
     BATCHES,
     LIMITS_MIB,
@@ -40,11 +40,13 @@ from repro.experiments.microconv.settings import (
     front,
     kernels_of,
     label,
+    limit_of,
     mib,
     ms,
     policies,
     stands_for_mib,
     times,
+    told_limit,
 )
 from repro.records import Record
 from repro.report import DASH
@@ -68,6 +70,16 @@ def alexnet_runs(profile: str, chosen: Chosen) -> list[Run]:
 def conv2_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the measurement of AlexNet's second convolution."""
     return [conv2(profile)]
+
+
+def limits_of(results: Results) -> dict[str, float]:
+    """Return the limit of a kernel in MiB by what it is called, such as ``2 MiB (paper 8)``."""
+    return {
+        told_limit(results.profile, "AlexNet", "WR", limit): limit_of(
+            results.profile, "AlexNet", "WR", limit
+        )
+        for limit in LIMITS_MIB
+    }
 
 
 def _undivided(
@@ -105,10 +117,10 @@ def figure1_table(results: Results) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"layer": layer, "kernels": len(entries)}
         memory = layer_memory(entries)
         row |= {"data (MiB)": mib(memory and memory[0]), "filters (MiB)": mib(memory and memory[1])}
-        for limit in LIMITS_MIB:
+        for told, limit in limits_of(results).items():
             workspace, time = _undivided(entries, limit)
-            row[f"{limit} MiB: workspace"] = "does not fit" if time is None else mib(workspace)
-            row[f"{limit} MiB: ms"] = ms(time)
+            row[f"{told}: workspace"] = "does not fit" if time is None else mib(workspace)
+            row[f"{told}: ms"] = ms(time)
         row["torch's own: MiB"] = mib(sum(entry["native_bytes"] for entry in entries))
         row["torch's own: ms"] = ms(sum(entry["native_s"] for entry in entries))
         rows.append(row)
@@ -128,7 +140,8 @@ def figure1(results: Results) -> "Figure":
     kept = np.array([layer_memory(entries) or (0, 0) for entries in layers.values()])
     kept = kept.reshape(-1, 2).T / MIB  # data, then filters: MiB of each layer
     positions, width = np.arange(len(layers)), 0.27
-    for number, (limit, colour) in enumerate(zip(LIMITS_MIB, LIMITS, strict=True)):
+    told_limits = zip(limits_of(results).items(), LIMITS, strict=True)
+    for number, ((told, limit), colour) in enumerate(told_limits):
         lefts = positions + (number - 1) * width
         below = np.zeros(len(layers))
         for row, name, shade in ((0, "data", "#d3d8df"), (1, "filters", "#8a93a0")):
@@ -140,7 +153,7 @@ def figure1(results: Results) -> "Figure":
                 style = {"rotation": 90, "fontsize": 7, "color": UNFIT, "ha": "center"}
                 time.text(left, 0, " does not fit", va="bottom", **style)
                 continue
-            style = {"color": colour, "label": f"best within {limit} MiB"}
+            style = {"color": colour, "label": f"best within {told}"}
             memory.bar(left, workspace / MIB, 0.9 * width, bottom=base, **style)
             time.bar(left, 1e3 * seconds, 0.9 * width, **style)
     for axis in (memory, time):
@@ -153,6 +166,29 @@ def figure1(results: Results) -> "Figure":
     return figure
 
 
+def workspace_beside_memory(results: Results, limit_mib: float) -> tuple[int, int]:
+    """Return bytes of workspace of all fastest undivided kernels, and of the layers' memory.
+
+    Args:
+        results: Of AlexNet's kernels.
+        limit_mib: Of each kernel.
+
+    Raises:
+        NotRun: Nothing was measured, or not every kernel fits.
+    """
+    layers = _by_layer(results)
+    if not layers:
+        raise NotRun("no records")
+    memory = [layer_memory(entries) for entries in layers.values()]
+    pairs = [_undivided(entries, limit_mib) for entries in layers.values()]
+    if None in memory:
+        raise NotRun("its records are from before the layers' memory was kept")
+    if any(workspace is None for workspace, _ in pairs):
+        raise NotRun(f"not every kernel fits into {limit_mib} MiB undivided")
+    kept = sum(sum(parts) for parts in memory if parts)
+    return int(sum(workspace for workspace, _ in pairs if workspace)), kept
+
+
 @claim(
     "workspace_as_large",
     f"Efficient algorithms may need workspaces as large as the network itself (as we put it: those "
@@ -162,19 +198,30 @@ def figure1(results: Results) -> "Figure":
 )
 def workspace_as_large(results: Results, expected: Expectation) -> Verdict:
     """Judge the workspace of all kernels over the memory of all layers."""
-    layers = _by_layer(results)
-    if not layers:
-        raise NotRun("no records")
-    memory = [layer_memory(entries) for entries in layers.values()]
-    pairs = [_undivided(entries, AMPLE) for entries in layers.values()]
-    if None in memory:
-        raise NotRun("its records are from before the layers' memory was kept")
-    if any(workspace is None for workspace, _ in pairs):
-        raise NotRun(f"not every kernel fits into {AMPLE} MiB undivided")
-    kept = sum(sum(parts) for parts in memory if parts)
-    taken = sum(workspace for workspace, _ in pairs if workspace)
-    name = f"{mib(taken)} MiB of workspace for {mib(kept)} of data and filters:"
+    told, ample = list(limits_of(results).items())[-1]
+    taken, kept = workspace_beside_memory(results, ample)
+    name = f"{mib(taken)} MiB of workspace within {told}, for {mib(kept)} of data and filters:"
     return combine([direction(name, exactly(max(1, taken) / kept, log=True), sign=expected.sign)])
+
+
+def kernels_that_need_more(
+    record: Record, small_mib: float, ample_mib: float
+) -> list[tuple[str, bool, float | None]]:
+    """Return of each kernel whether its fastest algorithm needs more than the small limit gives.
+
+    Algorithms run undivided, and the fastest is that within the ample limit; kernels for which
+    there is none are left out. Last stands how many times as slow what fits into the small limit
+    is, None where nothing does.
+    """
+    needs = []
+    for entry in kernels_of(record):
+        fastest = divide(entry, ample_mib, "undivided")
+        if fastest is None:
+            continue
+        fitting = divide(entry, small_mib, "undivided")
+        slower = None if fitting is None else fitting.time_s / fastest.time_s
+        needs.append((label(entry), fastest.workspace_bytes > small_mib * MIB, slower))
+    return needs
 
 
 @claim(
@@ -188,37 +235,45 @@ def fast_needs_more(results: Results, expected: Expectation) -> Verdict:
     record = best_candidates(results, "AlexNet")
     if record is None:
         raise NotRun("no records")
-    slower, more, parts = [1.0], [], []
-    for entry in kernels_of(record):
-        fastest = divide(entry, AMPLE, "undivided")
-        if fastest is None:
-            continue
-        fitting = divide(entry, SMALL, "undivided")
-        needs = fastest.workspace_bytes > SMALL * MIB
-        parts.append(certain(label(entry), needs))
-        if needs:
-            more.append(label(entry) + " (nothing fits)" * (fitting is None))
-        if fitting is not None:
-            slower.append(fitting.time_s / fastest.time_s)
-    if not parts:
-        raise NotRun(f"no kernel fits into {AMPLE} MiB undivided")
-    named = f": {', '.join(more)}" if more else ""
+    small, *_, ample = limits_of(results).values()
+    needs = kernels_that_need_more(record, small, ample)
+    if not needs:
+        raise NotRun(f"no kernel fits into {ample} MiB undivided")
+    parts = [certain(name, more) for name, more, _ in needs]
+    names = [name + " (nothing fits)" * (slower is None) for name, more, slower in needs if more]
+    named = f": {', '.join(names)}" if names else ""
+    slowest = max([1.0, *(slower for *_, slower in needs if slower is not None)])
     return Verdict(
         combine(parts).word,
-        f"{len(more)} of {len(parts)} kernels{named}; what fits instead is up to "
-        f"{max(slower):.2f} times as slow; {SMALL} MiB at a mini-batch of "
-        f"{record.config['batch']} stand for {stands_for_mib(record, SMALL):,.0f} at the paper's",
+        f"{len(names)} of {len(parts)} kernels{named}; what fits instead is up to "
+        f"{slowest:.2f} times as slow; {small} MiB at a mini-batch of "
+        f"{record.config['batch']} stand for {stands_for_mib(record, small):,.0f} at the paper's",
     )
 
 
+def _figure1_marks(results: Results) -> Iterator[str]:
+    yield from scaled_marks(results)
+    record = best_candidates(results, "AlexNet")
+    limits = list(limits_of(results))
+    small, *_, ample = limits_of(results).values()
+    if record is not None:
+        needs = kernels_that_need_more(record, small, ample)
+        if needs and not any(more for _, more, _ in needs):
+            yield (
+                f"All limits show the same: of no kernel the fastest algorithm needs more than "
+                f"{limits[0]}."
+            )
+
+
 FIGURE1 = Exhibit(
+    long=True,
     runs=alexnet_runs,
     table=figure1_table,
     figure=figure1,
     caption=caption(
         "The best undivided algorithms of each layer within a limit for each kernel: their "
         "workspace, on top of data and filters with gradients, and the sum of their median times.",
-        caffe_marks,
+        _figure1_marks,
     ),
     claims=(workspace_as_large, fast_needs_more),
 )

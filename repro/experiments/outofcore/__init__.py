@@ -16,6 +16,7 @@ PAPER = Paper(
         Experiment("measured", f"{_HERE}.experiments:measured"),
         Experiment("link", f"{_HERE}.analysing:link", measures=False),
         Experiment("chunk_sizes", f"{_HERE}.analysing:chunk_sizes", measures=False),
+        Experiment("physical", f"{_HERE}.physical:physical", measures=False),
         Experiment("packed", f"{_HERE}.packed:packed", measures=False),
         # Host memory differs by 512 bytes with the runs that the process made before.
         Experiment("by_schedule", f"{_HERE}.scheduling:by_schedule", timed=("host_bytes",)),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from repro.experiments.captions import caption
+from repro.experiments.captions import caption, panel
 from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, check, claim
 from repro.experiments.intervals import NotRun, exactly
 from repro.experiments.judging import Part, Verdict, combine, direction, each
@@ -30,14 +30,18 @@ from repro.experiments.outofcore.settings import (
     MIB,
     MODES,
     PAPER,
+    PHYSICAL,
     PLACES,
     RESNET,
     ROLES,
     SCHEDULE,
     SIMULATED,
+    SIMULATED_BATCHES,
     facts,
     gib,
+    network_name,
     others,
+    physical,
     resnet,
 )
 from repro.report import DASH
@@ -49,6 +53,7 @@ CLAIMS: Mapping[str, Any] = PAPER["claims"]
 LMS_BATCH = CLAIMS["lms_batch"]
 NETWORKS = ROLES[1:]
 FLAT = 0.05  # of the limit
+_TAKEN = "torch_bytes", "chunks_bytes"
 
 
 def _cases(results: Results, roles: Sequence[str], where: str) -> dict[str, tuple[str, str]]:
@@ -260,7 +265,31 @@ FIGURE3 = Exhibit(
 
 def figure5_runs(profile: str, chosen: Chosen) -> list[Run]:
     """Return the ways to train DenseNet, Pix2PixHD and DeepLabv3+, by batch size."""
-    return others(profile)
+    sizes = SIMULATED_BATCHES[profile]
+    return others(profile) + [physical(role, batch) for role in NETWORKS for batch in sizes[role]]
+
+
+def physical_over_used(
+    results: Results, role: str, mode: str = SCHEDULE
+) -> dict[int, tuple[float, float]]:
+    """Return what allocators take without a limit over the bytes in use, by batch size, ascending.
+
+    First stands torch's allocator, which is simulated, and then chunks that were mapped.
+
+    Args:
+        results: Of Figure 5.
+        role: The network.
+        mode: `SCHEDULE`: no more is in use than the device has; `IN_CORE`: nothing is swapped.
+    """
+    found = {
+        record.config["batch"]: record.metrics["rows"][mode]
+        for record in results.ok(PHYSICAL, role=role)
+        if mode in record.metrics["rows"]
+    }
+    return {
+        batch: tuple(found[batch][name] / found[batch]["used_bytes"] for name in _TAKEN)
+        for batch in sorted(found)
+    }
 
 
 def taken(point: Point) -> int | None:
@@ -279,8 +308,15 @@ def figure5_table(results: Results) -> list[dict[str, Any]]:
     rows = []
     for role in NETWORKS:
         limits = {label: limit_bytes(results, where, role) for where, label in PLACES.items()}
+        ratios = {mode: physical_over_used(results, role, mode) for mode in (IN_CORE, SCHEDULE)}
         for row in rows_of_others(results, role, cell):
             rows.append(row | {"limit": gib(limits[row["where"]])})
+            for mode, by_batch in ratios.items():
+                known = row["where"] == PLACES[SIMULATED] and row["batch"] in by_batch
+                told = (
+                    "{1:.2f}× (torch's {0:.2f}×)".format(*by_batch[row["batch"]]) if known else DASH
+                )
+                rows[-1][f"over use, {LABELS[mode]}"] = told
     return rows
 
 
@@ -305,7 +341,25 @@ def figure5(results: Results) -> "Figure":
                 for role, limit in limits.items()
             ]
         )
+    labels.append("taken over used, no limit")
+    rows.append([_over_used(results, role) for role in NETWORKS])
     return draw(rows, labels)
+
+
+def _over_used(results: Results, role: str) -> Panel:
+    """Return what allocators take without a limit, for each byte that is in use."""
+    records = results.ok(PHYSICAL, role=role)
+    ran = network_name(records[0].config) if records else ""
+    lines = []
+    for mode, told, whose_line in (
+        (SCHEDULE, "swapped", "ours"),
+        (IN_CORE, "nothing swapped", "budget"),
+    ):
+        by_batch = physical_over_used(results, role, mode)
+        for number, (way, name) in enumerate(((SCHEDULE, "torch's"), (CHUNKS, "chunks"))):
+            curve = [(batch, ratios[number]) for batch, ratios in by_batch.items()]
+            lines.append(Line(LABELS[way], curve, f"{name}, no limit: {told}", whose_line))
+    return Panel(panel(role, ran, "chunks mapped, torch's allocator SIMULATED"), lines)
 
 
 def _beyond_core(results: Results) -> Iterator[tuple[str, str, int, list[int]]]:
@@ -352,7 +406,9 @@ FIGURE5 = Exhibit(
     figure=figure5,
     caption=caption(
         "The most that the allocator takes within an iteration, and the budget of the schedule. In "
-        "core on a CPU: what tensors take.",
+        "core on a CPU: what tensors take. Over use: what chunks take without a limit (in brackets "
+        "torch's allocator) over the bytes of tensors. These are as many as there are in core, and "
+        f"at most {PAPER['limit_gib']} GiB by the schedule.",
         facts,
     ),
     claims=fragmented,

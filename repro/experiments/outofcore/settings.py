@@ -52,6 +52,7 @@ PACKED = "packed"
 PACKED_MODES = PACKED_CHUNKS, FITTED = "packed_va", "packed_fitted"
 LARGEST_CHUNK = 10
 LEAST_CHUNK_MIB = 2  # section 4: of the device
+PHYSICAL = "physical"
 BY_SCHEDULE = "by_schedule"
 HALF, HALF_REACH, HALF_MEASURED = "half", "half_reach", "half_measured"
 PLACES = {SIMULATED: "simulated, V100", MEASURED: "measured here"}
@@ -291,6 +292,20 @@ def packed(batch: int) -> Run:
     return Run(PACKED, config, seeds=(0,), label=f"{RESNET}, batch size {batch}, packed")
 
 
+def physical(role: str, batch: int) -> Run:
+    """Return an iteration's requests, served without a limit by torch's allocator and by chunks."""
+    config = {
+        "role": role,
+        **PUBLISHED[role],
+        "precision": FLOAT32,
+        "batch": batch,
+        "limit_gib": PAPER["limit_gib"],
+        "chunk_mib": PAPER["claims"]["chunk_mib"],
+    }
+    label = f"{role}, batch size {batch}, requests without a limit"
+    return Run(PHYSICAL, config, seeds=(0,), label=label)
+
+
 def link(batch: int) -> Run:
     """Return the paper's setting at other rates of the link, and with fewer bytes."""
     config = {
@@ -406,6 +421,11 @@ _OF_PACKED = (
     f"{LARGEST_CHUNK} times the paper's chunk, whichever is fastest. That mapping one takes as "
     "long whatever its size is our assumption."
 )
+_OF_PHYSICAL = (
+    "Without a limit, allocators serve the requests of the published networks' traces, of which "
+    "nothing is computed. Torch's allocator is SIMULATED. Chunks are mapped by the allocator of "
+    "section 4 itself, in this machine's memory, and not written."
+)
 _OF_A_CPU = (
     "Measured here, the memory limit is SIMULATED. In core and with checkpointing it is a limit on "
     "tensors. A schedule gets the largest budget that the simulated allocators serve within it, "
@@ -468,6 +488,8 @@ def setup(records: Sequence[Record]) -> Iterable[str]:
         yield from _OF_THE_V100
     if any(record.experiment == PACKED for record in records):
         yield _OF_PACKED
+    if any(record.experiment == PHYSICAL for record in records):
+        yield _OF_PHYSICAL
     if any(record.device["type"] == "cpu" for record in measured):
         yield _OF_A_CPU
     if any("link_share" in record.config for record in measured):
