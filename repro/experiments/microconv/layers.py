@@ -5,24 +5,16 @@ what they gain for the second convolution.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    Chosen,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    check,
-    claim,
-)
-from repro.experiments.intervals import Gap, NotRun, exactly, in_turns
-from repro.experiments.judging import Verdict, certain, combine, direction
-from repro.experiments.microconv.describing import caffe_marks, whose
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, exactly, mean_of
+from repro.experiments.microconv.describing import CAFFES, caffe_marks, network_name, whose
 from repro.experiments.microconv.settings import (
     BATCHES,
     LIMITS_MIB,
@@ -43,7 +35,6 @@ from repro.experiments.microconv.settings import (
     mib,
     ms,
     policies,
-    stands_for_mib,
     times,
 )
 from repro.records import Record
@@ -57,7 +48,6 @@ if TYPE_CHECKING:
 
 SMALL, AMPLE = LIMITS_MIB[0], LIMITS_MIB[-1]
 Parts = Sequence[tuple[int, str]]  # of a division: sizes and algorithms
-CAFFES = "Caffe's AlexNet"  # the paper's in these figures
 
 
 def alexnet_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -153,17 +143,10 @@ def figure1(results: Results) -> "Figure":
     return figure
 
 
-@claim(
-    "workspace_as_large",
-    f"Efficient algorithms may need workspaces as large as the network itself (as we put it: those "
-    f"of AlexNet's fastest undivided kernels within {AMPLE} MiB, in all, over data and filters of "
-    f"its convolutions with their gradients)",
-    "Section I",
-)
-def workspace_as_large(results: Results, expected: Expectation) -> Verdict:
-    """Judge the workspace of all kernels over the memory of all layers."""
-    layers = _by_layer(results)
-    if not layers:
+def workspace_as_large(results: Results) -> Cases:
+    """The workspace of all kernels over the memory of all layers."""
+    record, layers = best_candidates(results, "AlexNet"), _by_layer(results)
+    if record is None:
         raise NotRun("no records")
     memory = [layer_memory(entries) for entries in layers.values()]
     pairs = [_undivided(entries, AMPLE) for entries in layers.values()]
@@ -173,42 +156,33 @@ def workspace_as_large(results: Results, expected: Expectation) -> Verdict:
         raise NotRun(f"not every kernel fits into {AMPLE} MiB undivided")
     kept = sum(sum(parts) for parts in memory if parts)
     taken = sum(workspace for workspace, _ in pairs if workspace)
-    name = f"{mib(taken)} MiB of workspace for {mib(kept)} of data and filters:"
-    return combine([direction(name, exactly(max(1, taken) / kept, log=True), sign=expected.sign)])
+    share = exactly(max(1, taken) / kept, log=True)
+    sizes = f"{mib(taken)} MiB of workspace for {mib(kept)} of data and filters:"
+    return {"AlexNet": replace(share, label=f"{network_name(record, True)}, {sizes}")}
 
 
-@claim(
-    "fast_needs_more",
-    f"Fast undivided algorithms need more workspace than a small limit gives (as we put it: of "
-    f"each kernel of AlexNet, the fastest within {AMPLE} MiB needs more than {SMALL})",
-    "Section I",
-)
-def fast_needs_more(results: Results, expected: Expectation) -> Verdict:
-    """Judge what the fastest undivided algorithm of each kernel needs."""
+def fast_needs_more(results: Results) -> Cases:
+    """What the fastest undivided algorithm of each kernel needs, and what the small limit costs."""
     record = best_candidates(results, "AlexNet")
     if record is None:
         raise NotRun("no records")
-    slower, more, parts = [1.0], [], []
+    found = {}
     for entry in kernels_of(record):
         fastest = divide(entry, AMPLE, "undivided")
         if fastest is None:
             continue
         fitting = divide(entry, SMALL, "undivided")
-        needs = fastest.workspace_bytes > SMALL * MIB
-        parts.append(certain(label(entry), needs))
-        if needs:
-            more.append(label(entry) + " (nothing fits)" * (fitting is None))
-        if fitting is not None:
-            slower.append(fitting.time_s / fastest.time_s)
-    if not parts:
+        slower = (
+            "nothing fits"
+            if fitting is None
+            else f"×{fitting.time_s / fastest.time_s:.2f} of its time"
+        )
+        needs = fastest.workspace_bytes / MIB
+        text = f"takes {needs:.1f} MiB ({SMALL} MiB: {slower})"
+        found[label(entry)] = Exact(needs > SMALL, text)
+    if not found:
         raise NotRun(f"no kernel fits into {AMPLE} MiB undivided")
-    named = f": {', '.join(more)}" if more else ""
-    return Verdict(
-        combine(parts).word,
-        f"{len(more)} of {len(parts)} kernels{named}; what fits instead is up to "
-        f"{max(slower):.2f} times as slow; {SMALL} MiB at a mini-batch of "
-        f"{record.config['batch']} stand for {stands_for_mib(record, SMALL):,.0f} at the paper's",
-    )
+    return found
 
 
 FIGURE1 = Exhibit(
@@ -220,7 +194,7 @@ FIGURE1 = Exhibit(
         "workspace, on top of data and filters with gradients, and the sum of their median times.",
         caffe_marks,
     ),
-    claims=(workspace_as_large, fast_needs_more),
+    claims={"workspace_as_large": workspace_as_large, "fast_needs_more": fast_needs_more},
 )
 
 
@@ -352,14 +326,13 @@ def _draw_part(
         axis.text(left + width / 2, row, size, color=ink_on(colour), **text)
 
 
-@claim("divided_on_front", "Divided configurations lie on the Pareto front", "Section III-C1")
-def divided_on_front(results: Results, expected: Expectation) -> Verdict:
-    """Judge whether conv2's front holds divided points that no undivided one equals."""
+@check("conv2's Pareto front holds divided configurations, which no undivided one equals")
+def divided_on_front(results: Results) -> tuple[bool, str]:
+    """Count the divided points of conv2's front."""
     results.need("candidates", layer="conv2")
     points = _conv2_front(results)
     divided = sum(len(point.parts) > 1 for point in points)
-    evidence = f"{divided} of {len(points)} desirable divisions are divided"
-    return combine([certain(evidence, divided > 0)])
+    return divided > 0, f"{divided} of {len(points)} desirable divisions are divided"
 
 
 @check(
@@ -386,8 +359,7 @@ FIGURE6 = Exhibit(
         "less workspace and less time. A time is a sum of medians, one for each micro-batch.",
         caffe_marks,
     ),
-    claims=(divided_on_front,),
-    checks=(few_desirable,),
+    checks=(few_desirable, divided_on_front),
 )
 
 
@@ -412,13 +384,32 @@ def tried_policies(record: Record | None) -> tuple[str, ...]:
     return tuple(p for p in POLICIES if p != "all" or record.config["policy"] == "all")
 
 
-def conv2_gain(cells: Mapping[Cell, Mapping[str, Any]], cell: Cell) -> float | None:
-    """Return how much faster conv2 runs than undivided, each in turns with torch's own."""
-    divided, undivided = cells.get(cell), cells.get((cell[0], "undivided"))
-    if divided is None or undivided is None:
-        return None
-    relative = [row["time_s"] / row["native_s"] for row in (undivided, divided)]
-    return float(relative[0] / relative[1])
+def conv2_gain(results: Results, cell: Cell) -> Estimate:
+    """Return how much faster conv2 runs than undivided, each in turns with torch's own.
+
+    By processes; of one alone the spread is not known.
+
+    Raises:
+        NotRun: A process has no division within the limit, or none undivided.
+    """
+    gains = []
+    for record in results.processes("candidates", layer="conv2"):
+        held = _cells(record)
+        divided, undivided = held.get(cell), held.get((cell[0], "undivided"))
+        if divided is None or undivided is None:
+            raise NotRun(f"nothing undivided fits into {cell[0]} MiB, or nothing divided")
+        before, after = (row["time_s"] / row["native_s"] for row in (undivided, divided))
+        gains.append(1.0 if divided["parts"] == undivided["parts"] else before / after)
+    if set(gains) == {1.0}:
+        return exactly(1.0, log=True)
+    return mean_of(gains, log=True)
+
+
+def _told_gain(results: Results, cell: Cell) -> str:
+    try:
+        return str(conv2_gain(results, cell))
+    except NotRun:
+        return DASH
 
 
 def figure10_table(results: Results) -> list[dict[str, Any]]:
@@ -449,7 +440,7 @@ def figure10_table(results: Results) -> list[dict[str, Any]]:
                     "time (ms)": ms(row["time_s"] if row else None),
                     "sum of parts (ms)": ms(row["predicted_s"] if row else None),
                     "torch's own (ms)": ms(row["native_s"] if row else None),
-                    "over undivided": times(conv2_gain(cells, (limit, policy))),
+                    "over undivided": _told_gain(results, (limit, policy)),
                 }
             )
     return rows
@@ -535,13 +526,8 @@ def _bound_cell(results: Results) -> tuple[dict[Cell, dict[str, Any]], Cell]:
     return cells, cell
 
 
-@claim(
-    "admits_algorithm",
-    "Dividing admits an algorithm for conv2 that does not fit undivided",
-    "Section IV-B1",
-)
-def admits_algorithm(results: Results, expected: Expectation) -> Verdict:
-    """Judge whether the division takes an algorithm that the whole mini-batch has no room for."""
+def admits_algorithm(results: Results) -> Cases:
+    """Whether the division takes an algorithm that the whole mini-batch has no room for."""
     cells, (limit, policy) = _bound_cell(results)
     entry = conv2_entry(results)
     if entry is None:
@@ -550,33 +536,15 @@ def admits_algorithm(results: Results, expected: Expectation) -> Verdict:
     needs[NATIVE] = entry["native_bytes"] / MIB
     taken = sorted({str(name) for _, name in cells[limit, policy]["parts"]})
     admitted = [f"{name} ({needs[name]:.1f} MiB)" for name in taken if needs.get(name, 0) > limit]
-    evidence = f"{limit} MiB, {policy}: takes {', '.join(taken)}; excluded undivided: "
-    return combine([certain(evidence + (", ".join(admitted) or "none of them"), bool(admitted))])
+    text = f"{limit} MiB, {policy}: takes {', '.join(taken)}; excluded undivided: "
+    return {"conv2": Exact(bool(admitted), text + (", ".join(admitted) or "none of them"))}
 
 
-@claim(
-    "conv2_faster",
-    "Dividing makes conv2 faster than undivided within the same limit",
-    "Section IV-B1",
-)
-def conv2_faster(results: Results, expected: Expectation) -> Verdict:
-    """Judge conv2's speed-up by processes; of one alone the spread is not known."""
-    cells, cell = _bound_cell(results)
-    if conv2_gain(cells, cell) is None:
-        raise NotRun(f"nothing undivided fits into {cell[0]} MiB, to compare with")
-    gains = []
-    for record in results.processes("candidates", layer="conv2"):
-        held = _cells(record)
-        gain = conv2_gain(held, cell)
-        if gain is None:
-            raise NotRun(f"one of several processes did not divide within {cell[0]} MiB")
-        same = held[cell]["parts"] == held[cell[0], "undivided"]["parts"]
-        gains.append(1.0 if same else gain)
-    gap: Gap = in_turns(gains, [1.0] * len(gains), trials="processes")
-    if set(gains) == {1.0}:
-        gap = exactly(1.0, log=True)
-    paper = PAPER["figure10"]["speedup_all"]
-    return combine([direction(f"{cell[0]} MiB, {cell[1]}:", gap, paper, sign=expected.sign)])
+def conv2_faster(results: Results) -> Cases:
+    """conv2's speed-up."""
+    _, cell = _bound_cell(results)
+    gain = conv2_gain(results, cell)
+    return {"conv2": replace(gain, label=f"conv2, {cell[0]} MiB, {cell[1]}:")}
 
 
 def fft_workspace_bytes(batch: int, inputs: int, outputs: int, side: int) -> int:
@@ -628,6 +596,6 @@ FIGURE10 = Exhibit(
         "by one, marks as the whole division ran in turns with torch's own.",
         caffe_marks,
     ),
-    claims=(admits_algorithm, conv2_faster),
+    claims={"admits_algorithm": admits_algorithm, "conv2_faster": conv2_faster},
     checks=(fft_workspaces,),
 )
