@@ -325,14 +325,14 @@ class TestReading:
     @pytest.mark.parametrize(
         ("parts", "ours"),
         [
-            ([[8, "torch:implicit"]], ["torch:implicit"]),
-            ([[4, "torch:im2col"], [4, "torch:implicit"]], ["torch:im2col", "torch:implicit"]),
-            ([[4, "torch:native"], [4, "torch:implicit"]], []),
-            ([[8, "cudnn:GEMM"]], []),
+            ([[8, "torch:implicit"]], ("torch:implicit",)),
+            ([[4, "torch:im2col"], [4, "torch:implicit"]], ("torch:im2col", "torch:implicit")),
+            ([[4, "torch:native"], [4, "torch:implicit"]], ()),
+            ([[8, "cudnn:GEMM"]], ()),
         ],
     )
     def test_algorithms_that_no_library_has(self, parts, ours):
-        assert settings.ours_alone({"parts": parts}) == ours and settings.ours_alone({}) == []
+        assert settings.ours_alone({"parts": parts}) == ours and settings.ours_alone({}) == ()
 
     def test_words(self):
         assert settings.ms(1.23456) == "1,234.6" and settings.ms(None) == DASH
@@ -465,7 +465,7 @@ class TestSetup:
         assert said.count(told) == 1
         assert "DenseNet-40: DenseNet-40 of growth 16, 16×16 pixels, mini-batch 4" in said
         said = self.told("smoke")
-        assert "AlexNet: ResNet for CIFAR (depth 8, width 4), 16×16 pixels, mini-batch 4" in said
+        assert "AlexNet: ResNet for CIFAR of depth 8, width 4, 16×16 pixels, mini-batch 4" in said
 
     def test_algorithms_and_limits(self):
         said = self.told()

@@ -76,7 +76,7 @@ class TestWithoutALimit:
 class TestOneWorkspace:
     @pytest.mark.parametrize(
         ("wd", "word"),
-        [(0.5, "is faster"), (2.0, "is slower"), (1.001, "is not certainly faster")],
+        [(0.5, "is faster"), (2.0, "is slower"), ((0.9, 1.1, 1.0), "is not certainly faster")],
     )
     def test_words(self, wd, word):
         def make(run):

@@ -607,14 +607,14 @@ def ran(record: Record | None) -> list[Entry]:
     return [*kernels_of(record), *(record.metrics.get("own", []) if record else [])]
 
 
-def ours_alone(row: Mapping[str, Any]) -> list[str]:
+def ours_alone(row: Mapping[str, Any]) -> tuple[str, ...]:
     """Return this package's algorithms where a division is made of nothing else, else none.
 
     They stand in for an algorithm of a library that needs next to no workspace.
     """
-    names = sorted({str(name) for _, name in row.get("parts", [])})
+    names = tuple(sorted({str(name) for _, name in row.get("parts", [])}))
     every = all(name.startswith(_PACKAGES) and name != NATIVE for name in names)
-    return names if every else []
+    return names if every else ()
 
 
 class Scatter(NamedTuple):
