@@ -14,7 +14,7 @@ import numpy as np
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
 from repro.experiments.judge import Cases, Estimate, Exact, NotRun, exactly, mean_of
-from repro.experiments.microconv.describing import CAFFES, caffe_marks, network_name, whose
+from repro.experiments.microconv.describing import CAFFES, caffe_marks, whose
 from repro.experiments.microconv.settings import (
     BATCHES,
     LIMITS_MIB,
@@ -143,45 +143,69 @@ def figure1(results: Results) -> "Figure":
     return figure
 
 
-def workspace_as_large(results: Results) -> Cases:
-    """The workspace of all kernels over the memory of all layers."""
-    record, layers = best_candidates(results, "AlexNet"), _by_layer(results)
-    if record is None:
+def workspace_beside_memory(results: Results, limit_mib: float) -> tuple[int, int]:
+    """Return bytes of workspace of all fastest undivided kernels, and of the layers' memory.
+
+    Args:
+        results: Of AlexNet's kernels.
+        limit_mib: Of each kernel.
+
+    Raises:
+        NotRun: Nothing was measured, or not every kernel fits.
+    """
+    layers = _by_layer(results)
+    if not layers:
         raise NotRun("no records")
     memory = [layer_memory(entries) for entries in layers.values()]
-    pairs = [_undivided(entries, AMPLE) for entries in layers.values()]
+    pairs = [_undivided(entries, limit_mib) for entries in layers.values()]
     if None in memory:
         raise NotRun("its records are from before the layers' memory was kept")
     if any(workspace is None for workspace, _ in pairs):
-        raise NotRun(f"not every kernel fits into {AMPLE} MiB undivided")
+        raise NotRun(f"not every kernel fits into {limit_mib} MiB undivided")
     kept = sum(sum(parts) for parts in memory if parts)
-    taken = sum(workspace for workspace, _ in pairs if workspace)
+    return int(sum(workspace for workspace, _ in pairs if workspace)), kept
+
+
+def workspace_as_large(results: Results) -> Cases:
+    """The workspace of all kernels over the memory of all layers."""
+    taken, kept = workspace_beside_memory(results, AMPLE)
     share = exactly(max(1, taken) / kept, log=True)
-    sizes = f"{mib(taken)} MiB of workspace for {mib(kept)} of data and filters:"
-    return {"AlexNet": replace(share, label=f"{network_name(record, True)}, {sizes}")}
+    label = f"{mib(taken)} MiB of workspace for {mib(kept)} of data and filters:"
+    return {"AlexNet": replace(share, label=label)}
+
+
+def kernels_that_need_more(
+    record: Record, small_mib: float, ample_mib: float
+) -> list[tuple[str, bool, float | None]]:
+    """Return of each kernel whether its fastest algorithm needs more than the small limit gives.
+
+    Algorithms run undivided, and the fastest is that within the ample limit; kernels for which
+    there is none are left out. Last stands how many times as slow what fits into the small limit
+    is, None where nothing does.
+    """
+    needs = []
+    for entry in kernels_of(record):
+        fastest = divide(entry, ample_mib, "undivided")
+        if fastest is None:
+            continue
+        fitting = divide(entry, small_mib, "undivided")
+        slower = None if fitting is None else fitting.time_s / fastest.time_s
+        needs.append((label(entry), fastest.workspace_bytes > small_mib * MIB, slower))
+    return needs
 
 
 def fast_needs_more(results: Results) -> Cases:
-    """What the fastest undivided algorithm of each kernel needs, and what the small limit costs."""
+    """Whether the fastest undivided algorithm of each kernel needs more than the small limit."""
     record = best_candidates(results, "AlexNet")
     if record is None:
         raise NotRun("no records")
-    found = {}
-    for entry in kernels_of(record):
-        fastest = divide(entry, AMPLE, "undivided")
-        if fastest is None:
-            continue
-        fitting = divide(entry, SMALL, "undivided")
-        slower = (
-            "nothing fits"
-            if fitting is None
-            else f"×{fitting.time_s / fastest.time_s:.2f} of its time"
-        )
-        needs = fastest.workspace_bytes / MIB
-        text = f"takes {needs:.1f} MiB ({SMALL} MiB: {slower})"
-        found[label(entry)] = Exact(needs > SMALL, text)
-    if not found:
+    needs = kernels_that_need_more(record, SMALL, AMPLE)
+    if not needs:
         raise NotRun(f"no kernel fits into {AMPLE} MiB undivided")
+    found = {}
+    for name, more, slower in needs:
+        instead = "nothing fits" if slower is None else f"what fits takes ×{slower:.2f}"
+        found[name] = Exact(more, f"needs more ({instead})" if more else "needs no more")
     return found
 
 
