@@ -3,7 +3,7 @@
 import made_microconv as made
 import pytest
 from made import check_row
-from made_microconv import cluster, fastest_split, judge
+from made_microconv import cluster, fastest_split
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from repro.experiments import load_paper
@@ -35,22 +35,17 @@ class TestEvenSplit:
         assert 1e3 * devices.slowest(split) == pytest.approx(best)
         assert even_s == pytest.approx(0.16843)
         assert sum(size for size, _ in split.values()) == 32
-        word, evidence = judge("figure13/even_split", lambda run: None)
-        assert word == "reproduced"
-        assert f"×{168.43 / best:.2f}, paper ×1.37" in evidence
+        row = self.row()
+        assert row["holds"] == "yes" and row["evidence"].startswith(f"{168.43 / best:.2f}×")
 
-    @pytest.mark.parametrize(
-        ("times", "word"),
-        [
-            ((83.03, 83.03), "not reproduced"),
-            ((100.0, 83.03), "not reproduced"),
-            ((115.0, 83.03), "partly"),
-        ],
-    )
-    def test_other_times_would_not_lead_to_it(self, monkeypatch, times, word):
+    def row(self):
+        return check_row("microconv/figure13", 2, made.results("figure13", lambda run: None))
+
+    @pytest.mark.parametrize("times", [(83.03, 83.03), (100.0, 83.03), (115.0, 83.03)])
+    def test_other_times_would_not_lead_to_it(self, monkeypatch, times):
         other = dict(zip(devices.FIGURE["even_ms"], times, strict=True))
         monkeypatch.setitem(devices.FIGURE, "even_ms", other)
-        assert judge("figure13/even_split", lambda run: None)[0] == word
+        assert self.row()["holds"] == "NO"
 
 
 class TestChecks:

@@ -244,8 +244,8 @@ class TestNetwork:
         """Else the error of comparisons is unknown where no kernel is left to torch."""
         metrics = toys.outcomes[name].metrics
         assert all(row["parts"] == [[row["batch"], NATIVE]] for row in metrics["own"])
-        spread = settings.own_spread([*metrics["kernels"], *metrics["own"]])
-        assert spread.dof >= 6 and 0 < spread.sd < math.inf
+        scatter = settings.own_scatter([*metrics["kernels"], *metrics["own"]])
+        assert scatter.dof >= 6 and 0 < scatter.sd < math.inf
 
     @pytest.mark.parametrize("name", NETWORKS)
     def test_parts_make_the_batch_of_sizes_of_the_policy(self, toys, name):

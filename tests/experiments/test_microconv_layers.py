@@ -21,22 +21,26 @@ class TestSmallLimit:
     @pytest.mark.parametrize(
         ("entries", "word", "counts"),
         [
-            ([EXCLUDED, NOTHING_FITS_8], "reproduced", "2 of 2 kernels: conv2 F, conv2 F (nothing"),
-            ([EXCLUDED, FITS, FITS], "partly", "1 of 3"),
-            ([FITS, FITS], "not reproduced", "0 of 2"),
-            ([NOTHING_FITS, EXCLUDED], "reproduced", "1 of 1"),
+            (
+                [EXCLUDED, NOTHING_FITS_8],
+                "reproduced",
+                "conv3 F needs more (nothing fits)",
+            ),
+            ([EXCLUDED, FITS, FITS], "partly", "conv3 F needs no more"),
+            ([FITS, FITS], "not reproduced", "conv2 F needs no more"),
+            ([NOTHING_FITS, EXCLUDED], "reproduced", "conv3 F needs more"),
             ([NOTHING_FITS], "not run", "no kernel fits into 512"),
         ],
     )
     def test_words(self, entries, word, counts):
-        found, evidence = judge("figure1/fast_needs_more", lambda run: candidates(*entries))
+        kernels = [one | {"layer": f"conv{n}"} for n, one in enumerate(entries, 2)]
+        found, evidence = judge("figure1/fast_needs_more", lambda run: candidates(*kernels))
         assert found == word and counts in evidence
 
     def test_the_evidence(self):
         _, evidence = judge("figure1/fast_needs_more", lambda run: candidates(self.EXCLUDED))
         # Undivided, 8 samples: 8 ms against 4 ms and a microsecond.
-        assert f"up to {8 / 4.001:.2f} times as slow" in evidence
-        assert "8 MiB at a mini-batch of 8 stand for 256 at the paper's" in evidence
+        assert evidence == f"conv2 F needs more (what fits takes ×{8 / 4.001:.2f})"
 
     def test_limits_of_long(self):
         # 0.5 MiB a sample need 4 MiB: more than 2, which stand for the paper's 8, and less than 8.
@@ -146,26 +150,27 @@ class TestWorkspaceAsLarge:
 
 
 class TestFront:
-    def word(self, of_conv2):
+    def row(self, of_conv2):
         def make(run):
             return candidates(of_conv2) if run.config.get("layer") else None
 
-        return judge("figure6/divided_on_front", make)
+        return check_row("microconv/figure6", 1, made.results("figure6", make))
 
     def test_divided_configurations(self):
         # By hand: slow alone, then up to 1, ..., 7 fast samples at once: 8, 4, 3, 2, 2, 2, 2 calls
         # at best, of which those with as many calls as a smaller workspace has drop out; then 1.
-        told = "4 of 6 desirable divisions are divided"
-        assert self.word(entry()) == ("reproduced", told)
-        told = "0 of 1 desirable divisions are divided"
-        assert self.word(entry(gain=0.5)) == ("not reproduced", told)
+        row = self.row(entry())
+        assert row["holds"] == "yes" and row["evidence"].startswith("4 of 6 desirable divisions")
+        row = self.row(entry(gain=0.5))
+        assert row["holds"] == "NO" and row["evidence"].startswith("0 of 1 desirable divisions")
 
     def test_only_up_to_the_figures_workspace(self):
         # 100 MiB a sample: one fast sample at a time still fits into 120 MiB, two do not.
-        assert self.word(entry(fast_mib=100.0))[1].startswith("1 of 2")
+        assert self.row(entry(fast_mib=100.0))["evidence"].startswith("1 of 2")
 
     def test_not_run(self):
-        assert judge("figure6/divided_on_front", lambda run: None)[0] == "not run"
+        row = check_row("microconv/figure6", 1, made.results("figure6", lambda run: None))
+        assert row["holds"] == "not run"
 
     @pytest.mark.parametrize(("count", "holds"), [(68, "yes"), (69, "NO")])
     @pytest.mark.parametrize("place", ["conv2", "whole"])
@@ -227,8 +232,10 @@ class TestConv2:
 
     def test_the_largest_limit_that_binds_is_judged(self):
         # 32 MiB: excluded by 8 MiB alone.
-        assert self.judge("admits_algorithm", 1.0, **self.BOTH)[1].startswith("8 MiB, all:")
-        assert self.judge("conv2_faster", 1.0, **self.BOTH)[1].startswith("8 MiB, all: ×1.11")
+        assert self.judge("admits_algorithm", 1.0, **self.BOTH)[1].startswith("conv2 8 MiB, all:")
+        assert self.judge("conv2_faster", 1.0, **self.BOTH)[1].startswith(
+            "conv2, 8 MiB, all: ×1.11"
+        )
 
     def test_the_same_algorithm_in_pieces(self):
         rows = [made.checked(64, policy, 1.0, name="slow") for policy in ("undivided", "all")]
@@ -274,8 +281,8 @@ class TestFigure10:
         assert row["division"] == "2×16 fast" and row["workspace (MiB)"] == "3.0"
         assert (row["time (ms)"], row["sum of parts (ms)"]) == ("15.0", "13.5")
         assert row["torch's own (ms)"] == "30.0"
-        assert row["over undivided"] == "2.00×" and row["paper"] == "2.33×"
-        assert frame.loc[64, "powerOfTwo"]["over undivided"] == "1.25×"
+        assert row["over undivided"] == "×2.00 (no spread known)" and row["paper"] == "2.33×"
+        assert frame.loc[64, "powerOfTwo"]["over undivided"] == "×1.25 (no spread known)"
         assert frame.loc[64, "powerOfTwo"]["paper"] == "48.9 MiB, 32s"
         assert frame.loc[64, "undivided"]["paper"] == "GEMM, 4.3 KiB; FFT, 213 MiB"
         # In the quick plan `all` is not tried.

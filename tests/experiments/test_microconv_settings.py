@@ -15,8 +15,9 @@ from made_microconv import FAILED, MIB, OUT_OF_MEMORY, entry, plausible
 
 from repro import report
 from repro.experiments import arguments, load_paper
-from repro.experiments.design import Run, expectations, reported
+from repro.experiments.design import Run, claims_of, reported
 from repro.experiments.microconv import building, deepbench, describing, settings
+from repro.experiments.story import promises
 from repro.microconv import Convolution, backends
 from repro.report import DASH
 
@@ -218,11 +219,20 @@ class TestProfiles:
 
     def test_every_claim_was_expected_and_nothing_else(self):
         claims = {
-            name: {claim.key for claim in artefact.claims}
+            name: set(artefact.exhibit.claims)
             for name, artefact in PAPER.artefacts.items()
-            if artefact.claims
+            if artefact.exhibit.claims
         }
-        assert {name: set(rows) for name, rows in expectations("microconv").items()} == claims
+        assert {name: set(rows) for name, rows in claims_of("microconv").items()} == claims
+        assert (
+            sum(not row.own for rows in claims_of("microconv").values() for row in rows.values())
+            <= 20
+        )
+
+    def test_promises_are_claims_of_the_paper(self):
+        for _, target in promises("microconv"):
+            artefact, _, key = target.partition(".")
+            assert not claims_of("microconv")[artefact][key].own
 
 
 class TestReading:
@@ -307,11 +317,22 @@ class TestReading:
             row(9.0, 1.0, [[4, "torch:native"], [4, "torch:native"]]),
             {"batch": 8},
         ]
-        spread = settings.own_spread(rows)
-        assert spread.dof == 2 and spread.sd == pytest.approx(math.log(1.1))
-        assert settings.scatter(spread) == "torch's own scatters by 10 % against itself"
-        unknown = settings.own_spread(rows[3:])
+        scatter = settings.own_scatter(rows)
+        assert scatter.dof == 2 and scatter.sd == pytest.approx(math.log(1.1))
+        unknown = settings.own_scatter(rows[3:])
         assert unknown.dof == 0 and math.isnan(settings.compared(0.5, 1.0, unknown).error)
+
+    @pytest.mark.parametrize(
+        ("parts", "ours"),
+        [
+            ([[8, "torch:implicit"]], ("torch:implicit",)),
+            ([[4, "torch:im2col"], [4, "torch:implicit"]], ("torch:im2col", "torch:implicit")),
+            ([[4, "torch:native"], [4, "torch:implicit"]], ()),
+            ([[8, "cudnn:GEMM"]], ()),
+        ],
+    )
+    def test_algorithms_that_no_library_has(self, parts, ours):
+        assert settings.ours_alone({"parts": parts}) == ours and settings.ours_alone({}) == ()
 
     def test_words(self):
         assert settings.ms(1.23456) == "1,234.6" and settings.ms(None) == DASH
@@ -348,11 +369,11 @@ class TestWhateverThereIs:
             text = frame.to_string()
             assert "nan" not in text.lower() and "None" not in text, name
             assert report.to_html(frame) and artefact.caption(results)
-            for claim in artefact.claims:
-                word, evidence = made.judge(f"{name}/{claim.key}", self.MAKERS[kind], profile)
-                assert evidence and "nan" not in evidence, claim.key
-                if kind in ("nothing", "all failed", "all out of memory") and name != "figure13":
-                    assert word == "not run", claim.key
+            for key in artefact.exhibit.claims:
+                word, evidence = made.judge(f"{name}/{key}", self.MAKERS[kind], profile)
+                assert evidence and "nan" not in evidence, key
+                if kind in ("nothing", "all failed", "all out of memory"):
+                    assert word == "not run", key
             assert all(check.row(results)["holds"] for check in artefact.checks)
 
     @pytest.mark.slow
@@ -442,9 +463,9 @@ class TestSetup:
             "AlexNet: torchvision's AlexNet, 224×224 pixels, mini-batch 8 and 64 (the paper's: 256"
         )
         assert said.count(told) == 1
-        assert "DenseNet-40: DenseNet-40 (growth 16), 16×16 pixels, mini-batch 4" in said
+        assert "DenseNet-40: DenseNet-40 of growth 16, 16×16 pixels, mini-batch 4" in said
         said = self.told("smoke")
-        assert "AlexNet: ResNet for CIFAR (depth 8, width 4), 16×16 pixels, mini-batch 4" in said
+        assert "AlexNet: ResNet for CIFAR of depth 8, width 4, 16×16 pixels, mini-batch 4" in said
 
     def test_algorithms_and_limits(self):
         said = self.told()

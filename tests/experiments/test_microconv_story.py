@@ -4,7 +4,7 @@ import made_microconv as made
 import pytest
 from made_microconv import FAILED, bench, iterations, plausible
 
-from repro.experiments.intervals import NotRun
+from repro.experiments.judge import NotRun
 from repro.experiments.microconv import story
 
 
@@ -31,17 +31,16 @@ def forms(divided=1.0, undivided=1.5, left=True):
 class TestWithinLimits:
     def test_faster(self):
         told = story.within_limits(look_at(forms()))
-        assert told.startswith(
-            "Divided, iterations within limits that bind are faster: AlexNet ×1.50"
-        )
-        assert "paper ×1.23" in told and "ResNet-18 (STAND-IN) ×1.50" in told
-        assert "certainly" not in told and "slower" not in told
+        assert "Faster: AlexNet, 5.5 MiB: ×1.50" in told and "paper ×1.23" in told
+        assert "(×1.00 of torch's own speed without a limit)" in told
+        assert "ResNet-18 of width 16 (for ResNet-18), 1.5 MiB: ×1.50" in told
+        assert "certainly" not in told and "lower" not in told
 
     def test_what_failed_is_said(self):
         told = story.within_limits(look_at(forms(2.0, 1.0)))
-        assert "are slower: AlexNet ×0.50" in told and "faster" not in told
+        assert "Slower: AlexNet, 5.5 MiB: ×0.50" in told and "aster" not in told
         scattered = forms((1.0, 2.0, 0.5), 1.0)
-        assert "are not certainly faster: AlexNet" in story.within_limits(look_at(scattered))
+        assert "Not certainly faster: AlexNet" in story.within_limits(look_at(scattered))
 
     def test_a_limit_that_does_not_bind_says_nothing(self):
         def make(run):
@@ -77,20 +76,17 @@ class TestWithoutALimit:
 class TestOneWorkspace:
     @pytest.mark.parametrize(
         ("wd", "word"),
-        [(0.5, "is faster"), (2.0, "is slower"), (1.001, "is not certainly faster")],
+        [(0.5, "is faster"), (2.0, "is slower"), ((0.9, 1.1, 1.0), "is not certainly faster")],
     )
     def test_words(self, wd, word):
-        cells = {made.at(8, "undivided"): 1.0, made.at(120, "all", mode="WD"): wd}
-        told = story.one_workspace(look_at(made.world(cells)))
-        assert f"(WD) {word} than 8 MiB for each" in told and told.endswith("the paper has ×1.38.")
+        def make(run):
+            if run.experiment != "iterations":
+                return plausible(run)
+            return iterations(run, **{"WD_82.5_MiB_powerOfTwo": wd})
 
-    def test_kernels_that_do_not_fit_leave_no_number(self):
-        cells = {
-            made.at(8, "undivided"): (1.0, {"unfit": ["conv2 F"]}),
-            made.at(120, "all", mode="WD"): 0.5,
-        }
-        with pytest.raises(NotRun, match="conv2 F do not fit"):
-            story.one_workspace(look_at(made.world(cells)))
+        told = story.one_workspace(look_at(make))
+        assert f"(WD) {word} than a limit for each (WR): AlexNet, 82.5 MiB in all" in told
+        assert told.endswith("of torch's own speed without a limit.")
 
 
 def test_effects_are_what_is_told():

@@ -1,22 +1,21 @@
 """How two networks' kernels compare: their times within a limit, and what the limit excludes."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from repro.experiments.design import Results, one_machine
-from repro.experiments.intervals import Gap, NotRun, Spread
-from repro.experiments.judging import Part
+from repro.experiments.judge import Estimate, NotRun
 from repro.experiments.microconv.settings import (
     MIB,
     compared,
     kernels_of,
     label,
     limit_of,
-    own_spread,
+    ours_alone,
+    own_scatter,
     ran,
-    scatter,
 )
 from repro.records import Record
 
@@ -42,18 +41,6 @@ def workspace_bytes(record: Record) -> int:
 def unfit(record: Record | None) -> list[str]:
     """Return the kernels that have no division within the limit."""
     return [label(row) for row in kernels_of(record) if "time_s" not in row]
-
-
-def speedup(slower: Record | None, faster: Record | None) -> float | None:
-    """Return how much faster one record's kernels are, both relative to torch's own.
-
-    The two were run at different moments; each was measured in turns with torch's own
-    convolutions, and so the ratio of ratios leaves slow spells of the machine out.
-    """
-    before, after = held_s(slower), held_s(faster)
-    if before is None or after is None or slower is None or faster is None:
-        return None
-    return before / held_native_s(slower) / (after / held_native_s(faster))
 
 
 def need(
@@ -85,84 +72,79 @@ def need(
 IMPLICIT = "torch:implicit"
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How much faster one record's kernels are than another's, of those that fit in both.
+def gained(before: Record, after: Record) -> Estimate:
+    """Return how much faster one record's kernels are than another's, relative to torch's own.
 
-    Attributes:
-        gap: The speed-up.
-        kernels: How many fit both ways.
-        unfit: Of each record where some do not fit, which; the speed-up of the whole network then
-            has no number.
-        spread: Of one comparison with torch's own.
-        note: How many kernels of undivided are left to `IMPLICIT`, which is ours.
-    """
-
-    gap: Gap
-    kernels: int
-    unfit: tuple[str, ...]
-    spread: Spread
-    note: str = ""
-
-    def judged(self, name: str, judge: Callable[[str, Gap], Part]) -> Part:
-        """Return the part that `judge` makes of the gap, undecided where kernels are left out."""
-        if self.unfit:
-            evidence = f"{name} {self.gap} of the {self.kernels} kernels that fit both ways, "
-            return "undecided", f"{evidence}which say nothing of the whole: {'; '.join(self.unfit)}"
-        word, evidence = judge(name, self.gap)
-        return word, f"{evidence}{self.note}; {scatter(self.spread)}"
-
-
-def gained(before: Record, after: Record) -> Comparison:
-    """Compare one record's kernels with another's, both relative to torch's own, as `speedup`.
-
-    The error is that of the comparisons with torch's own: each is a median, and weighs as much as
-    its kernel takes of the time. Kernels whose times are the very same ones do not count.
+    The two were run at different moments; each was measured in turns with torch's own
+    convolutions, and so the ratio of ratios leaves slow spells of the machine out. The error is
+    that of the comparisons with torch's own: each is a median, and weighs as much as its kernel
+    takes of the time. Kernels whose times are the very same ones do not count.
 
     Raises:
-        NotRun: No kernel fits in both, or the records are of two machines.
+        NotRun: Not all kernels fit in both, or the records are of two machines.
     """
     one_machine([before, after])
-    pairs = [
-        pair
-        for pair in zip(kernels_of(before), kernels_of(after), strict=True)
-        if all("time_s" in row for row in pair)
-    ]
-    if not pairs:
-        raise NotRun(f"no kernel fits both ways; {_where(before)}")
+    for record in (before, after):
+        if missing := unfit(record):
+            raise NotRun(f"{named(missing)} do not fit with {_where(record)}")
+    pairs = list(zip(kernels_of(before), kernels_of(after), strict=True))
     mean, weight = 0.0, 0.0
     for sign, side in zip((1, -1), zip(*pairs, strict=True), strict=True):
         total = math.fsum(row["time_s"] for row in side)
         mean += sign * math.log(total / math.fsum(row["native_s"] for row in side))
         counted = [row for row, pair in zip(side, pairs, strict=True) if not _same(*pair)]
         weight += math.fsum((row["time_s"] / total) ** 2 for row in counted)
-    spread = own_spread([*ran(before), *ran(after)])
-    left_out = [
-        f"{named(missing)} do not fit with {_where(record)}"
-        for record in (before, after)
-        if (missing := unfit(record))
-    ]
-    gap = compared(mean, math.sqrt(weight), spread)
-    return Comparison(gap, len(pairs), tuple(left_out), spread, _left_to_implicit(before))
+    return compared(mean, math.sqrt(weight), own_scatter([*ran(before), *ran(after)]))
 
 
-def _left_to_implicit(record: Record) -> str:
-    rows = kernels_of(record)
-    left = sum(_algorithms(row) == {IMPLICIT} for row in rows)
-    if not left or record.config["policy"] != "undivided":
-        return ""
-    return f"; undivided, {left} of {len(rows)} kernels run as {IMPLICIT}"
+def over_torch(record: Record) -> Estimate:
+    """Return how fast a network's kernels are over torch's own, which no limit holds.
+
+    Raises:
+        NotRun: Not all fit.
+    """
+    rows, total = kernels_of(record), held_s(record)
+    if total is None:
+        raise NotRun(f"{named(unfit(record))} do not fit with {_where(record)}")
+    weight = math.sqrt(math.fsum((row["time_s"] / total) ** 2 for row in rows))
+    return compared(math.log(held_native_s(record) / total), weight, own_scatter(ran(record)))
 
 
-def whole_gain(before: Record | None, after: Record | None) -> Gap | None:
-    """Return the speed-up of `gained`, None where it is not that of all kernels or nothing ran."""
+FALLBACK = "undivided is our own fallback, not a library's algorithm"
+
+
+def left_to_ours(record: Record) -> tuple[int, list[str]]:
+    """Return how many kernels run by this package's algorithms alone, and by which."""
+    taken = [names for row in kernels_of(record) if (names := ours_alone(row))]
+    return len(taken), sorted({name for names in taken for name in names})
+
+
+def beside_torch(gain: Estimate, undivided: Record, divided: Record) -> Estimate:
+    """Return a gain over undivided, noting what undivided falls back to, and torch's own speed.
+
+    Raises:
+        NotRun: Most undivided kernels are left to this package's algorithms: no library's are
+            there to compare with.
+    """
+    note = f"divided is {over_torch(divided)} of torch's own speed without a limit"
+    count, names = left_to_ours(undivided)
+    if count:
+        kernels = len(kernels_of(undivided))
+        said = f"undivided falls back to our own {', '.join(names)} on {count} of {kernels} kernels"
+        note = f"{said}; {note}"
+        if 2 * count > kernels:
+            raise NotRun(f"{FALLBACK}: {gain}; {note}")
+    return replace(gain, note=note)
+
+
+def gain_or_none(before: Record | None, after: Record | None) -> Estimate | None:
+    """Return `gained`, None where it has no number or nothing ran."""
     if before is None or after is None:
         return None
     try:
-        comparison = gained(before, after)
+        return gained(before, after)
     except NotRun:
         return None
-    return None if comparison.unfit else comparison.gap
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

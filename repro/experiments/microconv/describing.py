@@ -14,6 +14,8 @@ from repro.experiments.microconv.settings import (
 )
 from repro.records import Record
 
+CAFFES = "Caffe's AlexNet"  # the paper's, but in Table V
+
 _TIMED = ("candidates", "network", "iterations", "deepbench", "cluster", "programme")
 
 
@@ -73,12 +75,25 @@ _WRITTEN = {
 
 
 def own_network(record: Record) -> str:
-    """Return the network that a record is of, such as ``ResNet-50 (width 16)``."""
+    """Return the network that a record is of, such as ``ResNet-50 of width 16``."""
     model = record.config["model"]
     options = ", ".join(f"{key} {value}" for key, value in model.items() if key != "name")
     library, _, name = model["name"].rpartition("/")
     of = f"{library}'s " if library else ""
-    return f"{of}{_WRITTEN.get(name, name)}{f' ({options})' if options else ''}"
+    return f"{of}{_WRITTEN.get(name, name)}{f' of {options}' if options else ''}"
+
+
+def network_name(record: Record, caffes: bool = False) -> str:
+    """Return what ran, and for which network of the paper where that is another.
+
+    Args:
+        record: Of a network.
+        caffes: As of `stands_in`.
+    """
+    role = record.config["role"]
+    if not stands_in(record, caffes):
+        return str(role)
+    return f"{own_network(record)} (for {CAFFES if caffes and role == 'AlexNet' else role})"
 
 
 def whose(record: Record | None, role: str, what: str = "") -> str:
@@ -121,8 +136,8 @@ def setup(records: Iterable[Record]) -> Iterable[str]:
     if "torch:implicit" in named:
         yield (
             "torch:implicit, slow and of this package, is there for cuDNN's implicit GEMM: it "
-            "needs next to no workspace. Where limits are tight, kernels are left to it, and gains "
-            "over undivided depend on it."
+            "needs next to no workspace. Where most undivided kernels are left to it, a gain over "
+            "undivided is shown, but no claim is judged by it."
         )
     yield HELD
     yield TUNED

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from repro import plots
-from repro.experiments.intervals import Gap
+from repro.experiments.judge import Estimate
 
 TORCHS = "torch's own"
 POLICIES = plots.styles((TORCHS, "powerOfTwo", "undivided", "all"))
@@ -67,7 +67,7 @@ class Dot:
     papers: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, gap: Gap | None, papers: Mapping[str, float] | None = None) -> "Dot":
+    def of(cls, gap: Estimate | None, papers: Mapping[str, float] | None = None) -> "Dot":
         """Return the dot of a ratio and its 95 % interval."""
         if gap is None:
             return cls(None, None, papers or {})

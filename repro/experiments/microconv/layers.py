@@ -5,24 +5,16 @@ what they gain for the second convolution.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    Chosen,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    check,
-    claim,
-)
-from repro.experiments.intervals import Gap, NotRun, exactly, in_turns
-from repro.experiments.judging import Verdict, certain, combine, direction
-from repro.experiments.microconv.describing import caffe_marks, scaled_marks, whose
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, exactly, mean_of
+from repro.experiments.microconv.describing import CAFFES, caffe_marks, scaled_marks, whose
 from repro.experiments.microconv.settings import (
     BATCHES,
     LIMITS_MIB,
@@ -44,7 +36,6 @@ from repro.experiments.microconv.settings import (
     mib,
     ms,
     policies,
-    stands_for_mib,
     times,
     told_limit,
 )
@@ -59,7 +50,6 @@ if TYPE_CHECKING:
 
 SMALL, AMPLE = LIMITS_MIB[0], LIMITS_MIB[-1]
 Parts = Sequence[tuple[int, str]]  # of a division: sizes and algorithms
-CAFFES = "Caffe's AlexNet"  # the paper's in these figures
 
 
 def alexnet_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -189,19 +179,13 @@ def workspace_beside_memory(results: Results, limit_mib: float) -> tuple[int, in
     return int(sum(workspace for workspace, _ in pairs if workspace)), kept
 
 
-@claim(
-    "workspace_as_large",
-    f"Efficient algorithms may need workspaces as large as the network itself (as we put it: those "
-    f"of AlexNet's fastest undivided kernels within {AMPLE} MiB, in all, over data and filters of "
-    f"its convolutions with their gradients)",
-    "Section I",
-)
-def workspace_as_large(results: Results, expected: Expectation) -> Verdict:
-    """Judge the workspace of all kernels over the memory of all layers."""
+def workspace_as_large(results: Results) -> Cases:
+    """The workspace of all kernels over the memory of all layers."""
     told, ample = list(limits_of(results).items())[-1]
     taken, kept = workspace_beside_memory(results, ample)
-    name = f"{mib(taken)} MiB of workspace within {told}, for {mib(kept)} of data and filters:"
-    return combine([direction(name, exactly(max(1, taken) / kept, log=True), sign=expected.sign)])
+    share = exactly(max(1, taken) / kept, log=True)
+    label = f"{mib(taken)} MiB of workspace within {told}, for {mib(kept)} of data and filters:"
+    return {"AlexNet": replace(share, label=label)}
 
 
 def kernels_that_need_more(
@@ -224,14 +208,8 @@ def kernels_that_need_more(
     return needs
 
 
-@claim(
-    "fast_needs_more",
-    f"Fast undivided algorithms need more workspace than a small limit gives (as we put it: of "
-    f"each kernel of AlexNet, the fastest within {AMPLE} MiB needs more than {SMALL})",
-    "Section I",
-)
-def fast_needs_more(results: Results, expected: Expectation) -> Verdict:
-    """Judge what the fastest undivided algorithm of each kernel needs."""
+def fast_needs_more(results: Results) -> Cases:
+    """Whether the fastest undivided algorithm of each kernel needs more than the small limit."""
     record = best_candidates(results, "AlexNet")
     if record is None:
         raise NotRun("no records")
@@ -239,16 +217,11 @@ def fast_needs_more(results: Results, expected: Expectation) -> Verdict:
     needs = kernels_that_need_more(record, small, ample)
     if not needs:
         raise NotRun(f"no kernel fits into {ample} MiB undivided")
-    parts = [certain(name, more) for name, more, _ in needs]
-    names = [name + " (nothing fits)" * (slower is None) for name, more, slower in needs if more]
-    named = f": {', '.join(names)}" if names else ""
-    slowest = max([1.0, *(slower for *_, slower in needs if slower is not None)])
-    return Verdict(
-        combine(parts).word,
-        f"{len(names)} of {len(parts)} kernels{named}; what fits instead is up to "
-        f"{slowest:.2f} times as slow; {small} MiB at a mini-batch of "
-        f"{record.config['batch']} stand for {stands_for_mib(record, small):,.0f} at the paper's",
-    )
+    found = {}
+    for name, more, slower in needs:
+        instead = "nothing fits" if slower is None else f"what fits takes ×{slower:.2f}"
+        found[name] = Exact(more, f"needs more ({instead})" if more else "needs no more")
+    return found
 
 
 def _figure1_marks(results: Results) -> Iterator[str]:
@@ -275,7 +248,7 @@ FIGURE1 = Exhibit(
         "workspace, on top of data and filters with gradients, and the sum of their median times.",
         _figure1_marks,
     ),
-    claims=(workspace_as_large, fast_needs_more),
+    claims={"workspace_as_large": workspace_as_large, "fast_needs_more": fast_needs_more},
 )
 
 
@@ -407,14 +380,13 @@ def _draw_part(
         axis.text(left + width / 2, row, size, color=ink_on(colour), **text)
 
 
-@claim("divided_on_front", "Divided configurations lie on the Pareto front", "Section III-C1")
-def divided_on_front(results: Results, expected: Expectation) -> Verdict:
-    """Judge whether conv2's front holds divided points that no undivided one equals."""
+@check("conv2's Pareto front holds divided configurations, which no undivided one equals")
+def divided_on_front(results: Results) -> tuple[bool, str]:
+    """Count the divided points of conv2's front."""
     results.need("candidates", layer="conv2")
     points = _conv2_front(results)
     divided = sum(len(point.parts) > 1 for point in points)
-    evidence = f"{divided} of {len(points)} desirable divisions are divided"
-    return combine([certain(evidence, divided > 0)])
+    return divided > 0, f"{divided} of {len(points)} desirable divisions are divided"
 
 
 @check(
@@ -441,8 +413,7 @@ FIGURE6 = Exhibit(
         "less workspace and less time. A time is a sum of medians, one for each micro-batch.",
         caffe_marks,
     ),
-    claims=(divided_on_front,),
-    checks=(few_desirable,),
+    checks=(few_desirable, divided_on_front),
 )
 
 
@@ -467,13 +438,32 @@ def tried_policies(record: Record | None) -> tuple[str, ...]:
     return tuple(p for p in POLICIES if p != "all" or record.config["policy"] == "all")
 
 
-def conv2_gain(cells: Mapping[Cell, Mapping[str, Any]], cell: Cell) -> float | None:
-    """Return how much faster conv2 runs than undivided, each in turns with torch's own."""
-    divided, undivided = cells.get(cell), cells.get((cell[0], "undivided"))
-    if divided is None or undivided is None:
-        return None
-    relative = [row["time_s"] / row["native_s"] for row in (undivided, divided)]
-    return float(relative[0] / relative[1])
+def conv2_gain(results: Results, cell: Cell) -> Estimate:
+    """Return how much faster conv2 runs than undivided, each in turns with torch's own.
+
+    By processes; of one alone the spread is not known.
+
+    Raises:
+        NotRun: A process has no division within the limit, or none undivided.
+    """
+    gains = []
+    for record in results.processes("candidates", layer="conv2"):
+        held = _cells(record)
+        divided, undivided = held.get(cell), held.get((cell[0], "undivided"))
+        if divided is None or undivided is None:
+            raise NotRun(f"nothing undivided fits into {cell[0]} MiB, or nothing divided")
+        before, after = (row["time_s"] / row["native_s"] for row in (undivided, divided))
+        gains.append(1.0 if divided["parts"] == undivided["parts"] else before / after)
+    if set(gains) == {1.0}:
+        return exactly(1.0, log=True)
+    return mean_of(gains, log=True)
+
+
+def _told_gain(results: Results, cell: Cell) -> str:
+    try:
+        return str(conv2_gain(results, cell))
+    except NotRun:
+        return DASH
 
 
 def figure10_table(results: Results) -> list[dict[str, Any]]:
@@ -504,7 +494,7 @@ def figure10_table(results: Results) -> list[dict[str, Any]]:
                     "time (ms)": ms(row["time_s"] if row else None),
                     "sum of parts (ms)": ms(row["predicted_s"] if row else None),
                     "torch's own (ms)": ms(row["native_s"] if row else None),
-                    "over undivided": times(conv2_gain(cells, (limit, policy))),
+                    "over undivided": _told_gain(results, (limit, policy)),
                 }
             )
     return rows
@@ -590,13 +580,8 @@ def _bound_cell(results: Results) -> tuple[dict[Cell, dict[str, Any]], Cell]:
     return cells, cell
 
 
-@claim(
-    "admits_algorithm",
-    "Dividing admits an algorithm for conv2 that does not fit undivided",
-    "Section IV-B1",
-)
-def admits_algorithm(results: Results, expected: Expectation) -> Verdict:
-    """Judge whether the division takes an algorithm that the whole mini-batch has no room for."""
+def admits_algorithm(results: Results) -> Cases:
+    """Whether the division takes an algorithm that the whole mini-batch has no room for."""
     cells, (limit, policy) = _bound_cell(results)
     entry = conv2_entry(results)
     if entry is None:
@@ -605,33 +590,15 @@ def admits_algorithm(results: Results, expected: Expectation) -> Verdict:
     needs[NATIVE] = entry["native_bytes"] / MIB
     taken = sorted({str(name) for _, name in cells[limit, policy]["parts"]})
     admitted = [f"{name} ({needs[name]:.1f} MiB)" for name in taken if needs.get(name, 0) > limit]
-    evidence = f"{limit} MiB, {policy}: takes {', '.join(taken)}; excluded undivided: "
-    return combine([certain(evidence + (", ".join(admitted) or "none of them"), bool(admitted))])
+    text = f"{limit} MiB, {policy}: takes {', '.join(taken)}; excluded undivided: "
+    return {"conv2": Exact(bool(admitted), text + (", ".join(admitted) or "none of them"))}
 
 
-@claim(
-    "conv2_faster",
-    "Dividing makes conv2 faster than undivided within the same limit",
-    "Section IV-B1",
-)
-def conv2_faster(results: Results, expected: Expectation) -> Verdict:
-    """Judge conv2's speed-up by processes; of one alone the spread is not known."""
-    cells, cell = _bound_cell(results)
-    if conv2_gain(cells, cell) is None:
-        raise NotRun(f"nothing undivided fits into {cell[0]} MiB, to compare with")
-    gains = []
-    for record in results.processes("candidates", layer="conv2"):
-        held = _cells(record)
-        gain = conv2_gain(held, cell)
-        if gain is None:
-            raise NotRun(f"one of several processes did not divide within {cell[0]} MiB")
-        same = held[cell]["parts"] == held[cell[0], "undivided"]["parts"]
-        gains.append(1.0 if same else gain)
-    gap: Gap = in_turns(gains, [1.0] * len(gains), trials="processes")
-    if set(gains) == {1.0}:
-        gap = exactly(1.0, log=True)
-    paper = PAPER["figure10"]["speedup_all"]
-    return combine([direction(f"{cell[0]} MiB, {cell[1]}:", gap, paper, sign=expected.sign)])
+def conv2_faster(results: Results) -> Cases:
+    """conv2's speed-up."""
+    _, cell = _bound_cell(results)
+    gain = conv2_gain(results, cell)
+    return {"conv2": replace(gain, label=f"conv2, {cell[0]} MiB, {cell[1]}:")}
 
 
 def fft_workspace_bytes(batch: int, inputs: int, outputs: int, side: int) -> int:
@@ -683,6 +650,6 @@ FIGURE10 = Exhibit(
         "by one, marks as the whole division ran in turns with torch's own.",
         caffe_marks,
     ),
-    claims=(admits_algorithm, conv2_faster),
+    claims={"admits_algorithm": admits_algorithm, "conv2_faster": conv2_faster},
     checks=(fft_workspaces,),
 )

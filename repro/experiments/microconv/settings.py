@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
-from repro.experiments.intervals import Gap, Spread, exactly
+from repro.experiments.judge import Estimate, exactly
 from repro.records import Record
 from repro.report import DASH
 
@@ -20,6 +20,7 @@ Entry = dict[str, Any]  # a kernel in a record's metrics
 PAPER = reported("microconv")
 MIB = 2**20
 NATIVE = "torch:native"  # torch's own convolution
+_PACKAGES = "torch:"  # all others that begin so are this package's: no library has them
 KINDS = {"forward": "F", "backward_data": "BD", "backward_filter": "BF"}
 
 LIMITS_MIB: tuple[int, ...] = tuple(PAPER["limits"]["each_mib"])  # small, moderate, ample
@@ -606,8 +607,30 @@ def ran(record: Record | None) -> list[Entry]:
     return [*kernels_of(record), *(record.metrics.get("own", []) if record else [])]
 
 
-def own_spread(rows: Iterable[Mapping[str, Any]]) -> Spread:
-    """Return what comparisons with torch's own convolution scatter by, on a log scale.
+def ours_alone(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return this package's algorithms where a division is made of nothing else, else none.
+
+    They stand in for an algorithm of a library that needs next to no workspace.
+    """
+    names = tuple(sorted({str(name) for _, name in row.get("parts", [])}))
+    every = all(name.startswith(_PACKAGES) and name != NATIVE for name in names)
+    return names if every else ()
+
+
+class Scatter(NamedTuple):
+    """What one comparison with torch's own convolution scatters by, on a log scale.
+
+    Attributes:
+        sd: Standard deviation; NaN where nothing is known.
+        dof: Its degrees of freedom.
+    """
+
+    sd: float
+    dof: int
+
+
+def own_scatter(rows: Iterable[Mapping[str, Any]]) -> Scatter:
+    """Return what comparisons with torch's own convolution scatter by.
 
     Where a division is torch's own convolution undivided, its time and torch's are two medians of
     the same thing, taken in turns as all others are: what they differ by is no effect.
@@ -621,32 +644,24 @@ def own_spread(rows: Iterable[Mapping[str, Any]]) -> Spread:
         if row.get("parts") == [[row["batch"], NATIVE]]
     }
     if not pairs:
-        return Spread(math.nan, 0)
+        return Scatter(math.nan, 0)
     squares = [math.log(time_s / native_s) ** 2 for time_s, native_s in pairs]
-    return Spread(math.sqrt(math.fsum(squares) / len(squares)), len(squares))
+    return Scatter(math.sqrt(math.fsum(squares) / len(squares)), len(squares))
 
 
-def scatter(spread: Spread) -> str:
-    """Return `own_spread` in words."""
-    if not spread.dof:
-        return "torch's own was not timed against itself"
-    return f"torch's own scatters by {100 * spread.sd:.0f} % against itself"
-
-
-def compared(mean: float, weight: float, spread: Spread) -> Gap:
+def compared(mean: float, weight: float, scatter: Scatter) -> Estimate:
     """Return the logarithm of a ratio that is made of comparisons with torch's own.
 
     Args:
         mean: The logarithm.
-        weight: Of the spread in the error: the root of the sum of the comparisons' squared
+        weight: Of the scatter in the error: the root of the sum of the comparisons' squared
             shares; 0 where nothing that was compared differs.
-        spread: Of one comparison (`own_spread`).
+        scatter: Of one comparison (`own_scatter`).
     """
     if not weight:
         return exactly(math.exp(mean), log=True)
-    error = spread.sd * weight
-    # Repeated n times on both sides, it is smaller by the root of n.
-    return Gap(mean, error, spread.dof or math.nan, error / math.sqrt(2), log=True, trials="rounds")
+    error, dof = scatter.sd * weight, scatter.dof or math.nan
+    return Estimate(mean, error, dof, log=True, trials="measurements")
 
 
 def median(record: Record, name: str) -> float:
