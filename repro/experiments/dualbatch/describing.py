@@ -32,6 +32,27 @@ def whose(records: Sequence[Record], more: str = "") -> str:
     return panel(ROLE, network(config), ", ".join(text for text in (data, more) if text))
 
 
+def trained(records: Sequence[Record]) -> str:
+    """Return what was trained, for evidence and findings: network, data, epochs and momentum."""
+    if not records:
+        return ""
+    config, dataset = records[0].config, records[0].dataset
+    parts = [stands_for(network(config), ROLE)]
+    if dataset:
+        name, wanted = dataset["name"], _wanted(records[0])
+        same = name.startswith(wanted.lower().replace("-", ""))
+        parts.append(wanted if same else stands_for(name, wanted))
+    parts.append(f"{sum(epochs for epochs, _ in config['stages']):g} epochs")
+    kept = config.get("optimizer_state") == "kept"
+    parts.append(f"momentum {'kept' if kept else 'begun anew in each share'}")
+    return ", ".join(parts)
+
+
+def stands_for(ours: str, papers: str) -> str:
+    """Return what ran, and what of the paper's it stands for, such as ``ResNet-8 (for ...)``."""
+    return ours if ours == papers else f"{ours} (for {papers})"
+
+
 def facts(results: Results) -> Iterable[str]:
     """Yield what is solved, simulated, synthetic or a stand-in; `described` says more, once."""
     records = [record for record in results.records if record.status == "ok"] or results.records
