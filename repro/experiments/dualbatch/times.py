@@ -264,8 +264,7 @@ def raw_fits(results: Results) -> dict[str, dict[str, Any]]:
 def sides(results: Results) -> dict[str, int]:
     """Return the resolutions that were timed, by the name of their case."""
     record = results.need("times", role=CIFAR)
-    names = ("low resolution", "full resolution")
-    return dict(zip(names, record.config["resolutions"], strict=True))
+    return {f"{side} px": side for side in record.config["resolutions"]}
 
 
 def in_turns_of(
@@ -282,8 +281,7 @@ def line(results: Results) -> Cases:
     def bent(name: str) -> Estimate:
         bends = [bend(turn) for turn in in_turns_of(results, step_samples, found[name])]
         values = by_process(results, "times", bends)
-        estimate = mean_of(values, unit="%", digits=1, trials=trials_of(results))
-        return replace(estimate, label=f"{found[name]} px")
+        return mean_of(values, unit="%", digits=1, trials=trials_of(results))
 
     return cases(found, bent)
 
@@ -341,7 +339,7 @@ def falls(results: Results) -> Cases:
         ratios = [doubling(turn) for turn in in_turns_of(results, epoch_samples, found[name])]
         values = by_process(results, "times", ratios)
         estimate = mean_of(values, log=True, trials=trials_of(results))
-        return replace(estimate, label=f"{found[name]} px: twice the batch")
+        return replace(estimate, label=f"{name}: twice the batch")
 
     return cases(found, doubled)
 
