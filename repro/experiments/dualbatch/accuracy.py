@@ -111,9 +111,7 @@ def said_of(found: Cases, records: Sequence[Record], more: str = "") -> Cases:
     note = "; ".join(text for text in (trained(records), more) if text)
     ran = [name for name, case in found.items() if isinstance(case, Estimate)]
     return {
-        name: replace(case, note=note)
-        if isinstance(case, Estimate) and name == ran[-1]
-        else case
+        name: replace(case, note=note) if isinstance(case, Estimate) and name == ran[-1] else case
         for name, case in found.items()
     }
 

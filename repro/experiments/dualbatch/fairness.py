@@ -23,6 +23,7 @@ from repro.experiments.captions import caption
 from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run
 from repro.experiments.dualbatch.accuracy import (
     Changes,
+    accuracy_of,
     change,
     changes,
     finals,
@@ -217,6 +218,16 @@ def best_rate(results: Results, n: int) -> float | None:
     return max(RATES, key=lambda rate: float(np.mean(held_out[rate])))
 
 
+def best_accuracy(results: Results, n: int) -> str:
+    """Return the mean accuracy on test images at the best rate, as text.
+
+    Raises:
+        NotRun: Not all rates were run.
+    """
+    rate = best_rate(results, n)
+    return accuracy_of(results, [] if rate is None else _at_rate(results, n, rate))
+
+
 def _chose(record: Record) -> bool:
     """Whether a training is one of those by which rates are chosen."""
     return record.seed in SEARCH_SEEDS
@@ -236,14 +247,17 @@ def tuned_gain(results: Results, n: int) -> Estimate:
         NotRun: Not all rates were run, a best rate lies at an end of the grid, or only the
             trainings that chose the rates were run.
     """
-    cells = {}
-    for m in (n, 0):
-        rate = best_rate(results, m)
+    best = {m: best_rate(results, m) for m in (n, 0)}
+    for m, rate in best.items():
         if rate is None:
             raise NotRun("not all rates were run")
         if untuned(rate):
             raise NotRun(f"{mix(m)}: {UNTUNED}")
-        fresh = [record for record in _at_rate(results, m, rate) if not _chose(record)]
+    cells = {}
+    for m, rate in best.items():
+        fresh = [
+            r for r in results.ok("train", setting=SEARCH, n_small=m, rate=rate) if not _chose(r)
+        ]
         if not fresh:
             raise NotRun("every seed chose the rates, and none is left to judge them")
         cells[m] = final(results, fresh, "accuracy")
@@ -288,13 +302,13 @@ def draw_rates(results: Results) -> "Figure":
 
     figure, axes = plots.new_axes(1, 2, 9.8, 3.6)
     ran = [record for n in SEARCHED for rate in RATES for record in _at_rate(results, n, rate)]
-    figure.suptitle(f"{whose(ran)}; bars: ± 1 deviation; circled: best, {UNTUNED} at an end", fontsize=9)
+    figure.suptitle(
+        f"{whose(ran)}; bars: ± 1 deviation; circled: best, {UNTUNED} at an end", fontsize=9
+    )
     images = {"held_out": "images held out", "accuracy": "test images"}
     for axis, (metric, name) in zip(axes[0], images.items(), strict=True):
         for number, n in enumerate(SEARCHED):
-            by_rate = {
-                rate: final(results, _at_rate(results, n, rate), metric) for rate in RATES
-            }
+            by_rate = {rate: final(results, _at_rate(results, n, rate), metric) for rate in RATES}
             rates = [rate for rate, values in by_rate.items() if values]
             shifted = [rate * 1.03**number for rate in rates]
             values = [by_rate[rate] for rate in rates]

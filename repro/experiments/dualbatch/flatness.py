@@ -197,9 +197,7 @@ def draw(results: Results) -> "Figure":
     return figure
 
 
-def _over(
-    results: Results, first: str, second: str, read: Callable[[Record], float]
-) -> Estimate:
+def _over(results: Results, first: str, second: str, read: Callable[[Record], float]) -> Estimate:
     return difference(_values(results, first, read), _values(results, second, read), "", 3)
 
 

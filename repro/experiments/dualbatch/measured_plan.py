@@ -408,7 +408,9 @@ def own_gain(results: Results) -> Cases:
     if records and not trained:
         raise NotRun(f"no plan for the times measured: {records[0].metrics['error']}")
     base = section51(results, 1.0, 0)
-    cells = {name: final(results, of, "accuracy") for name, of in (("own", trained), ("base", base))}
+    cells = {
+        name: final(results, of, "accuracy") for name, of in (("own", trained), ("base", base))
+    }
     found = cases(["own plan"], lambda _: change(cells, "own", "base"))
     return said_of(found, trained)
 

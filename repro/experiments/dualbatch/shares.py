@@ -1,6 +1,8 @@
 """Does the line of a batch's time predict the workers' shares? Table 4."""
 
 import math
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -122,12 +124,15 @@ def _of_processes(results: Results) -> Errors:
             share = row["k"], f"{row['kind']} batches, n_S = {row['n_small']}"
             ratios.setdefault(share, {})[record.seed] = row["measured_s"] / row["predicted_s"]
             records.setdefault(share, []).append(record)
-    return {
-        share: mean_of(
-            results.cell(records[share], lambda record, of=of: of[record.seed]), log=True, digits=3
-        )
-        for share, of in ratios.items()
-    }
+    errors: Errors = {}
+    for share, of in ratios.items():
+        cell = results.cell(records[share], partial(_ratio, of))
+        errors[share] = mean_of(cell, log=True, digits=3)
+    return errors
+
+
+def _ratio(of: Mapping[int, float], record: Record) -> float:
+    return of[record.seed]
 
 
 TABLE4 = Exhibit(
