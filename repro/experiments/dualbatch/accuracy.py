@@ -11,7 +11,7 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
-from repro.experiments.dualbatch.describing import facts, trained
+from repro.experiments.dualbatch.describing import facts, said_of, trained
 from repro.experiments.dualbatch.settings import (
     PAPER,
     WORKERS,
@@ -106,16 +106,6 @@ def changes(
     }
 
 
-def said_of(found: Cases, records: Sequence[Record], more: str = "") -> Cases:
-    """Return the cases, the last of which says what was trained, and anything more."""
-    note = "; ".join(text for text in (trained(records), more) if text)
-    ran = [name for name, case in found.items() if isinstance(case, Estimate)]
-    return {
-        name: replace(case, note=note) if isinstance(case, Estimate) and name == ran[-1] else case
-        for name, case in found.items()
-    }
-
-
 def accuracy_of(results: Results, records: Sequence[Record]) -> str:
     """Return the mean final accuracy as text.
 
@@ -201,7 +191,7 @@ def factor_gains(results: Results) -> Cases:
     names = {f"{FACTORS['linear']}, n_S = {n}": (n, "linear") for n in range(1, WORKERS)}
     names |= {f"{FACTORS['sqrt']}, n_S = {n}": (n, "sqrt") for n in range(2, WORKERS)}
     found = cases(names, lambda name: change(cells, names[name], (names[name][0], "none")))
-    return said_of(found, section51(results, K[1], 1))
+    return said_of(found, trained(section51(results, K[1], 1)))
 
 
 TABLE3 = Exhibit(
@@ -311,7 +301,7 @@ def gained(results: Results) -> Cases:
     found = cases(names, lambda name: change(cells, names[name], (names[name][0], 0)))
     base = section51(results, 1.0, 0)
     ends = f"large batches alone end at {accuracy_of(results, base)}" if base else ""
-    return said_of(found, base, ends)
+    return said_of(found, trained(base), ends)
 
 
 def one_too_few(results: Results) -> Cases:
@@ -319,7 +309,7 @@ def one_too_few(results: Results) -> Cases:
     cells = finals(results, "accuracy")
     names = {f"k = {k:g}": k for k in K}
     found = cases(names, lambda name: change(cells, (names[name], 1), (names[name], 3)))
-    return said_of(found, section51(results, K[0], 1))
+    return said_of(found, trained(section51(results, K[0], 1)))
 
 
 def best_of(results: Results, metric: str, wanted: int, sign: int) -> Cases:
@@ -347,7 +337,7 @@ def best_of(results: Results, metric: str, wanted: int, sign: int) -> Cases:
         ]
         return min(over, key=lambda estimate: sign * estimate.mean)
 
-    return said_of(cases(names, over_best), section51(results, K[0], wanted))
+    return said_of(cases(names, over_best), trained(section51(results, K[0], wanted)))
 
 
 def three_best(results: Results) -> Cases:

@@ -1,11 +1,13 @@
 """How records are described: whose numbers they are, of which network and data."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from repro.experiments.captions import panel
 from repro.experiments.design import Results
 from repro.experiments.dualbatch.settings import MIB, PAPER, ROLE, SECTION_5_2_3, SOLVED, TRAINED
+from repro.experiments.judge import Cases, Estimate
 from repro.records import Record
 
 
@@ -46,6 +48,19 @@ def trained(records: Sequence[Record]) -> str:
     kept = config.get("optimizer_state") == "kept"
     parts.append(f"momentum {'kept' if kept else 'begun anew in each share'}")
     return ", ".join(parts)
+
+
+def said_of(found: Cases, *notes: str) -> Cases:
+    """Return the cases with a colon behind their labels; the last estimate has the notes."""
+    told = {
+        name: replace(case, label=f"{case.label or name}:") if isinstance(case, Estimate) else case
+        for name, case in found.items()
+    }
+    for name, case in reversed(told.items()):
+        if isinstance(case, Estimate):
+            told[name] = replace(case, note="; ".join(filter(None, (case.note, *notes))))
+            break
+    return told
 
 
 def stands_for(ours: str, papers: str) -> str:

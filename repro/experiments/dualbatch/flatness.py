@@ -13,8 +13,7 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, check
-from repro.experiments.dualbatch.accuracy import said_of
-from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.dualbatch.describing import facts, said_of, trained, whose
 from repro.experiments.dualbatch.settings import (
     PAPER,
     SCALE,
@@ -221,7 +220,7 @@ def _rises(results: Results, first: str, second: str) -> Cases:
         found = _over(results, first, second, MEASURES[name])
         return replace(found, label=f"{_LABELS[name]}, {first} over {second}")
 
-    return said_of(cases(MEASURES, over), records, ", ".join(ends))
+    return said_of(cases(MEASURES, over), trained(records), ", ".join(ends))
 
 
 def sharper(results: Results) -> Cases:
@@ -240,7 +239,7 @@ def test_loss(results: Results) -> Cases:
         ["large over small"],
         lambda _: _over(results, "large", "small", lambda record: record.metrics["test_loss"]),
     )
-    return said_of(found, _of(results, "large"))
+    return said_of(found, trained(_of(results, "large")))
 
 
 @check(

@@ -21,12 +21,11 @@ from repro.experiments.dualbatch.accuracy import (
     gains,
     outcome,
     plan_cell,
-    said_of,
     table5_runs,
     virtual_time,
     wall_cell,
 )
-from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.dualbatch.describing import facts, said_of, trained, whose
 from repro.experiments.dualbatch.measured_plan import (
     epoch_seconds,
     kinds_of,
@@ -257,7 +256,7 @@ def _by_number(results: Results, base: Callable[[int], tuple[str, int]]) -> Case
     cells = _cells(results)
     names = {f"n_S = {n}": n for n in range(1, WORKERS + 1)}
     found = cases(names, lambda name: change(cells, ("hybrid", names[name]), base(names[name])))
-    return said_of(found, section52(results, 1, "hybrid"))
+    return said_of(found, trained(section52(results, 1, "hybrid")))
 
 
 def accuracy(results: Results) -> Cases:
@@ -284,7 +283,7 @@ def gain_over_baseline(results: Results) -> Cases:
     found = cases(["n_S = 3"], lambda _: hybrid_gain(results))
     base = section52(results, 0, "dual-batch")
     ends = f"large batches alone end at {accuracy_of(results, base)}" if base else ""
-    return said_of(found, section52(results, 3, "hybrid"), ends)
+    return said_of(found, trained(section52(results, 3, "hybrid")), ends)
 
 
 def cycled(results: Results, role: str) -> Estimate:
@@ -299,7 +298,7 @@ def cycled(results: Results, role: str) -> Estimate:
 
 def saving(role: str) -> Callable[[Results], Cases]:
     """Return what compares the times of whole schedules, at the resolutions of a task."""
-    return lambda results: {role: cycled(results, role)}
+    return lambda results: said_of({role: cycled(results, role)})
 
 
 TABLE8 = Exhibit(
@@ -402,7 +401,8 @@ def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
     if not any(cells.values()):
         raise NotRun("trained under the profile paper alone, which needs ImageNet")
     names = {f"{scheme}, n_S = {n}": (scheme, n) for scheme in SCHEMES for n in numbers}
-    return cases(names, lambda name: change(cells, names[name], ("hybrid", 0)))
+    found = cases(names, lambda name: change(cells, names[name], ("hybrid", 0)))
+    return said_of(found)
 
 
 def imagenet_accuracy(results: Results) -> Cases:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import LONG, PROCESSES, Chosen, Exhibit, Results, Run
-from repro.experiments.dualbatch.accuracy import change, gain, plan_cell, said_of, virtual_time
-from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.dualbatch.accuracy import change, gain, plan_cell, virtual_time
+from repro.experiments.dualbatch.describing import facts, said_of, trained, whose
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     IMAGENET,
@@ -269,10 +269,10 @@ def table(results: Results) -> list[dict[str, Any]]:
     published = paper[OWN_K, OWN_SMALL]["accuracy"]
     theirs = section51(results, OWN_K, OWN_SMALL)
     by_own_plan = results.ok("own_plan")
-    trained = [record for record in by_own_plan if record.metrics["error"] is None]
+    ours = [record for record in by_own_plan if record.metrics["error"] is None]
     rows = [
         _trained_row(results, "trained, the paper's b / a", theirs, base, published),
-        _trained_row(results, "trained, times measured here", trained, base, published),
+        _trained_row(results, "trained, times measured here", ours, base, published),
     ]
     rows[0] |= coefficients(PAPER["inferred"]["a"], PAPER["inferred"]["b"])
     for record in by_own_plan[:1]:
@@ -396,23 +396,22 @@ def extra_time(results: Results) -> Cases:
         if isinstance(found, NotRun):
             raise found
         note = f"{found} of the time of large batches alone"
-        return replace(found, mean=found.mean - math.log(k), note=note)
+        label = f"{name}, measured over promised"
+        return replace(found, mean=found.mean - math.log(k), label=label, note=note)
 
-    return cases(over, over_promised)
+    return said_of(cases(over, over_promised))
 
 
 def own_gain(results: Results) -> Cases:
     """Compare the training by our own plan with large batches alone."""
     records = results.ok("own_plan")
-    trained = [record for record in records if record.metrics["error"] is None]
-    if records and not trained:
+    ours = [record for record in records if record.metrics["error"] is None]
+    if records and not ours:
         raise NotRun(f"no plan for the times measured: {records[0].metrics['error']}")
     base = section51(results, 1.0, 0)
-    cells = {
-        name: final(results, of, "accuracy") for name, of in (("own", trained), ("base", base))
-    }
+    cells = {name: final(results, of, "accuracy") for name, of in (("own", ours), ("base", base))}
     found = cases(["own plan"], lambda _: change(cells, "own", "base"))
-    return said_of(found, trained)
+    return said_of(found, trained(ours))
 
 
 OWN_PLAN = Exhibit(

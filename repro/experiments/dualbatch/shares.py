@@ -9,7 +9,7 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Exhibit, Results
-from repro.experiments.dualbatch.describing import facts
+from repro.experiments.dualbatch.describing import facts, said_of
 from repro.experiments.dualbatch.settings import CIFAR, PAPER, K, step_times, workers
 from repro.experiments.dualbatch.times import above_0, trials_of
 from repro.experiments.dualbatch.trends import epoch_samples, farthest
@@ -79,9 +79,10 @@ def shares_predicted(results: Results) -> Cases:
     several = trials_of(results) == "processes"
     errors = _of_processes(results) if several else _of_medians(results)
     names = {f"k = {k:g}": k for k in K}
-    return cases(
+    found = cases(
         names, lambda name: farthest({row: e for (k, row), e in errors.items() if k == names[name]})
     )
+    return said_of(found)
 
 
 Errors = dict[tuple[float, str], Estimate]  # by k and share

@@ -20,11 +20,10 @@ from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, check
 from repro.experiments.dualbatch.accuracy import (
     SAME_TIME,
     change,
-    said_of,
     virtual_time,
     wall_cell,
 )
-from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.dualbatch.describing import facts, said_of, trained, whose
 from repro.experiments.dualbatch.measured_plan import OWN, kinds_of, rounds, wall
 from repro.experiments.dualbatch.settings import (
     ENGINES,
@@ -181,8 +180,8 @@ def draw(results: Results) -> "Figure":
     for row, way in enumerate(WAYS):
         ends = final(results, _of(results, *way), "accuracy")
         _draw_row(accuracy, row, ends, float(np.mean(ends)) if ends else None, one)
-    trained = [record for way in WAYS for record in _of(results, *way)]
-    drawing.titled(accuracy, f"workers SIMULATED in turns\n{whose(trained)}", 60)
+    ran = [record for way in WAYS for record in _of(results, *way)]
+    drawing.titled(accuracy, f"workers SIMULATED in turns\n{whose(ran)}", 60)
     accuracy.set_xlabel("final test accuracy (%)")
     for row, sync in enumerate(("bsp", "asp")):
         values = seconds.get(sync, [])
@@ -232,7 +231,7 @@ def asp_faster(results: Results) -> Cases:
     if "asp" not in seconds:
         raise NotRun("real workers ran by ASP under no such profile")
     asp, bsp = (by_process(results, "wall", seconds[sync]) for sync in _BOTH)
-    return {"ASP over BSP": ratio(asp, bsp, trials=_trials(results))}
+    return said_of({"ASP over BSP": ratio(asp, bsp, trials=_trials(results))})
 
 
 def asp_converges_worse(results: Results) -> Cases:
@@ -246,7 +245,7 @@ def asp_converges_worse(results: Results) -> Cases:
         lambda rule: change(cells, ("asp", rule), ("bsp", rule)),
     )
     left_out = f"{', '.join(idle)}: neither learned anything, not counted" if idle else ""
-    return said_of(found, _of(results, "asp", RULES[0]), left_out)
+    return said_of(found, trained(_of(results, "asp", RULES[0])), left_out)
 
 
 _BOTH = ("asp", "bsp")

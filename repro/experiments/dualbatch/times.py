@@ -12,7 +12,7 @@ import numpy as np
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
-from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.dualbatch.describing import facts, said_of, whose
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     PAPER,
@@ -283,7 +283,7 @@ def line(results: Results) -> Cases:
         values = by_process(results, "times", bends)
         return mean_of(values, unit="%", digits=1, trials=trials_of(results))
 
-    return cases(found, bent)
+    return said_of(cases(found, bent))
 
 
 @check(
@@ -341,7 +341,7 @@ def falls(results: Results) -> Cases:
         estimate = mean_of(values, log=True, trials=trials_of(results))
         return replace(estimate, label=f"{name}: twice the batch")
 
-    return cases(found, doubled)
+    return said_of(cases(found, doubled))
 
 
 @check("An epoch takes less time with larger batches in the authors' raw measurements")
@@ -388,7 +388,7 @@ def equation2(results: Results) -> Cases:
             over[f"{side} px, batch size {n}"] = mean_of(values, log=True, digits=3, trials=trials)
         return farthest(over)
 
-    return cases(found, errors)
+    return said_of(cases(found, errors))
 
 
 @check(
