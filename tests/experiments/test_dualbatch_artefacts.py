@@ -29,7 +29,8 @@ FIGURES = [name for name, artefact in PAPER.artefacts.items() if artefact.draws]
 QUESTIONS = sorted({artefact.question.partition(":")[0] for artefact in PAPER.artefacts.values()})
 TRAINED = ["table3", "table5", "table8", "engines"]
 # ImageNet is trained under `paper`; engines are compared where a training is small.
-PROFILES = {"table10": "paper", "engines": "quick"}
+# Three rounds of one process say too little of the farthest of many batch sizes.
+PROFILES = {"table10": "paper", "engines": "quick", "figure4": "long"}
 WORLDS = {
     "full": World(),
     "nothing": World(status=nothing),

@@ -43,7 +43,9 @@ def test_momentum_and_rates():
         return paper_accuracy(config) + 2 * ("momentum kept" in config["setting"])
 
     def at_the_edge(config):
-        return better(config) + config.get("rate", 0) * (config["n_small"] == 0)
+        rate = config.get("rate", 1)
+        by_rate = rate if config["n_small"] == 0 else -abs(rate - 2)
+        return better(config) + by_rate * ("rate" in config)
 
     def look(name):
         return results(name, World(accuracy=at_the_edge), "long", seeds=range(6))

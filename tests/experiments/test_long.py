@@ -17,7 +17,8 @@ from repro.records import RecordStore
 
 TRAINED = {"mbs": ("table1", "table3", "table4", "table5", "figure3", "batchnorm"),
            "dualbatch": ("figure1", "figure3", "figure4", "table3", "table4", "table5", "table8",
-                         "table10", "synchronisation", "flatness", "own_plan", "updates", "rates", "gains"),
+                         "table10", "synchronisation", "flatness", "own_plan", "updates", "rates",
+                         "gains"),
            "adaptive": ("figure1", "figure2", "figure3", "stable", "figure4", "figure5", "figure6",
                         "figure7", "figure8", "figure9", "figure10", "lars", "figure11"),
            "outofcore": ("schedules",),

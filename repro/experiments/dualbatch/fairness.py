@@ -175,7 +175,7 @@ UPDATES = Exhibit(
     figure=draw_updates,
     caption=caption(
         "Plans of one k make as many updates; with four small-batch workers, of one size. Momentum "
-        "kept: from share to share, its four seeds planned at once. Intervals of 95 %.",
+        "kept: from share to share. Intervals of 95 %.",
         facts,
     ),
 )
