@@ -231,7 +231,8 @@ class TestFigure4:
         )
         assert one[0] == "partly" and "12 px, batch size 8: ×1.098" in one[1]
         assert judge("figure4/equation2", noise=0.05)[0] == "undecided"
-        assert judge("figure4/equation2", noise=2.0)[0] == "not run"  # a line below 0
+        word, evidence = judge("figure4/equation2", noise=2.0)
+        assert word == "undecided" and "a fitted line predicts one of 0 or less" in evidence
 
     def test_equation2_published(self):
         edit = published(largest_error=0.05, largest_at=7, share_beyond=0.1)

@@ -307,7 +307,8 @@ TABLE8 = Exhibit(
     table=table8,
     figure=figures11_12,
     caption=caption(
-        "Gain: over dual-batch, n_S = 0; hybrid, n_S = 0, is cyclic progressive learning alone.",
+        "Gain: seed by seed over dual-batch, n_S = 0; hybrid, n_S = 0, is cyclic progressive "
+        "learning alone.",
         facts,
     ),
     claims={

@@ -79,10 +79,12 @@ def shares_predicted(results: Results) -> Cases:
     several = trials_of(results) == "processes"
     errors = _of_processes(results) if several else _of_medians(results)
     names = {f"k = {k:g}": k for k in K}
-    found = cases(
-        names, lambda name: farthest({row: e for (k, row), e in errors.items() if k == names[name]})
-    )
-    return said_of(found)
+
+    def worst(name: str) -> Estimate:
+        of_k = {f"{name}, {row}": e for (k, row), e in errors.items() if k == names[name]}
+        return farthest(of_k)
+
+    return said_of(cases(names, worst))
 
 
 Errors = dict[tuple[float, str], Estimate]  # by k and share
