@@ -20,16 +20,17 @@ from made_dualbatch import (
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from repro import report
-from repro.experiments.design import expectations
+from repro.experiments.design import claims_of
 from repro.experiments.dualbatch import describing
 from repro.experiments.dualbatch.settings import CIFAR, IMAGENET
 
-CLAIMS = [f"{name}/{c.key}" for name, a in PAPER.artefacts.items() for c in a.claims]
+CLAIMS = [f"{name}/{key}" for name, a in PAPER.artefacts.items() for key in a.exhibit.claims]
 FIGURES = [name for name, artefact in PAPER.artefacts.items() if artefact.draws]
 QUESTIONS = sorted({artefact.question.partition(":")[0] for artefact in PAPER.artefacts.values()})
 TRAINED = ["table3", "table5", "table8", "engines"]
 # ImageNet is trained under `paper`; engines are compared where a training is small.
-PROFILES = {"table10": "paper", "engines": "quick"}
+# Three rounds of one process say too little of the farthest of many batch sizes.
+PROFILES = {"table10": "paper", "engines": "quick", "figure4": "long"}
 WORLDS = {
     "full": World(),
     "nothing": World(status=nothing),
@@ -58,20 +59,26 @@ class TestClaims:
         for world in ("nothing", "all failed", "all out of memory"):
             for name in of_question(question):
                 found = results(name, WORLDS[world], "paper")
-                for claim in PAPER.artefacts[name].claims:
-                    verdict = made.verdict(f"dualbatch/{name}/{claim.key}", found)
-                    assert verdict.word == "not run" and verdict.evidence, claim.key
+                for key in PAPER.artefacts[name].exhibit.claims:
+                    verdict = made.verdict(f"dualbatch/{name}/{key}", found)
+                    assert verdict.word == "not run" and verdict.evidence, key
                 for check in PAPER.artefacts[name].checks:
                     assert check.row(found)["holds"] == "not run"
 
-    def test_every_claim_was_expected(self):
-        written = expectations("dualbatch")
-        assert {f"{name}/{key}" for name, own in written.items() for key in own} == set(CLAIMS)
+    def test_every_claim_is_written_down_and_at_most_22_are_the_papers(self):
+        written = {
+            f"{name}/{key}": claim
+            for name, rows in claims_of("dualbatch").items()
+            for key, claim in rows.items()
+        }
+        assert set(written) == set(CLAIMS)
+        assert len([claim for claim in written.values() if not claim.own]) <= 22
 
     @pytest.mark.parametrize("artefact", PAPER.artefacts)
     def test_checks_hold_in_the_papers_world(self, artefact):
         for check in PAPER.artefacts[artefact].checks:
-            assert check.row(results(artefact))["holds"] == "yes"
+            found = results(artefact, profile=PROFILES.get(artefact, "gpu"))
+            assert check.row(found)["holds"] == "yes"
 
 
 class TestWhateverThereIs:

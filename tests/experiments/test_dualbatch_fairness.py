@@ -1,14 +1,27 @@
 """Equal updates, and rates tuned for each: what is read and drawn."""
 
+import itertools
 import math
 
 import pytest
 import torch
-from made_dualbatch import CHOSEN, World, figure, panels, paper_accuracy, results, rows
+from invented import make_record
+from made import SEEDS
+from made_dualbatch import (
+    CHOSEN,
+    World,
+    caption,
+    figure,
+    panels,
+    paper_accuracy,
+    results,
+    rows,
+)
 
 from repro.datasets import DatasetError, ImageData, Split
 from repro.experiments.dualbatch import building, fairness
-from repro.experiments.dualbatch.settings import K, table5_training
+from repro.experiments.dualbatch.settings import KEPT, K, final, section51, table5_training
+from repro.experiments.judge import NotRun, difference
 
 
 def test_plans_of_one_k_make_as_many_updates():
@@ -61,40 +74,75 @@ def test_experiments_keep_momentum_where_no_older_record_is(profile):
         assert building.clock_of(config) == {"jitter": 0.0, "slowdowns": None}
 
 
-def tuned(config):
-    """Return accuracies that are best at twice the rate, with large batches alone at four times."""
-    if "rate" not in config:
-        return paper_accuracy(config)
-    best = 4 if config["n_small"] == 0 else 2
-    return paper_accuracy(config) - abs(math.log2(config["rate"] / best))
+def tuned(best_of_large):
+    """Return accuracies that are best at twice the rate, of large batches alone at another."""
+
+    def accuracy(config):
+        if "rate" not in config:
+            return paper_accuracy(config)
+        best = best_of_large if config["n_small"] == 0 else 2
+        return paper_accuracy(config) - abs(math.log2(config["rate"] / best))
+
+    return accuracy
 
 
-def test_each_mix_is_compared_at_the_rate_that_its_held_out_images_choose():
-    found = {
-        (row["workers"], row["rate over the paper's"]): row
-        for row in rows("rates", World(accuracy=tuned), "long")
+def told(world, seeds=SEEDS):
+    found = results("rates", world, "long")
+    for run, seed in itertools.product({run for run, _ in found.expected}, seeds):
+        if seed not in SEEDS:
+            changes = world(run, seed)
+            found.records.append(
+                make_record("train", paper="dualbatch", config=run.config, seed=seed, **changes)
+            )
+    return {
+        (row["workers"], row["rate over the paper's"]): row["gain over large batches, both tuned"]
+        for row in fairness.rates_table(found)
     }
-    assert len(found) == len(fairness.SEARCHED) * len(fairness.RATES)
-    chosen = {key for key in found if "chosen" in key[1]}
-    assert chosen == {
-        ("4 large", "4 (chosen)"),
-        ("3 small, 1 large", "2 (chosen)"),
-        ("4 small", "2 (chosen)"),
-    }
-    compared = {key: row["gain over large batches, both tuned"] for key, row in found.items()}
-    assert {key for key, gain in compared.items() if gain != "–"} == chosen - {
-        ("4 large", "4 (chosen)")
-    }
-    drawn = panels(figure("rates", World(accuracy=tuned), "long"))
-    assert list(drawn) == ["ours: accuracy on images held out", "ours: accuracy on test images"]
+
+
+def test_seeds_that_chose_the_rates_do_not_judge_them():
+    """Held-out images choose a rate by some seeds; other seeds compare the mixes at it."""
+    cells = told(World(accuracy=tuned(1)))
+    best = {key for key in cells if "best" in key[1]}
+    assert best == {("4 large", "1 (best)"), ("3 small, 1 large", "2 (best)"),
+                    ("4 small", "2 (best)")}  # fmt: skip
+    mixed = ("3 small, 1 large", "2 (best)")
+    assert cells[mixed].startswith("not run: every seed chose the rates")
+    later = told(World(accuracy=tuned(1)), (*SEEDS, 3, 4, 5))
+    assert later[mixed].startswith("+2.90 [") and later["4 large", "1 (best)"] == "–"
+
+
+def test_a_best_rate_at_an_end_of_the_grid_is_untuned():
+    for edge in (fairness.RATES[0], fairness.RATES[-1]):
+        cells = told(World(accuracy=tuned(edge)), (*SEEDS, 3, 4, 5))
+        assert ("4 large", f"{edge:g} (best; untuned (edge of the grid))") in cells
+        assert cells["3 small, 1 large", "2 (best)"] == f"not run: 4 large: {fairness.UNTUNED}"
+    assert fairness.UNTUNED in caption("rates", profile="long")
+    drawn = figure("rates", World(accuracy=tuned(4)), "long")
+    assert list(panels(drawn)) == [
+        "ours: accuracy on images held out",
+        "ours: accuracy on test images",
+    ]
+    assert fairness.UNTUNED in drawn.get_suptitle()
 
 
 def test_nothing_is_chosen_before_all_rates_were_run():
     some = results(
         "rates", World(status=lambda run: None if run.config["rate"] == 4 else {}), "long"
     )
-    assert fairness.best_rate(some, 0) is None and fairness.tuned_gain(some, 3) is None
-    assert "chosen" not in str(fairness.rates_table(some))
+    assert fairness.best_rate(some, 0) is None
+    with pytest.raises(NotRun, match="not all rates"):
+        fairness.tuned_gain(some, 3)
+    assert "best" not in str(fairness.rates_table(some))
+
+
+def test_of_trainings_with_momentum_kept_all_seeds_judge():
+    """They were planned at once; beside others, which were looked at, the first look counts."""
+    found = results("updates", profile="long", seeds=range(5))
+    assert fairness.kept_gain(found, 4).n == 4
+    kept = final(found, found.ok("train", setting=KEPT, n_small=4), "accuracy")
+    restarted = final(found, section51(found, K[1], 4), "accuracy")
+    assert difference(kept, restarted).n == 1
 
 
 def _data(count=20):

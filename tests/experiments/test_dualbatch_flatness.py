@@ -1,9 +1,8 @@
 """Gradients and minima by batch size: what is read, drawn and judged."""
 
+import made
 import pytest
-from made_dualbatch import World, figure, judge, panel, rows
-
-from repro.experiments.dualbatch import flatness
+from made_dualbatch import World, figure, judge, panel, results, rows
 
 
 def edited(**changes):
@@ -45,10 +44,10 @@ def test_dual_batches():
 
 
 def test_variance():
-    assert judge("flatness/variance", edit=edited(small=steeper))[0] == "partly"
-    every = dict.fromkeys(flatness.KINDS, steeper)
-    assert judge("flatness/variance", edit=edited(**every))[0] == "not reproduced"
-    assert "margin ±10 %" in judge("flatness/variance")[1]
+    holds = made.check_row("dualbatch/flatness", 0, results("flatness"))
+    assert holds["holds"] == "yes" and "small batches ×0.50" in holds["evidence"]
+    wrong = results("flatness", World(edit=edited(small=steeper)))
+    assert made.check_row("dualbatch/flatness", 0, wrong)["holds"] == "NO"
 
 
 def test_loss():

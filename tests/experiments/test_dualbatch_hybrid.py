@@ -1,6 +1,9 @@
 """Schedules, accuracies and savings of the hybrid scheme: what is read, drawn and judged."""
 
+import copy
+import dataclasses
 import itertools
+import math
 
 import made
 import numpy as np
@@ -20,7 +23,8 @@ from made_dualbatch import (
     rows,
 )
 
-from repro.experiments.dualbatch.settings import SCHEMES, final, section52
+from repro.experiments.dualbatch import hybrid
+from repro.experiments.dualbatch.settings import CIFAR, SCHEMES, final, section52
 from repro.report import DASH
 
 
@@ -59,12 +63,12 @@ class TestAccuracy:
 
         assert judge("table8/accuracy", accuracy=mirrored)[0] == "not reproduced"
         word, evidence = judge("table8/accuracy", accuracy=one_worse)
-        assert word == "partly" and "certainly not for n_S = 2" in evidence
+        assert word == "partly" and "n_S = 2: -20.00" in evidence
         assert judge("table8/accuracy", spread=4.0)[0] == "undecided"
 
     def test_gain(self):
         assert judge("table8/gain", accuracy=lambda c: 70.0)[0] == "not reproduced"
-        word, evidence = judge("table8/gain", spread=6.0)
+        word, evidence = judge("table8/gain", spread=20.0)
         assert word == "undecided" and "paper +3.30" in evidence
 
         def third(config):
@@ -92,7 +96,7 @@ class TestAccuracy:
             assert [r.seed for r in records] == [0, 1, 2]
             assert {len(r.config["sub_stages"]) for r in records} == {1 + (scheme == "hybrid")}
             expected = REPORTED["table8"][SCHEMES[scheme]][n]["accuracy"]
-            assert np.mean(final(records, "accuracy")) == pytest.approx(expected)
+            assert np.mean(final(found, records, "accuracy")) == pytest.approx(expected)
 
     def test_figures_11_and_12(self):
         drawn = figure("table8")
@@ -106,7 +110,7 @@ class TestAccuracy:
         ):
             _, paper, *ours = panel(drawn, f"paper and ours, {scheme}:\naccuracy").get_lines()
             assert list(paper.get_ydata()) == pytest.approx(gained)
-            assert [dot.get_ydata()[0] for dot in ours] == pytest.approx(gained)
+            assert [dot.get_ydata()[0] for dot in ours] == pytest.approx(gained, abs=1e-9)
 
     def test_figure_and_table_see_the_same_records(self):
         lost = World(status=lambda run: made.FAILED if run.config.get("n_small") == 3 else {})
@@ -135,8 +139,8 @@ class TestSaving:
         slower = judge(f"{artefact}/saving", **cycled(1.2))
         assert slower[0] == "not reproduced"
         less = judge(f"{artefact}/saving", **cycled(0.92))
-        # 4 % of the paper's 10, 5 % of its 35.
-        assert less[0] == {"table8": "partly", "table10": "not reproduced"}[artefact]
+        # 4 % of the paper's 10, 5 % of its 35: certainly less time, but not so much less.
+        assert less[0] == "partly"
         assert judge(f"{artefact}/saving", noise=1.0)[0] == "undecided"
         assert judge(f"{artefact}/saving", status=only(experiment="none"))[0] == "not run"
 
@@ -157,6 +161,29 @@ class TestSaving:
 
         assert judge("table8/saving")[0] == "reproduced"
         assert judge("table8/saving", edit={"wall": slow})[0] == "not reproduced"
+
+    def test_no_process_is_dropped_and_those_after_the_first_look_judge(self):
+        """Whatever processor most were measured on; the first five set how many are needed."""
+        found = results("table8", profile="long")
+        (run,) = {run for run, _ in found.expected if run.experiment == "wall"}
+        first = found.ok("wall")[0]
+        found.records = [record for record in found.records if record.experiment != "wall"]
+        for seed in range(16):
+            metrics = copy.deepcopy(first.metrics)
+            (part,) = metrics["parts"]
+            slow = 1.0 if seed < 5 else 0.8 + seed / 1000  # of the lower resolution
+            part["shares_s"]["0"] = [[slow * s for s in share] for share in part["shares_s"]["1"]]
+            device = first.device | {"name": "another" if seed < 5 else "the most"}
+            changed = {"seed": seed, "metrics": metrics, "device": device}
+            found.records.append(dataclasses.replace(first, **changed))
+        assert len(found.processes("wall")) == 16 and run.by_processes
+        ratio = hybrid.cycled(found, CIFAR)
+        assert ratio.n == 11 and ratio.trials == "processes"
+        assert math.exp(ratio.mean) == pytest.approx(0.905, abs=0.01)
+        drawn = [line.get_xdata()[0] for line in hybrid.figure10(found).axes[0].get_lines()]
+        assert any(
+            value == pytest.approx(math.exp(ratio.mean)) for value in drawn
+        )  # one number everywhere
 
     def test_workers_that_share_a_core_say_nothing(self):
         def alone(metrics, config):

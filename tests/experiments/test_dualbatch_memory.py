@@ -2,36 +2,40 @@
 
 import made
 import pytest
-from made_dualbatch import World, figure, judge, panels, rows
+from made_dualbatch import World, figure, panels, results, rows
 
 from repro.experiments.dualbatch.settings import CIFAR
+
+
+def checked(world):
+    return made.check_row("dualbatch/figure13", 0, results("figure13", world))
 
 
 @pytest.mark.parametrize(
     ("cifar", "imagenet", "word"),
     [
-        (3.4, 3.6, "reproduced"),
-        (-3.4, -3.6, "reproduced"),
-        (3.6, 3.6, "partly"),
-        (-9, -9, "not reproduced"),
+        (3.4, 3.6, "yes"),
+        (-3.4, -3.6, "yes"),
+        (3.6, 3.6, "NO"),
+        (-9, -9, "NO"),
     ],
 )
-def test_verdicts(cifar, imagenet, word):
+def test_check(cifar, imagenet, word):
     def edit(metrics, config):
         error = cifar if config["role"] == CIFAR else imagenet
         metrics |= {"measured_max": 100_000, "predicted_max": round(1000 * (100 + error))}
 
-    found, evidence = judge("figure13/largest_batch", edit={"memory": edit})
-    assert found == word, evidence
-    assert f"{cifar:+.1f} %" in evidence and f"{imagenet:+.1f} %" in evidence
+    row = checked(World(edit={"memory": edit}))
+    assert row["holds"] == word
+    assert f"{cifar:+.1f} %" in row["evidence"] and f"{imagenet:+.1f} %" in row["evidence"]
 
 
 def test_one_of_two_decides_nothing_of_both():
     def status(run):
         return {} if run.config["role"] == CIFAR else made.OUT_OF_MEMORY
 
-    word, evidence = judge("figure13/largest_batch", status=status)
-    assert word == "undecided" and "ImageNet: no records" in evidence
+    row = checked(World(status=status))
+    assert row["holds"] == "not run" and "ImageNet: no records" in row["evidence"]
 
 
 def test_nothing_fits():
@@ -39,7 +43,7 @@ def test_nothing_fits():
         metrics["measured_max"] = 0
 
     world = World(edit={"memory": edit})
-    assert judge("figure13/largest_batch", edit=world.edit)[0] == "not reproduced"
+    assert checked(world)["holds"] == "NO"
     assert [row["error"] for row in rows("figure13", world)] == ["–", "–"]
 
 

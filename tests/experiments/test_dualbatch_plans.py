@@ -1,7 +1,12 @@
 """Tables 2 and 6: what the equations give, read and judged."""
 
+import made
 import pytest
-from made_dualbatch import World, judge, rows
+from made_dualbatch import World, results, rows
+
+
+def checked(table, position=0, **world):
+    return made.check_row(f"dualbatch/{table}", position, results(table, World(**world)))
 
 
 class TestTables2And6:
@@ -20,30 +25,30 @@ class TestTables2And6:
         [("table2", "B_S: 6 of 8 (not 84 for 83)"), ("table6", "B_S: 7 of 8 (not 131 for 130)")],
     )
     def test_equations(self, table, told):
-        one = judge(f"{table}/equations", edit=self.changed("small_batch", by=1, first=2))
-        assert one[0] == "partly" and told in one[1]
-        names = ("small_batch", "small_samples", "large_samples", "factor")
-        assert judge(f"{table}/equations", edit=self.changed(*names))[0] == "not reproduced"
+        row = checked(table, edit=self.changed("small_batch", by=1, first=2))
+        assert row["holds"] == "NO" and told in row["evidence"]
+        assert checked(table)["holds"] == "yes"
 
     def test_a_factor_is_compared_as_printed(self):
-        word, evidence = judge("table2/equations", edit=self.changed("factor", by=2e-3))
-        assert word == "partly" and "d_S/d_L: 0 of 6" in evidence
-        assert judge("table2/equations", edit=self.changed("factor", by=1e-5))[0] == "reproduced"
+        row = checked("table2", edit=self.changed("factor", by=2e-3))
+        assert row["holds"] == "NO" and "d_S/d_L: 0 of 6" in row["evidence"]
+        assert checked("table2", edit=self.changed("factor", by=1e-5))["holds"] == "yes"
 
     def test_how_many_values(self):
         # 8 rows of B_S and d_S, d_L and the factor where there is a large-batch worker.
         for told in ("B_S: 8 of 8", "d_S: 8 of 8", "d_L: 6 of 6", "d_S/d_L: 6 of 6"):
-            assert told in judge("table2/equations")[1]
+            assert told in checked("table2")["evidence"]
         # 5 resolutions: B_S and d_S but for n_S = 0, d_L but for n_S = 4.
         for told in ("CIFAR, d_L: 8 of 8", "ImageNet, B_S: 12 of 12"):
-            assert told in judge("table6/equations")[1]
+            assert told in checked("table6")["evidence"]
 
     def test_raw_plan(self):
         def other(metrics, config):
             metrics["frameworks"]["TensorFlow"]["table2"][4] = 39
 
-        word, evidence = judge("table2/raw_plan", edit={"published": other})
-        assert word == "not reproduced" and "39 for 38" in evidence
+        row = checked("table2", 1, edit={"published": other})
+        assert row["holds"] == "NO" and "39 for 38" in row["evidence"]
+        assert checked("table2", 1)["holds"] == "yes"
 
     def test_ours_stand_beside_the_papers(self):
         for table, count in (("table2", 8), ("table6", 10)):

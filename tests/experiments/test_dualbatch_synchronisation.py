@@ -17,17 +17,22 @@ def differ(metrics, config):
     metrics["same_weights"] = False
 
 
-def test_verdicts():
-    assert judge("engines/same_weights", "quick", edit={"train": differ})[0] == "not reproduced"
-    word, evidence = judge("engines/same_weights", "gpu")
-    assert word == "not run" and "too large" in evidence
+def checked(profile="quick", **world):
+    return made.check_row("dualbatch/engines", 0, results("engines", World(**world), profile))
+
+
+def test_check():
+    assert checked()["holds"] == "yes"
+    assert checked(edit={"train": differ})["holds"] == "NO"
+    row = checked("gpu")
+    assert row["holds"] == "not run" and "too large" in row["evidence"]
 
 
 def test_the_local_engine_alone_proves_nothing():
     def status(run):
         return None if run.config["engine"] == "ray" else {}
 
-    assert judge("engines/same_weights", "quick", status=status)[0] == "not run"
+    assert checked(status=status)["holds"] == "not run"
 
 
 def test_table():
@@ -95,7 +100,7 @@ class TestSynchronisation:
         assert judge(key)[0] == "reproduced"
         assert judge(key, edit={"synchronise": alike})[0] == "not reproduced"
         word, evidence = judge(key, edit={"synchronise": rule})
-        assert word == "partly" and "certainly not for delta" in evidence
+        assert word == "partly" and "delta: +5.00" in evidence
 
         def idle(metrics, config):
             if config["merge"] == "delta":

@@ -137,7 +137,7 @@ PAPER = Paper(
         Artefact(
             "rates",
             "Rates (not in the paper)",
-            "What dual batches gain at rates tuned for each",
+            "Accuracy by learning rate, for three mixes",
             f"{_HERE}.fairness:RATE_SEARCH",
         ),
         Artefact(

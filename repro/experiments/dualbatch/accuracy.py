@@ -4,21 +4,14 @@ Tables 3 and 5, with Figures 5 to 10.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    Chosen,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    check,
-    claim,
-)
-from repro.experiments.dualbatch.describing import facts
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.dualbatch.describing import facts, said_of, trained
 from repro.experiments.dualbatch.settings import (
     PAPER,
     WORKERS,
@@ -29,8 +22,7 @@ from repro.experiments.dualbatch.settings import (
     table5_training,
     workers,
 )
-from repro.experiments.intervals import Gap, NotRun, Spread, difference
-from repro.experiments.judging import Part, Verdict, combine, direction, each, in_all_cases
+from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -40,26 +32,31 @@ if TYPE_CHECKING:
 FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "none"}
 SAME_TIME = 0.01  # of the time that k promises: batch sizes are whole, last batches short
 METRICS = {"accuracy": ("accuracy", "points", 2), "test_loss": ("loss", "", 3)}
-Cells = Mapping[Any, Sequence[float]]  # a metric after the last epoch, of every seed
+Cells = Mapping[Any, BySeed]  # a metric after the last epoch, of every seed
+Changes = dict[str, tuple[Estimate | None, float]]  # by line: ours, None if not run; the paper's
 
 
-def outcome(records: Sequence[Record], paper: Mapping[str, float]) -> dict[str, Any]:
+def outcome(
+    results: Results, records: Sequence[Record], paper: Mapping[str, float]
+) -> dict[str, Any]:
     """Return the columns of final loss and accuracy, the paper's beside ours."""
-    accuracy = final(records, "accuracy")
+    accuracy = final(results, records, "accuracy")
     return {
         "loss, paper": f"{paper['loss']:.3f}",
-        "loss": Summary.of(final(records, "test_loss")).text(3),
+        "loss": Summary.of(final(results, records, "test_loss")).text(3),
         "accuracy, paper (%)": f"{paper['accuracy']:.1f}",
         "accuracy (%)": Summary.of(accuracy).text(),
         "n": len(accuracy),
     }
 
 
-def gain(records: Sequence[Record], base: Sequence[Record]) -> str:
-    """Return the gain in points of accuracy with Welch's interval, as a cell."""
-    if not records or not base:
+def gain(results: Results, records: Sequence[Record], base: Sequence[Record]) -> str:
+    """Return the gain in points of accuracy with its interval, as a cell."""
+    cells = {name: final(results, of, "accuracy") for name, of in (("", records), ("base", base))}
+    try:
+        return str(change(cells, "", "base"))
+    except NotRun:
         return DASH
-    return str(difference(final(records, "accuracy"), final(base, "accuracy")))
 
 
 def plan_cell(records: Sequence[Record], name: str) -> str:
@@ -85,30 +82,39 @@ def wall_cell(records: Sequence[Record]) -> str:
     return Summary.of([r.metrics["wall_time_s"][-1] for r in real]).text() if real else DASH
 
 
-def change(cells: Cells, first: Any, second: Any, spread: Spread, metric: str = "accuracy") -> Gap:
-    """Return by how much one cell is above another, with the spread of all cells.
+def change(cells: Cells, first: Any, second: Any, metric: str = "accuracy") -> Estimate:
+    """Return by how much one cell is above another, seed by seed.
 
     Raises:
-        NotRun: One of them is empty.
+        NotRun: One of them is empty, or they share no seed.
     """
     _, unit, digits = METRICS[metric]
-    return difference(cells[first], cells[second], spread, unit, digits)
+    return difference(cells[first], cells[second], unit, digits)
 
 
 def changes(
     cells: Cells,
     pairs: Mapping[str, tuple[Any, Any]],
     published: Mapping[str, float],
-    spread: Spread,
-    metric: str,
-) -> dict[str, tuple[Gap | None, float]]:
-    """Return by line what a cell is above another, None where it was not run, and the paper's."""
-    by_line: dict[str, tuple[Gap | None, float]] = {}
-    for line, (first, second) in pairs.items():
-        ran = cells[first] and cells[second]
-        gap = change(cells, first, second, spread, metric) if ran else None
-        by_line[line] = (gap, published[line])
-    return by_line
+    metric: str = "accuracy",
+) -> Changes:
+    """Return by line what a cell is above another, and the paper's."""
+    found = cases(pairs, lambda line: change(cells, *pairs[line], metric))
+    return {
+        line: (case if isinstance(case, Estimate) else None, published[line])
+        for line, case in found.items()
+    }
+
+
+def accuracy_of(results: Results, records: Sequence[Record]) -> str:
+    """Return the mean final accuracy as text.
+
+    Raises:
+        NotRun: There are no records.
+    """
+    if not records:
+        raise NotRun("no records")
+    return f"{float(np.mean(final(results, records, 'accuracy'))):.1f} %"
 
 
 def table3_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -141,9 +147,9 @@ def table3(results: Results) -> list[dict[str, Any]]:
                     "factor": label,
                     "value, paper": f"{paper[scheme]['value']:.3f}",
                     "value": f"{value:.3f}" if value and records else DASH,
-                    **outcome(records, paper[scheme]),
+                    **outcome(results, records, paper[scheme]),
                     "over none, paper": f"{points:+.1f}" if other else DASH,
-                    "over none": gain(records, cells["none"]) if other else DASH,
+                    "over none": gain(results, records, cells["none"]) if other else DASH,
                 }
             )
     return rows
@@ -166,63 +172,26 @@ def figures5_6(results: Results) -> "Figure":
                 cells,
                 {lines[factor]: ((n, factor), (n, "none")) for factor in others},
                 {lines[factor]: paper[factor][key] - paper["none"][key] for factor in others},
-                Spread.pooled(cells.values()),
                 metric,
             )
     return drawing.draw_factors(groups, drawn, "no factor")
 
 
-def _factor_cells(results: Results, metric: str) -> dict[tuple[int, str], list[float]]:
+def _factor_cells(results: Results, metric: str) -> dict[tuple[int, str], BySeed]:
     return {
-        (paper["n_small"], factor): final(records, metric)
+        (paper["n_small"], factor): final(results, records, metric)
         for paper in PAPER["table3"]
         for factor, records in _by_factor(results, paper["n_small"]).items()
     }
 
 
-def _factors(
-    results: Results, expected: Expectation, better: str, worse: str, numbers: Sequence[int]
-) -> Verdict:
-    """Judge one factor over another, in all of some numbers of small-batch workers."""
+def factor_gains(results: Results) -> Cases:
+    """Compare d_S/d_L with none in all cases, its root in those where the paper sees a gain."""
     cells = _factor_cells(results, "accuracy")
-    spread = Spread.pooled(cells.values())
-    cases: dict[str, tuple[Gap, float | None]] = {}
-    for paper in PAPER["table3"]:
-        if (n := paper["n_small"]) in numbers:
-            gap = change(cells, (n, better), (n, worse), spread)
-            published = paper[better]["accuracy"] - paper[worse]["accuracy"]
-            cases[f"n_S = {n}:"] = (gap, published)
-    return in_all_cases(cases, sign=expected.sign)
-
-
-@claim(
-    "linear_factor",
-    "The factor d_S/d_L gains accuracy in all cases over none",
-    "Section 5.1.2",
-)
-def linear_factor(results: Results, expected: Expectation) -> Verdict:
-    """Judge d_S/d_L against none."""
-    return _factors(results, expected, "linear", "none", (1, 2, 3))
-
-
-@claim(
-    "root_factor",
-    "The factor √(d_S/d_L) gains accuracy over none with two and three small-batch workers",
-    "Section 5.1.2",
-)
-def root_factor(results: Results, expected: Expectation) -> Verdict:
-    """Judge √(d_S/d_L) against none."""
-    return _factors(results, expected, "sqrt", "none", (2, 3))
-
-
-@claim(
-    "root_below_linear",
-    "√(d_S/d_L) is less accurate than d_S/d_L with one and with three small-batch workers",
-    "Section 5.1.2",
-)
-def root_below_linear(results: Results, expected: Expectation) -> Verdict:
-    """Judge √(d_S/d_L) against d_S/d_L."""
-    return _factors(results, expected, "sqrt", "linear", (1, 3))
+    names = {f"{FACTORS['linear']}, n_S = {n}": (n, "linear") for n in range(1, WORKERS)}
+    names |= {f"{FACTORS['sqrt']}, n_S = {n}": (n, "sqrt") for n in range(2, WORKERS)}
+    found = cases(names, lambda name: change(cells, names[name], (names[name][0], "none")))
+    return said_of(found, trained(section51(results, K[1], 1)))
 
 
 TABLE3 = Exhibit(
@@ -231,11 +200,10 @@ TABLE3 = Exhibit(
     table=table3,
     figure=figures5_6,
     caption=caption(
-        f"After the last epoch, k = {K[1]:g}. Over none: points with Welch's interval; verdicts "
-        "and figure pool the spread of all cells.",
+        f"After the last epoch, k = {K[1]:g}. Over none: points, seed by seed.",
         facts,
     ),
-    claims=(linear_factor, root_factor, root_below_linear),
+    claims={"factor_gains": factor_gains},
 )
 
 
@@ -271,9 +239,9 @@ def table5(results: Results) -> list[dict[str, Any]]:
                 "(n_S, n_L)": workers(n_small),
                 "B_S": plan_cell(records, "small_batch"),
                 "B_L": plan_cell(records, "large_batch"),
-                **outcome(records, published),
+                **outcome(results, records, published),
                 "gain, paper": f"{points:+.1f}" if n_small else DASH,
-                "gain": gain(records, base) if n_small else DASH,
+                "gain": gain(results, records, base) if n_small else DASH,
                 "virtual time over baseline": f"{virtual / before:.3f}"
                 if virtual and before
                 else DASH,
@@ -295,9 +263,7 @@ def figures7_10(results: Results) -> "Figure":
     return drawing.draw_trainings(groups, drawn, mix(0), ticks, "small-batch workers, of 4")
 
 
-def gains(
-    results: Results, k: float, metric: str = "accuracy"
-) -> dict[str, tuple[Gap | None, float]]:
+def gains(results: Results, k: float, metric: str = "accuracy") -> Changes:
     """Return what a metric gains over large batches alone, by the mix of workers, and the paper's.
 
     None where it was not run.
@@ -307,19 +273,17 @@ def gains(
         cells,
         {mix(n): ((k, n), (k, 0)) for n in range(1, WORKERS + 1)},
         {mix(n): paper[n][key] - paper[0][key] for n in range(1, WORKERS + 1)},
-        pooled_spread(cells),
         metric,
     )
 
 
-def finals(results: Results, metric: str) -> dict[tuple[float, int], list[float]]:
+def finals(results: Results, metric: str) -> dict[tuple[float, int], BySeed]:
     """Return a metric after the last epoch by k and number, the baseline under each k."""
-    return {(k, n): final(section51(results, k, n), metric) for k in K for n in range(WORKERS + 1)}
-
-
-def pooled_spread(cells: Mapping[tuple[float, int], list[float]]) -> Spread:
-    """Return the spread of all cells; the baseline stands under each k, and counts once."""
-    return Spread.pooled(values for (k, n), values in cells.items() if n or k == K[0])
+    return {
+        (k, n): final(results, section51(results, k, n), metric)
+        for k in K
+        for n in range(WORKERS + 1)
+    }
 
 
 ENOUGH = range(2, WORKERS + 1)  # small-batch workers that gain accuracy in the paper
@@ -330,80 +294,60 @@ LEAST, MOST = (
 )
 
 
-@claim(
-    "gain",
-    f"Two small-batch workers or more gain accuracy (the paper {LEAST:.1f} to {MOST:.1f} points)",
-    "Section 5.1.3",
-)
-def gained(results: Results, expected: Expectation) -> Verdict:
-    """Judge each number from two on over the baseline, which all of them share."""
-    by_k = {k: gains(results, k) for k in K}
-    settings = {f"k = {k:g}, n_S = {n}": (k, mix(n)) for k in K for n in ENOUGH}
-
-    def judge(name: str) -> Part:
-        k, workers_of = settings[name]
-        gap, published = by_k[k][workers_of]
-        if gap is None:
-            raise NotRun("no records")
-        return direction(f"{name}:", gap, published, sign=expected.sign)
-
-    return combine(each(settings, judge))
-
-
-@claim("one_too_few", "One small-batch worker gains less accuracy than three", "Section 5.1.3")
-def one_too_few(results: Results, expected: Expectation) -> Verdict:
-    """Judge one against three at each k."""
+def gained(results: Results) -> Cases:
+    """Compare each number from two on with the baseline, which all of them share."""
     cells = finals(results, "accuracy")
-    names = {f"k = {k:g}, one over three": k for k in K}
-
-    def judge(name: str) -> Part:
-        k = names[name]
-        gap = change(cells, (k, 1), (k, 3), pooled_spread(cells))
-        published = paper_cells(k)[1]["accuracy"] - paper_cells(k)[3]["accuracy"]
-        return direction(f"{name}:", gap, published, sign=expected.sign)
-
-    return combine(each(names, judge))
+    names = {f"k = {k:g}, n_S = {n}": (k, n) for k in K for n in ENOUGH}
+    found = cases(names, lambda name: change(cells, names[name], (names[name][0], 0)))
+    base = section51(results, 1.0, 0)
+    ends = f"large batches alone end at {accuracy_of(results, base)}" if base else ""
+    return said_of(found, trained(base), ends)
 
 
-def _best(results: Results, expected: Expectation, metric: str, wanted: int) -> Verdict:
-    """Judge whether a number of small-batch workers beats the best of the others, at each k.
+def one_too_few(results: Results) -> Cases:
+    """Compare one with three at each k."""
+    cells = finals(results, "accuracy")
+    names = {f"k = {k:g}": k for k in K}
+    found = cases(names, lambda name: change(cells, (names[name], 1), (names[name], 3)))
+    return said_of(found, trained(section51(results, K[0], 1)))
 
-    The other is chosen for its mean: the interval is widened for that.
+
+def best_of(results: Results, metric: str, wanted: int, sign: int) -> Cases:
+    """Compare a number of small-batch workers with the best of the others, at each k.
+
+    Args:
+        results: Of Table 5.
+        metric: By which it is to be the best.
+        wanted: The number.
+        sign: 1 where the highest is best, -1 where the lowest is.
     """
-    key = METRICS[metric][0]
     cells = finals(results, metric)
+    others = [n for n in range(WORKERS + 1) if n != wanted]
     names = {f"k = {k:g}": k for k in K}
 
-    def judge(name: str) -> Part:
+    def over_best(name: str) -> Estimate:
         k = names[name]
-        others = {n: float(np.mean(cells[k, n])) for n in range(WORKERS + 1) if cells[k, n]}
-        if len(others) <= WORKERS:  # the best of some is not the best of all
-            raise NotRun("no records")
-        del others[wanted]
-        paper = {n: row[key] for n, row in paper_cells(k).items()}
-        best = max(others, key=lambda n: expected.sign * others[n])
-        published = max((paper[n] for n in others), key=lambda v: expected.sign * v)
-        return direction(
-            f"{name}, n_S = {wanted} over {best}:",
-            change(cells, (k, wanted), (k, best), pooled_spread(cells), metric),
-            paper[wanted] - published,
-            sign=expected.sign,
-            candidates=len(others),
-        )
+        over = [
+            replace(
+                change(cells, (k, wanted), (k, n), metric),
+                candidates=len(others),
+                label=f"{name}, n_S = {wanted} over {n}",
+            )
+            for n in others
+        ]
+        return min(over, key=lambda estimate: sign * estimate.mean)
 
-    return combine(each(names, judge))
+    return said_of(cases(names, over_best), trained(section51(results, K[0], wanted)))
 
 
-@claim("three_best", "Three small-batch workers end with the highest accuracy", "Section 5.1.3")
-def three_best(results: Results, expected: Expectation) -> Verdict:
-    """Judge three against the best of the others."""
-    return _best(results, expected, "accuracy", 3)
+def three_best(results: Results) -> Cases:
+    """Compare three with the most accurate of the others."""
+    return best_of(results, "accuracy", 3, 1)
 
 
-@claim("lowest_loss", "One small-batch worker ends with the lowest test loss", "Section 5.1.3")
-def lowest_loss(results: Results, expected: Expectation) -> Verdict:
-    """Judge one against the lowest of the others."""
-    return _best(results, expected, "test_loss", 1)
+def lowest_loss(results: Results) -> Cases:
+    """Compare one with the lowest test loss of the others."""
+    return best_of(results, "test_loss", 1, -1)
 
 
 @check(
@@ -431,10 +375,15 @@ TABLE5 = Exhibit(
     table=table5,
     figure=figures7_10,
     caption=caption(
-        "After the last epoch. Gain: points over 4 large with warm-up, Welch's interval; verdicts "
-        "and figure pool the spread of all cells.",
+        "After the last epoch. Gain: points over 4 large with warm-up, seed by seed, of the seeds "
+        "after the first look alone.",
         facts,
     ),
-    claims=(gained, one_too_few, three_best, lowest_loss),
+    claims={
+        "gain": gained,
+        "one_too_few": one_too_few,
+        "three_best": three_best,
+        "lowest_loss": lowest_loss,
+    },
     checks=(extra_time,),
 )

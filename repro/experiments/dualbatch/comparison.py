@@ -7,7 +7,7 @@ from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
 from repro.experiments.dualbatch.describing import facts
 from repro.experiments.dualbatch.settings import PAPER
-from repro.experiments.intervals import NotRun
+from repro.experiments.judge import NotRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

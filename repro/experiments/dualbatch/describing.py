@@ -1,11 +1,13 @@
 """How records are described: whose numbers they are, of which network and data."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from repro.experiments.captions import panel
 from repro.experiments.design import Results
 from repro.experiments.dualbatch.settings import MIB, PAPER, ROLE, SECTION_5_2_3, SOLVED, TRAINED
+from repro.experiments.judge import Cases, Estimate
 from repro.records import Record
 
 
@@ -30,6 +32,40 @@ def whose(records: Sequence[Record], more: str = "") -> str:
     config = first.config.get("parts", [first.config])[0]
     data = first.dataset["name"] if first.dataset else ""
     return panel(ROLE, network(config), ", ".join(text for text in (data, more) if text))
+
+
+def trained(records: Sequence[Record]) -> str:
+    """Return what was trained, for evidence and findings: network, data, epochs and momentum."""
+    if not records:
+        return ""
+    config, dataset = records[0].config, records[0].dataset
+    parts = [stands_for(network(config), ROLE)]
+    if dataset:
+        name, wanted = dataset["name"], _wanted(records[0])
+        same = name.startswith(wanted.lower().replace("-", ""))
+        parts.append(wanted if same else stands_for(name, wanted))
+    parts.append(f"{sum(epochs for epochs, _ in config['stages']):g} epochs")
+    kept = config.get("optimizer_state") == "kept"
+    parts.append(f"momentum {'kept' if kept else 'begun anew in each share'}")
+    return ", ".join(parts)
+
+
+def said_of(found: Cases, *notes: str) -> Cases:
+    """Return the cases with a colon behind their labels; the last estimate has the notes."""
+    told = {
+        name: replace(case, label=f"{case.label or name}:") if isinstance(case, Estimate) else case
+        for name, case in found.items()
+    }
+    for name, case in reversed(told.items()):
+        if isinstance(case, Estimate):
+            told[name] = replace(case, note="; ".join(filter(None, (case.note, *notes))))
+            break
+    return told
+
+
+def stands_for(ours: str, papers: str) -> str:
+    """Return what ran, and what of the paper's it stands for, such as ``ResNet-8 (for ...)``."""
+    return ours if ours == papers else f"{ours} (for {papers})"
 
 
 def facts(results: Results) -> Iterable[str]:

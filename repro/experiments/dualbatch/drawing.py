@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from repro import plots
 from repro.experiments.dualbatch.describing import whose
 from repro.experiments.dualbatch.settings import ROLE, WORKERS, mix
-from repro.experiments.intervals import Gap
+from repro.experiments.judge import Estimate
 from repro.records import Record
 
 FACTORS = {"linear": "d_S/d_L", "sqrt": "√(d_S/d_L)", "none": "no factor"}
@@ -37,7 +37,7 @@ SOLID: dict[str, Any] = {"ms": 9, "mec": "white", "mew": 0.8}  # ours
 
 # For each line of a group: our difference to another training, None where it was not run, and the
 # paper's.
-Changes = Mapping[str, tuple[Gap | None, float]]
+Changes = Mapping[str, tuple[Estimate | None, float]]
 
 
 def titled(axis: Axes, text: str, characters: int = 42) -> None:
@@ -152,7 +152,7 @@ def draw_changes(axis: Axes, changes: Changes, ticks: Mapping[str, str]) -> None
     axis.grid(axis="x", visible=False)
 
 
-def draw_gap(axis: Axes, x: float, gap: Gap, color: str, marker: str) -> None:
+def draw_gap(axis: Axes, x: float, gap: Estimate, color: str, marker: str) -> None:
     """Draw a difference as a solid dot, upright on its 95 % interval."""
     low, high = gap.interval()
     if not np.isnan(low):

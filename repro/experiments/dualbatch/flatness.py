@@ -5,22 +5,15 @@ Also Figure 1: the loss along a direction, as it was measured.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    LONG,
-    Chosen,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    claim,
-)
-from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, check
+from repro.experiments.dualbatch.describing import facts, said_of, trained, whose
 from repro.experiments.dualbatch.settings import (
     PAPER,
     SCALE,
@@ -31,8 +24,7 @@ from repro.experiments.dualbatch.settings import (
     shortened,
     table5_training,
 )
-from repro.experiments.intervals import BySeed, Gap, Spread, difference, ratio
-from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
+from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -43,6 +35,7 @@ SMALL = WORKERS // 2
 KINDS = {"small": "small batches", "large": "large batches", "dual": "dual batches"}
 SIZES = (0.1, 0.2, 0.3, 0.5)  # of a perturbation, as shares of every filter's length
 JUDGED = 0.3  # of these
+SAME_VARIANCE = 0.1  # at a doubling of the batch
 WORST = 0.05  # of a step up the gradient, Foret et al.'s default
 _QUICK_STAGES = (2, 1, 1)  # epochs: fewer than the others', for losses are measured besides
 PLACES = tuple(round(-1 + 0.2 * step, 1) for step in range(11))  # along the direction drawn
@@ -86,7 +79,7 @@ def _of(results: Results, kind: str) -> list[Record]:
 
 
 def _values(results: Results, kind: str, read: Callable[[Record], float]) -> BySeed:
-    return BySeed.of(_of(results, kind), read)
+    return results.cell(_of(results, kind), read)
 
 
 def rise(record: Record, size: float = JUDGED) -> float:
@@ -203,69 +196,67 @@ def draw(results: Results) -> "Figure":
     return figure
 
 
-def _gap(
-    results: Results, first: str, second: str, read: Callable[[Record], float], digits: int = 3
-) -> Gap:
-    cells = {kind: _values(results, kind, read) for kind in KINDS}
-    spread = Spread.pooled(cells.values())
-    return difference(cells[first], cells[second], spread, "", digits)
+def _over(results: Results, first: str, second: str, read: Callable[[Record], float]) -> Estimate:
+    return difference(_values(results, first, read), _values(results, second, read), "", 3)
 
 
 MEASURES: Mapping[str, Callable[[Record], float]] = {
-    f"random, {JUDGED:g}": rise,
-    f"a step of {WORST:g} up": lambda record: float(record.metrics["worst_rise"]),
+    "random": rise,
+    "a step up": lambda record: float(record.metrics["worst_rise"]),
 }
+_LABELS = {"random": f"random, {JUDGED:g}", "a step up": f"a step of {WORST:g} up"}
 
 
-def _sharper(results: Results, expected: Expectation, first: str, second: str) -> Verdict:
-    """Judge the rise of the loss around one end over another's, by each measure."""
+def _rises(results: Results, first: str, second: str) -> Cases:
+    """Compare the rise of the training loss around two ends, by each measure."""
+    records = _of(results, first)
+    ends = [
+        f"training loss {np.mean(losses):.2f} with {KINDS[kind]}"
+        for kind in (first, second)
+        if (losses := _values(results, kind, lambda record: record.metrics["train_loss"]))
+    ]
 
-    def judge(name: str) -> Part:
-        gap = _gap(results, first, second, MEASURES[name])
-        return direction(f"{name}, {first} over {second}:", gap, sign=expected.sign)
+    def over(name: str) -> Estimate:
+        found = _over(results, first, second, MEASURES[name])
+        return replace(found, label=f"{_LABELS[name]}, {first} over {second}")
 
-    return combine(each(MEASURES, judge))
+    return said_of(cases(MEASURES, over), trained(records), ", ".join(ends))
 
 
-@claim(
-    "variance",
-    "The variance of a mini-batch's gradient is that of a sample over the batch size (as we put "
-    "it: a batch of twice the size has half of it, with the statistics of batch normalisation)",
-    "Section 2.2",
+def sharper(results: Results) -> Cases:
+    """Compare large batches with small ones."""
+    return _rises(results, "large", "small")
+
+
+def dual_flatter(results: Results) -> Cases:
+    """Compare dual batches with large ones."""
+    return _rises(results, "dual", "large")
+
+
+def test_loss(results: Results) -> Cases:
+    """Compare the test loss after the last epoch."""
+    found = cases(
+        ["large over small"],
+        lambda _: _over(results, "large", "small", lambda record: record.metrics["test_loss"]),
+    )
+    return said_of(found, trained(_of(results, "large")))
+
+
+@check(
+    "The variance of a mini-batch's gradient is that of a sample over the batch size: a batch of "
+    f"twice the size has half of it, to {100 * SAME_VARIANCE:g} %"
 )
-def variance(results: Results, expected: Expectation) -> Verdict:
-    """Judge what doubling the batch size leaves of N times the variance, at every end."""
-    cells = {kind: _values(results, kind, lambda r: 2 ** (1 + exponent(r))) for kind in KINDS}
-    spread = Spread.pooled_logs(cells.values())
-
-    def judge(kind: str) -> Part:
-        gap = ratio(cells[kind], [1.0] * len(cells[kind]), spread, digits=3)
-        return equivalence(f"{KINDS[kind]}, N times the variance:", gap, expected.allowed())
-
-    return combine(each(KINDS, judge))
-
-
-@claim("sharper", "Large batches end in a sharper minimum than small ones", "Section 2.1")
-def sharper(results: Results, expected: Expectation) -> Verdict:
-    """Judge large batches against small ones."""
-    return _sharper(results, expected, "large", "small")
-
-
-@claim(
-    "dual_flatter",
-    "Dual batches end in a flatter minimum than large ones alone",
-    "Sections 1, 3.1",
-)
-def dual_flatter(results: Results, expected: Expectation) -> Verdict:
-    """Judge dual batches against large ones."""
-    return _sharper(results, expected, "dual", "large")
-
-
-@claim("test_loss", "Large batches end with a higher test loss than small ones", "Section 2.1")
-def test_loss(results: Results, expected: Expectation) -> Verdict:
-    """Judge the test loss after the last epoch."""
-    gap = _gap(results, "large", "small", lambda record: record.metrics["test_loss"])
-    return combine([direction("large over small:", gap, sign=expected.sign)])
+def variance(results: Results) -> tuple[bool, str]:
+    """Ask what doubling the batch size leaves of N times the variance, at every end."""
+    left = {
+        name: 2 ** (1 + float(np.mean(values)))
+        for kind, name in KINDS.items()
+        if (values := _values(results, kind, exponent))
+    }
+    if len(left) < len(KINDS):
+        raise NotRun("no records")
+    said = ", ".join(f"{name} ×{value / 2:.3f}" for name, value in left.items())
+    return all(abs(value - 1) <= SAME_VARIANCE for value in left.values()), said
 
 
 FLATNESS = Exhibit(
@@ -278,7 +269,8 @@ FLATNESS = Exhibit(
         "two of each; bars: deviation over seeds. Training losses differ.",
         facts,
     ),
-    claims=(variance, sharper, dual_flatter, test_loss),
+    claims={"sharper": sharper, "dual_flatter": dual_flatter, "test_loss": test_loss},
+    checks=(variance,),
 )
 
 # Figure 1: the loss along a direction.

@@ -3,26 +3,18 @@
 The schedules are Tables 7 and 9, the trainings Table 8 with Figures 11 and 12, and Table 10.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    Check,
-    Chosen,
-    Claim,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    check,
-    claim,
-)
+from repro.experiments.design import Check, Chosen, Exhibit, Results, Run, check
 from repro.experiments.dualbatch.accuracy import (
     METRICS,
+    Changes,
+    accuracy_of,
     change,
     changes,
     gain,
@@ -33,10 +25,11 @@ from repro.experiments.dualbatch.accuracy import (
     virtual_time,
     wall_cell,
 )
-from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.dualbatch.describing import facts, said_of, trained, whose
 from repro.experiments.dualbatch.measured_plan import (
     epoch_seconds,
     kinds_of,
+    over_turns,
     wall,
     whole_schedules,
 )
@@ -60,16 +53,7 @@ from repro.experiments.dualbatch.settings import (
     solved_rows,
     table8_training,
 )
-from repro.experiments.intervals import Gap, NotRun, Spread, contrast, difference, in_turns
-from repro.experiments.judging import (
-    Part,
-    Verdict,
-    combine,
-    direction,
-    each,
-    equivalence,
-    in_all_cases,
-)
+from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases
 from repro.report import DASH, Summary
 
 if TYPE_CHECKING:
@@ -191,9 +175,9 @@ def table8(results: Results) -> list[dict[str, Any]]:
                     "n_S": n_small,
                     "B_S": plan_cell(records, "small_batch"),
                     "B_L": plan_cell(records, "large_batch"),
-                    **outcome(records, published),
+                    **outcome(results, records, published),
                     "gain, paper": DASH if first else f"{points:+.1f}",
-                    "gain": DASH if first else gain(records, base),
+                    "gain": DASH if first else gain(results, records, base),
                     "virtual (s)": _seconds(virtual_time(records)),
                     "wall (s)": wall_cell(records),
                 }
@@ -236,15 +220,12 @@ def figures11_12(results: Results) -> "Figure":
     return drawing.draw_trainings(groups, drawn, over, ticks, "small-batch workers, of 4")
 
 
-def over_baseline(
-    results: Results, metric: str = "accuracy"
-) -> dict[str, dict[str, tuple[Gap | None, float]]]:
+def over_baseline(results: Results, metric: str = "accuracy") -> dict[str, Changes]:
     """Return what a metric gains over large batches alone, by scheme and mix, and the paper's.
 
     None where it was not run.
     """
     cells, key, paper = _cells(results, metric), METRICS[metric][0], PAPER["table8"]
-    spread = Spread.pooled(cells.values())
     gained = {}
     for scheme, name in SCHEMES.items():
         pairs = {mix(n): ((scheme, n), _BASELINE) for n in range(WORKERS + 1)}
@@ -253,7 +234,7 @@ def over_baseline(
         published = {
             mix(n): row[key] - paper["dual_batch"][0][key] for n, row in enumerate(paper[name])
         }
-        gained[scheme] = changes(cells, pairs, published, spread, metric)
+        gained[scheme] = changes(cells, pairs, published, metric)
     return gained
 
 
@@ -261,103 +242,63 @@ _BASELINE = ("dual-batch", 0)
 
 
 def _cells(
-    results: Results, metric: str, setting: str = SECTION_5_2
-) -> dict[tuple[str, int], list[float]]:
+    results: Results, metric: str = "accuracy", setting: str = SECTION_5_2
+) -> dict[tuple[str, int], BySeed]:
     return {
-        (scheme, n): final(section52(results, n, scheme, setting), metric)
+        (scheme, n): final(results, section52(results, n, scheme, setting), metric)
         for scheme in SCHEMES
         for n in range(WORKERS + 1)
     }
 
 
-@claim(
-    "accuracy",
-    "The hybrid scheme is more accurate than dual-batch learning in all cases",
-    "Section 5.2.2",
-)
-def accuracy(results: Results, expected: Expectation) -> Verdict:
-    """Judge each number of small-batch workers from one on."""
-    cells = _cells(results, "accuracy")
-    spread = Spread.pooled(cells.values())
-    paper = PAPER["table8"]
-    cases: dict[str, tuple[Gap, float | None]] = {}
-    for n in range(1, WORKERS + 1):
-        gap = change(cells, ("hybrid", n), ("dual-batch", n), spread)
-        published = paper["hybrid"][n]["accuracy"] - paper["dual_batch"][n]["accuracy"]
-        cases[f"n_S = {n}:"] = (gap, published)
-    return in_all_cases(cases, sign=expected.sign)
+def _by_number(results: Results, base: Callable[[int], tuple[str, int]]) -> Cases:
+    """Compare the hybrid scheme with another training, by the number of small-batch workers."""
+    cells = _cells(results)
+    names = {f"n_S = {n}": n for n in range(1, WORKERS + 1)}
+    found = cases(names, lambda name: change(cells, ("hybrid", names[name]), base(names[name])))
+    return said_of(found, trained(section52(results, 1, "hybrid")))
 
 
-def hybrid_gain(results: Results) -> Gap:
+def accuracy(results: Results) -> Cases:
+    """Compare with dual-batch learning, by the number of small-batch workers."""
+    return _by_number(results, lambda n: ("dual-batch", n))
+
+
+def over_cyclic(results: Results) -> Cases:
+    """Compare with no small-batch workers, both with the resolution cycled."""
+    return _by_number(results, lambda n: ("hybrid", 0))
+
+
+def hybrid_gain(results: Results) -> Estimate:
     """Return what the hybrid scheme with three small-batch workers gains over the baseline.
 
     Raises:
         NotRun: One of them has no records.
     """
-    cells = _cells(results, "accuracy")
-    return change(cells, ("hybrid", 3), _BASELINE, Spread.pooled(cells.values()))
+    return change(_cells(results), ("hybrid", 3), _BASELINE)
 
 
-@claim(
-    "gain",
-    "The hybrid scheme with three small-batch workers gains accuracy over the baseline (the paper "
-    f"{PAPER['claims']['cifar_gain']:g} points)",
-    "Abstract",
-)
-def gain_over_baseline(results: Results, expected: Expectation) -> Verdict:
-    """Judge the hybrid scheme with three small-batch workers."""
-    gap = hybrid_gain(results)
-    return combine([direction("n_S = 3:", gap, PAPER["claims"]["cifar_gain"], sign=expected.sign)])
+def gain_over_baseline(results: Results) -> Cases:
+    """Compare the hybrid scheme with three small-batch workers with large batches alone."""
+    found = cases(["n_S = 3"], lambda _: hybrid_gain(results))
+    base = section52(results, 0, "dual-batch")
+    ends = f"large batches alone end at {accuracy_of(results, base)}" if base else ""
+    return said_of(found, trained(section52(results, 3, "hybrid")), ends)
 
 
-def over_one(cells: Sequence[Sequence[float]], base: Sequence[float], spread: Spread) -> Gap:
-    """Return the mean of cells less one that all are compared with: its scatter is in each gap.
-
-    Raises:
-        NotRun: One of them has no records.
-    """
-    weights = [*(1 / len(cells) for _ in cells), -1.0]
-    return contrast([*cells, base], weights, spread, unit="points")
-
-
-@claim(
-    "over_cyclic",
-    "Dual batches add accuracy to cyclic progressive learning alone (hybrid, n_S = 0)",
-    "Section 5.2.2, Table 8",
-)
-def over_cyclic(results: Results, expected: Expectation) -> Verdict:
-    """Judge each number of small-batch workers against none, both with the resolution cycled."""
-    cells = _cells(results, "accuracy")
-    spread = Spread.pooled(cells.values())
-    paper = PAPER["table8"]["hybrid"]
-    cases: dict[str, tuple[Gap, float | None]] = {}
-    for n in range(1, WORKERS + 1):
-        gap = change(cells, ("hybrid", n), ("hybrid", 0), spread)
-        cases[f"n_S = {n}:"] = (gap, paper[n]["accuracy"] - paper[0]["accuracy"])
-    mean = over_one([cells["hybrid", n] for n in range(1, WORKERS + 1)], cells["hybrid", 0], spread)
-    return in_all_cases(cases, sign=expected.sign, mean=mean)
-
-
-def saving_claim(role: str, text: str, source: str) -> Claim:
-    """Return the claim that cycling the resolution saves time, over whole schedules."""
-
-    @claim("saving", text, source)
-    def saving(results: Results, expected: Expectation) -> Verdict:
-        gap, name = cycled(results, role)
-        return combine([direction(name, gap, PAPER_RATIOS[role], sign=expected.sign)])
-
-    return saving
-
-
-def cycled(results: Results, role: str) -> tuple[Gap, str]:
-    """Return the time of the hybrid scheme over dual-batch learning's by real workers, and of what.
+def cycled(results: Results, role: str) -> Estimate:
+    """Return the time of the hybrid scheme over dual-batch learning's by real workers.
 
     Raises:
         NotRun: Nothing was timed.
     """
     hybrid, dual, name = whole_schedules(results, role)
-    trials = kinds_of(results, role)[0]["trials"]
-    return in_turns(hybrid, dual, trials=trials), name
+    return replace(over_turns(results, hybrid, dual), label=name)
+
+
+def saving(role: str) -> Callable[[Results], Cases]:
+    """Return what compares the times of whole schedules, at the resolutions of a task."""
+    return lambda results: said_of({role: cycled(results, role)})
 
 
 TABLE8 = Exhibit(
@@ -366,20 +307,16 @@ TABLE8 = Exhibit(
     table=table8,
     figure=figures11_12,
     caption=caption(
-        "Gain: over dual-batch, n_S = 0; hybrid, n_S = 0, is cyclic progressive learning alone.",
+        "Gain: seed by seed over dual-batch, n_S = 0; hybrid, n_S = 0, is cyclic progressive "
+        "learning alone.",
         facts,
     ),
-    claims=(
-        accuracy,
-        gain_over_baseline,
-        over_cyclic,
-        saving_claim(
-            CIFAR,
-            "The whole schedule of the hybrid scheme takes less time than dual-batch learning's, "
-            f"by real workers with batches of both sizes (the paper {SAVINGS[CIFAR]:g} %)",
-            "Section 5.2.2",
-        ),
-    ),
+    claims={
+        "accuracy": accuracy,
+        "gain": gain_over_baseline,
+        "over_cyclic": over_cyclic,
+        "saving": saving(CIFAR),
+    },
 )
 
 
@@ -404,7 +341,7 @@ def table10(results: Results) -> list[dict[str, Any]]:
             records = section52(results, n_small, scheme, SECTION_5_2_3)
             is_base = scheme == "hybrid" and n_small == 0
             points = published["accuracy"] - PAPER["table10"]["hybrid"][0]["accuracy"]
-            cells = outcome(records, published)
+            cells = outcome(results, records, published)
             if not records:
                 cells |= {"loss": NOT_RUN, "accuracy (%)": NOT_RUN}
             rows.append(
@@ -413,7 +350,7 @@ def table10(results: Results) -> list[dict[str, Any]]:
                     "n_S": n_small,
                     **cells,
                     "gain, paper": DASH if is_base else f"{points:+.1f}",
-                    "gain": DASH if is_base else gain(records, base),
+                    "gain": DASH if is_base else gain(results, records, base),
                 }
             )
     rows += _totals(results, "table10", SECTION_5_2_3)
@@ -443,14 +380,12 @@ def figure10(results: Results) -> "Figure":
     for role in PARTS:
         label = f"at {role}'s resolutions"
         try:
-            gap, _ = cycled(results, role)
+            ratio = cycled(results, role)
         except NotRun:
             rows.append((label, PAPER_RATIOS[role], None, None))
             continue
-        low, high = gap.interval()
-        rows.append(
-            (label, PAPER_RATIOS[role], math.exp(gap.mean), (math.exp(low), math.exp(high)))
-        )
+        low, high = map(math.exp, ratio.interval())
+        rows.append((label, PAPER_RATIOS[role], math.exp(ratio.mean), (low, high)))
     xlabel = "time of the hybrid scheme over dual-batch learning's (ratio)"
     figure = plots.effects(rows, xlabel, log=False)
     ran = whose(results.ok("wall"), "two real workers, SYNTHETIC images")
@@ -461,62 +396,28 @@ def figure10(results: Results) -> "Figure":
 ENOUGH = range(WORKERS // 2 + 1, WORKERS + 1)  # small-batch workers: "more than two"
 
 
-def lower_points() -> float:
-    """Return the smallest shortfall to the baseline that the paper calls lower, in points."""
-    rows = PAPER["table10"]
-    base = rows["hybrid"][0]["accuracy"]
-    too_few = range(1, ENOUGH[0])
-    return min(float(base - rows[k][n]["accuracy"]) for k in SCHEMES.values() for n in too_few)
-
-
-def _imagenet_cells(results: Results) -> dict[tuple[str, int], list[float]]:
-    cells = _cells(results, "accuracy", SECTION_5_2_3)
+def _imagenet(results: Results, numbers: Sequence[int]) -> Cases:
+    """Compare both schemes with the paper's baseline, the hybrid scheme with n_S = 0."""
+    cells = _cells(results, setting=SECTION_5_2_3)
     if not any(cells.values()):
         raise NotRun("trained under the profile paper alone, which needs ImageNet")
-    return cells
+    names = {f"{scheme}, n_S = {n}": (scheme, n) for scheme in SCHEMES for n in numbers}
+    found = cases(names, lambda name: change(cells, names[name], ("hybrid", 0)))
+    return said_of(found)
 
 
-@claim(
-    "imagenet_accuracy",
-    "With more than two small-batch workers ImageNet keeps the baseline's accuracy",
-    "Section 5.2.3",
-)
-def imagenet_accuracy(results: Results, expected: Expectation) -> Verdict:
-    """Judge both schemes with three and four; the baseline is the paper's, hybrid with n_S = 0."""
-    cells = _imagenet_cells(results)
-    settings = {f"{scheme}, n_S = {n}": (scheme, n) for scheme in SCHEMES for n in ENOUGH}
-    spread = Spread.pooled(cells.values())
-
-    def judge(name: str) -> Part:
-        gap = difference(cells[settings[name]], cells["hybrid", 0], spread, "points")
-        return equivalence(f"{name}:", gap, lower_points(), side=-1)
-
-    return combine(each(settings, judge))
+def imagenet_accuracy(results: Results) -> Cases:
+    """Compare three and four small-batch workers with none."""
+    return _imagenet(results, ENOUGH)
 
 
-@claim(
-    "imagenet_loss",
-    f"With {WORKERS // 2} small-batch workers or fewer accuracy on ImageNet falls below the "
-    "baseline's",
-    "Section 5.2.3",
-)
-def imagenet_loss(results: Results, expected: Expectation) -> Verdict:
-    """Judge both schemes with one and two; the baseline is the paper's, hybrid with n_S = 0."""
-    cells = _imagenet_cells(results)
-    spread = Spread.pooled(cells.values())
-    paper = PAPER["table10"]
-    base = paper["hybrid"][0]["accuracy"]
-    cases: dict[str, tuple[Gap, float | None]] = {}
-    compared = []
-    for (scheme, key), n in itertools.product(SCHEMES.items(), range(1, ENOUGH[0])):
-        compared.append(cells[scheme, n])
-        gap = difference(compared[-1], cells["hybrid", 0], spread, "points")
-        cases[f"{scheme}, n_S = {n}:"] = (gap, paper[key][n]["accuracy"] - base)
-    mean = over_one(compared, cells["hybrid", 0], spread)
-    return in_all_cases(cases, sign=expected.sign, mean=mean)
+def imagenet_loss(results: Results) -> Cases:
+    """Compare one and two small-batch workers with none."""
+    return _imagenet(results, range(1, ENOUGH[0]))
 
 
 TABLE10 = Exhibit(
+    long=True,
     runs=table10_runs,
     table=table10,
     figure=figure10,
@@ -525,17 +426,11 @@ TABLE10 = Exhibit(
         "figure: epochs of two real workers, at scale.",
         facts,
     ),
-    claims=(
-        saving_claim(
-            IMAGENET,
-            "The whole schedule of the hybrid scheme takes less time than dual-batch learning's at "
-            "ImageNet's resolutions, by real workers with batches of both sizes (the paper "
-            f"{SAVINGS[IMAGENET]:g} %)",
-            "Section 5.2.3",
-        ),
-        imagenet_accuracy,
-        imagenet_loss,
-    ),
+    claims={
+        "saving": saving(IMAGENET),
+        "imagenet_accuracy": imagenet_accuracy,
+        "imagenet_loss": imagenet_loss,
+    },
 )
 
 
@@ -559,7 +454,7 @@ def gains_table(results: Results) -> list[dict[str, Any]]:
     ]
 
 
-def _gain_panels(results: Results) -> dict[str, dict[str, tuple[Gap | None, float]]]:
+def _gain_panels(results: Results) -> dict[str, Changes]:
     panels = {f"{100 * (k - 1):.0f} % more time (Table 5)": gains(results, k) for k in K}
     hybrid = dict(over_baseline(results)["hybrid"])
     del hybrid[mix(0)]  # which has no small batches

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Exhibit, Expectation, Results, claim
+from repro.experiments.design import Exhibit, Results, check
 from repro.experiments.dualbatch.describing import facts
 from repro.experiments.dualbatch.settings import (
     CIFAR,
@@ -18,8 +18,7 @@ from repro.experiments.dualbatch.settings import (
     workers,
 )
 from repro.experiments.dualbatch.times import raw_fits
-from repro.experiments.intervals import NotRun
-from repro.experiments.judging import Verdict, certain, combine
+from repro.experiments.judge import NotRun
 from repro.report import DASH
 
 ROUNDED = 6e-4  # a factor with three digits is one of this distance
@@ -55,27 +54,23 @@ Pairs = dict[str, list[tuple[float, float]]]  # by quantity: ours and the paper'
 QUANTITIES = {"small_batch": "B_S", "small_samples": "d_S", "large_samples": "d_L"}
 
 
-def _all_equal(pairs: Pairs) -> Verdict:
-    """Judge each quantity: to the last digit, but a factor as rounded."""
-    parts = []
+def _all_equal(pairs: Pairs) -> tuple[bool, str]:
+    """Compare each quantity: to the last digit, but a factor as rounded."""
+    all_wrong, said = [], []
     for name, values in pairs.items():
         allowed = ROUNDED if name == "d_S/d_L" else 0
         wrong = [
             f"{value:g} for {paper:g}" for value, paper in values if abs(value - paper) > allowed
         ]
         evidence = f"{name}: {len(values) - len(wrong)} of {len(values)}"
-        parts.append(certain(f"{evidence}{f' (not {wrong[0]})' if wrong else ''}", not wrong))
-    return combine(parts)
+        said.append(f"{evidence}{f' (not {wrong[0]})' if wrong else ''}")
+        all_wrong += wrong
+    return not all_wrong, "; ".join(said)
 
 
-@claim(
-    "equations",
-    "Equations 4 to 8 give the values of Table 2 (with one b / a, chosen to give them)",
-    "Table 2",
-    kind="arithmetic",
-)
-def equations_table2(results: Results, expected: Expectation) -> Verdict:
-    """Judge every batch size, share and factor."""
+@check("Equations 4 to 8 give the values of Table 2, with one b / a that is chosen to give them")
+def equations_table2(results: Results) -> tuple[bool, str]:
+    """Compare every batch size, share and factor."""
     ours = {(row["k"], row["n_small"]): row for row in solved_rows(results, "table2")}
     pairs: Pairs = {}
     for paper in PAPER["table2"]["rows"]:
@@ -88,18 +83,13 @@ def equations_table2(results: Results, expected: Expectation) -> Verdict:
     return _all_equal(pairs)
 
 
-@claim(
-    "raw_plan",
-    "The authors' raw measurements lead to Table 2's batch sizes (our question, not the paper's)",
-    "none",
-    kind="arithmetic",
-)
-def raw_plan(results: Results, expected: Expectation) -> Verdict:
-    """Judge the batch sizes solved with the line through TensorFlow's times."""
+@check("The authors' raw measurements lead to Table 2's batch sizes")
+def raw_plan(results: Results) -> tuple[bool, str]:
+    """Compare the batch sizes solved with the line through TensorFlow's times."""
     pairs = _raw_pairs(results)
     evidence = ", ".join(f"{solved_raw} for {paper}" for solved_raw, paper in pairs)
     same = all(solved_raw == paper for solved_raw, paper in pairs)
-    return combine([certain(f"{evidence}; at most {100 * raw_plan_off(results):.1f} % off", same)])
+    return same, f"{evidence}; at most {100 * raw_plan_off(results):.1f} % off"
 
 
 def _raw_pairs(results: Results) -> list[tuple[int, int]]:
@@ -126,7 +116,7 @@ TABLE2 = Exhibit(
         "TensorFlow, which know nothing of the table.",
         facts,
     ),
-    claims=(equations_table2, raw_plan),
+    checks=(equations_table2, raw_plan),
 )
 
 
@@ -174,15 +164,12 @@ def _two_shares(n_small: int, first: int, large: int) -> str:
     return f"{first:,}, {large:,}" if n_small < WORKERS else f"{first:,}, –"
 
 
-@claim(
-    "equations",
-    "Equations 4 to 8 give the values of Table 6 (with one b / a for each B_L, chosen to give "
-    "its four B_S)",
-    "Table 6",
-    kind="arithmetic",
+@check(
+    "Equations 4 to 8 give the values of Table 6, with one b / a for each B_L that is chosen to "
+    "give its four B_S"
 )
-def equations_table6(results: Results, expected: Expectation) -> Verdict:
-    """Judge every batch size and share."""
+def equations_table6(results: Results) -> tuple[bool, str]:
+    """Compare every batch size and share."""
     ours = {(row["resolution"], row["n_small"]): row for row in solved_rows(results, "table6")}
     pairs: Pairs = {}
     for role, name in PARTS.items():
@@ -209,5 +196,5 @@ TABLE6 = Exhibit(
     runs=lambda profile, chosen: [solved("table6")],
     table=table6,
     caption=caption(f"k = {PAPER['table6']['k']:g}, {WORKERS} workers.", facts),
-    claims=(equations_table6,),
+    checks=(equations_table6,),
 )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
-from repro.experiments.intervals import BySeed
+from repro.experiments.judge import BySeed, Cell
 from repro.records import Record
 
 PAPER = reported("dualbatch")
@@ -17,6 +17,7 @@ CIFAR, IMAGENET = "CIFAR", "ImageNet"
 PARTS = {CIFAR: "cifar", IMAGENET: "imagenet"}  # their names in the paper's numbers
 TIMES = "dualbatch_times"  # repro.datasets.TIMES, which torch stands behind
 SECTION_5_1, SECTION_5_2, SECTION_5_2_3 = "section 5.1", "section 5.2", "section 5.2.3"
+KEPT = "5.1, momentum kept"  # section 5.1 again, where its momentum restarts
 SCHEMES = {"dual-batch": "dual_batch", "hybrid": "hybrid"}  # in the paper's numbers
 ENGINES = ("local", "ray")
 SOLVED = {"solve", "schemes"}  # experiments that measure nothing
@@ -472,9 +473,25 @@ def section52(
     return results.ok("train", setting=setting, n_small=n_small, scheme=scheme)
 
 
-def final(records: Sequence[Record], name: str) -> BySeed:
+def final(results: Results, records: Sequence[Record], name: str) -> BySeed:
     """Return a metric after the last epoch, one value for each seed."""
-    return BySeed.of(records, lambda record: record.metrics[name][-1])
+
+    def read(record: Record) -> float:
+        return float(record.metrics[name][-1])
+
+    # All seeds with momentum kept were planned before any was looked at.
+    if records and records[0].config.get("setting") == KEPT:
+        return BySeed.of(records, read)
+    return results.cell(records, read)
+
+
+def by_process(results: Results, experiment: str, values: Sequence[float]) -> Cell:
+    """Return one value of each process with its number; of one process its rounds as they are."""
+    records = results.processes(experiment)
+    if len(records) < 2:
+        return values
+    of = dict(zip((record.seed for record in records), values, strict=True))
+    return results.cell(records, lambda record: of[record.seed])
 
 
 def solved_rows(results: Results, table: str) -> list[dict[str, Any]]:

@@ -16,29 +16,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    LONG,
-    Chosen,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    check,
-    claim,
+from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, check
+from repro.experiments.dualbatch.accuracy import (
+    SAME_TIME,
+    change,
+    virtual_time,
+    wall_cell,
 )
-from repro.experiments.dualbatch.accuracy import SAME_TIME, virtual_time, wall_cell
-from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.dualbatch.describing import facts, said_of, trained, whose
 from repro.experiments.dualbatch.measured_plan import OWN, kinds_of, rounds, wall
 from repro.experiments.dualbatch.settings import (
     ENGINES,
     WORKERS,
     K,
+    by_process,
     clusters,
     final,
     table5_training,
 )
-from repro.experiments.intervals import Gap, NotRun, Spread, contrast, difference, in_turns, ratio
-from repro.experiments.judging import Verdict, certain, combine, direction, in_all_cases
+from repro.experiments.judge import Cases, NotRun, cases, ratio
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -116,8 +112,8 @@ def table(results: Results) -> list[dict[str, Any]]:
             {
                 "synchronisation": name,
                 "merge": merge,
-                "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
-                "loss": _loss(records),
+                "accuracy (%)": Summary.of(final(results, records, "accuracy")).text(),
+                "loss": _loss(results, records),
                 "n": len(records),
                 "staleness, mean": f"{np.mean(stale):.2f}" if stale else DASH,
                 "staleness, most": max(stale) if stale else DASH,
@@ -160,8 +156,8 @@ def _waited(record: Record) -> float:
     return waited
 
 
-def _loss(records: Sequence[Record]) -> str:
-    losses = final(records, "test_loss")
+def _loss(results: Results, records: Sequence[Record]) -> str:
+    losses = final(results, records, "test_loss")
     return Summary.of(losses).text(3) if all(map(math.isfinite, losses)) else "not finite"
 
 
@@ -182,10 +178,10 @@ def draw(results: Results) -> "Figure":
     except NotRun:
         seconds, one = {}, "round"
     for row, way in enumerate(WAYS):
-        ends = final(_of(results, *way), "accuracy")
+        ends = final(results, _of(results, *way), "accuracy")
         _draw_row(accuracy, row, ends, float(np.mean(ends)) if ends else None, one)
-    trained = [record for way in WAYS for record in _of(results, *way)]
-    drawing.titled(accuracy, f"workers SIMULATED in turns\n{whose(trained)}", 60)
+    ran = [record for way in WAYS for record in _of(results, *way)]
+    drawing.titled(accuracy, f"workers SIMULATED in turns\n{whose(ran)}", 60)
     accuracy.set_xlabel("final test accuracy (%)")
     for row, sync in enumerate(("bsp", "asp")):
         values = seconds.get(sync, [])
@@ -229,52 +225,27 @@ def _trials(results: Results) -> str:
     return str(kinds_of(results, OWN)[0]["trials"])
 
 
-@claim(
-    "asp_faster",
-    "Asynchronous workers take less time than synchronous ones (as we put it: real processes with "
-    "batches of two sizes and their shares)",
-    "Sections 2.4, 3.1",
-)
-def asp_faster(results: Results, expected: Expectation) -> Verdict:
-    """Judge rounds of epochs of two real workers by the wall."""
+def asp_faster(results: Results) -> Cases:
+    """Compare rounds of epochs of two real workers, by the wall."""
     seconds = rounds(results)
     if "asp" not in seconds:
         raise NotRun("real workers ran by ASP under no such profile")
-    if _trials(results) == "processes":  # each has both
-        gap = in_turns(seconds["asp"], seconds["bsp"], trials="processes")
-    else:
-        spread = Spread.pooled_logs(seconds.values())
-        gap = ratio(seconds["asp"], seconds["bsp"], spread, trials="rounds")
-    return combine([direction("ASP over BSP:", gap, sign=expected.sign)])
+    asp, bsp = (by_process(results, "wall", seconds[sync]) for sync in _BOTH)
+    return said_of({"ASP over BSP": ratio(asp, bsp, trials=_trials(results))})
 
 
-@claim(
-    "asp_converges_worse",
-    "Without a barrier training converges worse (as we put it: lower final accuracy under ASP than "
-    "under BSP by the same merge rule)",
-    "Section 2.4",
-)
-def asp_converges_worse(results: Results, expected: Expectation) -> Verdict:
-    """Judge every merge rule that both have, but those by which neither learns anything."""
-    cells = {way: final(_of(results, *way), "accuracy") for way in WAYS}
+def asp_converges_worse(results: Results) -> Cases:
+    """Compare by every merge rule that both have, but those by which neither learns anything."""
     idle = [rule for rule in RULES if not any(_learned(_of(results, sync, rule)) for sync in _BOTH)]
-    spread = Spread.pooled(cells[sync, rule] for sync, rule in WAYS if rule not in idle)
-    cases: dict[str, tuple[Gap, float | None]] = {
-        f"{rule}:": (difference(cells["asp", rule], cells["bsp", rule], spread, "points"), None)
-        for rule in RULES
-        if rule not in idle
-    }
-    if not cases:
+    if len(idle) == len(RULES):
         raise NotRun("by no merge rule did training learn anything")
-    # A seed may tell of what both rules lose: their gaps are not taken for independent.
-    both = [cells[sync, rule] for rule in RULES if rule not in idle for sync in _BOTH]
-    signs = [1.0, -1.0] * (len(both) // 2)
-    mean = contrast(both, [sign / len(signs) * 2 for sign in signs], spread, unit="points")
-    verdict = in_all_cases(cases, sign=expected.sign, mean=mean)
-    if idle:
-        evidence = f"{verdict.evidence}; {', '.join(idle)}: neither learned anything, not counted"
-        return Verdict(verdict.word, evidence)
-    return verdict
+    cells = {way: final(results, _of(results, *way), "accuracy") for way in WAYS}
+    found = cases(
+        [rule for rule in RULES if rule not in idle],
+        lambda rule: change(cells, ("asp", rule), ("bsp", rule)),
+    )
+    left_out = f"{', '.join(idle)}: neither learned anything, not counted" if idle else ""
+    return said_of(found, trained(_of(results, "asp", RULES[0])), left_out)
 
 
 _BOTH = ("asp", "bsp")
@@ -318,7 +289,7 @@ SYNCHRONISATION = Exhibit(
         "Staleness counts others' commits since a pull.",
         facts,
     ),
-    claims=(asp_faster, asp_converges_worse),
+    claims={"asp_faster": asp_faster, "asp_converges_worse": asp_converges_worse},
     checks=(same_end,),
 )
 
@@ -450,18 +421,13 @@ def engines_table(results: Results) -> list[dict[str, Any]]:
     return rows
 
 
-@claim(
-    "same_weights",
-    "Real processes and the simulation give the same weights for the same order of commits (our "
-    "question, not the paper's)",
-    "none",
-)
-def same_weights(results: Results, expected: Expectation) -> Verdict:
-    """Judge every bit of the weights that a training on Ray and its repetition end with."""
+@check("Real processes and the simulation give the same weights for the same order of commits")
+def same_weights(results: Results) -> tuple[bool, str]:
+    """Ask for every bit of the weights that a training on Ray and its repetition end with."""
     metrics = results.need("train", workers=2, engine="ray").metrics
     if metrics["same_weights"] is None:
         raise NotRun("too large to train twice")
-    return combine([certain(f"{metrics['commits']} commits, every bit", metrics["same_weights"])])
+    return metrics["same_weights"], f"{metrics['commits']} commits, every bit"
 
 
 ENGINES_TABLE = Exhibit(
@@ -472,5 +438,5 @@ ENGINES_TABLE = Exhibit(
         "order; its repetition in that order, locally.",
         facts,
     ),
-    claims=(same_weights,),
+    checks=(same_weights,),
 )

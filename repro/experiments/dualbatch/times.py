@@ -5,25 +5,19 @@ Figures 3 and 4; Table 4 is in `shares`, and what equations 4 to 8 make of such 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    Chosen,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    claim,
-)
-from repro.experiments.dualbatch.describing import facts, whose
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.dualbatch.describing import facts, said_of, whose
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     PAPER,
     ROLE,
+    by_process,
     coefficients,
     config_of,
     frameworks,
@@ -32,16 +26,16 @@ from repro.experiments.dualbatch.settings import (
     step_times,
 )
 from repro.experiments.dualbatch.trends import (
-    all_within,
     bend,
+    by_turn,
     doubling,
     epoch_samples,
+    farthest,
     lines,
     per_step,
     step_samples,
 )
-from repro.experiments.intervals import Gap, NotRun, Spread, exactly, over_processes
-from repro.experiments.judging import Part, Verdict, combine, direction, equivalence
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, mean_of
 from repro.records import Record
 from repro.report import DASH
 
@@ -267,88 +261,59 @@ def raw_fits(results: Results) -> dict[str, dict[str, Any]]:
     return fits
 
 
-def _each_side(results: Results, judge: Callable[[int], Part]) -> Verdict:
+def sides(results: Results) -> dict[str, int]:
+    """Return the resolutions that were timed, by the name of their case."""
     record = results.need("times", role=CIFAR)
-    return combine([judge(side) for side in record.config["resolutions"]])
+    return {f"{side} px": side for side in record.config["resolutions"]}
 
 
-Samples = Mapping[int, Sequence[float]]  # seconds in each turn, by batch size
+def in_turns_of(
+    results: Results, samples_of: Callable[[Record, int], dict[int, list[float]]], side: int
+) -> list[dict[int, float]]:
+    """Return the seconds by batch size of each process, or of each turn of one process."""
+    return by_turn(samples_of(results.measured("times", role=CIFAR), side))
 
 
-def _fitted(
-    results: Results,
-    side: int,
-    samples_of: Callable[[Record, int], Samples],
-    fit: Callable[[Samples], Gap],
-) -> Gap:
-    """Return what is fitted to the turns of one process, or to the medians of each of several."""
-    records = results.processes("times", role=CIFAR)
-    if len(records) == 1:
-        return fit(samples_of(records[0], side))
-    each_ = [
-        fit({n: [float(np.median(turns))] for n, turns in samples_of(record, side).items()})
-        for record in records
-    ]
-    first = each_[0]
-    return over_processes([gap.mean for gap in each_], first.log, first.unit, first.digits)
+def line(results: Results) -> Cases:
+    """Return how steps timed in turns bend, in percent."""
+    found = sides(results)
+
+    def bent(name: str) -> Estimate:
+        bends = [bend(turn) for turn in in_turns_of(results, step_samples, found[name])]
+        values = by_process(results, "times", bends)
+        return mean_of(values, unit="%", digits=1, trials=trials_of(results))
+
+    return said_of(cases(found, bent))
 
 
-_LINE = (
-    f"(as we put it: half way between the smallest and the largest size, within {ERROR_PERCENT:g} "
-    "% of the straight line between them)"
+@check(
+    "The time of a batch is a line of its size in the authors' raw measurements: half way between "
+    f"the smallest and the largest size, within {ERROR_PERCENT:g} % of the straight line between "
+    "them"
 )
+def line_published(results: Results) -> tuple[bool, str]:
+    """Ask how the authors' times bend."""
+    bends = {
+        name: bend(dict(zip(fit["batches"], fit["per_batch_s"], strict=True)))
+        for name, fit in raw_fits(results).items()
+    }
+    said = ", ".join(f"{name} {value:+.1f} %" for name, value in bends.items())
+    return all(abs(value) <= ERROR_PERCENT for value in bends.values()), said
 
 
-@claim("line", f"The time of a batch is a line of its size, here {_LINE}", "Section 3.2")
-def line(results: Results, expected: Expectation) -> Verdict:
-    """Judge how steps timed in turns bend."""
-
-    def judge(side: int) -> Part:
-        gap = _fitted(results, side, step_samples, bend)
-        return equivalence(f"{side} px", gap, ERROR_PERCENT)
-
-    return _each_side(results, judge)
-
-
-@claim(
-    "line_published",
-    f"The time of a batch is a line of its size in the authors' raw measurements {_LINE}",
-    "Section 3.2",
-    kind="arithmetic",
+@check(
+    "TensorFlow's times are more predictable than PyTorch's in the authors' raw measurements, by "
+    "the median error of an epoch"
 )
-def line_published(results: Results, expected: Expectation) -> Verdict:
-    """Judge how the authors' times bend."""
-    return combine(
-        [
-            equivalence(f"{AUTHORS}, {name}", bend(_single(fit, "per_batch_s")), ERROR_PERCENT)
-            for name, fit in raw_fits(results).items()
-        ]
-    )
-
-
-def _single(fit: Mapping[str, Any], key: str) -> dict[int, list[float]]:
-    return {n: [value] for n, value in zip(fit["batches"], fit[key], strict=True)}
-
-
-@claim(
-    "predictable",
-    "TensorFlow's times are more predictable than PyTorch's (in the authors' raw measurements, by "
-    "the median error of an epoch)",
-    "Section 3.2",
-    kind="arithmetic",
-)
-def predictable(results: Results, expected: Expectation) -> Verdict:
-    """Judge the median error of equation 2 over all batch sizes."""
+def predictable(results: Results) -> tuple[bool, str]:
+    """Compare the median errors of equation 2 over all batch sizes."""
     fits = raw_fits(results)
-    errors = {name: fit["median_error"] for name, fit in fits.items()}
-    medians = "; ".join(
+    said = "; ".join(
         f"{name}: median {100 * fit['median_error']:.1f} %, largest "
         f"{100 * fit['largest_error']:.1f} % of {ALL_SIZES} batch sizes"
         for name, fit in fits.items()
     )
-    gap = exactly(errors["TensorFlow"] / errors["PyTorch"], log=True)
-    word, ratio_evidence = direction("TensorFlow's median over PyTorch's", gap, sign=expected.sign)
-    return Verdict(word, f"{ratio_evidence}; {medians}")
+    return fits["TensorFlow"]["median_error"] < fits["PyTorch"]["median_error"], said
 
 
 FIGURE3 = Exhibit(
@@ -361,62 +326,38 @@ FIGURE3 = Exhibit(
         "are its authors' raw measurements.",
         facts,
     ),
-    claims=(line, line_published, predictable),
+    claims={"line": line},
+    checks=(line_published, predictable),
 )
 
 
-@claim("falls", "An epoch takes less time with larger batches, here", "Section 3.2")
-def falls(results: Results, expected: Expectation) -> Verdict:
-    """Judge the trend over all batch sizes, timed in turns."""
+def falls(results: Results) -> Cases:
+    """Return what a batch of twice the size multiplies the time of an epoch by."""
+    found = sides(results)
 
-    def judge(side: int) -> Part:
-        gap = _fitted(results, side, epoch_samples, doubling)
-        return direction(f"{side} px: twice the batch", gap, sign=expected.sign)
+    def doubled(name: str) -> Estimate:
+        ratios = [doubling(turn) for turn in in_turns_of(results, epoch_samples, found[name])]
+        values = by_process(results, "times", ratios)
+        estimate = mean_of(values, log=True, trials=trials_of(results))
+        return replace(estimate, label=f"{name}: twice the batch")
 
-    return _each_side(results, judge)
+    return said_of(cases(found, doubled))
 
 
-@claim(
-    "falls_published",
-    "An epoch takes less time with larger batches in the authors' raw measurements",
-    "Section 3.2",
-    kind="arithmetic",
-)
-def falls_published(results: Results, expected: Expectation) -> Verdict:
-    """Judge the trend over the batch sizes that are shown."""
-    return combine(
-        [
-            direction(
-                f"{AUTHORS}, {name}: twice the batch",
-                doubling(_single(fit, "epoch_s")),
-                sign=expected.sign,
-            )
-            for name, fit in raw_fits(results).items()
-        ]
-    )
+@check("An epoch takes less time with larger batches in the authors' raw measurements")
+def falls_published(results: Results) -> tuple[bool, str]:
+    """Ask for the trend over the batch sizes that are shown."""
+    ratios = {
+        name: doubling(dict(zip(fit["batches"], fit["epoch_s"], strict=True)))
+        for name, fit in raw_fits(results).items()
+    }
+    said = ", ".join(f"{name}: twice the batch ×{value:.2f}" for name, value in ratios.items())
+    return all(value < 1 for value in ratios.values()), said
 
 
 def trials_of(results: Results) -> str:
     """Return what times are repeated by: processes, or the rounds of one."""
     return "processes" if len(results.processes("times", role=CIFAR)) > 1 else "rounds"
-
-
-def over_predicted(cells: Mapping[str, Sequence[float]], trials: str) -> dict[str, Gap]:
-    """Return times over predictions by cell, given as logarithms, one for each trial.
-
-    Cells that may share a spread do. But all of one trial are compared with one fitted line: they
-    have no more degrees of freedom together than one of them.
-    """
-    spread = Spread.pooled(cells.values())
-    gaps = {}
-    for name, logs in cells.items():
-        own = spread if spread.alike else Spread.pooled([logs])
-        mean, error = math.fsum(logs) / len(logs), own.sd / math.sqrt(len(logs))
-        dof = len(logs) - 1 or math.nan
-        # Two cells of such a spread have a difference with this error.
-        sd = own.sd / math.sqrt(2)
-        gaps[name] = Gap(mean, error, dof, sd, log=True, digits=3, trials=trials, seed_dof=1.0)
-    return gaps
 
 
 def above_0(predicted: float) -> None:
@@ -429,47 +370,40 @@ def above_0(predicted: float) -> None:
         raise NotRun("times scatter so much that a fitted line predicts one of 0 or less")
 
 
-@claim(
-    "equation2",
-    "Equation 2 predicts the time of an epoch across all batch sizes, here (as we put it: to "
-    f"Table 4's {ERROR_PERCENT:g} %)",
-    "Section 3.2",
-)
-def equation2(results: Results, expected: Expectation) -> Verdict:
-    """Judge epochs against the line through the steps of the same turns, or processes."""
-    record = results.measured("times", role=CIFAR)
+def equation2(results: Results) -> Cases:
+    """Compare epochs with the line through the steps of the same turns, or processes."""
+    record, found = results.measured("times", role=CIFAR), sides(results)
     samples = record.config["samples"]
-    cells = {}
-    for fit in record.metrics["fits"]:
-        side = fit["resolution"]
-        fitted = lines(step_samples(record, side), fit["seconds"])
+    fits = {fit["resolution"]: fit for fit in record.metrics["fits"]}
+
+    def errors(name: str) -> Estimate:
+        side = found[name]
+        fitted = lines(step_samples(record, side), fits[side]["seconds"])
+        over: dict[str, Estimate] = {}
         for n, seconds in epoch_samples(record, side).items():
             predicted = [(a * n + b) * math.ceil(samples / n) for a, b in fitted]
             above_0(min(predicted))
-            cells[f"{side} px, batch size {n}:"] = [
-                math.log(second / due) for second, due in zip(seconds, predicted, strict=True)
-            ]
-    gaps = over_predicted(cells, trials_of(results))
-    return all_within(gaps, "batch sizes and resolutions", ERROR_PERCENT)
+            ratios = [second / due for second, due in zip(seconds, predicted, strict=True)]
+            values, trials = by_process(results, "times", ratios), trials_of(results)
+            over[f"{side} px, batch size {n}"] = mean_of(values, log=True, digits=3, trials=trials)
+        return farthest(over)
+
+    return said_of(cases(found, errors))
 
 
-@claim(
-    "equation2_published",
+@check(
     "Equation 2 predicts the time of an epoch in TensorFlow across all batch sizes, in the "
-    f"authors' raw measurements (as we put it: to Table 4's {ERROR_PERCENT:g} %)",
-    "Section 3.2",
-    kind="arithmetic",
+    f"authors' raw measurements, to Table 4's {ERROR_PERCENT:g} %"
 )
-def equation2_published(results: Results, expected: Expectation) -> Verdict:
-    """Judge the largest error of all batch sizes."""
+def equation2_published(results: Results) -> tuple[bool, str]:
+    """Ask for the largest error of all batch sizes."""
     fit = raw_fits(results)["TensorFlow"]
+    largest = 100 * fit["largest_error"]
     in_table4 = 100 * max(abs(value) for value in fit["plan_errors"].values())
-    gap = exactly(100 * fit["largest_error"], unit="%", digits=1)
-    word, evidence = equivalence("the largest error", gap, ERROR_PERCENT)
-    return Verdict(
-        word,
-        f"{evidence}, at batch size {fit['largest_at']}; {100 * fit['share_beyond']:.1f} % of "
-        f"{ALL_SIZES} batch sizes lie beyond; at Table 4's at most {in_table4:.1f} %",
+    return largest <= ERROR_PERCENT, (
+        f"at most {largest:.1f} %, at batch size {fit['largest_at']}; "
+        f"{100 * fit['share_beyond']:.1f} % of {ALL_SIZES} batch sizes lie beyond; at Table 4's at "
+        f"most {in_table4:.1f} %"
     )
 
 
@@ -483,5 +417,6 @@ FIGURE4 = Exhibit(
         "no number; its panels are raw measurements.",
         facts,
     ),
-    claims=(falls, falls_published, equation2, equation2_published),
+    claims={"falls": falls, "equation2": equation2},
+    checks=(falls_published, equation2_published),
 )

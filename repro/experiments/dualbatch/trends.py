@@ -1,13 +1,12 @@
-"""How times follow batch sizes: least squares over the samples of turns, as gaps to be judged."""
+"""How times follow batch sizes: least squares in each turn."""
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from repro.experiments.intervals import Gap, NotRun
-from repro.experiments.judging import Verdict, combine, equivalence
+from repro.experiments.judge import EQUIVALENCE_LEVEL, Estimate, NotRun
 from repro.records import Record
 
 
@@ -25,86 +24,57 @@ def epoch_samples(record: Record, side: int) -> dict[int, list[float]]:
     return {n: timing["samples_s"] for n, timing in timed.items() if timing}
 
 
-def bend(samples: Mapping[int, Sequence[float]]) -> Gap:
+def bend(seconds: Mapping[int, float]) -> float:
     """Return how far times lie off the chord half way between the end sizes, in percent of it.
 
-    Of the parabola through all samples by least squares; its residuals give the error.
+    Of the parabola by least squares through one time for each batch size.
     """
-    sizes, seconds, turns = _flat(samples)
+    sizes = _sizes(seconds)
     scaled = 2 * (sizes - sizes.min()) / np.ptp(sizes) - 1  # from -1 to 1
-    (middle, _, square), error, dof = _least_squares(
-        np.stack([np.ones_like(scaled), scaled, scaled**2]), seconds, 2
-    )
-    chord = middle + square
-    return _estimate(-100 * square / chord, 100 * error / chord, dof, turns, unit="%", digits=1)
+    square, _, middle = np.polyfit(scaled, list(seconds.values()), 2)
+    return float(-100 * square / (middle + square))
 
 
-def doubling(samples: Mapping[int, Sequence[float]]) -> Gap:
+def doubling(seconds: Mapping[int, float]) -> float:
     """Return what a batch of twice the size multiplies the time by, over all sizes.
 
-    The slope of logarithms by least squares; its residuals give the error.
+    The slope of logarithms by least squares.
     """
-    sizes, seconds, turns = _flat(samples)
-    logs = np.log2(sizes)
-    (_, slope), error, dof = _least_squares(
-        np.stack([np.ones_like(logs), logs]), np.log(seconds), 1
-    )
-    return _estimate(slope, error, dof, turns, log=True)
+    slope, _ = np.polyfit(np.log2(_sizes(seconds)), np.log2(list(seconds.values())), 1)
+    return float(2**slope)
 
 
-def _flat(samples: Mapping[int, Sequence[float]]) -> tuple[np.ndarray, np.ndarray, int]:
-    pairs = [(float(n), value) for n, values in samples.items() for value in values]
-    if len(samples) < 4:
-        raise NotRun(f"times of {len(samples)} batch sizes; four say something of a line")
-    sizes, seconds = np.array(pairs).T
-    return sizes, seconds, min(len(values) for values in samples.values())
+def _sizes(seconds: Mapping[int, float]) -> np.ndarray:
+    if len(seconds) < 4:
+        raise NotRun(f"times of {len(seconds)} batch sizes; four say something of a line")
+    return np.array(list(seconds), dtype=float)
 
 
-def _least_squares(
-    terms: np.ndarray, values: np.ndarray, wanted: int
-) -> tuple[np.ndarray, float, int]:
-    """Return all coefficients, and the standard error of one with its degrees of freedom."""
-    inverse = np.linalg.inv(terms @ terms.T)
-    coefficients = inverse @ terms @ values
-    dof = values.size - len(terms)
-    variance = float(((values - coefficients @ terms) ** 2).sum()) / dof
-    return coefficients, math.sqrt(variance * inverse[wanted, wanted]), dof
+def by_turn(samples: Mapping[int, Sequence[float]]) -> list[dict[int, float]]:
+    """Return the seconds by batch size of each turn."""
+    return [dict(zip(samples, turn, strict=True)) for turn in zip(*samples.values(), strict=True)]
 
 
-def _estimate(mean: float, error: float, dof: int, turns: int, **options: Any) -> Gap:
-    # Of one turn more or less: the spread that gives this error as a difference of two cells.
-    sd = float(error) * math.sqrt(turns / 2)
-    return Gap(float(mean), float(error), dof, sd, trials="rounds", **options)
+def farthest(errors: Mapping[str, Estimate]) -> Estimate:
+    """Return the prediction with an interval that reaches farthest; within a margin, all are.
 
+    Its interval is widened for the choice.
 
-def all_within(gaps: Mapping[str, Gap], what: str, percent: float) -> Verdict:
-    """Judge whether every error of a prediction lies within `percent`, and tell the largest.
-
-    Of many cases some lie beyond by chance: one fails where its interval is beyond the margin even
-    when widened for their number (Bonferroni).
+    Raises:
+        NotRun: There is none.
     """
-    if not gaps:
+    if not errors:
         raise NotRun("no records")
-    margin = percent / 100
-    parts = {}
-    for name, gap in gaps.items():
-        word, evidence = equivalence(name, gap, margin)
-        if word == "not reproduced" and not _beyond(gap, math.log1p(margin), len(gaps)):
-            word = "undecided"
-        parts[name] = word, evidence
-    words = [word for word, _ in parts.values()]
-    said = {"reproduced": "within", "undecided": "open", "not reproduced": "beyond"}
-    counted = ", ".join(f"{words.count(word)} {meaning}" for word, meaning in said.items())
-    farthest = max(gaps, key=lambda name: abs(gaps[name].mean))
-    return Verdict(
-        combine(list(parts.values())).word,
-        f"of {len(gaps)} {what} {counted}; the farthest: {parts[farthest][1]}",
-    )
+    widened = {
+        name: replace(error, candidates=len(errors), label=f"farthest of {len(errors)}: {name}")
+        for name, error in errors.items()
+    }
 
+    def reach(error: Estimate) -> float:
+        end = max(map(abs, error.interval(EQUIVALENCE_LEVEL)))
+        return math.inf if math.isnan(end) else end
 
-def _beyond(gap: Gap, limit: float, count: int) -> bool:
-    low, high = gap.interval(1 - 0.10 / count)
-    return low > limit or high < -limit
+    return max(widened.values(), key=reach)
 
 
 def per_step(steps: Mapping[int, Sequence[float]], medians: Sequence[float]) -> list[list[float]]:
