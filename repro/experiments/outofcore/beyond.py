@@ -227,9 +227,15 @@ def simulated_gains(results: Results) -> tuple[bool, str]:
 
 
 def _simulated_over(results: Results, way: str, other: str) -> dict[str, Estimate]:
-    """Return images/s of a simulated way over another's, wherever both train beyond the core."""
+    """Return images/s of a simulated way over another's, wherever both train beyond the core.
+
+    Raises:
+        NotRun: Nothing fits in core.
+    """
     ours, theirs = (points(results, SIMULATED, RESNET, mode) for mode in (way, other))
-    base = in_core_batch(results, SIMULATED, RESNET) or 0
+    base = in_core_batch(results, SIMULATED, RESNET)
+    if base is None:
+        raise NotRun("nothing fits in core")
     return {
         f"at {batch}": speed(results, SIMULATED, RESNET, point, second)
         for batch, second in theirs.items()
