@@ -401,8 +401,8 @@ class TestStory:
         assert story.STORY.findings[0] is story.on_a_gpu
         assert story.on_a_gpu(lambda name: found) == (
             "Measured, NVIDIA X, within 16 GiB (SIMULATED limit): 190 images fit in core; with "
-            "chunks 1,440 have trained so far, at 75 images/s, 75% [75%, 75%] of the speed in core; "
-            "the paper keeps 55%."
+            "chunks 1,440 have trained so far, at 75 images/s, 75% [75%, 75%] of the speed in "
+            "core; the paper keeps 55%."
         )
         with pytest.raises(NotRun):  # on a CPU
             story.on_a_gpu(lambda name: results("table1", World()))
@@ -431,9 +431,17 @@ class TestStory:
     @pytest.mark.parametrize("place", [MEASURED, ""])
     def test_without_simulations_nothing_is_told(self, place):
         found = results("table1", World(places=(place,)))
-        for finding in story.STORY.findings:
+        for finding in story.STORY.findings[:-1]:
             with pytest.raises(NotRun):
                 finding(lambda name: found)
+
+    def test_what_runs_is_told_with_its_network(self):
+        told = story.as_run(lambda name: results(name, World()))
+        assert told.startswith("Measured, ResNet-20 (for ResNet-50) (STAND-IN network, SIMULATED")
+        assert "has ×1.30 [" in told and "(paper ×1.30)" in told
+        absent = World(places=(SIMULATED,))
+        with pytest.raises(NotRun):
+            story.as_run(lambda name: results(name, absent))
 
     def test_effects_are_what_it_gives_and_what_it_costs(self):
         found = results("table1", World())

@@ -128,8 +128,12 @@ def figure(results: Results) -> "Figure":
 _STYLED = {OURS: LABELS[SCHEDULE], LITERAL: LABELS["paper"], LMS: LABELS[LMS]}
 
 
-def _faster(results: Results, one: str, other: str) -> Estimate | Exact:
-    """Return the images/s of one schedule over those of another, within the same budget."""
+def faster(results: Results, one: str, other: str) -> Estimate | Exact:
+    """Return the images/s of one schedule over those of another, within the same budget.
+
+    Raises:
+        NotRun: No records of one of both, or the other ran out of memory.
+    """
     by_schedule = points(results)
     if one not in by_schedule or other not in by_schedule:
         raise NotRun("no records")
@@ -146,17 +150,17 @@ def _faster(results: Results, one: str, other: str) -> Estimate | Exact:
 
 def changes_pay(results: Results) -> Cases:
     """Compare our schedule with the paper's to the letter."""
-    return cases([LITERAL], lambda other: _faster(results, OURS, other))
+    return cases([LITERAL], lambda other: faster(results, OURS, other))
 
 
 def faster_than_lms(results: Results) -> Cases:
     """Compare the paper's schedule with LMS."""
-    return cases([LMS], lambda other: _faster(results, LITERAL, other))
+    return cases([LMS], lambda other: faster(results, LITERAL, other))
 
 
 def faster_than_earlier(results: Results) -> Cases:
     """Compare the paper's schedule with what it says copies back too late."""
-    return cases([VDNN, ON_DEMAND], lambda other: _faster(results, LITERAL, other))
+    return cases([VDNN, ON_DEMAND], lambda other: faster(results, LITERAL, other))
 
 
 SCHEDULES = Exhibit(
