@@ -6,9 +6,9 @@ from test_outofcore_settings import (
     PAPER,
     V100,
     World,
+    checked,
     curves,
     is_hollow,
-    judged,
     nothing,
     panels,
     results,
@@ -17,40 +17,33 @@ from test_outofcore_settings import (
 
 from repro.experiments.outofcore import rates, settings
 
-# What makes each claim fail.
+# What makes each check fail, by its artefact and words of it.
 WRONG = {
-    "link/out_of_reach": {"relative": {("link", 1.0): 1.3}},
-    "link/within_reach": {"relative": {("link",): 0.8}},
-    "chunks/smaller_fragments_less": {"internal": {("chunk", 2): 1000}},
-    "chunks/smaller_costs_more": {"relative": {("chunk", 40): 2.0}},
-    "chunks/balanced": {"relative": {("chunk", 40): 1.2}},
+    ("link", "no schedule"): {"relative": {("link", 1.0): 1.3}},
+    ("link", "or more"): {"relative": {("link",): 0.8}},
+    ("chunks", "lose less"): {"internal": {("chunk", 2): 1000}},
+    ("chunks", "take longer"): {"relative": {("chunk", 40): 2.0}},
+    ("chunks", "balance both"): {"relative": {("chunk", 40): 1.2}},
 }
 
 
-def word(key: str, world: World) -> str:
-    return judged(key, world).word
+class TestChecks:
+    def test_every_check_is_tried_and_there_is_no_claim(self):
+        found = [PAPER.artefacts[name] for name in ("link", "chunks")]
+        assert sum(len(artefact.checks) for artefact in found) == len(WRONG)
+        assert not any(artefact.exhibit.claims for artefact in found)
 
+    @pytest.mark.parametrize(("artefact", "words"), WRONG)
+    def test_right_wrong_and_without_records(self, artefact, words):
+        assert checked(artefact, World(), words)["holds"] == "yes"
+        wrong = World(**WRONG[artefact, words])
+        assert checked(artefact, wrong, words)["holds"] == "NO"
+        for rules in ({"places": ()}, {"status": {(): FAILED}}):
+            assert checked(artefact, World(**rules), words)["holds"] == "not run"
 
-class TestClaims:
-    def test_every_claim_is_tried(self):
-        own = [f"{a}/{c.key}" for a in ("link", "chunks") for c in PAPER.artefacts[a].claims]
-        assert own == list(WRONG)
-
-    @pytest.mark.parametrize("key", WRONG)
-    def test_as_the_records_usually_are(self, key):
-        assert word(key, World()) == "reproduced"
-
-    @pytest.mark.parametrize("key", WRONG)
-    def test_otherwise(self, key):
-        assert word(key, World(**WRONG[key])) == "not reproduced"
-
-    @pytest.mark.parametrize("key", WRONG)
-    @pytest.mark.parametrize("rules", [{"places": ()}, {"status": {(): FAILED}}])
-    def test_without_records(self, key, rules):
-        assert word(key, World(**rules)) == "not run"
-
-    def test_one_batch_size_within_the_bound_is_partly(self):
-        assert word("link/out_of_reach", World(relative={("link", 1440, 1.0): 1.3})) == "partly"
+    def test_one_batch_size_within_the_bound_is_enough(self):
+        row = checked("link", World(relative={("link", 1440, 1.0): 1.3}))
+        assert row["holds"] == "NO" and "at best ×1.06 at 1440" in row["evidence"]
 
     def test_where_no_budget_is_served_with_the_papers_chunk(self):
         found = results("chunks", World())
@@ -58,6 +51,7 @@ class TestClaims:
             del record.metrics["rows"]["40"]
         rows = PAPER.artefacts["chunks"].exhibit.table(found)
         assert all("the paper's" not in row["chunk"] for row in rows)
+        assert PAPER.artefacts["chunks"].checks[2].row(found)["holds"] == "not run"
 
 
 class TestTables:

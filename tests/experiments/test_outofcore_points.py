@@ -9,7 +9,7 @@ from made import FAILED, OUT_OF_MEMORY
 from test_outofcore_settings import GPU, REACH, World, results, timing
 
 from repro.experiments.design import Results, Run
-from repro.experiments.intervals import NotRun
+from repro.experiments.judge import NotRun
 from repro.experiments.outofcore import points, settings
 from repro.experiments.outofcore.points import Point
 from repro.experiments.outofcore.settings import (
@@ -65,8 +65,8 @@ class TestPoints:
         assert points.limit_bytes(found, SIMULATED, RESNET) == 16
         assert points.limit_bytes(found, MEASURED, RESNET) is None
 
-    def test_on_a_cpu_the_median_of_ratios_within_the_rounds(self):
-        # By round 32 / 12 of 3, 1 / 2 and 2 / 4; the ratio of the medians would be 1.
+    def test_on_a_cpu_the_mean_of_ratios_within_the_rounds(self):
+        # By round 32 / 12 of 3, 1 / 2 and 2 / 4.
         swapped = {
             "metrics": {"limit_bytes": 7, "held_bytes": 5, "budget_bytes": 6, "reserved_bytes": 8},
             "timings": {"iteration": timing(1.0, 2.0, 4.0), "reference": timing(3.0, 1.0, 2.0)},
@@ -77,31 +77,32 @@ class TestPoints:
         alone = points.points(found, MEASURED, RESNET, SCHEDULE)
         assert list(alone) == [12, 32] and alone[12] is None
         assert alone[32].images_per_s == 16.0
-        assert alone[32].relative == pytest.approx(32 / 12 / 2)
+        assert alone[32].relative == pytest.approx(32 / 12 * (3 / 2 / 2) ** (1 / 3))
+        gap = points.slowdown(found, MEASURED, RESNET, alone[32])
+        assert math.exp(-gap.mean) == pytest.approx(alone[32].relative)
         assert (alone[32].budget_bytes, alone[32].reserved_bytes) == (6, 8)
         assert alone[32].held_bytes == 5
         assert alone[32].paces == pytest.approx([12 / 32 / 3, 12 / 32 * 2, 12 / 32 * 2])
 
-    def test_on_a_gpu_over_the_best_throughput_in_core(self):
+    def test_on_a_gpu_over_the_largest_in_core(self):
         def timed(*seconds):
             sizes = {"limit_bytes": 9, "held_bytes": 5, "reserved_bytes": 8}
             return {"metrics": sizes, "timings": {"iteration": timing(*seconds)}, "device": GPU}
 
         of = {
-            ("in_core", 64): timed(1.0, 9.0, 1.0),  # 64 images/s
-            ("in_core", 128): timed(1.6, 1.6, 0.1),  # 80 images/s
+            ("in_core", 128): timed(1.6, 1.6, 0.1),
             ("in_core", 190): timed(3.8, 3.8, 3.8),  # 50 images/s
             ("in_core", 256): OUT_OF_MEMORY,
-            ("schedule", 512): timed(16.0, 1.0, 20.0),  # 32 images/s
+            ("schedule", 512): timed(16.0, 1.0, 16.0),
         }
-        found = points.points(only(of, "paper"), MEASURED, RESNET, IN_CORE)
-        assert [p and p.relative for p in found.values()] == pytest.approx([0.8, 1.0, 0.625, None])
-        found = points.points(only(of, "paper"), MEASURED, RESNET, SCHEDULE)
-        assert found[512].relative == pytest.approx(0.4)
-        assert found[512].paces == pytest.approx([16 / 512, 1 / 512, 20 / 512])
+        alone = points.points(only(of, "paper"), MEASURED, RESNET, SCHEDULE)
+        assert alone[512].relative is None
+        assert alone[512].paces == pytest.approx([16 / 512, 1 / 512, 16 / 512])
+        gap = points.slowdown(only(of, "paper"), MEASURED, RESNET, alone[512])
+        assert math.exp(gap.mean) == pytest.approx(256 ** (1 / 3) / 512 * 50)
         of = {key: value for key, value in of.items() if key[0] != "in_core"}
-        found = points.points(only(of, "paper"), MEASURED, RESNET, SCHEDULE)
-        assert found[512].relative is None
+        with pytest.raises(NotRun, match="nothing fits in core"):
+            points.slowdown(only(of, "paper"), MEASURED, RESNET, alone[512])
 
     def test_a_papers_batch_size_is_one_in_proportion_on_a_cpu(self):
         found = results("table1", World())
@@ -159,3 +160,28 @@ class TestComparisons:
         point = points.points(found, MEASURED, RESNET, SCHEDULE)[928]
         with pytest.raises(NotRun, match="NVIDIA X and NVIDIA Y"):
             points.slowdown(found, MEASURED, RESNET, point)
+
+
+class TestLarger:
+    def over(self, world: World, modes=MODES[:0:-1], paper=1.5):
+        return points.larger(results("table1", world, "paper"), RESNET, modes, paper)
+
+    def test_both_ended_or_the_papers_ratio_is_there(self):
+        gap = self.over(World("paper"))
+        assert math.exp(gap.mean) == pytest.approx(1440 / 928) and gap.error == 0
+        assert gap.label == "ResNet-50: 1440 schedule + VA over 928 schedule"
+
+    def test_the_first_might_train_more(self):
+        gap = self.over(World("paper"), paper=1.6)  # 1440 is the largest that was tried
+        assert (
+            math.isnan(gap.error) and gap.note == "1440 is the largest that was tried schedule + VA"
+        )
+        ended = World("paper", reach={("schedule_va",): 1248})
+        assert self.over(ended, paper=1.6).error == 0
+
+    def test_the_second_might_train_more(self):
+        tried = {("measured", "schedule", batch): None for batch in (1120, 1248, 1440)}
+        gap = self.over(World("paper", status=tried))
+        assert math.isnan(gap.error) and "928 is the largest" in gap.note
+        below = World("paper", status=tried, reach={("schedule_va",): 512})
+        assert self.over(below).error == 0  # whatever the second trains, the first trains less

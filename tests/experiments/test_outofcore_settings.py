@@ -11,8 +11,8 @@ import pytest
 from made import FAILED, OUT_OF_MEMORY, Maker
 
 from repro.experiments import load_paper
-from repro.experiments.design import Results, Run
-from repro.experiments.judging import Verdict
+from repro.experiments.design import Results, Run, claims_of
+from repro.experiments.judge import Verdict
 from repro.experiments.outofcore import rates, settings
 from repro.experiments.outofcore.settings import (
     DEEPLAB,
@@ -27,6 +27,7 @@ from repro.experiments.outofcore.settings import (
     ROLES,
     SIMULATED,
 )
+from repro.experiments.story import promises
 
 PAPER = load_paper("outofcore")
 GPU = {"type": "cuda", "name": "NVIDIA X", "slug": "x", "memory_bytes": 2**36}
@@ -298,13 +299,20 @@ def judged(claim: str, world: World) -> Verdict:
     return made.verdict(f"outofcore/{claim}", results(artefact, world, world.profile))
 
 
-def checked(artefact: str, world: World) -> dict[str, str]:
-    """Return the artefact's one check in a world, as a row."""
-    return made.check_row(f"outofcore/{artefact}", 0, results(artefact, world, world.profile))
+def checked(artefact: str, world: World, words: str = "") -> dict[str, str]:
+    """Return the artefact's first check in a world, as a row, or the one that has these words."""
+    texts = [check.text for check in PAPER.artefacts[artefact].checks]
+    (number, *_) = [number for number, text in enumerate(texts) if words in text]
+    return made.check_row(f"outofcore/{artefact}", number, results(artefact, world, world.profile))
 
 
 def table(artefact: str, make: Maker, profile: str = "quick") -> list[Mapping[str, Any]]:
     return list(PAPER.artefacts[artefact].exhibit.table(results(artefact, make, profile)))
+
+
+def paper_name(network: str) -> str:
+    """Return what the paper calls a network of a table: ``DenseNet-121 (for DenseNet)``."""
+    return network.rpartition("(for ")[2].removesuffix(")")
 
 
 def panels(artefact: str, make: Maker, profile: str = "quick") -> dict[str, Any]:
@@ -421,18 +429,37 @@ class TestEveryArtefact:
             assert artefact.caption(found)
             figure = artefact.figure(found)
             assert figure.axes and len(figure.legends) == 1
-            for claim in artefact.claims:
-                verdict = judged(f"{name}/{claim.key}", world)
+            for key in artefact.exhibit.claims:
+                verdict = judged(f"{name}/{key}", world)
                 assert "nan" not in verdict.evidence
                 if not found.records:
                     assert verdict.word == "not run"
+            for check in artefact.checks:
+                row = check.row(found)
+                assert "nan" not in row["evidence"]
+                if not found.records:
+                    assert row["holds"] == "not run"
 
     @pytest.mark.parametrize("rules", [{"status": {(): FAILED}}, {"status": {(): OUT_OF_MEMORY}}])
     def test_nothing_is_reproduced_where_nothing_worked(self, rules):
         for name, artefact in PAPER.artefacts.items():
-            for claim in artefact.claims:
-                word = judged(f"{name}/{claim.key}", World("paper", **rules)).word
-                assert word in ("not run", "not reproduced")
+            world = World("paper", **rules)
+            for key in artefact.exhibit.claims:
+                assert judged(f"{name}/{key}", world).word in ("not run", "not reproduced")
+            rows = [check.row(results(name, world, "paper")) for check in artefact.checks]
+            assert all(row["holds"] != "yes" for row in rows)
+
+
+class TestClaims:
+    def test_every_row_has_its_function_and_every_promise_is_a_claim_of_the_paper(self):
+        written = claims_of("outofcore")
+        for name, artefact in PAPER.artefacts.items():
+            assert set(artefact.exhibit.claims) == set(written.get(name, {})), name
+        rows = {f"{name}.{key}": row for name, of in written.items() for key, row in of.items()}
+        assert sum(not row.own for row in rows.values()) <= 20
+        promised = [rows[claim] for _, claim in promises("outofcore")]
+        assert len(promised) in (4, 5)
+        assert not any(row.own or row.kind == "simulated" for row in promised)
 
 
 def told(world: World, profile: str = "quick") -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from repro.experiments.captions import panel
 from repro.experiments.design import Results
-from repro.experiments.intervals import NotRun
+from repro.experiments.judge import NotRun
 from repro.experiments.outofcore.panels import (
     OF_THE_PAPER,
     Curve,

@@ -1,24 +1,26 @@
 """What do chunks do for fragmentation: how much of the memory can be used? (Figures 3 and 5)"""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import exp
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, check, claim
-from repro.experiments.intervals import NotRun, exactly
-from repro.experiments.judging import Part, Verdict, combine, direction, each
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, exactly
 from repro.experiments.outofcore.panels import Line, Panel, draw, whose
 from repro.experiments.outofcore.points import (
     Point,
     Points,
     batches,
-    both,
     in_core_batch,
     limit_bytes,
     need_real_allocators,
     on_cpu,
     point_at,
     points,
+    ran,
     rows_of_others,
 )
 from repro.experiments.outofcore.settings import (
@@ -56,18 +58,10 @@ FLAT = 0.05  # of the limit
 _TAKEN = "torch_bytes", "chunks_bytes"
 
 
-def _cases(results: Results, roles: Sequence[str], where: str) -> dict[str, tuple[str, str]]:
-    """Return networks and places whose allocators are simulated, or, measured here, are not.
-
-    Raises:
-        NotRun: What was measured was measured on a CPU, where they are simulated, too.
-    """
-    need_real_allocators(results, where, roles)
-    if where == MEASURED:
-        return {f"{role}, {PLACES[MEASURED]}": (role, MEASURED) for role in roles}
-    cases = {f"{role}, {PLACES[SIMULATED]}": (role, SIMULATED) for role in roles}
-    cpu = [role for role in roles if on_cpu(results, role)]
-    return cases | {f"{role}, here, simulated allocators": (role, MEASURED) for role in cpu}
+def _simulated(results: Results, roles: Sequence[str]) -> list[tuple[str, str]]:
+    """Return networks and places whose allocators are simulated: the V100, and a CPU."""
+    cpu = [(role, MEASURED) for role in roles if on_cpu(results, role)]
+    return [*((role, SIMULATED) for role in roles), *cpu]
 
 
 def _unit(limit: int | None) -> tuple[int, str]:
@@ -145,28 +139,33 @@ def _use_and_budget(results: Results, where: str, role: str, mode: str, unit: in
     ]
 
 
-@both(
-    "budget_halved",
-    f"Without chunks, fragmentation halves the budget that can be used at {LMS_BATCH} "
-    f"({CLAIMS['budget_gib_928']} GiB of {PAPER['limit_gib']})",
-    "Section 5.1",
+def _budget(results: Results, where: str) -> Estimate:
+    """Return which part of the memory scheduling alone can be given at LMS's largest batch size."""
+    size, point = point_at(results, where, LMS_BATCH, SCHEDULE)
+    limit = limit_bytes(results, where, RESNET)
+    if point is None or not point.budget_bytes or not limit:
+        raise NotRun(f"{size} images cannot be given any budget")
+    label = f"{ran(results, where, RESNET)}: budget at {size} over the memory"
+    return replace(exactly(point.budget_bytes / limit, log=True), label=label)
+
+
+def budget_halved(results: Results) -> Cases:
+    """Return the budget over the memory, with real allocators."""
+    need_real_allocators(results, MEASURED, [RESNET])
+    return cases([RESNET], lambda _: _budget(results, MEASURED))
+
+
+HALVED = CLAIMS["budget_gib_928"] / PAPER["limit_gib"]
+
+
+@check(
+    f"Simulated, fragmentation leaves scheduling alone no more than {100 * HALVED:g} % of the "
+    f"memory for its budget at {LMS_BATCH} images"
 )
-def budget_halved(results: Results, expected: Expectation, where: str) -> list[Part]:
-    """Judge which part of the memory scheduling alone can be given."""
-    cases = _cases(results, [RESNET], where)
-
-    def judge(name: str) -> Part:
-        _, experiment = cases[name]
-        size, point = point_at(results, experiment, LMS_BATCH, SCHEDULE)
-        limit = limit_bytes(results, experiment, RESNET)
-        if point is None or not point.budget_bytes or not limit:
-            raise NotRun(f"{size} cannot be given any budget")
-        gap = exactly(point.budget_bytes / limit, log=True)
-        paper = CLAIMS["budget_gib_928"] / PAPER["limit_gib"]
-        subject = f"{name}: budget at {size} over the memory"
-        return direction(subject, gap, paper, sign=expected.sign)
-
-    return each(cases, judge)
+def simulated_budget(results: Results) -> tuple[bool, str]:
+    """Ask it of torch's allocator, simulated."""
+    gap = _budget(results, SIMULATED)
+    return exp(gap.mean) <= HALVED, f"{gap.label} {gap}"
 
 
 def unused(point: Point | None) -> int | None:
@@ -176,49 +175,65 @@ def unused(point: Point | None) -> int | None:
     return max(0, point.reserved_bytes - point.budget_bytes)
 
 
-def less_unused(key: str, roles: Sequence[str], text: str, source: str) -> tuple[Claim, Claim]:
-    """Return the claims that with chunks less lies between budget and use than without."""
+def _less_unused(results: Results, where: str, role: str) -> Estimate | None:
+    """Return the memory between budget and use with chunks less that without, in points.
 
-    @both(key, text, source)
-    def judge_unused(results: Results, expected: Expectation, where: str) -> list[Part]:
-        parts = []
-        for name, (role, experiment) in _cases(results, roles, where).items():
-            limit = limit_bytes(results, experiment, role)
-            alone, chunks = (points(results, experiment, role, mode) for mode in (SCHEDULE, CHUNKS))
-            lost = {batch: (unused(chunks.get(batch)), unused(alone[batch])) for batch in alone}
-            pairs = {b: (w, a) for b, (w, a) in lost.items() if w is not None and a is not None}
-            if not alone or not chunks or not limit:
-                parts.append(("not run", f"{name}: no records"))
-            elif pairs:  # where one of them trains nothing, there is nothing to compare
-                batch = max(pairs)
-                shares = [100 * value / limit for value in pairs[batch]]
-                gap = exactly(shares[0] - shares[1], unit="points", digits=0)
-                subject = (
-                    f"{name}, at {batch}: {shares[0]:.0f} % of the memory for {shares[1]:.0f} %,"
-                )
-                parts.append(direction(subject, gap, sign=expected.sign))
-        return parts
+    At the largest batch size that trains both ways; None where there is none.
 
-    return judge_unused
+    Raises:
+        NotRun: No records of one of both.
+    """
+    limit = limit_bytes(results, where, role)
+    alone, chunks = (points(results, where, role, mode) for mode in (SCHEDULE, CHUNKS))
+    if not alone or not chunks or not limit:
+        raise NotRun("no records")
+    lost = {batch: (unused(chunks.get(batch)), unused(alone[batch])) for batch in alone}
+    pairs = {b: (w, a) for b, (w, a) in lost.items() if w is not None and a is not None}
+    if not pairs:
+        return None
+    batch = max(pairs)
+    shares = [100 * value / limit for value in pairs[batch]]
+    label = (
+        f"{ran(results, where, role)}, at {batch}: {shares[0]:.0f} % of the memory for "
+        f"{shares[1]:.0f} %,"
+    )
+    return replace(exactly(shares[0] - shares[1], unit="points", digits=0), label=label)
 
 
-close = less_unused(
-    "close",
-    [RESNET],
-    "With chunks, less of the memory lies between budget and use than without, at the largest "
-    "batch size that trains without",
-    "Section 5.1",
+def less_unused(results: Results, roles: Sequence[str]) -> Cases:
+    """Compare what lies between budget and use with chunks and without, of real allocators."""
+    need_real_allocators(results, MEASURED, roles)
+
+    def less(role: str) -> Estimate:
+        gap = _less_unused(results, MEASURED, role)
+        if gap is None:
+            raise NotRun("no batch size trains both with chunks and without")
+        return gap
+
+    return cases(roles, less)
+
+
+def _all_less(results: Results, roles: Sequence[str]) -> tuple[bool, str]:
+    """Ask the same of simulated allocators; what trains one way only is no case."""
+    found = [_less_unused(results, where, role) for role, where in _simulated(results, roles)]
+    gaps = [gap for gap in found if gap is not None]
+    if not gaps:
+        raise NotRun("no batch size trains both with chunks and without")
+    return all(gap.mean < 0 for gap in gaps), "; ".join(f"{gap.label} {gap}" for gap in gaps)
+
+
+@check(
+    "Simulated, with chunks less of the memory lies between budget and use than without, at the "
+    "largest batch size that trains without"
 )
+def simulated_close(results: Results) -> tuple[bool, str]:
+    """Ask it of ResNet-50."""
+    return _all_less(results, [RESNET])
 
 
-@claim(
-    "inside_shrinks",
-    "What chunks lose inside shrinks as the network grows beyond the core",
-    "Section 4",
-    "simulated",
-)
-def inside_shrinks(results: Results, expected: Expectation) -> Verdict:
-    """Judge the largest batch size against the smallest one beyond the core."""
+@check("Simulated, what chunks lose inside shrinks as the network grows beyond the core")
+def inside_shrinks(results: Results) -> tuple[bool, str]:
+    """Ask it of the largest batch size and the smallest one beyond the core."""
     base = in_core_batch(results, SIMULATED, RESNET) or 0
     lost = {
         batch: point.internal_bytes
@@ -227,10 +242,8 @@ def inside_shrinks(results: Results, expected: Expectation) -> Verdict:
     }
     if len(lost) < 2:
         raise NotRun("no records of two batch sizes")
-    first, last = min(lost), max(lost)
     losses = "; ".join(f"{gib(value)} at {batch}" for batch, value in lost.items())
-    gap = exactly(lost[last] / lost[first], log=True)
-    return combine([direction(f"{losses}: {last} over {first}", gap, sign=expected.sign)])
+    return lost[max(lost)] < lost[min(lost)], losses
 
 
 @check("Swapping takes no more of the host's memory than `Trace.host_bytes` foretells")
@@ -258,8 +271,11 @@ FIGURE3 = Exhibit(
         "torch's, or with chunks (VA).",
         facts,
     ),
-    claims=(*budget_halved, *close, inside_shrinks),
-    checks=(host_foretold,),
+    claims={
+        "budget_halved_here": budget_halved,
+        "close_here": partial(less_unused, roles=[RESNET]),
+    },
+    checks=(host_foretold, simulated_budget, simulated_close, inside_shrinks),
 )
 
 
@@ -392,13 +408,14 @@ def flat(results: Results) -> tuple[bool, str]:
     return max(spreads.values()) <= FLAT, said
 
 
-fragmented = less_unused(
-    "fragmented",
-    NETWORKS,
-    "Beyond the core, scheduling alone loses more of the memory between budget and use than chunks "
-    "do, in all three networks",
-    "Section 5.2",
+@check(
+    "Simulated, scheduling alone loses more of the memory between budget and use than chunks do "
+    "beyond the core, in all three networks"
 )
+def simulated_fragmented(results: Results) -> tuple[bool, str]:
+    """Ask it of the V100, and of a CPU's simulated allocators."""
+    return _all_less(results, NETWORKS)
+
 
 FIGURE5 = Exhibit(
     runs=figure5_runs,
@@ -411,6 +428,6 @@ FIGURE5 = Exhibit(
         f"at most {PAPER['limit_gib']} GiB by the schedule.",
         facts,
     ),
-    claims=fragmented,
-    checks=(flat,),
+    claims={"fragmented_here": partial(less_unused, roles=NETWORKS)},
+    checks=(flat, simulated_fragmented),
 )

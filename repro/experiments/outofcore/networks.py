@@ -1,22 +1,23 @@
 """Do other networks train as far beyond the core, and at what speed? (Figure 4)"""
 
 from collections.abc import Mapping
-from math import sqrt
+from dataclasses import replace
+from math import exp, sqrt
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.intervals import NotRun
-from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.judge import Cases, Estimate, NotRun, cases
 from repro.experiments.outofcore.panels import draw, panels_of_others, rate
 from repro.experiments.outofcore.points import (
     NO_LINK,
-    both,
     in_core_batch,
     larger,
     need_real_allocators,
     on_cpu,
     points,
+    ran,
+    reach_over,
     rows_of_others,
     slowdown,
     speed,
@@ -67,7 +68,8 @@ def table(results: Results) -> list[dict[str, Any]]:
         rows.append(largest | {"where": "paper, V100"} | cells)
         for record in results.ok("reach", role=role):
             sizes = {LABELS[mode]: f"N = {record.metrics[mode]}" for mode in MODES}
-            rows.append(largest | {"where": PLACES[SIMULATED]} | sizes)
+            ours = {"network": ran(results, "reach", role), "where": PLACES[SIMULATED]}
+            rows.append(largest | ours | sizes)
     return rows
 
 
@@ -77,64 +79,80 @@ def figure(results: Results) -> "Figure":
     return draw(rows, ["images/s"] * len(rows))
 
 
-@both(
-    "alone_larger",
-    "Scheduling alone trains larger batch sizes than in core: "
-    + ", ".join(f"{SECTION['schedule'][role]:g} times with {role}" for role in NETWORKS),
-    "Section 5.2",
+@check(
+    "Simulated allocators serve larger batch sizes by scheduling alone than in core, and larger "
+    "ones with chunks"
 )
-def alone_larger(results: Results, expected: Expectation, where: str) -> list[Part]:
-    """Judge each network's largest batch sizes against the paper's ratio."""
-    need_real_allocators(results, where, NETWORKS)
-
-    def judge(role: str) -> Part:
-        ways = (SCHEDULE, IN_CORE)
-        return larger(results, where, role, ways, SECTION["schedule"][role], expected.sign)
-
-    return each(NETWORKS, judge)
-
-
-@both(
-    "chunks_larger",
-    f"Chunks train {LEAST:g} to {MOST:g} times larger batch sizes than scheduling alone",
-    "Section 5.2",
-)
-def chunks_larger(results: Results, expected: Expectation, where: str) -> list[Part]:
-    """Judge each network's largest batch sizes against the middle of the paper's ratios."""
-    need_real_allocators(results, where, NETWORKS)
-
-    def judge(role: str) -> Part:
-        ways = (CHUNKS, SCHEDULE)
-        return larger(results, where, role, ways, sqrt(LEAST * MOST), expected.sign)
-
-    return each(NETWORKS, judge)
-
-
-@both("chunks_cost", "Chunks cost little speed where both train beyond the core", "Section 5.2")
-def chunks_cost(results: Results, expected: Expectation, where: str) -> list[Part]:
-    """Judge the time of an image with chunks over that without, at every batch size."""
-    parts: list[Part] = []
+def simulated_reach(results: Results) -> tuple[bool, str]:
+    """Ask it of each network's largest batch sizes."""
+    said, held = [], []
     for role in NETWORKS:
-        if where == MEASURED and on_cpu(results, role):
-            raise NotRun("needs a GPU: on a CPU nothing is mapped")
+        for modes, paper in (
+            ((SCHEDULE, IN_CORE), f"×{SECTION['schedule'][role]:g}"),
+            ((CHUNKS, SCHEDULE), f"×{LEAST:g} to ×{MOST:g}"),
+        ):
+            most, other, over = reach_over(results, SIMULATED, role, modes)
+            held.append(most > other)
+            said.append(
+                f"{ran(results, 'reach', role)}: {most} {LABELS[modes[0]]} over {other} "
+                f"{LABELS[modes[1]]} {over}, paper {paper}"
+            )
+    return all(held), "; ".join(said)
+
+
+def _costs(results: Results, where: str) -> dict[str, Estimate]:
+    """Return the time of an image with chunks over that without, wherever both train beyond."""
+    found = {}
+    for role in NETWORKS:
         base = in_core_batch(results, where, role) or 0
         chunks = points(results, where, role, CHUNKS)
         for batch, alone in points(results, where, role, SCHEDULE).items():
             other = chunks.get(batch)
             if batch > base and alone is not None and other is not None:
+                label = f"{ran(results, where, role)} at {batch}: time of an image"
                 gap = speed(results, where, role, alone, other)
-                name = f"{role} at {batch}: time of an image"
-                parts.append(equivalence(name, gap, expected.allowed(), side=1))
-    return parts
+                found[f"{role} at {batch}"] = replace(gap, label=label)
+    return found
 
 
-@claim(
-    "gains_speed",
-    f"{PIX2PIXHD} gains speed beyond the core, with chunks",
-    "Section 5.2",
-)
-def gains_speed(results: Results, expected: Expectation) -> Verdict:
-    """Judge the fastest batch size beyond the core, as measured.
+DEAR = 0.1  # the paper calls what chunks cost small, and gives no number
+
+
+@check(f"Simulated, chunks cost at most {100 * DEAR:g} % of time where both train beyond the core")
+def simulated_cost(results: Results) -> tuple[bool, str]:
+    """Ask it of every batch size; what mapping takes was estimated from the paper's rows."""
+    found = _costs(results, SIMULATED).values()
+    if not found:
+        raise NotRun("no records")
+    dearest = max(exp(gap.mean) for gap in found)
+    return dearest <= 1 + DEAR, "; ".join(f"{gap.label} {gap}" for gap in found)
+
+
+def alone_larger(results: Results) -> Cases:
+    """Compare each network's largest batch sizes by scheduling alone and in core."""
+    need_real_allocators(results, MEASURED, NETWORKS)
+    ways = (SCHEDULE, IN_CORE)
+    return cases(NETWORKS, lambda role: larger(results, role, ways, SECTION["schedule"][role]))
+
+
+def chunks_larger(results: Results) -> Cases:
+    """Compare each network's largest batch sizes with chunks and without."""
+    need_real_allocators(results, MEASURED, NETWORKS)
+    return cases(NETWORKS, lambda r: larger(results, r, (CHUNKS, SCHEDULE), sqrt(LEAST * MOST)))
+
+
+def chunks_cost(results: Results) -> Cases:
+    """Return the time of an image with chunks over that without, at every batch size."""
+    if any(on_cpu(results, role) for role in NETWORKS):
+        raise NotRun("needs a GPU: on a CPU nothing is mapped")
+    found = _costs(results, MEASURED)
+    if not found:
+        raise NotRun("no records")
+    return found
+
+
+def gains_speed(results: Results) -> Cases:
+    """Return the time of an image at the fastest batch size beyond the core over that in core.
 
     Simulated times are in proportion to bytes, and could show no such gain.
     """
@@ -149,8 +167,8 @@ def gains_speed(results: Results, expected: Expectation) -> Verdict:
     if not gaps:
         raise NotRun("no records")
     fastest = min(gaps, key=lambda batch: gaps[batch].mean)
-    name = f"time of an image of {fastest}, the fastest of {len(gaps)} sizes"
-    return combine([direction(name, gaps[fastest], sign=expected.sign, candidates=len(gaps))])
+    label = f"time of an image of {fastest}, the fastest of {len(gaps)} sizes"
+    return {PIX2PIXHD: replace(gaps[fastest], candidates=len(gaps), label=label)}
 
 
 FIGURE4 = Exhibit(
@@ -159,8 +177,15 @@ FIGURE4 = Exhibit(
     figure=figure,
     caption=caption(
         "Images/s of forward pass, backward pass and update. Bars: 95 % intervals. Largest batch "
-        "sizes are looked for to 3 %.",
+        "sizes are looked for to 3 %. The paper names no depth of its DenseNet. Ours, "
+        "DenseNet-121, holds fewer images in core than the paper's.",
         facts,
     ),
-    claims=(*alone_larger, *chunks_larger, *chunks_cost, gains_speed),
+    claims={
+        "alone_larger_here": alone_larger,
+        "chunks_larger_here": chunks_larger,
+        "chunks_cost_here": chunks_cost,
+        "gains_speed": gains_speed,
+    },
+    checks=(simulated_reach, simulated_cost),
 )

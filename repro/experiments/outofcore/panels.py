@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import panel
 from repro.experiments.design import Results
-from repro.experiments.intervals import Gap, NotRun, ratio
+from repro.experiments.judge import Estimate, NotRun, mean_of
 from repro.experiments.outofcore.points import Point, place, points, slowdown
 from repro.experiments.outofcore.settings import (
     IN_CORE,
@@ -104,11 +104,10 @@ def rate(point: Point) -> tuple[float, Interval | None]:
     """Return images/s, measured ones as the geometric mean of the rounds with its interval."""
     if not point.image_s:
         return point.images_per_s, None
-    # Over one second, which does not vary: the interval is that of the mean alone.
-    return _inverse(ratio(point.image_s, [1.0] * len(point.image_s), trials="rounds"))
+    return _inverse(mean_of(point.image_s, log=True, trials="rounds"))
 
 
-def _inverse(gap: Gap) -> tuple[float, Interval | None]:
+def _inverse(gap: Estimate) -> tuple[float, Interval | None]:
     low, high = gap.interval()
     known = gap.error > 0  # not NaN, nor 0 for what is simulated
     return math.exp(-gap.mean), (math.exp(-high), math.exp(-low)) if known else None

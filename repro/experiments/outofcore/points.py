@@ -4,14 +4,14 @@ What all questions share: points read from records, and compared with each other
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import exp
 from typing import Any
 
 import numpy as np
 
-from repro.experiments.design import Claim, Expectation, Results, claim, one_machine
-from repro.experiments.intervals import Gap, NotRun, exactly, ratio
-from repro.experiments.judging import Part, Verdict, certain, combine, direction
+from repro.experiments.design import Results, one_machine
+from repro.experiments.judge import Estimate, Exact, NotRun, exactly, in_turns, ratio, unsure
 from repro.experiments.outofcore.settings import (
     IN_CORE,
     LABELS,
@@ -23,6 +23,7 @@ from repro.experiments.outofcore.settings import (
     PLACES,
     RESNET,
     SIMULATED,
+    network_name,
 )
 from repro.records import Record
 from repro.report import DASH
@@ -34,8 +35,8 @@ class Point:
 
     Attributes:
         images_per_s: Throughput.
-        relative: The throughput over the best one in core, None where that is not known. On a
-            CPU it is that of the largest mini-batch in core, timed in turns with this one.
+        relative: The throughput over that in core, None where that is not known: simulated, over
+            the best one; on a CPU, over the largest mini-batch, timed in turns with this one.
         budget_bytes: What the schedule was given, where there is one.
         reserved_bytes: What the allocator took for the schedule, where that is known.
         held_bytes: What tensors took.
@@ -89,6 +90,13 @@ def place(results: Results, where: str, role: str) -> str:
     return f"measured, {' and '.join(sorted(' '.join(name.split()[:2]) for name in names))}"
 
 
+def ran(results: Results, where: str, role: str) -> str:
+    """Return which network ran: ``DenseNet-121 (for DenseNet)``, or what the paper calls it."""
+    names = {network_name(record.config) for record in results.select(where, role=role)}
+    other = " and ".join(sorted(names - {role}))
+    return f"{other} (for {role})" if other else role
+
+
 def _by_batch(records: Iterable[Record]) -> list[Record]:
     return sorted(records, key=lambda record: record.config["batch"])
 
@@ -125,7 +133,6 @@ def _simulated_points(results: Results, role: str, mode: str) -> Points:
 
 
 def _measured_points(results: Results, role: str, mode: str) -> Points:
-    in_core = [_rate(r) for r in results.ok(MEASURED, role=role, mode=IN_CORE)]
     by_batch: Points = {}
     for record in _by_batch(results.select(MEASURED, role=role, mode=mode)):
         batch = record.config["batch"]
@@ -133,20 +140,19 @@ def _measured_points(results: Results, role: str, mode: str) -> Points:
             by_batch[batch] = None
         if record.status != "ok":
             continue
-        by_batch[batch] = point_of(record, max(in_core) if in_core else None)
+        by_batch[batch] = point_of(record)
     return by_batch
 
 
-def point_of(record: Record, in_core: float | None = None) -> Point:
-    """Return what a measured record reached, beside the images/s in core where they are known."""
+def point_of(record: Record) -> Point:
+    """Return what a measured record reached."""
     batch, metrics = record.config["batch"], record.metrics
     image_s = _image_s(record, "iteration", batch)
     reference_s: tuple[float, ...] = ()
-    relative = _rate(record) / in_core if in_core else None
+    relative = None
     if "reference" in record.timings:
         reference_s = _image_s(record, "reference", record.config["base_batch"])
-        rounds = zip(image_s, reference_s, strict=True)
-        relative = float(np.median([reference / seconds for seconds, reference in rounds]))
+        relative = exp(-in_turns(image_s, reference_s).mean)
     return Point(
         _rate(record),
         relative,
@@ -209,7 +215,7 @@ def point_at(results: Results, where: str, batch: int, mode: str) -> tuple[int, 
         wanted = base * batch / PAPER["claims"]["in_core_batch"]
     near = min(by_batch, key=lambda size: abs(np.log(size / wanted)), default=0)
     if abs(near / wanted - 1) > 0.1:
-        raise NotRun("no records")
+        raise NotRun(f"no records of {batch} images")
     return near, by_batch[near]
 
 
@@ -242,7 +248,7 @@ def need_real_allocators(results: Results, where: str, roles: Sequence[str]) -> 
         raise NotRun("needs CUDA, whose driver maps chunks: on other devices they are simulated")
 
 
-def slowdown(results: Results, where: str, role: str, point: Point) -> Gap:
+def slowdown(results: Results, where: str, role: str, point: Point) -> Estimate:
     """Return the time of an image over that of the largest mini-batch in core.
 
     Raises:
@@ -254,7 +260,7 @@ def slowdown(results: Results, where: str, role: str, point: Point) -> Gap:
         return exactly(1 / point.relative, log=True)
     one_machine(results.ok(MEASURED, role=role))
     if point.reference_s:
-        return ratio(point.image_s, point.reference_s, trials="rounds")
+        return in_turns(point.image_s, point.reference_s)
     in_core = points(results, where, role, IN_CORE)
     base = in_core.get(largest(in_core) or 0)
     if base is None:
@@ -262,7 +268,7 @@ def slowdown(results: Results, where: str, role: str, point: Point) -> Gap:
     return ratio(point.image_s, base.image_s, trials="rounds")
 
 
-def speed(results: Results, where: str, role: str, ours: Point, other: Point) -> Gap:
+def speed(results: Results, where: str, role: str, ours: Point, other: Point) -> Estimate:
     """Return the images/s of one way to train over those of another.
 
     Raises:
@@ -300,7 +306,7 @@ def end_is_open(results: Results, where: str, role: str, mode: str) -> bool:
 
 def reach_over(
     results: Results, where: str, role: str, modes: tuple[str, str]
-) -> tuple[int, int, Gap]:
+) -> tuple[int, int, Estimate]:
     """Return the largest batch sizes that two ways train, and the first over the second.
 
     Raises:
@@ -314,45 +320,37 @@ def reach_over(
 
 
 def larger(
-    results: Results, where: str, role: str, modes: tuple[str, str], paper: float, sign: int
-) -> Part:
-    """Judge how much larger the first way trains a network than the second.
+    results: Results, role: str, modes: tuple[str, str], paper: float = float("inf")
+) -> Estimate | Exact:
+    """Return how much larger the first way trains a network than the second, as measured.
+
+    Where larger sizes were not tried that may change the answer, the ratio is `unsure`: the first
+    might train more, unless it has the paper's ratio already; the second might train more, unless
+    the first ended below it.
+
+    Args:
+        results: Records.
+        role: The network.
+        modes: Two ways to train.
+        paper: The paper's ratio.
 
     Raises:
         NotRun: No records, or the second trains nothing.
     """
-    first, second = (largest_trained(results, where, role, mode) for mode in modes)
-    name = f"{role}: {first} {LABELS[modes[0]]} over {second} {LABELS[modes[1]]}"
+    first, second = (largest_trained(results, MEASURED, role, mode) for mode in modes)
+    label = f"{ran(results, MEASURED, role)}: {first} {LABELS[modes[0]]} over {second} "
+    label += LABELS[modes[1]]
     if second and not first:
-        return certain(name, False)
-    gap = reach_over(results, where, role, modes)[-1]
-    word, evidence = direction(f"{name},", gap, paper, sign=sign)
-    for mode, size in zip(modes, (first, second), strict=True):
-        # The first might train more, the second so much more that the first is no larger.
-        matters = word != "reproduced" if mode == modes[0] else first >= second
-        if matters and end_is_open(results, where, role, mode):
-            return "undecided", f"{evidence}; {size} is the largest that was tried {LABELS[mode]}"
-    return word, evidence
-
-
-Judge = Callable[[Results, Expectation, str], Sequence[Part]]
-
-
-def both(key: str, text: str, source: str) -> Callable[[Judge], tuple[Claim, Claim]]:
-    """Make two claims of a check that is told whose records to judge: simulated, and measured."""
-
-    def make(judge: Judge) -> tuple[Claim, Claim]:
-        @claim(key, text, source, "simulated")
-        def on_the_v100(results: Results, expected: Expectation) -> Verdict:
-            return combine(judge(results, expected, SIMULATED))
-
-        @claim(f"{key}_here", f"{text}, as measured here", source)
-        def as_measured(results: Results, expected: Expectation) -> Verdict:
-            return combine(judge(results, expected, MEASURED))
-
-        return on_the_v100, as_measured
-
-    return make
+        return Exact(False, f"({first} {LABELS[modes[0]]}, {second} {LABELS[modes[1]]})")
+    gap = reach_over(results, MEASURED, role, modes)[-1]
+    for mode, size, matters in (
+        (modes[0], first, exp(gap.mean) < 0.999 * paper),
+        (modes[1], second, first >= second),
+    ):
+        if matters and end_is_open(results, MEASURED, role, mode):
+            note = f"{size} is the largest that was tried {LABELS[mode]}"
+            return replace(unsure(first / second, log=True), label=label, note=note)
+    return replace(gap, label=label)
 
 
 def throughput(by_batch: Points, batch: int) -> str:
@@ -374,7 +372,12 @@ def rows_of_others(
         base = in_core_batch(results, where, role)
         for batch in batches(results, where, role):
             over = f"{batch / base:.2g}×" if base else DASH
-            row = {"network": role, "where": label, "batch": batch, "over in core": over}
+            row = {
+                "network": ran(results, where, role),
+                "where": label,
+                "batch": batch,
+                "over in core": over,
+            }
             for mode in MODES:
                 row[LABELS[mode]] = cell(points(results, where, role, mode), batch)
             rows.append(row)

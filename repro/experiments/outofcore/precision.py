@@ -2,22 +2,14 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption, panel
-from repro.experiments.design import (
-    Chosen,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    claim,
-    one_machine,
-)
-from repro.experiments.intervals import NotRun, exactly, ratio
-from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check, one_machine
+from repro.experiments.judge import Cases, NotRun, exactly, ratio
 from repro.experiments.outofcore.panels import no_records, set_sizes, styles
-from repro.experiments.outofcore.points import point_of
+from repro.experiments.outofcore.points import point_of, ran
 from repro.experiments.outofcore.settings import (
     CHUNKS,
     FLOAT32,
@@ -48,7 +40,6 @@ if TYPE_CHECKING:
 CLAIMS, TABLE = PAPER["claims"], PAPER["table1"]
 FITS, LMS_BATCH, LARGEST = HALF_BATCHES
 WAYS = (IN_CORE, "lms", SCHEDULE, CHUNKS)
-OURS = "(our question: the paper computes in float32)"
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -181,139 +172,64 @@ def _draw_kept(axis: "Axes", kept: Mapping[str, float]) -> None:
         no_records(axis)
 
 
-@claim(
-    "larger",
-    f"In half precision every way trains larger batch sizes than in float32 {OURS}",
-    "none",
-    "simulated",
+@check(
+    "Simulated allocators serve larger batch sizes in half precision than in float32, every way to "
+    "train, and larger ones with chunks than LMS's"
 )
-def larger(results: Results, expected: Expectation) -> Verdict:
-    """Judge the largest batch sizes over those of float32, of each way and precision."""
+def simulated_reach(results: Results) -> tuple[bool, str]:
+    """Ask it of the largest batch sizes, of each way and precision."""
     reach = _reach(results)
-    if FLOAT32 not in reach:
-        raise NotRun("no records of float32")
-    parts: list[Part] = []
-    for precision in HALVES:
-        for way in WAYS if precision in reach else ():
-            if not reach[precision][way] or not reach[FLOAT32][way]:
-                continue
-            gap = exactly(reach[precision][way] / reach[FLOAT32][way], log=True)
-            name = f"{precision}, {LABELS[way]}: {reach[precision][way]}"
-            parts.append(direction(name, gap, sign=expected.sign))
-    if not parts:
-        raise NotRun("no records")
-    return combine(parts)
+    halves = [precision for precision in HALVES if precision in reach]
+    if FLOAT32 not in reach or not halves:
+        raise NotRun("no records of both precisions")
+    said, held = [], []
+    for precision in halves:
+        sizes = reach[precision]
+        for way in WAYS:
+            held.append(sizes[way] > reach[FLOAT32][way])
+            said.append(f"{sizes[way]} over {reach[FLOAT32][way]} {LABELS[way]}")
+        held.append(sizes[CHUNKS] > sizes["lms"])
+        said.append(f"{precision}: {sizes[CHUNKS]} with chunks over {sizes['lms']} LMS")
+    return all(held), "; ".join(said)
 
 
-@claim(
-    "larger_than_lms",
-    f"In half precision, too, a {CLAIMS['over_lms']:g} times larger network trains with chunks "
-    f"than with LMS {OURS}",
-    "Abstract",
-    "simulated",
-)
-def larger_than_lms(results: Results, expected: Expectation) -> Verdict:
-    """Judge the largest batch sizes against the paper's ratio in float32."""
-    reach = _reach(results)
-    tried = [precision for precision in HALVES if precision in reach]
-    if not tried:
-        raise NotRun("no records")
-
-    def judge(precision: str) -> Part:
-        ours, theirs = reach[precision][CHUNKS], reach[precision]["lms"]
-        if not ours or not theirs:
-            raise NotRun(f"{precision}: one of both trains nothing")
-        gap = exactly(ours / theirs, log=True)
-        name = f"{precision}: {ours} over {theirs}"
-        return direction(name, gap, CLAIMS["over_lms"], sign=expected.sign)
-
-    return combine(each(tried, judge))
-
-
-@claim(
-    "faster_beyond_lms",
-    f"In half precision, too, the {CLAIMS['over_lms']:g} times larger network ({LARGEST}) trains "
-    f"faster with chunks than LMS trains its own ({LMS_BATCH}) {OURS}",
-    "Abstract",
-    "simulated",
-)
-def faster_beyond_lms(results: Results, expected: Expectation) -> Verdict:
-    """Judge images/s against the paper's ratio of the speeds kept, V100 over P100."""
-    ours, theirs = _kept(results, LARGEST, CHUNKS), _kept(results, LMS_BATCH, "lms")
-    paper = CLAIMS["speed_kept"] / CLAIMS["lms_speed_kept"]
-    return combine(
-        [direction("images/s", exactly(ours / theirs, log=True), paper, sign=expected.sign)]
-    )
-
-
-@claim(
-    "speed_kept",
-    f"In half precision, too, chunks keep {100 * CLAIMS['speed_kept']:g} % of the speed in core at "
-    f"{LARGEST} images {OURS}",
-    "Abstract",
-    "simulated",
-)
-def speed_kept(results: Results, expected: Expectation) -> Verdict:
-    """Judge the time of an image over that in core, in the same precision."""
-    gap = exactly(1 / _kept(results, LARGEST, CHUNKS), log=True)
-    return combine([equivalence("time of an image", gap, 1 / CLAIMS["speed_kept"] - 1, side=1)])
-
-
-@claim(
-    "lms_speed",
-    f"In half precision, too, LMS keeps {100 * CLAIMS['lms_speed_kept']:g} % of the speed in core "
-    f"at {LMS_BATCH} images {OURS}",
-    "Section 5.1",
-    "simulated",
-)
-def lms_speed(results: Results, expected: Expectation) -> Verdict:
-    """Judge the speed kept against the paper's, of a P100 in float32."""
-    kept = _kept(results, LMS_BATCH, "lms")
-    gap = exactly(100 * (kept - CLAIMS["lms_speed_kept"]), unit="points", digits=1)
-    name = f"{100 * kept:.0f} % kept, off the paper's by"
-    return combine([equivalence(name, gap, expected.allowed())])
-
-
-@claim(
-    "moves_less_here",
-    f"In half precision swapping moves fewer bytes at the same batch size, as it runs {OURS}",
-    "none",
-)
-def moves_less_here(results: Results, expected: Expectation) -> Verdict:
-    """Judge the bytes of an iteration over those of float32."""
+@check("In half precision swapping moves fewer bytes at the same batch size, as it runs")
+def moves_less(results: Results) -> tuple[bool, str]:
+    """Ask it of the bytes of an iteration over those of float32; activations take half."""
     by_precision = _both(results)
-    parts = []
-    for precision, record in by_precision.items():
-        if precision != FLOAT32:
-            moved = record.metrics["bytes_moved"] / by_precision[FLOAT32].metrics["bytes_moved"]
-            name = f"{precision}: bytes moved"
-            parts.append(direction(name, exactly(moved, log=True), sign=expected.sign))
-    return combine(parts)
+    whole = by_precision[FLOAT32].metrics["bytes_moved"]
+    shares = {
+        precision: record.metrics["bytes_moved"] / whole
+        for precision, record in by_precision.items()
+        if precision != FLOAT32
+    }
+    said = "; ".join(
+        f"{precision}: bytes moved ×{share:.2f}" for precision, share in shares.items()
+    )
+    return max(shares.values()) < 1, said
 
 
-@claim(
-    "keeps_as_much_here",
-    f"In half precision swapping keeps as much of the speed in core as in float32, as it runs "
-    f"{OURS}",
-    "none",
-)
-def keeps_as_much_here(results: Results, expected: Expectation) -> Verdict:
-    """Judge the slowdown beyond the core over that of float32, each over its own in core."""
+def speed_kept(results: Results) -> Cases:
+    """Return the time of an image over that in core, in the same precision."""
+    gap = exactly(1 / _kept(results, LARGEST, CHUNKS), log=True)
+    return {HALVES[0]: replace(gap, label=f"{RESNET}, {HALVES[0]}: time of an image of {LARGEST}")}
+
+
+def keeps_as_much(results: Results) -> Cases:
+    """Return the slowdown beyond the core over that of float32, each over its own in core."""
     by_precision = {precision: point_of(record) for precision, record in _both(results).items()}
     if not all(point.reference_s for point in by_precision.values()):
         raise NotRun("what fits in core in half precision was not timed beside")
     one_machine(list(_measured(results).values()))
-    parts = [
-        equivalence(
-            f"{precision}: slowdown over float32's",
-            ratio(point.paces, by_precision[FLOAT32].paces, trials="rounds"),
-            expected.allowed(),
-            side=1,
+    whole = by_precision.pop(FLOAT32)
+    network = ran(results, HALF_MEASURED, RESNET)
+    return {
+        precision: replace(
+            ratio(point.paces, whole.paces, trials="rounds"),
+            label=f"{network}, {precision}: slowdown over float32's",
         )
         for precision, point in by_precision.items()
-        if precision != FLOAT32
-    ]
-    return combine(parts)
+    }
 
 
 def _both(results: Results) -> dict[str, Record]:
@@ -334,13 +250,6 @@ PRECISION = Exhibit(
         "their bytes, so that what tensor cores gain is left out.",
         facts,
     ),
-    claims=(
-        larger,
-        larger_than_lms,
-        faster_beyond_lms,
-        speed_kept,
-        lms_speed,
-        moves_less_here,
-        keeps_as_much_here,
-    ),
+    claims={"speed_kept": speed_kept, "keeps_as_much_here": keeps_as_much},
+    checks=(simulated_reach, moves_less),
 )

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.captions import caption, panel
-from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.intervals import NotRun, exactly
-from repro.experiments.judging import Verdict, combine, direction, equivalence
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.judge import NotRun
 from repro.experiments.outofcore.panels import CEILING, no_records, styles, titled
 from repro.experiments.outofcore.settings import (
     CHUNKS,
@@ -137,43 +136,39 @@ def _of(results: Results, batch: int, rate: float, share: float) -> dict[str, An
     raise NotRun("no records")
 
 
-@claim(
-    "out_of_reach",
+@check(
     f"At {RATE / 1e9:g} GB/s each way no schedule of our traces reaches the paper's images/s at "
-    "928 images and more (our question, not the paper's)",
-    "none",
-    "simulated",
+    "928 images and more"
 )
-def out_of_reach(results: Results, expected: Expectation) -> Verdict:
-    """Judge what no schedule beats over the paper's images/s."""
-    parts = []
-    for batch in LINK_BATCHES:
-        row = _of(results, batch, RATE, 1.0)
-        gap = exactly(batch / row["bound_s"] / published(batch), log=True)
-        parts.append(direction(f"at {batch}", gap, sign=expected.sign))
-    return combine(parts)
+def out_of_reach(results: Results) -> tuple[bool, str]:
+    """Ask it of the bound over the paper's images/s."""
+    shares = {
+        batch: batch / _of(results, batch, RATE, 1.0)["bound_s"] / published(batch)
+        for batch in LINK_BATCHES
+    }
+    said = "; ".join(f"at best ×{share:.2f} at {batch}" for batch, share in shares.items())
+    return max(shares.values()) < 1, said
 
 
-@claim(
-    "within_reach",
+SHORT = 0.1  # how far images/s may lie below the paper's
+
+
+@check(
     f"On a link {FASTER:g} times as fast, or with {FEWER_BYTES:.0%} of the bytes, our schedule has "
-    "the paper's images/s, or more (our question, not the paper's)",
-    "none",
-    "simulated",
+    f"the paper's images/s, to {100 * SHORT:g} %, or more"
 )
-def within_reach(results: Results, expected: Expectation) -> Verdict:
-    """Judge our images/s over the paper's, for each way out and each batch size."""
-    parts = []
-    for rate, share, what in (
-        (FASTER * RATE, 1.0, f"{FASTER * RATE / 1e9:g} GB/s"),
-        (RATE, FEWER_BYTES, f"{FEWER_BYTES:.0%} of the bytes"),
-    ):
-        for batch in LINK_BATCHES:
-            row = _of(results, batch, rate, share)
-            gap = exactly(batch / row["time_s"] / published(batch), log=True)
-            name = f"{what}: images/s at {batch} over the paper's"
-            parts.append(equivalence(name, gap, expected.allowed(), side=-1))
-    return combine(parts)
+def within_reach(results: Results) -> tuple[bool, str]:
+    """Ask it of our images/s over the paper's, in both cases and at each batch size."""
+    shares = {
+        f"{what} at {batch}": batch / _of(results, batch, rate, share)["time_s"] / published(batch)
+        for rate, share, what in (
+            (FASTER * RATE, 1.0, f"{FASTER * RATE / 1e9:g} GB/s"),
+            (RATE, FEWER_BYTES, f"{FEWER_BYTES:.0%} of the bytes"),
+        )
+        for batch in LINK_BATCHES
+    }
+    said = "; ".join(f"{name} ×{share:.2f}" for name, share in shares.items())
+    return min(shares.values()) >= 1 - SHORT, said
 
 
 LINK = Exhibit(
@@ -185,5 +180,5 @@ LINK = Exhibit(
         "variables and with fewer. All of the memory is the budget: no allocator loses any.",
         facts,
     ),
-    claims=(out_of_reach, within_reach),
+    checks=(out_of_reach, within_reach),
 )
