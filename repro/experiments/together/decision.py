@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, expectation
-from repro.experiments.intervals import NotRun
+from repro.experiments.design import Chosen, Exhibit, Results, Run, claims_of
+from repro.experiments.judge import NotRun
 from repro.experiments.together import accuracy, limit
 from repro.experiments.together.settings import (
     BATCHNORM,
@@ -75,16 +75,19 @@ def _accuracy(results: Results, strategy: str) -> str:
     """Say a strategy's accuracy less the fixed small batch's, with its interval."""
     try:
         return f"{accuracy.less(results, strategy, 'fixed')} over the fixed small batch"
-    except NotRun:
-        return f"accuracy: {NOT_RUN}"
+    except NotRun as missing:
+        return f"accuracy: {_why(results, missing)}"
 
 
 def _over_fixed(results: Results, strategy: str, name: str) -> str:
-    shares = [
-        accuracy.over_fixed(results, record, name) for record in accuracy.trained(results, strategy)
-    ]
-    known = [share for share in shares if share is not None]
-    return f"{statistics.fmean(known):.2f}" if known else NOT_RUN
+    try:
+        return str(accuracy.over(results, strategy, "fixed", name))
+    except NotRun as missing:
+        return _why(results, missing)
+
+
+def _why(results: Results, missing: NotRun) -> str:
+    return str(missing) if accuracy.searched(results) else NOT_RUN
 
 
 def _time_here(results: Results, strategy: str) -> str:
@@ -110,9 +113,8 @@ def _verdicts(results: Results, names: Sequence[str]) -> str:
     for name in names:
         artefact, _, key = name.partition(".")
         exhibit = _EXHIBITS[artefact]
-        (claim,) = (claim for claim in exhibit.claims if claim.key == key)
         own = results.parts.get(artefact, results)
-        verdict = exhibit.judge(claim, own, expectation("together", artefact, key))
+        verdict = exhibit.judge(claims_of("together")[artefact][key], own)
         parts.append(f"{key}: {verdict.word}")
     return "; ".join(parts)
 
@@ -133,7 +135,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
             f"{_errors(results, 'mbs', [TRANSFORMER])}"
         ),
         LIMIT_FIGURE,
-        ("limit.dividing_always_fits", "limit.streaming_keeps_speed"),
+        ("limit.streaming_keeps_speed",),
     ),
     (
         "Out-of-core training",
@@ -147,7 +149,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
             f"{_ends(results, 'outofcore')}"
         ),
         LIMIT_FIGURE,
-        ("limit.swapping_always_fits", "limit.same_undivided"),
+        ("limit.swapping_always_fits", "limit.streaming_over_swapping"),
     ),
     (
         "Checkpointing (torch's)",
@@ -172,7 +174,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
             f"(MBS alone {_errors(results, 'mbs', BATCHNORM)})"
         ),
         LIMIT_FIGURE,
-        ("limit.recomputing_helps_streaming",),
+        ("limit.larger_micro_batches",),
     ),
     (
         "μ-cuDNN's convolutions",

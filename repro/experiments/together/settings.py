@@ -1,32 +1,15 @@
-"""What is run under each profile, what was predicted, and what captions say.
+"""What is run under each profile, and what captions say.
 
 There is no paper: the questions are this package's own, between the five. What was predicted of
-each claim, before there were records, is `PREDICTED`; ``expected/together.toml`` has the words.
+them, before there were records, stands in ``paper.toml``.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from repro.experiments.design import Results, Run
-
-# ---- predictions
-
-# Sizes of effects, written on 22 November 2026 before the first record. Where a claim compares, its
-# check takes the number from here as others take their paper's.
-WHOSE = "prediction"  # the sizes that effects are compared with
-PREDICTED: Mapping[str, float] = {
-    # Part 1. A step computes forward once and backward twice as much: recomputing adds a third.
-    "recomputing_speed": 0.75,
-    # Each operation is seen by a dispatch mode, and what is swapped is copied twice.
-    "streaming_over_swapping": 1.3,
-    # Part 2. Epochs are few: growth begins after a third of them, and saves a third of updates.
-    "updates_over_fixed": 0.6,
-    # A batch several times as large makes as many fewer updates in a training that is too short.
-    "linear_points": -3.0,
-    # Half of the epochs at 9/16 of the pixels.
-    "cycled_time": 0.8,
-}
 
 # ---- Part 1: under one memory limit
 
@@ -201,12 +184,9 @@ class Point:
 
     @property
     def speed(self) -> float | None:
-        """Images a second over those undivided: the median of the rounds."""
-        rounds = sorted(self.slowdowns)
-        if not rounds:
-            return None
-        middle = len(rounds) // 2
-        return 2 / (rounds[middle] + rounds[-1 - middle])
+        """Images a second over those undivided: the geometric mean of the rounds."""
+        rounds = self.slowdowns
+        return math.exp(-math.fsum(map(math.log, rounds)) / len(rounds)) if rounds else None
 
 
 def points(results: Results, network: str, mode: str) -> dict[int, Point]:
