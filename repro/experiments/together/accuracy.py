@@ -151,22 +151,24 @@ def table(results: Results) -> list[dict[str, Any]]:
                 "images on a device at once": str(at_once(first)),
                 "test accuracy (%)": _mean([final(r, "test") for r in records], 2),
                 "n": str(len(records)),
-                "less fixed (points)": told(lambda name=strategy: less(results, name, "fixed")),
+                "less fixed (points)": _told(less, results, strategy, "fixed"),
                 "updates": _mean([final(r, "updates") for r in records], 0),
                 "samples": f"{first.config['train_samples'] * len(first.metrics['test']):,}",
                 "seconds here": f"{statistics.fmean(elapsed):.1f}" if elapsed else DASH,
-                "time on a parallel machine over fixed (SIMULATED)": told(
-                    lambda name=strategy: over(results, name, "fixed", "parallel")
+                "time on a parallel machine over fixed (SIMULATED)": _told(
+                    over, results, strategy, "fixed", "parallel"
                 ),
             }
         )
     return rows
 
 
-def told(compare: Callable[[], Estimate]) -> str:
-    """Return a comparison in words; a dash where it cannot be made."""
+def _told(compare: Callable[..., Estimate], results: Results, ours: str, *others: str) -> str:
+    """Return a comparison with another strategy in words; a dash where it cannot be made."""
+    if ours in others:
+        return DASH
     try:
-        return str(compare())
+        return str(compare(results, ours, *others))
     except NotRun:
         return DASH
 
@@ -200,8 +202,9 @@ def less(results: Results, ours: str, other: str) -> Estimate:
     Raises:
         NotRun: See `cell`.
     """
-    first, second = (cell(results, name, "test") for name in (ours, other))
-    return difference(first, second, "points")
+    first, second = cell(results, ours, "test"), cell(results, other, "test")
+    image = 100 / trained(results, ours)[0].config["test_samples"]
+    return difference(first, second, "points", resolution=image)
 
 
 def over(results: Results, ours: str, other: str, name: str) -> Estimate:
@@ -210,7 +213,7 @@ def over(results: Results, ours: str, other: str, name: str) -> Estimate:
     Raises:
         NotRun: See `cell`.
     """
-    return ratio(*(cell(results, strategy, name) for strategy in (ours, other)))
+    return ratio(cell(results, ours, name), cell(results, other, name))
 
 
 def _time_over_fixed(results: Results, record: Record) -> float | None:

@@ -1,4 +1,4 @@
-"""Does `repro advise` foretell what Part 1 measured?"""
+"""Does `repro advise` predict what Part 1 measured?"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,17 +30,17 @@ WITHIN = 0.15  # of the time
 
 @dataclass(frozen=True)
 class Cell:
-    """One way at one multiple of what fits on one network, measured and foretold.
+    """One method at one size on one network, measured and predicted.
 
     Attributes:
         network: Its name.
-        mode: Of the way.
+        mode: Of the method.
         multiple: Of what fits undivided.
         measured: In Part 1.
-        fits: What was foretold of it.
-        slowdown: Seconds of an image over those undivided, as foretold; None where nothing was.
-        peak_bytes: As foretold; None where it does not fit.
-        bound: What no schedule beats, as foretold; None where nothing bounds it.
+        fits: What was predicted of it.
+        slowdown: Seconds of an image over those undivided, as predicted; None where nothing was.
+        peak_bytes: As predicted; None where it does not fit.
+        bound: What no schedule beats, as predicted; None where nothing bounds it.
     """
 
     network: str
@@ -54,12 +54,12 @@ class Cell:
 
     @property
     def right(self) -> bool:
-        """Whether it fits as foretold."""
+        """Whether it fits as predicted."""
         return self.fits == self.measured.fits
 
     @property
     def time_error(self) -> float | None:
-        """The time of an image foretold over the one measured, less 1; None without both."""
+        """The time of an image predicted over the one measured, less 1; None without both."""
         speed = self.measured.speed if self.measured.fits else None
         return None if speed is None or self.slowdown is None else self.slowdown * speed - 1
 
@@ -72,7 +72,7 @@ class Cell:
 
 
 def cells(results: Results) -> Iterator[Cell]:
-    """Yield every cell that was both foretold and measured."""
+    """Yield every cell that was both predicted and measured."""
     for network in NETWORKS:
         record = results.first(FORETELL, network=network)
         for row in record.metrics["cells"] if record else ():
@@ -91,20 +91,20 @@ def cells(results: Results) -> Iterator[Cell]:
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return Part 1's measurements, and what is foretold of them."""
+    """Return Part 1's measurements, and what is predicted of them."""
     return [*under_limit(profile), *foretold(profile)]
 
 
 def table(results: Results) -> list[dict[str, Any]]:
-    """Return a row for each network and way: how many cells are right, and how far off."""
+    """Return a row for each network and method: how many cells are right, and how far off."""
     rows: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells(results):
         rows.setdefault((cell.network, cell.mode), []).append(cell)
     return [
         {
             "network": network,
-            "way": LABELS[mode],
-            "fits as foretold": f"{sum(cell.right for cell in group)} of {len(group)}",
+            "method": LABELS[mode],
+            "fits as predicted": f"{sum(cell.right for cell in group)} of {len(group)}",
             "peak, error (%)": _errors([cell.peak_error for cell in group]),
             "time of an image, error (%)": _errors([cell.time_error for cell in group]),
             "measured over its bound": ", ".join(map(_over_bound, group)),
@@ -123,7 +123,7 @@ def _errors(values: list[float | None]) -> str:
 
 
 def figure(results: Results) -> "Figure":
-    """Draw the speed kept as foretold against as measured, and 15 % either way."""
+    """Draw the speed kept as predicted against as measured, and 15 % either way."""
     from matplotlib.ticker import NullLocator
 
     from repro.plots import MARKERS, PALETTE, legend_below, new_axes
@@ -154,7 +154,7 @@ def figure(results: Results) -> "Figure":
             side.set_minor_locator(NullLocator())
     axis.set(
         xlabel="images/s over undivided, measured",
-        ylabel="images/s over undivided, foretold",
+        ylabel="images/s over undivided, predicted",
         title="ours: small networks, SIMULATED limit" if _on_cpu(results) else "ours",
     )
     legend_below(drawn, 3)
@@ -168,7 +168,7 @@ def _on_cpu(results: Results) -> bool:
 def _share(held: list[bool], name: str) -> Exact:
     if not held:
         raise NotRun("no records")
-    return Exact(sum(held) >= MOST_CELLS * len(held), f"{name} {sum(held)} of {len(held)} cells")
+    return Exact(sum(held) >= MOST_CELLS * len(held), f"{name} {sum(held)} of {len(held)} cases")
 
 
 def right(results: Results) -> Exact:
@@ -177,7 +177,7 @@ def right(results: Results) -> Exact:
 
 
 def near(results: Results) -> Exact:
-    """Count what fits, and was foretold to."""
+    """Count what fits, and was predicted to."""
     errors = [abs(cell.time_error) for cell in cells(results) if cell.time_error is not None]
     shared = _share([error <= WITHIN for error in errors], f"within {100 * WITHIN:.0f} % in")
     half = f"half of all within {100 * float(np.median(errors)):.0f} %"
@@ -189,9 +189,9 @@ ADVICE = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "What `repro advise` foretold beside what Part 1 measured; errors in the order of growing "
-        "mini-batches. Over its bound below 1: foretold times were too long. Tuned convolutions "
-        "are not foretold.",
+        "What `repro advise` predicted beside what Part 1 measured; errors in the order of growing "
+        "mini-batches. Over its bound below 1: predicted times were too long. Tuned convolutions "
+        "are not predicted.",
         facts,
     ),
     claims={

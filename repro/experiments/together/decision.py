@@ -179,7 +179,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
     (
         "μ-cuDNN's convolutions",
         "speed",
-        "convolutions have to keep to a workspace; inside either way to bound memory",
+        "convolutions have to keep to a workspace; inside either method to bound memory",
         lambda results: _speeds(results, "tuned_mbs"),
         lambda results: (
             "where torch's own convolutions may take what they like: streamed by them, "

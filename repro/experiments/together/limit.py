@@ -1,4 +1,4 @@
-"""Under one memory limit: what fits, how fast, and is it still the same mathematics? (Part 1)"""
+"""Under one memory limit: what trains, how fast, and is it still the same mathematics? (Part 1)"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -55,7 +55,7 @@ def table(results: Results) -> list[dict[str, Any]]:
             rows.append(
                 {
                     "network": network,
-                    "way": LABELS[mode],
+                    "method": LABELS[mode],
                     **{f"images/s over undivided, ×{m}": _speed(by_multiple.get(m)) for m in heads},
                     "peak (% of the limit)": _share(results, network, mode, last),
                     "on the host (MiB)": _mib(last),
@@ -129,7 +129,7 @@ def figure(results: Results) -> "Figure":
         for slow in point.slowdowns
     ]
     for axis, network in zip(axes[0], shown, strict=False):
-        axis.axvline(1, color=PAPER, lw=1.2, ls="--", label="undivided, what fits")
+        axis.axvline(1, color=PAPER, lw=1.2, ls="--", label="undivided, the largest that fits")
         fail = []
         for number, multiple in enumerate(tried):
             lane = 0.56 * (number / max(1, len(tried) - 1) - 0.5)
@@ -144,7 +144,12 @@ def figure(results: Results) -> "Figure":
                 elif point is not None and point.fits is False:
                     fail.append((0.04 * max(rounds, default=1), row + lane))
             if fit:
-                axis.plot(*zip(*fit, strict=True), **style, ms=5, label=f"{multiple}× what fits")
+                axis.plot(
+                    *zip(*fit, strict=True),
+                    **style,
+                    ms=5,
+                    label=f"{multiple}× the largest that fits",
+                )
         if fail:  # last, as in the legend
             axis.plot(*zip(*fail, strict=True), "x", color="#b3261e", ms=4, label="does not fit")
         axis.set_yticks(range(len(ways)), [LABELS[mode] for mode in ways])
@@ -173,7 +178,7 @@ def _shades(count: int) -> list[str]:
     return [to_hex(colormaps["Blues"](0.45 + 0.5 * n / max(1, count - 1))) for n in range(count)]
 
 
-@check("No way holds more than the limit")
+@check("No method holds more than the limit")
 def within(results: Results) -> tuple[bool, str]:
     """Ask whether peaks keep to the limit, as they are counted."""
     shares = {
@@ -204,7 +209,7 @@ def reached(results: Results, mode: str) -> dict[str, int]:
     """
     last = max(multiples(results), default=0)
     if last < 2:
-        raise NotRun("no records beyond what fits")
+        raise NotRun("no records beyond the largest mini-batch that fits")
     by_network = {}
     for network, _, by_multiple in _trained(results, [mode]):
         if last in by_multiple:
@@ -293,7 +298,7 @@ def _both(results: Results, network: str, first: str, second: str) -> tuple[int,
         raise NotRun("no records")
     both = [m for m in ours if m > 1 and ours[m].fits and m in theirs and theirs[m].fits]
     if not both:
-        raise NotRun("no mini-batch beyond what fits that both train")
+        raise NotRun("no mini-batch beyond the largest that fits that both train")
     return max(both), ours[max(both)], theirs[max(both)]
 
 
@@ -379,8 +384,8 @@ UNDER_LIMIT = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "Images a second over undivided at what fits, with the 95 % interval over rounds; x: does "
-        "not fit. Errors: of the largest that fits, norm of the difference over norm.",
+        "Images a second over undivided at the largest that fits, 95 % interval over rounds; x: "
+        "does not fit. Errors: of the largest that fits, norm of the difference over norm.",
         facts,
     ),
     claims={

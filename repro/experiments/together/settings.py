@@ -89,7 +89,7 @@ REPEATS = {"smoke": 2, "quick": 7, "long": 15, "gpu": 10, "paper": 30}
 
 
 def modes_of(profile: str, network: str) -> tuple[str, ...]:
-    """Return the ways that a network is trained by."""
+    """Return the methods that a network is trained by."""
     if profile == "smoke" and network != RESNET:
         return ("undivided", "outofcore" if network == UNET else "mbs")
     tuned = network == RESNET or (profile in ("gpu", "paper") and network != TRANSFORMER)
@@ -102,7 +102,7 @@ def modes_of(profile: str, network: str) -> tuple[str, ...]:
 
 
 def under_limit(profile: str) -> list[Run]:
-    """Return a run for each network and way, of all multiples of what fits."""
+    """Return a run for each network and method, of all sizes of mini-batch."""
     runs = []
     for network in NETWORKS:
         for mode in modes_of(profile, network):
@@ -148,7 +148,7 @@ def foretold(profile: str) -> list[Run]:
 
 @dataclass(frozen=True)
 class Point:
-    """One way at one multiple of what fits.
+    """One method at one multiple of the largest mini-batch that fits.
 
     Attributes:
         batch: Samples.

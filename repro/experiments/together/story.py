@@ -28,7 +28,7 @@ def predicted(artefact: str, key: str) -> float:
 
 
 def fits(look: Look) -> str:
-    """Say which ways train the largest mini-batches, and on how many networks."""
+    """Say which methods train the largest mini-batches, and on how many networks."""
     results = look("limit")
     last = max(limit.multiples(results), default=0)
     ends = {
@@ -57,7 +57,7 @@ def speed(look: Look) -> str:
     found = limit.streaming_over_swapping(look("limit"))
     gaps = {case.label: case for case in found.values() if isinstance(case, Estimate)}
     if not gaps:
-        raise NotRun("no mini-batch beyond what fits that both train")
+        raise NotRun("no mini-batch beyond the largest that fits that both train")
     ends = sorted(gaps, key=lambda name: gaps[name].mean)
     speeds = " to ".join(f"{gaps[name]} ({name})" for name in dict.fromkeys((ends[0], ends[-1])))
     return (
@@ -175,7 +175,7 @@ STORY = Story(
     f"takes {predicted('accuracy', 'cycling_saves'):g} of the time.",
     findings=(fits, speed, advised, combined),
     figure="limit",
-    look_for="A row is a way to train, a panel a network. Darker marks are larger mini-batches, a "
+    look_for="A row is a method, a panel a network. Darker marks are larger mini-batches, a "
     "red cross is one that does not fit, and right of the dashed line is faster than undivided. "
     "Look for rows without a cross, and for how much speed they keep.",
     setup=setup,
