@@ -439,8 +439,8 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
         word = "reproduced"
     elif over == "most" and 2 * lost >= count:
         word = NOT_REPRODUCED
-    elif held + open_ >= enough:
-        word = "undecided"  # it may still be reproduced
+    elif held + open_ >= enough or (over == "most" and open_ and 2 * (lost + open_) >= count):
+        word = "undecided"  # it may still be reproduced, or fail
     elif held or half:
         word = "partly"
     else:
