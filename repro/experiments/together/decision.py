@@ -76,18 +76,19 @@ def _accuracy(results: Results, strategy: str) -> str:
     try:
         return f"{accuracy.less(results, strategy, 'fixed')} over the fixed small batch"
     except NotRun as missing:
-        return f"accuracy: {_why(results, missing)}"
+        return f"not compared: {missing}" if accuracy.searched(results) else NOT_RUN
 
 
-def _over_fixed(results: Results, strategy: str, name: str) -> str:
+def _gives(results: Results, strategy: str) -> str:
+    """Say the same, and the updates and the simulated time over the fixed small batch's."""
+    said = _accuracy(results, strategy)
     try:
-        return str(accuracy.over(results, strategy, "fixed", name))
-    except NotRun as missing:
-        return _why(results, missing)
-
-
-def _why(results: Results, missing: NotRun) -> str:
-    return str(missing) if accuracy.searched(results) else NOT_RUN
+        updates, time = (
+            accuracy.over(results, strategy, "fixed", name) for name in ("updates", "parallel")
+        )
+    except NotRun:
+        return said
+    return f"{said}; updates over fixed: {updates}; SIMULATED time on several devices: {time}"
 
 
 def _time_here(results: Results, strategy: str) -> str:
@@ -99,12 +100,6 @@ def _time_here(results: Results, strategy: str) -> str:
             return NOT_RUN
         means.append(statistics.fmean(end[-1] for end in ends if end))
     return f"{means[0] / means[1]:.2f}"
-
-
-def _work(results: Results, strategy: str) -> str:
-    updates = _over_fixed(results, strategy, "updates")
-    time = _over_fixed(results, strategy, "parallel")
-    return f"updates over fixed: {updates}; SIMULATED time on several devices: {time}"
 
 
 def _verdicts(results: Results, names: Sequence[str]) -> str:
@@ -192,7 +187,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         "θ-adaptive batch size",
         "accuracy and speed",
         "several devices wait for updates, and the training has epochs enough to grow in",
-        lambda results: f"{_accuracy(results, 'theta')}; {_work(results, 'theta')}",
+        lambda results: _gives(results, "theta"),
         lambda results: (
             "where one device computes, and fewer updates save little: of fixed's seconds here it "
             f"takes {_time_here(results, 'theta')}"
@@ -204,7 +199,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         "θ-adaptive + MBS",
         "accuracy, speed and memory",
         "the batch that θ asks for outgrows the device",
-        lambda results: f"{_accuracy(results, 'theta_mbs')}; {_work(results, 'theta_mbs')}",
+        lambda results: _gives(results, "theta_mbs"),
         lambda results: f"where memory never binds: undivided has {_accuracy(results, 'theta')}",
         ACCURACY_FIGURE,
         ("accuracy.streamed_as_undivided", "accuracy.growth_keeps_accuracy"),
@@ -213,10 +208,10 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         "Dual-batch learning",
         "accuracy",
         "workers on a parameter server are there, and need not wait for each other",
-        lambda results: f"{_accuracy(results, 'dual')}; {_work(results, 'dual')}",
+        lambda results: _gives(results, "dual"),
         lambda results: (
             "on one device, which makes all workers' passes by itself; with cyclic resolution "
-            f"{_accuracy(results, 'hybrid')}; {_work(results, 'hybrid')}"
+            + _gives(results, "hybrid")
         ),
         ACCURACY_FIGURE,
         ("accuracy.larger_workers",),
@@ -225,7 +220,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         "Cyclic resolution + θ-adaptive",
         "speed",
         "images can be shrunk and time is what counts",
-        lambda results: f"{_accuracy(results, 'cyclic_theta')}; {_work(results, 'cyclic_theta')}",
+        lambda results: _gives(results, "cyclic_theta"),
         lambda results: (
             "where small images lose what classes differ in: at full resolution "
             f"{STRATEGIES['theta']} has {_accuracy(results, 'theta')}"
