@@ -378,7 +378,8 @@ class Claim:
             word, text = judge.equivalence(label, case, self._of(self.margin, name), side=side)
         elif side:
             effect = None if self.effect is None else self._of(self.effect, name)
-            word, text = judge.direction(label, case, effect, sign=side)
+            whose = "prediction" if self.own else "paper"
+            word, text = judge.direction(label, case, effect, sign=side, whose=whose)
         else:
             raise ValueError(f"{self.key} is exact, and {name} an estimate")
         return word, f"{text}; {case.note}" if case.note else text

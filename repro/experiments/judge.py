@@ -322,7 +322,14 @@ class Verdict:
             raise ValueError(f"verdict is {self.word!r}; allowed are {', '.join(WORDS)}")
 
 
-def direction(name: str, ours: Estimate, paper: float | None = None, *, sign: int = 1) -> Part:
+def direction(
+    name: str,
+    ours: Estimate,
+    paper: float | None = None,
+    *,
+    sign: int = 1,
+    whose: str = "paper",
+) -> Part:
     """Judge "A beats B": the side and the size are two parts.
 
     The side is certain where the 95 % interval excludes 0. The size is the paper's where the mean
@@ -335,17 +342,18 @@ def direction(name: str, ours: Estimate, paper: float | None = None, *, sign: in
         ours: A - B, or A over B.
         paper: The paper's A - B, or A over B; None where it names no size.
         sign: 1 where the claim is that A is higher, -1 where it is lower.
+        whose: Effect that is, for the evidence: of a question of our own it is a prediction.
     """
     low, high = sorted(sign * end for end in ours.interval())
     mean, evidence = sign * ours.mean, f"{name} {ours}".strip()
     effect = None
     if paper is not None:
         size = math.log(paper) if ours.log else paper
-        evidence += f", paper {ours.shown(size)}"
+        evidence += f", {whose} {ours.shown(size)}"
         # Where the paper's own numbers go the other way, they set no size.
         effect = sign * size if sign * size > 0 else None
     if effect is not None:
-        evidence += f" ({mean / effect:.2g} of the paper's)"
+        evidence += f" ({mean / effect:.2g} of the {whose}'s)"
     if math.isnan(low):
         return "undecided", evidence
     if low > 0:
@@ -431,8 +439,8 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
         word = "reproduced"
     elif over == "most" and 2 * lost >= count:
         word = NOT_REPRODUCED
-    elif held + open_ >= enough:
-        word = "undecided"  # it may still be reproduced
+    elif held + open_ >= enough or (over == "most" and open_ and 2 * (lost + open_) >= count):
+        word = "undecided"  # it may still be reproduced, or fail
     elif held or half:
         word = "partly"
     else:

@@ -23,7 +23,7 @@ PAPER = Paper(
     ),
     artefacts=by_name(
         Artefact("limit", "Part 1", "Under one memory limit", f"{_HERE}.limit:UNDER_LIMIT"),
-        Artefact("advice", "Part 1", "What advise foretells of it", f"{_HERE}.advice:ADVICE"),
+        Artefact("advice", "Part 1", "What advise predicts of it", f"{_HERE}.advice:ADVICE"),
         Artefact("accuracy", "Part 2", "Towards one accuracy", f"{_HERE}.accuracy:ACCURACY"),
         Artefact("decision", "Part 3", "Which of the five, and when", f"{_HERE}.decision:DECISION"),
     ),

@@ -3,28 +3,18 @@
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from repro.experiments.captions import caption, panel
-from repro.experiments.design import (
-    Chosen,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    check,
-    claim,
-)
-from repro.experiments.intervals import BySeed, Gap, NotRun, Spread, difference, ratio
-from repro.experiments.judging import Verdict, combine, direction, equivalence
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, ratio
 from repro.experiments.together.settings import (
     ALONE,
     PACE,
-    PREDICTED,
     STRATEGIES,
     TOGETHER,
     TRAIN,
-    WHOSE,
     trainings,
 )
 from repro.records import Record
@@ -32,8 +22,6 @@ from repro.report import DASH
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-OURS = "our own question"
 
 
 def runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -51,45 +39,81 @@ def final(record: Record, name: str) -> float:
     return float(record.metrics[name][-1])
 
 
-def trained(results: Results, strategy: str) -> list[Record]:
-    """Return the trainings of a strategy at its rate: the best on held-out images, by their mean.
+class Tuned(NamedTuple):
+    """A strategy at its rate: the best on held-out images, by their mean over the seeds that chose.
+
+    Attributes:
+        rate: Of those that were tried.
+        edge: Whether it is the lowest or the highest of them, so that a better one may lie beyond.
+        held_out: The mean by which it was chosen.
+        choosing: Records of the seeds that chose it.
+        judging: Those of other seeds, which alone are compared.
+    """
+
+    rate: float
+    edge: bool
+    held_out: float
+    choosing: list[Record]
+    judging: list[Record]
+
+
+def tuned(results: Results, strategy: str) -> Tuned:
+    """Choose a strategy's rate.
 
     The search is over the seeds that all rates have; more may follow at the rate found. A rate at
-    which a training diverged is not chosen. Empty where not all rates have records: a search over
-    fewer would be another one.
+    which a training diverged is not chosen.
+
+    Raises:
+        NotRun: A rate has no records, so that this would be another search, or all diverged.
     """
     rates = searched(results)
-    held: dict[float, list[Record]] = {}
-    for rate in rates:
-        held[rate] = results.ok(TRAIN, strategy=strategy, rate=rate)
-    if not rates or not all(held.values()):
-        return []
-    seeds = set.intersection(*({r.seed for r in records} for records in held.values()))
-    if not seeds:
-        return []
+    held = {rate: results.ok(TRAIN, strategy=strategy, rate=rate) for rate in rates}
+    by_rate = [{record.seed for record in records} for records in held.values()]
+    seeds = set.intersection(*by_rate) if by_rate else set()
     worth = {
         rate: statistics.fmean(final(r, "held_out") for r in records if r.seed in seeds)
         for rate, records in held.items()
-        if not any(record.metrics["diverged"] for record in records)
+        if seeds and not any(record.metrics["diverged"] for record in records)
     }
-    return held[max(worth, key=lambda rate: worth[rate])] if worth else []
+    if not worth:
+        raise NotRun(f"no training of {STRATEGIES[strategy]} at all rates")
+    rate = max(worth, key=lambda rate: worth[rate])
+    return Tuned(
+        rate,
+        rate in (rates[0], rates[-1]),
+        worth[rate],
+        [record for record in held[rate] if record.seed in seeds],
+        [record for record in held[rate] if record.seed not in seeds],
+    )
 
 
-def accuracies(results: Results, strategy: str) -> BySeed:
-    """Return the final accuracies on test images, by seed.
+def trained(results: Results, strategy: str) -> list[Record]:
+    """Return what is shown of a strategy at its rate: of the seeds that judge, where there are any.
+
+    Empty where the rate was not found.
+    """
+    try:
+        at_rate = tuned(results, strategy)
+    except NotRun:
+        return []
+    return at_rate.judging or at_rate.choosing
+
+
+def cell(results: Results, strategy: str, name: str) -> BySeed:
+    """Return the last values of a history by seed, to be compared: no seed that chose is in it.
 
     Raises:
-        NotRun: There are none, or every rate diverged.
+        NotRun: The rate was not found, is untuned, or no other seeds were trained at it.
     """
-    if not (records := trained(results, strategy)):
-        raise NotRun(f"no training of {STRATEGIES[strategy]} at all rates")
-    return BySeed.of(records, lambda record: final(record, "test"))
-
-
-def spread(results: Results) -> Spread:
-    """Return the spread of final accuracies within the strategies, pooled."""
-    ran = [name for name in STRATEGIES if trained(results, name)]
-    return Spread.pooled(accuracies(results, name) for name in ran)
+    at_rate, label = tuned(results, strategy), STRATEGIES[strategy]
+    if at_rate.edge:
+        raise NotRun(f"{label}: rate {at_rate.rate:g} at the edge of the grid: untuned")
+    if not at_rate.judging:
+        raise NotRun(
+            f"{label}: all seeds chose the rate {at_rate.rate:g}, and none that chose judges it; "
+            f"train others with --set rate={at_rate.rate:g} and --seeds"
+        )
+    return results.cell(at_rate.judging, lambda record: final(record, name))
 
 
 def seconds(results: Results, record: Record) -> list[float] | None:
@@ -119,32 +143,39 @@ def table(results: Results) -> list[dict[str, Any]]:
             continue
         first = records[0]
         elapsed = [times[-1] for r in records if (times := seconds(results, r))]
-        parallel = [over_fixed(results, record, "parallel") for record in records]
-        known = [share for share in parallel if share is not None]
         rows.append(
             {
                 "strategy": label,
-                "rate found": _rate(results, first.config["rate"]),
+                "rate found": _rate(tuned(results, strategy)),
                 "batch size (epochs), first seed": _batches(first),
                 "images on a device at once": str(at_once(first)),
                 "test accuracy (%)": _mean([final(r, "test") for r in records], 2),
                 "n": str(len(records)),
+                "less fixed (points)": _told(less, results, strategy, "fixed"),
                 "updates": _mean([final(r, "updates") for r in records], 0),
                 "samples": f"{first.config['train_samples'] * len(first.metrics['test']):,}",
                 "seconds here": f"{statistics.fmean(elapsed):.1f}" if elapsed else DASH,
-                "time on a parallel machine over fixed (SIMULATED)": (
-                    f"{statistics.fmean(known):.2f}" if known else DASH
+                "time on a parallel machine over fixed (SIMULATED)": _told(
+                    over, results, strategy, "fixed", "parallel"
                 ),
             }
         )
     return rows
 
 
-def _rate(results: Results, rate: float) -> str:
+def _told(compare: Callable[..., Estimate], results: Results, ours: str, *others: str) -> str:
+    """Return a comparison with another strategy in words; a dash where it cannot be made."""
+    if ours in others:
+        return DASH
+    try:
+        return str(compare(results, ours, *others))
+    except NotRun:
+        return DASH
+
+
+def _rate(at_rate: Tuned) -> str:
     """Return a rate, and whether a better one may lie beyond those that were tried."""
-    rates = searched(results)
-    ends = {rates[0]: ", the lowest tried", rates[-1]: ", the highest tried"}
-    return f"{rate:g}{ends.get(rate, '') if len(rates) > 1 else ''}"
+    return f"{at_rate.rate:g}{', at the edge of the grid: untuned' if at_rate.edge else ''}"
 
 
 def at_once(record: Record) -> int:
@@ -165,12 +196,31 @@ def _mean(values: Sequence[float], digits: int) -> str:
     return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
 
 
-def over_fixed(results: Results, record: Record, name: str) -> float | None:
-    """Return a training's last value over the fixed small batch's mean; None without those."""
+def less(results: Results, ours: str, other: str) -> Estimate:
+    """Return a strategy's final accuracy less another's, seed by seed.
+
+    Raises:
+        NotRun: See `cell`.
+    """
+    first, second = cell(results, ours, "test"), cell(results, other, "test")
+    image = 100 / trained(results, ours)[0].config["test_samples"]
+    return difference(first, second, "points", resolution=image)
+
+
+def over(results: Results, ours: str, other: str, name: str) -> Estimate:
+    """Return the last value of a strategy's history over another's, seed by seed.
+
+    Raises:
+        NotRun: See `cell`.
+    """
+    return ratio(cell(results, ours, name), cell(results, other, name))
+
+
+def _time_over_fixed(results: Results, record: Record) -> float | None:
     fixed = trained(results, "fixed")
     if not fixed:
         return None
-    return final(record, name) / statistics.fmean(final(other, name) for other in fixed)
+    return final(record, "parallel") / statistics.fmean(final(r, "parallel") for r in fixed)
 
 
 def _seconds_here(results: Results, record: Record) -> float | None:
@@ -181,9 +231,7 @@ def _seconds_here(results: Results, record: Record) -> float | None:
 COSTS: Mapping[str, Callable[[Results, Record], float | None]] = {
     "updates (logarithmic)": lambda results, record: final(record, "updates"),
     "seconds on this machine": _seconds_here,
-    "time on a parallel machine over fixed (SIMULATED)": lambda results, record: over_fixed(
-        results, record, "parallel"
-    ),
+    "time on a parallel machine over fixed (SIMULATED)": _time_over_fixed,
 }
 
 
@@ -204,6 +252,8 @@ def figure(results: Results) -> "Figure":
         look = {**style_of[label], "label": label, "ls": ":" if combined else "-"}
         if not records:
             continue
+        if tuned(results, strategy).edge:
+            look["label"] = f"{label} (untuned)"
         curves = [record.metrics["test"] for record in records]
         mean = [statistics.fmean(values) for values in zip(*curves, strict=True)]
         samples = records[0].config["train_samples"] / 1000
@@ -241,12 +291,12 @@ def figure(results: Results) -> "Figure":
     for axis in others:
         axis.set_title("at the end, ± standard deviation over seeds", fontsize=9)
     if (record := results.first(TRAIN)) is not None and record.dataset is not None:
-        drawn.suptitle(panel(_network(record), data=record.dataset["name"]), fontsize=11)
+        drawn.suptitle(panel(network_of(record), data=record.dataset["name"]), fontsize=11)
     legend_below(drawn, 3)
     return drawn
 
 
-def _network(record: Record) -> str:
+def network_of(record: Record) -> str:
     """Return the name of a training's network, such as ``ResNet-8``."""
     model = record.config["model"]
     depth = model.get("depth") or model["name"].removeprefix("resnet")
@@ -285,129 +335,54 @@ def same_samples(results: Results) -> tuple[bool, str]:
     return all(shares[name] <= allowed[name] for name in shares), f"off by at most: {text}"
 
 
-def less(results: Results, ours: str, other: str) -> Gap:
-    """Return a strategy's final accuracies less another's."""
-    our_values, their_values = (accuracies(results, name) for name in (ours, other))
-    return difference(our_values, their_values, spread(results), "points")
+def streamed_as_undivided(results: Results) -> Cases:
+    """Compare growth that streams with the same undivided: BatchNorm's statistics alone differ."""
+    return cases(["streamed less undivided"], lambda _: less(results, "theta_mbs", "theta"))
 
 
-@claim(
-    "streamed_as_undivided",
-    "θ-adaptive growth beyond memory that streams ends as accurate as the same growth undivided",
-    OURS,
-)
-def streamed_as_undivided(results: Results, expected: Expectation) -> Verdict:
-    """Judge final accuracies: they differ in BatchNorm's statistics alone."""
-    gap = less(results, "theta_mbs", "theta")
-    return combine([equivalence("streamed less undivided", gap, expected.allowed())])
+def fewer_updates(results: Results) -> Cases:
+    """Compare the updates of growth that streams with those of the fixed small batch."""
+    return cases(["updates"], lambda _: over(results, "theta_mbs", "fixed", "updates"))
 
 
-def updates_over_fixed(results: Results) -> Gap:
-    """Return the updates of growth that streams over those of the fixed small batch."""
-    growing, fixed = (
-        [final(record, "updates") for record in trained(results, name)]
-        for name in ("theta_mbs", "fixed")
-    )
-    return ratio(growing, fixed)
+def growth_keeps_accuracy(results: Results) -> Cases:
+    """Compare growth that streams with the fixed small batch."""
+    return cases(["growth less fixed"], lambda _: less(results, "theta_mbs", "fixed"))
 
 
-@claim(
-    "fewer_updates",
-    "θ-adaptive growth that streams makes fewer updates than the fixed small batch",
-    OURS,
-)
-def fewer_updates(results: Results, expected: Expectation) -> Verdict:
-    """Judge counts against the prediction."""
-    gap = updates_over_fixed(results)
-    part = direction(
-        "updates", gap, PREDICTED["updates_over_fixed"], sign=expected.sign, whose=WHOSE
-    )
-    return combine([part])
+def linear_loses(results: Results) -> Cases:
+    """Compare linear scaling with the fixed small batch."""
+    return cases(["large less small"], lambda _: less(results, "linear", "fixed"))
 
 
-@claim(
-    "growth_keeps_accuracy",
-    "θ-adaptive growth that streams ends no less accurate than the fixed small batch",
-    OURS,
-)
-def growth_keeps_accuracy(results: Results, expected: Expectation) -> Verdict:
-    """Judge final accuracies, which may lie below by the margin."""
-    gap = less(results, "theta_mbs", "fixed")
-    return combine([equivalence("growth less fixed", gap, expected.allowed(), side=-1)])
+def larger_workers(results: Results) -> Cases:
+    """Compare workers that stream with those of bounded memory."""
+    return cases(["streamed less bounded"], lambda _: less(results, "dual_mbs", "dual"))
 
 
-@claim(
-    "linear_loses",
-    "In so few samples linear scaling to the large batch ends less accurate than the small batch",
-    OURS,
-)
-def linear_loses(results: Results, expected: Expectation) -> Verdict:
-    """Judge final accuracies against the prediction."""
-    gap = less(results, "linear", "fixed")
-    part = direction(
-        "large less small", gap, PREDICTED["linear_points"], sign=expected.sign, whose=WHOSE
-    )
-    return combine([part])
+def cycling_saves(results: Results) -> Cases:
+    """Compare the simulated time of as many samples."""
+    return cases(["time"], lambda _: over(results, "cyclic_theta", "theta", "parallel"))
 
 
-@claim(
-    "larger_workers",
-    "Dual-batch workers that stream a large batch beyond memory end no less accurate than those "
-    "whose large batch memory bounds",
-    OURS,
-)
-def larger_workers(results: Results, expected: Expectation) -> Verdict:
-    """Judge final accuracies, which may lie below by the margin."""
-    gap = less(results, "dual_mbs", "dual")
-    return combine([equivalence("streamed less bounded", gap, expected.allowed(), side=-1)])
-
-
-@claim(
-    "cycling_saves",
-    "Cyclic resolution makes θ-adaptive training take less time on a parallel machine",
-    OURS,
-    "simulated",
-)
-def cycling_saves(results: Results, expected: Expectation) -> Verdict:
-    """Judge the simulated time of as many samples against the prediction."""
-    ours, theirs = (
-        [final(record, "parallel") for record in trained(results, name)]
-        for name in ("cyclic_theta", "theta")
-    )
-    gap = ratio(ours, theirs)
-    part = direction("time", gap, PREDICTED["cycled_time"], sign=expected.sign, whose=WHOSE)
-    return combine([part])
-
-
-CANDIDATES = len(TOGETHER) * (1 + len(ALONE))  # pairs, of which the best was chosen
-
-
-def best_combination(results: Results) -> tuple[str, str, Gap]:
-    """Return the most accurate combination, the most accurate of the others, and their difference.
+def best_alone(results: Results) -> str:
+    """Return the method alone that is most accurate on held-out images, by the seeds that chose.
 
     Raises:
         NotRun: A strategy has no records at all rates.
     """
-    best, rival = (
-        max(names, key=lambda name: statistics.fmean(accuracies(results, name)))
-        for names in (TOGETHER, ("fixed", *ALONE))
-    )
-    gap = difference(
-        accuracies(results, best), accuracies(results, rival), spread(results), "points"
-    )
-    return STRATEGIES[best], STRATEGIES[rival], gap
+    return max(("fixed", *ALONE), key=lambda name: tuned(results, name).held_out)
 
 
-@claim(
-    "together_wins",
-    "One of the combinations ends more accurate than every one of the answers alone",
-    OURS,
-)
-def together_wins(results: Results, expected: Expectation) -> Verdict:
-    """Judge the most accurate combination against the most accurate of the others."""
-    best, rival, gap = best_combination(results)
-    name = f"{best} less {rival}"
-    return combine([direction(name, gap, sign=expected.sign, candidates=CANDIDATES)])
+def together_wins(results: Results) -> Cases:
+    """Compare each combination with the best method alone: one of several may win by chance."""
+    best = best_alone(results)
+
+    def gain(name: str) -> Estimate:
+        gap = replace(less(results, name, best), candidates=len(TOGETHER))
+        return replace(gap, label=f"{STRATEGIES[name]} less {STRATEGIES[best]}")
+
+    return cases(TOGETHER, gain)
 
 
 ACCURACY = Exhibit(
@@ -417,17 +392,17 @@ ACCURACY = Exhibit(
     figure=figure,
     caption=caption(
         "Test accuracy for one budget of samples, each strategy at the rate that is best on images "
-        "held out of training; combinations are dotted or ringed.",
+        "held out of training, of seeds that did not choose it; combinations are dotted or ringed.",
         facts,
     ),
-    claims=(
-        streamed_as_undivided,
-        fewer_updates,
-        growth_keeps_accuracy,
-        linear_loses,
-        larger_workers,
-        cycling_saves,
-        together_wins,
-    ),
+    claims={
+        "streamed_as_undivided": streamed_as_undivided,
+        "fewer_updates": fewer_updates,
+        "growth_keeps_accuracy": growth_keeps_accuracy,
+        "linear_loses": linear_loses,
+        "larger_workers": larger_workers,
+        "cycling_saves": cycling_saves,
+        "together_wins": together_wins,
+    },
     checks=(same_samples,),
 )

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, expectation
-from repro.experiments.intervals import NotRun
+from repro.experiments.design import Chosen, Exhibit, Results, Run, claims_of
+from repro.experiments.judge import NotRun
 from repro.experiments.together import accuracy, limit
 from repro.experiments.together.settings import (
     BATCHNORM,
@@ -75,16 +75,20 @@ def _accuracy(results: Results, strategy: str) -> str:
     """Say a strategy's accuracy less the fixed small batch's, with its interval."""
     try:
         return f"{accuracy.less(results, strategy, 'fixed')} over the fixed small batch"
+    except NotRun as missing:
+        return f"not compared: {missing}" if accuracy.searched(results) else NOT_RUN
+
+
+def _gives(results: Results, strategy: str) -> str:
+    """Say the same, and the updates and the simulated time over the fixed small batch's."""
+    said = _accuracy(results, strategy)
+    try:
+        updates, time = (
+            accuracy.over(results, strategy, "fixed", name) for name in ("updates", "parallel")
+        )
     except NotRun:
-        return f"accuracy: {NOT_RUN}"
-
-
-def _over_fixed(results: Results, strategy: str, name: str) -> str:
-    shares = [
-        accuracy.over_fixed(results, record, name) for record in accuracy.trained(results, strategy)
-    ]
-    known = [share for share in shares if share is not None]
-    return f"{statistics.fmean(known):.2f}" if known else NOT_RUN
+        return said
+    return f"{said}; updates over fixed: {updates}; SIMULATED time on several devices: {time}"
 
 
 def _time_here(results: Results, strategy: str) -> str:
@@ -98,21 +102,14 @@ def _time_here(results: Results, strategy: str) -> str:
     return f"{means[0] / means[1]:.2f}"
 
 
-def _work(results: Results, strategy: str) -> str:
-    updates = _over_fixed(results, strategy, "updates")
-    time = _over_fixed(results, strategy, "parallel")
-    return f"updates over fixed: {updates}; SIMULATED time on several devices: {time}"
-
-
 def _verdicts(results: Results, names: Sequence[str]) -> str:
     """Say what became of the claims that a row rests on."""
     parts = []
     for name in names:
         artefact, _, key = name.partition(".")
         exhibit = _EXHIBITS[artefact]
-        (claim,) = (claim for claim in exhibit.claims if claim.key == key)
         own = results.parts.get(artefact, results)
-        verdict = exhibit.judge(claim, own, expectation("together", artefact, key))
+        verdict = exhibit.judge(claims_of("together")[artefact][key], own)
         parts.append(f"{key}: {verdict.word}")
     return "; ".join(parts)
 
@@ -133,7 +130,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
             f"{_errors(results, 'mbs', [TRANSFORMER])}"
         ),
         LIMIT_FIGURE,
-        ("limit.dividing_always_fits", "limit.streaming_keeps_speed"),
+        ("limit.streaming_keeps_speed",),
     ),
     (
         "Out-of-core training",
@@ -147,7 +144,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
             f"{_ends(results, 'outofcore')}"
         ),
         LIMIT_FIGURE,
-        ("limit.swapping_always_fits", "limit.same_undivided"),
+        ("limit.swapping_always_fits", "limit.streaming_over_swapping"),
     ),
     (
         "Checkpointing (torch's)",
@@ -172,12 +169,12 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
             f"(MBS alone {_errors(results, 'mbs', BATCHNORM)})"
         ),
         LIMIT_FIGURE,
-        ("limit.recomputing_helps_streaming",),
+        ("limit.larger_micro_batches",),
     ),
     (
         "μ-cuDNN's convolutions",
         "speed",
-        "convolutions have to keep to a workspace; inside either way to bound memory",
+        "convolutions have to keep to a workspace; inside either method to bound memory",
         lambda results: _speeds(results, "tuned_mbs"),
         lambda results: (
             "where torch's own convolutions may take what they like: streamed by them, "
@@ -190,7 +187,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         "θ-adaptive batch size",
         "accuracy and speed",
         "several devices wait for updates, and the training has epochs enough to grow in",
-        lambda results: f"{_accuracy(results, 'theta')}; {_work(results, 'theta')}",
+        lambda results: _gives(results, "theta"),
         lambda results: (
             "where one device computes, and fewer updates save little: of fixed's seconds here it "
             f"takes {_time_here(results, 'theta')}"
@@ -202,7 +199,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         "θ-adaptive + MBS",
         "accuracy, speed and memory",
         "the batch that θ asks for outgrows the device",
-        lambda results: f"{_accuracy(results, 'theta_mbs')}; {_work(results, 'theta_mbs')}",
+        lambda results: _gives(results, "theta_mbs"),
         lambda results: f"where memory never binds: undivided has {_accuracy(results, 'theta')}",
         ACCURACY_FIGURE,
         ("accuracy.streamed_as_undivided", "accuracy.growth_keeps_accuracy"),
@@ -211,10 +208,10 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         "Dual-batch learning",
         "accuracy",
         "workers on a parameter server are there, and need not wait for each other",
-        lambda results: f"{_accuracy(results, 'dual')}; {_work(results, 'dual')}",
+        lambda results: _gives(results, "dual"),
         lambda results: (
             "on one device, which makes all workers' passes by itself; with cyclic resolution "
-            f"{_accuracy(results, 'hybrid')}; {_work(results, 'hybrid')}"
+            + _gives(results, "hybrid")
         ),
         ACCURACY_FIGURE,
         ("accuracy.larger_workers",),
@@ -223,7 +220,7 @@ _PAGE: tuple[tuple[str, str, str, Say, Say, str, tuple[str, ...]], ...] = (
         "Cyclic resolution + θ-adaptive",
         "speed",
         "images can be shrunk and time is what counts",
-        lambda results: f"{_accuracy(results, 'cyclic_theta')}; {_work(results, 'cyclic_theta')}",
+        lambda results: _gives(results, "cyclic_theta"),
         lambda results: (
             "where small images lose what classes differ in: at full resolution "
             f"{STRATEGIES['theta']} has {_accuracy(results, 'theta')}"

@@ -1,32 +1,15 @@
-"""What is run under each profile, what was predicted, and what captions say.
+"""What is run under each profile, and what captions say.
 
 There is no paper: the questions are this package's own, between the five. What was predicted of
-each claim, before there were records, is `PREDICTED`; ``expected/together.toml`` has the words.
+them, before there were records, stands in ``paper.toml``.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from repro.experiments.design import Results, Run
-
-# ---- predictions
-
-# Sizes of effects, written on 22 November 2026 before the first record. Where a claim compares, its
-# check takes the number from here as others take their paper's.
-WHOSE = "prediction"  # the sizes that effects are compared with
-PREDICTED: Mapping[str, float] = {
-    # Part 1. A step computes forward once and backward twice as much: recomputing adds a third.
-    "recomputing_speed": 0.75,
-    # Each operation is seen by a dispatch mode, and what is swapped is copied twice.
-    "streaming_over_swapping": 1.3,
-    # Part 2. Epochs are few: growth begins after a third of them, and saves a third of updates.
-    "updates_over_fixed": 0.6,
-    # A batch several times as large makes as many fewer updates in a training that is too short.
-    "linear_points": -3.0,
-    # Half of the epochs at 9/16 of the pixels.
-    "cycled_time": 0.8,
-}
 
 # ---- Part 1: under one memory limit
 
@@ -106,7 +89,7 @@ REPEATS = {"smoke": 2, "quick": 7, "long": 15, "gpu": 10, "paper": 30}
 
 
 def modes_of(profile: str, network: str) -> tuple[str, ...]:
-    """Return the ways that a network is trained by."""
+    """Return the methods that a network is trained by."""
     if profile == "smoke" and network != RESNET:
         return ("undivided", "outofcore" if network == UNET else "mbs")
     tuned = network == RESNET or (profile in ("gpu", "paper") and network != TRANSFORMER)
@@ -119,7 +102,7 @@ def modes_of(profile: str, network: str) -> tuple[str, ...]:
 
 
 def under_limit(profile: str) -> list[Run]:
-    """Return a run for each network and way, of all multiples of what fits."""
+    """Return a run for each network and method, of all sizes of mini-batch."""
     runs = []
     for network in NETWORKS:
         for mode in modes_of(profile, network):
@@ -165,7 +148,7 @@ def foretold(profile: str) -> list[Run]:
 
 @dataclass(frozen=True)
 class Point:
-    """One way at one multiple of what fits.
+    """One method at one multiple of the largest mini-batch that fits.
 
     Attributes:
         batch: Samples.
@@ -201,12 +184,9 @@ class Point:
 
     @property
     def speed(self) -> float | None:
-        """Images a second over those undivided: the median of the rounds."""
-        rounds = sorted(self.slowdowns)
-        if not rounds:
-            return None
-        middle = len(rounds) // 2
-        return 2 / (rounds[middle] + rounds[-1 - middle])
+        """Images a second over those undivided: the geometric mean of the rounds."""
+        rounds = self.slowdowns
+        return math.exp(-math.fsum(map(math.log, rounds)) / len(rounds)) if rounds else None
 
 
 def points(results: Results, network: str, mode: str) -> dict[int, Point]:
