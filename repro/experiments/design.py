@@ -303,7 +303,7 @@ class Claim:
         expect: The word expected under the profile `quick`, and nothing more.
         why: The reason.
         written: When.
-        over: ``all`` cases have to hold, ``most``, or ``any``.
+        over: ``all`` cases have to hold, or ``any``.
         effect: The paper's difference, or ratio, of every case or by case.
         margin: What still counts as the same, in the evidence's unit or as a share; likewise.
         margin_source: Where the margin comes from.

@@ -418,13 +418,13 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
 
     Args:
         parts: Words and evidence.
-        over: ``all`` parts have to hold, ``most`` (more than half), or ``any``.
+        over: ``all`` parts have to hold, or ``any``.
 
     Raises:
         ValueError: `over` is another word, or a part has an unknown one.
     """
-    if over not in ("all", "most", "any"):
-        raise ValueError(f"over is {over!r}; allowed are all, most, any")
+    if over not in ("all", "any"):
+        raise ValueError(f"over is {over!r}; allowed are all, any")
     words = [word for word, _ in parts]
     evidence = "; ".join(text for _, text in parts)
     if unknown := set(words) - WORDS.keys():
@@ -434,13 +434,11 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
     held, half, lost = (words.count(word) for word in ("reproduced", "partly", NOT_REPRODUCED))
     count = len(words)
     open_ = count - held - half - lost
-    enough = {"all": count, "most": count // 2 + 1, "any": 1}[over]
+    enough = count if over == "all" else 1
     if held >= enough:
         word = "reproduced"
-    elif over == "most" and 2 * lost >= count:
-        word = NOT_REPRODUCED
-    elif held + open_ >= enough or (over == "most" and open_ and 2 * (lost + open_) >= count):
-        word = "undecided"  # it may still be reproduced, or fail
+    elif held + open_ >= enough:
+        word = "undecided"  # it may still be reproduced
     elif held or half:
         word = "partly"
     else:
