@@ -1,6 +1,7 @@
 """What an experiment, an artefact, a claim and a check are."""
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -304,7 +305,7 @@ class Claim:
         why: The reason.
         written: When.
         over: ``all`` cases have to hold, ``most``, or ``any``.
-        effect: The paper's difference, or ratio, of every case or by case.
+        effect: The paper's difference, or ratio, of every case or by case; nan where it names none.
         margin: What still counts as the same, in the evidence's unit or as a share; likewise.
         margin_source: Where the margin comes from.
         own: Whether it is a question of our own, which no paper answers.
@@ -378,6 +379,8 @@ class Claim:
             word, text = judge.equivalence(label, case, self._of(self.margin, name), side=side)
         elif side:
             effect = None if self.effect is None else self._of(self.effect, name)
+            if effect is not None and math.isnan(effect):
+                effect = None  # the paper names the effect of other cases alone
             word, text = judge.direction(label, case, effect, sign=side)
         else:
             raise ValueError(f"{self.key} is exact, and {name} an estimate")

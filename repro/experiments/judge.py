@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from repro.records import Record
@@ -207,7 +207,7 @@ def contrast(
         if wrong:
             raise ValueError(f"a ratio needs values above 0, got {wrong[0]}")
         cells = [c.logs() if isinstance(c, BySeed) else [math.log(v) for v in c] for c in cells]
-    form = {"log": log, "unit": unit, "digits": digits, "trials": trials}
+    form: dict[str, Any] = {"log": log, "unit": unit, "digits": digits, "trials": trials}
     by_seed = [cell for cell in cells if isinstance(cell, BySeed)]
     if len(by_seed) == len(cells):
         seeds = judging_seeds(by_seed)

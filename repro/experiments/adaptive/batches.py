@@ -239,10 +239,11 @@ def sharpness(results: Results) -> Cases:
         if theta.mean < 0:
             a, b = b, a
             theta, accuracy = (replace(one, mean=-one.mean) for one in (theta, accuracy))
-        label = f"accuracy, B = {a} over {b}, {ran(by_size[a])}"
+        label = f"accuracy of B = {a}, where θ is higher, over {b}, {ran(by_size[a])}"
         if theta.interval()[0] > 0:
             return replace(accuracy, label=label, note=f"θ {theta}")
-        note = f"seeds do not tell whose θ is higher: {theta}"
+        label = f"accuracy of B = {a} over {b}, {ran(by_size[a])}"
+        note = f"seeds do not tell which θ is higher: {theta}"
         return replace(accuracy, error=math.nan, dof=math.nan, label=label, note=note)
 
     return {f"{a}, {b}": compared((a, b)) for a, b in itertools.combinations(by_size, 2)}

@@ -257,9 +257,9 @@ def few_samples(results: Results) -> Cases:
         measurement = measured_of(results, task)
         times = samples_of(measurement, "none")
         few, many = min(times), max(times)
-        each_s = [[time / size for time in times[size]] for size in (few, many)]
+        small, large = ([time / size for time in times[size]] for size in (few, many))
         label = f"{task}, {_network(results, task)}: time of a sample at B = {few} over {many}"
-        found[f"{task}, {few} over {many}"] = replace(over(*each_s, measurement), label=label)
+        found[f"{task}, {few} over {many}"] = replace(over(small, large, measurement), label=label)
     return found
 
 
@@ -315,7 +315,7 @@ def steps_predicted(results: Results) -> Cases:
                 found[name] = NotRun("measured times do not grow with the samples")
                 continue
             gap = over([said] * len(times[size]), times[size], measurement)
-            label = f"{task}, {_network(results, task)}, B = {size}: predicted over measured"
+            label = f"{task}, {_network(results, task)}, B = {size}"
             found[name] = replace(gap, label=label)
     return found
 

@@ -568,8 +568,8 @@ def has_learned(results: Results, task: str) -> None:
     if ends and np.mean(ends) < (paper / 2 if task == CIFAR else paper - 10):
         shown = "%" if task == CIFAR else "dB"
         raise NotRun(
-            f"{task}: our best fixed batch ends at {np.mean(ends):.1f} {shown} (paper "
-            f"{paper:.1f}), which is too little learned to tell"
+            f"our best fixed batch ends at {np.mean(ends):.1f} {shown} (paper {paper:.1f}): it has "
+            "learned too little for a comparison to tell"
         )
 
 

@@ -93,10 +93,10 @@ def accuracy(look: Look) -> str:
     for task, name in COMPARED.items():
         ended = _ended(look, task, "best")
         if reason := _cannot_tell(look, task):
-            each.append(f"{reason}.")
+            each.append(f"On {_called(look, task)} nothing can be told: {reason}.")
             continue
         gap = end_gap(look(name), task, "theta", "best")
-        words[equivalence("", gap, kept_up(task), side=-1)[0]].append(DATA[task])
+        words[equivalence("", gap, kept_up(task), side=-1)[0]].append(_called(look, task))
         each.append(
             f"{ended} with {saved(look(name), task):.1f} times fewer updates (the paper: "
             f"{papers_saved(task):.1f} times fewer)."
