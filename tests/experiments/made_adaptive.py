@@ -48,7 +48,7 @@ UNSAID = {
 Config = Mapping[str, Any]
 
 # How much of a world's scatter a strategy has, so that the differences of any two have some.
-OWN = {"best": 0, "theta": -1, "fixed": -1}
+OWN = {"best": 0, "theta": -1, "fixed": -1, "theta_LARS": 2, "theta_LAMB": 2}
 
 # Steps that follow the model exactly: blocked by communication everywhere, in all of its parts.
 MODEL = ScalingModel(1e-3, 4e-3, 0.03, 0.2, overlap=0.5)

@@ -169,9 +169,7 @@ class TestFigure1:
         middle = {16: 40, 32: 50, 64: 60, 128: 70, 256: 80}
         assert epochs == {n: [k - 1, k, k + 1] for n, k in middle.items()}
         found = judge("figure1/slower", world)
-        assert found.word == "reproduced" and "B = 16: 40.0 ± 1.0" in (
-            found.evidence
-        )
+        assert found.word == "reproduced" and "B = 16: 40.0 ± 1.0" in (found.evidence)
 
     def test_larger_batches_that_are_faster(self):
         fast = {16: 31.0, 32: 32.0, 64: 33.0, 128: 34.0, 256: 35.0}
