@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from made_adaptive import CHOSEN, World, judge, nothing, only_strategies, results_of
+from made_adaptive import CHOSEN, World, judge, nothing, results_of
 
 from repro.experiments import load_paper
 from repro.experiments.adaptive import batches, contrasts, peaks, settings
