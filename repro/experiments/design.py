@@ -1,6 +1,7 @@
 """What an experiment, an artefact, a claim and a check are."""
 
 import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -220,12 +221,14 @@ class Results:
     def cell(self, records: Sequence[Record], read: Callable[[Record], float]) -> BySeed:
         """Read a value of every record of one cell, which is to be compared seed by seed.
 
-        Under `long` the seeds of the first look, by the paper's ``paper.toml``, only set how many
-        are needed: where a comparison has others, those judge alone.
+        Under `long` the seeds of the first look, by experiment (and task) in ``paper.toml``, only
+        set how many are needed: where a comparison has others, those judge alone.
         """
-        look = ()
+        look: Any = ()
         if records and self.profile == LONG:
             look = paper_toml(records[0].paper).get("first_look", {}).get(records[0].experiment, ())
+        if isinstance(look, Mapping):
+            look = look.get(records[0].config.get("task"), ())
         return BySeed.of(records, read, look)
 
     def measured(self, experiment: str, several: bool = False, **config: Any) -> Record:
@@ -304,7 +307,7 @@ class Claim:
         why: The reason.
         written: When.
         over: ``all`` cases have to hold, or ``any``.
-        effect: The paper's difference, or ratio, of every case or by case.
+        effect: The paper's difference, or ratio, of every case or by case; nan where it names none.
         margin: What still counts as the same, in the evidence's unit or as a share; likewise.
         margin_source: Where the margin comes from.
         own: Whether it is a question of our own, which no paper answers.
@@ -378,6 +381,8 @@ class Claim:
             word, text = judge.equivalence(label, case, self._of(self.margin, name), side=side)
         elif side:
             effect = None if self.effect is None else self._of(self.effect, name)
+            if effect is not None and math.isnan(effect):
+                effect = None  # the paper names the effect of other cases alone
             whose = "prediction" if self.own else "paper"
             word, text = judge.direction(label, case, effect, sign=side, whose=whose)
         else:

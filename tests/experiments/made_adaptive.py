@@ -17,7 +17,7 @@ from repro.experiments.adaptive.peaks import FIRST_EPOCHS
 from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, TRAININGS
 from repro.experiments.adaptive.strategies import reported_of
 from repro.experiments.design import Results, Run
-from repro.experiments.judging import Verdict
+from repro.experiments.judge import Verdict
 
 CHOSEN = {CIFAR: "cifar10", DIV2K: "div2k", PHANTOM: "phantom"}
 FACTS = {
@@ -46,6 +46,9 @@ UNSAID = {
     (PHANTOM, 32): 52.4,
 }
 Config = Mapping[str, Any]
+
+# How much of a world's scatter a strategy has, so that the differences of any two have some.
+OWN = {"best": 0, "theta": -1, "fixed": -1, "theta_LARS": 2, "theta_LAMB": 2}
 
 # Steps that follow the model exactly: blocked by communication everywhere, in all of its parts.
 MODEL = ScalingModel(1e-3, 4e-3, 0.03, 0.2, overlap=0.5)
@@ -93,7 +96,10 @@ def theta_curve(epochs: int, peak: int, first: int, height: float, rise: float) 
 
 
 def measured_task(sizes, ways, model=MODEL, jitter=0.01, processes=2) -> dict[str, Any]:
-    """Return what processes measure whose steps follow a model; turns differ by `jitter`."""
+    """Return what processes measure whose steps follow a model; turns differ by `jitter`.
+
+    Turns of the smallest batch and of all-to-all go the other way, so that ratios differ too.
+    """
     steps = []
     for n in sizes:
         for way in ("none", *ways):
@@ -101,6 +107,7 @@ def measured_task(sizes, ways, model=MODEL, jitter=0.01, processes=2) -> dict[st
             # An allreduce hides nothing.
             blocked = cost.communication_s if way == "allreduce" else cost.blocked_s
             total = cost.computation_s + blocked
+            own = jitter * (-1) ** ((n == min(sizes)) + (way == "all_to_all"))
             steps.append(
                 {
                     "batch": n,
@@ -111,7 +118,7 @@ def measured_task(sizes, ways, model=MODEL, jitter=0.01, processes=2) -> dict[st
                     "summation_s": cost.summation_s,
                     "blocked_s": blocked,
                     "total_s": total,
-                    "samples_s": [total * math.exp(jitter * k) for k in (-2, -1, 0, 1, 2)],
+                    "samples_s": [total * math.exp(own * k) for k in (-2, -1, 0, 1, 2)],
                 }
             )
     alpha, beta = model.latency_s / BUCKETS, model.transfer_s / BYTES
@@ -146,7 +153,8 @@ class World:
 
     Attributes:
         final: Final metric of a training, given its configuration.
-        spread: Between one seed and the next.
+        spread: Between one seed and the next, in all trainings alike.
+        scatter: The same in each strategy by itself; see `OWN`.
         peak: Epoch in which θ peaks, given the seed too, as in the following.
         rise: θ at the end over θ at the first decay.
         cost: Training cost at the end, of 2.3 at the start.
@@ -164,6 +172,7 @@ class World:
 
     final: Callable[[Config], float] = paper_final
     spread: float = 0.0
+    scatter: float = 0.0
     peak: Callable[[Config, int], int] = peak_of
     rise: Callable[[Config, int], float] = lambda c, seed: 1.0 if c["strategy"] == "theta" else 1.5
     cost: Callable[[Config, int], float] = lambda config, seed: 0.02
@@ -182,7 +191,8 @@ class World:
         interval = self.interval(config, seed) if own["kind"] == "theta" else None
         interval = own.get("interval", interval)
         sizes = batch_sizes(config, interval or epochs + 1)
-        end = self.final(config) + self.spread * (seed - 1)
+        own_scatter = self.scatter * OWN.get(config["strategy"], 1)
+        end = self.final(config) + (self.spread + own_scatter) * (seed - 1)
         shares = [n / epochs for n in range(1, epochs + 1)]
         share = 80 / 140 if config["task"] == CIFAR else 1
         first = (own.get("decay_at") or [round(share * epochs)])[0]

@@ -16,39 +16,57 @@ from made_adaptive import (
 
 from repro.experiments import load_paper
 from repro.experiments.adaptive import decay, settings, strategies
-from repro.experiments.adaptive.settings import CIFAR, DIV2K, PAPER, PHANTOM, kept_up
+from repro.experiments.adaptive.settings import (
+    CIFAR,
+    DECAY,
+    DIV2K,
+    GIVEN,
+    PAPER,
+    PHANTOM,
+    kept_up,
+)
 from repro.report import DASH
 
 DESIGN = load_paper("adaptive")
 TASKS = {"figure4": DIV2K, "figure5": PHANTOM, "figure10": CIFAR}
 CLAIMS = [
-    f"{name}/{claim.key}" for name in ("figure3", *TASKS) for claim in DESIGN.artefacts[name].claims
+    f"{name}/{key}" for name in ("figure3", *TASKS) for key in DESIGN.artefacts[name].exhibit.claims
 ]
-LOSING = [target for target in CLAIMS if "_below_" in target]
-KEEPING = [target for target in CLAIMS if target.endswith("_keeps_up")]
+LOSING = [target for target in CLAIMS if target.endswith("_ends_lower")]
+KEEPING = [target for target in CLAIMS if target.endswith("keeps_up")]
 UNITS = {DIV2K: "dB", PHANTOM: "dB", CIFAR: "points"}
+GROWING = {CIFAR: ("theta", GIVEN), DIV2K: ("theta", GIVEN, "scheduled")}
 
 
 def parts_of(target):
-    """Return task, strategy and what it is compared with."""
+    """Return the task and the strategies that a claim compares."""
     artefact, key = target.split("/")
-    strategy, _, other = key.partition("_below_")
-    return TASKS[artefact], strategy.removesuffix("_keeps_up"), other or "best"
+    task = TASKS[artefact]
+    if key == "decay_keeps_up":
+        return task, (DECAY,)
+    if key == "keeps_up":
+        return task, GROWING.get(task, GROWING[DIV2K])
+    return task, (key.removesuffix("_ends_lower"),)
 
 
-def over(target, gap, spread=0.0, **options):
-    """Return a world in which the strategy ends by so much above what it is compared with."""
-    task, strategy, other = parts_of(target)
-    end = PAPER[task][other]["value"]
+def over(target, gap, scatter=0.0, **options):
+    """Return a world in which the strategies end by so much above the best fixed batch.
+
+    θ-adaptive training ends as high as that where it is compared with.
+    """
+    task, strategies_ = parts_of(target)
+    end = PAPER[task]["best"]["value"]
 
     def final(config):
-        return end + gap if config["strategy"] == strategy else paper_final(config)
+        if config["strategy"] in strategies_:
+            return end + gap
+        return end if config["strategy"] == "theta" else paper_final(config)
 
-    return World(final=final, spread=spread, **options)
+    return World(final=final, scatter=scatter, **options)
 
 
-def lost(strategy, epochs=3, seeds=(1,)):
-    return lambda c, seed: epochs if c["strategy"] == strategy and seed in seeds else None
+def lost(*strategies_, epochs=3, seeds=(1,)):
+    return lambda c, seed: epochs if c["strategy"] in strategies_ and seed in seeds else None
 
 
 class TestClaims:
@@ -72,6 +90,38 @@ class TestClaims:
         words = {judge(target, seeds=(0,)).word for target in LOSING + KEEPING}
         assert words == {"undecided"}
 
+    def test_a_setting_that_has_learned_too_little_cannot_tell(self):
+        """Where the best fixed batch ends 10 dB below the paper's, or at half of its accuracy."""
+
+        def final(config):
+            return paper_final(config) - (12 if config["task"] != CIFAR else 50)
+
+        for target in LOSING + KEEPING + ["figure5/as_many_epochs"]:
+            found = judge(target, World(final=final))
+            assert found.word == "not run" and "it has learned too little" in found.evidence
+        low = World(final=lambda c: paper_final(c) - 8)
+        assert {judge(target, low).word for target in LOSING + KEEPING} == {"reproduced"}
+
+    @pytest.mark.parametrize("target", LOSING + KEEPING)
+    def test_under_long_the_seeds_after_the_first_look_judge_alone(self, target):
+        """The first six say what the paper does, the others the opposite by far."""
+        task, strategies_ = parts_of(target)
+        sign = -1 if target in KEEPING else 1
+
+        def edit(metrics, config):
+            name = settings.metric(task)
+            if config["strategy"] in strategies_ and metrics[name][-1] > 100:
+                metrics[name][-1] += sign * 50
+
+        def final(config):
+            return paper_final(config)
+
+        seeds = tuple(range(9))
+        # A seed more is 20 higher in all trainings: those from 6 on are above 100.
+        world = World(final=final, spread=20.0, edit={"train": edit})
+        assert judge(target, world, "long", seeds=seeds).word == "not reproduced"
+        assert judge(target, World(), "long", seeds=seeds).word == "reproduced"
+
     def test_evidence_is_of_the_same_records_whatever_their_order(self):
         results, shuffled = (results_of("figure10", World(spread=0.3)) for _ in range(2))
         shuffled.records.reverse()
@@ -81,7 +131,7 @@ class TestClaims:
 @pytest.mark.parametrize("target", KEEPING)
 class TestKeepsUp:
     @pytest.mark.parametrize(
-        ("gap", "spread", "word"),
+        ("gap", "scatter", "word"),
         [
             (-0.5, 0.01, "reproduced"),
             (3.0, 0.01, "reproduced"),  # better
@@ -90,67 +140,75 @@ class TestKeepsUp:
             (-1.5, 0.01, "not reproduced"),
         ],
     )
-    def test_in_margins(self, target, gap, spread, word):
-        task = parts_of(target)[0]
+    def test_in_margins(self, target, gap, scatter, word):
+        task, strategies_ = parts_of(target)
         margin = kept_up(task)
-        found = judge(target, over(target, gap * margin, spread * margin))
+        found = judge(target, over(target, gap * margin, scatter * margin))
         assert found.word == word, found
-        assert f"{gap * margin:+.2f}" in found.evidence
+        assert found.evidence.count(f"{gap * margin:+.2f}") >= len(strategies_)
         assert f"margin -{margin:.3g} {UNITS[task]}" in found.evidence
         assert "times fewer updates" in found.evidence
 
     def test_one_diverged_seed_is_enough(self, target):
         """Whether it completed an epoch or none, and whatever the other seeds reach."""
-        strategy = parts_of(target)[1]
+        _, strategies_ = parts_of(target)
         for epochs in (0, 3):
-            found = judge(target, World(length=lost(strategy, epochs)))
+            found = judge(target, World(length=lost(*strategies_, epochs=epochs)))
             assert found.word == "not reproduced"
-            assert found.evidence.startswith("1 training diverged; margin: ")
+            assert "1 training diverged" in found.evidence
         assert judge(target, World(length=lost("linear"))).word == "reproduced"
         best = judge(target, World(length=lost("best")))
         assert best.word == "not run" and "1 training diverged" in best.evidence
 
 
-@pytest.mark.parametrize("artefact", ["figure4", "figure5"])
-def test_where_no_cost_saturated_nothing_is_said_of_the_decay(artefact):
+def test_one_growing_batch_that_fails_makes_it_partly():
+    """As where θ-adaptive training grows too early, and the schedule does not."""
+    world = World(final=lambda c: paper_final(c) - 5 * (c["strategy"] == "theta"))
+    found = judge("figure4/keeps_up", world)
+    assert found.word == "partly"
+    assert "θ-adaptive over best fixed batch, EDSR -5.10 dB" in found.evidence
+
+
+def test_where_no_cost_saturated_nothing_is_said_of_the_decay():
     def edit(metrics, config):
         metrics["lr"] = sorted(metrics["lr"])
 
-    found = judge(f"{artefact}/decay_keeps_up", World(edit={"train": edit}))
+    found = judge("figure4/decay_keeps_up", World(edit={"train": edit}))
     assert found.word == "not run" and "no rate decayed" in found.evidence
 
 
 @pytest.mark.parametrize("target", LOSING)
-class TestFallsBelow:
+class TestEndsLower:
     def test_higher_is_refuted(self, target):
         assert judge(target, over(target, 1.0, 0.01)).word == "not reproduced"
 
     def test_what_may_be_either_is_open(self, target):
         found = judge(target, over(target, -5.0, 20.0))
-        assert found.word == "undecided" and "would decide" in found.evidence
+        assert found.word == "undecided" and "a cell decide" in found.evidence
 
-    def test_a_certain_loss_far_smaller_than_the_papers(self, target):
-        task, strategy, other = parts_of(target)
+    def test_a_certain_loss_of_another_size_than_the_papers(self, target):
+        task, (strategy,) = parts_of(target)
         value = PAPER[task][strategy].get("value")
         if value is None:  # the paper tells no size: the direction is all
             assert judge(target, over(target, -0.5, 0.01)).word == "reproduced"
             return
-        paper = value - PAPER[task][other]["value"]
-        assert judge(target, over(target, 0.6 * paper, 0.01)).word == "reproduced"
-        assert judge(target, over(target, 0.4 * paper, 0.01)).word == "partly"
-        assert judge(target, over(target, 0.2 * paper, 0.01)).word == "not reproduced"
+        paper = value - PAPER[task]["best"]["value"]
+        for share, word in ((0.6, "reproduced"), (0.4, "partly"), (0.2, "partly")):
+            assert judge(target, over(target, share * paper, 0.01)).word == word
+        if task != CIFAR:
+            assert judge(target, over(target, 11 * paper, 0.01)).word == "partly"
 
     def test_who_diverges_has_lost(self, target):
         """Though the other seeds be better than any; but not to who diverged too."""
-        _, strategy, _ = parts_of(target)
+        _, (strategy,) = parts_of(target)
         for epochs in (0, 5):
-            found = judge(target, over(target, 50.0, length=lost(strategy, epochs)))
-            assert (found.word, found.evidence) == ("reproduced", "1 training diverged")
+            found = judge(target, over(target, 50.0, length=lost(strategy, epochs=epochs)))
+            assert found.word == "reproduced" and "1 training diverged" in found.evidence
         both = judge(target, World(length=lambda c, seed: 3 if seed else None))
         assert both.word == "not run" and "2 trainings diverged" in both.evidence
 
     def test_nobody_to_lose_to(self, target):
-        _, strategy, _ = parts_of(target)
+        _, (strategy,) = parts_of(target)
         assert judge(target, World(status=only_strategies(strategy))).word == "not run"
 
 
@@ -160,11 +218,11 @@ class TestEpochs:
         """θ-adaptive ends in these epochs by the seed, the best fixed batch around 100."""
 
         def edit(metrics, config):
-            seed = round(metrics["psnr"][-1]) - 40
+            seed = round(metrics["psnr"][-1]) - 45
             own = epochs if config["strategy"] == "theta" else (99, 100, 101)
             metrics["completed"], metrics["stopped"] = own[seed], stopped
 
-        return World(final=lambda c: 41.0, spread=1.0, edit={"train": edit})
+        return World(final=lambda c: 46.0, spread=1.0, edit={"train": edit})
 
     @pytest.mark.parametrize(
         ("epochs", "word"),
@@ -180,22 +238,24 @@ class TestEpochs:
         """Of the paper's two trainings θ-adaptive takes up to 1130 epochs for 930."""
         found = judge(f"{artefact}/as_many_epochs", self.completed(*epochs))
         assert found.word == word and "margin ±21.5 %" in found.evidence
-        assert f"(paper ×{'1.08' if artefact == 'figure4' else '1.22'})" in found.evidence
+        assert f"paper ×{'1.08' if artefact == 'figure4' else '1.22'}" in found.evidence
 
     def test_epochs_to_the_quality_of_the_fixed_batch(self, artefact):
         """Of each seed: the first epoch that is as high as the other's last, of the other's."""
 
         def edit(metrics, config):
-            seed = round(metrics["psnr"][-1]) - 40
+            seed = round(metrics["psnr"][-1]) - 45
             metrics["completed"], metrics["stopped"] = 100, True
-            ours = [[30, None, 41, 39], [30, 40, 41, 42], [39.9, 39.9]][seed]
-            metrics["psnr"] = ours if config["strategy"] == "theta" else [30, 42, 42, 42, 40]
+            ours = [[30, None, 46, 44], [30, 45, 46, 47], [44.9, 44.9]][seed]
+            metrics["psnr"] = ours if config["strategy"] == "theta" else [30, 47, 47, 47, 45]
 
         found = judge(
             f"{artefact}/as_many_epochs",
-            World(final=lambda c: 41.0, spread=1.0, edit={"train": edit}),
+            World(final=lambda c: 46.0, spread=1.0, edit={"train": edit}),
         )
-        said = "as high as the fixed batch ends: 2 of 3 seeds, after ×0.50 of its epochs (median)"
+        said = (
+            "2 of 3 seeds get as high as the fixed batch ends, after ×0.50 of its epochs (median)"
+        )
         assert said in found.evidence
 
     def test_equal_counts_are_no_proof(self, artefact):
@@ -205,8 +265,8 @@ class TestEpochs:
             metrics["completed"], metrics["stopped"] = 3, True
 
         found = judge(f"{artefact}/as_many_epochs", World(edit={"train": edit}))
-        # 0.0962 of a count of 3, by √(2 / 3), by t of 4 degrees of freedom.
-        assert "×1.00 [×0.85, ×1.18 at 90 %]" in found.evidence and found.word == "reproduced"
+        # 0.0962 of a count of 3, by √(2 / 3), by t of 2 degrees of freedom.
+        assert "(90 %: ×0.79 to ×1.26)" in found.evidence and found.word == "undecided"
 
     def test_without_either(self, artefact):
         for name in ("theta", "best"):
@@ -218,10 +278,13 @@ class TestEpochs:
         assert found.word == "not run" and "the stop rule was not met" in found.evidence
 
 
-def rising(theta, others, scatter=0.01):
+def rising(theta, scatter=0.01, **others):
+    """θ-adaptive's rise, and those of others by strategy, 1.5 where none is given."""
+
     def rise(config, seed):
-        own = theta if config["strategy"] == "theta" else others
-        return own * math.exp(scatter * (seed - 1))
+        if config["strategy"] == "theta":
+            return theta * math.exp(scatter * (seed - 1))
+        return others.get(config["strategy"], 1.5)
 
     return World(rise=rise)
 
@@ -231,35 +294,30 @@ class TestDecay:
         ("rise", "scatter", "word"),
         [
             (1.05, 0.01, "reproduced"),
-            (0.7, 0.01, "reproduced"),
-            (1.05, 0.2, "undecided"),
-            (1.4, 0.01, "not reproduced"),
+            (1.3, 0.01, "reproduced"),
+            (1.4, 0.2, "undecided"),
+            (1.6, 0.01, "not reproduced"),
         ],
     )
-    def test_theta_stays(self, rise, scatter, word):
-        found = judge("figure3/theta_stays", rising(rise, 1.5, scatter))
-        assert found.word == word and f"×{rise:.2f}" in found.evidence
-        assert "margin +10 %" in found.evidence
+    def test_theta_rises_less_than_the_others_do(self, rise, scatter, word):
+        found = judge("figure3/theta_rises_less", rising(rise, scatter))
+        assert found.word == word and f"×{rise:.2f} beside ×1.50" in found.evidence
+        assert "noise scale" not in found.evidence and found.evidence.count("rise of θ over") == 3
 
-    @pytest.mark.parametrize(
-        ("rise", "scatter", "word"),
-        [(1.5, 0.01, "reproduced"), (1.05, 0.2, "undecided"), (0.9, 0.01, "not reproduced")],
-    )
-    def test_others_rise(self, rise, scatter, word):
-        found = judge("figure3/others_rise", rising(1.0, rise, scatter))
-        assert found.word == word and f"best fixed batch ×{rise:.2f}" in found.evidence
-        assert "noise scale" not in found.evidence
+    def test_a_strategy_that_rises_less_makes_it_partly(self):
+        """As a batch that grows at a fixed rate: that it rises, too, is not enough."""
+        found = judge("figure3/theta_rises_less", rising(1.08, scheduled=1.05))
+        assert found.word == "partly" and "×1.08 beside ×1.05" in found.evidence
 
     def test_a_training_that_ended_before_its_decay_has_no_rise(self):
         """Its last epoch would be compared with itself, and be flat for sure."""
         early = World(length=lambda c, seed: 20 if c["strategy"] == "theta" else None)
-        assert judge("figure3/theta_stays", early).word == "not run"
-        assert judge("figure3/others_rise", early).word == "reproduced"
+        assert judge("figure3/theta_rises_less", early).word == "not run"
 
     def test_one_strategy_missing_leaves_it_open(self):
-        world = World(status=only_strategies("best", "linear"))
-        found = judge("figure3/others_rise", world)
-        assert found.word == "undecided" and "scheduled: no records" in found.evidence
+        world = World(status=only_strategies("theta", "best", "linear"))
+        found = judge("figure3/theta_rises_less", world)
+        assert found.word == "undecided" and "adaptive b: no records" in found.evidence
 
 
 @pytest.mark.parametrize("artefact", TASKS)
@@ -311,7 +369,7 @@ class TestTable:
     def test_ours_beside_the_papers(self, artefact):
         task = TASKS[artefact]
         unit = "accuracy (%)" if task == CIFAR else "PSNR (dB)"
-        rows = rows_of(artefact, World(spread=0.1))
+        rows = rows_of(artefact, World(spread=0.1, scatter=0.01))
         assert len(rows) == (7 if task == CIFAR else 6)
         best, ours = rows[0], rows[3]
         assert (best["strategy"], ours["strategy"]) == ("best fixed batch", "θ-adaptive")
@@ -369,7 +427,7 @@ class TestTable:
 
     def test_one_seed_has_no_interval(self):
         ours = rows_of("figure4", seeds=(0,))[3]
-        assert ours["over best"] == "-0.10" and "±" not in ours["PSNR (dB)"]
+        assert ours["over best"] == "-0.10 dB (no spread known)" and "±" not in ours["PSNR (dB)"]
 
     def test_after_the_decay(self):
         rows = decay.decay_table(results_of("figure3"))
@@ -411,6 +469,5 @@ def test_the_metric_is_drawn_against_the_updates(artefact, task):
 def test_a_theta_below_0_has_no_ratio(monkeypatch):
     """Where the cost ends above that at w_0, as in a training of toy size."""
     monkeypatch.setattr(decay, "rises", lambda results: {"best": [1.0], "theta": [-1.0, 2.0]})
-    for key in ("theta_stays", "others_rise"):
-        word, evidence = vars(judge(f"figure3/{key}")).values()
-        assert word == "not run" and "θ is not above 0" in evidence
+    word, evidence = vars(judge("figure3/theta_rises_less")).values()
+    assert word == "not run" and "θ is not above 0" in evidence

@@ -62,7 +62,9 @@ class TestRows:
     def test_first_looks_are_of_experiments_that_there_are(self, paper):
         looks = paper_toml(paper).get("first_look", {})
         assert set(looks) <= set(load_paper(paper).experiments)
-        assert all(len(set(seeds)) == len(seeds) > 0 for seeds in looks.values())
+        for look in looks.values():
+            for seeds in look.values() if isinstance(look, dict) else [look]:
+                assert len(set(seeds)) == len(seeds) > 0
 
     def test_a_claim_that_certainly_fails_says_why_and_no_other(self, paper):
         rows = rows_of(paper)

@@ -6,17 +6,18 @@ Of trainings with one batch size all along, their rates in proportion to it.
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.adaptive.contrasts import trend
-from repro.experiments.adaptive.describing import CURVES, facts
+from repro.experiments.adaptive.describing import CURVES, facts, ran
 from repro.experiments.adaptive.peaks import (
-    after_peak,
     first_epochs,
     first_peaks,
+    interval,
     later_peak,
     rises_first,
     told,
@@ -26,22 +27,20 @@ from repro.experiments.adaptive.settings import (
     DIV2K,
     PAPER,
     by_batch,
-    curves,
     final,
     fixed,
     heading,
-    kept_up,
     metric,
     printed,
     span,
     training,
+    unit,
     updates_of,
 )
 from repro.experiments.adaptive.sizes import by_papers_size, draw
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.intervals import BySeed, Gap, NotRun, Spread, difference
-from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
+from repro.experiments.design import Chosen, Exhibit, Results, Run
+from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -85,11 +84,11 @@ def sizes_table(results: Results, task: str) -> list[dict[str, Any]]:
                 "μ": f"{max(records[0].metrics['lr']):g}",
                 "warm-up": "yes" if config["strategy"] == "linear" else "no",
                 f"{heading(task)}, paper": printed(_printed_of(task, paper)),
-                heading(task): Summary.of(final(records, metric(task))).text(),
-                "training cost": Summary.of(final(records, "train_cost")).text(4),
+                heading(task): Summary.of(final(results, records, metric(task))).text(),
+                "training cost": Summary.of(final(results, records, "train_cost")).text(4),
                 "θ peaks in epoch, paper": peak,
-                "θ peaks in epoch": span(first_peaks(records)),
-                "θ at the end": Summary.of(final(records, "theta")).text(4),
+                "θ peaks in epoch": span(first_peaks(results, records)),
+                "θ at the end": Summary.of(final(results, records, "theta")).text(4),
                 "updates": span(updates_of(records)),
                 "n": len(records),
             }
@@ -129,42 +128,35 @@ def figure2(results: Results) -> "Figure":
     return drawn
 
 
-def _psnr_gap(results: Results, size: int) -> Gap:
+def _psnr_gap(results: Results, size: int) -> Estimate:
     """Return the PSNR with one of Figure 1's sizes less that with the best one."""
-    ends = {n: final(records, "psnr") for n, records in by_papers_size(results, DIV2K).items()}
-    return difference(ends.get(size, []), ends.get(BEST, []), Spread.pooled(ends.values()), "dB")
+    by_size = by_papers_size(results, DIV2K)
+    missing = [n for n in (size, BEST) if n not in by_size]
+    if missing:
+        raise NotRun(f"B = {missing[0]}: no records")
+    own, best = by_size[size], by_size[BEST]
+    gap = difference(final(results, own, "psnr"), final(results, best, "psnr"), unit(DIV2K))
+    return replace(gap, label=f"B = {_sized(own)} over {_sized(best)}, {ran(own)}")
 
 
-@claim(
-    "large_lose",
-    f"Batch sizes above {KEPT_UP_TO} end with a lower PSNR than {BEST}",
-    "Figure 1",
-)
-def large_lose(results: Results, expected: Expectation) -> Verdict:
-    """Judge each of the sizes beyond 64; the paper prints the PSNR of the largest alone."""
-    paper = PAPER[DIV2K]
-    printed_gaps = {paper["linear"]["batch"]: paper["linear"]["value"] - paper["best"]["value"]}
-
-    def judge(size: str) -> Part:
-        gap = _psnr_gap(results, int(size))
-        return direction(f"B = {size}", gap, printed_gaps.get(int(size)), sign=expected.sign)
-
-    return combine(each(map(str, LOST), judge))
+def _sized(records: Sequence[Record]) -> str:
+    """Return a batch size, and the paper's that it stands for where that is another."""
+    ours, paper = records[0].config["controller"]["batch"], records[0].config["stands_for"]
+    return f"{ours}" if ours == paper else f"{ours} (for {paper})"
 
 
-@claim(
-    "small_keep_up",
-    f"Batch sizes up to {KEPT_UP_TO} end as high as {BEST} (as we put it: within "
-    f"{kept_up(DIV2K):g} dB of it or above)",
-    "Figure 1",
-)
-def small_keep_up(results: Results, expected: Expectation) -> Verdict:
-    """Judge the sizes up to 64."""
+def large_lose(results: Results) -> Cases:
+    """Compare the sizes beyond 64 with 16; the paper prints the PSNR of the largest alone."""
+    return {f"B = {size}": case for size, case in _over_best(results, LOST).items()}
 
-    def judge(size: str) -> Part:
-        return equivalence(f"B = {size}", _psnr_gap(results, int(size)), kept_up(DIV2K), side=-1)
 
-    return combine(each(map(str, KEPT), judge))
+def small_keep_up(results: Results) -> Cases:
+    """Compare the sizes up to 64 with 16."""
+    return {f"B = {size}": case for size, case in _over_best(results, KEPT).items()}
+
+
+def _over_best(results: Results, sizes: Sequence[int]) -> Cases:
+    return cases(map(str, sizes), lambda size: _psnr_gap(results, int(size)))
 
 
 def epochs_to_common(results: Results) -> tuple[float, dict[int, BySeed]]:
@@ -174,39 +166,34 @@ def epochs_to_common(results: Results) -> tuple[float, dict[int, BySeed]]:
         NotRun: There are no trainings.
     """
     by_size = by_batch(results, DIV2K)
-    psnrs = {size: curves(records, "psnr") for size, records in by_size.items()}
-    if not psnrs:
+    if not by_size:
         raise NotRun("no records")
-    common = min(max(curve) for seeds in psnrs.values() for curve in seeds)
-    return common, {
-        size: BySeed(
-            (1 + int((np.asarray(curve) >= common).argmax()) for curve in psnrs[size]),
-            (record.seed for record in records),
-        )
-        for size, records in by_size.items()
-    }
+    every = [record.metrics["psnr"] for records in by_size.values() for record in records]
+    common = min(max(value for value in curve if value is not None) for curve in every)
+
+    def first(record: Record) -> int:
+        numbers = enumerate(record.metrics["psnr"], 1)
+        return next(n for n, value in numbers if value is not None and value >= common)
+
+    return common, {size: results.cell(records, first) for size, records in by_size.items()}
 
 
-@claim("slower", "Larger batches converge more slowly, in epochs", "Section I")
-def slower(results: Results, expected: Expectation) -> Verdict:
-    """Judge by which factor the epochs to a common PSNR grow where the batch doubles.
+def slower(results: Results) -> Cases:
+    """Return by which factor the epochs to a common PSNR grow where the batch doubles.
 
     The paper's factor is that of the epochs to the end of its trainings with 16 and 256.
     """
     common, epochs = epochs_to_common(results)
-    best, linear = PAPER[DIV2K]["best"], PAPER[DIV2K]["linear"]
-    doublings = math.log2(linear["batch"] / best["batch"])
-    paper = (linear["epochs"] / best["epochs"]) ** (1 / doublings)
     listed = ", ".join(
         f"B = {size}: {Summary.of(counts).text(1)}" for size, counts in epochs.items()
     )
-    name = f"epochs to {common:.1f} dB {listed}; a doubling of the batch"
-    return combine([direction(name, trend(epochs, resolution=1), paper, sign=expected.sign)])
+    own = ran(next(iter(by_batch(results, DIV2K).values())))
+    label = f"{own}: epochs to {common:.1f} dB where the batch doubles"
+    return {"epochs": replace(trend(epochs, resolution=1), label=label, note=listed)}
 
 
-@claim("same_cost", "All batch sizes end with almost the same training cost", "Figure 2")
-def same_cost(results: Results, expected: Expectation) -> Verdict:
-    """Judge costs at the end, in shares of the best batch's fall, where trainings have converged.
+def same_cost(results: Results) -> Cases:
+    """Compare costs at the end, in shares of the best batch's fall, where trainings converged.
 
     Trainings that have not would have the same cost because they have hardly begun.
     """
@@ -215,47 +202,51 @@ def same_cost(results: Results, expected: Expectation) -> Verdict:
     if best not in by_size or len(by_size) < 2:
         raise NotRun("no records")
     start = float(np.mean([record.metrics["initial_cost"][0] for record in by_size[best]]))
-    end = float(np.mean(final(by_size[best], "train_cost")))
+    end = float(np.mean(final(results, by_size[best], "train_cost")))
     if end > start / 2:
         raise NotRun(
             f"nothing has converged: with B = {best} the cost ends at {end:.2f} of {start:.2f} at "
             "w_0; needs longer trainings"
         )
-    costs = {
-        size: BySeed.of(records, lambda r: r.metrics["train_cost"][-1] / (start - end))
-        for size, records in by_size.items()
-    }
-    spread = Spread.pooled(costs.values())
 
-    def judge(size: str) -> Part:
-        gap = difference(costs[int(size)], costs[best], spread, "of the fall", digits=3)
-        return equivalence(f"B = {size}", gap, expected.allowed())
+    def compared(size: str) -> Estimate:
+        costs, best_costs = (
+            results.cell(by_size[n], lambda r: r.metrics["train_cost"][-1] / (start - end))
+            for n in (int(size), best)
+        )
+        label = f"B = {size} over {best}, {ran(by_size[best])}"
+        return replace(difference(costs, best_costs, "of the fall", digits=3), label=label)
 
-    return combine(each((str(size) for size in costs if size != best), judge))
+    return cases((str(size) for size in by_size if size != best), compared)
 
 
-@claim("sharpness", "The higher θ, the lower the accuracy", "Figure 2")
-def sharpness(results: Results, expected: Expectation) -> Verdict:
-    """Judge accuracies of every two batch sizes by the order of their θ, where that is certain."""
+def sharpness(results: Results) -> Cases:
+    """Compare accuracies of every two batch sizes, that with the higher θ first.
+
+    Where seeds do not tell which θ is higher, the difference decides nothing.
+    """
     by_size = by_papers_size(results, CIFAR)
     if len(by_size) < 2:
         raise NotRun("no records")
-    thetas = {size: final(records, "theta") for size, records in by_size.items()}
-    accuracies = {size: final(records, "accuracy") for size, records in by_size.items()}
-    of_theta, of_accuracy = Spread.pooled(thetas.values()), Spread.pooled(accuracies.values())
 
-    def judge(pair: tuple[int, int]) -> Part:
+    def compared(pair: tuple[int, int]) -> Estimate:
         a, b = pair
-        theta = difference(thetas[a], thetas[b], of_theta, digits=4)
-        accuracy = difference(accuracies[a], accuracies[b], of_accuracy, "points")
-        higher = 1 if theta.mean > 0 else -1
-        name = f"B = {a} over {b}"
-        word, evidence = direction(f"{name}: θ", theta, sign=higher)
-        if word != "reproduced":
-            return "undecided", f"{evidence}; accuracy {accuracy}"
-        return direction(f"{name}: θ {theta}, accuracy", accuracy, sign=higher * expected.sign)
+        thetas, accuracies = (
+            [final(results, by_size[n], name) for n in pair] for name in ("theta", "accuracy")
+        )
+        theta = difference(thetas[0], thetas[1], digits=4)
+        accuracy = difference(accuracies[0], accuracies[1], unit(CIFAR))
+        if theta.mean < 0:
+            a, b = b, a
+            theta, accuracy = (replace(one, mean=-one.mean) for one in (theta, accuracy))
+        label = f"accuracy of B = {a}, where θ is higher, over {b}, {ran(by_size[a])}"
+        if theta.interval()[0] > 0:
+            return replace(accuracy, label=label, note=f"θ {theta}")
+        label = f"accuracy of B = {a} over {b}, {ran(by_size[a])}"
+        note = f"seeds do not tell which θ is higher: {theta}"
+        return replace(accuracy, error=math.nan, dof=math.nan, label=label, note=note)
 
-    return combine([judge(pair) for pair in itertools.combinations(by_size, 2)])
+    return {f"{a}, {b}": compared((a, b)) for a, b in itertools.combinations(by_size, 2)}
 
 
 FIGURE1 = Exhibit(
@@ -268,7 +259,7 @@ FIGURE1 = Exhibit(
         "largest B warms up.",
         facts,
     ),
-    claims=(large_lose, small_keep_up, slower),
+    claims={"large_lose": large_lose, "small_keep_up": small_keep_up, "slower": slower},
 )
 FIGURE2 = Exhibit(
     long=True,
@@ -279,11 +270,11 @@ FIGURE2 = Exhibit(
         f"Cost and θ after each epoch. {CURVES} The table has θ's peak before decays.",
         told,
     ),
-    claims=(
-        same_cost,
-        sharpness,
-        later_peak(CIFAR, "later_peak"),
-        rises_first(CIFAR, "rises_first"),
-        after_peak(CIFAR, "interval_after_peak"),
-    ),
+    claims={
+        "same_cost": same_cost,
+        "sharpness": sharpness,
+        "later_peak": partial(later_peak, tasks=(CIFAR,)),
+        "rises_first": partial(rises_first, tasks=(CIFAR,)),
+        "interval": partial(interval, tasks=(CIFAR,)),
+    },
 )

@@ -1,21 +1,39 @@
-"""What a quantity changes by from cell to cell, as a factor with its error.
-
-Of a whole design at once: its cells make the spread, and counts have at least rounding's.
-"""
+"""What a quantity changes by from cell to cell, as a factor with its error."""
 
 import math
 from collections.abc import Mapping, Sequence
 
-from repro.experiments.intervals import Gap, NotRun, Spread, contrast, logs_of
+from repro.experiments.judge import BySeed, Estimate, NotRun, contrast
 from repro.records import Record
 
 
-def trend(cells: Mapping[int, Sequence[float]], resolution: float = 0.0) -> Gap:
+def of_counts(
+    cells: Sequence[BySeed], weights: Sequence[float], resolution: float = 1.0
+) -> Estimate:
+    """Return `contrast` of the logarithms of counts, seed by seed.
+
+    Equal counts, such as of whole epochs, are no proof of a spread of 0, but of one no larger than
+    that of numbers that lie evenly over what is rounded to one count.
+
+    Args:
+        cells: Counts above 0, one for each seed.
+        weights: Of each cell.
+        resolution: What is counted in.
+    """
+    shares = [
+        weight * resolution / (math.fsum(cell) / len(cell))
+        for cell, weight in zip(cells, weights, strict=True)
+        if cell
+    ]
+    return contrast(cells, weights, log=True, resolution=math.hypot(*shares))
+
+
+def trend(cells: Mapping[int, BySeed], resolution: float = 0.0) -> Estimate:
     """Return by which factor values grow where the batch doubles: a line through logarithms.
 
     Args:
         cells: Values above 0 by batch size, one for each seed.
-        resolution: What they are counted in, such as whole epochs; see `rounding`.
+        resolution: What they are counted in, such as whole epochs; see `of_counts`.
 
     Raises:
         NotRun: There are fewer than two sizes.
@@ -26,36 +44,7 @@ def trend(cells: Mapping[int, Sequence[float]], resolution: float = 0.0) -> Gap:
     middle = math.fsum(exponents) / len(exponents)
     moment = math.fsum((exponent - middle) ** 2 for exponent in exponents)
     weights = [(exponent - middle) / moment for exponent in exponents]
-    logs = [logs_of(cell) for cell in cells.values()]
-    return log_contrast(logs, weights, [rounding(cell, resolution) for cell in cells.values()])
-
-
-def rounding(counts: Sequence[float], resolution: float = 1.0) -> float:
-    """Return the spread of a count's logarithm that rounding alone makes.
-
-    Equal counts, such as of whole epochs, are no proof of a spread of 0, but of one no larger than
-    this: that of numbers spread evenly over what is rounded to one count.
-    """
-    return resolution / math.sqrt(12) / (math.fsum(counts) / len(counts))
-
-
-def log_contrast(
-    logs: Sequence[Sequence[float]],
-    weights: Sequence[float],
-    least: Sequence[float] | None = None,
-    *,
-    trials: str = "seeds",
-) -> Gap:
-    """Return `contrast` of logarithms, whose spread is pooled over all these cells.
-
-    Args:
-        logs: By cell, one for each seed.
-        weights: Of each cell.
-        least: The spread that each cell has at least, of what is counted by `rounding`.
-        trials: What the values are; ``rounds`` of a timing.
-    """
-    spread = Spread.pooled(logs)
-    return contrast(logs, weights, spread, least, log=True, trials=trials)
+    return of_counts(list(cells.values()), weights, resolution)
 
 
 def as_high_after(

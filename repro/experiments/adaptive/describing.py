@@ -76,6 +76,17 @@ def network(config: Mapping[str, Any]) -> str:
     return "EDSR" if whole else f"EDSR {model['blocks']}×{model['width']}"
 
 
+def ran(records: Sequence[Record]) -> str:
+    """Return which network was trained; see `called`."""
+    return called(records[0].config)
+
+
+def called(config: Mapping[str, Any]) -> str:
+    """Name a network, and what it stands for: ``ResNet-8 (for ResNet-20)``."""
+    ours, role = network(config), ROLES[config["task"]]
+    return ours if ours == role else f"{ours} (for {role})"
+
+
 def title(records: Sequence[Record], task: str) -> str:
     """Return the title of a panel of our trainings of a task."""
     if not records:

@@ -5,10 +5,12 @@ it, and that a higher accuracy can be expected where LARS alone loses accuracy b
 LAMB is ours: the same with Adam.
 """
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from repro.experiments.adaptive.batches import first_decay
-from repro.experiments.adaptive.describing import CURVES, facts, title
+from repro.experiments.adaptive.describing import CURVES, facts, ran, title
 from repro.experiments.adaptive.peaks import intervals
 from repro.experiments.adaptive.settings import (
     CIFAR,
@@ -17,19 +19,18 @@ from repro.experiments.adaptive.settings import (
     curves,
     diverged,
     final,
-    kept_up,
     layerwise,
     left_out,
     span,
     trained,
     training,
+    unit,
     updates_of,
 )
 from repro.experiments.adaptive.strategies import schedule
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.intervals import NotRun, Spread, difference
-from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
+from repro.experiments.design import Chosen, Exhibit, Results, Run
+from repro.experiments.judge import Cases, Estimate, Exact, NotRun, difference, mean_of
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -76,10 +77,7 @@ def table(results: Results) -> list[dict[str, Any]]:
             sizes = (
                 [f"{size} ({epochs})" for size, epochs in schedule(records[0])] if records else []
             )
-            alone = trainings.get((optimizer, "linear"), [])
-            over = DASH
-            if strategy != "linear" and records and alone:
-                over = difference(final(records, "accuracy"), final(alone, "accuracy")).text()
+            gap = _over(results, optimizer) if strategy == "theta" else DASH
             rates = records[0].metrics["lr"] if records else [0.0]
             rows.append(
                 {
@@ -90,13 +88,20 @@ def table(results: Results) -> list[dict[str, Any]]:
                     "K": span([k for k in intervals(records) if k])
                     if strategy == "theta"
                     else DASH,
-                    "accuracy (%)": Summary.of(final(records, "accuracy")).text(),
-                    "over linear scaling": over,
+                    "accuracy (%)": Summary.of(final(results, records, "accuracy")).text(),
+                    "over linear scaling": gap,
                     "updates": span(updates_of(records)),
                     "n": f"{len(records)}, {lost} diverged" if lost else len(records),
                 }
             )
     return rows
+
+
+def _over(results: Results, optimizer: str) -> str:
+    try:
+        return str(over(results, (optimizer, "theta"), (optimizer, "linear")))
+    except NotRun:
+        return DASH
 
 
 LINES = {"SGD": "-", "LARS": "--", "LAMB": ":"}
@@ -129,66 +134,48 @@ def figure(results: Results) -> "Figure":
     return drawn
 
 
-def _ends(results: Results, *keys: tuple[str, str]) -> tuple[list[list[float]], Spread]:
-    """Return final accuracies of some cells, and the spread that all share.
+Key = tuple[str, str]  # optimizer and strategy
+
+
+def over(results: Results, one: Key, other: Key) -> Estimate:
+    """Return the final accuracy of one cell less that of another, seed by seed.
 
     Raises:
-        NotRun: One has no records.
+        NotRun: There are no trainings of one of them, or one diverged.
     """
-    ends = {
-        key: final(records, "accuracy")
-        for key, records in cells(results).items()
-        if not diverged(results, CIFAR, _name(*key))
-    }
-    for optimizer, strategy in keys:
-        if (optimizer, strategy) not in ends:
-            raise NotRun(f"{optimizer}, {NAMES[strategy]}: no records")
-    return [ends[key] for key in keys], Spread.pooled(ends.values())
+    trainings = cells(results)
+    for key in (one, other):
+        if lost := _lost(results, key):
+            raise NotRun(f"{key[0]}, {NAMES[key[1]]}: {lost} diverged")
+        if key not in trainings:
+            raise NotRun(f"{key[0]}, {NAMES[key[1]]}: no records")
+    own, others = (final(results, trainings[key], "accuracy") for key in (one, other))
+    label = " over ".join(f"{NAMES[strategy]} with {name}" for name, strategy in (one, other))
+    note = " beside ".join(f"{mean_of(cell).mean:.2f}" for cell in (own, others))
+    label += f", {ran(trainings[one])}"
+    return replace(difference(own, others, unit(CIFAR)), label=label, note=note)
 
 
-def _lost(results: Results, optimizer: str, strategy: str) -> int:
-    return diverged(results, CIFAR, _name(optimizer, strategy))
+def _lost(results: Results, key: Key) -> int:
+    return diverged(results, CIFAR, _name(*key))
 
 
-def above(optimizer: str) -> Claim:
-    """Return the claim that θ-adaptive training ends above the large batch with an optimizer."""
-    ours = "" if optimizer == "LARS" else " (our question)"
-
-    @claim(
-        f"theta_above_{optimizer.lower()}",
-        f"With {optimizer}, θ-adaptive training ends with a higher accuracy than the large batch "
-        f"from the start{ours}",
-        "none" if ours else "Section V",
-    )
-    def judge_above(results: Results, expected: Expectation) -> Verdict:
-        lost = {strategy: _lost(results, optimizer, strategy) for strategy in PAIR}
-        if lost["theta"]:
-            return combine([certain(f"θ-adaptive: {lost['theta']} diverged", False)])
-        if lost["linear"]:
-            _ends(results, (optimizer, "theta"))
-            return combine([certain(f"the large batch: {lost['linear']} diverged", True)])
-        (large, grown), spread = _ends(results, *((optimizer, strategy) for strategy in PAIR))
-        gap = difference(grown, large, spread, "points")
-        return combine([direction(f"θ-adaptive over {optimizer} alone", gap, sign=expected.sign)])
-
-    return judge_above
+def theta_above(results: Results, optimizer: str) -> Cases:
+    """Compare θ-adaptive training with the large batch from the start, by one optimizer."""
+    grown, large = (optimizer, "theta"), (optimizer, "linear")
+    if lost := _lost(results, grown):
+        return {optimizer: Exact(False, f"θ-adaptive: {lost} diverged")}
+    if (lost := _lost(results, large)) and grown in cells(results):
+        return {optimizer: Exact(True, f"the large batch: {lost} diverged")}
+    return {optimizer: over(results, grown, large)}
 
 
-@claim(
-    "lars_keeps_up",
-    "Both can be employed together without affecting each other (as we put it: θ-adaptive training "
-    f"with LARS ends within {kept_up(CIFAR):g} % of that with SGD, or above)",
-    "Section V",
-)
-def lars_keeps_up(results: Results, expected: Expectation) -> Verdict:
-    """Judge θ-adaptive training by both optimizers."""
-    if lost := _lost(results, "SGD", "theta"):
-        raise NotRun(f"SGD: {lost} diverged")
-    if lost := _lost(results, "LARS", "theta"):
-        return combine([certain(f"LARS: {lost} diverged", False)])
-    (plain, lars), spread = _ends(results, ("SGD", "theta"), ("LARS", "theta"))
-    gap = difference(lars, plain, spread, "points")
-    return combine([equivalence("LARS over SGD", gap, kept_up(CIFAR), side=-1)])
+def lars_keeps_up(results: Results) -> Cases:
+    """Compare θ-adaptive training by both optimizers."""
+    lars, plain = ("LARS", "theta"), ("SGD", "theta")
+    if not _lost(results, plain) and (lost := _lost(results, lars)):
+        return {"LARS": Exact(False, f"LARS: {lost} diverged")}
+    return {"LARS": over(results, lars, plain)}
 
 
 LARS = Exhibit(
@@ -201,5 +188,9 @@ LARS = Exhibit(
         "not under quick or long.",
         facts,
     ),
-    claims=(above("LARS"), lars_keeps_up, above("LAMB")),
+    claims={
+        "theta_above_lars": partial(theta_above, optimizer="LARS"),
+        "lars_keeps_up": lars_keeps_up,
+        "theta_above_lamb": partial(theta_above, optimizer="LAMB"),
+    },
 )

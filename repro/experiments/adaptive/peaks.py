@@ -4,12 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from repro.experiments.adaptive.contrasts import log_contrast, rounding, trend
-from repro.experiments.adaptive.describing import CURVES, facts
+from repro.experiments.adaptive.contrasts import of_counts, trend
+from repro.experiments.adaptive.describing import CURVES, facts, ran
 from repro.experiments.adaptive.settings import (
     CIFAR,
     DIV2K,
@@ -25,19 +26,18 @@ from repro.experiments.adaptive.settings import (
 )
 from repro.experiments.adaptive.sizes import by_papers_size, draw, multiple
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    LONG,
-    SEEDS,
-    Chosen,
-    Claim,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    claim,
+from repro.experiments.design import LONG, SEEDS, Chosen, Exhibit, Results, Run
+from repro.experiments.judge import (
+    BySeed,
+    Case,
+    Cases,
+    Estimate,
+    Exact,
+    NotRun,
+    cases,
+    mean_of,
+    unsure,
 )
-from repro.experiments.intervals import BySeed, NotRun, ratio
-from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -115,9 +115,9 @@ def _where_it_peaks(record: Record) -> tuple[int, list[float]]:
     return warmup, [math.nan if value is None else value for value in theta[warmup:]]
 
 
-def first_peaks(records: Sequence[Record]) -> BySeed:
+def first_peaks(results: Results, records: Sequence[Record]) -> BySeed:
     """Return the epoch in which θ is largest in each training."""
-    return BySeed.of(records, first_peak)
+    return results.cell(records, first_peak)
 
 
 def intervals(records: Sequence[Record]) -> list[int | None]:
@@ -133,24 +133,25 @@ def peaks_table(results: Results) -> list[dict[str, Any]]:
         for paper, records in by_papers_size(results, task).items():
             peak = f"{low} to {high}" if paper == PAPER[task]["theta"]["batch"] else DASH
             size = records[0].config["controller"]["batch"]
-            rows.append(_peaks_row(task, size, peak, records, DASH))
+            rows.append(_peaks_row(task, size, peak, first_peaks(results, records), DASH))
         records = trained(results, task, "theta")
         ours = span([interval for interval in intervals(records) if interval])
-        interval = f"{ours} (paper {PAPER[task]['interval']})"
-        rows.append(_peaks_row(task, "θ-adaptive", f"{low} to {high}", records, interval))
+        found = f"{ours} (paper {PAPER[task]['interval']})"
+        peaks = first_peaks(results, records)
+        rows.append(_peaks_row(task, "θ-adaptive", f"{low} to {high}", peaks, found))
     return rows
 
 
 def _peaks_row(
-    task: str, size: int | str, paper: str, records: Sequence[Record], interval: str
+    task: str, size: int | str, paper: str, peaks: Sequence[float], interval: str
 ) -> dict[str, Any]:
     return {
         "task": task,
         "B": size,
         "θ peaks in epoch, paper": paper,
-        "θ peaks in epoch": span(first_peaks(records)),
+        "θ peaks in epoch": span(peaks),
         "K": interval,
-        "n": len(records),
+        "n": len(peaks),
     }
 
 
@@ -177,39 +178,40 @@ def figure6(results: Results) -> "Figure":
     return drawn
 
 
-def later_peak(task: str, key: str, end: str = "") -> Claim:
-    """Return the claim that θ of a larger batch peaks later."""
+def later_peak(results: Results, tasks: Sequence[str]) -> Cases:
+    """Return by which factor the epoch of θ's peak grows where the batch doubles."""
+    return cases(tasks, partial(_later, results))
 
-    @claim(key, f"θ of a larger batch peaks later{end}", "Section III-D")
-    def judge_order(results: Results, expected: Expectation) -> Verdict:
-        peaks: dict[int, BySeed] = {}
-        hidden = ""
-        for size, records in by_batch(results, task).items():
-            epochs, first = first_peaks(records), _warmup(records[0]) + 1
-            if first > 1 and first in epochs:
-                hidden += f"; B = {size}: by the end of its warm-up, not counted"
-            else:
-                peaks[size] = epochs
-        begun = further_peaks(results, task)
-        if any(last in epochs for last, epochs in begun.values()):
-            # θ may rise on in those seeds, and to leave these out alone would favour early peaks.
-            hidden += "; further seeds whose first epochs end before θ falls are not counted"
-        elif len(begun) > 1:
-            whole = ", ".join(f"{_listed(epochs)} at B = {n}" for n, epochs in peaks.items())
-            hidden += f"; whole trainings, not counted: {whole}"
-            peaks = {size: epochs for size, (_, epochs) in begun.items()}
-        listed = ", ".join(f"B = {n}: {Summary.of(counts).text(1)}" for n, counts in peaks.items())
-        if len(peaks) > 1 and all(set(counts) == {1} for counts in peaks.values()):
-            # An earlier peak than the first epoch's is not seen, so neither is its order.
-            return Verdict(
-                "undecided",
-                f"epochs of the peak {listed}: θ falls from the first epoch on{hidden}; "
-                "no number of seeds would decide",
-            )
-        name = f"epochs of the peak {listed}{hidden}; a doubling of the batch"
-        return combine([direction(name, trend(peaks, resolution=1), sign=expected.sign)])
 
-    return judge_order
+def _later(results: Results, task: str) -> Estimate:
+    peaks: dict[int, BySeed] = {}
+    hidden = ""
+    by_size = by_batch(results, task)
+    for size, records in by_size.items():
+        epochs, first = first_peaks(results, records), _warmup(records[0]) + 1
+        if first > 1 and first in epochs:
+            hidden += f"; B = {size}: by the end of its warm-up, not counted"
+        else:
+            peaks[size] = epochs
+    begun = further_peaks(results, task)
+    if any(last in epochs for last, epochs in begun.values()):
+        # θ may rise on in those seeds, and to leave these out alone would favour early peaks.
+        hidden += "; further seeds whose first epochs end before θ falls are not counted"
+    elif len(begun) > 1:
+        whole = ", ".join(f"{_listed(epochs)} at B = {n}" for n, epochs in peaks.items())
+        hidden += f"; whole trainings, not counted: {whole}"
+        peaks = {size: epochs for size, (_, epochs) in begun.items()}
+    estimate = trend(peaks, resolution=1)
+    listed = ", ".join(f"B = {n}: {Summary.of(counts).text(1)}" for n, counts in peaks.items())
+    if all(set(counts) == {1} for counts in peaks.values()):
+        # An earlier peak than the first epoch's is not seen, so neither is its order.
+        hidden = f": θ falls from the first epoch on{hidden}"
+        estimate = unsure(1.0, log=True)
+    return replace(
+        estimate,
+        label=f"{task}, {ran(next(iter(by_size.values())))}: a doubling of the batch",
+        note=f"epochs of the peak {listed}{hidden}",
+    )
 
 
 def further(results: Results, task: str, batch: int | None = None) -> list[Record]:
@@ -230,7 +232,9 @@ def further_peaks(results: Results, task: str) -> dict[int, tuple[int, BySeed]]:
     by_size: dict[int, list[Record]] = {}
     for record in further(results, task):
         by_size.setdefault(record.config["controller"]["batch"], []).append(record)
-    return {n: (of[0].config["epochs"], first_peaks(of)) for n, of in sorted(by_size.items())}
+    return {
+        n: (of[0].config["epochs"], first_peaks(results, of)) for n, of in sorted(by_size.items())
+    }
 
 
 def told(results: Results) -> Iterable[str]:
@@ -252,27 +256,22 @@ def _at_start(results: Results, task: str) -> list[Record]:
     return records
 
 
-def rises_first(task: str, key: str, end: str = "") -> Claim:
-    """Return the claim that θ rises before it falls."""
+def rises_first(results: Results, tasks: Sequence[str]) -> Cases:
+    """Return θ after the second epoch over θ after the first."""
+    return cases(tasks, partial(_rises, results))
 
-    @claim(
-        key,
-        f"θ rises before it falls (as we put it: from the first epoch to the second){end}",
-        "Sections III-D, VI",
-    )
-    def judge_rise(results: Results, expected: Expectation) -> Verdict:
-        whole = _at_start(results, task)
-        records = further(results, task, PAPER[task]["theta"]["batch"])
-        low, high = PAPER[task]["peak"]
-        paper = f"{low}" if low == high else f"{low} to {high}"
-        name = f"peaks in epochs {_listed(first_peaks(records or whole))} (paper {paper})"
-        if records:
-            name += f"; whole trainings, not counted: {_listed(first_peaks(whole))}"
-        rises = [_first_rise(record) for record in records or whole]
-        name += "; θ after the second epoch over that after the first"
-        return combine([direction(name, ratio(rises, [1.0] * len(rises)), sign=expected.sign)])
 
-    return judge_rise
+def _rises(results: Results, task: str) -> Estimate:
+    whole = _at_start(results, task)
+    records = further(results, task, PAPER[task]["theta"]["batch"])
+    low, high = PAPER[task]["peak"]
+    paper = f"{low}" if low == high else f"{low} to {high}"
+    note = f"peaks in epochs {_listed(first_peaks(results, records or whole))} (paper {paper})"
+    if records:
+        note += f"; whole trainings, not counted: {_listed(first_peaks(results, whole))}"
+    rises = results.cell(records or whole, _first_rise)
+    label = f"{task}, {ran(whole)}: θ after the second epoch over that after the first"
+    return replace(mean_of(rises, log=True, trials="seeds"), label=label, note=note)
 
 
 def _first_rise(record: Record) -> float:
@@ -294,57 +293,35 @@ def _listed(numbers: Sequence[float]) -> str:
     return ", ".join(f"{n} ({count} seed{'s' * (count > 1)})" for n, count in counts)
 
 
-# How far before the end of the peak's range the paper's own K lies: 60 epochs for 55 to 65.
-EARLY = max(PAPER[task]["peak"][1] / PAPER[task]["interval"] - 1 for task in TASKS)
-# How far K may lie from the paper's: a quarter, which is one epoch of its smallest, 5.
-NEAR = 0.25
-NO_PEAK = "θ falls from the first epoch on, so that there is no peak that K could follow"
-
-
-def after_peak(task: str, key: str, end: str = "") -> Claim:
-    """Return the claim that K is found when θ has peaked, by the seeds in which it has a peak.
-
-    And in about the paper's epoch: a K that follows a peak in another epoch is not the paper's.
-    """
-
-    @claim(
-        key,
-        f"K is found no earlier than θ peaks, and in about the paper's epoch (as we put it: within "
-        f"{100 * NEAR:g} %){end}",
-        "Sections III-D, VI",
-    )
-    def judge_interval(results: Results, expected: Expectation) -> Verdict:
-        # Up to K the training that stays at B_s is the same, seed by seed.
-        fixed_start = _at_start(results, task)
-        at_start = {record.seed: first_peak(record) for record in fixed_start}
-        first = {record.seed: 1 + _where_it_peaks(record)[0] for record in fixed_start}
-        adaptive = [r for r in trained(results, task, "theta") if r.seed in at_start]
+def interval(results: Results, tasks: Sequence[str]) -> Cases:
+    """Return K over the paper's, and which seeds find none."""
+    found: dict[str, Case] = {}
+    for task in tasks:
+        adaptive = trained(results, task, "theta")
         if not adaptive:
-            raise NotRun("no records")
-        by_seed = dict(zip((r.seed for r in adaptive), intervals(adaptive), strict=True))
-        # What falls from the first epoch on has no peak that K could follow.
-        falling = [seed for seed in by_seed if at_start[seed] == first[seed]]
-        by_seed = {seed: interval for seed, interval in by_seed.items() if seed not in falling}
-        if not by_seed:
-            raise NotRun(NO_PEAK)
-        lost = [seed for seed, interval in by_seed.items() if interval is None]
-        parts = [certain(f"seed {seed}: K not found", False) for seed in lost]
-        pairs = [(interval, at_start[n]) for n, interval in by_seed.items() if interval is not None]
-        if pairs:
-            listed = ", ".join(f"{interval} for a peak in {peak}" for interval, peak in pairs)
-            listed += f" (paper {PAPER[task]['interval']})"
-            listed += "".join(f"; seed {seed}: θ falls at once, not counted" for seed in falling)
-            # Both are counted in whole epochs.
-            least = math.hypot(*(rounding(epochs) for epochs in zip(*pairs, strict=True)))
-            gap = log_contrast([[math.log(k / peak) for k, peak in pairs]], [1.0], [least])
-            name = f"K = {listed}; over the peak"
-            parts.append(equivalence(name, gap, EARLY, side=-1))
-            paper, ours = PAPER[task]["interval"], [interval for interval, _ in pairs]
-            apart = log_contrast([[math.log(k / paper) for k in ours]], [1.0], [rounding(ours)])
-            parts.append(equivalence("K over the paper's", apart, NEAR))
-        return combine(parts)
+            found[task] = NotRun("no records")
+            continue
+        by_seed = {record.seed: record.metrics["interval"][-1] for record in adaptive}
+        lost = [seed for seed, k in by_seed.items() if k is None]
+        found |= {f"{task}, seed {seed}": Exact(False, "K not found") for seed in lost}
+        if len(lost) < len(adaptive):
+            having = [record for record in adaptive if record.seed not in lost]
+            found[task] = _over_papers(results, task, having)
+    return found
 
-    return judge_interval
+
+def _over_papers(results: Results, task: str, adaptive: Sequence[Record]) -> Estimate:
+    paper = PAPER[task]["interval"]
+    cell = results.cell(adaptive, lambda record: record.metrics["interval"][-1] / paper)
+    # Up to K the training that stays at B_s is the same, seed by seed.
+    fixed_start = by_papers_size(results, task).get(PAPER[task]["theta"]["batch"], [])
+    peaks = _listed(first_peaks(results, fixed_start)) or "not run"
+    ours = _listed([record.metrics["interval"][-1] for record in adaptive])
+    return replace(
+        of_counts([cell], [1.0], resolution=1 / paper),
+        label=f"{task}, {ran(adaptive)}: K over the paper's",
+        note=f"K = {ours} (paper {paper}), θ peaks in epochs {peaks}",
+    )
 
 
 FIGURE6 = Exhibit(
@@ -353,13 +330,9 @@ FIGURE6 = Exhibit(
     table=peaks_table,
     figure=figure6,
     caption=caption(f"θ by batch size. {CURVES} The table has its peak after a warm-up.", told),
-    claims=tuple(
-        make(task, f"{key}_{task.lower()}", f" ({task})")
-        for make, key in (
-            (rises_first, "rises_first"),
-            (after_peak, "interval_after_peak"),
-            (later_peak, "later_peak"),
-        )
-        for task in (DIV2K, PHANTOM)
-    ),
+    claims={
+        "rises_first": partial(rises_first, tasks=(DIV2K, PHANTOM)),
+        "interval": partial(interval, tasks=(DIV2K, PHANTOM)),
+        "later_peak": partial(later_peak, tasks=(DIV2K, PHANTOM)),
+    },
 )

@@ -1,13 +1,16 @@
 """What is the largest stable batch, by the norms of its gradients? (section III-D)"""
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.adaptive import batches, peaks
-from repro.experiments.adaptive.describing import facts, title
+from repro.experiments.adaptive.describing import facts, ran, title
 from repro.experiments.adaptive.settings import (
     FIRST_EPOCHS,
     PAPER,
@@ -15,7 +18,7 @@ from repro.experiments.adaptive.settings import (
     TASKS,
     by_batch,
     final,
-    kept_up,
+    has_learned,
     metric,
     norms,
     span,
@@ -23,9 +26,17 @@ from repro.experiments.adaptive.settings import (
     unit,
 )
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, claim
-from repro.experiments.intervals import NotRun, Spread, difference, ratio
-from repro.experiments.judging import Part, Verdict, combine, direction, each, equivalence
+from repro.experiments.design import Chosen, Exhibit, Results, Run
+from repro.experiments.judge import (
+    BySeed,
+    Case,
+    Cases,
+    Estimate,
+    NotRun,
+    cases,
+    difference,
+    ratio,
+)
 from repro.records import Record
 from repro.report import Summary
 
@@ -93,7 +104,8 @@ def figure(results: Results) -> "Figure":
         records = results.ok("norms", task=task)
         count = len(records[0].metrics["points"]) if records else 0
         for moment, look in zip(range(count), looks, strict=False):
-            summaries = {n: Summary.of(values) for n, values in _by_size(records, moment).items()}
+            by_size = _by_size(results, task, moment)
+            summaries = {n: Summary.of(values) for n, values in by_size.items()}
             epochs = records[0].metrics["points"][moment]["epochs"]
             axis.errorbar(
                 list(summaries),
@@ -119,13 +131,15 @@ def figure(results: Results) -> "Figure":
     return drawn
 
 
-def _by_size(records: Sequence[Record], moment: int) -> dict[int, list[float]]:
+def _by_size(results: Results, task: str, moment: int) -> dict[int, BySeed]:
     """Return the norms by batch size, one value for each seed, at one of the measured times."""
+    records = results.ok("norms", task=task)
+
+    def norm(record: Record, place: int) -> float:
+        return float(record.metrics["points"][moment]["norms"][place])
+
     sizes = records[0].metrics["sizes"] if records else []
-    return {
-        size: [record.metrics["points"][moment]["norms"][n] for record in records]
-        for n, size in enumerate(sizes)
-    }
+    return {n: results.cell(records, partial(norm, place=k)) for k, n in enumerate(sizes)}
 
 
 def stable_by_norms(norms_by_size: Mapping[int, Sequence[float]]) -> int:
@@ -135,97 +149,71 @@ def stable_by_norms(norms_by_size: Mapping[int, Sequence[float]]) -> int:
     return max(itertools.takewhile(lambda size: means[size] >= lowest, means))
 
 
-@claim(
-    "keeps_accuracy",
-    "The largest batch whose gradients have a similar norm ends as high as the smallest (as we "
-    "put it: similar at w_0, where B_s has to be chosen)",
-    "Section III-D",
-)
-def keeps_accuracy(results: Results, expected: Expectation) -> Verdict:
-    """Judge trainings with the size that the norms find, where that is above the smallest."""
-    by_task = {task: _by_size(results.ok("norms", task=task), 0) for task in TASKS}
+def keeps_accuracy(results: Results) -> Cases:
+    """Compare ends with the size that the norms at w_0 find, where it is above the smallest."""
+    by_task = {task: _by_size(results, task, 0) for task in TASKS}
     stable = {task: stable_by_norms(sizes) for task, sizes in by_task.items() if sizes}
     larger = [task for task, size in stable.items() if size > min(by_task[task])]
     if stable and not larger:
         raise NotRun("by the norms no batch above the smallest is stable")
 
-    def judge(task: str) -> Part:
-        ends = {n: final(records, metric(task)) for n, records in by_batch(results, task).items()}
-        size, smallest = stable[task], min(by_task[task])
-        spread = Spread.pooled(ends.values())
-        gap = difference(ends.get(size, []), ends.get(smallest, []), spread, unit(task))
-        return equivalence(f"{task}: {size} over {smallest}", gap, kept_up(task), side=-1)
+    def compared(task: str) -> Estimate:
+        has_learned(results, task)
+        trainings = by_batch(results, task)
+        sizes = (stable[task], min(by_task[task]))
+        if any(size not in trainings for size in sizes):
+            raise NotRun("no records")
+        ends, others = (final(results, trainings[size], metric(task)) for size in sizes)
+        label = f"{task}, {ran(trainings[sizes[0]])}: B = {sizes[0]} over {sizes[1]}"
+        return replace(difference(ends, others, unit(task)), label=label)
 
-    return combine(each(larger, judge))
+    return cases(larger, compared)
 
 
-def _on_the_papers(
-    results: Results, judge: Callable[[str, Mapping[int, list[float]], int], Part]
-) -> Verdict:
-    """Judge the norms of every task whenever measured, given a name, the norms by size, and B_s.
+def _on_the_papers(results: Results, compared: Callable[[str, int], Estimate]) -> Cases:
+    """Compare the norms of every task whenever measured, given the task and the moment's place.
 
     Of another network or other batch sizes the paper tells no stable one.
     """
-
-    def judge_task(task: str) -> list[Part]:
+    found: dict[str, Case] = {}
+    for task in TASKS:
         records = results.ok("norms", task=task)
         if not records:
-            raise NotRun("no records")
+            found[task] = NotRun("no records")
+            continue
         config = records[0].config
         whole = config["controller"]["batch"] == PAPER[task]["best"]["batch"]
         if not whole or config["model"] != SCALE["paper"][task]["model"]:
-            raise NotRun("another network or other batch sizes than the paper's")
-        start = PAPER[task]["theta"]["batch"]
-        return [
-            judge(f"{task}, after {point['epochs']} epochs,", _by_size(records, moment), start)
-            for moment, point in enumerate(records[0].metrics["points"])
-        ]
-
-    parts: list[Part] = []
-    for task in TASKS:
-        try:
-            parts += judge_task(task)
-        except NotRun as missing:
-            parts.append(("not run", f"{task}: {missing}"))
-    return combine(parts)
+            found[task] = NotRun("another network or other batch sizes than the paper's")
+            continue
+        for moment, point in enumerate(records[0].metrics["points"]):
+            found[f"{task}, after {point['epochs']} epochs"] = compared(task, moment)
+    return found
 
 
-_SIZES = [PAPER[task]["theta"]["batch"] for task in TASKS]
-_LISTED = f"{', '.join(map(str, _SIZES[:-1]))} and {_SIZES[-1]}"
+def similar_up_to(results: Results) -> Cases:
+    """Compare the norms at B_s with those at the smallest size."""
+    return _on_the_papers(results, partial(_over_smallest, results, 1))
 
 
-@claim(
-    "similar_up_to",
-    f"On the paper's networks gradients of B_s = {_LISTED} have a norm similar to the best batch's",
-    "Sections III-D, VI",
-)
-def similar_up_to(results: Results, expected: Expectation) -> Verdict:
-    """Judge the norms at B_s against those at the smallest size."""
-
-    def judge(name: str, norms_by_size: Mapping[int, list[float]], start: int) -> Part:
-        gap = ratio(norms_by_size[start], norms_by_size[min(norms_by_size)])
-        return equivalence(f"{name} {start} over {min(norms_by_size)}", gap, expected.allowed())
-
-    return _on_the_papers(results, judge)
-
-
-@claim(
-    "lower_beyond",
-    f"On the paper's networks gradients beyond B_s = {_LISTED} have a significantly lower norm",
-    "Section VI-A",
-)
-def lower_beyond(results: Results, expected: Expectation) -> Verdict:
-    """Judge whether the norm at twice B_s lies below what counts as similar.
+def lower_beyond(results: Results) -> Cases:
+    """Compare the norm at twice B_s with the lower end of what counts as similar.
 
     The mean of more gradients has a lower norm in any case: it has to be that much lower.
     """
 
-    def judge(name: str, norms_by_size: Mapping[int, list[float]], start: int) -> Part:
-        similar = [(1 - SIMILAR) * value for value in norms_by_size[min(norms_by_size)]]
-        compared = f"{name} {2 * start} over the lower end of similar"
-        return direction(compared, ratio(norms_by_size[2 * start], similar), sign=expected.sign)
+    def compared(task: str, moment: int) -> Estimate:
+        beyond = _over_smallest(results, 2, task, moment)
+        note = f"over {100 * (1 - SIMILAR):g} % of the smallest batch's"
+        return replace(beyond, mean=beyond.mean - math.log(1 - SIMILAR), note=note)
 
-    return _on_the_papers(results, judge)
+    return _on_the_papers(results, compared)
+
+
+def _over_smallest(results: Results, times: int, task: str, moment: int) -> Estimate:
+    """Return the norm at a multiple of B_s over that at the smallest size."""
+    by_size = _by_size(results, task, moment)
+    return ratio(by_size[times * PAPER[task]["theta"]["batch"]], by_size[min(by_size)])
 
 
 STABLE = Exhibit(
@@ -238,5 +226,9 @@ STABLE = Exhibit(
         f"within {100 * SIMILAR:g} %, our choice.",
         facts,
     ),
-    claims=(keeps_accuracy, similar_up_to, lower_beyond),
+    claims={
+        "keeps_accuracy": keeps_accuracy,
+        "similar_up_to": similar_up_to,
+        "lower_beyond": lower_beyond,
+    },
 )

@@ -5,16 +5,16 @@ scaling and a batch that grows at a fixed rate.
 """
 
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.adaptive.batches import first_decay
-from repro.experiments.adaptive.contrasts import as_high_after, log_contrast, rounding
-from repro.experiments.adaptive.describing import CURVES, facts, papers_title, title
+from repro.experiments.adaptive.contrasts import as_high_after, of_counts
+from repro.experiments.adaptive.describing import CURVES, facts, papers_title, ran, title
 from repro.experiments.adaptive.peaks import intervals
 from repro.experiments.adaptive.projection import paper_schedule
 from repro.experiments.adaptive.settings import (
@@ -31,8 +31,8 @@ from repro.experiments.adaptive.settings import (
     curves,
     diverged,
     final,
+    has_learned,
     heading,
-    kept_up,
     metric,
     printed,
     span,
@@ -42,27 +42,17 @@ from repro.experiments.adaptive.settings import (
     updates_of,
 )
 from repro.experiments.captions import caption
-from repro.experiments.design import (
-    Check,
-    Chosen,
-    Claim,
-    Exhibit,
-    Expectation,
-    Results,
-    Run,
-    check,
-    claim,
-)
-from repro.experiments.intervals import (
+from repro.experiments.design import Check, Chosen, Exhibit, Results, Run, check
+from repro.experiments.judge import (
     BySeed,
-    Gap,
+    Cases,
+    Estimate,
+    Exact,
     NotRun,
-    Spread,
-    contrast,
+    cases,
     difference,
-    logs_of,
+    mean_of,
 )
-from repro.experiments.judging import Verdict, certain, combine, direction, equivalence
 from repro.records import Record
 from repro.report import DASH, Summary
 
@@ -127,10 +117,10 @@ def table(results: Results, task: str) -> list[dict[str, Any]]:
             "K, paper": PAPER[task]["interval"] if strategy in PROPOSED else DASH,
             "K": span([k for k in intervals(records) if k]) if strategy in PROPOSED else DASH,
             f"{shown}, paper": printed(reported),
-            shown: Summary.of(final(records, name)).text(),
+            shown: Summary.of(final(results, records, name)).text(),
             "n": f"{len(records)}, {lost} diverged" if lost else len(records),
             "over best, paper": gap,
-            "over best": _over(final(records, name), final(best, name)) if compared else DASH,
+            "over best": _over(results, task, strategy) if compared else DASH,
             "updates": span(updates_of(records)),
             "best's over these": saved,
         }
@@ -145,11 +135,11 @@ def fewer_updates(best: Sequence[Record], ours: Sequence[Record]) -> float:
     return float(np.mean(updates_of(best)) / np.mean(updates_of(ours)))
 
 
-def _over(ours: Sequence[float], best: Sequence[float]) -> str:
-    if not ours or not best:
+def _over(results: Results, task: str, strategy: str) -> str:
+    try:
+        return str(end_gap(results, task, strategy, "best"))
+    except NotRun:
         return DASH
-    gap = difference(ours, best)
-    return f"{gap.mean:+.2f}" if math.isnan(gap.error) else gap.text()
 
 
 def _range(reported: dict[str, Any]) -> str:
@@ -295,7 +285,7 @@ def _draw_updates(axes: "Sequence[Axes]", results: Results, task: str) -> None:
             "alpha": 0.6,
             "color": look["color"],
         }
-        ours.plot(counts, final(records, metric(task)), **seeds)
+        ours.plot(counts, final(results, records, metric(task)), **seeds)
         if not diverged(results, task, strategy):
             gap = end_of(results, task, strategy)
             our_point(ours, x, gap.mean, look, gap.interval())
@@ -314,93 +304,92 @@ def _draw_updates(axes: "Sequence[Axes]", results: Results, task: str) -> None:
         axis.set(xlabel="updates in the whole training", ylabel=f"final {heading(task)}")
 
 
-def _lost(count: int) -> str:
-    return f"{count} training{'s' * (count > 1)} diverged"
-
-
-def _ends(results: Results, task: str) -> dict[str, list[float]]:
-    """Return the final metric by strategy, of strategies none of whose trainings diverged."""
-    return {
-        strategy: final(records, metric(task))
-        for strategy, records in by_strategy(results, task).items()
-        if not diverged(results, task, strategy)
-    }
-
-
-def end_of(results: Results, task: str, strategy: str) -> Gap:
-    """Return the final metric of a strategy with its error, from the spread that all share.
+def ends_of(results: Results, task: str, strategy: str) -> BySeed:
+    """Return the final metric of a strategy, one value for each seed.
 
     Raises:
         NotRun: There are no trainings of it, or one diverged.
     """
-    ends = _ends(results, task)
-    if not ends.get(strategy):
+    if lost := _lost(results, task, strategy):
+        raise NotRun(f"{NAMES[strategy]}: {lost}")
+    records = trained(results, task, strategy)
+    if not records:
         raise NotRun(f"{NAMES[strategy]}: no records")
-    values, spread = ends[strategy], Spread.pooled(ends.values())
-    return contrast([values], [1.0], spread, unit=unit(task))
+    return final(results, records, metric(task))
 
 
-def end_gap(results: Results, task: str, strategy: str, other: str) -> Gap:
-    """Return the final metric of a strategy less that of another; all share their spread.
+def _lost(results: Results, task: str, strategy: str) -> str:
+    """Say how many trainings diverged, nothing where none did."""
+    count = diverged(results, task, strategy)
+    return f"{count} training{'s' * (count > 1)} diverged" if count else ""
+
+
+def end_of(results: Results, task: str, strategy: str) -> Estimate:
+    """Return the final metric of a strategy.
+
+    Raises:
+        NotRun: There are no trainings of it, or one diverged.
+    """
+    return mean_of(ends_of(results, task, strategy), unit=unit(task), trials="seeds")
+
+
+def end_gap(results: Results, task: str, strategy: str, other: str) -> Estimate:
+    """Return the final metric of a strategy less that of another, seed by seed.
 
     Raises:
         NotRun: There are no trainings of one of them, or one diverged.
     """
-    ends = _ends(results, task)
-    spread = Spread.pooled(ends.values())
-    return difference(ends.get(strategy, []), ends.get(other, []), spread, unit(task))
+    ends, others = (ends_of(results, task, name) for name in (strategy, other))
+    gap = difference(ends, others, unit(task))
+    ours = " beside ".join(f"{end_of(results, task, name).mean:.2f}" for name in (strategy, other))
+    values = [reported_of(task, name).get("value") for name in (strategy, other)]
+    if None not in values:
+        ours += f" (paper {values[0]:.2f} beside {values[1]:.2f})"
+    label = f"{NAMES[strategy]} over {NAMES[other]}, {ran(trained(results, task, strategy))}"
+    return replace(gap, label=label, note=ours)
 
 
-def paper_gap(task: str, strategy: str, other: str) -> float | None:
-    """Return the paper's final metric of a strategy less that of another, where it prints both."""
-    value, other_value = (reported_of(task, name).get("value") for name in (strategy, other))
-    return None if value is None or other_value is None else float(value) - float(other_value)
+def keeps_up(results: Results, task: str, strategies: Sequence[str]) -> Cases:
+    """Compare where strategies end with the best fixed batch; who diverges does not keep up."""
+    ends_of(results, task, "best")
+    has_learned(results, task)
 
-
-def keeps_up(task: str, strategy: str, key: str, text: str, source: str) -> Claim:
-    """Return the claim that a strategy ends as high as the best fixed batch, but for a margin."""
-
-    @claim(key, text, source)
-    def judge_end(results: Results, expected: Expectation) -> Verdict:
-        if lost := diverged(results, task, "best"):
-            raise NotRun(f"{NAMES['best']}: {_lost(lost)}")
-        if lost := diverged(results, task, strategy):
-            return combine([certain(_lost(lost), False)])
-        trainings = trained(results, task, strategy)
-        if strategy == DECAY and trainings and not any(map(_decayed, trainings)):
-            raise NotRun("the cost of no training saturated, so that no rate decayed")
+    def compared(name: str) -> Estimate | Exact:
+        strategy = _key(name)
+        if lost := _lost(results, task, strategy):
+            return Exact(False, lost)
         gap = end_gap(results, task, strategy, "best")
-        paper = paper_gap(task, strategy, "best")
-        name = "over the best fixed batch" + ("" if paper is None else f" (paper {paper:+.2f})")
-        word, evidence = equivalence(name, gap, kept_up(task), side=-1)
+        if strategy == DECAY and not any(map(_decayed, trained(results, task, strategy))):
+            raise NotRun("the cost of no training saturated, so that no rate decayed")
         by_name = by_strategy(results, task)
         fewer = fewer_updates(by_name["best"], by_name[strategy])
-        return Verdict(word, f"{evidence}; {fewer:.1f} times fewer updates")
+        return replace(gap, note=f"{gap.note}, {fewer:.1f} times fewer updates")
 
-    return judge_end
+    return cases((NAMES[strategy] for strategy in strategies), compared)
+
+
+def _key(name: str) -> str:
+    return next(key for key, called in NAMES.items() if called == name)
 
 
 def _decayed(record: Record) -> bool:
     return any(after < before for before, after in itertools.pairwise(record.metrics["lr"]))
 
 
-def falls_below(task: str, strategy: str, other: str, key: str, text: str, source: str) -> Claim:
-    """Return the claim that a strategy ends below another."""
+def ends_lower(results: Results, task: str, strategy: str) -> Cases:
+    """Compare where a strategy ends with the best fixed batch and with θ-adaptive training.
 
-    @claim(key, text, source)
-    def judge_loss(results: Results, expected: Expectation) -> Verdict:
-        if lost := diverged(results, task, other):
-            raise NotRun(f"{NAMES[other]}: {_lost(lost)}")
-        if other not in _ends(results, task):
-            raise NotRun(f"{NAMES[other]}: no records")
-        if lost := diverged(results, task, strategy):
-            # A training that ends in no numbers ends below any.
-            return combine([certain(_lost(lost), True)])
-        gap = end_gap(results, task, strategy, other)
-        paper = paper_gap(task, strategy, other)
-        return combine([direction(f"over {NAMES[other]}", gap, paper, sign=expected.sign)])
+    Who ends in no numbers ends below any.
+    """
+    has_learned(results, task)
 
-    return judge_loss
+    def compared(name: str) -> Estimate | Exact:
+        ends_of(results, task, _key(name))
+        if lost := _lost(results, task, strategy):
+            return Exact(True, lost)
+        return end_gap(results, task, strategy, _key(name))
+
+    return cases((NAMES["best"], NAMES["theta"]), compared)
 
 
 def _pairs(results: Results, task: str) -> list[tuple[Record, Record]]:
@@ -436,138 +425,39 @@ def updates_as_scheduled(task: str) -> Check:
     return scheduled
 
 
-# How much longer the paper's θ-adaptive trainings take than the best fixed batch's, at most.
-LONGER = max(
-    PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"] - 1 for task in (DIV2K, PHANTOM)
-)
+def as_many_epochs(results: Results, task: str) -> Cases:
+    """Compare the epochs in which the stop rule ends trainings, θ-adaptive's over the best's."""
+    has_learned(results, task)
+    ours, best = (trained(results, task, name) for name in ("theta", "best"))
+    if not ours or not best:
+        raise NotRun("no records")
+    if not all(record.metrics["stopped"] for record in (*ours, *best)):
+        raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
+    epochs = [results.cell(own, lambda r: r.metrics["completed"]) for own in (ours, best)]
+    paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
+    parts = as_high_after(ours, best, metric(task))
+    sooner = [part for part in parts if part]
+    note = f"paper ×{paper:.2f}; {len(sooner)} of {len(parts)} seeds get as high as the fixed batch"
+    if sooner:
+        note += f" ends, after ×{np.median(sooner):.2f} of its epochs (median)"
+    estimate = of_counts(epochs, [1.0, -1.0])
+    return {NAMES["theta"]: replace(estimate, label=f"epochs, {ran(ours)}", note=note)}
 
 
-def as_many_epochs(task: str) -> Claim:
-    """Return the claim that θ-adaptive training converges in about as many epochs."""
-
-    @claim(
-        "as_many_epochs",
-        "θ-adaptive training converges in about as many epochs as the best fixed batch",
-        "Section VI-A",
-    )
-    def judge_epochs(results: Results, expected: Expectation) -> Verdict:
-        trainings = by_strategy(results, task)
-        both = [*trainings.get("best", []), *trainings.get("theta", [])]
-        if not all(record.metrics["stopped"] for record in both):
-            raise NotRun("the stop rule was not met within the epochs; needs longer trainings")
-        epochs = [
-            BySeed.of(trainings.get(name, []), lambda record: record.metrics["completed"])
-            for name in ("theta", "best")
-        ]
-        if not all(epochs):
-            raise NotRun("no records")
-        logs = [logs_of(counts) for counts in epochs]
-        gap = log_contrast(logs, [1.0, -1.0], [rounding(counts) for counts in epochs])
-        paper = PAPER[task]["theta"]["epochs"] / PAPER[task]["best"]["epochs"]
-        word, evidence = equivalence(f"epochs (paper ×{paper:.2f})", gap, LONGER)
-        parts = as_high_after(trainings["theta"], trainings["best"], metric(task))
-        sooner = [part for part in parts if part]
-        evidence += f"; as high as the fixed batch ends: {len(sooner)} of {len(parts)} seeds"
-        if sooner:
-            evidence += f", after ×{np.median(sooner):.2f} of its epochs (median)"
-        return Verdict(word, evidence)
-
-    return judge_epochs
-
-
-def _restoration(task: str) -> tuple[Claim, ...]:
-    margin = f"{kept_up(task):g} dB"
-    return (
-        keeps_up(
-            task,
-            "theta",
-            "theta_keeps_up",
-            f"θ-adaptive training ends within {margin} of the best fixed batch or above",
-            "Section VI-A",
-        ),
-        falls_below(
-            task,
-            "linear",
-            "best",
-            "linear_below_best",
-            "Linear scaling ends with a lower PSNR than the best fixed batch",
-            "Section VI-A",
-        ),
-        falls_below(
-            task,
-            "linear",
-            "theta",
-            "linear_below_theta",
-            "Linear scaling ends with a lower PSNR than θ-adaptive training",
-            "Section VI-A",
-        ),
-        keeps_up(
-            task,
-            "scheduled",
-            "scheduled_keeps_up",
-            f"An adaptive batch at a fixed rate ends within {margin} of the best fixed batch or "
-            "above",
-            "Section VI-A",
-        ),
-        as_many_epochs(task),
-        keeps_up(
-            task,
-            GIVEN,
-            "given_keeps_up",
-            f"With the paper's K, θ-adaptive training ends within {margin} of the best fixed batch "
-            "or above",
-            "Section VI-A",
-        ),
-        keeps_up(
-            task,
-            DECAY,
-            "decay_keeps_up",
-            "With a rate that decays where the cost saturates, θ-adaptive training ends within "
-            f"{margin} of the best fixed batch or above",
-            "Section III-E",
-        ),
-    )
-
-
-_LARGE, _FIXED = PAPER[CIFAR]["large"], PAPER[CIFAR]["scheduled"]
-_OTHERS = {"best": "the best fixed batch", "theta": "θ-adaptive training"}
-
-
-def _classification() -> tuple[Claim, ...]:
-    losing = {
-        "linear": ("Linear scaling", "Section VI-C"),
-        "scheduled": ("An adaptive batch at a fixed rate", "Section VI-C"),
-        "large": (f"SGD at {_LARGE['batch']} without scaling", "Section III-E"),
+def _claims(task: str) -> dict[str, Callable[[Results], Cases]]:
+    """Return what gives the numbers of the claims on a task, by key."""
+    growing = ("theta", GIVEN) if task == CIFAR else ("theta", GIVEN, "scheduled")
+    losing = ("linear", "scheduled", "large") if task == CIFAR else ("linear",)
+    found: dict[str, Callable[[Results], Cases]] = {
+        "keeps_up": partial(keeps_up, task=task, strategies=growing)
     }
-    return (
-        keeps_up(
-            CIFAR,
-            "theta",
-            "theta_keeps_up",
-            f"θ-adaptive training ends less than {kept_up(CIFAR):g} % below the best fixed batch",
-            "Section VI-C",
-        ),
-        keeps_up(
-            CIFAR,
-            GIVEN,
-            "given_keeps_up",
-            f"With the paper's K, θ-adaptive training ends less than {kept_up(CIFAR):g} % below "
-            "the best fixed batch",
-            "Section VI-C",
-        ),
-        *(
-            falls_below(
-                CIFAR,
-                strategy,
-                other,
-                f"{strategy}_below_{other}",
-                f"{name} ends with a lower accuracy than {_OTHERS[other]}",
-                source,
-            )
-            for strategy, (name, source) in losing.items()
-            for other in ("best", "theta")
-        ),
-    )
+    for strategy in losing:
+        found[f"{strategy}_ends_lower"] = partial(ends_lower, task=task, strategy=strategy)
+    if task != CIFAR:
+        found["as_many_epochs"] = partial(as_many_epochs, task=task)
+    if task == DIV2K:
+        found["decay_keeps_up"] = partial(keeps_up, task=task, strategies=(DECAY,))
+    return found
 
 
 def _exhibit(task: str, lead: str) -> Exhibit:
@@ -577,7 +467,7 @@ def _exhibit(task: str, lead: str) -> Exhibit:
         table=partial(table, task=task),
         figure=figure10 if task == CIFAR else partial(learning, task=task),
         caption=caption(f"{CURVES} {lead}", facts),
-        claims=_classification() if task == CIFAR else _restoration(task),
+        claims=_claims(task),
         checks=(updates_as_scheduled(task),),
     )
 
