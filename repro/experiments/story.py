@@ -196,8 +196,8 @@ def overview(sources: Mapping[str, Source], folder: str) -> str:
             "of it. Brackets hold an interval of 95 %, or of the level that they name.",
             "\n".join(rows),
             "A verdict is on one claim. Undecided: its interval admits both answers. Not seen "
-            "here: it certainly fails, in a setting that is not the paper's own. Not run: no record "
-            "here can say.",
+            "here: it certainly fails, in a setting that is not the paper's own. Not run: no "
+            "record here can say.",
             f"![How many claims of each paper got each verdict]({folder}{CHART})",
             "What each method gives and what it costs, as ratios. Hollow: the paper's number. "
             "Solid: ours, with its 95 % interval where it has one. The line at ×1 is no effect.",
