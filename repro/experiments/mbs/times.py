@@ -50,6 +50,8 @@ def longer_epoch(results: Results, role: str, size: int) -> Estimate:
     initial = PAPER["table2"][role]["mini_batch"]
     seconds = epoch_seconds(results, role)
     first, second = (seconds.get(way, []) for way in ((size, True), (initial, False)))
+    if not first or not second:
+        raise NotRun("no records")
     label = f"{ran_as(role, results.records)}, {size}"
     if results.ok("epochs", role=role):
         trials = "rounds" if results.profile == "gpu" else "processes"
