@@ -23,6 +23,7 @@ from repro.experiments.mbs.settings import paper_rows
 from repro.experiments.mbs.times import paper_overhead
 
 EXHIBITS = {"table4": TABLE4, "table5": TABLE5}
+OF_EPOCHS = {"table4": "epoch_time", "table5": "overhead_sizes"}
 both = pytest.mark.parametrize("artefact", EXHIBITS)
 
 
@@ -138,7 +139,7 @@ class TestOnGpu:
             timing = {"samples_s": samples, "warmup": 1}
             return {"metrics": {}, "timings": dict.fromkeys(run.config["ways"], timing)}
 
-        found = judge(f"{artefact}/epoch_time", timed, "gpu")
+        found = judge(f"{artefact}/{OF_EPOCHS[artefact]}", timed, "gpu")
         assert found.word in ("reproduced", "undecided")  # of the sizes that a card times
         assert "×1.000" in found.evidence
 
@@ -216,21 +217,15 @@ class TestTime:
             (4.0, 0.30, "undecided"),
         ],
     )
-    @pytest.mark.parametrize("way", ["halved", "doubled"])
-    def test_overhead(self, artefact, way, percent, jitter, word):
-        if (artefact, way) == ("table5", "doubled"):
-            pytest.skip("Table 4 alone asks for it")
-
+    def test_overhead(self, artefact, percent, jitter, word):
         def make(run, seed):
-            percents = {"halved": 50.0, "doubled": 50.0} | {way: percent}
-            return overhead(**percents, jitter=jitter) if run.experiment == "overhead" else None
+            return overhead(percent, 50.0, jitter) if run.experiment == "overhead" else None
 
-        found = judge(f"{artefact}/overhead_{way}", make)
+        found = judge(f"{artefact}/overhead_halved", make)
         assert found.word == word
         assert "15 in turns" in found.evidence
-        # Of each network's own row: 233.0 and 229.4 s of 226.8 s; 183.2 of 180.7.
-        own = {"table4": ("2.73 %", "1.15 %"), "table5": ("1.38 %", "")}
-        assert f"margin +{own[artefact][way == 'doubled']}" in found.evidence
+        # Of each network's own row: 233.0 s of 226.8 s; 183.2 of 180.7.
+        assert f"margin +{'2.73' if artefact == 'table4' else '1.38'} %" in found.evidence
         assert f"×{1 + percent / 100:.3f}" in found.evidence
 
     @pytest.mark.parametrize(
@@ -238,7 +233,7 @@ class TestTime:
         [
             (0.90, 0.001, "reproduced"),
             (1.00, 0.001, "reproduced"),
-            (1.06, 0.001, "not reproduced"),
+            (1.25, 0.001, "not reproduced"),  # 1.226 of AmoebaNet-D at 1024 is allowed
             (1.01, 0.20, "undecided"),
             (1.12, 0.20, "undecided"),
         ],
@@ -250,20 +245,33 @@ class TestTime:
             own = factor if beyond(run) else 100.0 if streamed(run) else 1.0
             return trained(50.0, epoch_s=own * (1 + noise * NOISE[seed]))
 
-        found = judge(f"{artefact}/epoch_time", of_trainings(make))
+        found = judge(f"{artefact}/{OF_EPOCHS[artefact]}", of_trainings(make))
         assert found.word == word
         assert f"×{factor:.3f} [" in found.evidence
-        # 0.3 % of ResNet-50 at 128, 3.5 % of U-Net, and 1 % more
-        assert ("margin +1.3 %" if artefact == "table4" else "margin +4.5 %") in found.evidence
-        cases = 3 if artefact == "table4" else 1
-        assert found.evidence.count("margin +") == cases
+        assert found.evidence.count("margin +") == (6 + 7 + 5 if artefact == "table4" else 1)
+
+    def test_epochs_of_the_sizes_that_the_paper_names(self, artefact):
+        """0.3 % of ResNet-50 at 128 counts as 1 %; 3.5 % of U-Net."""
+
+        def make(slower):
+            def outcome(run, seed):
+                own = slower if run.config["mini_batch"] == 128 else 1.0
+                return trained(50.0, epoch_s=own * (1 + NOISE[seed] / 1000))
+
+            return of_trainings(outcome)
+
+        words = {"table4": ("reproduced", "partly"), "table5": ("reproduced", "not reproduced")}
+        for slower, word in zip((1.0, 1.2), words[artefact], strict=True):
+            found = judge(f"{artefact}/overhead_sizes", make(slower))
+            assert found.word == word
+            assert ("margin +1 %" if artefact == "table4" else "margin +3.49 %") in found.evidence
 
     def test_times_of_two_machines_do_not_compare(self, artefact):
         def make(run, seed):
             device = {"type": "cpu", "name": f"machine {seed}"}
             return trained(50.0) | {"device": device}
 
-        found = judge(f"{artefact}/epoch_time", of_trainings(make))
+        found = judge(f"{artefact}/{OF_EPOCHS[artefact]}", of_trainings(make))
         assert found.word == "not run" and "do not compare" in found.evidence
 
 
@@ -304,7 +312,7 @@ class TestTimesOfSeveralProcesses:
     )
     def test_a_slow_process_is_no_slow_way(self, artefact, factor, jitter, word):
         made_ = self.make(factor, jitter)
-        found = judge(f"{artefact}/epoch_time", made_, "long")
+        found = judge(f"{artefact}/{OF_EPOCHS[artefact]}", made_, "long")
         assert found.word == word, found.evidence
         if jitter:
             assert "processes a cell would not decide" in found.evidence
@@ -318,14 +326,16 @@ class TestTimesOfSeveralProcesses:
         assert any(axis.containers or axis.lines for axis in panels)
 
     def test_trainings_side_by_side_say_nothing_of_time(self, artefact):
-        found = judge(f"{artefact}/epoch_time", of_trainings(lambda *_: trained(50.0)), "long")
+        found = judge(
+            f"{artefact}/{OF_EPOCHS[artefact]}", of_trainings(lambda *_: trained(50.0)), "long"
+        )
         assert found.word == "not run"
 
     def test_one_process_is_one_of_several(self, artefact):
         def make(run, seed):
             return self.make(1.5)(run, seed) if seed == 0 else None
 
-        found = judge(f"{artefact}/epoch_time", make, "long")
+        found = judge(f"{artefact}/{OF_EPOCHS[artefact]}", make, "long")
         assert found.word == "undecided" and "no spread known" in found.evidence
 
     def test_steps_in_turns_are_of_processes_too(self, artefact):
@@ -397,15 +407,17 @@ def test_the_papers_own_numbers_bear_its_claims_out():
         artefact: {
             key: judge(f"{artefact}/{key}", of_trainings(make), "paper").word
             for key in EXHIBITS[artefact].claims
-            if not key.startswith("overhead_")
+            if key != "overhead_halved"
         }
         for artefact in EXHIBITS
     }
-    assert words["table5"] == {"optimum_beyond": "reproduced", "epoch_time": "reproduced"}
+    # Its own overhead lies on the margin.
+    assert words["table5"] == {"optimum_beyond": "reproduced", "overhead_sizes": "undecided"}
     # Three seeds of its ResNet-101 and AmoebaNet scatter too much for two of its claims.
     assert words["table4"] == {
         "same_result": "undecided",
         "optimum_beyond": "undecided",
+        "overhead_sizes": "undecided",
         "epoch_time": "reproduced",
         "time_grows": "not run",
         "resnet101_faster": "reproduced",
@@ -422,21 +434,22 @@ def test_effects_and_margins_are_the_papers():
         assert rows[artefact]["optimum_beyond"].effect == pytest.approx(best)
         halved = {r: max(0.01, paper_overhead(r, 0) - 1) for r in roles}
         assert rows[artefact]["overhead_halved"].margin == pytest.approx(halved, rel=1e-5)
-    doubled = {r: max(0.01, paper_overhead(r, 1) - 1) for r in list(INITIAL)[:3]}
-    assert rows["table4"]["overhead_doubled"].margin == pytest.approx(doubled, rel=1e-5)
-    percent = {
-        f"{role}, {size}": (value + 1) / 100
-        for role, values in reported("mbs")["overhead_percent"].items()
-        for size, value in values.items()
-        if int(size) > INITIAL[role]
-    }
-    own = [rows[artefact]["epoch_time"].margin for artefact in EXHIBITS]
-    assert own[0] | own[1] == pytest.approx(percent)
+    named = reported("mbs")["overhead_percent"]
     over = {
         (role, row["mini_batch"]): row["time_with"][0] / first[role]["time_without"][0]
         for role in INITIAL
         for row in paper_rows(role)
     }
+    sizes = {f"{r}, {n}": max(0.01, over[r, int(n)] - 1) for r in named for n in named[r]}
+    own = [rows[artefact]["overhead_sizes"].margin for artefact in EXHIBITS]
+    assert own[0] | own[1] == pytest.approx(sizes, abs=1e-5)
+    accepted = {r: max([1.0, *named.get(r, {}).values()]) / 100 for r in INITIAL}
+    allowed = {
+        f"{role}, {size}": max(ratio * (1 + accepted[role]) - 1, 0.01)
+        for (role, size), ratio in over.items()
+        if size > INITIAL[role] and role != "U-Net"
+    }
+    assert rows["table4"]["epoch_time"].margin == pytest.approx(allowed, abs=1e-4)
     assert rows["table4"]["resnet101_faster"].effect == pytest.approx(
         {
             "ResNet-101, 128": over["ResNet-101", 128],
