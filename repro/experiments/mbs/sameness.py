@@ -192,7 +192,7 @@ NORMS = {
     ("group", "float64"): "GroupNorm, in float64",
 }
 SAME_WEIGHTS = 1e-9
-TWINS = "ResNet-50"  # whose stand-in has so few parameters that both ways are trained in seconds
+TWINS = "ResNet-50"  # its stand-in has so few parameters that both ways are trained in seconds
 
 
 def _twins(results: Results, norm: str, dtype: str = "float32") -> list[Record]:
