@@ -25,7 +25,7 @@ def test_the_check(fits, predicted, holds):
     assert holds == "not run" or f"M(B) admits {predicted}" in row["evidence"]
 
 
-def test_one_model_that_is_foretold_wrongly_fails_the_check():
+def test_one_model_that_is_predicted_wrongly_fails_the_check():
     def make(run, seed):
         wrong = run.config["role"] == "AmoebaNet-D"
         return {"metrics": {"largest_that_fits": 8, "predicted_largest": 17 if wrong else 12}}
@@ -34,9 +34,21 @@ def test_one_model_that_is_foretold_wrongly_fails_the_check():
 
 
 @pytest.mark.parametrize("outcome", [None, OUT_OF_MEMORY])
-def test_without_records_the_check_is_not_run(outcome):
-    row = check_row("mbs/table2", 0, results("table2", lambda run, seed: outcome))
+@pytest.mark.parametrize("position", [0, 1])
+def test_without_records_the_check_is_not_run(outcome, position):
+    row = check_row("mbs/table2", position, results("table2", lambda run, seed: outcome))
     assert row["holds"] == "not run"
+
+
+@pytest.mark.parametrize(("largest", "holds"), [(32, "yes"), (63, "yes"), (64, "NO"), (31, "NO")])
+def test_the_sizes_that_the_papers_card_holds(largest, holds):
+    def make(run, seed):
+        if run.experiment == "foretell" and run.config["role"] == "AmoebaNet-D":
+            return {"metrics": {"largest": largest}}
+        return plausible(run, seed)
+
+    row = check_row("mbs/table2", 1, results("table2", make))
+    assert row["holds"] == holds and f"AmoebaNet-D: {largest}, paper 32" in row["evidence"]
 
 
 def test_the_cells():

@@ -109,7 +109,7 @@ class TestClaims:
 
 
 @pytest.mark.slow
-def test_what_fits_the_papers_card_is_foretold_by_shapes_alone():
+def test_the_largest_of_the_papers_card_is_predicted_by_shapes_alone():
     run = settings.foretold("U-Net")
     found = foretelling.foretell(run.config, 0, None, "cpu").metrics
     assert 16 <= found["largest"] < 32

@@ -317,7 +317,8 @@ class TestEveryArtefact:
                 told = row["evidence"]
                 assert row["verdict"] == "not run" or any(c.isdigit() for c in told)
                 assert "nan" not in told
-            assert {row["holds"] for row in checks(artefact, found)} <= {"yes"}
+            # Which mini-batch learns most such toys do not say.
+            assert {row["holds"] for row in checks(artefact, found)} <= {"yes", "not run"}
 
 
 class TestCaptions:

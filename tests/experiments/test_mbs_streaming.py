@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from made import check_row
 from made_mbs import judge, plausible, results
 
 from repro.experiments.mbs.streaming import FIGURE2, hidden_shares
@@ -23,18 +24,12 @@ def world(spans=(), between=0, after=1, kind="cuda"):
 
 
 @pytest.mark.parametrize(
-    ("between", "after", "word"),
-    [
-        (0, 1, "reproduced"),
-        (1, 1, "not reproduced"),
-        (0, 0, "not reproduced"),
-        (1, 0, "not reproduced"),
-    ],
+    ("between", "after", "holds"), [(0, 1, "yes"), (1, 1, "NO"), (0, 0, "NO"), (1, 0, "NO")]
 )
-def test_one_update(between, after, word):
-    found = judge("figure2/one_update", world(between=between, after=after))
-    assert found.word == word
-    assert f"{between} times between micro-batches and {after} times after" in found.evidence
+def test_one_update(between, after, holds):
+    row = check_row("mbs/figure2", 0, results("figure2", world(between=between, after=after)))
+    assert row["holds"] == holds
+    assert f"{between} times between micro-batches and {after} times after" in row["evidence"]
 
 
 class TestOverlap:
@@ -51,7 +46,7 @@ class TestOverlap:
         [
             ((1.0, 0.9, 1.0), "reproduced"),
             ((0.3, 0.31, 0.3), "partly"),  # certain, and below half of all that the paper draws
-            ((0.05, 0.06, 0.05), "not reproduced"),
+            ((0.05, 0.06, 0.05), "partly"),
             ((0.0, 0.0, 0.0), "not reproduced"),
             ((0.0, 1.0), "undecided"),
             ((0.9,), "undecided"),  # one copy has no spread
@@ -90,8 +85,7 @@ class TestOverlap:
 
 
 def test_not_run():
-    for claim in FIGURE2.claims:
-        assert judge(f"figure2/{claim.key}", lambda run, seed: None).word == "not run"
+    assert judge("figure2/overlap", lambda run, seed: None).word == "not run"
 
 
 class TestTable:

@@ -28,7 +28,7 @@ def marks(results: Results) -> Iterable[str]:
 
 
 def facts(records: Sequence[Record]) -> Iterable[str]:
-    """Yield what all artefacts share: networks, sides, extents, limit, and what is foretold."""
+    """Yield what all artefacts share: networks, sides, extents, limit, and predicted sizes."""
     measured = _run(records)
     models = {
         (role, network(role, r.config["model"]), _model(r.config["model"])): None
@@ -59,12 +59,13 @@ def facts(records: Sequence[Record]) -> Iterable[str]:
         yield (
             f"The memory limit is SIMULATED ({how}{share}). For each network it lies half way "
             f"between the need of the paper's initial mini-batch and of twice that"
-            f"{f', {_range_mib(sizes)}' if sizes else ''}. So which sizes fit is set, not found."
+            f"{f', {_range_mib(sizes)}' if sizes else ''}. The sizes that fit are set, not found."
         )
     if len(measured) < len(records):
         yield (
-            "What fits the paper's card is foretold (SIMULATED): two training steps of the "
-            "published networks at the published sizes, by their live tensors without content."
+            "The largest mini-batch of the paper's card is predicted (SIMULATED): two training "
+            "steps of the published networks at the published sizes, by their live tensors without "
+            "content."
         )
     trained = [r for r in measured if r.experiment == "train"]
     if any(r.config["role"] == "U-Net" for r in trained):
@@ -139,12 +140,12 @@ def _and(values: Iterable[object]) -> str:
 
 
 def _run(records: Iterable[Record]) -> list[Record]:
-    """Return the records of what ran on this device; what is foretold did not."""
+    """Return the records of what ran on this device; predictions did not."""
     return [record for record in records if record.experiment != "foretell"]
 
 
 def _limited(records: Iterable[Record]) -> list[Record]:
-    """Return the records that were made under a limit set by what fits."""
+    """Return the records that were made under a limit set by the initial mini-batch."""
     return [r for r in records if r.experiment in ("train", "size") and r.config.get("limit_fits")]
 
 
@@ -177,6 +178,14 @@ def network(role: str, model: Mapping[str, Any]) -> str:
         "unet": "U-Net of width {width}",
     }
     return names[model["name"]].format(**model)
+
+
+def ran_as(role: str, records: Iterable[Record]) -> str:
+    """Return which network ran in a role: ``ResNet-8 (for ResNet-50)``, or the paper's own name."""
+    own = [record for record in _run(records) if record.config["role"] == role]
+    names = dict.fromkeys(network(role, record.config["model"]) for record in own)
+    names.pop(role, None)
+    return f"{' and '.join(names)} (for {role})" if names else role
 
 
 def side_in_paper(role: str) -> int:

@@ -1,4 +1,4 @@
-"""Which mini-batch fits the paper's card, foretold at the published sizes: what is executed."""
+"""Which mini-batch fits the paper's card, predicted at the published sizes: what is executed."""
 
 from functools import partial
 

@@ -1,14 +1,14 @@
 """Does the loss have to be normalised, and is Algorithm 1 exact? (section 3.4)"""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Expectation, Results, Run, check, claim
-from repro.experiments.intervals import BySeed, NotRun, Spread, difference
-from repro.experiments.judging import Part, Verdict, certain, combine, direction
-from repro.experiments.mbs.describing import marks, network
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.judge import BySeed, Case, Cases, Exact, NotRun, difference
+from repro.experiments.mbs.describing import marks, network, ran_as
 from repro.experiments.mbs.settings import PAPER, UNITS, gradient_errors, normalised_training
 from repro.records import Record
 from repro.report import DASH, Summary
@@ -55,7 +55,7 @@ def table(results: Results) -> list[dict[str, Any]]:
             known = "error" in row
             rows.append(
                 {
-                    "model": role,
+                    "model": ran_as(role, results.records),
                     "mini-batch in micro-batches": _division(row),
                     "BatchNorm": "running statistics" if row["frozen"] else "as in training",
                     "loss": WAYS[row["way"]],
@@ -161,38 +161,28 @@ def summed(results: Results) -> tuple[bool, str]:
     )
 
 
-@claim(
-    "same_gradient",
-    "Normalising the loss gives the mini-batch's gradient, also where the mini-batch is no "
-    "multiple of the micro-batch (equations 15 to 17; BatchNorm by running statistics)",
-    "Section 3.4",
-)
-def same_gradient(results: Results, expected: Expectation) -> Verdict:
-    """Judge Algorithm 1's gradient for each model and division."""
-
-    def judge(role: str) -> list[Part]:
+def same_gradient(results: Results) -> Cases:
+    """Ask of Algorithm 1's gradient for each network and division."""
+    found: dict[str, Case] = {}
+    for role in ROLES:
         rows = [r for r in _rows(results, role) if r["frozen"] and r["way"] == "paper"]
-        return [
-            certain(f"{role}, {_division(row)}: error {row['error']:.1e}", row["error"] < SAME)
-            for row in rows
-        ] or [("not run", f"{role}: no records")]
+        ran = ran_as(role, results.records)
+        for row in rows:
+            exact_ = Exact(row["error"] < SAME, f"error {row['error']:.1e}")
+            found[f"{ran}, {_division(row)}:"] = exact_
+        if not rows:
+            found[role] = NotRun("no records")
+    return found
 
-    return combine([part for role in ROLES for part in judge(role)])
 
-
-@claim(
-    "closer",
-    "Trainings with normalisation follow those with the whole mini-batch more closely than those "
-    "without (as we put it: the mean distance of the loss over epochs, seed by seed)",
-    "Section 3.4",
-)
-def closer(results: Results, expected: Expectation) -> Verdict:
-    """Judge how far the curves of the training loss lie from the whole mini-batch's."""
+def closer(results: Results) -> Cases:
+    """Compare how far the training loss is from the whole mini-batch's, a mean over epochs."""
+    role = ROLES[0]
     whole = {r.seed: r.metrics["train_loss"] for r in _trained(results, None)}
 
     def away(way: str) -> BySeed:
         ran = _trained(results, way)
-        return BySeed.of(
+        return results.cell(
             [r for r in ran if r.seed in whole and not r.metrics["diverged"]],
             lambda r: float(
                 np.mean(np.abs(np.subtract(_finite(r.metrics["train_loss"]), whole[r.seed])))
@@ -200,11 +190,12 @@ def closer(results: Results, expected: Expectation) -> Verdict:
         )
 
     without, with_ = away("none"), away("paper")
+    ran = ran_as(role, results.records)
     diverged = sum(r.metrics["diverged"] for r in _trained(results, "none"))
     if diverged and with_:
-        return combine([certain(f"{diverged} trainings without normalisation diverged", True)])
-    gap = difference(without, with_, Spread.pooled([without, with_]), digits=3)
-    return combine([direction("distance without less distance with", gap, sign=expected.sign)])
+        return {ran: Exact(True, f"{diverged} trainings without normalisation diverged")}
+    label = f"{ran}: distance without less distance with"
+    return {role: replace(difference(without, with_, digits=3), label=label)}
 
 
 NORMALISATION = Exhibit(
@@ -216,6 +207,6 @@ NORMALISATION = Exhibit(
         "Right: trainings, mean and standard deviation over seeds.",
         marks,
     ),
-    claims=(same_gradient, closer),
+    claims={"same_gradient": same_gradient, "closer": closer},
     checks=(exact, summed),
 )

@@ -4,26 +4,26 @@ At the initial mini-batch, the largest that fits, both ways can be run. The grad
 for BatchNorm, which sees micro-batches: twins with another normalisation show what that changes.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Claim, Exhibit, Expectation, Results, Run, check, claim
-from repro.experiments.intervals import BySeed, Gap, NotRun, Spread, difference, paired, ratio
-from repro.experiments.judging import Part, Verdict, combine, each, equivalence
-from repro.experiments.mbs.describing import marks
+from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.judge import BySeed, Cases, Estimate, NotRun, cases, difference, ratio
+from repro.experiments.mbs.describing import marks, ran_as
 from repro.experiments.mbs.settings import (
     CLASSIFIERS,
     PAPER,
     UNITS,
     best,
+    gap,
+    image_points,
     initial_pair,
     paper_rows,
-    same_margin,
     status_or,
     trainings,
     twins,
@@ -43,54 +43,41 @@ def pair(results: Results, role: str) -> list[list[Record]]:
     return [trainings(results, role, initial, streamed) for _, streamed in WAYS]
 
 
-def initial_gap(results: Results, role: str) -> Gap:
+def initial_gap(results: Results, role: str) -> Estimate:
     """Return the best metric with MBS less that without, at the initial mini-batch, in points.
 
     Raises:
         NotRun: One of them has no records.
     """
-    # All cells of the model share a spread: other sizes tell of it too.
-    cells: dict[tuple[str, int, bool], list[Record]] = {}
-    for record in results.ok("train", role=role):
-        config = record.config
-        way = config["resolution"], config["mini_batch"], config["micro_batch"] is not None
-        cells.setdefault(way, []).append(record)
-    without, streamed = (best(records) for records in pair(results, role))
-    return difference(streamed, without, Spread.pooled(map(best, cells.values())), "points")
+    without, streamed = pair(results, role)
+    return replace(gap(results, streamed, without), label=ran_as(role, [*without, *streamed]))
 
 
-def same_result(roles: Sequence[str], text: str) -> Claim:
-    """Return the claim that the best metric is the same with and without MBS."""
-
-    @claim("same_result", text, "Section 4.3.1")
-    def judge_same(results: Results, expected: Expectation) -> Verdict:
-        def judge(role: str) -> Part:
-            return equivalence(role, initial_gap(results, role), same_margin(role))
-
-        return combine(each(roles, judge))
-
-    return judge_same
+def same_result(results: Results, roles: Sequence[str]) -> Cases:
+    """Compare the best metric with and without MBS."""
+    return cases(roles, lambda role: initial_gap(results, role))
 
 
 def table3(results: Results) -> list[dict[str, Any]]:
     """Return U-Net's IoU without and with MBS, and what MBS changes on either side."""
     paper, records = PAPER["table3"], pair(results, "U-Net")
-    counts = [len(best(cell)) for cell in records]
+    counts = [len(best(results, cell)) for cell in records]
+    name = f"{ran_as('U-Net', results.records)}, IoU (%)"
     rows: list[dict[str, Any]] = [
         {
-            "U-Net, IoU (%)": f"{label} MBS",
+            name: f"{label} MBS",
             "paper": mean_std(paper[label]),
-            "ours": status_or(cell, Summary.of(best(cell)).text()),
+            "ours": status_or(cell, Summary.of(best(results, cell)).text()),
             "n": count,
         }
         for (label, _), cell, count in zip(WAYS, records, counts, strict=True)
     ]
     change = DASH
     if min(counts):
-        change = replace(initial_gap(results, "U-Net"), unit="").text()
+        change = str(replace(initial_gap(results, "U-Net"), unit=""))
     rows.append(
         {
-            "U-Net, IoU (%)": "with less without (points)",
+            name: "with less without (points)",
             "paper": f"{paper['with'][0] - paper['without'][0]:+.2f}",
             "ours": change,
             "n": min(counts),
@@ -104,7 +91,7 @@ TABLE3 = Exhibit(
     runs=lambda profile, chosen: initial_pair(profile, "U-Net", chosen),
     table=table3,
     caption=caption("Best test IoU at the initial mini-batch.", marks),
-    claims=(same_result(["U-Net"], "U-Net reaches the same IoU with and without MBS"),),
+    claims={"same_result": partial(same_result, roles=["U-Net"])},
 )
 
 
@@ -152,7 +139,7 @@ def figure3_table(results: Results) -> list[dict[str, Any]]:
             loss = [curve[-1] for curve in _curves(results, role, "train_loss")[label]]
             rows.append(
                 {
-                    "model": role,
+                    "model": ran_as(role, results.records),
                     "MBS": label,
                     "paper, max. accuracy (%)": mean_std(paper[label]),
                     "ours, max. accuracy (%)": Summary.of(highest).text(),
@@ -167,41 +154,22 @@ def figure3_table(results: Results) -> list[dict[str, Any]]:
 def _over_epochs(results: Results, role: str, name: str) -> list[BySeed]:
     """Return the mean over epochs of each seed's curve, without and with MBS."""
     ran = [[r for r in records if r.status == "ok"] for records in pair(results, role)]
-    return [BySeed.of(records, lambda r: float(np.mean(r.metrics[name]))) for records in ran]
+    return [results.cell(records, lambda r: float(np.mean(r.metrics[name]))) for records in ran]
 
 
-@claim(
-    "same_accuracy_curve",
-    "Accuracy follows the same curve with and without MBS (as we put it: its mean over the epochs "
-    "is the same)",
-    "Section 4.3.1",
-)
-def same_accuracy_curve(results: Results, expected: Expectation) -> Verdict:
-    """Judge the curves' mean over epochs, seed by seed, so that noise is not taken for distance."""
+def same_curves(results: Results) -> Cases:
+    """Compare the curves' means over epochs, so that noise is not taken for distance."""
 
-    def judge(role: str) -> Part:
+    def compare(case: str) -> Estimate:
+        role, _, quantity = case.partition(", ")
+        label = f"{ran_as(role, results.records)}, {quantity}"
+        if quantity == "loss":
+            without, streamed = _over_epochs(results, role, "train_loss")
+            return replace(ratio(streamed, without, digits=3), label=label)
         without, streamed = _over_epochs(results, role, "accuracy")
-        gap = difference(streamed, without, Spread.pooled([without, streamed]), "points")
-        return equivalence(role, gap, same_margin(role))
+        return replace(difference(streamed, without, "points"), label=label)
 
-    return combine(each(CLASSIFIERS, judge))
-
-
-@claim(
-    "same_loss_curve",
-    "The training loss follows the same curve with and without MBS (as we put it: its mean over "
-    "the epochs is the same)",
-    "Section 4.3.1",
-)
-def same_loss_curve(results: Results, expected: Expectation) -> Verdict:
-    """Judge the curves' mean over epochs as a ratio."""
-
-    def judge(role: str) -> Part:
-        without, streamed = _over_epochs(results, role, "train_loss")
-        gap = ratio(streamed, without, Spread.pooled_logs([without, streamed]), digits=3)
-        return equivalence(role, gap, expected.allowed())
-
-    return combine(each(CLASSIFIERS, judge))
+    return cases((f"{r}, {q}" for r in CLASSIFIERS for q in ("accuracy", "loss")), compare)
 
 
 FIGURE3 = Exhibit(
@@ -214,7 +182,7 @@ FIGURE3 = Exhibit(
         "gives only its highest accuracies as numbers.",
         marks,
     ),
-    claims=(same_accuracy_curve, same_loss_curve),
+    claims={"same_curves": same_curves},
 )
 
 
@@ -224,22 +192,23 @@ NORMS = {
     ("group", "float64"): "GroupNorm, in float64",
 }
 SAME_WEIGHTS = 1e-9
-TWINS = "ResNet-50"  # whose stand-in has so few parameters that both ways are trained in seconds
+TWINS = "ResNet-50"  # its stand-in has so few parameters that both ways are trained in seconds
 
 
 def _twins(results: Results, norm: str, dtype: str = "float32") -> list[Record]:
     return results.ok("twins", norm=norm, dtype=dtype)
 
 
-def _gap(records: Sequence[Record]) -> Gap:
+def _gap(results: Results, records: Sequence[Record]) -> Estimate:
     """Return the best accuracy with MBS less that without, of twins, in points.
 
     Raises:
         NotRun: There are no records.
     """
-    without, streamed = ([r.metrics["best"][way] for r in records] for way, _ in WAYS)
-    images = min((r.config["test_samples"] or math.inf for r in records), default=math.inf)
-    return paired(streamed, without, "points", resolution=100 / images)
+    streamed = results.cell(records, lambda r: float(r.metrics["best"]["with"]))
+    without = results.cell(records, lambda r: float(r.metrics["best"]["without"]))
+    change = difference(streamed, without, "points", resolution=image_points(records))
+    return replace(change, label=ran_as(TWINS, records))
 
 
 def twins_runs(profile: str, chosen: Chosen) -> list[Run]:
@@ -268,7 +237,7 @@ def twins_table(results: Results) -> list[dict[str, Any]]:
                     f"{paper[1] - paper[0]:+.2f}" if way_of[0] == "batch" else DASH
                 ),
                 "ours, with less without (points)": (
-                    replace(_gap(records), unit="").text() if records else DASH
+                    str(replace(_gap(results, records), unit="")) if records else DASH
                 ),
                 "n": len(records),
             }
@@ -302,16 +271,10 @@ def twins_figure(results: Results) -> "Figure":
     )
 
 
-@claim(
-    "same_without_batchnorm",
-    f"{TWINS} reaches the same accuracy with and without MBS (as we put it: with GroupNorm in "
-    "BatchNorm's place, which sees the same samples either way, of twins that have the same "
-    "weights at the start and the same mini-batches)",
-    "Section 4.3.1",
-)
-def same_without_batchnorm(results: Results, expected: Expectation) -> Verdict:
-    """Judge the best accuracy of twins."""
-    return combine([equivalence(TWINS, _gap(_twins(results, "group")), same_margin(TWINS))])
+def same_without_batchnorm(results: Results) -> Cases:
+    """Compare the best accuracy of twins with GroupNorm."""
+    records = _twins(results, "group")
+    return cases([TWINS], lambda _: _gap(results, records))
 
 
 @check(
@@ -336,6 +299,6 @@ BATCHNORM = Exhibit(
         "distance over the way of the one without MBS. GroupNorm: 4 groups.",
         marks,
     ),
-    claims=(same_without_batchnorm,),
+    claims={"same_without_batchnorm": same_without_batchnorm},
     checks=(one_training,),
 )

@@ -1,5 +1,6 @@
 """What is run under each profile, and how its records are picked and described."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from repro.experiments.design import LONG, PROCESSES, Results, Run, reported
-from repro.experiments.intervals import BySeed
+from repro.experiments.judge import BySeed, Estimate, difference
 from repro.records import Record
 
 PAPER = reported("mbs")
@@ -564,27 +565,32 @@ def trainings(results: Results, role: str, mini_batch: int, streamed: bool) -> l
     ]
 
 
-def best(records: Sequence[Record]) -> BySeed:
+def best(results: Results, records: Sequence[Record]) -> BySeed:
     """Return the best metric of every training that ran, in percent."""
     ran = [record for record in records if record.status == "ok"]
-    return BySeed.of(ran, lambda record: float(record.metrics["best"]))
+    return results.cell(ran, lambda record: float(record.metrics["best"]))
+
+
+def image_points(records: Sequence[Record]) -> float:
+    """Return what one test image is of an accuracy, in points; 0 of IoU, which counts pixels."""
+    tested = [r for r in records if r.config["role"] in CLASSIFIERS]
+    return 100 / min((r.config["test_samples"] or math.inf for r in tested), default=math.inf)
+
+
+def gap(results: Results, first: Sequence[Record], second: Sequence[Record]) -> Estimate:
+    """Return the best metric of some trainings less that of others, in points, seed by seed.
+
+    Raises:
+        NotRun: They share no seed.
+    """
+    values = best(results, first), best(results, second)
+    return difference(*values, unit="points", resolution=image_points([*first, *second]))
 
 
 def epoch_times(records: Sequence[Record]) -> list[float]:
     """Return the median seconds of an epoch of every training that ran."""
     times = [record.timings["epoch"]["samples_s"] for record in records if record.status == "ok"]
     return [float(np.median(samples)) for samples in times if samples]
-
-
-def same_margin(role: str) -> float:
-    """Return how far apart two results may be and still count as the same, in points.
-
-    It is the paper's own: the difference that it reports between training with and without MBS
-    at the initial mini-batch, or twice the spread of its seeds there, whichever is larger.
-    """
-    first = paper_rows(role)[0]
-    (without, spread), (streamed, spread_streamed) = first["without"], first["with"]
-    return max(abs(streamed - without), 2 * float(np.hypot(spread, spread_streamed) / 2**0.5))
 
 
 def status_or(records: Sequence[Record], text: str) -> str:
