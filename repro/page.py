@@ -38,8 +38,8 @@ class Section:
         caption: What the numbers are.
         table: The paper's values beside ours.
         checks: What holds by construction.
-        claims: Rows of claim, in the paper, setting, expected, verdict, evidence; ``why_not`` where one
-            is not reproduced.
+        claims: Rows of claim, in the paper, setting, expected, verdict, evidence; ``why_not`` where
+            one certainly fails.
         figure: None where there is none.
         records: A row each: what ran, how it ended, the file.
     """

@@ -439,20 +439,6 @@ def setting_of(kind: str, results: Results) -> str:
     return SMALLER if stands_in or results.profile == "gpu" else OWN
 
 
-# TRANSITION: gone once every paper is converted.
-Expectation = Any
-
-
-def claim(*_: Any, **__: Any) -> Any:
-    """Transition."""
-    return lambda function: function
-
-
-def expectation(paper: str, artefact: str, key: str) -> Any:
-    """Transition."""
-    return claims_of(paper)[artefact][key]
-
-
 @dataclass(frozen=True)
 class Check:
     """What no record of ours can change: shown under its table, never counted as a claim.
@@ -507,10 +493,6 @@ class Exhibit:
     recorded: tuple[str, ...] = ()
     long: bool = False
     parts: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if isinstance(self.claims, tuple):  # TRANSITION
-            object.__setattr__(self, "claims", {})
 
     def judge(self, claim: Claim, results: Results) -> Verdict:
         """Judge one of its claims; missing records make it "not run".

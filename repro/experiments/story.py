@@ -83,7 +83,6 @@ class Story:
     setup: Callable[[Look], Iterable[str]]
     effects: Callable[[Look], Iterable[Effect]]
     asks: str = "What the paper says"
-    promises: object = ()  # TRANSITION
 
 
 def story_of(paper: Paper) -> Story:

@@ -11,7 +11,7 @@ from made_mbs import CHOSEN, PAPER, plausible, results
 from repro import datasets
 from repro.datasets import TensorLoader
 from repro.experiments.design import LONG, PROCESSES
-from repro.experiments.intervals import NotRun
+from repro.experiments.judge import NotRun
 from repro.experiments.mbs import reading, settings
 from repro.experiments.mbs.files import growth_from_files
 

@@ -27,7 +27,7 @@ from repro.experiments.design import (
     Run,
     by_name,
 )
-from repro.experiments.intervals import NotRun
+from repro.experiments.judge import NotRun
 from repro.experiments.outcome import LibraryMissing
 from repro.experiments.running import Setting, UsageError
 from repro.experiments.sources import LOCAL, Source

@@ -35,7 +35,6 @@ from repro.experiments.mbs.times import (
     overhead_halved,
     overhead_sizes,
     resnet101_faster,
-    time_grows,
 )
 from repro.records import Record
 from repro.report import DASH, Summary, mean_std
@@ -353,7 +352,6 @@ TABLE4 = _exhibit(
     CLASSIFIERS,
     "accuracy",
     ("same_result", "optimum_beyond", "overhead_halved", "overhead_sizes", "epoch_time"),
-    time_grows=time_grows,
     resnet101_faster=resnet101_faster,
 )
 TABLE5 = _exhibit(

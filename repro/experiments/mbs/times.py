@@ -123,14 +123,6 @@ def _epoch_of(results: Results, case: str) -> Estimate:
     return longer_epoch(results, role, int(size))
 
 
-def time_grows(results: Results) -> Cases:
-    """Say why no run here can tell."""
-    raise NotRun(
-        "the paper blames reading from disk for the growth; here all images lie in memory, so that "
-        "these epochs cannot show it"
-    )
-
-
 FASTER = "ResNet-101, 128"
 SLOWER = ("ResNet-50, 128", "AmoebaNet-D, 256")  # all at the paper's best mini-batch
 
