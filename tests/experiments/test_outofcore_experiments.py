@@ -57,6 +57,7 @@ TOYS = {
         {k: v for k, v in _MEASURED.items() if k != "role"}
         | {"schedule": "paper", "batch": 32, "link_bytes_per_s": 2**26},
     ),
+    "physical": ("physical", _TOY | {"batch": 32, "limit_between": [8, 16], "chunk_mib": 2**-8}),
     "half": ("half", _SIMULATED | {"batch": 32, "precision": "bfloat16"}),
     "half reach": (
         "half_reach",

@@ -244,8 +244,8 @@ FIGURE1 = Exhibit(
     table=figure1_table,
     figure=figure1,
     caption=caption(
-        "The best undivided algorithms of each layer within a limit for each kernel: their "
-        "workspace, on top of data and filters with gradients, and the sum of their median times.",
+        "The best undivided algorithms of each layer within a limit for each kernel: workspace, on "
+        "top of data and filters with gradients, and the sum of median times.",
         _figure1_marks,
     ),
     claims={"workspace_as_large": workspace_as_large, "fast_needs_more": fast_needs_more},

@@ -422,10 +422,8 @@ FIGURE5 = Exhibit(
     table=figure5_table,
     figure=figure5,
     caption=caption(
-        "The most that the allocator takes within an iteration, and the budget of the schedule. In "
-        "core on a CPU: what tensors take. Over use: what chunks take without a limit (in brackets "
-        "torch's allocator) over the bytes of tensors. These are as many as there are in core, and "
-        f"at most {PAPER['limit_gib']} GiB by the schedule.",
+        "What allocators take, and budgets; in core on a CPU, tensors. Over use: chunks "
+        "(torch's allocator) without a limit, over the bytes of tensors.",
         facts,
     ),
     claims={"fragmented_here": partial(less_unused, roles=NETWORKS)},

@@ -423,8 +423,9 @@ _OF_PACKED = (
 )
 _OF_PHYSICAL = (
     "Without a limit, allocators serve the requests of the published networks' traces, of which "
-    "nothing is computed. Torch's allocator is SIMULATED. Chunks are mapped by the allocator of "
-    "section 4 itself, in this machine's memory, and not written."
+    "nothing is computed: of all tensors in core, and by a schedule of "
+    f"{PAPER['limit_gib']} GiB of tensors at most. Torch's allocator is SIMULATED. Chunks are "
+    "mapped by the allocator of section 4 itself, in this machine's memory, and not written."
 )
 _OF_A_CPU = (
     "Measured here, the memory limit is SIMULATED. In core and with checkpointing it is a limit on "
