@@ -190,12 +190,12 @@ def workspace_as_large(results: Results) -> Cases:
 
 def kernels_that_need_more(
     record: Record, small_mib: float, ample_mib: float
-) -> list[tuple[str, bool, float | None]]:
+) -> list[tuple[str, bool, str]]:
     """Return of each kernel whether its fastest algorithm needs more than the small limit gives.
 
     Algorithms run undivided, and the fastest is that within the ample limit; kernels for which
-    there is none are left out. Last stands how many times as slow what fits into the small limit
-    is, None where nothing does.
+    there is none are left out. Last stands which algorithm fits into the small limit and how many
+    times as slow it is.
     """
     needs = []
     for entry in kernels_of(record):
@@ -203,8 +203,11 @@ def kernels_that_need_more(
         if fastest is None:
             continue
         fitting = divide(entry, small_mib, "undivided")
-        slower = None if fitting is None else fitting.time_s / fastest.time_s
-        needs.append((label(entry), fastest.workspace_bytes > small_mib * MIB, slower))
+        instead = "nothing fits"
+        if fitting is not None:
+            ((_, algorithm),) = fitting.parts
+            instead = f"{algorithm} fits and takes ×{fitting.time_s / fastest.time_s:.2f}"
+        needs.append((label(entry), fastest.workspace_bytes > small_mib * MIB, instead))
     return needs
 
 
@@ -217,11 +220,10 @@ def fast_needs_more(results: Results) -> Cases:
     needs = kernels_that_need_more(record, small, ample)
     if not needs:
         raise NotRun(f"no kernel fits into {ample} MiB undivided")
-    found = {}
-    for name, more, slower in needs:
-        instead = "nothing fits" if slower is None else f"what fits takes ×{slower:.2f}"
-        found[name] = Exact(more, f"needs more ({instead})" if more else "needs no more")
-    return found
+    return {
+        name: Exact(more, f"needs more ({instead})" if more else "needs no more")
+        for name, more, instead in needs
+    }
 
 
 def _figure1_marks(results: Results) -> Iterator[str]:
