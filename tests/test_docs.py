@@ -78,12 +78,12 @@ class TestNumbers:
 
     def test_a_planted_verdict_is_seen(self, judged):
         page = PAGES["docs/mbs.md"]
-        planted = re.sub(r"(overhead_halved` .*?)\*\*not reproduced\*\*", r"\1**reproduced**", page)
+        planted = re.sub(r"(overhead_halved` .*?)\*\*not seen here\*\*", r"\1**reproduced**", page)
         assert planted != page == REFRESH["refreshed"](planted, judged)
 
     def test_what_readme_says_of_a_promise_is_its_verdict(self, judged):
         page = PAGES["README.md"]
-        planted = page.replace("memory trains: **reproduced**", "memory trains: **undecided**")
+        planted = page.replace("size saves time: **reproduced**", "size saves time: **undecided**")
         assert planted != page == REFRESH["refreshed"](planted, judged)
 
     def test_every_paper_is_counted(self, judged):

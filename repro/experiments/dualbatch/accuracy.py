@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import Chosen, Exhibit, Results, Run, check
+from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run, check
 from repro.experiments.dualbatch.describing import facts, said_of, trained
 from repro.experiments.dualbatch.settings import (
+    KEPT,
     PAPER,
     WORKERS,
     K,
@@ -207,12 +208,33 @@ TABLE3 = Exhibit(
 )
 
 
+# Small-batch workers, at the larger k, that are trained again with momentum kept, and the seeds.
+KEPT_RUNS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
+    "quick": ((0, 2, 3, WORKERS), None),
+    LONG: ((0, WORKERS), (0, 1, 2, 3)),
+}
+
+
 def table5_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the baseline, and trainings by k and number of small-batch workers."""
+    """Return the baseline and trainings by k and number of small-batch workers.
+
+    Some are trained again with momentum kept, where the profile begins it anew in each share.
+    """
     baseline = table5_training(profile, chosen, 1.0, 0)
-    return [baseline] + [
+    runs = [baseline] + [
         table5_training(profile, chosen, k, n_small) for k in K for n_small in range(1, WORKERS + 1)
     ]
+    numbers, seeds = KEPT_RUNS.get(profile, ((), None))
+    changed = {"setting": KEPT, "optimizer_state": "kept"}
+    for run in [table5_training(profile, chosen, K[1], n) for n in numbers]:
+        label = f"{run.label}, momentum kept"
+        runs.append(replace(run, config=run.config | changed, seeds=seeds, label=label))
+    return runs
+
+
+def kept(results: Results, n_small: int) -> list[Record]:
+    """Return the trainings of a mix at the larger k with momentum kept from share to share."""
+    return results.ok("train", setting=KEPT, n_small=n_small)
 
 
 def paper_cells(k: float) -> dict[int, Mapping[str, float]]:
@@ -248,6 +270,13 @@ def table5(results: Results) -> list[dict[str, Any]]:
                 "wall (s)": wall_cell(records),
             }
         )
+    for n_small, published in paper_cells(K[1]).items():
+        if records := kept(results, n_small):
+            row = {"k": f"{K[1]:.2f}, momentum kept", "(n_S, n_L)": workers(n_small)}
+            row |= outcome(results, records, published)
+            if n_small:
+                row["gain"] = gain(results, records, kept(results, 0))
+            table_rows.append(dict.fromkeys(table_rows[0], DASH) | row)
     return table_rows
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from repro.experiments.captions import caption
-from repro.experiments.design import LONG, Chosen, Exhibit, Results, Run
+from repro.experiments.design import Chosen, Exhibit, Results, Run
 from repro.experiments.dualbatch.accuracy import (
     Changes,
     accuracy_of,
@@ -29,13 +29,13 @@ from repro.experiments.dualbatch.accuracy import (
     finals,
     gain,
     gains,
+    kept,
     outcome,
     paper_cells,
     table5_runs,
 )
 from repro.experiments.dualbatch.describing import facts, whose
 from repro.experiments.dualbatch.settings import (
-    KEPT,
     WORKERS,
     K,
     final,
@@ -57,11 +57,6 @@ SEARCHED = (0, 3, WORKERS)  # small-batch workers, at the larger k
 SEARCH_SEEDS = (0, 1, 2)
 SEARCH = "5.1, rates"
 UNTUNED = "untuned (edge of the grid)"
-# Small-batch workers, at the larger k, that are trained again with momentum kept, and the seeds.
-KEPT_RUNS: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = {
-    "quick": ((0, 2, 3, WORKERS), None),
-    LONG: ((0, WORKERS), (0, 1, 2, 3)),
-}
 
 
 def updates_over_baseline(record: Record) -> float:
@@ -75,28 +70,13 @@ def updates_over_baseline(record: Record) -> float:
     return (small + rest) / (samples / large)
 
 
-def updates_runs(profile: str, chosen: Chosen) -> list[Run]:
-    """Return the trainings of Table 5, and some again with momentum kept where it restarts."""
-    numbers, seeds = KEPT_RUNS.get(profile, ((), None))
-    again = [table5_training(profile, chosen, K[1], n) for n in numbers]
-    changed = {"setting": KEPT, "optimizer_state": "kept"}
-    return table5_runs(profile, chosen) + [
-        replace(run, config=run.config | changed, seeds=seeds, label=f"{run.label}, momentum kept")
-        for run in again
-    ]
-
-
-def _kept(results: Results, n: int) -> list[Record]:
-    return results.ok("train", setting=KEPT, n_small=n)
-
-
 def kept_gain(results: Results, n: int) -> Estimate:
     """Return what a mix gains over large batches alone, in points, all with momentum kept.
 
     Raises:
         NotRun: One of them has no records.
     """
-    cells = {m: final(results, _kept(results, m), "accuracy") for m in (0, n)}
+    cells = {m: final(results, kept(results, m), "accuracy") for m in (0, n)}
     return change(cells, n, 0)
 
 
@@ -126,9 +106,9 @@ def updates_table(results: Results) -> list[dict[str, Any]]:
             row["at equal updates, paper"] = DASH if reported is None else f"{reported:+.1f}"
             row["at equal updates"] = DASH if gap is None else str(gap)
             rows.append(row)
-    base, same_updates = _kept(results, 0), _kept(results, WORKERS)
+    base, same_updates = kept(results, 0), kept(results, WORKERS)
     for n, paper in paper_cells(K[1]).items():
-        if records := _kept(results, n):
+        if records := kept(results, n):
             row = _row(results, K[1], n, records, base) | outcome(results, records, paper)
             row["workers"] += ", momentum kept"
             mixed = gain(results, records, same_updates) if 0 < n < WORKERS else DASH
@@ -170,7 +150,7 @@ def draw_updates(results: Results) -> "Figure":
 
 UPDATES = Exhibit(
     long=True,
-    runs=updates_runs,
+    runs=table5_runs,
     table=updates_table,
     figure=draw_updates,
     caption=caption(
