@@ -104,7 +104,7 @@ class TestClaims:
 
     @pytest.mark.parametrize("target", LOSING + KEEPING)
     def test_under_long_the_seeds_after_the_first_look_judge_alone(self, target):
-        """The first six say what the paper does, the others the opposite by far."""
+        """The first ones say what the paper does, the others the opposite by far."""
         task, strategies_ = parts_of(target)
         sign = -1 if target in KEEPING else 1
 
@@ -117,8 +117,8 @@ class TestClaims:
             return paper_final(config)
 
         seeds = tuple(range(9))
-        # A seed more is 20 higher in all trainings: those from 6 on are above 100.
-        world = World(final=final, spread=20.0, edit={"train": edit})
+        # A seed more is 60 higher in all trainings: those from 2 on, or 1, are above 100.
+        world = World(final=final, spread=60.0, edit={"train": edit})
         assert judge(target, world, "long", seeds=seeds).word == "not reproduced"
         assert judge(target, World(), "long", seeds=seeds).word == "reproduced"
 

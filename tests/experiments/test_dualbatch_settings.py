@@ -104,7 +104,8 @@ class TestPlans:
             return set(PAPER.artefacts[name].runs(profile, next(choices(profile))))
 
         assert len(of("table3")) == 9
-        assert len(of("table5")) == 9
+        # quick begins momentum anew in each share, and trains four again that keep it.
+        assert len(of("table5")) == (13 if profile == "quick" else 9)
         assert len(of("table3") & of("table5")) == 3  # k = 1.1, linear factor
         assert len([r for r in of("table8") if r.experiment == "train"]) == 10
         assert of("table4") <= of("figure3")
@@ -321,7 +322,7 @@ class TestScaled:
         assert high == hybrid["dataset"].get("image_size", 8 if profile == "smoke" else None)
         assert [entry["dropout"] for entry in hybrid["sub_stages"]] == [0.1, 0.2]
         assert [rate for _, rate in hybrid["stages"]] == [0.2, 0.02, 0.002]
-        (baseline,) = trainings(profile, "table5", n_small=0)
+        baseline, *_ = trainings(profile, "table5", n_small=0)
         assert [rate for _, rate in baseline["stages"]] == [0.1, 0.02, 0.004]
         assert (
             baseline["warmup_epochs"]

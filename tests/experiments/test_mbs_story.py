@@ -1,24 +1,14 @@
 """What the notebook says first: every number from the records, the paper's from its text."""
 
-import re
-
 import pytest
 from made_mbs import NOISE, beyond, overhead, plausible, results, streamed, trained
 
-from repro.experiments.design import reported
 from repro.experiments.mbs.story import STORY
 
 
 def told(make, number, profile="paper"):
     """Return a finding in a world where `make` says what comes out."""
     return STORY.findings[number](lambda name: results(name, make, profile))
-
-
-def test_the_papers_sentence_has_the_papers_numbers():
-    stated = " ".join(reported("mbs")["contents"]["claims"])
-    numbers = re.findall(r"\d+(?:\.\d+)?", STORY.says)
-    assert len(numbers) == 6
-    assert all(re.search(rf"(?<![\d.]){re.escape(n)}(?![\d.])", stated) for n in numbers), numbers
 
 
 def test_what_dividing_costs():

@@ -394,7 +394,7 @@ def test_measured_speeds_have_intervals():
 class TestStory:
     def told(self, world: World) -> list[str]:
         found = results("table1", world)
-        return [f(lambda name: found) for f in (story.reach, story.cost, story.against_lms)]
+        return [f(lambda name: found) for f in (story.cost, story.against_lms)]
 
     def test_a_gpu_is_told_first(self):
         found = results("table1", World("paper"), "paper")
@@ -408,24 +408,20 @@ class TestStory:
             story.on_a_gpu(lambda name: results("table1", World()))
 
     def test_the_sentences_are_those_of_the_records(self):
-        reach, cost, lms = self.told(World())
-        assert "trains 190 images in core, 928 by the schedule alone and 1,472" in reach
-        assert f"×{1472 / 190:.2f} in all" in reach and "SIMULATED" in reach
+        cost, lms = self.told(World())
         assert "takes ×1.33 as long" in cost and "less than ×0.80" in cost
         assert "Measured (STAND-IN network, SIMULATED memory limit and link, SYNTHETIC" in cost
-        assert f"is ×{0.7 / 0.55:.2f} as fast as LMS (paper ×1.30)" in lms
+        assert f"is ×{0.7 / 0.55:.2f} as fast as LMS at its best" in lms and "paper ×1.30" in lms
         changed = self.told(
             World(
-                reach={(SIMULATED, "schedule_va"): 1900},
                 relative={(SIMULATED, "schedule_va"): 0.5, (SIMULATED, "lms"): 0.8},
             )
         )
-        assert "1,900 with chunks" in changed[0] and f"×{1900 / 190:.2f}" in changed[0]
-        assert "takes ×2.00 as long" in changed[1]
-        assert f"with chunks, ×{0.5 / 0.8:.2f} as fast as LMS at 928" in changed[2]
+        assert "takes ×2.00 as long" in changed[0]
+        assert f"with chunks, ×{0.5 / 0.8:.2f} as fast as LMS at 928" in changed[1]
 
     def test_without_measurements_only_the_simulation_is_told(self):
-        _, cost, _ = self.told(World(places=(SIMULATED,)))
+        cost, _ = self.told(World(places=(SIMULATED,)))
         assert "Measured" not in cost
 
     @pytest.mark.parametrize("place", [MEASURED, ""])

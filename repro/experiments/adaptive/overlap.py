@@ -220,7 +220,8 @@ def figure(results: Results) -> "Figure":
                 color=colour,
                 label=None if place else name,
             )
-    axis.set_xticks(range(len(rows)), [f"{n} nodes" for n in rows])
+    axis.set_xticks(range(len(rows)), list(rows))
+    axis.set_xlabel("nodes modelled")
     axis.set_ylabel("time of a step (ms)")
     axis.grid(axis="x", visible=False)
     axis.set_title(

@@ -21,7 +21,7 @@ from repro.experiments.dualbatch.fairness import (
     tuned_gain,
     untuned,
 )
-from repro.experiments.dualbatch.flatness import FLATNESS, dual_flatter
+from repro.experiments.dualbatch.flatness import FLATNESS
 from repro.experiments.dualbatch.hybrid import (
     PAPER_RATIOS,
     SAVINGS,
@@ -31,7 +31,6 @@ from repro.experiments.dualbatch.hybrid import (
     hybrid_gain,
 )
 from repro.experiments.dualbatch.measured_plan import over_alone
-from repro.experiments.dualbatch.plans import raw_plan_off
 from repro.experiments.dualbatch.settings import (
     CIFAR,
     IMAGENET,
@@ -42,7 +41,6 @@ from repro.experiments.dualbatch.settings import (
     section51,
     section52,
 )
-from repro.experiments.dualbatch.times import ERROR_PERCENT, raw_fits
 from repro.experiments.judge import Estimate, NotRun
 from repro.experiments.story import Effect, Look, Story
 
@@ -124,27 +122,6 @@ def settings(look: Look) -> str:
     )
 
 
-def flatter(look: Look) -> str:
-    """Say whether dual batches end in a flatter minimum than large ones."""
-    rise = dual_flatter(look("flatness"))["random"]
-    if isinstance(rise, NotRun):
-        raise rise
-    return (
-        "Random perturbations of the final weights change the training loss of dual batches by "
-        f"{rise} more than that of large ones alone: {word(look, 'flatness', 'dual_flatter')}."
-    )
-
-
-def equations(look: Look) -> str:
-    """Say what the paper's equations give for its authors' raw times."""
-    errors = raw_fits(look("figure4"))["TensorFlow"]
-    return (
-        "For its authors' raw times the paper's equations give batch sizes up to "
-        f"{100 * raw_plan_off(look('table2')):.1f} % off Table 2's, and equation 2 errs by up to "
-        f"{100 * errors['largest_error']:.1f} % of an epoch (the paper: {ERROR_PERCENT:g} %)."
-    )
-
-
 def setup(look: Look) -> Iterable[str]:
     """Yield what captions leave out."""
     artefacts = ("table5", "table8", "synchronisation", "flatness", "own_plan", "engines", "table2")
@@ -173,7 +150,7 @@ STORY = Story(
     f"for {100 * (max(K) - 1):.0f} % more time; with the resolution cycled as well they gain "
     f"{_GAIN:g} points and take {SAVINGS[CIFAR]:g} % less time than without cycling, on ImageNet "
     f"{SAVINGS[IMAGENET]:g} % less.",
-    findings=(gain, hybrid, settings, saving, flatter, equations),
+    findings=(gain, hybrid, settings, saving),
     figure="table5",
     look_for="In the upper left our gains of accuracy (solid) should lie above 0 as the paper's "
     "do (hollow), and highest at three small-batch workers; an interval that reaches 0 leaves the "
