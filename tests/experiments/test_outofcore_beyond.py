@@ -23,7 +23,7 @@ from test_outofcore_settings import (
 
 from repro.experiments.design import claims_of
 from repro.experiments.judge import NotRun
-from repro.experiments.outofcore import settings, story
+from repro.experiments.outofcore import beyond, settings, story
 from repro.experiments.outofcore.panels import styles
 from repro.experiments.outofcore.settings import (
     FITTED,
@@ -38,10 +38,7 @@ ARTEFACT = PAPER.artefacts["table1"]
 # What makes each claim fail.
 WRONG = {
     "larger_than_core": {"reach": {("schedule_va",): "in_core"}},
-    "speed_kept": {"relative": {("schedule_va",): 0.5, ("schedule",): 0.6}},
     "speed_kept_here": {"relative": {("schedule_va",): 0.5, ("schedule",): 0.6}},
-    "faster_than_lms": {"relative": {("lms",): 2.0}},
-    "faster_beyond_lms": {"relative": {("schedule_va",): 0.5}},
     "larger_than_alone_here": {"reach": {("schedule_va",): "schedule"}},
     "alone_ends_here": {"reach": {("schedule",): 1120}},
     "faster_with_chunks_here": {"relative": {("schedule_va",): 0.5}},
@@ -57,7 +54,7 @@ OPEN = {
 }
 # At 512 images the paper keeps 77 %, which these records of chunks (75 %) do not.
 KEPT = {("schedule_va", 512): 0.8, ("schedule_va", 32): 0.8}
-USUAL = {"speed_kept": {"relative": KEPT}, "speed_kept_here": {"relative": KEPT}}
+USUAL = {"speed_kept_here": {"relative": KEPT}}
 NEEDS_CUDA = ("larger_than_core", "larger_than_alone_here", "alone_ends_here")
 # What makes each check of the simulation fail, by words of it.
 SIMULATED_WRONG = {
@@ -132,7 +129,7 @@ class TestClaims:
 
     def test_out_of_memory_keeps_no_speed(self):
         world = World("paper", reach={("schedule",): 256, ("schedule_va",): 256})
-        for key in ("speed_kept", "speed_kept_here", "faster_with_chunks_here"):
+        for key in ("speed_kept_here", "faster_with_chunks_here"):
             verdict = judged(f"table1/{key}", world)
             assert verdict.word == "not reproduced" and "ran out of memory" in verdict.evidence
 
@@ -145,19 +142,20 @@ class TestClaims:
         for most, found in ((928, "reproduced"), (512, "partly")):
             assert word("larger_than_core", World("paper", reach={("schedule_va",): most})) == found
 
-    def test_faster_than_lms_at_some_sizes_only_is_partly(self):
-        verdict = judged("table1/faster_than_lms", World(relative={("lms", 512): 1.4}))
-        assert verdict.word == "partly"
-        assert verdict.evidence == (
-            "at 256 ×1.27, paper ×1.05 (4.8 of the paper's); at 512 ×0.50, paper ×0.97; "
-            "at 928 ×1.27, paper ×1.30 (0.93 of the paper's)"
-        )
+    def test_simulated_speeds_are_checks(self):
+        def rows(world):
+            named = (beyond.simulated_speed, beyond.simulated_over_lms)
+            return [check.row(results("table1", world)) for check in named]
 
-    def test_lms_is_compared_where_both_train_beyond_the_core(self):
-        world = World(reach={("in_core",): 256, ("lms",): 512}, relative={(256, "lms"): 5.0})
-        verdict = judged("table1/faster_than_lms", world)
-        assert verdict.evidence == "at 512 ×1.27, paper ×0.97"
-        assert word("faster_than_lms", World(reach={("in_core",): 0})) == "not run"
+        speed, lms = rows(World())
+        assert (speed["holds"], lms["holds"]) == ("yes", "yes")
+        assert "no schedule more than 125%" in speed["evidence"]
+        assert lms["evidence"].startswith("at 256 ×1.27; at 512 ×1.27; at 928 ×1.27; at 1440 over")
+        speed, lms = rows(
+            World(relative={("schedule_va",): 0.5, ("lms", 512): 1.4}, reach={("in_core",): 190})
+        )
+        assert (speed["holds"], lms["holds"]) == ("NO", "NO")
+        assert rows(World(reach={("in_core",): 0}))[1]["holds"] == "not run"
 
     def test_peers_are_told_with_their_speed(self):
         evidence = judged("table1/larger_than_peers", World()).evidence
@@ -257,10 +255,6 @@ class TestWithinBound:
 
     def test_a_schedule_that_beats_it_is_found(self):
         assert self.row(World(relative={("bound",): 0.7}))["holds"] == "NO"
-
-    def test_it_is_told_beside_the_speed_kept(self):
-        evidence = judged("table1/speed_kept", World()).evidence
-        assert "; no schedule takes less than ×0.80; " in evidence
 
 
 class TestTable:
