@@ -173,7 +173,7 @@ def run(
 
     --rehearse needs neither data nor device: model, data, optimizer and the first step of every run
     are built without content, so that a recipe that cannot start fails there, and its memory and
-    time are foretold.
+    time are predicted.
     """
     from repro.experiments import arguments, forecast, running
     from repro.experiments.outcome import RAY_ADDRESS

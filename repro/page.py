@@ -110,7 +110,7 @@ def html_page(
     parts += [f"<dt>{_text(word)}</dt><dd>{_text(said)}.</dd>" for word, said in settings.items()]
     parts.append(
         "<dt>expected</dt><dd>what was written down before the records: the verdict that was "
-        "foretold.</dd></dl></details>"
+        "expected.</dd></dl></details>"
     )
     for number, chapter in enumerate(chapters, 1):
         parts += _chapter(number, chapter, meanings)

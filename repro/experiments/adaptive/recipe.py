@@ -1,6 +1,6 @@
 """The paper's recipe beside ours, item by item: what the notebook shows as a table.
 
-All of it is computed from `settings` and ``reported/adaptive.toml``.
+All of it is computed from `settings` and ``paper.toml``.
 """
 
 import math

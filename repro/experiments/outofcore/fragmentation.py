@@ -75,11 +75,11 @@ def figure3_runs(profile: str, chosen: Chosen) -> list[Run]:
 
 
 def host(point: Point) -> str:
-    """Return what lay on the host at most, in brackets what was foretold, where that is known."""
+    """Return what lay on the host at most, in brackets what was predicted, where that is known."""
     if point.host_bytes is None:
         return DASH
     foretold = point.host_foretold_bytes
-    return gib(point.host_bytes) + (f" (foretold {gib(foretold)})" if foretold else "")
+    return gib(point.host_bytes) + (f" (predicted {gib(foretold)})" if foretold else "")
 
 
 def figure3_table(results: Results) -> list[dict[str, Any]]:
@@ -246,7 +246,7 @@ def inside_shrinks(results: Results) -> tuple[bool, str]:
     return lost[max(lost)] < lost[min(lost)], losses
 
 
-@check("Swapping takes no more of the host's memory than `Trace.host_bytes` foretells")
+@check("Swapping takes no more of the host's memory than `Trace.host_bytes` predicts")
 def host_foretold(results: Results) -> tuple[bool, str]:
     """Ask it of every measured way that swaps."""
     by_name = {
