@@ -146,13 +146,13 @@ class TestSynchronisation:
         assert (round(bsp, 2), round(asp, 2)) == (3.15, 2.5)
 
     def test_a_straggler_has_rows_of_its_own(self):
-        for profile in ("quick", "gpu"):
+        for profile in ("quick", "long", "gpu"):
             found = rows("synchronisation", profile=profile)[10:14]
             assert [row["synchronisation"].split(", one")[0] for row in found] == [
                 *(f"SSP, s = {bound}" for bound in range(3)),
                 "ASP",
             ]
-        assert len(rows("synchronisation", profile="long")) == 12
+        assert len(rows("synchronisation", profile="paper")) == 12
 
         def faster(metrics, config):
             if config.get("straggler"):

@@ -162,7 +162,7 @@ class TestFigure3:
         row = self.row(World(), "measured here", 59)
         assert (row["limit"], row["paper: budget"]) == ("64.0 MiB", DASH)
         assert (row["budget"], row["held"], row["actual"]) == ("32.0 MiB", "56.6 MiB", "57.6 MiB")
-        assert row["host"] == "30.0 MiB (foretold 32.0 MiB)"
+        assert row["host"] == "30.0 MiB (predicted 32.0 MiB)"
         assert len(table("figure3", World())) == 9 + 4
 
     def test_out_of_memory_and_not_run(self):
