@@ -236,13 +236,15 @@ class Results:
 
         Args:
             experiment: Its name.
-            several: Whether one process alone counts as one, too, and not by its rounds.
+            several: Whether one process alone counts as one, too, and not by its rounds; it does
+                under `long`.
             config: Of the run.
 
         Raises:
             NotRun: There is none.
         """
         self.need(experiment, **config)
+        several = several or self.profile == LONG
         return of_processes(self.processes(experiment, **config), several)
 
     @property
@@ -290,6 +292,15 @@ SETTINGS: Mapping[str, str] = {
     SIMULATED: "a model of a machine",
 }
 _RULES = {"higher": 1, "lower": -1, "same": 0, "at_most": 1, "at_least": -1, "exact": 0}
+
+
+def _numbers(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Return a number, or those by case, with their names."""
+    if value is None:
+        return []
+    if isinstance(value, Mapping):
+        return [(f"{name} of {case!r}", number) for case, number in value.items()]
+    return [(name, value)]
 
 
 @dataclass(frozen=True)
@@ -341,16 +352,25 @@ class Claim:
         for name, value, allowed in (
             ("kind", self.kind, KINDS),
             ("rule", self.rule, _RULES),
+            ("over", self.over, ("all", "any")),
             ("expect", self.expect, WORDS),
+            ("own", self.own, (False, True)),
         ):
             if value not in allowed:
-                raise ValueError(f"{name} is {value!r}; allowed are {', '.join(allowed)}")
+                raise ValueError(f"{name} is {value!r}; allowed are {', '.join(map(str, allowed))}")
+        for name, number in (*_numbers("margin", self.margin), *_numbers("effect", self.effect)):
+            named = type(number) in (int, float)
+            if not named or math.isinf(number) or (name.startswith("margin") and not number > 0):
+                raise ValueError(f"{name} is {number!r}; give a finite number, a margin above 0")
+        if not isinstance(self.written, datetime) or self.written.tzinfo is None:
+            raise ValueError(f"written is {self.written!r}; give a time with its zone")
         if (self.rule in ("same", "at_most", "at_least")) != (self.margin is not None):
             raise ValueError("a sameness, and nothing else, has a margin")
         if self.margin is not None and not self.margin_source:
             raise ValueError("a margin has a margin_source")
         if self.long is not None and set(self.long) - {"seen"} != {"expect", "why", "written"}:
             raise ValueError("long has expect, why and written, perhaps seen, and nothing else")
+        self.under(LONG)  # says what is wrong with them
 
     def under(self, profile: str) -> "Claim":
         """Return the claim with what was expected under a profile."""
@@ -408,9 +428,11 @@ def claims_of(paper: str) -> dict[str, dict[str, Claim]]:
         ValueError: A row is not one; the text names it.
     """
     content = dict(paper_toml(paper)["claims"])
+    if lacking := {"written", "seen"} - content.keys():
+        raise ValueError(f"{paper}/paper.toml, [claims] has no {', '.join(sorted(lacking))}")
     written = content.pop("written")
     content.pop("seen")
-    names = {field.name for field in fields(Claim)}
+    names = {field.name for field in fields(Claim)} - {"key"}
     by_artefact: dict[str, dict[str, Claim]] = {}
     for artefact, rows in content.items():
         for key, row in rows.items():
@@ -432,11 +454,19 @@ def setting_of(kind: str, results: Results) -> str:
         return SMALLER
     if kind in ("time", "memory"):
         return ELSEWHERE
-    data = [record.dataset for record in results.records if record.dataset]
-    stands_in = any(
-        facts["kind"] != "real" or "stand-in" in facts["provenance"].lower() for facts in data
-    )
-    return SMALLER if stands_in or results.profile == "gpu" else OWN
+    return OWN if results.profile == "paper" and _own_data(results) else SMALLER
+
+
+def _own_data(results: Results) -> bool:
+    """Whether trainings have the paper's own data, and no stand-in or recompressed copy."""
+    from repro.experiments import load_paper
+
+    for record in results.records:
+        tasks = load_paper(record.paper).datasets["paper"].values()
+        own = {next(iter(names), "") for names in tasks}
+        if record.dataset and record.dataset["name"] not in own:
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -497,16 +527,16 @@ class Exhibit:
     def judge(self, claim: Claim, results: Results) -> Verdict:
         """Judge one of its claims; missing records make it "not run".
 
-        Where the profile `long` trains longer, or repeats what is timed in further processes,
-        lesser profiles decide nothing but what is exact: their certainty is of trainings that are
-        too short, or of one process. Outside the paper's own setting a certain failure is "not
+        `smoke` decides nothing but what is exact, nor does `quick` where the profile `long` trains
+        longer or repeats what is timed in further processes: their certainty is of trainings that
+        are too short, or of one process. Outside the paper's own setting a certain failure is "not
         seen here".
         """
         try:
             verdict = claim.judge(self.claims[claim.key](results))
         except NotRun as missing:
             return Verdict("not run", str(missing))
-        lesser = self.long and results.profile in ("smoke", "quick")
+        lesser = results.profile == "smoke" or (self.long and results.profile == "quick")
         if lesser and claim.rule != "exact" and verdict.word != "not run":
             why = f"the profile {results.profile} {TOO_LITTLE}"
             return Verdict("undecided", f"{verdict.evidence}; {why}")

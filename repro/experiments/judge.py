@@ -135,7 +135,10 @@ class Estimate:
 
     def shown(self, value: float) -> str:
         """Return a value of this scale in words, such as an end of its interval."""
-        return f"×{math.exp(value):.{self.digits}f}" if self.log else f"{value:+.{self.digits}f}"
+        if self.log:
+            factor = math.exp(min(value, 700.0))
+            return f"×{factor:.{self.digits}f}" if factor < 1e6 else f"×{factor:.3g}"
+        return f"{value:+.{self.digits}f}"
 
     def __str__(self) -> str:
         unit = f" {self.unit}" if self.unit else ""
@@ -214,6 +217,7 @@ def contrast(
         rows = zip(*(cell.at(seeds) for cell in by_seed), strict=True)
         sums = [math.fsum(w * v for w, v in zip(weights, row, strict=True)) for row in rows]
         return _of_sample(sums, resolution, **form)
+    cells = [c.at(judging_seeds([c])) if isinstance(c, BySeed) else c for c in cells]
     mean = math.fsum(w * math.fsum(c) / len(c) for c, w in zip(cells, weights, strict=True))
     shortest = min(map(len, cells))
     if shortest < 2:
@@ -254,9 +258,11 @@ def in_turns(
     A slow spell of the machine meets both values of a round, and drops out of their ratio.
 
     Raises:
-        NotRun: They are empty.
+        NotRun: One of them is empty.
         ValueError: They are not of one length, or a value is not above 0.
     """
+    if not len(first) or not len(second):
+        raise NotRun("no records")
     if len(first) != len(second):
         raise ValueError(f"{len(first)} values cannot pair with {len(second)}")
     rounds = range(len(first))
@@ -427,8 +433,11 @@ def combine(parts: Sequence[Part], over: str = "all") -> Verdict:
         raise ValueError(f"over is {over!r}; allowed are all, any")
     words = [word for word, _ in parts]
     evidence = "; ".join(text for _, text in parts)
-    if unknown := set(words) - WORDS.keys():
-        raise ValueError(f"words are {', '.join(sorted(unknown))}; allowed are {', '.join(WORDS)}")
+    allowed = [word for word in WORDS if word != NOT_SEEN]  # which is said of a whole verdict
+    if unknown := set(words).difference(allowed):
+        raise ValueError(
+            f"words are {', '.join(sorted(unknown))}; allowed are {', '.join(allowed)}"
+        )
     if not parts or all(word == "not run" for word in words):
         return Verdict("not run", evidence or "no records")
     held, half, lost = (words.count(word) for word in ("reproduced", "partly", NOT_REPRODUCED))

@@ -7,6 +7,7 @@ from made_dualbatch import World, figure, judge, legend_of, line, only, panel, p
 from repro.experiments import load_paper
 from repro.experiments.dualbatch import times
 from repro.experiments.dualbatch.settings import CIFAR
+from repro.experiments.dualbatch.trends import farthest
 from repro.experiments.judge import NotRun, mean_of
 from repro.report import DASH
 
@@ -46,13 +47,20 @@ class TestFarthest:
     def test_it_reaches_farthest_and_is_widened_for_the_choice(self):
         near = mean_of([1.01, 1.011, 1.012], log=True)
         wide = mean_of([0.95, 1.0, 1.06], log=True)
-        found = times.farthest({"near": near, "wide": wide})
+        found, _ = farthest(["all"], lambda name: {"near": near, "wide": wide}).values()
         assert found.label == "farthest of 2: wide" and found.candidates == 2
         (low, high), (before, after) = found.interval(), wide.interval()
         assert low < before and after < high
         # Of one value no spread is known: it decides nothing.
         one = mean_of([1.0], log=True)
-        assert times.farthest({"near": near, "one": one}).label == "farthest of 2: one"
+        first, second = farthest(["all"], lambda name: {"near": near, "one": one}).values()
+        assert (first.label, second.label) == ("farthest of 2: one", "surest of 2: near")
+
+    def test_a_wide_interval_hides_none_that_lies_beyond(self):
+        off = mean_of([1.2, 1.201, 1.202], log=True)
+        wide = mean_of([0.6, 1.0, 1.7], log=True)
+        first, second = farthest(["all"], lambda name: {"off": off, "wide": wide}).values()
+        assert (first.label, second.label) == ("farthest of 2: wide", "surest of 2: off")
 
 
 def checked(artefact, position, **world):

@@ -273,3 +273,19 @@ class TestClaims:
         ]:  # fmt: skip
             found = exhibit.judge(replace(row, kind=kind), Results([], (), [], profile))
             assert found.word == word
+
+
+def test_a_cell_without_seeds_beside_one_with_seeds_leaves_the_first_look_out():
+    looked = BySeed([9.0, 9.0, 1.0, 2.0], (0, 1, 2, 3), look=(0, 1))
+    assert judge.difference(looked, [0.0, 0.5]).mean == pytest.approx(1.25)
+
+
+def test_times_of_one_way_alone_are_not_run():
+    for pair in (([], [1.0]), ([1.0], [])):
+        with pytest.raises(NotRun):
+            judge.in_turns(*pair)
+
+
+def test_a_ratio_beyond_all_numbers_is_written():
+    assert str(judge.unsure(1e300, log=True)).startswith("×1e+300 ")
+    assert Estimate(900.0, math.nan, log=True).shown(900.0) == "×1.01e+304"

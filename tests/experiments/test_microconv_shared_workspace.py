@@ -104,12 +104,12 @@ class TestAssignment:
         assert word == "undecided"  # measured once
         assert "conv2 and conv3 hold 94.0 %; over a half: +44.0 points (no spread" in evidence
         assert "paper +43.7" in evidence
-        assert self.word("late_layers_little", **of)[0] == "reproduced"
+        assert self.word("late_layers_little", **of)[0] == "undecided"  # likewise
 
     def test_where_all_want_the_same(self):
         of = {f"conv{n}": {"fast_mib": 4.0} for n in range(1, 6)}
         word, evidence = self.word("late_layers_little", **of)
-        assert word == "not reproduced" and "the most is conv" in evidence
+        assert word == "undecided" and "the most, conv" in evidence
 
     def test_where_all_get_what_they_want_nothing_is_judged(self):
         for key in ("middle_layers_most", "late_layers_little"):

@@ -210,6 +210,8 @@ def same_cost(results: Results) -> Cases:
         )
 
     def compared(size: str) -> Estimate:
+        if int(size) not in by_size:
+            raise NotRun("no records")
         costs, best_costs = (
             results.cell(by_size[n], lambda r: r.metrics["train_cost"][-1] / (start - end))
             for n in (int(size), best)
@@ -217,7 +219,8 @@ def same_cost(results: Results) -> Cases:
         label = f"B = {size} over {best}, {ran(by_size[best])}"
         return replace(difference(costs, best_costs, "of the fall", digits=3), label=label)
 
-    return cases((str(size) for size in by_size if size != best), compared)
+    sizes = dict.fromkeys((*PAPER[CIFAR]["figure2"], *by_size))
+    return cases((str(size) for size in sizes if size != best), compared)
 
 
 def sharpness(results: Results) -> Cases:

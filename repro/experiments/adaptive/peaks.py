@@ -187,6 +187,8 @@ def _later(results: Results, task: str) -> Estimate:
     peaks: dict[int, BySeed] = {}
     hidden = ""
     by_size = by_batch(results, task)
+    if not by_size:
+        raise NotRun("no records")
     for size, records in by_size.items():
         epochs, first = first_peaks(results, records), _warmup(records[0]) + 1
         if first > 1 and first in epochs:

@@ -13,7 +13,7 @@ from repro.experiments.dualbatch.describing import facts, said_of
 from repro.experiments.dualbatch.settings import CIFAR, PAPER, K, step_times, workers
 from repro.experiments.dualbatch.times import above_0, trials_of
 from repro.experiments.dualbatch.trends import epoch_samples, farthest
-from repro.experiments.judge import Cases, Estimate, cases, mean_of
+from repro.experiments.judge import Cases, Estimate, mean_of
 from repro.records import Record
 from repro.report import DASH
 
@@ -80,11 +80,10 @@ def shares_predicted(results: Results) -> Cases:
     errors = _of_processes(results) if several else _of_medians(results)
     names = {f"k = {k:g}": k for k in K}
 
-    def worst(name: str) -> Estimate:
-        of_k = {f"{name}, {row}": e for (k, row), e in errors.items() if k == names[name]}
-        return farthest(of_k)
+    def of_k(name: str) -> dict[str, Estimate]:
+        return {f"{name}, {row}": e for (k, row), e in errors.items() if k == names[name]}
 
-    return said_of(cases(names, worst))
+    return said_of(farthest(names, of_k))
 
 
 Errors = dict[tuple[float, str], Estimate]  # by k and share

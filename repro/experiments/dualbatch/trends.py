@@ -1,12 +1,12 @@
 """How times follow batch sizes: least squares in each turn."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from repro.experiments.judge import EQUIVALENCE_LEVEL, Estimate, NotRun
+from repro.experiments.judge import EQUIVALENCE_LEVEL, Case, Cases, Estimate, NotRun
 from repro.records import Record
 
 
@@ -55,26 +55,42 @@ def by_turn(samples: Mapping[int, Sequence[float]]) -> list[dict[int, float]]:
     return [dict(zip(samples, turn, strict=True)) for turn in zip(*samples.values(), strict=True)]
 
 
-def farthest(errors: Mapping[str, Estimate]) -> Estimate:
-    """Return the prediction with an interval that reaches farthest; within a margin, all are.
+def farthest(names: Iterable[str], errors_of: Callable[[str], Mapping[str, Estimate]]) -> Cases:
+    """Return of each group of predictions the two that decide of all of it.
 
-    Its interval is widened for the choice.
-
-    Raises:
-        NotRun: There is none.
+    Where the interval that reaches farthest is within a margin, all are; where the one whose nearer
+    end is farthest from 0 is beyond it, not all are. Both are widened for the choice.
     """
-    if not errors:
-        raise NotRun("no records")
-    widened = {
-        name: replace(error, candidates=len(errors), label=f"farthest of {len(errors)}: {name}")
-        for name, error in errors.items()
-    }
+    found: dict[str, Case] = {}
+    for name in names:
+        try:
+            errors = errors_of(name)
+            if not errors:
+                raise NotRun("no records")
+        except NotRun as missing:
+            found[name] = missing
+            continue
+        count = len(errors)
+        widened = {one: replace(error, candidates=count) for one, error in errors.items()}
+        reaches = {one: _reach(error) for one, error in widened.items()}
+        surely = {one: _surely(error) for one, error in widened.items()}
+        farthest_, surest = (max(ends, key=lambda one: ends[one]) for ends in (reaches, surely))
+        label = f"farthest of {count}: {farthest_}"
+        found[name] = replace(widened[farthest_], label=label)
+        if surest != farthest_:
+            label = f"surest of {count}: {surest}"
+            found[f"{name}, surest"] = replace(widened[surest], label=label)
+    return found
 
-    def reach(error: Estimate) -> float:
-        end = max(map(abs, error.interval(EQUIVALENCE_LEVEL)))
-        return math.inf if math.isnan(end) else end
 
-    return max(widened.values(), key=reach)
+def _reach(error: Estimate) -> float:
+    end = max(map(abs, error.interval(EQUIVALENCE_LEVEL)))
+    return math.inf if math.isnan(end) else end
+
+
+def _surely(error: Estimate) -> float:
+    low, high = error.interval(EQUIVALENCE_LEVEL)
+    return -math.inf if math.isnan(low) else max(low, -high)
 
 
 def per_step(steps: Mapping[int, Sequence[float]], medians: Sequence[float]) -> list[list[float]]:

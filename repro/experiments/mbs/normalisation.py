@@ -196,6 +196,8 @@ def closer(results: Results) -> Cases:
     without, with_ = away("none"), away("paper")
     ran = ran_as(role, results.records)
     diverged = sum(r.metrics["diverged"] for r in _trained(results, "none"))
+    if diverged and without:
+        raise NotRun(f"{diverged} trainings without normalisation diverged, and others did not")
     if diverged and with_:
         return {ran: Exact(True, f"{diverged} trainings without normalisation diverged")}
     label = f"{ran}: distance without less distance with"
@@ -212,5 +214,5 @@ NORMALISATION = Exhibit(
         marks,
     ),
     claims={"closer": closer},
-    checks=(exact, summed),
+    checks=(exact, summed, same_gradient),
 )

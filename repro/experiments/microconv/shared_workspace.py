@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, unsure
+from repro.experiments.judge import Cases, Estimate, NotRun, cases, unsure
 from repro.experiments.microconv.comparing import (
     beside_torch,
     gain_or_none,
@@ -389,8 +389,11 @@ def late_layers_little(results: Results) -> Cases:
         raise NotRun("no records of conv4 and conv5")
     most = max(late, key=lambda name: late[name])
     told = told_limit(results.profile, "AlexNet", "WR", PAPER["figure12"]["conv4_conv5_mib"])
-    text = f"the most is {most}'s, {late[most]:.2f} MiB; allowed: {told}"
-    return {"AlexNet:": Exact(late[most] <= late_mib(results), text)}
+    # The division follows times that were measured once, as that of `middle_layers_most` does.
+    over = unsure(late[most] / late_mib(results), log=True)
+    return {
+        "AlexNet": replace(over, label=f"the most, {most}'s {late[most]:.2f} MiB, over {told}:")
+    }
 
 
 FIGURE12 = Exhibit(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from repro.experiments.captions import caption, panel
 from repro.experiments.design import Chosen, Exhibit, Results, Run, check
-from repro.experiments.judge import Cases, Estimate, Exact, NotRun, cases, mean_of, ratio
+from repro.experiments.judge import Case, Cases, Estimate, Exact, NotRun, cases, mean_of, ratio
 from repro.experiments.together.settings import (
     BATCHNORM,
     KEEPS,
@@ -222,11 +222,17 @@ def reached(results: Results, mode: str) -> dict[str, int]:
 def _reaches(results: Results, modes: Sequence[str], holds: Callable[[int, int], bool]) -> Cases:
     """Ask of each network and way whether the multiple reached, and the largest tried, hold."""
     last = max(multiples(results), default=0)
-    return {
-        f"{network}, {LABELS[mode]}": Exact(holds(times, last), f"up to ×{times}")
-        for mode in modes
-        for network, times in reached(results, mode).items()
-    }
+    found: dict[str, Case] = {}
+    for mode in modes:
+        times = reached(results, mode)
+        for network in NETWORKS:
+            name = f"{network}, {LABELS[mode]}"
+            found[name] = (
+                Exact(holds(times[network], last), f"up to ×{times[network]}")
+                if network in times
+                else NotRun("no records")
+            )
+    return found
 
 
 @check(

@@ -1,0 +1,70 @@
+"""In which setting a claim is judged, and what word that allows."""
+
+from dataclasses import replace
+
+import pytest
+from invented import make_record
+
+from repro.experiments import load_paper
+from repro.experiments.design import (
+    ELSEWHERE,
+    OWN,
+    SIMULATED,
+    SMALLER,
+    Exhibit,
+    Results,
+    Run,
+    claims_of,
+    setting_of,
+)
+from repro.experiments.judge import Exact
+
+RUN = Run("train", {"x": 1}, seeds=(0,))
+
+
+def results(profile, data="cifar100"):
+    facts = {"name": data, "fingerprint": data, "kind": "real", "provenance": "an archive"}
+    record = make_record("train", paper="dualbatch", config=RUN.config, dataset=facts)
+    return Results([RUN], (0,), [record], profile)
+
+
+@pytest.mark.parametrize(
+    ("kind", "profile", "data", "setting"),
+    [
+        ("training", "paper", "cifar100", OWN),
+        ("training", "paper", "cifar10", SMALLER),  # for CIFAR-100
+        ("training", "paper", "digits", SMALLER),
+        ("training", "gpu", "cifar100", SMALLER),  # fewer epochs
+        ("training", "long", "cifar100", SMALLER),
+        ("time", "gpu", "cifar100", ELSEWHERE),
+        ("memory", "paper", "cifar100", ELSEWHERE),
+        ("time", "long", "cifar100", SMALLER),
+        ("simulated", "paper", "cifar100", SIMULATED),
+    ],
+)
+def test_settings(kind, profile, data, setting):
+    assert next(iter(load_paper("dualbatch").datasets["paper"]["CIFAR"]), "") == "cifar100"
+    assert setting_of(kind, results(profile, data)) == setting
+
+
+def test_a_certain_failure_is_not_reproduced_in_the_papers_own_setting_alone():
+    claim = replace(claims_of("mbs")["table4"]["same_result"], kind="training")
+    exhibit = Exhibit(
+        lambda profile, chosen: [], list, str, claims={claim.key: lambda r: {"": Exact(False, "")}}
+    )
+    words = {
+        profile: exhibit.judge(claim, results(profile)).word for profile in ("paper", "gpu", "long")
+    }
+    assert words == {"paper": "not reproduced", "gpu": "not seen here", "long": "not seen here"}
+
+
+def test_smoke_decides_nothing_but_what_is_exact():
+    claim = claims_of("mbs")["table4"]["same_result"]
+    exhibit = Exhibit(
+        lambda profile, chosen: [], list, str, claims={claim.key: lambda r: {"": Exact(True, "")}}
+    )
+    verdict = exhibit.judge(claim, results("smoke"))
+    assert verdict.word == "undecided" and "smoke" in verdict.evidence
+    assert exhibit.judge(replace(claim, rule="exact", margin=None), results("smoke")).word == (
+        "reproduced"
+    )
