@@ -439,3 +439,13 @@ class TestStory:
         assert gives.ours == pytest.approx(1472 / 190) and gives.paper == pytest.approx(1440 / 190)
         assert costs.ours == pytest.approx(1 / 0.75) and costs.paper == pytest.approx(1 / 0.55)
         assert gives.remark == costs.remark == "SIMULATED"
+
+    def test_effects_are_a_gpus_where_one_measured(self):
+        found = results("table1", World("paper"), "paper")
+        gives, costs = story.STORY.effects(lambda name: found)
+        assert (gives.label, gives.remark) == (
+            "largest batch size tried over the largest in core",
+            "",
+        )
+        assert gives.ours == pytest.approx(1440 / 190) and gives.paper == pytest.approx(1440 / 190)
+        assert costs.ours == pytest.approx(1 / 0.75) and costs.paper == pytest.approx(581 / 321)
