@@ -459,14 +459,11 @@ def setting_of(kind: str, results: Results) -> str:
 
 def _own_data(results: Results) -> bool:
     """Whether trainings have the paper's own data, and no stand-in or recompressed copy."""
-    from repro.experiments import load_paper
-
-    for record in results.records:
-        tasks = load_paper(record.paper).datasets["paper"].values()
-        own = {next(iter(names), "") for names in tasks}
-        if record.dataset and record.dataset["name"] not in own:
-            return False
-    return True
+    return all(
+        record.dataset["name"] in paper_toml(record.paper).get("own_data", ())
+        for record in results.records
+        if record.dataset
+    )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from repro.experiments.design import (
     setting_of,
 )
 from repro.experiments.judge import Exact
+from repro.experiments.outcome import paper_toml
 
 RUN = Run("train", {"x": 1}, seeds=(0,))
 
@@ -43,8 +44,13 @@ def results(profile, data="cifar100"):
     ],
 )
 def test_settings(kind, profile, data, setting):
-    assert next(iter(load_paper("dualbatch").datasets["paper"]["CIFAR"]), "") == "cifar100"
     assert setting_of(kind, results(profile, data)) == setting
+
+
+@pytest.mark.parametrize("key", ["mbs", "dualbatch", "adaptive", "together"])
+def test_the_papers_own_data_is_what_its_profile_takes_first(key):
+    tasks = load_paper(key).datasets["paper"].values()
+    assert sorted(paper_toml(key)["own_data"]) == sorted(names[0] for names in tasks)
 
 
 def test_a_certain_failure_is_not_reproduced_in_the_papers_own_setting_alone():
