@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from repro import notebooks, paths
-from repro.experiments import PAPERS, load_paper, story
+from repro.experiments import PAPERS, load_paper, story, summary
 from repro.experiments.running import UsageError
 from repro.report import LONG
 
@@ -318,11 +318,14 @@ class TestSession:
             session.show(name)
             kinds = [type(item).__name__ for item in shown]
             short = len(artefact.table(session.results(name))) <= LONG
+            checked = summary.checks(artefact, session.results(name))
+            failed = any(row["holds"] == "NO" for row in checked)
             assert kinds == [
-                *["VerdictList"] * bool(artefact.claims),
+                *["VerdictList"] * bool(artefact.exhibit.claims),
                 *["Image"] * artefact.draws,
                 "Markdown",
                 *["TableView"] * short,
+                *["TableView"] * failed,
             ]
         shown.clear()
         session.setup()

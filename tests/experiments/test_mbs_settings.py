@@ -318,7 +318,9 @@ class TestEveryArtefact:
                 assert row["verdict"] == "not run" or any(c.isdigit() for c in told)
                 assert "nan" not in told
             # Which mini-batch learns most such toys do not say.
-            assert {row["holds"] for row in checks(artefact, found)} <= {"yes", "not run"}
+            # Algorithm 1's gradient is not the mini-batch's where the division is uneven.
+            allowed = {"yes", "not run", *(["NO"] if artefact.name == "normalisation" else [])}
+            assert {row["holds"] for row in checks(artefact, found)} <= allowed, artefact.name
 
 
 class TestCaptions:

@@ -24,8 +24,8 @@ def test_what_dividing_costs():
     ("shift", "gain", "words"),
     [
         (0.0, 5.0, ("reproduced", "reproduced")),
-        (-9.0, -4.0, ("not reproduced", "not reproduced")),
-        (0.0, -9.0, ("reproduced", "not reproduced")),
+        (-9.0, -4.0, ("not seen here", "not seen here")),
+        (0.0, -9.0, ("reproduced", "not seen here")),
     ],
 )
 def test_accuracy_is_judged_as_the_claims_judge_it(shift, gain, words):

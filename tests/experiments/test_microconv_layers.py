@@ -40,7 +40,7 @@ class TestSmallLimit:
     def test_the_evidence(self):
         _, evidence = judge("figure1/fast_needs_more", lambda run: candidates(self.EXCLUDED))
         # Undivided, 8 samples: 8 ms against 4 ms and a microsecond.
-        assert evidence == f"conv2 F needs more (what fits takes ×{8 / 4.001:.2f})"
+        assert evidence == f"conv2 F needs more (slow fits and takes ×{8 / 4.001:.2f})"
 
     def test_limits_of_long(self):
         # 0.5 MiB a sample need 4 MiB: more than 2, which stand for the paper's 8, and less than 8.

@@ -322,9 +322,8 @@ FIGURE8 = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        f"Speed-up of the best division (powerOfTwo) within {LIMIT_MIB} MiB, forward, by kernel "
-        "size; lines reach from the least to the largest. Left to ours: layers that undivided an "
-        "algorithm of this package computes.",
+        f"Speed-up of the best division (powerOfTwo) within {LIMIT_MIB} MiB, forward; lines: least "
+        "to largest. Left to ours: undivided, an algorithm of this package computes them.",
         _facts,
     ),
     claims={

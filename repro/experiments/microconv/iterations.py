@@ -466,10 +466,7 @@ def _facts(results: Results) -> Iterable[str]:
     """Yield what is not the paper's, and which processes count."""
     yield from marks(results)
     if results.profile == LONG:
-        yield (
-            "The 40 processes of AlexNet and the 62 of ResNet-50 were run after looks at fewer "
-            "(5 and, of AlexNet, 15), which do not count."
-        )
+        yield ("Looks at fewer processes (5, 15) do not count.")
 
 
 ITERATIONS = Exhibit(
@@ -478,10 +475,8 @@ ITERATIONS = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "Whole iterations within limits that bind: torch's own convolutions do not all fit. All "
-        "forms run in turns; lines are 95 % intervals over processes. Undivided, what does not fit "
-        "runs by NNPACK's algorithms or by this package's own; beside it stands torch's own speed "
-        "without a limit.",
+        "Iterations within limits that bind, in turns; lines: 95 % intervals. Undivided, what "
+        "does not fit runs by NNPACK or by us.",
         _facts,
     ),
     claims={"divided_faster": divided_faster, "wd_over_wr": wd_over_wr, "no_slower": no_slower},

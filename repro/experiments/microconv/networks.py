@@ -72,11 +72,8 @@ COLUMNS = (
     "left to ours",
     "workspace in all (MiB)",
 )
-BESIDE = (
-    "Intervals come from what torch's own convolution scatters by against itself. Left to ours: "
-    "kernels that an algorithm of this package computes alone. Where undivided leaves most of "
-    "them to it, no claim is judged by the speed-up."
-)
+# What that means for claims the setup says.
+BESIDE = "Intervals: torch's own scatter. Left to ours: kernels of this package's algorithms alone."
 
 
 def network_row(record: Record | None, baseline: Record | None) -> dict[str, str]:
@@ -325,8 +322,7 @@ FIGURE9 = Exhibit(
     table=figure9_table,
     figure=figure9,
     caption=caption(
-        "AlexNet's convolutions, forward and backward, layer by layer, with a limit for each "
-        f"kernel (WR). {BESIDE}",
+        f"AlexNet's convolutions by layer, a limit for each kernel (WR). {BESIDE}",
         scaled_marks,
     ),
     claims={
@@ -378,8 +374,8 @@ TABLE5 = Exhibit(
     runs=table5_runs,
     table=table5,
     caption=caption(
-        f"The convolutions, forward and backward, within the paper's {MODERATE} MiB for each "
-        f"kernel. Its times are of whole iterations. {BESIDE}",
+        f"Convolutions within the paper's {MODERATE} MiB for each kernel; its times are of "
+        f"iterations. {BESIDE}",
         partial(scaled_marks, caffes=False),
     ),
 )

@@ -176,9 +176,8 @@ FIGURE4 = Exhibit(
     table=table,
     figure=figure,
     caption=caption(
-        "Images/s of forward pass, backward pass and update. Bars: 95 % intervals. Largest batch "
-        "sizes are looked for to 3 %. The paper names no depth of its DenseNet. Ours, "
-        "DenseNet-121, holds fewer images in core than the paper's.",
+        "Images/s. Bars: 95 % intervals. Largest batch sizes: to 3 %. Our DenseNet-121 holds fewer "
+        "images in core than the paper's DenseNet.",
         facts,
     ),
     claims={
