@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import _disable_current_modes
 
-from repro.mbs.errors import MicroBatchError, named_errors
+from repro.mbs.errors import MicroBatchError, UnsplittableBatchError, named_errors
 from repro.mbs.losses import KnownLoss
+from repro.mbs.transaction import version_of
 from repro.measure.batches import (
     Batch,
+    BatchError,
     SplitFunction,
     bounds,
     leaves_of,
@@ -109,14 +113,22 @@ class Piece:
             with named_errors():
                 parts = split_by(self.split, self.inputs, self.targets, micro_batch_size)
             ends = list(itertools.accumulate(count for _, _, count in parts))
+            if ends[-1] != self.num_samples:
+                raise UnsplittableBatchError(
+                    f"split returned micro-batches of {ends[-1]} samples in all for at most "
+                    f"{micro_batch_size} each, but of {self.num_samples} where any size would do; "
+                    f"each sample has to be in one of them, and in one only"
+                )
             ranges = list(zip([0, *ends[:-1]], ends, strict=True))
 
             def part(number: int) -> Any:
                 return parts[number][:2]
 
         weights = None
-        if loss is not None and self.weights is None and isinstance(self.targets, torch.Tensor):
-            weights = loss.weights([part(number)[1] for number in range(len(ranges))])
+        if loss is not None and self.weights is None:
+            targets = [part(number)[1] for number in range(len(ranges))]
+            if all(isinstance(target, torch.Tensor) for target in targets):
+                weights = loss.weights(targets, even=self.batch is not None)
         return Plan(ranges, self.weights_of(ranges) if weights is None else weights, part)
 
     def weights_of(self, bounds: list[tuple[int, int]]) -> list[float]:
@@ -175,6 +187,7 @@ class Reader:
             with named_errors():
                 every = split_by(self._split, inputs, targets, _ALL)
             count = sum(part[2] for part in every)
+            _check_all_samples(inputs, targets, every, count)
             return Piece(inputs, targets, count, checked, None, self._split)
         with named_errors():
             batch = read_batch(inputs, targets, shared=self._shared, known=self._known)
@@ -201,13 +214,35 @@ class Reader:
         return self._read_pieces(iter(inputs))
 
     def _read_pieces(self, source: Iterator[Any]) -> Iterator[Piece]:
+        weighed: bool | None = None
         for item in source:
             if not isinstance(item, tuple | list) or len(item) not in (2, 3):
                 raise MicroBatchError(
                     f"the iterable yielded {type(item).__name__}; each piece must be (inputs, "
                     f"targets) or (inputs, targets, weights)"
                 )
-            yield self.read(item[0], item[1], item[2] if len(item) == 3 else None)
+            piece = self.read(item[0], item[1], item[2] if len(item) == 3 else None)
+            if weighed is not None and weighed != (piece.weights is not None):
+                raise MicroBatchError(
+                    "some pieces of the mini-batch have weights and others have none, so that "
+                    "their shares cannot be told; give weights with each piece or with none"
+                )
+            weighed = piece.weights is not None
+            yield piece
+
+
+def _check_all_samples(inputs: Any, targets: Any, parts: list[Any], count: int) -> None:
+    """Raise where samples that can be counted are missing from micro-batches, or there twice."""
+    try:
+        whole = read_batch(inputs, targets).num_samples
+        alike = sum(read_batch(*part[:2]).num_samples for part in parts) == count
+    except BatchError:
+        return  # known to `split` alone
+    if alike and whole != count:
+        raise UnsplittableBatchError(
+            f"split returned micro-batches of {count} samples in all of a mini-batch of {whole}; "
+            f"each sample has to be in one of them, and in one only"
+        )
 
 
 def mark_last(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
@@ -255,10 +290,50 @@ def own_memory(outputs: Any, inputs: Any) -> Any:
     return map_leaves(unshared, outputs)
 
 
+def zero_of(outputs: Any) -> torch.Tensor:
+    """Return a zero that depends on the outputs, so that a backward pass reaches the model."""
+    leaves = [leaf for leaf in leaves_of(outputs) if getattr(leaf, "requires_grad", False)]
+    if not leaves:
+        return torch.zeros(())
+    return torch.stack([leaf.nan_to_num(0.0, 0.0, 0.0).sum() * 0.0 for leaf in leaves]).sum()
+
+
+class Values:
+    """The values of a micro-batch, put back where a forward pass changes them in place.
+
+    Args:
+        micro_batch: Tensors in any structure.
+        device: Where the model computes; what lies elsewhere is copied before it computes.
+    """
+
+    def __init__(self, micro_batch: Any, device: torch.device) -> None:
+        self._micro_batch = micro_batch
+        leaves = leaves_of(micro_batch)
+        tensors = [leaf.data if isinstance(leaf, PackedSequence) else leaf for leaf in leaves]
+        with _disable_current_modes():  # host memory, which no budget of the device counts
+            self._kept = [
+                (tensor, tensor.detach().to("cpu", copy=True))
+                for tensor in tensors
+                if isinstance(tensor, torch.Tensor) and tensor.device == device
+            ]
+        self._versions = [version_of(tensor) for tensor, _ in self._kept]
+
+    def restored(self) -> Any:
+        """Return the micro-batch with its values of before."""
+        for number, (tensor, values) in enumerate(self._kept):
+            if version_of(tensor) != self._versions[number]:
+                with _disable_current_modes(), torch.no_grad():
+                    tensor.copy_(values)
+                self._versions[number] = version_of(tensor)
+        return self._micro_batch
+
+
 def concatenate(
-    outputs: Sequence[Any], bounds: list[tuple[int, int]], gradients: bool = True
+    outputs: Sequence[Any], bounds: list[tuple[int, int]] | None, gradients: bool = True
 ) -> Any:
     """Join the micro-batches' outputs, (n_μ, ...) each, to leaves (N_B, ...) that want gradients.
+
+    Without `bounds` a sample may have any number of rows, as a graph has of nodes.
 
     Raises:
         MicroBatchError: An output tensor does not have its micro-batch's samples first.
@@ -274,11 +349,12 @@ def concatenate(
         if not isinstance(column[0], torch.Tensor):
             joined.append(column[0])
             continue
-        for part, (start, stop) in zip(column, bounds, strict=True):
-            if part.dim() == 0 or part.shape[0] != stop - start:
+        for number, part in enumerate(column):
+            count = None if bounds is None else bounds[number][1] - bounds[number][0]
+            if part.dim() == 0 or count not in (None, part.shape[0]):
                 raise MicroBatchError(
                     f"two_pass needs outputs whose first dimension is the batch; a micro-batch "
-                    f"of {stop - start} samples gave an output of shape {tuple(part.shape)}; "
+                    f"of {count} samples gave an output of shape {tuple(part.shape)}; "
                     f"compute losses and pairs of samples in loss_fn"
                 )
             if part.shape[1:] != column[0].shape[1:]:
@@ -293,7 +369,7 @@ def concatenate(
     return replaced(outputs[0], joined)
 
 
-def joined_targets(parts: list[Any], bounds: list[tuple[int, int]]) -> Any:
+def joined_targets(parts: list[Any], bounds: list[tuple[int, int]] | None = None) -> Any:
     """Return the targets of micro-batches as those of one, None where there are none."""
     return None if parts[0] is None else concatenate(parts, bounds, gradients=False)
 

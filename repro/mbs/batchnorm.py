@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from repro.mbs.errors import MicroBatchError
+
 # count of values per channel, their mean and their summed squared deviation, each (channels,)
 Moments = tuple[int, torch.Tensor, torch.Tensor]
 
@@ -28,6 +30,7 @@ class DeferredBatchNorm:
     that the running statistics move once per micro-batch.
 
     Raises:
+        MicroBatchError: A layer updates its running statistics all the same.
         ValueError: The model has a `SyncBatchNorm`, which shares its statistics by itself.
     """
 
@@ -44,11 +47,16 @@ class DeferredBatchNorm:
             )
         self.moments: dict[nn.Module, Moments] = {}
         self._handles: list[RemovableHandle] = []
+        self._before: dict[nn.Module, torch.Tensor] = {}
 
     def __enter__(self) -> "DeferredBatchNorm":
         for layer in self._layers:
             layer.track_running_stats = False  # the layer then passes no running statistics
             self._handles.append(layer.register_forward_pre_hook(self._gather))
+            if "forward" in vars(layer) or type(layer).forward is not _BatchNorm.forward:
+                if layer.running_mean is not None:
+                    self._before[layer] = layer.running_mean.clone()
+                self._handles.append(layer.register_forward_hook(self._check_held_back))
         return self
 
     def __exit__(
@@ -74,6 +82,15 @@ class DeferredBatchNorm:
         count = values.numel() // values.shape[1]
         variance, mean = torch.var_mean(values, dim=axes, correction=0)
         self.moments[layer] = _pool(self.moments.get(layer), (count, mean, variance * count))
+
+    def _check_held_back(self, layer: nn.Module, _: Any, __: Any) -> None:
+        before = self._before.pop(layer, None)  # torch counts no version of what a kernel updates
+        if before is not None and not torch.equal(before, layer.get_buffer("running_mean")):
+            raise MicroBatchError(
+                f"batchnorm='deferred' cannot hold back {type(layer).__name__}, which updates its "
+                f"running statistics in a forward of its own; use batchnorm='micro', or torch's "
+                f"BatchNorm layers"
+            )
 
     @torch.no_grad()
     def update(self) -> None:

@@ -1,6 +1,5 @@
 """A check that the micro-batches of a mini-batch add up to it."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -45,6 +44,11 @@ _INSIDE = (
     "in loss_fn. Detection models, which divide by their numbers of boxes or anchors, cannot be "
     "divided exactly: normalization='paper' is the mean over micro-batches, unchecked. "
 )
+_ONE_BY_ONE = (
+    "Name in shared= what belongs to the whole mini-batch (a tensor whose first dimension is as "
+    "long by chance was divided), give samples first (batch_first=True of torch's recurrent layers "
+    "and transformers), or let the model treat samples one by one"
+)
 _OFF = "check='off' computes it all the same"
 
 
@@ -53,19 +57,16 @@ class Sample:
     """Two groups of samples of a mini-batch, and both together.
 
     Each of `parts` is (inputs, targets), as is `whole`, whose inputs are None where they cannot be
-    put together.
+    put together; `beside` is the inputs of the first group twice, None where there are none.
     `factors` is what the gradient of each part counts in the gradient of both.
     """
 
     parts: tuple[Any, Any]
     whole: Any
+    beside: Any
     counts: tuple[int, int]
     factors: tuple[float, float]
     weighted: bool = False
-
-
-class _NotComputed(Exception):
-    """The model or the loss raised where it was to be checked."""
 
 
 class SelfCheck:
@@ -75,19 +76,23 @@ class SelfCheck:
     by chance: with all outputs zero, as a fresh last layer often gives, a mean over any selection
     of samples is the same. `compare_collected` takes the outputs that the micro-batches had. `run`
     computes a few samples itself, for losses that take more than outputs and targets, and for the
-    outputs themselves, in evaluation mode: a tensor that was divided although all samples need it
-    shows there. No backward pass through the model is made.
-
-    Where the model cannot be evaluated so, or draws random numbers even then, the check says
-    nothing.
+    outputs themselves: in evaluation mode as a whole and in parts, where a tensor that was divided
+    although all samples need it shows; and in training mode beside other samples, with the same
+    random numbers, where a model that compares samples shows. No backward pass through the model
+    is made.
 
     Args:
         module: The model.
         modules: It and the loss, if that is a module, with all that they contain.
         loss_fn: The loss.
+        undone: Makes a context that leaves no trace.
         device: The device.
         precision: Makes the context of the forward pass.
         autocast: The dtype of autocast, None without.
+
+    Attributes:
+        hidden_state: Whether a forward pass changed what the next one computed from the same
+            samples, buffers and random numbers.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class SelfCheck:
         module: nn.Module,
         modules: Sequence[nn.Module],
         loss_fn: Callable[..., torch.Tensor],
+        undone: Callable[[], AbstractContextManager[Any]],
         device: torch.device,
         precision: Callable[[], AbstractContextManager[Any]],
         autocast: torch.dtype | None,
@@ -103,9 +109,11 @@ class SelfCheck:
         self._module = getattr(module, "_orig_mod", module)
         self._modules = modules
         self._loss_fn = loss_fn
+        self._undone = undone
         self._device = device
         self._precision = precision
         self._autocast = autocast
+        self.hidden_state = False
 
     def run(self, sample: Sample, loss: bool, mixing: bool, through: bool = False) -> bool:
         """Return whether the check could be made.
@@ -123,22 +131,24 @@ class SelfCheck:
         mixing = mixing and not self._normalises_by_batch()
         if loss and not any(isinstance(m, _NormBase) and m.training for m in self._modules):
             # As in training, if that is the same twice; dropout is not.
-            with contextlib.suppress(_NotComputed):
-                loss = not self._attempt(sample, True, False, through)
-        if not (loss or mixing):
-            return True
-        for kinds in (nn.Module, (_DropoutNd, _NormBase)):
-            with contextlib.suppress(_NotComputed), self._evaluating(kinds):
-                return self._attempt(sample, loss, mixing, through)
-        return False
+            loss = not self._attempt(self._compare, sample, True, False, through)
+        made = not (loss or mixing) or any(
+            self._attempt(self._compare, sample, loss, mixing, through, kinds=kinds)
+            for kinds in (nn.Module, (_DropoutNd, _NormBase))
+        )
+        # Batch statistics are the paper's, and no reason to refuse a model.
+        beside = mixing and self._attempt(self._compare_neighbours, sample, kinds=_NormBase)
+        return made or (beside and not loss)
 
-    def _attempt(self, sample: Sample, loss: bool, mixing: bool, through: bool) -> bool:
+    def _attempt(self, check: Callable[..., bool], *arguments: Any, kinds: Any = ()) -> bool:
+        """Return whether a check could be made, with modules of these kinds in evaluation mode."""
         try:
-            return self._compare(sample, loss, mixing, through)
+            with self._undone(), self._evaluating(kinds):
+                return check(*arguments)
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, LossCheckError | MixedSamplesError):
                 raise
-            raise _NotComputed from error
+            return False
 
     def _normalises_by_batch(self) -> bool:
         """Whether a layer without running statistics mixes samples in evaluation mode, too."""
@@ -162,7 +172,7 @@ class SelfCheck:
 
     def _compare(self, sample: Sample, loss: bool, mixing: bool, through: bool) -> bool:
         outputs = [self._forward(inputs) for inputs, _ in sample.parts]
-        joined = _joined(outputs, sample.counts)
+        joined = _joined(outputs, None if sample.whole[0] is None else sample.counts)
         if mixing and sample.whole[0] is not None:
             self._compare_outputs(sample, outputs, joined)
         if not loss:
@@ -198,7 +208,8 @@ class SelfCheck:
             raise MixedSamplesError(
                 f"the model can be called with {sample.counts[0]} samples, but not with "
                 f"{sum(sample.counts)} ({error}): something was divided that belongs to the whole "
-                f"mini-batch, because its first dimension is as long; name it in shared=. {_OFF}"
+                f"mini-batch, because its first dimension is as long, and is to be named in "
+                f"shared=; or it takes only as many at once. {_OFF}"
             ) from error
         _refuse_pairs(outputs, whole, sample.counts)
         if joined is None:
@@ -213,11 +224,39 @@ class SelfCheck:
         raise MixedSamplesError(
             f"the model's outputs for {sum(sample.counts)} samples differ by "
             f"{100 * difference:.2g} % when they are computed in two parts: a sample's output "
-            f"depends on the others. Name in shared= what belongs to the whole mini-batch (a "
-            f"tensor whose first dimension is as long by chance was divided), give samples first "
-            f"(batch_first=True of torch's recurrent layers and transformers), or let the model "
-            f"treat samples one by one. {_OFF}"
+            f"depends on the others. {_ONE_BY_ONE}. {_OFF}"
         )
+
+    def _compare_neighbours(self, sample: Sample) -> bool:
+        """Refuse outputs of samples that depend on which others are computed with them.
+
+        In training mode, with the same random numbers and buffers each time.
+        """
+        if sample.beside is None:
+            return False
+        count = sample.counts[0]
+        whole, beside = (self._first_rows(i, count) for i in (sample.whole[0], sample.beside))
+        difference = _difference(whole, beside)
+        tolerance = self._tolerance(whole)
+        if difference is None or difference <= tolerance:
+            return True
+        again = _difference(self._first_rows(sample.whole[0], count), whole)
+        if again is None or again > tolerance:
+            self.hidden_state = True
+            return False
+        raise MixedSamplesError(
+            f"in training mode the model's outputs for {count} samples differ by "
+            f"{100 * difference:.2g} % with which others are computed beside them, and a "
+            f"micro-batch has only its own. {_ONE_BY_ONE}, or return what loss_fn compares, with "
+            f"two_pass=True. If it is a normalisation by the batch that may be one by the "
+            f"micro-batch, as BatchNorm's is, {_OFF}"
+        )
+
+    def _first_rows(self, inputs: Any, count: int) -> list[torch.Tensor]:
+        """Return the outputs of the first half of the samples."""
+        with self._undone():
+            outputs = _floats(self._forward(inputs))
+        return [leaf[:count] for leaf in outputs if len(leaf) == 2 * count]
 
     def compare_collected(
         self,
@@ -227,6 +266,7 @@ class SelfCheck:
         exact: bool,
         scale: float,
         weighted: bool,
+        uneven: bool,
     ) -> bool:
         """Compare the losses of micro-batches, as they were computed, with that of all of them.
 
@@ -240,6 +280,7 @@ class SelfCheck:
             exact: Whether they are weighed; else they are summed.
             scale: What a loss was multiplied by in the backward pass, over its weight.
             weighted: Whether the user gave weights.
+            uneven: Whether samples may have different numbers of rows.
 
         Raises:
             LossCheckError: The losses do not add up.
@@ -247,7 +288,7 @@ class SelfCheck:
         kept = collector.parts
         counts = tuple(part.count for part in kept)
         outputs = [replaced(collector.template, part.leaves) for part in kept]
-        joined = _joined(outputs, counts)
+        joined = _joined(outputs, None if uneven else counts)
         total = sum(part.weight for part in kept)
         scalars = [n for n, leaf in enumerate(kept[0].leaves) if _is_float(leaf) and not leaf.dim()]
         inside = any(n in part.gradients for part in kept for n in scalars)
@@ -464,8 +505,11 @@ def _floats(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in leaves_of(tree) if _is_float(leaf) and leaf.dim() > 0]
 
 
-def _joined(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
-    """Return the parts' outputs as those of one, None where they do not go together."""
+def _joined(outputs: Sequence[Any], counts: Sequence[int] | None) -> Any:
+    """Return the parts' outputs as those of one, None where they do not go together.
+
+    Without `counts`, their samples, they may have any number of rows.
+    """
     every = [leaves_of(output) for output in outputs]
     if len({len(leaves) for leaves in every}) != 1:
         return None
@@ -476,8 +520,10 @@ def _joined(outputs: Sequence[Any], counts: Sequence[int]) -> Any:
             joined.append(column[0])
             continue
         if any(
-            leaf.dim() == 0 or len(leaf) != count or leaf.shape[1:] != column[0].shape[1:]
-            for leaf, count in zip(column, counts, strict=True)
+            leaf.dim() == 0
+            or (counts is not None and len(leaf) != counts[number])
+            or leaf.shape[1:] != column[0].shape[1:]
+            for number, leaf in enumerate(column)
         ):
             return None
         joined.append(torch.cat(list(column)))

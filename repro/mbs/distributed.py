@@ -36,6 +36,7 @@ class Processes:
             self._group = _group_of(model)
         elif not self.several:
             _warn_if_alone(model)
+        self._static_graph = bool(getattr(model, "static_graph", False))
         # Such gradients are overwritten by the backward pass.
         self.gradients_are_views = bool(getattr(model, "gradient_as_bucket_view", False))
 
@@ -88,6 +89,19 @@ class Processes:
         if failed:
             raise problem or error_of_a_peer(False)
         return int(min(-negative, most))
+
+    def check_divisible(self) -> None:
+        """Refuse to divide a mini-batch where gradients can only be synchronised as a whole.
+
+        Raises:
+            DistributedModelError: The model assumes that each backward pass synchronises.
+        """
+        if self._static_graph:
+            raise DistributedModelError(
+                "DistributedDataParallel(static_graph=True) synchronises gradients in each "
+                "backward pass, and micro-batches do so once for all; wrap the model with "
+                "static_graph=False (and find_unused_parameters=True where some are not used)"
+            )
 
     def synchronization(self, wanted: bool) -> AbstractContextManager[Any]:
         """Return a context in which a backward pass synchronises gradients only if `wanted`."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.rnn import PackedSequence
 
 from repro.measure import accelerator, batches, is_out_of_memory
@@ -153,6 +154,17 @@ def check_no_parameter(batch: batches.Batch | None, parameters: Sequence[nn.Para
             raise UnsplittableBatchError(
                 f"{name} is a parameter, which an input cannot train; let the model use it itself, "
                 f"or give it as .detach(), named in shared= if it belongs to the whole mini-batch"
+            )
+
+
+def check_no_lazy_layer(modules: Sequence[nn.Module]) -> None:
+    """Raise a `MicroBatchError` where a layer has no parameters until it is called."""
+    for module in modules:
+        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+            raise MicroBatchError(
+                f"the model has a {type(module).__name__} that has not run, and has no parameters "
+                f"yet; call the model once on a few samples, under torch.no_grad(), before it is "
+                f"trained (and before the optimizer is made)"
             )
 
 

@@ -1,13 +1,13 @@
 """Hooks on parameters, which a mini-batch in one piece would call once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-from repro.mbs.errors import HookError, UnsupportedLossError
+from repro.mbs.errors import HookError
 
 
 class DeferredHooks:
@@ -74,7 +74,7 @@ class DeferredHooks:
                 if result is not None:
                     parameter.grad = result
 
-    def on_parameters(self, touched: Sequence[nn.Parameter]) -> None:
+    def on_parameters(self, touched: Sequence[torch.Tensor]) -> None:
         """Call the hooks that see parameters whose gradients have been accumulated."""
         ids = {id(parameter) for parameter in touched}
         for parameter, name, held in self._held:
@@ -94,32 +94,22 @@ def _is_torchs(hook: Any) -> bool:
     return module.startswith("torch.distributed")
 
 
-def refuse_unknown_leaves(loss: torch.Tensor, known: Sequence[nn.Parameter]) -> None:
-    """Raise where a loss's graph ends in a parameter that is not known.
-
-    Gradients of pieces are sums until the last one came, and are then divided: those that are
-    known.
-
-    Raises:
-        UnsupportedLossError: Another tensor would receive a gradient.
-    """
-    waiting, seen = [loss.grad_fn], set()
-    known_ids = {id(parameter) for parameter in known}
+def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors to which a backward pass from `tensors` adds a gradient."""
+    waiting, seen, leaves = [tensor.grad_fn for tensor in tensors], set(), []
     while waiting:
         node: Any = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in known_ids:
-            raise UnsupportedLossError(
-                f"a parameter of shape {tuple(leaf.shape)} is neither the model's nor the loss's: "
-                f"make the loss a module that has it, so that its gradient is divided by what the "
-                f"pieces of the mini-batch add up to; or give the mini-batch whole"
-            )
-        waiting.extend(following for following, _ in node.next_functions)
+        following = node.next_functions
+        if following:
+            waiting.extend(function for function, _ in following)
+        elif isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+            leaves.append(leaf)
+    return leaves
 
 
-def gradients_present(parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+def gradients_present(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the parameters that have a gradient."""
     return [parameter for parameter in parameters if isinstance(parameter.grad, torch.Tensor)]

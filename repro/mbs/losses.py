@@ -48,24 +48,29 @@ class KnownLoss:
     _broadcast: tuple[torch.Tensor, ...]
     _ignore_index: int
 
-    def weights(self, targets: Sequence[Any]) -> list[float] | None:
+    def weights(self, targets: Sequence[Any], even: bool = True) -> list[float] | None:
         """Return what each micro-batch's loss was divided by, None where that is its samples.
 
         The host waits for the device where targets are there, once.
 
         Args:
             targets: Of each micro-batch.
+            even: Whether all samples have as many elements.
         """
         if not self._by_class or targets[0].is_floating_point():  # or probabilities of classes
-            return None
+            if even:
+                return None
+            # Rows, of all classes where they have probabilities; elements of any other.
+            by_rows = self._by_class or self.reduction == "batchmean"
+            return [float(len(t) if by_rows else t.numel()) for t in targets]
         return torch.stack([self._class_weight(target) for target in targets]).tolist()
 
     def _class_weight(self, target: torch.Tensor) -> torch.Tensor:
-        kept = target != self._ignore_index
+        kept = target.long() != self._ignore_index  # -100 as uint8 would be class 156
         if self._weight is None:
             return kept.sum(dtype=torch.float64)
         # torch refuses a class out of range with its own message, as it computes the loss.
-        classes = target[kept].clamp(0, len(self._weight) - 1)
+        classes = target[kept].long().clamp(0, len(self._weight) - 1)
         weight = self._weight.detach().to(target.device, torch.float64)
         return weight[classes].sum()
 
@@ -93,6 +98,8 @@ class KnownLoss:
 def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
     """Return what is known of a loss, None unless it is one of torch's, or a partial of one.
 
+    One with a `forward` or hooks of its own is none.
+
     Raises:
         LossReductionError: Its reduction gives no scalar.
         UnsupportedLossError: It weighs elements of the whole mini-batch.
@@ -104,6 +111,8 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         if loss_fn.args:
             return None
     elif isinstance(loss_fn, nn.Module):
+        if _is_changed(loss_fn):
+            return None
         options = {
             name: getattr(loss_fn, name, None)
             for name in ("reduction", "weight", "pos_weight", "ignore_index")
@@ -111,6 +120,7 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         }
     if not any(kind is known for known in (*_SAMPLE_MEANS, *_CLASS_MEANS)):
         return None
+    weight, pos_weight = options.get("weight"), options.get("pos_weight")
     if {"input", "target"} & set(options):
         return None
     by_class = any(kind is known for known in _CLASS_MEANS)
@@ -125,7 +135,6 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         raise LossReductionError(
             f"the loss has reduction={reduction!r}, which gives no scalar; use 'mean' or 'sum'"
         )
-    weight, pos_weight = options.get("weight"), options.get("pos_weight")
     if weight is not None and any(kind is known for known in _ELEMENT_WEIGHTS):
         raise UnsupportedLossError(
             "the loss has a weight for each element of the mini-batch, which micro-batches do "
@@ -140,6 +149,12 @@ def known_loss(loss_fn: Callable[..., Any]) -> KnownLoss | None:
         tuple(w for w in (weight, pos_weight) if w is not None) if same_dims else (),
         options.get("ignore_index", -100),
     )
+
+
+def _is_changed(loss: nn.Module) -> bool:
+    """Return whether a loss computes something else than its class does in torch."""
+    own = "forward" in vars(loss) or type(loss).forward.__module__ != losses.__name__
+    return own or bool(loss._forward_hooks or loss._forward_pre_hooks)
 
 
 def normalization_of(known: KnownLoss | None, normalization: str, two_pass: bool) -> str:
@@ -175,5 +190,5 @@ def token_counts(
     Returns:
         Counts, (samples,), float64.
     """
-    kept = labels[:, 1:] if shift else labels
+    kept = (labels[:, 1:] if shift else labels).long()  # -100 as uint8 would be class 156
     return (kept != ignore_index).flatten(1).sum(1).to(torch.float64)

@@ -6,11 +6,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from repro.mbs.errors import MicroBatchError, MicroBatchSizeError
 from repro.measure import LinearMemoryModel, accelerator, is_out_of_memory, memory_state
 
 _FIRST_PROBE = 2  # not 1: BatchNorm after a global pooling cannot train on one sample
 _PATIENCE = 8  # mini-batches without an out-of-memory error before a halved size is doubled
 _MOST_PATIENCE = 512
+# What models and losses raise that take other numbers of samples.
+_REFUSALS = (AssertionError, IndexError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,13 @@ class AutoSizer:
             return peak
         except Exception as error:
             if not is_out_of_memory(error):
-                raise
+                if isinstance(error, MicroBatchError) or not isinstance(error, _REFUSALS):
+                    raise
+                raise MicroBatchSizeError(
+                    f"micro_batch_size='auto' begins with small sizes, and {size} samples could "
+                    f"not be computed ({type(error).__name__}: {error}); give a whole number, such "
+                    f"as a multiple of what the model takes together"
+                ) from error
         release_memory(self._device)  # outside the except block, which holds the failed tensors
         return None
 

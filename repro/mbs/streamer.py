@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import TensorWeakRef
 
-from repro.mbs.batches import Piece, Plan, Reader, mark_last
+from repro.mbs.batches import Piece, Plan, Reader, Values, mark_last, zero_of
 from repro.mbs.batchnorm import DeferredBatchNorm, Moments
 from repro.mbs.checking import SelfCheck
 from repro.mbs.collecting import Collector
@@ -22,6 +23,7 @@ from repro.mbs.errors import (
     check_headroom,
     check_loss,
     check_no_graph,
+    check_no_lazy_layer,
     check_no_parameter,
     check_prefetch,
     check_weights_usable,
@@ -29,7 +31,7 @@ from repro.mbs.errors import (
     explained,
     resolve_device,
 )
-from repro.mbs.hooks import DeferredHooks, gradients_present, refuse_unknown_leaves
+from repro.mbs.hooks import DeferredHooks, gradients_present, leaves_of_graph
 from repro.mbs.precision import Precision
 from repro.mbs.randomness import Randomness
 from repro.mbs.results import StreamResult, Totals
@@ -50,7 +52,8 @@ class MicroBatchStreamer:
     Section 3 and Algorithm 1 of Piao et al., "Micro Batch Streaming". After `backward` the
     parameters hold the gradient of the whole mini-batch, added to what they held before; an
     optimizer step follows as always. A call that raises leaves gradients, buffers and random
-    number generators as they were.
+    number generators as they were (but for an error of a hook on a parameter, which has the
+    gradient by then, as in torch).
 
     Example:
         >>> streamer = MicroBatchStreamer(model, loss_fn, micro_batch_size="auto", device="cuda")
@@ -165,14 +168,16 @@ class MicroBatchStreamer:
         check_prefetch(prefetch)
         check_headroom(headroom)
         self._size = checked_size(micro_batch_size)
-        self.model = model
+        self._model = model
         self.loss_fn = loss_fn
         self.device = resolve_device(model, device)
         self._batchnorm = batchnorm
         self._two_pass = two_pass
         self._modules: list[nn.Module] = []
         self._collector: Collector | None = None
-        self._leaves_due = self._leaves_seen = False
+        self._leaves: list[TensorWeakRef] = []  # that neither model nor loss has as a parameter
+        self._transactions: list[Transaction] = []
+        self._state_due = self._connected = False
         self._weighing = Weighing(normalization, two_pass, loss_fn)
         self._precision = Precision(self.device, autocast, scaler)
         self._sizer = AutoSizer(self.device, headroom) if self._size is None else None
@@ -187,14 +192,15 @@ class MicroBatchStreamer:
                 "sharded model computes in all processes together; give a whole number"
             )
         self._module = self._processes.module
-        self._read_modules()
         self._parameters: list[nn.Parameter] = []
         self._buffers = Buffers([])
         self._hooks = DeferredHooks([])
+        undone = partial(self._transaction, keep=False)
         compare = SelfCheck(
             self._module,
             self._modules,
-            lambda *arguments: self.loss_fn(*arguments),  # the one there is then
+            self._call_loss,
+            undone,
             self.device,
             self._precision.forward,
             autocast,
@@ -207,7 +213,7 @@ class MicroBatchStreamer:
             self._processes.sharded,
             compare,
             self._weighing.plan,
-            partial(self._transaction, keep=False),
+            undone,
             self.device,
         )
         self._tries = Tries(
@@ -228,6 +234,19 @@ class MicroBatchStreamer:
             self._precision,
             self._loss,
             self._check_finite,
+            self._meet,
+            self._look_for_state,
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        """The model; make another streamer for another one."""
+        return self._model
+
+    def __copy__(self) -> "MicroBatchStreamer":
+        raise TypeError(
+            "copy.copy of a MicroBatchStreamer would share what the original remembers; use "
+            "copy.deepcopy, which copies the model too, or make another streamer"
         )
 
     @property
@@ -273,12 +292,11 @@ class MicroBatchStreamer:
             MixedSamplesError: The model's outputs depend on how the mini-batch is divided.
             NondeterministicModelError: The second of two passes had other outputs.
             InputGradientError: An input requires a gradient.
-            UnsupportedLossError: The loss has parameters that neither it, as a module, nor the
-                model has, and the mini-batch comes piece by piece.
             HookError: A parameter has a hook that cannot be called once per mini-batch.
             NonFiniteLossError: The mini-batch's loss is infinite or not a number, here or, under
                 `DistributedDataParallel`, in another process.
-            MicroBatchError: Inputs or weights of another unusable form.
+            MicroBatchError: Inputs or weights of another unusable form, lazy layers that have not
+                run, or a loss that no parameter takes part in.
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)
@@ -293,15 +311,16 @@ class MicroBatchStreamer:
             )
         self._stager.reset()
         changed = self._weighing.read(self.loss_fn)
-        if changed:
-            self._read_modules()
         known = self._weighing.known is not None
         self._verification.begin(known, self._weighing.normalization, changed)
-        # Anew for each mini-batch: layers are frozen and thawed, buffers replaced.
+        # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.
+        self._read_modules()
         self._parameters, self._buffers = parameters_of(self._modules), Buffers(self._modules)
         self._hooks = DeferredHooks([] if self._processes.sharded else self._parameters)
+        if pieces is not None or self._local:
+            self._processes.check_divisible()
+        self._leaves, self._connected = [], False
         totals = Totals()
-        self._leaves_due = pieces is not None and (changed or not self._leaves_seen)
         with self._hooks:
             if pieces is None:
                 piece = self._reader.read(inputs, targets, weights)
@@ -312,10 +331,9 @@ class MicroBatchStreamer:
                 with self._transaction():
                     self._run_pieces(pieces, totals)
                     touched = gradients_present(self._parameters)
-                self._leaves_seen = True
         self._hooks.on_parameters(touched or [])
         if totals.num_micro_batches > 1:
-            self._verification.warn_if_unchecked()
+            self._verification.warn()
         return totals.result(self._weighing.divisor(totals.weight))
 
     def _check_inputs(self, piece: Piece) -> None:
@@ -326,6 +344,26 @@ class MicroBatchStreamer:
         loss = [self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []
         # The very list that the check was given.
         self._modules[:] = [module for root in (self.model, *loss) for module in root.modules()]
+        check_no_lazy_layer(self._modules)
+
+    def _meet(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note which other tensors a backward pass will add gradients to, such as task weights."""
+        if self._processes.sharded:
+            return  # the parameters in its graphs are parts that it has gathered
+        self._leaves = [reference for reference in self._leaves if reference() is not None]
+        known = {id(leaf) for leaf in self._parameters} | {id(leaf()) for leaf in self._leaves}
+        for leaf in leaves_of_graph(tensors):
+            if id(leaf) not in known:
+                known.add(id(leaf))
+                self._leaves.append(TensorWeakRef(leaf))
+                for transaction in self._transactions:
+                    transaction.include(leaf)
+
+    def _look_for_state(self) -> None:
+        """Warn where the first of several forward passes has changed what the next one reads."""
+        if self._state_due:
+            self._state_due = False
+            self._verification.note_state(self._transactions[0].changed_buffers)
 
     # A mini-batch, whole or piece by piece
 
@@ -333,26 +371,28 @@ class MicroBatchStreamer:
     def _local(self) -> bool:
         """Whether gradients are accumulated in each process by itself and averaged at the end.
 
-        So that a process that runs out of memory keeps none waiting, and that hooks see gradients
-        before they are averaged.
+        So that a process that runs out of memory keeps none waiting, that hooks see gradients
+        before they are averaged, and that parameters may take part in either of two passes.
         """
         several = self._processes.several and not self._processes.sharded
-        return several and (self._sizer is not None or self._hooks.change_gradients)
+        in_parts = self._two_pass or self._sizer is not None or self._hooks.change_gradients
+        return several and in_parts
 
-    def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[nn.Parameter]]:
+    def _run_whole(self, piece: Piece, size: int) -> tuple[Totals, list[torch.Tensor]]:
         self._verification.verify(piece, size)
         fewest = self._agreed_count(piece, size)
         plan = self._weighing.plan(piece, size, fewest=fewest)
+        self._state_due = len(plan.bounds) > 1
+        if len(plan.bounds) > 1:
+            self._processes.check_divisible()
         with self._transaction(), self._batchnorm_updates() as updates:
             divisor = self._weighing.shared_divisor(sum(plan.weights), self._processes)
             if self._two_pass:
-                synchronize = not self._local
-                run = partial(
-                    self._passes.run, self.model, piece, plan, updates, self._buffers, synchronize
-                )
+                run = partial(self._passes.run, self.model, piece, plan, updates, self._buffers)
             else:
                 run = partial(self._accumulate_checked, piece, plan, divisor)
             totals = self._together(run, max(stop - start for start, stop in plan.bounds))
+            self._check_connected(totals)
             self._average()
             self._check_finite(totals)
             updates.update()
@@ -362,9 +402,11 @@ class MicroBatchStreamer:
     def _run_pieces(self, pieces: Iterator[Piece], totals: Totals) -> None:
         with self._batchnorm_updates() as updates:
             self._together(partial(self._each_piece, pieces, totals, updates))
+            self._check_connected(totals)
             # The total weight is known only now: the gradients so far are sums.
             divisor = self._weighing.shared_divisor(totals.weight, self._processes)
-            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            leaves = [leaf for reference in self._leaves if (leaf := reference()) is not None]
+            gradients = [g.grad for g in (*self._parameters, *leaves) if g.grad is not None]
             if gradients:
                 torch._foreach_div_(gradients, divisor)
             self._average()
@@ -378,7 +420,8 @@ class MicroBatchStreamer:
         several = self._processes.several and not self._local
         marked = mark_last(pieces) if several else ((piece, True) for piece in pieces)
         for piece, is_last in marked:
-            run = partial(self._run_piece, piece, is_last, updates, dict(updates.moments))
+            first = totals.num_micro_batches == 0
+            run = partial(self._run_piece, piece, (first, is_last), updates, dict(updates.moments))
             self._tries.run(piece, run, totals)
             del piece, run  # before the next one is made
         if totals.loss is None:
@@ -388,7 +431,7 @@ class MicroBatchStreamer:
     def _run_piece(
         self,
         piece: Piece,
-        is_last: bool,
+        ends: tuple[bool, bool],
         updates: DeferredBatchNorm,
         moments: dict[nn.Module, Moments],
         size: int,
@@ -397,6 +440,8 @@ class MicroBatchStreamer:
         updates.moments = dict(moments)  # without what a failed try gathered
         self._verification.verify(piece, size, alone=False)
         plan = self._weighing.plan(piece, size)
+        is_first, is_last = ends
+        self._state_due = len(plan.bounds) > 1 or not is_first
         # Only a size that may shrink needs a piece that can be undone on its own.
         with self._transaction() if self._sizer is not None else nullcontext():
             return self._accumulate_checked(piece, plan, 1.0, is_last), None
@@ -410,12 +455,16 @@ class MicroBatchStreamer:
         whole = piece.without_weights()
         first = next(self._weighing.plan(whole, size, as_in_paper=True).parts())
         count = max(2, self._stager.ring_length)
-        sample = Plan([(0, size)] * count, [1.0] * count, lambda number: first)
-        with (
-            MemoryMeter(self.device, resident=self._module) as meter,
-            self._transaction(keep=False),
-        ):
-            self._accumulate(self._module, sample, 1.0)
+        values = Values(first, self.device)
+        sample = Plan([(0, size)] * count, [1.0] * count, lambda number: values.restored())
+        try:
+            with (
+                MemoryMeter(self.device, resident=self._module) as meter,
+                self._transaction(keep=False),
+            ):
+                self._accumulate(self._module, sample, 1.0)
+        finally:
+            values.restored()
         return meter.start_bytes, meter.peak_bytes, meter.peak_reserved_bytes
 
     # Several processes
@@ -480,6 +529,7 @@ class MicroBatchStreamer:
                 # samples, and dropout draws.
                 with self._precision.forward():
                     outputs = call_model(self._module, inputs)
+                self._look_for_state()
                 if self._collector is not None:
                     self._collector.watch(outputs, _count(plan.bounds[index]), 0.0)
                 del outputs
@@ -487,19 +537,21 @@ class MicroBatchStreamer:
             with self._processes.synchronization(synchronize and index == last):
                 with self._precision.forward(), explained(plan.bounds[index], total):
                     outputs = call_model(model, inputs)
+                    self._look_for_state()
                     if self._collector is not None:
                         count = _count(plan.bounds[index])
                         outputs = self._collector.watch(outputs, count, weight)
                     loss = self._loss(outputs, targets)
+                    if not loss.requires_grad:
+                        loss = loss + zero_of(outputs)  # constant: no sample of these counts
                     del outputs
                 if self._collector is not None:
                     self._collector.note(loss)
-                if self._leaves_due:
-                    refuse_unknown_leaves(loss, self._parameters)
-                    self._leaves_due = False
                 if weight == 0:
                     loss = loss.nan_to_num() * 0
-                self._precision.backward(loss * (weight / divisor))
+                if loss.requires_grad:
+                    self._meet([loss])
+                    self._precision.backward(loss * (weight / divisor))
             totals.add(loss.detach(), weight)
             del loss, inputs, targets  # with what its graph still holds
         if last < 0:
@@ -508,14 +560,19 @@ class MicroBatchStreamer:
                 self._processes.synchronize(self._parameters)
         return totals
 
+    def _call_loss(self, *arguments: Any) -> torch.Tensor:
+        return self.loss_fn(*arguments)  # the one there is then
+
     def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         tensors = isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor)
         known = self._weighing.known
         if known is not None and tensors and not self._two_pass:
             known.check(outputs, targets)
-        return check_loss(
+        loss = check_loss(
             self.loss_fn(outputs) if targets is None else self.loss_fn(outputs, targets)
         )
+        self._connected |= loss.requires_grad
+        return loss
 
     def _check_finite(self, totals: Totals) -> None:
         loss = totals.loss
@@ -524,9 +581,23 @@ class MicroBatchStreamer:
             loss = loss * torch.nan  # nothing counts: 0 / 0, as for the whole mini-batch
         check_finite(loss, self._processes.sum_losses(loss), totals.num_samples)
 
+    def _check_connected(self, totals: Totals) -> None:
+        if not self._connected and totals.weight > 0:
+            raise MicroBatchError(
+                "the loss depends on nothing that requires a gradient: the model is frozen, its "
+                "outputs were detached, or no sample of the mini-batch takes part in the loss"
+            )
+
     def _transaction(self, keep: bool = True) -> Transaction:
-        views = self._processes.gradients_are_views
-        return Transaction(self._parameters, self._buffers, self._randomness, keep, views)
+        return Transaction(
+            self._parameters,
+            self._buffers,
+            self._randomness,
+            self._leaves,
+            self._transactions,
+            keep,
+            self._processes.gradients_are_views,
+        )
 
     def _batchnorm_updates(self) -> DeferredBatchNorm:
         # Without layers it gathers nothing and updates nothing.

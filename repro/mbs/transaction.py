@@ -6,6 +6,8 @@ from types import TracebackType
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.weak import TensorWeakRef
 
 from repro.mbs.randomness import Randomness
 
@@ -14,17 +16,19 @@ class Transaction:
     """Run a backward pass so that it either happens whole or leaves no trace.
 
     On entry the gradients are set aside and new ones start from None, so that nothing is copied
-    when they are None already. Leaving normally adds the new gradients to those set aside, in
-    place. Leaving by an exception puts back the gradients (the very tensors), the buffers
-    (BatchNorm's running statistics among them; the very tensors, where a module
-    replaces its own) and the random number generators.
+    when they are None already; `include` does so for one more tensor. Leaving normally adds the new
+    gradients to those set aside, in place. Leaving by an exception puts back the gradients (the
+    very tensors), the buffers (BatchNorm's running statistics among them; the very tensors, where a
+    module replaces its own) and the random number generators.
 
     A `torch.amp.GradScaler` needs nothing put back: scaling a loss does not change its state.
 
     Args:
-        parameters: Those whose gradients are accumulated, each once.
+        parameters: Those known to accumulate gradients, each once.
         buffers: Those that a forward pass may change.
         randomness: The random number generators.
+        leaves: Other tensors known to accumulate gradients.
+        active: The transactions that are under way, outermost first, of which this becomes one.
         keep: Whether leaving normally keeps what was done; a probe puts everything back.
         copy_gradients: Set copies of the gradients aside, for gradients that lie in memory which
             the backward pass writes, as views of `DistributedDataParallel`'s buckets do.
@@ -35,26 +39,45 @@ class Transaction:
         parameters: Sequence[nn.Parameter],
         buffers: "Buffers",
         randomness: Randomness,
+        leaves: Sequence[TensorWeakRef],
+        active: list["Transaction"],
         keep: bool = True,
         copy_gradients: bool = False,
     ) -> None:
         self._keep = keep
         self._copy_gradients = copy_gradients
-        self._parameters = parameters
+        self._parameters = list(parameters)
+        self._included: list[tuple[TensorWeakRef, torch.Tensor | None]] = []
         self._buffers = buffers
         self._randomness = randomness
+        self._leaves = leaves
+        self._active = active
 
     def __enter__(self) -> "Transaction":
         # First what may run out of memory, while nothing has changed yet.
         self._saved_buffers = self._buffers.copies()
-        self._gradients = [
-            p.grad.clone() if self._copy_gradients and p.grad is not None else p.grad
-            for p in self._parameters
-        ]
+        self._gradients = [self._gradient(parameter) for parameter in self._parameters]
         self._states = self._randomness.get()
         for parameter in self._parameters:
             parameter.grad = None
+        for reference in self._leaves:
+            if (leaf := reference()) is not None:
+                self.include(leaf)
+        self._active.append(self)
         return self
+
+    def changed_buffers(self) -> list[str]:
+        """Return the names of buffers outside batch normalisation that have changed since entry."""
+        return self._buffers.changed(self._saved_buffers)
+
+    def include(self, leaf: torch.Tensor) -> None:
+        """Set aside the gradient of one more tensor, before the first backward pass adds to it."""
+        # Weakly: what a forward pass makes for itself is to be freed with its graph.
+        self._included.append((TensorWeakRef(leaf), self._gradient(leaf)))
+        leaf.grad = None
+
+    def _gradient(self, leaf: torch.Tensor) -> torch.Tensor | None:
+        return leaf.grad.clone() if self._copy_gradients and leaf.grad is not None else leaf.grad
 
     def __exit__(
         self,
@@ -62,9 +85,15 @@ class Transaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._active.remove(self)
         kept = kind is None and self._keep
         sums, terms = [], []
-        for parameter, before in zip(self._parameters, self._gradients, strict=True):
+        leaves: list[tuple[torch.Tensor, torch.Tensor | None]]
+        leaves = list(zip(self._parameters, self._gradients, strict=True))
+        for reference, gradient in self._included:
+            if (leaf := reference()) is not None:
+                leaves.append((leaf, gradient))
+        for parameter, before in leaves:
             if kept and before is None:
                 continue
             if kept and before is not None and parameter.grad is not None:
@@ -77,23 +106,21 @@ class Transaction:
             self._buffers.write(self._saved_buffers)
             self._randomness.set(self._states)
         del self._gradients, self._saved_buffers
+        self._included.clear()
 
 
 class Buffers:
-    """The buffers of modules, which a forward pass may write or replace.
+    """The buffers of modules as they are now, which a forward pass may write or replace.
 
     Args:
         modules: Those whose own buffers are meant, without what they contain.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._entries = [
-            (module._buffers, name, buffer)
-            for module in modules
-            for name, buffer in module._buffers.items()
-        ]
-        buffers = (buffer for _, _, buffer in self._entries)
-        self._tensors = list({id(b): b for b in buffers if b is not None}.values())
+        self._held = [(module, dict(module._buffers)) for module in modules]
+        every = (buffer for _, held in self._held for buffer in held.values())
+        self._tensors = list({id(b): b for b in every if b is not None}.values())
+        self._versions = {id(tensor): version_of(tensor) for tensor in self._tensors}
 
     def copies(self) -> list[torch.Tensor]:
         """Return copies of the values."""
@@ -101,10 +128,40 @@ class Buffers:
 
     def write(self, copies: Sequence[torch.Tensor]) -> None:
         """Put back the buffers of before, with these values."""
-        for buffers, name, buffer in self._entries:
-            if buffers.get(name) is not buffer:
-                buffers[name] = buffer
+        for module, held in self._held:
+            for name in module._buffers.keys() - held.keys():
+                del module._buffers[name]
+            for name, buffer in held.items():
+                if module._buffers.get(name) is not buffer:
+                    module._buffers[name] = buffer
         write_tensors(self._tensors, copies)
+
+    def changed(self, copies: Sequence[torch.Tensor]) -> list[str]:
+        """Return which buffers outside batch normalisation no longer have the values `copies`.
+
+        Waits for the device only where a buffer was written.
+        """
+        values = dict(zip(self._versions, copies, strict=True))
+        changed = []
+        for module, held in self._held:
+            for name, before in held.items():
+                now = module._buffers.get(name)
+                if before is None or now is None or isinstance(module, _NormBase):
+                    continue
+                written = now is not before or version_of(now) != self._versions[id(before)]
+                if written and not _equal(now, values[id(before)]):
+                    changed.append(f"{name} of {type(module).__name__}")
+        return changed
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    alike = (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device)
+    return alike and torch.equal(one, other)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """Return a number that grows with each change in place; 0 where torch counts none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def parameters_of(modules: Sequence[nn.Module]) -> list[nn.Parameter]:

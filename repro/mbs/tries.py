@@ -9,10 +9,13 @@ from torch import nn
 
 from repro.mbs.batches import Piece
 from repro.mbs.distributed import Processes, error_of_a_peer
+from repro.mbs.errors import NondeterministicModelError
 from repro.mbs.results import Totals
 from repro.mbs.sizing import AutoSizer, release_memory
 from repro.mbs.staging import Stager
+from repro.mbs.transaction import version_of
 from repro.measure import MemoryMeter, is_out_of_memory
+from repro.measure.batches import leaves_of
 
 
 class Tries:
@@ -74,6 +77,7 @@ class Tries:
                 if not together:
                     raise
                 problem = error
+        versions = _versions(piece)
         while True:
             del self._stager.marks[marks:]  # what probes and failed tries left
             size = self._sizer.size_for(piece.num_samples)
@@ -91,6 +95,12 @@ class Tries:
                 size = self._too_large or size  # in the process that ran out
                 if not is_out_of_memory(error) or size == 1:
                     raise
+            if _versions(piece) != versions:
+                raise NondeterministicModelError(
+                    "memory ran out, and the mini-batch cannot be tried again in smaller "
+                    "micro-batches: the model has changed its inputs in place; let it compute new "
+                    "tensors (x - mean, not x.sub_(mean)), or give a smaller micro_batch_size"
+                )
             # Outside the except block: the error's traceback holds the failed try's tensors.
             self._stager.release()
             release_memory(self._device)
@@ -118,3 +128,7 @@ class Tries:
         if worst:
             raise problem if kind == worst and problem else error_of_a_peer(worst == 1)
         return totals
+
+
+def _versions(piece: Piece) -> list[int]:
+    return [version_of(leaf) for leaf in leaves_of(piece.inputs) if isinstance(leaf, torch.Tensor)]

@@ -1,6 +1,6 @@
 """The two passes of a loss that needs the outputs of the whole mini-batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class TwoPass:
         precision: Of the passes.
         loss: Takes the loss of outputs and targets.
         check_finite: Refuses a mini-batch whose loss is not finite.
+        meet: Called with tensors before a backward pass from them.
+        forward_ended: Called after each forward pass of the first pass.
     """
 
     def __init__(
@@ -42,6 +44,8 @@ class TwoPass:
         precision: Precision,
         loss: Callable[[Any, Any], torch.Tensor],
         check_finite: Callable[[Totals], None],
+        meet: Callable[[Sequence[torch.Tensor]], None],
+        forward_ended: Callable[[], None],
     ) -> None:
         self._module = module
         self._device = device
@@ -51,6 +55,8 @@ class TwoPass:
         self._precision = precision
         self._loss = loss
         self._check_finite = check_finite
+        self._meet = meet
+        self._forward_ended = forward_ended
         self._sketches: dict[torch.dtype | None, Sketch] = {}
 
     def run(
@@ -60,9 +66,8 @@ class TwoPass:
         plan: Plan,
         updates: DeferredBatchNorm,
         module_buffers: Buffers,
-        synchronize: bool,
     ) -> Totals:
-        """Accumulate the gradient of a mini-batch.
+        """Accumulate the gradient of a mini-batch, each process that of its own samples.
 
         Args:
             model: The model, with the wrapper that synchronises gradients.
@@ -70,7 +75,6 @@ class TwoPass:
             plan: Its micro-batches.
             updates: Of BatchNorm's statistics, made by the second pass.
             module_buffers: Those that the first pass may change.
-            synchronize: Whether the last micro-batch synchronises gradients over processes.
 
         Raises:
             NondeterministicModelError: The second pass had other outputs.
@@ -86,6 +90,7 @@ class TwoPass:
                 states.append(self._randomness.get())
                 with explained(bound, plan.bounds[-1][1]):
                     outputs.append(own_memory(call_model(self._module, inputs), inputs))
+                self._forward_ended()
                 sketches.append(sketch.of(outputs[-1]))
         # The second pass updates buffers and moments, and needs weights cast with a graph.
         module_buffers.write(buffers)
@@ -103,7 +108,10 @@ class TwoPass:
         totals.add(loss.detach(), 1.0)
         if not self._processes.several:
             self._check_finite(totals)
-        self._precision.backward(loss)
+        if loss.requires_grad:
+            self._meet([loss])
+            with self._processes.synchronization(False):  # parameters may take part in the loss
+                self._precision.backward(loss)
         gradients = [getattr(leaf, "grad", None) for leaf in leaves_of(whole)]
         del whole, loss
 
@@ -111,7 +119,8 @@ class TwoPass:
         differences = []
         for index, (inputs, _) in enumerate(self._stager.stream(plan.parts())):
             self._randomness.set(states[index])  # so that dropout repeats
-            with self._processes.synchronization(synchronize and index == len(plan.bounds) - 1):
+            # A sharded model synchronises with each micro-batch, others at the end.
+            with self._processes.synchronization(False):
                 with self._precision.forward():
                     again = call_model(model, inputs)
                     differences.append(sketch.differ(sketches[index], sketch.of(again)))
@@ -122,8 +131,10 @@ class TwoPass:
                     for leaf, gradient in zip(leaves, gradients, strict=True)
                     if gradient is not None and leaf.requires_grad
                 ]
-                with self._precision.without_autocast():
-                    torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
+                if pairs:
+                    self._meet([pair[0] for pair in pairs])
+                    with self._precision.without_autocast():
+                        torch.autograd.backward([p[0] for p in pairs], [p[1] for p in pairs])
                 del leaves, pairs
         self._randomness.set(after)  # what the loss drew comes after the first pass
         worst = [difference for difference in differences if difference is not None]
@@ -131,7 +142,7 @@ class TwoPass:
             raise NondeterministicModelError(
                 "the second pass computed other outputs than the first, so that gradients would "
                 "be wrong: the model draws from a random number generator of its own, which "
-                "generators= takes, or keeps a state between calls outside its buffers, such as a "
-                "counter; register it as a buffer"
+                "generators= takes, changes its inputs in place, or keeps a state between calls "
+                "outside its buffers, such as a counter; register it as a buffer"
             )
         return totals

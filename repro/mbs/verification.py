@@ -11,10 +11,15 @@ import torch
 from repro.mbs.batches import Piece, Plan, joined_targets
 from repro.mbs.checking import Sample, SelfCheck
 from repro.mbs.collecting import Collector, room_for_outputs
-from repro.mbs.errors import LossCheckError, MicroBatchError
+from repro.mbs.errors import LossCheckError
 from repro.mbs.sizing import release_memory
 from repro.mbs.telling import LabelValues, telling_samples
 from repro.measure import is_out_of_memory
+
+_CHECKED = {
+    "loss": "that the loss of a mini-batch is the mean over its samples",
+    "mixing": "that the model treats samples one by one",
+}
 
 
 class Verification:
@@ -57,6 +62,8 @@ class Verification:
         self._labels = LabelValues()
         self._loss_due = False
         self._unmade: set[str] = set()
+        self._stateful: list[str] = []
+        self._warned_of_state = False
 
     def begin(self, known: bool, normalization: str, changed: bool) -> None:
         """Start a mini-batch.
@@ -66,7 +73,7 @@ class Verification:
             normalization: As it is now.
             changed: Whether another loss function was given.
         """
-        self._unmade = set()
+        self._unmade, self._stateful = set(), []
         self._known, self._normalization = known, normalization
         if changed:
             self._checked.discard("loss")
@@ -80,7 +87,8 @@ class Verification:
             alone: Whether the piece is a whole mini-batch.
         """
         weighs = piece.weights is not None
-        loss = not self._known or (weighs and not self._two_pass)
+        # What `split` makes of a mini-batch is known to the user alone.
+        loss = not self._known or ((weighs or piece.batch is None) and not self._two_pass)
         loss = loss and not self._two_pass and self._normalization != "paper"
         # The paper's algorithm to the letter, but for what was divided by mistake.
         always = self._normalization != "paper"
@@ -102,7 +110,9 @@ class Verification:
                 self._loss_due = False
                 self._mark(made)
             if mixing:
-                self._checked.add("mixing")
+                self._mark(made, "mixing")
+                if self._compare.hidden_state:
+                    self._stateful.append("something outside the model's buffers")
 
     def collector(self) -> Collector | None:
         """Return what keeps the outputs of the micro-batches, None where nothing is to compare."""
@@ -150,14 +160,14 @@ class Verification:
             whole = piece.batch.slice(0, bounds[-1][1])[1]
         else:
             try:
-                whole = joined_targets(targets, bounds)
-            except MicroBatchError:
+                whole = joined_targets(targets)
+            except ValueError:
                 return False
         exact = self._normalization == "exact"
         weighted = piece.weights is not None
         try:
             return self._compare.compare_collected(
-                collector, targets, whole, exact, scale, weighted
+                collector, targets, whole, exact, scale, weighted, piece.batch is None
             )
         except LossCheckError:
             raise
@@ -166,52 +176,87 @@ class Verification:
                 raise
             return False  # the loss takes what only the micro-batches' own passes have
 
-    def _mark(self, made: bool) -> None:
+    def _mark(self, made: bool, what: str = "loss") -> None:
+        (self._checked if made else self._unmade).add(what)
         if made:
-            self._checked.add("loss")
-            self._unmade.discard("loss")
-        else:
-            self._unmade.add("loss")
+            self._unmade.discard(what)
+
+    def note_state(self, changed: Callable[[], list[str]]) -> None:
+        """Note which buffers one micro-batch has changed, as the next one reads them.
+
+        Args:
+            changed: Returns their names.
+        """
+        if self._check != "off" and not self._warned_of_state:
+            self._stateful += changed()
+
+    def warn(self) -> None:
+        """Warn, once each, of what a mini-batch that went through has shown."""
+        # After the mini-batch: where it failed itself, its error says more.
+        if self._stateful and not self._warned_of_state:
+            self._warn_of_state(self._stateful)
+        if self._unmade:
+            self._warn_of_unmade()
+
+    def _warn_of_state(self, names: list[str]) -> None:
+        self._warned_of_state, self._stateful = True, []
+        warnings.warn(
+            f"a forward pass changes {', '.join(names[:3])}{' and others' if names[3:] else ''}. "
+            f"Each micro-batch does so, and the next one computes with what it left (a codebook, a "
+            f"queue, a running mean, a power iteration), so that the gradient is not that of the "
+            f"undivided mini-batch. Update it once for each mini-batch, outside forward, or put "
+            f"its layer into evaluation mode; name random number generators of the model's own in "
+            f"generators=; check='off' says that it may be so",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _small(
         self, piece: Piece, size: int, loss: bool, mixing: bool, through: bool = False
     ) -> bool:
-        """Check on a few samples, with forward passes of their own."""
-        while size:
+        """Check on a few samples, with forward passes of their own; return whether that ran.
+
+        Two groups of as many samples as micro-batches have, and of half as many where those do not
+        fit or the model cannot take them: some take no fewer, or no more, at once.
+        """
+        number = piece.num_samples
+        count = min(number // -(-number // size), number // 2)
+        half = max(1, min(size // 2, number // 2))
+        while count:
+            out_of_memory = False
             try:
-                with self._undone():
-                    sample = self._sample(piece, size)
-                    return sample is not None and self._compare.run(sample, loss, mixing, through)
+                sample = self._sample(piece, size, count)
+                if sample is not None and self._compare.run(sample, loss, mixing, through):
+                    return True
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
+                out_of_memory = True
             release_memory(self.device)
-            size //= 2
+            if count <= half and not out_of_memory:
+                return False
+            count = half if count > half else count // 2
         return False
 
-    def warn_if_unchecked(self) -> None:
-        """Warn, once, where a mini-batch that went through could not be checked."""
-        # After the mini-batch: where it failed itself, its error says more.
-        if not self._unmade:
-            return
+    def _warn_of_unmade(self) -> None:
         self._checked |= self._unmade
+        what = " and ".join(text for name, text in _CHECKED.items() if name in self._unmade)
         warnings.warn(
-            "MicroBatchStreamer could not check that the loss of a mini-batch is the mean over its "
-            "samples: loss or model have another outcome when they are evaluated again on the same "
-            "samples, the model is fully sharded, or a mini-batch comes "
-            "one sample at a time. docs/losses.md says what to give for which loss; "
-            "check='off' says that it is so",
+            f"MicroBatchStreamer could not check {what}: loss or model cannot be computed on a few "
+            f"samples, have another outcome when they are evaluated again on the same samples, the "
+            f"model is fully sharded, or a mini-batch comes one sample at a time. docs/losses.md "
+            f"says what to give for which loss; check='off' says that it is so",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
-    def _sample(self, piece: Piece, size: int) -> Sample | None:
+    def _sample(self, piece: Piece, size: int, count: int) -> Sample | None:
         counted = piece.weights is not None and len(piece.weights) != piece.num_samples
         if piece.batch is None or counted:
             plan = self._plan(piece, size)
             if len(plan.bounds) < 2:
                 return None
-            parts = list(zip(plan.parts(), plan.bounds, plan.weights, strict=True))
+            parts, beside = list(zip(plan.parts(), plan.bounds, plan.weights, strict=True)), None
             chosen = sorted(parts, key=lambda part: part[2] == 0)[:2]
             bounds = [bound for _, bound, _ in chosen]
             counts = bounds[0][1] - bounds[0][0], bounds[1][1] - bounds[1][0]
@@ -220,13 +265,16 @@ class Verification:
             if piece.batch is not None:
                 whole = piece.batch.take([n for bound in bounds for n in range(*bound)])
             else:
-                whole = None, joined_targets([part[1] for part in both], bounds)
+                try:
+                    whole = None, joined_targets([part[1] for part in both])
+                except ValueError:
+                    return None
         else:
-            half = max(1, min(size // 2 if size > 3 else min(size, 2), piece.num_samples // 2))
-            groups = telling_samples(piece.batch, half)
+            groups = telling_samples(piece.batch, count)
             whole = piece.batch.take([*groups[0], *groups[1]])
             both = piece.batch.take(groups[0]), piece.batch.take(groups[1])
-            counts, weights = (half, half), [float(half)] * 2
+            beside = piece.batch.take([*groups[0], *groups[0]])[0]
+            counts, weights = (count, count), [float(count)] * 2
             if piece.weights is not None:
                 weights = [float(piece.weights[group].sum()) for group in groups]
         factors = 1.0, 1.0
@@ -234,4 +282,4 @@ class Verification:
             if sum(weights) == 0:
                 return None
             factors = weights[0] / sum(weights), weights[1] / sum(weights)
-        return Sample(both, whole, counts, factors, piece.weights is not None)
+        return Sample(both, whole, beside, counts, factors, piece.weights is not None)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.mbs import DeferredBatchNorm, MicroBatchStreamer
+from repro.mbs import DeferredBatchNorm, MicroBatchError, MicroBatchStreamer
 
 
 def batch(num_samples=20, dtype=torch.float64):
@@ -134,3 +134,16 @@ def test_a_failed_block_restores_the_layers():
 def test_sync_batchnorm_is_refused():
     with pytest.raises(ValueError, match="SyncBatchNorm layer; use batchnorm='micro'"):
         streamer(nn.SyncBatchNorm(5), 4).backward(*batch())
+
+
+def test_a_layer_that_updates_its_statistics_itself_cannot_be_held_back():
+    class Own(nn.BatchNorm1d):
+        def forward(self, x):
+            return F.batch_norm(x, self.running_mean, self.running_var, training=self.training)
+
+    model = nn.Sequential(Own(6), nn.Linear(6, 4))
+    with pytest.raises(MicroBatchError, match="cannot hold back Own"):
+        MicroBatchStreamer(model, F.cross_entropy, 6, batchnorm="deferred").backward(
+            torch.randn(24, 6), torch.randint(4, (24,))
+        )
+    assert not model[0].running_mean.any() and model[1].weight.grad is None

@@ -20,8 +20,11 @@ SHARDS = [(0, 11), (11, 16)]  # 11 and 5 samples
 SCALES = (1.0, 2.0, 3.0)
 CASES = ["plain", "views", "two_pass", "weights", "pieces", "pieces auto", "auto", "auto two_pass",
          "auto short", "pieces auto short", "ignored", "hooks", "nan", "other"]  # fmt: skip
+# Losses with parameters of the model: a temperature in the loss alone, and one that decays.
+WITH_PARAMETERS = ["temperature", "temperature two_pass", "decay", "decay two_pass"]
 SHARDED = ["fully_shard", "fully_shard two_pass", "Fully", "Fully, original parameters"]
-REFUSED = ["one fails", "sharded auto", "sharded pieces", "sharded few", "unwrapped"]
+REFUSED = ["one fails", "sharded auto", "sharded pieces", "sharded few", "static graph",
+           "unwrapped"]  # fmt: skip
 
 
 def make_model():
@@ -94,6 +97,36 @@ def run_case(case, rank):
     return [p.grad.clone() for p in model.parameters()], counts
 
 
+class Scaled(nn.Module):
+    """Has a parameter that only the loss uses, as CLIP's temperature."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.scale = make_model(), nn.Parameter(torch.tensor(0.5).double())
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def loss_with_parameters(model, case, outputs, targets):
+    if "decay" in case:
+        decay = sum(p.square().sum() for p in model.parameters())
+        return F.cross_entropy(outputs, targets) + 0.1 * decay
+    return F.cross_entropy(outputs * model.scale.exp(), targets)
+
+
+def run_with_parameters(case, rank):
+    """Return the gradients after two mini-batches of eight samples in each process."""
+    x, y = (part[8 * rank : 8 * rank + 8] for part in make_batch())
+    model = Scaled()
+    wrapped = DistributedDataParallel(model)
+    loss_fn = partial(loss_with_parameters, model, case)
+    streamer = MicroBatchStreamer(wrapped, loss_fn, 2, two_pass="two_pass" in case)
+    for _ in range(2):
+        streamer.backward(x, y)
+    return [p.grad for p in model.parameters()], {}
+
+
 def run_out(rank, calls, module, inputs, outputs):
     """Have rank 1 run out of memory in a backward pass: once, of its first micro-batch."""
     calls[0] += outputs.requires_grad
@@ -156,6 +189,15 @@ def run_refused(case, rank):
             MicroBatchStreamer(make_model(), F.cross_entropy, 2)
         return [], [(str(w.message), Path(w.filename).name) for w in caught]
     x, y = make_batch()
+    if case == "static graph":
+        streamer = MicroBatchStreamer(
+            DistributedDataParallel(make_model(), static_graph=True), F.cross_entropy, 8
+        )
+        streamer.backward(x[:8], y[:8])
+        try:
+            streamer.backward(x, y)
+        except ValueError as error:
+            return [], f"{type(error).__name__}: {error}"
     model = DistributedDataParallel(make_model())
     if rank == 1:
         model.module.register_forward_hook(lambda *_: 1 / 0)
@@ -174,6 +216,9 @@ def work(rank, port, queue):
         for case in CASES:
             gradients, facts = run_case(case, rank)
             reports[case] = ([None if g is None else g.tolist() for g in gradients], facts)
+        for case in WITH_PARAMETERS:
+            gradients, facts = run_with_parameters(case, rank)
+            reports[case] = ([g.tolist() for g in gradients], facts)
         for case in SHARDED:
             gradients, facts = run_sharded(case, rank)
             reports[case] = ([g.tolist() for g in gradients], facts)
@@ -250,11 +295,29 @@ def test_gradient_is_that_of_all_samples(reports, case):
         assert counts["reductions"] == len(SCALES)  # one bucket, once per mini-batch
         if size_of(case):
             forwards = -(-len(range(*SHARDS[rank])) // size_of(case))
-            assert counts["forwards"] == len(SCALES) * forwards  # none in two_pass's first pass
+            # None in the first of two passes, and one to average at their end.
+            forwards += case == "two_pass"
+            assert counts["forwards"] == len(SCALES) * forwards
 
 
 def size_of(case):
     return 2 if case in ("plain", "views", "two_pass", "weights") else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", WITH_PARAMETERS)
+def test_parameters_that_the_loss_uses_are_synchronised(reports, case):
+    model, (x, y) = Scaled(), make_batch()
+    # Two mini-batches, of each of which the mean over the processes counts.
+    loss = sum(
+        loss_with_parameters(model, case, model(x[share]), y[share])
+        for share in (slice(0, 8), slice(8, 16))
+    )
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    for rank in range(2):
+        for got, want in zip(reports[rank][case][0], expected, strict=True):
+            got = torch.tensor(got, dtype=torch.float64)
+            torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.slow
@@ -309,6 +372,7 @@ def test_fully_sharded_models(reports, case):
 def test_what_sharded_models_cannot_do_is_refused_in_all_processes(reports):
     for rank in range(2):
         for case, message in (
+            ("static graph", "DistributedDataParallel(static_graph=True) synchronises"),
             ("sharded auto", "micro_batch_size='auto' would try"),
             ("sharded pieces", "a fully sharded model computes in all"),
             (

@@ -412,20 +412,162 @@ def test_terms_that_the_outputs_do_not_show():
         MicroBatchStreamer(InTraining(), loss, 16).backward(X, LABELS)
 
 
-def test_a_parameter_that_nobody_has_is_refused_in_pieces():
-    scale = nn.Parameter(torch.zeros((), dtype=torch.float64))
-    model = make_model()
+@pytest.mark.parametrize("kind", ["parameter", "head", "in the model"])
+@pytest.mark.parametrize("form", [16, "auto", "pieces", "two_pass"])
+def test_tensors_that_neither_model_nor_loss_has_are_trained_exactly(kind, form):
+    torch.manual_seed(2)
+    leaf = torch.randn((6, 4) if kind == "head" else (), dtype=torch.float64, requires_grad=True)
+    leaf.grad = torch.ones_like(leaf)
+    model = make_model(last=6 if kind == "head" else 4)
+    if kind == "in the model":
+        model.append(Times(leaf))
 
     def loss_fn(outputs, targets):
-        return F.cross_entropy(outputs, targets) * (-scale).exp() + scale
+        if kind == "parameter":  # task weights, a temperature
+            return F.cross_entropy(outputs, targets) * (-leaf).exp() + leaf
+        return F.cross_entropy(outputs @ leaf if kind == "head" else outputs, targets)
 
     pieces = [(X[:40], LABELS[:40]), (X[40:], LABELS[40:])]
-    with pytest.raises(UnsupportedLossError, match="make the loss a module"):
-        MicroBatchStreamer(model, loss_fn, 16).backward(iter(pieces))
-    scale.grad = None
-    MicroBatchStreamer(model, loss_fn, 16).backward(X, LABELS)
-    whole = 1 - F.cross_entropy(model(X), LABELS)
-    assert torch.allclose(scale.grad, whole, rtol=1e-12)
+    size = form if form in (16, "auto") else 16
+    streamer = MicroBatchStreamer(model, loss_fn, size, two_pass=form == "two_pass")
+    streamer.backward(*((iter(pieces),) if form == "pieces" else (X, LABELS)))
+    whole = torch.autograd.grad(loss_fn(model(X), LABELS), leaf)[0]
+    assert torch.allclose(leaf.grad - 1, whole, rtol=1e-11)
+    before = leaf.grad.clone()
+    with pytest.raises(NonFiniteLossError):
+        streamer.backward(X * torch.nan, LABELS)
+    assert torch.equal(leaf.grad, before)
+
+
+class Times(nn.Module):
+    """Multiplies by a tensor that is no parameter of the module."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = [factor]
+
+    def forward(self, x):
+        return x * self.factor[0]
+
+
+def test_uint8_labels_are_not_ignored_by_chance():
+    labels = LABELS.to(torch.uint8)
+    labels[:20] = 156  # -100 as uint8
+    model = make_model(last=200)
+    assert error_of(nn.CrossEntropyLoss(), labels, model) < 1e-12
+    assert token_counts(labels[:, None]).sum() == N
+
+
+def focal(outputs, targets):
+    loss = F.cross_entropy(outputs, targets, reduction="none")
+    return (loss * loss).sum() / loss.sum()
+
+
+class Focal(nn.CrossEntropyLoss):
+    """One of torch's losses with another forward."""
+
+    def forward(self, outputs, targets):
+        return focal(outputs, targets)
+
+
+def changed_loss(kind):
+    loss = Focal() if kind == "subclass" else nn.CrossEntropyLoss()
+    if kind == "instance":
+        loss.forward = focal
+    elif kind == "hook":
+        loss.register_forward_hook(lambda module, args, output: output.sqrt())
+    return loss
+
+
+@pytest.mark.parametrize("kind", ["subclass", "instance", "hook"])
+def test_a_changed_loss_of_torchs_is_checked(kind):
+    with pytest.raises(LossCheckError):
+        MicroBatchStreamer(make_model(), changed_loss(kind), 16).backward(X, LABELS)
+
+
+def test_a_loss_that_is_constant_without_some_samples():
+    some = torch.zeros(N, dtype=torch.long)
+    some[:20] = 1
+
+    def found(outputs, targets):
+        kept = targets > 0
+        return outputs[kept].square().sum() if kept.any() else torch.tensor(0.0)
+
+    assert error_of(found, some, normalization="none") < 1e-12
+    streamer = MicroBatchStreamer(make_model(), found, 16, normalization="none")
+    with pytest.raises(MicroBatchError, match="depends on nothing that requires a gradient"):
+        streamer.backward(X, torch.zeros_like(some))
+
+
+# Micro-batches of the user's own, of graphs that differ in their numbers of nodes
+
+SIZES = [3, 19, 4, 12, 7, 20]
+NODES = torch.arange(N).split(SIZES)
+GRAPHS = {
+    "mse": (nn.MSELoss(), VALUES, None),
+    "class weights": (nn.CrossEntropyLoss(weight=WEIGHT), LABELS, None),
+    "batchmean": (nn.KLDivLoss(reduction="batchmean"), VALUES.softmax(1), None),
+    "sum": (nn.L1Loss(reduction="sum"), VALUES, None),
+    "your own, counted": (lambda o, t: (o - t).square().mean(), VALUES, [22, 16, 27]),
+    "your own": (lambda o, t: (o - t).square().mean(), VALUES, None),
+    "miscounted": (nn.MSELoss(), VALUES, [2, 2, 2]),
+}
+
+
+class Graphs:
+    """A mini-batch of a form that only `split` knows."""
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+
+
+def parts_of_graphs(targets, batch, most):
+    nodes = batch[0].nodes
+    parts = [nodes[i : i + most] for i in range(0, len(nodes), most)]
+    return [(X[torch.cat(p)], targets[torch.cat(p)], len(p)) for p in parts]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_samples_of_unequal_size(name):
+    loss_fn, targets, weights = GRAPHS[name]
+    model, plain = make_model(), make_model()
+    loss_fn(plain(X), targets).backward()
+    streamer = MicroBatchStreamer(model, loss_fn, 2, split=partial(parts_of_graphs, targets))
+    if name in ("your own", "miscounted"):
+        with pytest.raises(LossCheckError):
+            streamer.backward(Graphs(NODES), weights=weights)
+        return
+    streamer.backward(Graphs(NODES), weights=weights)
+    assert (gradient(model) - gradient(plain)).norm() < 1e-12 * gradient(plain).norm()
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        lambda most: range(0, N - min(most, N) + 1, min(most, N)),  # drops the rest
+        lambda most: range(0, N, max(1, min(most, N) - 2)),  # overlaps
+        lambda most: range(0, N // 8 * 8, 8),  # drops the rest whatever the size
+    ],
+)
+def test_a_split_that_drops_or_repeats_samples_is_refused(bounds):
+    def split(batch, most):
+        size = min(most, N) if bounds(1) else most
+        size = 8 if bounds(99) == bounds(8) else size
+        return [tuple(part[i : i + size] for part in batch) for i in bounds(most)]
+
+    streamer = MicroBatchStreamer(make_model(), nn.CrossEntropyLoss(), 8, split=split)
+    with pytest.raises(UnsplittableBatchError, match="each sample has to be in one of them"):
+        streamer.backward(X, LABELS)
+
+
+@pytest.mark.parametrize("weighed", [0, 1])
+def test_weights_with_some_pieces_are_refused(weighed):
+    pieces = [(X[:40], LABELS[:40]), (X[40:], LABELS[40:])]
+    pieces[weighed] = (*pieces[weighed], torch.full((len(pieces[weighed][0]),), 100.0))
+    model = make_model()
+    with pytest.raises(MicroBatchError, match="weights with each piece or with none"):
+        MicroBatchStreamer(model, lambda o, t: F.cross_entropy(o, t), 16).backward(iter(pieces))
+    assert all(p.grad is None for p in model.parameters())
 
 
 # Losses inside the model, as Hugging Face's

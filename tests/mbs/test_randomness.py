@@ -9,7 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.mbs import HookError, MicroBatchStreamer, NondeterministicModelError
+from repro.mbs import (
+    HookError,
+    MicroBatchStreamer,
+    MixedSamplesError,
+    NondeterministicModelError,
+)
 
 X = torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(4, (20,), generator=torch.Generator().manual_seed(2))
@@ -125,7 +130,8 @@ class Counting(nn.Module):
 def test_a_state_in_buffers_is_put_back_between_the_passes(kind):
     model, plain = Counting(kind), Counting(kind)
     over_the_batch(torch.cat([plain(X[a:b]) for a, b in PARTS]), Y).backward()
-    MicroBatchStreamer(model, over_the_batch, 6, two_pass=True).backward(X, Y)
+    with pytest.warns(RuntimeWarning, match="changes count of Counting"):
+        MicroBatchStreamer(model, over_the_batch, 6, two_pass=True).backward(X, Y)
     assert_same(model, plain)
     assert model.count == plain.count == 4
 
@@ -135,6 +141,117 @@ def test_a_hidden_state_is_found():
     with pytest.raises(NondeterministicModelError, match="such as a counter"):
         MicroBatchStreamer(model, over_the_batch, 6, two_pass=True).backward(X, Y)
     assert model.linear.weight.grad is None
+
+
+class Codebook(nn.Module):
+    """Quantises to a codebook that follows what it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(6, 4), nn.Linear(4, 4)
+        self.register_buffer("code", torch.randn(8, 4))
+
+    def forward(self, x):
+        z = self.encode(x)
+        index = torch.cdist(z, self.code).argmin(1)
+        quantised = self.code[index]
+        if self.training:
+            self.code[index] = 0.8 * self.code[index] + 0.2 * z.detach()
+        return self.decode(z + (quantised - z).detach())
+
+
+STATEFUL = {
+    "spectral norm": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(6, 4)),
+    "codebook": Codebook,
+    "counter in a buffer": lambda: Counting("replaced"),
+    "counter": lambda: Counting("attribute"),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_a_state_that_micro_batches_change_is_warned_of_once(name):
+    torch.manual_seed(0)
+    streamer = MicroBatchStreamer(STATEFUL[name](), F.cross_entropy, 6)
+    with pytest.warns(RuntimeWarning, match="a forward pass changes") as caught:
+        streamer.backward(X, Y)
+        streamer.backward(X, Y)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    # Undivided, or without the check, there is nothing to say.
+    MicroBatchStreamer(STATEFUL[name](), F.cross_entropy, len(X)).backward(X, Y)
+    MicroBatchStreamer(STATEFUL[name](), F.cross_entropy, 6, check="off").backward(X, Y)
+
+
+class Mixing(nn.Linear):
+    """Compares samples, in training alone or in episodes of eight."""
+
+    def __init__(self, kind):
+        super().__init__(6, 4)
+        self.kind = kind
+
+    def forward(self, x):
+        h = super().forward(x)
+        if self.kind == "episodes":
+            assert len(h) % 8 == 0
+            return h - h.reshape(-1, 8, 4).mean(0).repeat(len(h) // 8, 1)
+        if not self.training:
+            return h
+        others = h[torch.randperm(len(h))] if self.kind == "mixup" else h.mean(0)
+        return 0.7 * h + 0.3 * others
+
+
+@pytest.mark.parametrize("kind", ["mean", "mixup", "episodes"])
+def test_samples_that_are_compared_in_training_are_refused(kind):
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 6), torch.randn(32, 4)
+    streamer = MicroBatchStreamer(Mixing(kind), F.mse_loss, 8)
+    with pytest.raises(MixedSamplesError):
+        streamer.backward(x, y)
+    MicroBatchStreamer(Mixing(kind), F.mse_loss, 8, check="off").backward(x, y)
+
+
+class Groups(nn.Linear):
+    """Compares the samples of groups of four, which micro-batches of eight leave whole."""
+
+    def forward(self, x):
+        h = super().forward(x).unflatten(0, (-1, 4))
+        return (h - h.mean(1, keepdim=True)).flatten(0, 1)
+
+
+def test_groups_that_micro_batches_leave_whole_are_exact():
+    x, y = torch.randn(32, 6), torch.randn(32, 4)
+    model, plain = Groups(6, 4), Groups(6, 4)
+    plain.load_state_dict(model.state_dict())
+    MicroBatchStreamer(model, F.mse_loss, 8).backward(x, y)
+    F.mse_loss(plain(x), y).backward()
+    torch.testing.assert_close(model.weight.grad, plain.weight.grad)
+
+
+class Fixed(nn.Linear):
+    """Takes eight samples, no more and no fewer."""
+
+    def forward(self, x):
+        assert len(x) == 8
+        return super().forward(x)
+
+
+class Slopes(nn.Linear):
+    """Differentiates in its forward pass, which cannot be done without a graph."""
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        h = super().forward(x)
+        return h + torch.autograd.grad(h.tanh().sum(), x, create_graph=True)[0][:, :4]
+
+
+def test_models_that_cannot_be_checked_are_named():
+    x, y = torch.randn(32, 6), torch.randint(4, (32,))
+    with pytest.raises(MixedSamplesError, match="or it takes only as many at once"):
+        MicroBatchStreamer(Fixed(6, 4), F.cross_entropy, 8).backward(x, y)
+    streamer = MicroBatchStreamer(Slopes(6, 4), F.cross_entropy, 8)
+    with pytest.warns(RuntimeWarning, match="that the model treats samples one by one") as caught:
+        streamer.backward(x, y)
+        streamer.backward(x, y)
+    assert len(caught) == 1 and caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from repro.mbs import MicroBatchStreamer
+from repro.mbs import MicroBatchSizeError, MicroBatchStreamer, NondeterministicModelError
 from repro.mbs.sizing import AutoSizer
 from repro.measure import BudgetExceededError, LinearMemoryModel, MemoryBudget, is_out_of_memory
 
@@ -289,9 +289,49 @@ def test_another_error_is_not_retried():
         calls.append(len(outputs))
         raise RuntimeError("size mismatch")
 
-    with pytest.raises(RuntimeError, match="size mismatch"):
+    with pytest.raises(MicroBatchSizeError, match="RuntimeError: size mismatch"):
         MicroBatchStreamer(model, loss_fn, "auto").backward(*make_batch(32))
     assert len(calls) == 1
+
+
+def test_a_model_of_multiples_of_four_is_told_to_give_a_size():
+    model = nn.Sequential(nn.Unflatten(0, (-1, 4)), nn.Flatten(0, 1), make_model(False))
+    with pytest.raises(MicroBatchSizeError, match="give a whole number"):
+        MicroBatchStreamer(model, F.cross_entropy).backward(*make_batch(32))
+    MicroBatchStreamer(model, F.cross_entropy, 8).backward(*make_batch(32))
+
+
+class InPlace(nn.Module):
+    """Normalises its inputs, or shifts its indices, in place."""
+
+    def __init__(self, indices=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.EmbeddingBag(40, 4) if indices else nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.layer(x.sub_(1) if x.dtype == torch.long else x.sub_(0.5).div_(0.25))
+
+
+@pytest.mark.parametrize("indices", [False, True])
+def test_inputs_that_the_model_changes_in_place(indices):
+    x, y = make_batch(24)
+    x = torch.randint(1, 3, (24, 5)) if indices else x
+    models = [InPlace(indices) for _ in range(2)]
+    F.cross_entropy(models[0](x.clone()), y).backward()
+    MicroBatchStreamer(models[1], F.cross_entropy, "auto").backward(x.clone(), y)
+    for a, b in zip(*(tensors_of(model) for model in models), strict=True):
+        torch.testing.assert_close(a, b)
+    # Not where memory runs out in the middle: the inputs of before are gone.
+    streamer = MicroBatchStreamer(models[1], F.cross_entropy, "auto")
+    streamer.backward(x.clone(), y)
+    models[1].layer.register_forward_hook(_run_out)
+    with pytest.raises(NondeterministicModelError, match="has changed its inputs in place"):
+        streamer.backward(x.clone(), y)
+
+
+def _run_out(*_):
+    raise torch.OutOfMemoryError("injected")
 
 
 # The sizer by itself, with a memory of a given line

@@ -13,6 +13,7 @@ from repro.mbs import (
     BatchSizeMismatchError,
     EmptyBatchError,
     InputGradientError,
+    LossCheckError,
     LossShapeError,
     MicroBatchError,
     MicroBatchSizeError,
@@ -497,6 +498,63 @@ def test_without_targets(two_pass):
     expected, _ = reference(model, lambda m: loss_fn(m(x)))
     MicroBatchStreamer(model, loss_fn, 5, two_pass=two_pass).backward(x)
     assert_equal_gradients(model, expected, 1e-12)
+
+
+@pytest.mark.parametrize("change", ["head", "weight_norm", "thawed"])
+@pytest.mark.parametrize("form", [7, "auto", "pieces"])
+def test_layers_that_are_put_in_later(change, form):
+    x, y = make_batch(28)
+    model = make_model()
+    model[0].requires_grad_(change != "thawed")
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 7 if form == "pieces" else form)
+
+    def backward():
+        pieces = ((x[i : i + 14], y[i : i + 14]) for i in (0, 14))
+        streamer.backward(*((pieces,) if form == "pieces" else (x, y)))
+
+    backward()
+    if change == "head":
+        model[3] = nn.Linear(16, 4).double()
+    elif change == "weight_norm":
+        nn.utils.parametrizations.weight_norm(model[0])
+    model.requires_grad_(True)
+    model.zero_grad()
+    calls = []
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: calls.append(1))
+    expected, _ = reference(model, lambda plain: F.cross_entropy(plain(x), y))
+    backward()
+    assert_equal_gradients(model, expected, 1e-12)
+    assert len(calls) == len(expected)
+
+
+def test_lazy_layers_are_refused_until_they_have_run():
+    x, y = make_batch(28)
+    model = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(4)).double()
+    streamer = MicroBatchStreamer(model, F.cross_entropy, 7)
+    with pytest.raises(MicroBatchError, match="call the model once on a few samples"):
+        streamer.backward(x, y)
+    model(x)
+    streamer.backward(x, y)
+    assert model[2].weight.grad is not None
+
+
+def test_a_frozen_model_is_refused():
+    streamer = MicroBatchStreamer(make_model().requires_grad_(False), F.cross_entropy, 7)
+    with pytest.raises(MicroBatchError, match="the model is frozen"):
+        streamer.backward(*make_batch(28))
+
+
+def test_copies_judge_their_own_loss():
+    x, y = make_batch(28)
+    streamer = MicroBatchStreamer(make_model(), F.cross_entropy, 7)
+    other = copy.deepcopy(streamer)
+    other.loss_fn = lambda outputs, targets: F.cross_entropy(outputs, targets).sqrt()
+    streamer.backward(x, y)
+    with pytest.raises(LossCheckError):
+        other.backward(x, y)
+    with pytest.raises(TypeError, match=r"use copy\.deepcopy"):
+        copy.copy(streamer)
 
 
 def test_inputs_that_wait_for_a_gradient_are_refused():
