@@ -96,16 +96,16 @@ def _is_torchs(hook: Any) -> bool:
 
 def leaves_of_graph(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors to which a backward pass from `tensors` adds a gradient."""
-    waiting, seen, leaves = [tensor.grad_fn for tensor in tensors], set(), []
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen, leaves = set(waiting), []
     while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+        node = waiting.pop()
         following = node.next_functions
-        if following:
-            waiting.extend(function for function, _ in following)
-        elif isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+        for function, _ in following:
+            if function is not None and function not in seen:
+                seen.add(function)
+                waiting.append(function)
+        if not following and isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
             leaves.append(leaf)
     return leaves
 

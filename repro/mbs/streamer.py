@@ -87,8 +87,7 @@ class MicroBatchStreamer:
             weights of the targets that are not ignored; a sum is summed. Any other is taken for
             the plain mean over its micro-batch's samples (weighted by `weights` where those are
             given), which `check` verifies; with `two_pass` it may be any function of the
-            mini-batch. docs/losses.md lists what to give for which loss. If it has parameters to
-            train it must be a module.
+            mini-batch. docs/losses.md lists what to give for which loss.
         micro_batch_size: Most samples of a micro-batch: a whole number, or ``"auto"``: the largest
             that fits by a linear memory model (which knows nothing of the outputs that `two_pass`
             holds), halved on an out-of-memory error, grown back when memory allows.
@@ -117,16 +116,17 @@ class MicroBatchStreamer:
             MiB), and the loss of all of them is computed twice more at most, once for each
             micro-batch where outputs are of half precision; a loss that counts its calls counts
             these. Where the loss takes more than outputs and targets, or the model computes it, a
-            few samples are computed as a whole and in two parts. For the outputs a few samples go
-            through the model in evaluation mode, whole and in two parts. The loss is not checked
-            for torch's own losses and for the paper's normalisation, and nothing for a single
-            micro-batch or a fully sharded model.
+            few samples are computed as a whole and in two parts. For the outputs two micro-batches
+            go through the model in evaluation mode, whole and in two parts, and one beside
+            different others in training mode. Buffers that one micro-batch changes and the next
+            one reads are warned of. The loss is not checked for torch's own losses and for the
+            paper's normalisation, and nothing for a single micro-batch or a fully sharded model.
         shared: What belongs to all samples although it is a tensor: names ("mask", "graph.edges",
             "targets.table"), positions among the arguments, or the tensors themselves; see
             `repro.measure.batches.read_batch`.
         split: A function ``split((inputs, targets), micro_batch_size)`` that returns the list of
             micro-batches, each (inputs, targets) or (inputs, targets, number of samples), for
-            mini-batches of a form of their own.
+            mini-batches of a form of their own. All samples have to be there once.
         generators: Random number generators of the model's or the loss's own (`torch.Generator`,
             `numpy.random.Generator` or `RandomState`, `random.Random`). They are repeated by
             `two_pass` and put back by a failed try, as Python's, numpy's and torch's global ones.
@@ -290,7 +290,9 @@ class MicroBatchStreamer:
             LossShapeError: The loss is not a scalar tensor.
             LossCheckError: The loss is not what the micro-batches' losses add up to.
             MixedSamplesError: The model's outputs depend on how the mini-batch is divided.
-            NondeterministicModelError: The second of two passes had other outputs.
+            NondeterministicModelError: The second of two passes had other outputs, or memory ran
+                out after the model had changed its inputs in place.
+            DistributedModelError: `DistributedDataParallel` with a static graph.
             InputGradientError: An input requires a gradient.
             HookError: A parameter has a hook that cannot be called once per mini-batch.
             NonFiniteLossError: The mini-batch's loss is infinite or not a number, here or, under
