@@ -395,6 +395,11 @@ class SelfCheck:
         autocast = torch.is_autocast_enabled(self._device.type) or self._autocast is not None
         return autocast or any(leaf.dtype in half for leaf in _floats(outputs))
 
+    def compute(self, inputs: Any) -> Any:
+        """Return the outputs in evaluation mode, without a graph."""
+        with self._evaluating(nn.Module):
+            return self._forward(inputs)
+
     def _forward(self, inputs: Any) -> Any:
         inputs = to_device(inputs, self._device)
         with torch.no_grad(), self._precision():

@@ -157,15 +157,10 @@ def check_no_parameter(batch: batches.Batch | None, parameters: Sequence[nn.Para
             )
 
 
-def check_no_lazy_layer(modules: Sequence[nn.Module]) -> None:
-    """Raise a `MicroBatchError` where a layer has no parameters until it is called."""
-    for module in modules:
-        if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-            raise MicroBatchError(
-                f"the model has a {type(module).__name__} that has not run, and has no parameters "
-                f"yet; call the model once on a few samples, under torch.no_grad(), before it is "
-                f"trained (and before the optimizer is made)"
-            )
+def lazy_layer(modules: Sequence[nn.Module]) -> nn.Module | None:
+    """Return a layer that has no parameters until it is called."""
+    lazy = (m for m in modules if isinstance(m, LazyModuleMixin) and m.has_uninitialized_params())
+    return next(lazy, None)
 
 
 @contextmanager

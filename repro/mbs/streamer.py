@@ -23,12 +23,12 @@ from repro.mbs.errors import (
     check_headroom,
     check_loss,
     check_no_graph,
-    check_no_lazy_layer,
     check_no_parameter,
     check_prefetch,
     check_weights_usable,
     checked_size,
     explained,
+    lazy_layer,
     resolve_device,
 )
 from repro.mbs.hooks import DeferredHooks, gradients_present, leaves_of_graph
@@ -196,7 +196,7 @@ class MicroBatchStreamer:
         self._buffers = Buffers([])
         self._hooks = DeferredHooks([])
         undone = partial(self._transaction, keep=False)
-        compare = SelfCheck(
+        self._compare = SelfCheck(
             self._module,
             self._modules,
             self._call_loss,
@@ -211,7 +211,7 @@ class MicroBatchStreamer:
             two_pass,
             self._weighing.normalization,
             self._processes.sharded,
-            compare,
+            self._compare,
             self._weighing.plan,
             undone,
             self.device,
@@ -298,7 +298,8 @@ class MicroBatchStreamer:
             NonFiniteLossError: The mini-batch's loss is infinite or not a number, here or, under
                 `DistributedDataParallel`, in another process.
             MicroBatchError: Inputs or weights of another unusable form, lazy layers that have not
-                run, or a loss that no parameter takes part in.
+                run where the mini-batch comes piece by piece, or a loss that no parameter takes
+                part in.
             torch.OutOfMemoryError: The micro-batch size does not fit; with ``"auto"``, not even 1.
         """
         pieces = self._reader.pieces_of(inputs, targets, weights)
@@ -317,6 +318,8 @@ class MicroBatchStreamer:
         self._verification.begin(known, self._weighing.normalization, changed)
         # Anew for each mini-batch: layers are put in, frozen and thawed, buffers replaced.
         self._read_modules()
+        piece = None if pieces is not None else self._reader.read(inputs, targets, weights)
+        self._run_lazy_layers(piece)
         self._parameters, self._buffers = parameters_of(self._modules), Buffers(self._modules)
         self._hooks = DeferredHooks([] if self._processes.sharded else self._parameters)
         if pieces is not None or self._local:
@@ -324,12 +327,11 @@ class MicroBatchStreamer:
         self._leaves, self._connected = [], False
         totals = Totals()
         with self._hooks:
-            if pieces is None:
-                piece = self._reader.read(inputs, targets, weights)
+            if piece is not None:
                 self._check_inputs(piece)
                 run = partial(self._run_whole, piece)
                 touched = self._tries.run(piece, run, totals, self._local)
-            else:
+            elif pieces is not None:
                 with self._transaction():
                     self._run_pieces(pieces, totals)
                     touched = gradients_present(self._parameters)
@@ -346,7 +348,17 @@ class MicroBatchStreamer:
         loss = [self.loss_fn] if isinstance(self.loss_fn, nn.Module) else []
         # The very list that the check was given.
         self._modules[:] = [module for root in (self.model, *loss) for module in root.modules()]
-        check_no_lazy_layer(self._modules)
+
+    def _run_lazy_layers(self, piece: Piece | None) -> None:
+        """Let layers without parameters make them, as the first forward pass would."""
+        if piece is not None and lazy_layer(self._modules) is not None:
+            size = min(piece.num_samples, self._size or piece.num_samples)
+            self._compare.compute(next(self._weighing.plan(piece, size).parts())[0])
+        if (layer := lazy_layer(self._modules)) is not None:
+            raise MicroBatchError(
+                f"the model has a {type(layer).__name__} that has no parameters yet; call the "
+                f"model once on a few samples, under torch.no_grad()"
+            )
 
     def _meet(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note which other tensors a backward pass will add gradients to, such as task weights."""
