@@ -335,6 +335,7 @@ class MicroBatchStreamer:
                 with self._transaction():
                     self._run_pieces(pieces, totals)
                     touched = gradients_present(self._parameters)
+        self._leaves = []
         self._hooks.on_parameters(touched or [])
         if totals.num_micro_batches > 1:
             self._verification.warn()
@@ -406,9 +407,9 @@ class MicroBatchStreamer:
             else:
                 run = partial(self._accumulate_checked, piece, plan, divisor)
             totals = self._together(run, max(stop - start for start, stop in plan.bounds))
-            self._check_connected(totals)
             self._average()
             self._check_finite(totals)
+            self._check_connected(totals)
             updates.update()
             touched = gradients_present(self._parameters)
         return totals, touched
@@ -416,7 +417,6 @@ class MicroBatchStreamer:
     def _run_pieces(self, pieces: Iterator[Piece], totals: Totals) -> None:
         with self._batchnorm_updates() as updates:
             self._together(partial(self._each_piece, pieces, totals, updates))
-            self._check_connected(totals)
             # The total weight is known only now: the gradients so far are sums.
             divisor = self._weighing.shared_divisor(totals.weight, self._processes)
             leaves = [leaf for reference in self._leaves if (leaf := reference()) is not None]
@@ -425,6 +425,7 @@ class MicroBatchStreamer:
                 torch._foreach_div_(gradients, divisor)
             self._average()
             self._check_finite(totals)
+            self._check_connected(totals)
             updates.update()
 
     def _each_piece(
