@@ -27,13 +27,14 @@ from repro.adaptive.averaging import (
     no_gradient,
     without_autocast,
 )
-from repro.adaptive.loss_check import LossCheck, check_loss_adds_up
+from repro.adaptive.loss_check import Checks, LossCheck
 from repro.adaptive.losses import parts_of, weighted
 from repro.adaptive.optimizers import check_hooks, check_in_parts, check_optimizer
 from repro.adaptive.processes import PeerError, is_of_a_peer, lost_peer, share, with_peers
-from repro.adaptive.unchanged import Unchanged, check_layers
+from repro.adaptive.unchanged import Unchanged, check_initialized, check_layers
 from repro.measure import accelerator
-from repro.measure.batches import bounds, call_model, read_batch, to_device
+from repro.measure.batches import bounds, call_model, leaves_of, read_batch, to_device
+from repro.measure.untouched import stored
 
 LossFunction = Callable[..., Tensor]
 _BUCKET_BYTES = {False: 2**20, True: 25 * 2**20}  # by whether it is on an accelerator
@@ -140,6 +141,7 @@ class DataParallel:
             raise ValueError(f"averaging is {averaging!r}; choose {', '.join(METHODS)}")
         if micro_batch is not None and micro_batch < 1:
             raise ValueError(f"micro_batch is {micro_batch}; give at least 1, or None")
+        check_initialized(model, trained=True)
         if bucket_bytes is None:
             device = next(model.parameters()).device
             bucket_bytes = _BUCKET_BYTES[accelerator.is_accelerator(device)]
@@ -178,7 +180,7 @@ class DataParallel:
         self._group: dist.ProcessGroup | None = None
         self._agreement: Agreement | None = None
         self._closed = False
-        self._to_check = check == "first"
+        self._checks = Checks(model, self._device, self._precision) if check == "first" else None
         self._shared, self._known = tuple(shared), dict[Any, str]()
         self._handles: list[Any] = []
         if self.processes == 1:
@@ -232,7 +234,7 @@ class DataParallel:
             for p, name in self._names.items()
         ]
         buffers = self.model.named_buffers()
-        return parameters + [f"buffer {name} {tuple(b.shape)}" for name, b in buffers]
+        return parameters + [f"buffer {name} {tuple(b.shape)}, {b.dtype}" for name, b in buffers]
 
     def clip_grad_norm(
         self,
@@ -318,11 +320,10 @@ class DataParallel:
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
         if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
             check_hooks(self._names, expected=self._averager is not None)
-            if self._to_check:
+            due = self._checks.due(self.loss_fn, batch, weights) if self._checks else None
+            if self._checks is not None and due is not None:
                 self.finish()
-                self._to_check = not check_loss_adds_up(
-                    self.model, self.loss_fn, batch, weights, self._device, self._precision
-                )
+                self._checks.make(self.loss_fn, *due, repeated=len(pieces) > 1)
                 start = time.perf_counter()
         losses = []
         if self._averager is not None:
@@ -411,7 +412,11 @@ class DataParallel:
                     loss = self.loss_fn(outputs)
                 else:
                     loss = self.loss_fn(outputs, to_device(targets, self._device))
-                loss = weighted(loss, part)
+                # Of a piece that counts nothing a loss may be 0 / 0, and so may its gradient.
+                known = not isinstance(part, Tensor) or part.device.type == "cpu"
+                if known and part == 0 and not loss.isfinite():
+                    loss = torch.zeros_like(loss.detach())
+                loss = _connected(weighted(loss, part), outputs)
             if self._averager is not None:
                 self._averager.check_applied()
                 self._averager.gathering = last
@@ -482,10 +487,15 @@ class DataParallel:
             PeerError: Another process was lost.
         """
         self.finish()
-        for buffer in self.model.buffers():
-            if self._group is not None and buffer.is_floating_point():
-                self._sum(buffer)
-                buffer /= self.processes
+        for buffer in self.model.buffers() if self._group is not None else ():
+            if buffer.is_floating_point() or buffer.is_complex():
+                # gloo sums few types, and contiguous memory alone.
+                whole = stored(buffer.detach())
+                small = buffer.dtype.itemsize < 2
+                kind = torch.float32 if small else torch.promote_types(buffer.dtype, torch.float32)
+                wide = whole.to(kind).contiguous().resolve_conj()
+                self._sum(torch.view_as_real(wide) if wide.is_complex() else wide)
+                whole.copy_(wide / self.processes)
 
     def _sum(self, tensor: Tensor) -> None:
         all_reduce(tensor, self._group, len(self.timings) or MAKING)
@@ -506,3 +516,14 @@ class DataParallel:
             for handle in self._handles:
                 handle.remove()
             self._averager = self._allreduce = None
+
+
+def _connected(loss: Tensor, outputs: Any) -> Tensor:
+    """Return a loss with a graph, also where it is constant, as without a positive sample."""
+    if loss.requires_grad:
+        return loss
+    for leaf in leaves_of(outputs):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            # Not times 0, which of what is not finite is NaN.
+            loss = loss + leaf.masked_fill(torch.ones_like(leaf, dtype=torch.bool), 0).real.sum()
+    return loss
