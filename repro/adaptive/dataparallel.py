@@ -211,11 +211,8 @@ class DataParallel:
             self._finish_before_states()
 
     def _finish_before_states(self) -> None:
-        """Finish before states are read or written: their parameters may be a step old."""
+        """Finish before the optimizer's state is read or written, which may be a step old."""
         finish = Hook(self, "_finish")
-        for module in self.model.modules():
-            self._handles.append(module.register_state_dict_pre_hook(finish))
-            self._handles.append(module.register_load_state_dict_pre_hook(finish))
         self._handles.append(self.optimizer.register_state_dict_pre_hook(finish))
         self._handles.append(self.optimizer.register_load_state_dict_pre_hook(finish))
 

@@ -26,10 +26,10 @@ class Unchanged:
     ) -> None:
         self._names = names
         # Quicker to compare in each step than `model.parameters()` is to walk through.
-        self._parts: list[tuple[dict[str, Any], list[Any]]] = [
-            (members, list(members.values()))
+        self._parts: list[tuple[dict[str, Any], str, list[Any]]] = [
+            (vars(module), name, list(getattr(module, name).values()))
             for module in model.modules()
-            for members in (module._parameters, module._modules)
+            for name in ("_parameters", "_modules")
         ]
         self._trainable = [p.requires_grad for p in names]
         self._types = [(p.dtype, p.device) for p in names]
@@ -51,10 +51,9 @@ class Unchanged:
             ValueError: The model has other layers or parameters, or parameters were frozen,
                 unfrozen, moved or given another type; or the optimizer has others.
         """
-        if any(
-            len(members) != len(known) or any(map(operator.is_not, members.values(), known))
-            for members, known in self._parts
-        ):
+        # Not by `values` of its own, which would finish updates.
+        now = (([*dict.values(home[name])], known) for home, name, known in self._parts)
+        if any(len(a) != len(b) or any(map(operator.is_not, a, b)) for a, b in now):
             raise ValueError(
                 "the model has other layers or parameters than when this DataParallel was made, "
                 "which would not be averaged: call close, make the optimizer of them, and another "
