@@ -171,7 +171,9 @@ class Parameters(dict[str, Any]):
         return parameter
 
     def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self else default
+        parameter = super().get(name, default)
+        self._ready(parameter)
+        return parameter
 
     def values(self) -> Any:
         self._ready(*super().values())
@@ -247,7 +249,9 @@ class OverlappedAverager:
         compiled = {
             part for module in model.modules() if _is_compiled(module) for part in module.modules()
         }
-        self._watched = [m for m in model.modules() if m not in compiled and "_parameters" in vars(m)]
+        self._watched = [
+            m for m in model.modules() if m not in compiled and "_parameters" in vars(m)
+        ]
         for module in self._watched:
             vars(module)["_parameters"] = Parameters(module._parameters, self)
         # Who holds a parameter itself may read it without a word.
@@ -305,7 +309,7 @@ class OverlappedAverager:
     def ready(self, parameters: Iterable[Any]) -> None:
         """Make the updates of parameters that are read."""
         for p in parameters:
-            bucket = self._owner.get(p)
+            bucket = None if p is None else self._owner.get(p)
             if bucket is None:
                 continue
             self._used.add(p)
@@ -533,12 +537,12 @@ def held_elsewhere(model: nn.Module) -> set[nn.Parameter]:
     by_memory = {
         p.untyped_storage().data_ptr(): p for p in model.parameters() if p.layout is torch.strided
     }
-    found, seen = set(), set[int]()
+    found, seen = set(), dict[int, Any]()  # kept, so that no other gets an id of these
 
     def visit(value: Any) -> None:
         if value is None or isinstance(value, str | int | float) or id(value) in seen:
             return
-        seen.add(id(value))
+        seen[id(value)] = value
         if isinstance(value, Tensor):
             if value.layout is torch.strided and value.numel():
                 found.add(by_memory.get(value.untyped_storage().data_ptr()))

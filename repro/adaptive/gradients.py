@@ -45,7 +45,7 @@ class NoiseScale(float):
         scale.noise, scale.signal = noise, signal
         return scale
 
-    def __getnewargs__(self) -> tuple[float, float]:
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
         return self.noise, self.signal
 
 
@@ -271,9 +271,9 @@ def full_cost(
         )
     if math.isnan(cost):
         raise ValueError(
-            "the cost is nan: every target is ignored or weighs nothing, a mini-batch has no target "
-            "that a loss of its own counts, or inputs are not finite; leave such samples out, or "
-            "give one of torch's losses, of which ignored targets are known"
+            "the cost is nan: every target is ignored or weighs nothing, a loss of one's own finds "
+            "no target in a mini-batch, or inputs are not finite; leave such samples out, or give "
+            "one of torch's losses, of which ignored targets are known"
         )
     return cost
 
@@ -323,9 +323,7 @@ def _device(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
-def _gradient(
-    model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any
-) -> list[Tensor]:
+def _gradient(model: nn.Module, loss_fn: LossFunction, inputs: Any, targets: Any) -> list[Tensor]:
     parameters = [p for p in model.parameters() if p.requires_grad]
     device = parameters[0].device
     loss = loss_fn(call_model(model, to_device(inputs, device)), to_device(targets, device))

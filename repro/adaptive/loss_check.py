@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -14,11 +14,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from repro.adaptive.losses import is_known, parts_of, weighted
 from repro.measure.batches import Batch, call_model, leaves_of, replaced, to_device
 from repro.measure.precision import rounds_to_tf32
-from repro.measure.telling import Novelty, telling_samples
+from repro.measure.telling import Novelty, one_of_each, telling_samples
 from repro.measure.untouched import bits, untouched
 
 LossCheck = Literal["first", "off"]
-_SAMPLES = 6
+_SAMPLES, _LABELS = 6, 8  # that tell most, and that have other labels
 # Of what rounding may differ; what the check is for differs in the first digits.
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
@@ -77,7 +77,13 @@ class Checks:
         """
         try:
             made = check_loss_adds_up(
-                self._model, loss_fn, batch, weights, self._device, self._precision
+                self._model,
+                loss_fn,
+                batch,
+                weights,
+                self._device,
+                self._precision,
+                new=self._novelty.values,
             )
         except NotComparableError as error:
             made = True
@@ -117,6 +123,7 @@ def check_loss_adds_up(
     device: torch.device,
     precision: Callable[[], AbstractContextManager[Any]],
     modes: Sequence[bool] = (False, True),
+    new: Iterable[int] = (),
 ) -> bool:
     """Compare the loss of a few samples as a whole with that of two unequal parts.
 
@@ -134,6 +141,7 @@ def check_loss_adds_up(
         device: The device.
         precision: Makes the context of the forward pass.
         modes: In which to call the model, False for evaluation, until it can be called.
+        new: Labels that no mini-batch before had.
 
     Returns:
         Whether the check could be made. It says nothing of fewer than three samples, and of losses
@@ -146,7 +154,7 @@ def check_loss_adds_up(
     """
     if batch.num_samples < 3:
         return False
-    order, ends = _some(batch)
+    order, ends = _some(batch, new)
     few = ends[0][1]
     parts = [batch.take(order[:few]), batch.take(order[few:])]
     whole = batch.take(order)
@@ -255,7 +263,9 @@ def check_model(
         return
     for leaf, *parts in zip(together, *columns, strict=True):
         divided = leaf.dim() > 0 and len(leaf) == len(order)
-        if not divided or any(p.shape != (b - a, *leaf.shape[1:]) for p, (a, b) in zip(parts, ends)):
+        if not divided or any(
+            p.shape != (b - a, *leaf.shape[1:]) for p, (a, b) in zip(parts, ends, strict=True)
+        ):
             continue
         if not _alike(leaf, torch.cat(parts), tolerance):
             yield (
@@ -386,11 +396,11 @@ def _mixes(model: nn.Module) -> bool:
     return any(isinstance(m, _BatchNorm) and m.running_mean is None for m in model.modules())
 
 
-def _some(batch: Batch) -> tuple[list[int], list[tuple[int, int]]]:
+def _some(batch: Batch, new: Iterable[int] = ()) -> tuple[list[int], list[tuple[int, int]]]:
     """Return a few samples that tell most, and where two unequal parts of them begin and end."""
     first, second = telling_samples(batch, min(_SAMPLES, batch.num_samples) // 2)
-    order = [*first, *second]
-    few = max(1, len(order) // 3)
+    few = max(1, len(first) - 1)
+    order = list(dict.fromkeys([*first, *second, *one_of_each(batch, _LABELS, new)]))
     return order, [(0, few), (few, len(order))]
 
 

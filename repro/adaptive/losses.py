@@ -80,7 +80,7 @@ def counted(loss_fn: Callable[..., Any], targets: Any) -> Tensor | None:
     classes, weight = targets.long(), options.get("weight")
     kept = classes != options.get("ignore_index", -100)
     if weight is None:
-        each = kept.double()
+        each: Tensor = kept.double()
     else:
         # Classes out of range are refused where the loss is computed.
         classes = torch.where(kept, classes, 0).clamp(0, len(weight) - 1)

@@ -13,7 +13,6 @@ from repro.adaptive.controller import (
 )
 from repro.adaptive.gradients import NoiseScale
 
-
 _WINDOW = 10  # epochs over which estimates of the noise scale are averaged, by their age
 
 
@@ -162,18 +161,20 @@ class NoiseScaleBatch(BatchController):
         self._noise = self._signal = 0.0
 
     def _next_batch(self, n: int, before: float | None, theta: float | None, cost: float) -> int:
-        scale = self._measure()
-        seen = isinstance(scale, NoiseScale)
-        if math.isnan(scale) or (seen and not math.isfinite(scale.noise + scale.signal)):
+        scale, noise = self._measure(), self._noise
+        estimated = isinstance(scale, NoiseScale)
+        if isinstance(scale, NoiseScale):
+            # Both begin at 0, which leaves their ratio as it is.
+            noise += (scale.noise - noise) / _WINDOW
+            signal = self._signal + (scale.signal - self._signal) / _WINDOW
+            scale = NoiseScale(noise, signal)
+        if math.isnan(scale) or not math.isfinite(noise):
             raise DivergedError(
                 f"the noise scale after epoch {n} is NaN: training has diverged; lower initial_lr"
             )
         if isinstance(scale, NoiseScale):
-            # Both begin at 0, which leaves their ratio as it is.
-            self._noise += (scale.noise - self._noise) / _WINDOW
-            self._signal += (scale.signal - self._signal) / _WINDOW
-            scale = NoiseScale(self._noise, self._signal)
+            self._noise, self._signal = scale.noise, scale.signal
         self.scale = float(scale)
         grown = min(self._grown(), self.max_batch)
-        known = not seen or math.isfinite(self.scale)
-        return grown if known and grown <= self.scale else self._batch
+        seen = not estimated or math.isfinite(self.scale)
+        return grown if seen and grown <= self.scale else self._batch

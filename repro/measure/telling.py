@@ -1,6 +1,6 @@
-"""Which samples of a mini-batch tell most about a loss, and which mini-batches show something new."""
+"""Which samples tell most about a loss, and which mini-batches show what none before did."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -57,6 +57,25 @@ def telling_samples(batch: Batch, count: int) -> tuple[list[int], list[int]]:
     return sorted(order[:count].tolist()), sorted(order[-count:].tolist())
 
 
+def one_of_each(batch: Batch, most: int, first: Iterable[int] = ()) -> list[int]:
+    """Return samples that have the integers of small targets, one for each, at most so many.
+
+    Args:
+        batch: The mini-batch.
+        most: Samples.
+        first: Integers that are looked for before all others.
+    """
+    found: list[int] = []
+    for path, whole in _strided(batch):
+        if not _is_label(path, whole):
+            continue
+        rows = whole.reshape(batch.num_samples, -1).cpu()
+        values = rows.unique().tolist()
+        for value in [*(v for v in first if v in values), *values][:most]:
+            found.append(int((rows == value).any(1).nonzero()[0]))
+    return list(dict.fromkeys(found))[:most]
+
+
 class Novelty(Generic[Item]):
     """Says when a mini-batch shows what none before did, and so may be computed otherwise.
 
@@ -67,12 +86,16 @@ class Novelty(Generic[Item]):
     among the inputs, which may be tokens, only negative ones are new.
 
     What lies on an accelerator is read when the next mini-batch comes, so that nothing waits.
+
+    Attributes:
+        values: Integers that the last mini-batch had, and none before.
     """
 
     def __init__(self) -> None:
         self._seen: dict[Any, list[float]] = {}
         self._values: dict[Any, set[int]] = {}
         self._tries = 0
+        self.values: set[int] = set()
         self._late: tuple[Item, list[tuple[Any, Tensor, accelerator.Event]]] | None = None
 
     def newest(self, batch: Batch, item: Item) -> Item | None:
@@ -85,6 +108,7 @@ class Novelty(Generic[Item]):
             item: What to return for it.
         """
         late, self._late = self._late, None
+        self.values = set()
         found: Item | None = None
         for path, traits, copied in late[1] if late else ():
             copied.synchronize()  # it was long ago
@@ -100,7 +124,7 @@ class Novelty(Generic[Item]):
                 copied = accelerator.new_event(whole.device)
                 copied.record(accelerator.current_stream(whole.device))
                 coming.append((path, host, copied))
-            elif self._is_new(path, traits_of) or self._has_new_value(path, whole):
+            elif self._is_new(path, traits_of) | self._has_new_value(path, whole):
                 found = item
         if coming:
             self._late = item, coming
@@ -114,20 +138,19 @@ class Novelty(Generic[Item]):
 
     def _has_new_value(self, path: Any, values: Tensor) -> bool:
         """Whether a small target has an integer between those seen before; remembered are all."""
-        whole = not values.is_floating_point() and values.dtype != torch.bool
-        if not whole or not _is_target(path) or values.numel() > _FEW or self._tries >= _TRIES:
+        if not _is_label(path, values) or self._tries >= _TRIES:
             return False
         least, most = (int(value) for value in values.aminmax())
         if most - least >= _RANGE:
             return False
         counts = torch.bincount(values.reshape(-1).long() - least)
         labels = {least + number for number in counts.nonzero().reshape(-1).tolist()}
-        known = self._values.setdefault(path, labels)
-        if labels <= known:
-            return False
-        self._tries += 1
-        known |= labels
-        return True
+        first = path not in self._values
+        new = labels - self._values.setdefault(path, labels)
+        self._values[path] |= labels
+        self.values |= new
+        self._tries += bool(new)
+        return first or bool(new)
 
 
 def _traits(path: Any, values: Tensor) -> Tensor | None:
@@ -153,6 +176,12 @@ def _strided(batch: Batch) -> Iterator[tuple[Any, Tensor]]:
         whole = torch.as_tensor(leaf)
         if whole.layout is torch.strided and not whole.is_complex():
             yield path, whole if whole.dtype in _COMPARED else whole.float()
+
+
+def _is_label(path: Any, values: Tensor) -> bool:
+    """Whether these are the integers of a small target."""
+    whole = not values.is_floating_point() and values.dtype != torch.bool
+    return whole and _is_target(path) and 0 < values.numel() <= _FEW
 
 
 def _is_target(path: Any) -> bool:

@@ -53,7 +53,7 @@ class Snapshot:
         self._seen[id(module)] = module
         members = vars(module)
         own = {key: value for key, value in members.items() if key not in _TORCHS}
-        kept = {"training": module.training}
+        kept: dict[str, Any] = {"training": module.training}
         if not type(module).__module__.startswith("torch."):
             kept |= own
 
@@ -64,10 +64,10 @@ class Snapshot:
             members.update(kept)
 
         self._undo.append(undo)
-        for key, value in module._parameters.items():
-            if value is not None and not is_lazy(value):
-                self._gradients.append((value, value.grad))
-                self._keep(f"{name}.{key}", value)
+        for key, parameter in module._parameters.items():
+            if parameter is not None and not is_lazy(parameter):
+                self._gradients.append((parameter, parameter.grad))
+                self._keep(f"{name}.{key}", parameter)
         self._buffers.append((name, module._buffers, dict(module._buffers)))
         for keys in (module._buffers, module._non_persistent_buffers_set):
             self._keep(name, keys)
