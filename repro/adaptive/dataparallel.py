@@ -317,10 +317,11 @@ class DataParallel:
             parts = parts_of(self.loss_fn, batch.targets, weights, batch.num_samples, pieces)
         if self.processes > 1 or len(pieces) > 1:  # else a backward pass is the whole one
             check_hooks(self._names, expected=self._averager is not None)
-            due = self._checks.due(self.loss_fn, batch, weights) if self._checks else None
-            if self._checks is not None and due is not None:
+            repeated = len(pieces) > 1
+            due = self._checks and self._checks.due(self.loss_fn, batch, weights, repeated)
+            if self._checks and due:
                 self.finish()
-                self._checks.make(self.loss_fn, *due, repeated=len(pieces) > 1)
+                self._checks.make(self.loss_fn, *due, repeated)
                 start = time.perf_counter()
         losses = []
         if self._averager is not None:

@@ -50,15 +50,15 @@ class Checks:
         self._model, self._device, self._precision = model, device, precision
         self._novelty: Novelty[tuple[Batch, Any]] = Novelty()
         self._checked: Any = None  # the loss
-        self._model_checked = False
+        self._ways: set[bool] = set()  # in which the model was checked
         self._told: set[str] = set()
 
     def due(
-        self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any
+        self, loss_fn: Callable[..., Tensor], batch: Batch, weights: Any, repeated: bool
     ) -> tuple[Batch, Any] | None:
-        """Return mini-batch and weights that are to be checked now, None for none."""
+        """Return mini-batch and weights that are to be checked now, None for none; see `make`."""
         item = batch, weights
-        first = None if self._checked is loss_fn else item
+        first = None if self._checked is loss_fn and repeated in self._ways else item
         return first if is_known(loss_fn) else self._novelty.newest(batch, item) or first
 
     def make(
@@ -88,8 +88,11 @@ class Checks:
         except NotComparableError as error:
             made = True
             self._tell("loss", str(error))
-        if not self._model_checked and batch.num_samples > 2:
-            self._model_checked = True
+        except LossCheckError:
+            self._novelty, self._checked = Novelty(), None  # what is like it is refused, too
+            raise
+        if repeated not in self._ways and batch.num_samples > 2:
+            self._ways.add(repeated)
             given = self._model, batch, self._device, self._precision, repeated
             for kind, text in check_model(*given):
                 self._tell(kind, text)
