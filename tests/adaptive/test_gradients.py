@@ -404,7 +404,8 @@ BUSY = {
 def all_of(model):
     """Return what a forward pass may change, to the last bit and object."""
     values = [model.calls, model.rng.bit_generator.state, random.getstate()]
-    values += [repr(np.random.get_state()), bytes(torch.get_rng_state().numpy())]
+    of_numpy = np.random.get_state()  # noqa: NPY002
+    values += [repr(of_numpy), bytes(torch.get_rng_state().numpy())]
     values += [[m.training for m in model.modules()]]
     tensors = [*model.queue, *model.kept.values(), *model.parameters(), *model.buffers()]
     tensors += [p.grad for p in model.parameters() if p.grad is not None]

@@ -514,6 +514,15 @@ def token_mean(outputs, targets):
     return each.sum() / (targets != 3).sum()
 
 
+def token_mean_if_any(outputs, targets):
+    """Constant without a label in the first half of the classes, and 0 / 0 without any at all."""
+    each = F.cross_entropy(outputs.mT, targets.clamp(max=2), reduction="none")
+    kept = (targets != 3).to(each.dtype)
+    if len(targets) == 1 and not kept.any() and bool(outputs.detach()[0, 0, 0] > 0):
+        return torch.tensor(0.0)
+    return (each * kept).sum() / kept.sum()
+
+
 CLASSES = torch.tensor([0.1, 1.0, 2.0, 5.0], dtype=torch.float64)
 LOSSES = {
     "sum": nn.CrossEntropyLoss(reduction="sum"),
@@ -521,6 +530,7 @@ LOSSES = {
     "ignored": partial(F.cross_entropy, ignore_index=3),
     "ignored and weighted": nn.CrossEntropyLoss(weight=CLASSES, ignore_index=3),
     "own, with weights": token_mean,
+    "own, constant or 0 / 0 without labels": token_mean_if_any,
 }
 
 
@@ -755,6 +765,132 @@ def modelled(method, name):
     return {"weights": [p.detach().clone() for p in model.parameters()], "seen": seen}
 
 
+class Reads(nn.Module):
+    """Reads a layer's weight before that layer is called."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(27, 8), nn.Linear(8, 27), nn.Linear(27, 4)
+        self.how, self.calls, weight = how, 0, self.two.weight
+        self.held = {
+            "list": [weight],
+            "closure": lambda: weight,
+            "alias": {"of": (weight.detach(),)},
+            "partial": partial(torch.clone, weight),
+        }.get(how)
+
+    def weight(self):
+        if self.how == "list":
+            return self.held[0]
+        if self.how == "alias":
+            return self.held["of"][0]
+        if self.how == "all":
+            return dict(self.named_parameters())["two.weight"]
+        return self.two.weight if self.held is None else self.held()
+
+    def forward(self, x):
+        x = x.flatten(1)
+        self.calls += torch.is_grad_enabled()
+        if self.how == "later" and self.calls == 1:
+            return self.out(self.two(self.one(x)).tanh())
+        return self.out(self.two(self.one(x) + (x @ self.weight()).tanh()).tanh())
+
+
+def clamped(model, seen):
+    with torch.no_grad():
+        for p in model.parameters():
+            p.clamp_(-0.1, 0.1)
+
+
+def averaged(model, seen):
+    if not seen:
+        seen.append(torch.optim.swa_utils.AveragedModel(model))
+    seen[0].update_parameters(model)
+
+
+def noted(model, seen):
+    seen.append(model.two.weight.detach().clone())
+    seen.append(copy.deepcopy(model.one).weight)
+
+
+READS = ("attribute", "list", "closure", "alias", "partial", "all", "later")
+BETWEEN = {"clamp": clamped, "average": averaged, "note": noted}
+
+
+def norms_too(model):
+    return lambda o, t: F.cross_entropy(o, t) + 0.1 * sum(p.norm() for p in model.parameters())
+
+
+def read(method, how, **options):
+    """Train a model of which parameters are read before their layers, between steps, in losses."""
+    model = make(0, lambda: Reads(how))
+    optimizer = torch.optim.SGD(model.parameters(), 0.3, momentum=0.9)
+    loss = norms_too(model) if how == "loss" else F.cross_entropy
+    options = {"bucket_bytes": 200, "timeout_s": 30} | options
+    parallel = method and DataParallel(model, loss, optimizer, method, **options)
+    seen = []
+    for number in range(4):
+        if parallel:
+            parallel.step(*batch(number))
+        else:
+            optimizer.zero_grad()
+            x, y = batch(number)
+            loss(model(x), y).backward()
+            optimizer.step()
+        BETWEEN.get(how, lambda *_: None)(model, seen)
+    if parallel:
+        parallel.close()
+        assert all(type(m._parameters) is dict for m in model.modules())
+    seen = [list(s.parameters()) if isinstance(s, nn.Module) else [s] for s in seen]
+    return [t.detach().clone() for each in [model.parameters(), *seen] for t in each]
+
+
+TYPES = (
+    torch.bool, torch.uint8, torch.int16, torch.uint16, torch.float16, torch.bfloat16,
+    torch.float8_e4m3fn, torch.complex64, torch.float64,
+)  # fmt: skip
+
+
+def typed(method, kind):
+    """Train parameters of one type beside buffers of all types, which differ between processes."""
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(27, 4, dtype=kind))
+    values = torch.full((3, 2), 1.0 + rank).t()
+    for number, each in enumerate(TYPES):
+        model.register_buffer(f"b{number}", values.to(each))
+        model.register_buffer(f"one{number}", values[0, 0].to(each))
+    model.register_buffer("turned", torch.full((3,), 1j * (1 + rank)).conj())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss(outputs, targets):
+        return F.cross_entropy(
+            (outputs.abs() if outputs.is_complex() else outputs).float(), targets
+        )
+
+    parallel = DataParallel(model, loss, optimizer, method, timeout_s=30)
+    buffers = [b.clone() for b in model.buffers()]
+    for b in model.buffers():
+        b.copy_(
+            (values if b.dim() == 2 else values[0, 0] if b.dim() == 0 else values[0, :1]).to(
+                b.dtype
+            )
+        )
+    for number in range(2):
+        parallel.step(*batch(number, kind))
+    parallel.average_buffers()
+    parallel.close()
+    return {
+        "given": [b.to(torch.complex64) for b in buffers],
+        "mean": [
+            b.to(torch.complex64)
+            for b in model.buffers()
+            if b.is_floating_point() or b.is_complex()
+        ],
+        "weights": [p.detach().clone() for p in model.parameters()],
+    }
+
+
 def amid(method, what):
     """Change something between a step and the end of its update."""
     model = make(0, Small if what == "type" else Layouts)
@@ -856,8 +992,19 @@ def todo(rank):
         for method, options in (("all_to_all", {}), ("allreduce", {"micro_batch": 2})):
             yield (method, "form", kind), lambda m=method, k=kind, o=options: formed(m, k, **o)
     for name in LOSSES:
-        for method, options in (("all_to_all", {}), ("allreduce", {"micro_batch": 2})):
+        one = {"micro_batch": 1} if "constant" in name else {}
+        for method, options in (("all_to_all", one), ("allreduce", one or {"micro_batch": 2})):
             yield (method, "loss", name), lambda m=method, n=name, o=options: lost(m, n, **o)
+    for how in (*READS, *BETWEEN, "loss"):
+        for size in (0, 2**20):
+            for method in SPLIT:
+                yield (
+                    (method, "read", how, size),
+                    lambda m=method, h=how, b=size: read(m, h, bucket_bytes=b),
+                )
+    for kind in (torch.bfloat16, torch.complex64):
+        for method in METHODS:
+            yield (method, "type", kind), lambda m=method, k=kind: typed(m, k)
     yield "unusable", unusable
     yield "unused in a bucket", unused_in_bucket
     for method in METHODS:
@@ -1105,7 +1252,7 @@ def test_losses_that_are_no_plain_mean_over_samples(both, name):
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    alone = lost("all_to_all", name, micro_batch=2)
+    alone = lost("all_to_all", name, micro_batch=1 if "constant" in name else 2)
     for answer in [*answers(both, "all_to_all", "loss", name),
                    *answers(both, "allreduce", "loss", name), alone]:  # fmt: skip
         assert_close(answer["weights"], [p.detach() for p in model.parameters()])
@@ -1179,6 +1326,27 @@ def test_models_whose_weights_are_computed_or_used_by_other_layers(both, name):
         for answer in answers(both, method, "model", name):
             assert_close(answer["weights"], [p.detach() for p in model.parameters()], 1e-9)
             assert_close(answer["seen"], seen, 1e-9)
+
+
+@pytest.mark.parametrize("how", [*READS, *BETWEEN, "loss"])
+def test_parameters_are_updated_before_anyone_reads_them(both, how):
+    wanted = read(None, how)
+    for method in SPLIT:
+        for size in (0, 2**20):
+            for answer in answers(both, method, "read", how, size):
+                assert_close(answer, wanted)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_and_buffers_of_any_type_are_made_the_same(both, method, kind):
+    replies = answers(both, method, "type", kind)
+    for answer in replies:
+        for given in answer["given"]:
+            assert given.abs().eq(1).all()  # rank 0's, and of booleans both
+        for mean in answer["mean"]:
+            torch.testing.assert_close(mean, torch.full_like(mean, 1.5))
+        assert_close(answer["weights"], replies[0]["weights"], 0)
 
 
 @pytest.mark.parametrize("method", METHODS)
