@@ -22,7 +22,13 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from repro.adaptive import METHODS, DataParallel, WholeStepError, join_processes
+from repro.adaptive import (
+    METHODS,
+    DataParallel,
+    LossCheckError,
+    WholeStepError,
+    join_processes,
+)
 
 pytestmark = pytest.mark.slow
 SPLIT = ("all_to_all", "reduce_scatter")
@@ -1393,8 +1399,157 @@ def test_an_unused_parameter_is_named_whatever_bucket_it_shares(both):
         )
 
 
+def over_kept(kept):
+    def loss(outputs, targets):
+        if isinstance(outputs, tuple):
+            outputs, mask = outputs
+            return (
+                F.mse_loss(outputs, targets, reduction="none").mean(1) * mask
+            ).sum() / mask.sum()
+        of = kept(targets)
+        function = F.mse_loss if targets.is_floating_point() else F.cross_entropy
+        return function(outputs[of], targets[of])
+
+    return loss
+
+
+class OwnForward(nn.CrossEntropyLoss):
+    """Inherits from one of torch's, and computes something else."""
+
+    def forward(self, outputs, targets):
+        return super().forward(outputs[targets != 3], targets[targets != 3])
+
+
+class WithMask(Small):
+    def forward(self, x, mask):
+        return super().forward(x), mask.bool()
+
+
+FLOATS = torch.linspace(0.5, 2.0, 48, dtype=torch.float64).view(12, 4)
+PADDED = torch.arange(12) % 2 == 1
+LATER = {  # loss, targets without and with what it leaves out
+    "padding": (over_kept(lambda t: t != -100), torch.arange(12) % 4, -100),
+    "a class amid others": (over_kept(lambda t: t != 1), torch.arange(12) % 2 * 3, 1),
+    "own forward": (OwnForward(), torch.arange(12) % 3, 3),
+    "not a number": (over_kept(lambda t: t == t), FLOATS, float("nan")),
+    "not positive": (over_kept(lambda t: t > 0), FLOATS, -1.0),
+    "mask": (over_kept(None), FLOATS, None),
+    "mask of booleans": (over_kept(None), FLOATS, None),
+}
+
+
+class Stateful(nn.Module):
+    """Has state outside BatchNorm, or compares samples, in training mode alone."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.one, self.norm = how, nn.Linear(27, 4), nn.BatchNorm1d(27)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("mean", torch.zeros(27))
+        self.register_buffer("queue", torch.zeros(64, 27))
+        self.calls = torch.zeros(())
+
+    def forward(self, x):
+        x = self.norm(x.flatten(1))
+        if self.training and self.how == "mean":
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        elif self.training and self.how == "data":
+            self.mean.data.mul_(0.9).add_(x.detach().mean(0))
+        elif self.training and self.how == "queue":
+            self.queue.copy_(torch.cat([x.detach(), self.queue])[:64])
+        elif self.training and self.how == "counter":
+            self.calls += 1
+        elif self.training and self.how == "compares":
+            x = x + x.mean(0)
+        elif self.training and self.how == "weighs":
+            x = x * x.norm(dim=1).softmax(0)[:, None]
+        return self.one(self.drop(x))
+
+
 class TestOneProcess:
     """The same arguments without other processes."""
+
+    @pytest.mark.parametrize("name", LATER)
+    def test_what_a_loss_leaves_out_is_found_when_it_comes(self, name):
+        loss, y, left_out = LATER[name]
+        model = make(0, WithMask if left_out is None else Small)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        parallel = DataParallel(model, loss, optimizer, micro_batch=4)
+        x, later = torch.randn(12, 27, dtype=torch.float64), y.clone()
+        good = bad = x
+        if left_out is None:
+            mask = torch.ones(12, dtype=torch.bool if name.endswith("booleans") else x.dtype)
+            good, bad = (x, mask), (x, torch.where(PADDED, torch.zeros_like(mask), mask))
+        else:
+            later[PADDED] = left_out
+        parallel.step(good, y)
+        for _ in range(2):  # the second is refused as the first was
+            before = [p.detach().clone() for p in model.parameters()]
+            with pytest.raises(LossCheckError, match=r"Give weights= to step"):
+                parallel.step(bad, later)
+            assert same(before, model.parameters())
+            parallel.step(good, y)
+        parallel.step(bad, later, weights=~PADDED)
+
+    @pytest.mark.parametrize("how", ["mean", "data", "queue", "counter", "compares", "weighs"])
+    def test_a_model_that_micro_batches_change_is_named_once(self, how):
+        model = make(0, lambda: Stateful(how))
+        parallel = DataParallel(
+            model, F.cross_entropy, torch.optim.SGD(model.parameters(), 0.1), micro_batch=6
+        )
+        parallel.step(*batch(0))  # at once
+        text = "depends on the other samples" if how in ("compares", "weighs") else "changes Stat"
+        with pytest.warns(UserWarning, match=text) as told:
+            for number in (3, 1, 3):
+                parallel.step(*batch(number))
+        assert len(told) == 1
+
+    @pytest.mark.parametrize("options", [{}, {"ignore_index": -100}, {"weight": torch.rand(256)}])
+    def test_labels_of_a_byte(self, options):
+        torch.manual_seed(0)
+        x, y = torch.randn(24, 8), torch.randint(150, 160, (24,), dtype=torch.uint8)
+        loss, model = nn.CrossEntropyLoss(**options), nn.Linear(8, 256)
+        plain = copy.deepcopy(model)
+        loss(plain(x), y).backward()
+        torch.optim.SGD(plain.parameters(), 1.0).step()
+        DataParallel(model, loss, torch.optim.SGD(model.parameters(), 1.0), micro_batch=5).step(
+            x, y
+        )
+        assert_close(list(model.parameters()), list(plain.parameters()), 1e-5)
+
+    def test_a_hook_on_a_loss_makes_it_one_of_ones_own(self):
+        model, loss = make(0, Small), nn.CrossEntropyLoss()
+        loss.register_forward_hook(lambda _, given, value: value * (given[1] == 0).sum())
+        parallel = DataParallel(
+            model, loss, torch.optim.SGD(model.parameters(), 0.1), micro_batch=4
+        )
+        x = torch.randn(12, 27, dtype=torch.float64)
+        parallel.step(x, torch.full((12,), 2))
+        with pytest.raises(LossCheckError):
+            parallel.step(x, torch.arange(12) % 3)
+
+    def test_a_subclass_without_reduction_that_takes_the_mean_itself(self):
+        class Focal(nn.CrossEntropyLoss):
+            def forward(self, outputs, targets):
+                each = super().forward(outputs, targets)
+                return ((1 - (-each).exp()) * each).mean()
+
+        model = make(0, Small)
+        loss = Focal(reduction="none")
+        plain = copy.deepcopy(model)
+        loss(plain(batch(0)[0]), batch(0)[1]).backward()
+        torch.optim.SGD(plain.parameters(), 0.1).step()
+        parallel = DataParallel(
+            model, loss, torch.optim.SGD(model.parameters(), 0.1), micro_batch=4
+        )
+        parallel.step(*batch(0))
+        assert_close(list(model.parameters()), list(plain.parameters()))
+
+    def test_lazy_layers_are_refused(self):
+        model = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d())
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+        with pytest.raises(ValueError, match=r"0.weight, 0.bias, .* have no shape yet"):
+            DataParallel(model, F.cross_entropy, optimizer)
 
     @pytest.mark.parametrize("name", WHOLE)
     def test_any_optimizer_will_do(self, name):
