@@ -298,7 +298,8 @@ def _check_mean(
                 raise NotComparableError
             check_loss_adds_up(model, loss_fn, batch, None, device, nullcontext, (True,))
     except NotComparableError as error:
-        warnings.warn(f"full_cost: {error}", UserWarning, stacklevel=4)
+        text = f"full_cost: {error}; where it is no mean over samples add up the cost yourself"
+        warnings.warn(text, UserWarning, stacklevel=4)
     except LossCheckError as error:
         raise LossCheckError(
             f"full_cost adds up mini-batches by their samples: {error}; or add up the cost yourself"

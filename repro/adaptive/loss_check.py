@@ -87,7 +87,7 @@ class Checks:
             )
         except NotComparableError as error:
             made = True
-            self._tell("loss", str(error))
+            self._tell("loss", f"{error}; where it is no mean over samples give weights=")
         except LossCheckError:
             self._novelty, self._checked = Novelty(), None  # what is like it is refused, too
             raise
@@ -113,8 +113,7 @@ class NotComparableError(Exception):
         return (
             "it could not be checked whether the loss of a mini-batch is the mean of its parts' "
             "losses (the loss or the model draws random numbers, needs more samples, or cannot be "
-            "called in evaluation mode, or what belongs to which sample cannot be told); where it "
-            "is no mean over samples give weights="
+            "called in evaluation mode, or what belongs to which sample cannot be told)"
         )
 
 
