@@ -171,23 +171,27 @@ class Parameters(dict[str, Any]):
         return parameter
 
     def get(self, name: str, default: Any = None) -> Any:
+        """Return one of them, updated."""
         parameter = super().get(name, default)
         self._ready(parameter)
         return parameter
 
     def values(self) -> Any:
+        """Return all of them, updated."""
         self._ready(*super().values())
         return super().values()
 
     def items(self) -> Any:
+        """Return names and all of them, updated."""
         self._ready(*super().values())
         return super().items()
 
     def plain(self) -> dict[str, Any]:
-        """Return them as they are."""
+        """Return a dictionary like any other of all of them, as they are."""
         return dict(super().items())
 
     def copy(self) -> dict[str, Any]:
+        """Return a dictionary like any other of all of them, updated."""
         return dict(self.items())
 
     def __reduce__(self) -> tuple[type[dict[str, Any]], tuple[dict[str, Any]]]:

@@ -79,7 +79,7 @@ class Snapshot:
             return
         self._seen[id(value)] = value
         if isinstance(value, Tensor):
-            if not is_lazy(value):
+            if not is_lazy(value) and not value.is_inference():  # which nothing changes
                 data = value.data
                 self._tensors.append((name, value, data, stored(data).clone()))
         elif type(value) in _CONTAINERS:
