@@ -53,15 +53,13 @@ class DataParallel:
     Hooks on tensors (`Tensor.register_hook`) see this process's gradient before it is averaged.
     With NCCL a peer that hangs is found by torch's watchdog.
 
-    The latter two finish an update during the next forward pass, layer by layer, for which a layer
-    waits just before it computes: what another layer reads of its parameters before may be a step
-    old. Where the first forward pass shows that a layer's own is not called (another layer uses its
-    parameters), later ones begin with its update; of layers that torch.compile has compiled, the
-    update ends in `step`. `state_dict` and `load_state_dict` of
-    model and optimizer finish first, and so do copying and saving the model itself, whose copy has
-    no hooks that do anything. Who reads or changes parameters directly between steps, such as a
-    moving average of them (`torch.optim.swa_utils.AveragedModel.update_parameters`), a clamp
-    (WGAN), or a copy of the optimizer, calls `finish` before, or gives ``overlap=False``.
+    The latter two finish an update during the next forward pass, layer by layer: for it waits a
+    layer that is called, and whoever reads a parameter from its module, in the forward pass (tied
+    weights), in the loss or between steps (a moving average, a clamp, `state_dict`, a copy). Where
+    a layer is compiled, the update ends in `step`; where a module holds a parameter in an attribute
+    of another kind, such as a list or a closure, before every forward pass. The optimizer's state
+    finishes first, too. Who holds parameters outside the model (a list made before, the optimizer's
+    groups) calls `finish` before reading or changing them, or gives ``overlap=False``.
 
     So they step the optimizer bucket by bucket, which is the same only for an optimizer that treats
     every parameter by itself. Of SGD, Adam, AdamW and torch's others but LBFGS this is known; any
@@ -97,7 +95,10 @@ class DataParallel:
             `repro.measure.batches.read_batch`.
         check: ``"first"`` compares the loss of a few samples of the first mini-batch as a whole
             with that of its parts, for which the model is called in evaluation mode before the
-            step; ``"off"`` trusts that it is a mean over samples, or that `weights` are right.
+            step; a loss that is not torch's own again where a mini-batch shows something new, such
+            as padding (on an accelerator one step later). It also warns of a model that compares
+            samples, or changes buffers outside BatchNorm. ``"off"`` trusts that the loss is a mean
+            over samples, or that `weights` are right.
 
     Attributes:
         rank: This process, from 0.
@@ -110,7 +111,7 @@ class DataParallel:
         ValueError: An argument is out of range, the optimizer is not that of the model's trainable
             parameters, a layer changes its own parameters (an embedding's `max_norm`), or model or
             options are others in another process.
-        LossCheckError: In the first step: the loss is no mean over samples (or by `weights`).
+        LossCheckError: In a step: the loss is no mean over samples (or by `weights`).
         WholeStepError: Updates overlap, and the optimizer needs all gradients at once.
         PeerError: Another process was lost.
     """
@@ -477,7 +478,7 @@ class DataParallel:
         return float(number) / self.processes
 
     def average_buffers(self) -> None:
-        """Make floating-point buffers, such as BatchNorm's statistics, the mean over processes.
+        """Make real and complex buffers, such as BatchNorm's statistics, the mean over processes.
 
         Each process sees its share alone; call this before evaluating or saving.
 

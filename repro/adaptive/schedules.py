@@ -13,8 +13,6 @@ from repro.adaptive.controller import (
 )
 from repro.adaptive.gradients import NoiseScale
 
-_WINDOW = 10  # epochs over which estimates of the noise scale are averaged, by their age
-
 
 class FixedBatch(BatchController):
     """One batch size from beginning to end, with a decaying rate.
@@ -132,6 +130,7 @@ class NoiseScaleBatch(BatchController):
             samples each time, as `repro.adaptive.noise_scale` with another `seed` does. Its
             result is averaged; a number of your own is taken as it is. Called once per epoch.
         growth: Factor by which batch and rate grow.
+        window: Epochs over which estimates are averaged, the last with 1 / window; 1 for none.
         **options: `lr_exponent`, `decay`, `decay_at`, `warmup`, `warmup_from`, `device`, see
             `BatchController`.
 
@@ -150,13 +149,15 @@ class NoiseScaleBatch(BatchController):
         measure: Callable[[], float],
         growth: float = 2,
         *,
+        window: float = 10,
         decay_at: Sequence[int] | Saturation = (),
         **options: Any,
     ) -> None:
+        check_number("window", window, lambda x: x >= 1, "at least 1")
         super().__init__(initial_batch, max_batch, initial_lr, growth, decay_at=decay_at, **options)
         if not callable(measure):
             raise ValueError(f"measure is {measure!r}; give a function that returns a noise scale")
-        self._measure = measure
+        self._measure, self._window = measure, window
         self.scale: float | None = None
         self._noise = self._signal = 0.0
 
@@ -165,8 +166,8 @@ class NoiseScaleBatch(BatchController):
         estimated = isinstance(scale, NoiseScale)
         if isinstance(scale, NoiseScale):
             # Both begin at 0, which leaves their ratio as it is.
-            noise += (scale.noise - noise) / _WINDOW
-            signal = self._signal + (scale.signal - self._signal) / _WINDOW
+            noise += (scale.noise - noise) / self._window
+            signal = self._signal + (scale.signal - self._signal) / self._window
             scale = NoiseScale(noise, signal)
         if math.isnan(scale) or not math.isfinite(noise):
             raise DivergedError(
